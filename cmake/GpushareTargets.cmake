@@ -1,0 +1,65 @@
+# Compile settings and the two helpers that every folder uses.
+# SPDX-License-Identifier: Apache-2.0
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
+               "${PROJECT_BINARY_DIR}/include/gpushare/version.h" @ONLY)
+
+find_package(Threads REQUIRED)
+find_package(Boost REQUIRED)
+
+# Abseil's archives, not its shared libraries: linked in and hidden, so that a host program may carry another Abseil.
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(GPUSHARE_ABSL REQUIRED absl_flat_hash_map absl_inlined_vector)
+set(gpushare_absl_archives)
+foreach(library IN LISTS GPUSHARE_ABSL_STATIC_LIBRARIES)
+  if(library MATCHES "^absl_")
+    find_library(GPUSHARE_LIB_${library} NAMES lib${library}.a REQUIRED HINTS ${GPUSHARE_ABSL_STATIC_LIBRARY_DIRS})
+    list(APPEND gpushare_absl_archives "${GPUSHARE_LIB_${library}}")
+  endif()
+endforeach()
+add_library(gpushare_absl INTERFACE)
+target_link_libraries(gpushare_absl INTERFACE ${gpushare_absl_archives} Threads::Threads)
+
+# What every target of the project compiles with.
+add_library(gpushare_options INTERFACE)
+target_include_directories(gpushare_options INTERFACE
+  "${PROJECT_SOURCE_DIR}/include" "${PROJECT_BINARY_DIR}/include")
+target_compile_options(gpushare_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wcast-align -Wno-unused-parameter
+  $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>
+  $<$<BOOL:${GPUSHARE_WERROR}>:-Werror>)
+if(GPUSHARE_SANITIZE)
+  target_compile_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all -g)
+  target_link_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE})
+endif()
+if(GPUSHARE_BUILD_FUZZERS)
+  # Coverage for libFuzzer in every object; the fuzzers themselves add -fsanitize=fuzzer when linking.
+  target_compile_options(gpushare_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# gpushare_add_core(<folder> <sources>...): the objects of one folder under src/, as target gpushare_<folder>, usable by tests and
+# linked into both libraries. Dependencies between folders are links: target_link_libraries(gpushare_memory PUBLIC gpushare_device).
+function(gpushare_add_core name)
+  add_library(gpushare_${name} STATIC ${ARGN})
+  target_include_directories(gpushare_${name} PUBLIC "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(gpushare_${name} PUBLIC gpushare_options Threads::Threads)
+  set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS gpushare_${name})
+endfunction()

@@ -1,0 +1,96 @@
+// base: what everything else stands on, and nothing of the domain: status and Result, mutex with thread-safety
+// annotations, clock, unit parsing and printing, dynamic libraries, the log sink. May be called from every folder;
+// includes none.
+//
+// status.hpp: the error type inside gpushare. The codes are those of the C ABI (gpushare/status.h), so an error crosses the ABI
+// without translation.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gpushare/status.h"
+
+namespace gpushare::base {
+
+// A status with its message. OK is a null pointer, so success costs nothing; copies share the detail.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(int32_t code, std::string message, int64_t native_code = 0, std::string backend = {})
+      : detail_(code == GPUSHARE_OK ? nullptr
+                                    : std::make_shared<const Detail>(Detail{code, native_code, std::move(message),
+                                                                            std::move(backend)})) {}
+
+  bool ok() const { return detail_ == nullptr; }
+  int32_t code() const { return detail_ ? detail_->code : GPUSHARE_OK; }
+  int64_t native_code() const { return detail_ ? detail_->native_code : 0; }
+  const std::string& message() const { return detail_ ? detail_->message : empty(); }
+  const std::string& backend() const { return detail_ ? detail_->backend : empty(); }
+
+  // The same status with "context: " in front of the message.
+  Status with_context(const std::string& context) const;
+  // "DEVICE_OUT_OF_MEMORY: message".
+  std::string to_string() const;
+
+ private:
+  struct Detail {
+    int32_t code;
+    int64_t native_code;
+    std::string message;
+    std::string backend;
+  };
+  static const std::string& empty();
+  std::shared_ptr<const Detail> detail_;
+};
+
+inline Status ok_status() { return {}; }
+
+// Static name of a code: "OK", "NOT_READY", ... "UNRECOGNIZED" for a number that is none.
+const char* status_name(int32_t code);
+
+// A value or the status why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}                // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}        // NOLINT(google-explicit-constructor)
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  const T& value() const& { return *value_; }
+  T&& value() && { return std::move(*value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T&& operator*() && { return std::move(*value_); }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+// printf-style message building; never throws anything but bad_alloc.
+std::string format(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace gpushare::base
+
+#define GPUSHARE_RETURN_IF_ERROR(expr)                                      \
+  do {                                                                      \
+    if (::gpushare::base::Status gpushare_status_ = (expr); !gpushare_status_.ok()) \
+      return gpushare_status_;                                              \
+  } while (0)
+
+#define GPUSHARE_CONCAT_INNER_(a, b) a##b
+#define GPUSHARE_CONCAT_(a, b) GPUSHARE_CONCAT_INNER_(a, b)
+// GPUSHARE_ASSIGN_OR_RETURN(auto x, f()); declares x from f()'s value or returns f()'s status.
+#define GPUSHARE_ASSIGN_OR_RETURN(declaration, expr)                                  \
+  auto GPUSHARE_CONCAT_(gpushare_result_, __LINE__) = (expr);                         \
+  if (!GPUSHARE_CONCAT_(gpushare_result_, __LINE__).ok())                             \
+    return GPUSHARE_CONCAT_(gpushare_result_, __LINE__).status();                     \
+  declaration = std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))

@@ -1,0 +1,126 @@
+// scheduler.hpp: one device's admission and turn-taking as a state machine: sessions, lanes, promises, the lane finder, the
+// policy, and who is paged out to host memory. It decides; a driver (executor or simulator) carries out the actions and
+// reports back.
+//
+// Safety, at every instant (Salus, eq 2.1): sum over resident sessions of P + sum over lanes of their size <= capacity, where a
+// lane's size is at least the largest E of its sessions. A decision that would break it is not taken.
+//
+// Threads: the driver serialises calls. Cost: pick is O(candidates of the lane); events are O(log sessions) amortised, admission
+// O(waiting) when something left or arrived.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "sched/lane_finder.hpp"
+#include "sched/policy.hpp"
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+struct SessionSpec {
+  SessionId id = kNoSession;  // chosen by the driver, ascending
+  std::string name;
+  SessionClass cls = SessionClass::kGuaranteed;
+  int32_t priority = 0;
+  double weight = 1.0;
+  uint64_t persistent_bytes = 0;      // P
+  uint64_t ephemeral_bytes = 0;       // E
+  uint64_t remaining_ns = kUnknown;   // declared
+  uint64_t iterations_total = 0;      // 0 = unknown; with iteration_ns an estimate of remaining
+  bool may_queue = true;              // else arrive() refuses what cannot be admitted at once
+  bool profiling = false;             // need unknown: admitted alone in its lane with all that is free as E
+};
+
+enum class SessionState : uint32_t { kQueued, kResident, kPagedOut };
+
+enum class ActionKind : uint32_t {
+  kOpenLane,    // lane, bytes
+  kResizeLane,  // lane, bytes: takes effect at the lane's next boundary
+  kCloseLane,   // lane
+  kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
+  kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
+  kPageIn       // session, lane: reserve P again, copy back, then page_done()
+};
+
+struct Action {
+  ActionKind kind;
+  LaneId lane = kNoLane;
+  SessionId session = kNoSession;
+  uint64_t bytes = 0;
+};
+
+struct SchedulerOptions {
+  uint64_t capacity_bytes = 0;
+  uint64_t granularity_bytes = 1;  // P and lane sizes are rounded up to it
+  uint32_t max_lanes = 0;          // on top of the policy's own limit; 0 = no limit
+  bool paging = true;              // the driver can page sessions out and keep their addresses
+  LaneFinderKind lane_finder = LaneFinderKind::kSalus;
+};
+
+class Scheduler {
+ public:
+  Scheduler(SchedulerOptions options, std::unique_ptr<Policy> policy);
+  ~Scheduler();
+
+  // ---- what happened --------------------------------------------------------------------------------------
+  // A session asks in. OK: admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E above capacity; message has the
+  // numbers), DEVICE_OUT_OF_MEMORY (may_queue is false and it does not fit now; the message names need, what can be promised,
+  // persistent bytes of n sessions, lanes).
+  base::Status arrive(const SessionSpec& spec, uint64_t now_ns);
+  // It has an iteration to run (until finished() says otherwise).
+  void ready(SessionId session, uint64_t now_ns);
+  // It withdrew its ready iteration (a begin timed out).
+  void not_ready(SessionId session, uint64_t now_ns);
+  // The iteration picked last for `session` was handed to the lane (its turn is used up). With an enqueue depth above one, several
+  // may be dispatched before the first has finished.
+  void dispatched(SessionId session, LaneId lane, uint64_t now_ns);
+  // A dispatched iteration's device work is done: `device_ns` of service.
+  void finished(SessionId session, uint64_t device_ns, uint64_t now_ns);
+  void leave(SessionId session, uint64_t now_ns);
+  // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would break safety
+  // (nothing changes), EXCEEDS_CAPACITY.
+  base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
+  void set_priority(SessionId session, int32_t priority);
+  void set_weight(SessionId session, double weight);
+  void set_remaining(SessionId session, uint64_t remaining_ns);
+  void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns);
+  // The driver could not place an admitted session's bytes (contiguous layout, fragmented): back to the queue until
+  // something leaves.
+  void unplaced(SessionId session, uint64_t now_ns);
+  // A kPageOut or kPageIn action has been carried out.
+  void page_done(SessionId session, uint64_t now_ns);
+
+  // ---- what next ------------------------------------------------------------------------------------------
+  // The session whose iteration runs next in `lane`; nullopt leaves it idle.
+  std::optional<SessionId> pick(LaneId lane, uint64_t now_ns);
+  // Actions decided since the last call, in the order to carry out.
+  std::vector<Action> take_actions();
+  // The next time at which pick could answer otherwise although nothing happens; kUnknown if never. For event loops that
+  // skip over equal decisions.
+  uint64_t decision_holds_until(LaneId lane, uint64_t now_ns) const;
+
+  // ---- what is ---------------------------------------------------------------------------------------------
+  SessionState state(SessionId session) const;
+  LaneId lane_of(SessionId session) const;
+  SessionView view(SessionId session) const;
+  Policy& policy();
+  uint64_t promised_bytes() const;
+  uint32_t lanes_open() const;
+  uint64_t lane_bytes(LaneId lane) const;
+  size_t residents() const;
+  size_t waiting() const;
+  // Checks the invariants (safety, each resident in one lane, lane size >= max E); empty when they hold. For tests.
+  std::string check() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gpushare::sched

@@ -1,0 +1,39 @@
+// sched: decisions only. Policies, lane finder, admission, (later) SLO queue, batcher, tuners. Sees no device, no thread, no wall
+// clock: time comes in as an argument, actions go out as data. May be called from executor and sim, which drive the very same
+// objects; calls base only.
+//
+// types.hpp: what the decision objects are told about a session.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace gpushare::sched {
+
+using SessionId = uint64_t;  // ascending in arrival order, never reused
+using LaneId = uint32_t;     // index of an open lane; reused after it closes
+inline constexpr LaneId kNoLane = std::numeric_limits<LaneId>::max();
+inline constexpr SessionId kNoSession = 0;
+inline constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
+
+enum class SessionClass : uint32_t { kGuaranteed = 0, kOpportunistic = 1 };
+
+// What a policy is shown (the C ABI's gpushare_candidate without its header).
+struct SessionView {
+  SessionId id = kNoSession;
+  SessionClass cls = SessionClass::kGuaranteed;
+  int32_t priority = 0;
+  double weight = 1.0;
+  uint64_t arrival_ns = 0;
+  uint64_t ready_since_ns = 0;
+  uint64_t service_ns = 0;             // device time received
+  uint64_t remaining_ns = kUnknown;    // declared or estimated
+  uint64_t iteration_ns = 0;           // mean of measured iterations
+  uint64_t iterations_done = 0;
+  uint64_t persistent_bytes = 0;       // P
+  uint64_t ephemeral_bytes = 0;        // E
+};
+
+}  // namespace gpushare::sched

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/dynamic_library.hpp"
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "base/units.hpp"
+#include "gpushare/gpushare.h"
+#include "support/catch.hpp"
+
+using namespace gpushare;
+
+TEST_CASE("a status keeps code, message, native code and backend") {
+  const base::Status ok;
+  CHECK(ok.ok());
+  CHECK(ok.message().empty());
+  const base::Status bad(GPUSHARE_IO_ERROR, "cannot read x", 5, "host");
+  CHECK_FALSE(bad.ok());
+  CHECK(bad.code() == GPUSHARE_IO_ERROR);
+  CHECK(bad.native_code() == 5);
+  CHECK(bad.with_context("job 3").message() == "job 3: cannot read x");
+  CHECK(bad.with_context("job 3").backend() == "host");
+  CHECK(bad.to_string() == "IO_ERROR: cannot read x");
+}
+
+TEST_CASE("every status code has a name and no other number does") {
+  int named = 0;
+  for (int32_t code = 0; code < 1000; ++code)
+    if (std::string(base::status_name(code)) != "UNRECOGNIZED") ++named;
+  CHECK(named == 22);
+  CHECK(std::string(base::status_name(-1)) == "UNRECOGNIZED");
+}
+
+TEST_CASE("sizes parse as people write them") {
+  CHECK(*base::parse_bytes("4096") == 4096);
+  CHECK(*base::parse_bytes("64KiB") == 65536);
+  CHECK(*base::parse_bytes("1.5 GiB") == 1610612736);
+  CHECK(*base::parse_bytes("16G") == 17179869184ull);
+  CHECK(*base::parse_bytes("16GB") == 16000000000ull);
+  for (const char* text : {"", "-1", "GiB", "1e3", "12XB", "1.2.3", "nan", "99999999TiB", " 4"}) {
+    INFO(text);
+    CHECK(base::parse_bytes(text).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  }
+}
+
+TEST_CASE("numbers parse whole or not at all") {
+  CHECK(*base::parse_double("2.5e3") == 2500.0);
+  CHECK(*base::parse_int64("-7") == -7);
+  CHECK(*base::parse_uint64("18446744073709551615") == UINT64_MAX);
+  for (const char* text : {"", "1x", "inf", "nan", "0x10", "+1", "1e400"}) {
+    INFO(text);
+    CHECK_FALSE(base::parse_double(text).ok());
+  }
+  CHECK_FALSE(base::parse_uint64("-1").ok());
+  CHECK_FALSE(base::parse_uint64("18446744073709551616").ok());
+}
+
+TEST_CASE("sizes and times print short") {
+  CHECK(base::format_bytes(0) == "0 B");
+  CHECK(base::format_bytes(1536) == "1.50 KiB");
+  CHECK(base::format_bytes(UINT64_MAX) == "16.00 EiB");
+  CHECK(base::format_duration_ns(999) == "999 ns");
+  CHECK(base::format_duration_ns(1'500'000) == "1.50 ms");
+  CHECK(base::format_duration_ns(90'000'000'000) == "90.00 s");
+}
+
+TEST_CASE("a deadline too far away never passes and does not overflow") {
+  CHECK(base::Deadline::after(GPUSHARE_NO_TIMEOUT).never());
+  CHECK(base::Deadline::after(0).passed());
+  CHECK_FALSE(base::Deadline::after(3'600'000'000'000).passed());
+}
+
+TEST_CASE("the log sink gets lines of its level and more severe ones only") {
+  std::vector<std::string> lines;
+  base::set_log_sink([](void* user, int32_t, const char* text) { static_cast<std::vector<std::string>*>(user)->emplace_back(text); },
+                     &lines, base::kWarning);
+  base::log(base::kError, "a");
+  base::log(base::kInfo, "b");
+  base::set_log_sink(nullptr, nullptr, base::kWarning);
+  CHECK(lines == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("a library that is not there is UNAVAILABLE with the loader's reason") {
+  const auto library = base::DynamicLibrary::open("libgpushare-no-such-thing.so");
+  CHECK(library.status().code() == GPUSHARE_UNAVAILABLE);
+  CHECK(library.status().message().find("libgpushare-no-such-thing.so") != std::string::npos);
+}
