@@ -6,21 +6,18 @@
  *
  * Versioning. `abi_version` is GPUSHARE_BACKEND_ABI_VERSION of the header the backend was built with; its
  *   major half (upper 16 bits) must equal the runtime's. Ops are only ever appended. Registration copies the
- *   prefix that `struct_size` covers, fills absent optional ops with "return GPUSHARE_UNSUPPORTED", and refuses
- *   a table that lacks a mandatory op or fills only part of an optional group.
- * Ownership. Objects that an op hands out (device, stream, event, mapping) belong to the caller until the
- *   matching close/destroy/release op. The table and its strings must live until the process ends.
- * Threads. Every op may be called from any thread, concurrently, except that an object's destroy op must not
- *   overlap another op on the same object. No op may call back into gpushare while holding a lock that another op
- *   takes.
- * Blocking. Only ops whose comment says so block on device work. `probe` is cheap and has no side effects; `device_open`
- *   does the work.
- * Errors. An op returns a status of status.h. On failure it first stores the details for the calling thread, which
- *   `last_error` returns until the next failing op on that thread. Outputs are written only on success.
- *   Asynchronous failures are sticky on the stream: they come out of stream_query, stream_synchronize, event_query
- *   and event_synchronize of work behind them.
- * Units. Sizes are bytes, times nanoseconds, and the name says so.
- * SPDX-License-Identifier: Apache-2.0 */
+ *   prefix that `struct_size` covers, fills absent optional ops with "return GPUSHARE_UNSUPPORTED", and
+ * refuses a table that lacks a mandatory op or fills only part of an optional group. Ownership. Objects that
+ * an op hands out (device, stream, event, mapping) belong to the caller until the matching
+ * close/destroy/release op. The table and its strings must live until the process ends. Threads. Every op may
+ * be called from any thread, concurrently, except that an object's destroy op must not overlap another op on
+ * the same object. No op may call back into gpushare while holding a lock that another op takes. Blocking.
+ * Only ops whose comment says so block on device work. `probe` is cheap and has no side effects;
+ * `device_open` does the work. Errors. An op returns a status of status.h. On failure it first stores the
+ * details for the calling thread, which `last_error` returns until the next failing op on that thread.
+ * Outputs are written only on success. Asynchronous failures are sticky on the stream: they come out of
+ * stream_query, stream_synchronize, event_query and event_synchronize of work behind them. Units. Sizes are
+ * bytes, times nanoseconds, and the name says so. SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_BACKEND_H_
 #define GPUSHARE_BACKEND_H_
 
@@ -42,19 +39,20 @@ typedef struct gpushare_backend_stream gpushare_backend_stream; /* an in-order q
 typedef struct gpushare_backend_event gpushare_backend_event;   /* a point in a stream */
 typedef struct gpushare_backend_memory gpushare_backend_memory; /* physical memory not tied to an address */
 
-/* An address the device understands. On host it is the pointer itself; on cuda a CUdeviceptr; on sim an address of
- * an imaginary device that must not be dereferenced (GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE says which). */
+/* An address the device understands. On host it is the pointer itself; on cuda a CUdeviceptr; on sim an
+ * address of an imaginary device that must not be dereferenced (GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE says
+ * which). */
 typedef uint64_t gpushare_device_address;
 
-/* What a device can do: bits of gpushare_backend_device_info.capabilities. Query these; never infer a capability
- * from a null op or from a call that does nothing. */
+/* What a device can do: bits of gpushare_backend_device_info.capabilities. Query these; never infer a
+ * capability from a null op or from a call that does nothing. */
 enum {
   GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE = 1 << 0, /* device addresses can be read and written by the CPU */
   GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY = 1 << 1,   /* group "virtual memory" works */
   GPUSHARE_DEVICE_CAP_PRIORITIES = 1 << 2,       /* stream priorities have an effect */
-  GPUSHARE_DEVICE_CAP_VIRTUAL_TIME = 1 << 3,     /* clock_now is simulated time, advanced by waiting on work */
-  GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4,     /* group "modelled work" works */
-  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5            /* group "faults" works (test backends) */
+  GPUSHARE_DEVICE_CAP_VIRTUAL_TIME = 1 << 3, /* clock_now is simulated time, advanced by waiting on work */
+  GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4, /* group "modelled work" works */
+  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5        /* group "faults" works (test backends) */
 };
 
 /* Details of the last failing op of the calling thread. `struct_size` is set by the backend. */
@@ -72,10 +70,11 @@ typedef struct gpushare_backend_device_info {
   uint64_t total_bytes;                /* device memory in all */
   uint64_t free_bytes;                 /* of it, not in use by anybody now */
   uint64_t allocation_alignment_bytes; /* mem_alloc returns addresses aligned so */
-  uint64_t mapping_granularity_bytes;  /* sizes and offsets of mappings are multiples; 0 without virtual memory */
-  int32_t priority_lowest;             /* stream priorities: numerically larger is less urgent, as in CUDA */
+  uint64_t
+      mapping_granularity_bytes; /* sizes and offsets of mappings are multiples; 0 without virtual memory */
+  int32_t priority_lowest;       /* stream priorities: numerically larger is less urgent, as in CUDA */
   int32_t priority_highest;
-  uint32_t compute_units;              /* SMs on cuda, worker threads on host */
+  uint32_t compute_units; /* SMs on cuda, worker threads on host */
   uint32_t reserved;
 } gpushare_backend_device_info;
 
@@ -92,21 +91,22 @@ typedef struct gpushare_backend_work {
   uint32_t struct_size;
   uint32_t work_class;  /* key into the device's interference table; 0 = none */
   uint64_t duration_ns; /* time it takes when nothing else runs */
-  float demand;         /* share of the device it uses alone, (0, 1]; the contention model slows overlapping work when
-                           demands add up to more than 1 */
+  float demand; /* share of the device it uses alone, (0, 1]; the contention model slows overlapping work when
+                   demands add up to more than 1 */
   uint32_t reserved;
 } gpushare_backend_work;
 
-/* Kinds of scripted fault (group "faults"). `at_call` counts matching calls from 1 since the fault was set. */
+/* Kinds of scripted fault (group "faults"). `at_call` counts matching calls from 1 since the fault was set.
+ */
 enum {
-  GPUSHARE_FAULT_NONE = 0,              /* clears all faults */
+  GPUSHARE_FAULT_NONE = 0,                 /* clears all faults */
   GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY = 1, /* the at_call-th mem_alloc or phys_create fails */
   GPUSHARE_FAULT_MAP_FAILS = 2,            /* the at_call-th va_map fails with DEVICE_OUT_OF_MEMORY */
   GPUSHARE_FAULT_STREAM_CREATE_FAILS = 3,  /* the at_call-th stream_create fails */
-  GPUSHARE_FAULT_LAUNCH_FAILS = 4,         /* the at_call-th enqueue (launch, copy, fill, work) fails synchronously */
-  GPUSHARE_FAULT_DEVICE_LOST = 5,          /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
-  GPUSHARE_FAULT_SLOW_STREAM = 6,          /* from the at_call-th enqueue on, work takes `factor` times as long */
-  GPUSHARE_FAULT_HOST_OUT_OF_MEMORY = 7    /* the at_call-th host_alloc fails */
+  GPUSHARE_FAULT_LAUNCH_FAILS = 4, /* the at_call-th enqueue (launch, copy, fill, work) fails synchronously */
+  GPUSHARE_FAULT_DEVICE_LOST = 5,  /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
+  GPUSHARE_FAULT_SLOW_STREAM = 6,  /* from the at_call-th enqueue on, work takes `factor` times as long */
+  GPUSHARE_FAULT_HOST_OUT_OF_MEMORY = 7 /* the at_call-th host_alloc fails */
 };
 
 typedef struct gpushare_backend_fault {
@@ -121,15 +121,16 @@ typedef struct gpushare_backend_ops {
   uint32_t abi_version; /* GPUSHARE_BACKEND_ABI_VERSION of the backend's header */
   const char* name;     /* "host"; lower case, unique, no '?' or ':' */
 
-  /* ---- mandatory ---------------------------------------------------------------------------------------- */
+  /* ---- mandatory ----------------------------------------------------------------------------------------
+   */
 
   /* Counts the devices without touching them. UNAVAILABLE with the reason when there is no driver. */
   int32_t (*probe)(uint32_t* out_device_count);
-  /* Opens device `index`. `options` is "key=value&key=value", never null, may be empty; an unknown key or a value out
-   * of range is INVALID_ARGUMENT and names what is allowed. */
+  /* Opens device `index`. `options` is "key=value&key=value", never null, may be empty; an unknown key or a
+   * value out of range is INVALID_ARGUMENT and names what is allowed. */
   int32_t (*device_open)(uint32_t index, const char* options, gpushare_backend_device** out_device);
-  /* Waits for all work, then closes. Streams, events and memory of the device must be gone; what is left is released and
-   * INVALID_STATE returned, naming the counts. */
+  /* Waits for all work, then closes. Streams, events and memory of the device must be gone; what is left is
+   * released and INVALID_STATE returned, naming the counts. */
   int32_t (*device_close)(gpushare_backend_device* device);
   int32_t (*device_info)(gpushare_backend_device* device, gpushare_backend_device_info* out_info);
   /* The device's clock: monotonic host time, or simulated time on devices with VIRTUAL_TIME. */
@@ -146,19 +147,22 @@ typedef struct gpushare_backend_ops {
   int32_t (*host_free)(gpushare_backend_device* device, void* pointer);
 
   /* priority: within [priority_highest, priority_lowest]; ignored without PRIORITIES. */
-  int32_t (*stream_create)(gpushare_backend_device* device, int32_t priority, gpushare_backend_stream** out_stream);
+  int32_t (*stream_create)(gpushare_backend_device* device, int32_t priority,
+                           gpushare_backend_stream** out_stream);
   /* Waits for the stream's work, then destroys it. */
   int32_t (*stream_destroy)(gpushare_backend_stream* stream);
   /* OK when all work has finished, else NOT_READY, or the stream's sticky error. */
   int32_t (*stream_query)(gpushare_backend_stream* stream);
   /* Blocks until all work enqueued before the call has finished. */
   int32_t (*stream_synchronize)(gpushare_backend_stream* stream);
-  /* Work enqueued later on `stream` waits for `event`. No host wait. An event never recorded counts as done. */
+  /* Work enqueued later on `stream` waits for `event`. No host wait. An event never recorded counts as done.
+   */
   int32_t (*stream_wait_event)(gpushare_backend_stream* stream, gpushare_backend_event* event);
   /* The native handle (CUstream on cuda; the stream object itself elsewhere). */
   int32_t (*stream_native)(gpushare_backend_stream* stream, void** out_native);
 
-  int32_t (*event_create)(gpushare_backend_device* device, uint32_t flags, gpushare_backend_event** out_event);
+  int32_t (*event_create)(gpushare_backend_device* device, uint32_t flags,
+                          gpushare_backend_event** out_event);
   int32_t (*event_destroy)(gpushare_backend_event* event);
   /* Re-recording moves the event. */
   int32_t (*event_record)(gpushare_backend_event* event, gpushare_backend_stream* stream);
@@ -166,43 +170,49 @@ typedef struct gpushare_backend_ops {
   int32_t (*event_query)(gpushare_backend_event* event);
   /* Blocks until the event's last record has been passed. */
   int32_t (*event_synchronize)(gpushare_backend_event* event);
-  /* Device time between two passed TIMING events. NOT_READY before both have passed; INVALID_STATE if one was never
-   * recorded or has no timing. */
+  /* Device time between two passed TIMING events. NOT_READY before both have passed; INVALID_STATE if one was
+   * never recorded or has no timing. */
   int32_t (*event_elapsed)(gpushare_backend_event* start, gpushare_backend_event* end, uint64_t* out_ns);
 
-  /* Copies in stream order; each side is a device address or a host pointer cast to uint64_t (`kind` tells). Asynchronous;
-   * host memory must stay valid until the copy has finished. */
-  int32_t (*copy_async)(gpushare_backend_stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
-                        uint32_t kind);
+  /* Copies in stream order; each side is a device address or a host pointer cast to uint64_t (`kind` tells).
+   * Asynchronous; host memory must stay valid until the copy has finished. */
+  int32_t (*copy_async)(gpushare_backend_stream* stream, uint64_t destination, uint64_t source,
+                        uint64_t bytes, uint32_t kind);
   /* Sets bytes in stream order. */
   int32_t (*fill_async)(gpushare_backend_stream* stream, gpushare_device_address address, uint8_t value,
                         uint64_t bytes);
-  /* Runs `function` in stream order. On host this is a kernel; elsewhere it runs on a host thread while the stream waits. */
+  /* Runs `function` in stream order. On host this is a kernel; elsewhere it runs on a host thread while the
+   * stream waits. */
   int32_t (*launch_host)(gpushare_backend_stream* stream, gpushare_host_function function, void* user_data);
 
-  /* ---- group "virtual memory": all or none --------------------------------------------------------------- */
+  /* ---- group "virtual memory": all or none ---------------------------------------------------------------
+   */
 
   /* Reserves an address range without memory behind it; bytes is a multiple of the granularity. */
-  int32_t (*va_reserve)(gpushare_backend_device* device, uint64_t bytes, gpushare_device_address* out_address);
+  int32_t (*va_reserve)(gpushare_backend_device* device, uint64_t bytes,
+                        gpushare_device_address* out_address);
   /* Gives a whole reservation back; nothing may be mapped in it. */
   int32_t (*va_free)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes);
   /* Physical memory, a multiple of the granularity. */
-  int32_t (*phys_create)(gpushare_backend_device* device, uint64_t bytes, gpushare_backend_memory** out_memory);
+  int32_t (*phys_create)(gpushare_backend_device* device, uint64_t bytes,
+                         gpushare_backend_memory** out_memory);
   /* Drops the handle; the memory goes when its last mapping goes. */
   int32_t (*phys_release)(gpushare_backend_device* device, gpushare_backend_memory* memory);
-  /* Maps [offset, offset+bytes) of `memory` at `address`, readable and writable. The range must be reserved and not
-   * mapped. May block. */
+  /* Maps [offset, offset+bytes) of `memory` at `address`, readable and writable. The range must be reserved
+   * and not mapped. May block. */
   int32_t (*va_map)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
                     gpushare_backend_memory* memory, uint64_t offset);
   /* Unmaps exactly a range that one va_map call mapped. Work that uses it must have finished. */
   int32_t (*va_unmap)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes);
 
-  /* ---- group "modelled work" ----------------------------------------------------------------------------- */
+  /* ---- group "modelled work" -----------------------------------------------------------------------------
+   */
 
   /* Enqueues work of a known cost (simulating devices only). */
   int32_t (*work_launch)(gpushare_backend_stream* stream, const gpushare_backend_work* work);
 
-  /* ---- group "faults" (test backends) -------------------------------------------------------------------- */
+  /* ---- group "faults" (test backends) --------------------------------------------------------------------
+   */
 
   int32_t (*fault_set)(gpushare_backend_device* device, const gpushare_backend_fault* fault);
 } gpushare_backend_ops;

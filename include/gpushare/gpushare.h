@@ -2,27 +2,26 @@
  *
  * The contract
  * ------------
- * Versioning. GPUSHARE_VERSION_* is the header's version, gpushare_version() the library's. Within a major version
- *   functions, status codes and struct fields are only added, at the end; SOVERSION is the major version.
- * Structs. Option and info structs begin with `struct_size`. Initialise options with their _INIT macro. The library
- *   accepts any size from the first published one up, reads a field only if struct_size covers it, refuses a larger struct
- *   whose unknown tail is not zero, and writes at most struct_size bytes back.
- * Handles. Opaque; created by an `open`, `create`, `begin` or `submit` call and given back by the matching `close`,
- *   `release` or `end`. A stale or foreign handle is refused with GPUSHARE_INVALID_HANDLE; it is never followed. Closing an
- *   object ends what depends on it; the dependents' handles then report GPUSHARE_INVALID_STATE or INVALID_HANDLE and must
- *   still be released where they have a release call.
- * Threads. Every function may be called from any thread, concurrently, unless its comment says otherwise. Different
- *   sessions never share a lock on the allocation path.
- * Blocking. A function blocks only if its comment says so. No lock of the library is held while a callback of yours runs,
- *   so a callback may call back in, except where its comment says otherwise.
- * Strings. UTF-8, NUL-terminated. Strings passed in are copied. Strings handed out belong to the library and live as
- *   long as the comment says.
- * Errors. Functions return a status of status.h; outputs are written only on success. gpushare_last_error_message() tells
- *   the thread what failed, which limit was met and what to do. Success never clears it. Failures of asynchronous work are
+ * Versioning. GPUSHARE_VERSION_* is the header's version, gpushare_version() the library's. Within a major
+ * version functions, status codes and struct fields are only added, at the end; SOVERSION is the major
+ * version. Structs. Option and info structs begin with `struct_size`. Initialise options with their _INIT
+ * macro. The library accepts any size from the first published one up, reads a field only if struct_size
+ * covers it, refuses a larger struct whose unknown tail is not zero, and writes at most struct_size bytes
+ * back. Handles. Opaque; created by an `open`, `create`, `begin` or `submit` call and given back by the
+ * matching `close`, `release` or `end`. A stale or foreign handle is refused with GPUSHARE_INVALID_HANDLE; it
+ * is never followed. Closing an object ends what depends on it; the dependents' handles then report
+ * GPUSHARE_INVALID_STATE or INVALID_HANDLE and must still be released where they have a release call.
+ * Threads. Every function may be called from any thread, concurrently, unless its comment says otherwise.
+ * Different sessions never share a lock on the allocation path. Blocking. A function blocks only if its
+ * comment says so. No lock of the library is held while a callback of yours runs, so a callback may call back
+ * in, except where its comment says otherwise. Strings. UTF-8, NUL-terminated. Strings passed in are copied.
+ * Strings handed out belong to the library and live as long as the comment says. Errors. Functions return a
+ * status of status.h; outputs are written only on success. gpushare_last_error_message() tells the thread
+ * what failed, which limit was met and what to do. Success never clears it. Failures of asynchronous work are
  *   reported by the iteration, ticket or session they belong to.
- * Process. The library never aborts, exits, or installs signal handlers, and starts threads only inside a runtime.
- * Units. Sizes are bytes, times nanoseconds; the name says so.
- * SPDX-License-Identifier: Apache-2.0 */
+ * Process. The library never aborts, exits, or installs signal handlers, and starts threads only inside a
+ * runtime. Units. Sizes are bytes, times nanoseconds; the name says so. SPDX-License-Identifier: Apache-2.0
+ */
 #ifndef GPUSHARE_GPUSHARE_H_
 #define GPUSHARE_GPUSHARE_H_
 
@@ -54,7 +53,8 @@ typedef struct gpushare_heap_s* gpushare_heap;           /* a block heap over of
 
 #define GPUSHARE_NO_TIMEOUT UINT64_MAX /* wait for ever */
 
-/* ======================================================================================== version and errors == */
+/* ======================================================================================== version and errors
+ * == */
 
 /* The library's version as (major << 22) | (minor << 12) | patch, comparable with GPUSHARE_VERSION. */
 GPUSHARE_API uint32_t gpushare_version(void);
@@ -65,7 +65,8 @@ GPUSHARE_API const char* gpushare_version_string(void);
 /* "DEVICE_OUT_OF_MEMORY" for a status code; "UNRECOGNIZED" for a number that is none. Static storage. */
 GPUSHARE_API const char* gpushare_status_name(int32_t status);
 
-/* Message of the calling thread's last failing call; "" before the first. Valid until the thread's next failing call. */
+/* Message of the calling thread's last failing call; "" before the first. Valid until the thread's next
+ * failing call. */
 GPUSHARE_API const char* gpushare_last_error_message(void);
 
 typedef struct gpushare_error_info {
@@ -84,42 +85,49 @@ GPUSHARE_API int32_t gpushare_last_error(gpushare_error_info* out_info);
 enum { GPUSHARE_LOG_ERROR = 0, GPUSHARE_LOG_WARNING = 1, GPUSHARE_LOG_INFO = 2, GPUSHARE_LOG_DEBUG = 3 };
 typedef void (*gpushare_log_fn)(void* user_data, int32_t level, const char* message);
 
-/* Sends the library's log lines of `level` and more severe ones to `fn` (null: stderr, the default at level WARNING).
- * Process-wide. `fn` may be called from any thread and must not call gpushare. */
+/* Sends the library's log lines of `level` and more severe ones to `fn` (null: stderr, the default at level
+ * WARNING). Process-wide. `fn` may be called from any thread and must not call gpushare. */
 GPUSHARE_API int32_t gpushare_log_set(gpushare_log_fn fn, void* user_data, int32_t level);
 
-/* ============================================================================================ devices, backends == */
+/* ============================================================================================ devices,
+ * backends == */
 
-/* Adds a backend to the process (see backend.h for the rules that `ops` must keep). The known prefix is copied.
- * Errors: INVALID_ARGUMENT (missing op, half-filled group, wrong ABI major), ALREADY_EXISTS. */
+/* Adds a backend to the process (see backend.h for the rules that `ops` must keep). The known prefix is
+ * copied. Errors: INVALID_ARGUMENT (missing op, half-filled group, wrong ABI major), ALREADY_EXISTS. */
 GPUSHARE_API int32_t gpushare_backend_register(const gpushare_backend_ops* ops);
 
-/* Loads a backend plug-in from an absolute path and registers it. The library is never unloaded. May block on the disk.
- * Errors: INVALID_ARGUMENT (relative path), NOT_FOUND, MALFORMED_INPUT (no entry point), and register's. */
+/* Loads a backend plug-in from an absolute path and registers it. The library is never unloaded. May block on
+ * the disk. Errors: INVALID_ARGUMENT (relative path), NOT_FOUND, MALFORMED_INPUT (no entry point), and
+ * register's. */
 GPUSHARE_API int32_t gpushare_backend_load(const char* absolute_path);
 
 typedef struct gpushare_device_info {
   uint32_t struct_size;
-  uint32_t capabilities;    /* GPUSHARE_DEVICE_CAP_* of backend.h */
-  char spec[64];            /* what gpushare_runtime_params.device takes: "host", "sim", "cuda:0" */
-  char name[64];            /* "NVIDIA H200" */
-  int32_t status;           /* OK, or why the device cannot be used (UNAVAILABLE: no driver) */
+  uint32_t capabilities; /* GPUSHARE_DEVICE_CAP_* of backend.h */
+  char spec[64];         /* what gpushare_runtime_params.device takes: "host", "sim", "cuda:0" */
+  char name[64];         /* "NVIDIA H200" */
+  int32_t status;        /* OK, or why the device cannot be used (UNAVAILABLE: no driver) */
   uint32_t compute_units;
   uint64_t total_bytes;
   uint64_t free_bytes;
-  char reason[160];         /* when status is not OK */
+  char reason[160]; /* when status is not OK */
 } gpushare_device_info;
-#define GPUSHARE_DEVICE_INFO_INIT \
-  { sizeof(gpushare_device_info), 0, {0}, {0}, 0, 0, 0, 0, {0} }
+#define GPUSHARE_DEVICE_INFO_INIT                            \
+  {                                                          \
+    sizeof(gpushare_device_info), 0, {0}, {0}, 0, 0, 0, 0, { \
+      0                                                      \
+    }                                                        \
+  }
 
 /* Number of devices that the registered backends know of, unusable ones included. */
 GPUSHARE_API int32_t gpushare_device_count(uint32_t* out_count);
 
-/* Describes device `index` (0 <= index < count). Opens and closes it, so it may block for long on a real driver.
- * Errors: INVALID_ARGUMENT. */
+/* Describes device `index` (0 <= index < count). Opens and closes it, so it may block for long on a real
+ * driver. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_device_get_info(uint32_t index, gpushare_device_info* out_info);
 
-/* ===================================================================================================== policies == */
+/* =====================================================================================================
+ * policies == */
 
 /* Job classes. Guaranteed sessions get what they were admitted with; opportunistic ones use what is spare. */
 enum { GPUSHARE_CLASS_GUARANTEED = 0, GPUSHARE_CLASS_OPPORTUNISTIC = 1 };
@@ -128,27 +136,28 @@ enum { GPUSHARE_CLASS_GUARANTEED = 0, GPUSHARE_CLASS_OPPORTUNISTIC = 1 };
 typedef struct gpushare_candidate {
   uint32_t struct_size;
   uint32_t session_class;
-  uint64_t session_id;       /* stable for the session's life; ascending in arrival order */
+  uint64_t session_id; /* stable for the session's life; ascending in arrival order */
   uint64_t arrival_ns;
-  uint64_t ready_since_ns;   /* since when its next iteration has been waiting */
-  uint64_t service_ns;       /* device time received so far */
-  uint64_t remaining_ns;     /* declared or estimated; UINT64_MAX when unknown */
-  uint64_t iteration_ns;     /* mean of the measured iterations; 0 before the first */
+  uint64_t ready_since_ns; /* since when its next iteration has been waiting */
+  uint64_t service_ns;     /* device time received so far */
+  uint64_t remaining_ns;   /* declared or estimated; UINT64_MAX when unknown */
+  uint64_t iteration_ns;   /* mean of the measured iterations; 0 before the first */
   uint64_t iterations_done;
   uint64_t persistent_bytes;
   uint64_t ephemeral_bytes;
-  int32_t priority;          /* larger runs first */
+  int32_t priority; /* larger runs first */
   uint32_t reserved;
-  double weight;             /* share under fair; > 0 */
+  double weight; /* share under fair; > 0 */
 } gpushare_candidate;
 
-/* A policy of yours. Called with the scheduler's lock held: be quick, and do not call gpushare. All ops get `user_data`.
- * The library copies the table; `release`, if given, is called once when the runtime is done with it. */
+/* A policy of yours. Called with the scheduler's lock held: be quick, and do not call gpushare. All ops get
+ * `user_data`. The library copies the table; `release`, if given, is called exactly once: when the runtime is
+ * done with the policy, or before the call that was given it fails. */
 typedef struct gpushare_policy_ops {
   uint32_t struct_size;
-  uint32_t max_lanes;      /* lanes that may be open at once; 0 = no limit */
-  uint32_t max_residents;  /* sessions admitted at once; 0 = no limit */
-  uint32_t head_of_line;   /* nonzero: a session that does not fit blocks those behind it */
+  uint32_t max_lanes;     /* lanes that may be open at once; 0 = no limit */
+  uint32_t max_residents; /* sessions admitted at once; 0 = no limit */
+  uint32_t head_of_line;  /* nonzero: a session that does not fit blocks those behind it */
   const char* name;
   void* user_data;
   /* Which of `count` > 0 candidates runs next in `lane`: an index, or UINT32_MAX to leave the lane idle until
@@ -157,7 +166,8 @@ typedef struct gpushare_policy_ops {
                    uint64_t now_ns);
   /* Nonzero if `a` is to be admitted before `b`. Null: arrival order. */
   int32_t (*before)(void* user_data, const gpushare_candidate* a, const gpushare_candidate* b);
-  /* Nonzero if waiting session `waiting` may move resident `resident` to host memory to get in. Null: never. */
+  /* Nonzero if waiting session `waiting` may move resident `resident` to host memory to get in. Null: never.
+   */
   int32_t (*outranks)(void* user_data, const gpushare_candidate* waiting, const gpushare_candidate* resident);
   void (*release)(void* user_data);
 } gpushare_policy_ops;
@@ -167,17 +177,20 @@ GPUSHARE_API uint32_t gpushare_policy_count(void);
 /* Name of built-in policy `index`; null past the end. Static storage. */
 GPUSHARE_API const char* gpushare_policy_name(uint32_t index);
 
-/* ====================================================================================================== runtime == */
+/* ======================================================================================================
+ * runtime == */
 
 enum {
-  GPUSHARE_LAYOUT_AUTO = 0,       /* virtual where the device can, else contiguous */
-  GPUSHARE_LAYOUT_CONTIGUOUS = 1, /* one device buffer: persistent bytes from the low end, lanes from the high end */
-  GPUSHARE_LAYOUT_VIRTUAL = 2     /* an address range each, physical granules move between them */
+  GPUSHARE_LAYOUT_AUTO = 0, /* virtual where the device can, else contiguous */
+  GPUSHARE_LAYOUT_CONTIGUOUS =
+      1, /* one device buffer: persistent bytes from the low end, lanes from the high end */
+  GPUSHARE_LAYOUT_VIRTUAL = 2 /* an address range each, physical granules move between them */
 };
 
 enum {
-  GPUSHARE_RECORD_TIMELINE = 1 << 0,   /* keep what gpushare_runtime_write_timeline needs */
-  GPUSHARE_RECORD_ALLOCATIONS = 1 << 1 /* keep what gpushare_runtime_write_allocation_log and snapshot traces need */
+  GPUSHARE_RECORD_TIMELINE = 1 << 0, /* keep what gpushare_runtime_write_timeline needs */
+  GPUSHARE_RECORD_ALLOCATIONS =
+      1 << 1 /* keep what gpushare_runtime_write_allocation_log and snapshot traces need */
 };
 
 typedef struct gpushare_progress {
@@ -189,79 +202,86 @@ typedef struct gpushare_progress {
   uint64_t service_ns;      /* of this session */
   uint64_t device_ns;       /* device time of the iteration that has just finished */
 } gpushare_progress;
-/* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration. May call
- * gpushare. */
+/* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
+ * May call gpushare. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {
   uint32_t struct_size;
-  uint32_t layout;                      /* GPUSHARE_LAYOUT_* */
-  const char* device;                   /* "auto" (first GPU, else host), or a spec with options: "sim?total_gib=16",
-                                           "host?copy_gbps=12", "cuda:0"; null = "auto" */
-  uint64_t capacity_bytes;              /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
-  const char* policy;                   /* a built-in policy; null = "fair" */
+  uint32_t layout;         /* GPUSHARE_LAYOUT_* */
+  const char* device;      /* "auto" (first GPU, else host), or a spec with options: "sim?total_gib=16",
+                              "host?copy_gbps=12", "cuda:0"; null = "auto" */
+  uint64_t capacity_bytes; /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
+  const char* policy;      /* a built-in policy; null = "fair" */
   const gpushare_policy_ops* policy_ops; /* a policy of yours; overrides `policy` when not null */
-  uint32_t max_lanes;                   /* 0 = as the policy says, at most 64 */
-  uint32_t enqueue_depth;               /* iterations of a lane in flight on the device, 1 to 64; 0 = 2 */
-  uint32_t record;                      /* GPUSHARE_RECORD_* */
+  uint32_t max_lanes;                    /* 0 = as the policy says, at most 64 */
+  uint32_t enqueue_depth;                /* iterations of a lane in flight on the device, 1 to 64; 0 = 2 */
+  uint32_t record;                       /* GPUSHARE_RECORD_* */
   uint32_t reserved;
-  gpushare_progress_fn on_progress;     /* may be null */
+  gpushare_progress_fn on_progress; /* may be null */
   void* on_progress_user_data;
 } gpushare_runtime_params;
 #define GPUSHARE_RUNTIME_PARAMS_INIT \
   { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the driver.
- * Errors: UNAVAILABLE (no such device; the message says why), NOT_FOUND (unknown policy or backend), INVALID_ARGUMENT,
- * UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
-GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_runtime* out_runtime);
+/* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the
+ * driver. Errors: UNAVAILABLE (no such device; the message says why), NOT_FOUND (unknown policy or backend),
+ * INVALID_ARGUMENT, UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
+GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params,
+                                           gpushare_runtime* out_runtime);
 
-/* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates the
- * handles of the runtime's dependents. Blocks. Must not be called from a callback of this runtime (INVALID_STATE). */
+/* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates
+ * the handles of the runtime's dependents. Blocks. Must not be called from a callback of this runtime
+ * (INVALID_STATE). */
 GPUSHARE_API int32_t gpushare_runtime_close(gpushare_runtime runtime);
 
 typedef struct gpushare_runtime_info {
   uint32_t struct_size;
-  uint32_t layout;                  /* the one in use */
-  uint32_t capabilities;            /* of the device */
-  uint32_t lanes;                   /* open now */
-  uint32_t sessions_resident;       /* admitted */
-  uint32_t sessions_queued;         /* waiting for admission */
-  uint32_t sessions_paged_out;      /* admitted, persistent bytes in host memory */
+  uint32_t layout;             /* the one in use */
+  uint32_t capabilities;       /* of the device */
+  uint32_t lanes;              /* open now */
+  uint32_t sessions_resident;  /* admitted */
+  uint32_t sessions_queued;    /* waiting for admission */
+  uint32_t sessions_paged_out; /* admitted, persistent bytes in host memory */
   uint32_t reserved;
   uint64_t capacity_bytes;
-  uint64_t promised_bytes;          /* sum of P plus sum of lane sizes; never above capacity_bytes */
-  uint64_t persistent_bytes;        /* live blocks of sessions */
-  uint64_t ephemeral_bytes;         /* live blocks of iterations */
-  uint64_t peak_bytes;              /* most ever live at once */
-  uint64_t switches;                /* times a lane went on with another session */
+  uint64_t promised_bytes;   /* sum of P plus sum of lane sizes; never above capacity_bytes */
+  uint64_t persistent_bytes; /* live blocks of sessions */
+  uint64_t ephemeral_bytes;  /* live blocks of iterations */
+  uint64_t peak_bytes;       /* most ever live at once */
+  uint64_t switches;         /* times a lane went on with another session */
   uint64_t iterations_done;
-  uint64_t paged_out_bytes_total;   /* moved to host so far */
-  uint64_t paged_in_bytes_total;    /* moved back */
-  uint64_t device_busy_ns;          /* sum of device time over lanes */
-  uint64_t now_ns;                  /* the device's clock */
-  char device[64];                  /* spec */
+  uint64_t paged_out_bytes_total; /* moved to host so far */
+  uint64_t paged_in_bytes_total;  /* moved back */
+  uint64_t device_busy_ns;        /* sum of device time over lanes */
+  uint64_t now_ns;                /* the device's clock */
+  char device[64];                /* spec */
   char policy[32];
 } gpushare_runtime_info;
-#define GPUSHARE_RUNTIME_INFO_INIT \
-  { sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0} }
+#define GPUSHARE_RUNTIME_INFO_INIT                                                              \
+  {                                                                                             \
+    sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, { \
+      0                                                                                         \
+    }                                                                                           \
+  }
 
 GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info);
 
-/* Changes the policy. Takes effect at the next iteration boundary of each lane, within enqueue_depth iterations.
- * Sessions already admitted stay admitted. Errors: NOT_FOUND, INVALID_ARGUMENT. */
+/* Changes the policy. Takes effect at the next iteration boundary of each lane, within enqueue_depth
+ * iterations. Sessions already admitted stay admitted. Errors: NOT_FOUND, INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                                  const gpushare_policy_ops* policy_ops);
 
 /* Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns);
 
-/* ====================================================================================================== session == */
+/* ======================================================================================================
+ * session == */
 
 enum {
   GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* may wait for admission instead of being refused */
-  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1     /* allocations above the promise may go to host memory instead of failing
-                                               (devices that can address it) */
+  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1     /* allocations above the promise may go to host memory instead of
+                                               failing     (devices that can address it) */
 };
 
 enum {
@@ -274,35 +294,38 @@ enum {
 
 typedef struct gpushare_session_params {
   uint32_t struct_size;
-  uint32_t session_class;     /* GPUSHARE_CLASS_* */
-  const char* name;           /* shown in messages, timelines, reports; null = "session-N" */
-  uint64_t persistent_bytes;  /* need P: model and framework blocks; 0 = unknown, profiled */
-  uint64_t ephemeral_bytes;   /* need E: the peak inside one iteration; 0 = unknown, profiled */
-  uint64_t remaining_ns;      /* device time it will need in all; 0 = unknown, estimated from iterations_total */
-  uint64_t iterations_total;  /* iterations it will run; 0 = unknown */
-  uint64_t quota_bytes;       /* hard limit on its persistent + ephemeral bytes; 0 = none */
-  int32_t priority;           /* larger runs first under "priority" */
-  uint32_t flags;             /* GPUSHARE_SESSION_* */
-  double weight;              /* share under "fair"; 0 = 1.0 */
-  uint32_t plan_iterations;   /* nonzero: place ephemeral blocks by an offline plan of the first iteration that repeats */
+  uint32_t session_class;    /* GPUSHARE_CLASS_* */
+  const char* name;          /* shown in messages, timelines, reports; null = "session-N" */
+  uint64_t persistent_bytes; /* need P: model and framework blocks; 0 = unknown, profiled */
+  uint64_t ephemeral_bytes;  /* need E: the peak inside one iteration; 0 = unknown, profiled */
+  uint64_t remaining_ns; /* device time it will need in all; 0 = unknown, estimated from iterations_total */
+  uint64_t iterations_total; /* iterations it will run; 0 = unknown */
+  uint64_t quota_bytes;      /* hard limit on its persistent + ephemeral bytes; 0 = none */
+  int32_t priority;          /* larger runs first under "priority" */
+  uint32_t flags;            /* GPUSHARE_SESSION_* */
+  double weight;             /* share under "fair"; 0 = 1.0 */
+  uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by an offline plan of the first iteration that
+                                repeats */
   uint32_t reserved;
 } gpushare_session_params;
 #define GPUSHARE_SESSION_PARAMS_INIT \
   { sizeof(gpushare_session_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
-/* Opens a session. Does not wait: with ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its first
- * iteration waits; without, the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A session of
- * undeclared need gets a profiling iteration alone, then its measured need. The caller owns *out_session.
- * Errors: EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT, DEVICE_LOST. */
+/* Opens a session. Does not wait: with ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its
+ * first iteration waits; without, the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A
+ * session of undeclared need gets a profiling iteration alone, then its measured need. The caller owns
+ * *out_session. Errors: EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT,
+ * DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
                                            gpushare_session* out_session);
 
-/* Ends the session: queued work is cancelled, the running iteration is waited for, all its blocks return, pointers into
- * it become invalid. Blocks for that iteration. INVALID_STATE from inside one of its own iterations on this thread. */
+/* Ends the session: queued work is cancelled, the running iteration is waited for, all its blocks return,
+ * pointers into it become invalid. Blocks for that iteration. INVALID_STATE from inside one of its own
+ * iterations on this thread. */
 GPUSHARE_API int32_t gpushare_session_close(gpushare_session session);
 
-/* Stops the session at its next iteration boundary: waiting begins and queued submissions fail with CANCELLED, the
- * running iteration finishes. The handle stays valid until closed. Does not block. */
+/* Stops the session at its next iteration boundary: waiting begins and queued submissions fail with
+ * CANCELLED, the running iteration finishes. The handle stays valid until closed. Does not block. */
 GPUSHARE_API int32_t gpushare_session_cancel(gpushare_session session);
 
 /* Blocks until the session is resident. Errors: TIMED_OUT (still queued), CANCELLED, DEVICE_LOST. */
@@ -310,23 +333,23 @@ GPUSHARE_API int32_t gpushare_session_wait_admitted(gpushare_session session, ui
 
 typedef struct gpushare_session_info {
   uint32_t struct_size;
-  uint32_t state;             /* GPUSHARE_SESSION_* state */
+  uint32_t state; /* GPUSHARE_SESSION_* state */
   uint64_t session_id;
-  int32_t status;             /* why it FAILED; OK otherwise */
-  uint32_t lane;              /* UINT32_MAX without one */
-  uint64_t persistent_bytes;  /* live, promoted blocks included */
-  uint64_t ephemeral_bytes;   /* live now */
+  int32_t status;            /* why it FAILED; OK otherwise */
+  uint32_t lane;             /* UINT32_MAX without one */
+  uint64_t persistent_bytes; /* live, promoted blocks included */
+  uint64_t ephemeral_bytes;  /* live now */
   uint64_t peak_bytes;
   uint64_t promised_persistent_bytes; /* P */
   uint64_t promised_ephemeral_bytes;  /* E */
-  uint64_t promoted_bytes;    /* ephemeral blocks that outlived their iteration */
-  uint64_t spilled_bytes;     /* live blocks in host memory */
+  uint64_t promoted_bytes;            /* ephemeral blocks that outlived their iteration */
+  uint64_t spilled_bytes;             /* live blocks in host memory */
   uint64_t iterations_done;
   uint64_t iterations_queued;
-  uint64_t service_ns;        /* device time received */
-  uint64_t queued_ns;         /* time waited for admission */
-  uint64_t waited_ns;         /* time its iterations waited for their turn */
-  uint64_t remaining_ns;      /* estimate; UINT64_MAX when unknown */
+  uint64_t service_ns;         /* device time received */
+  uint64_t queued_ns;          /* time waited for admission */
+  uint64_t waited_ns;          /* time its iterations waited for their turn */
+  uint64_t remaining_ns;       /* estimate; UINT64_MAX when unknown */
   uint64_t planned_iterations; /* iterations placed wholly by the plan */
 } gpushare_session_info;
 #define GPUSHARE_SESSION_INFO_INIT \
@@ -340,7 +363,8 @@ GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, doubl
 /* Declares the device time still needed (srtf's order). */
 GPUSHARE_API int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns);
 
-/* ======================================================================================================= memory == */
+/* =======================================================================================================
+ * memory == */
 
 enum {
   GPUSHARE_KIND_MODEL = 0,     /* persistent: parameters, optimizer state; few, large */
@@ -348,24 +372,24 @@ enum {
   GPUSHARE_KIND_EPHEMERAL = 2  /* gone when its iteration ends, at no cost */
 };
 
-/* Allocates a persistent block (MODEL or FRAMEWORK), freed with gpushare_memory_free or with the session. Aligned to
- * `alignment_bytes` (a power of two up to 2 MiB; 0 = 256). Does not call the driver within the promise; above it the
- * session grows if that is safe. On a QUEUED or PAGED_OUT session it waits until the session is resident.
- * Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what), QUOTA_EXCEEDED, INVALID_ARGUMENT (0 bytes,
- * EPHEMERAL: use gpushare_iteration_alloc), CANCELLED. */
+/* Allocates a persistent block (MODEL or FRAMEWORK), freed with gpushare_memory_free or with the session.
+ * Aligned to `alignment_bytes` (a power of two up to 2 MiB; 0 = 256). Does not call the driver within the
+ * promise; above it the session grows if that is safe. On a QUEUED or PAGED_OUT session it waits until the
+ * session is resident. Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what),
+ * QUOTA_EXCEEDED, INVALID_ARGUMENT (0 bytes, EPHEMERAL: use gpushare_iteration_alloc), CANCELLED. */
 GPUSHARE_API int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
                                             uint64_t alignment_bytes, gpushare_device_address* out_address);
 
-/* Allocates for whoever owns `stream`, else for the session whose iteration the calling thread runs (frameworks allocate
- * from helper threads: pass the stream). EPHEMERAL outside an iteration becomes FRAMEWORK. Errors: as
- * gpushare_session_alloc, and NOT_FOUND when there is no owner. */
+/* Allocates for whoever owns `stream`, else for the session whose iteration the calling thread runs
+ * (frameworks allocate from helper threads: pass the stream). EPHEMERAL outside an iteration becomes
+ * FRAMEWORK. Errors: as gpushare_session_alloc, and NOT_FOUND when there is no owner. */
 GPUSHARE_API int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind,
                                            uint64_t bytes, uint64_t alignment_bytes,
                                            gpushare_device_address* out_address);
 
-/* Frees a block in the order of its owner's stream: it may be reused by work enqueued there later. Blocks whose use on
- * another stream was recorded are reused only after that use. Errors: NOT_FOUND (not a live block of this runtime;
- * nothing changes). */
+/* Frees a block in the order of its owner's stream: it may be reused by work enqueued there later. Blocks
+ * whose use on another stream was recorded are reused only after that use. Errors: NOT_FOUND (not a live
+ * block of this runtime; nothing changes). */
 GPUSHARE_API int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address);
 
 /* Says that work enqueued on `stream` up to now uses the block at `address`. */
@@ -378,8 +402,8 @@ typedef struct gpushare_block_info {
   gpushare_device_address address; /* of the block that contains the queried address */
   uint64_t bytes;                  /* as asked */
   uint64_t session_id;
-  uint32_t lane;                   /* UINT32_MAX for persistent blocks */
-  uint32_t promoted;               /* 1: outlived its iteration */
+  uint32_t lane;     /* UINT32_MAX for persistent blocks */
+  uint32_t promoted; /* 1: outlived its iteration */
 } gpushare_block_info;
 #define GPUSHARE_BLOCK_INFO_INIT \
   { sizeof(gpushare_block_info), 0, 0, 0, 0, 0, 0 }
@@ -388,61 +412,72 @@ typedef struct gpushare_block_info {
 GPUSHARE_API int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,
                                               gpushare_block_info* out_info);
 
-/* Called, with no lock held, when an allocation of `bytes` is about to fail; free something and return nonzero to have it
- * tried once more. */
+/* Called, with no lock held, when an allocation of `bytes` is about to fail; free something and return
+ * nonzero to have it tried once more. */
 typedef int32_t (*gpushare_out_of_memory_fn)(void* user_data, uint64_t session_id, uint64_t bytes);
 GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime,
-                                                                 gpushare_out_of_memory_fn fn, void* user_data);
+                                                                 gpushare_out_of_memory_fn fn,
+                                                                 void* user_data);
 
-/* ==================================================================================================== iteration == */
+/* ====================================================================================================
+ * iteration == */
 
-/* Waits for the session's turn in its lane. At most one iteration of a session is open at a time; the thread that begins it
- * is bound to it until it ends. Blocks up to timeout_ns.
- * Errors: TIMED_OUT (no turn was lost), CANCELLED, INVALID_STATE (one is open already; session failed), DEVICE_LOST. */
+/* Waits for the session's turn in its lane. At most one iteration of a session is open at a time; the thread
+ * that begins it is bound to it until it ends. Blocks up to timeout_ns. Errors: TIMED_OUT (no turn was lost),
+ * CANCELLED, INVALID_STATE (one is open already; session failed), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                               gpushare_iteration* out_iteration);
 
 /* Ends the iteration: its ephemeral blocks return in stream order (those still allocated and marked kept by
- * gpushare_iteration_keep become persistent), the lane goes on. Does not wait for the device unless enqueue_depth
- * iterations are in flight. The handle is invalid afterwards, whatever the status. Errors: DEVICE_LOST. */
+ * gpushare_iteration_keep become persistent), the lane goes on. Does not wait for the device unless
+ * enqueue_depth iterations are in flight. The handle is invalid afterwards, whatever the status. Errors:
+ * DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_end(gpushare_iteration iteration);
 
-/* Ends the iteration and its session as FAILED with `status` (a 2xx to 4xx code; others count as CALLBACK_FAILED) and
- * `message` (may be null). No other session is touched. */
-GPUSHARE_API int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status, const char* message);
+/* Ends the iteration and its session as FAILED with `status` (a 2xx to 4xx code; others count as
+ * CALLBACK_FAILED) and `message` (may be null). No other session is touched. */
+GPUSHARE_API int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status,
+                                             const char* message);
 
 /* Allocates an ephemeral block. O(1), no driver call, no lock shared with other lanes.
  * Errors: as gpushare_session_alloc. */
-GPUSHARE_API int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment_bytes,
-                                              gpushare_device_address* out_address);
+GPUSHARE_API int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes,
+                                              uint64_t alignment_bytes, gpushare_device_address* out_address);
 
-/* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a persistent block.
- * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe; the block stays ephemeral). */
+/* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a
+ * persistent block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe; the block stays
+ * ephemeral). */
 GPUSHARE_API int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address);
 
 /* The lane's stream. Owned by the lane; valid until the iteration ends. */
 GPUSHARE_API int32_t gpushare_iteration_get_stream(gpushare_iteration iteration, gpushare_stream* out_stream);
 
-/* An iteration by push: runs on the lane's thread when it is the session's turn. `iteration` is valid during the call.
- * Returns a status; anything but OK ends the session as FAILED. May call gpushare, except closing its own session or
- * runtime. A C++ exception that leaves it is caught and counts as CALLBACK_FAILED. */
+/* An iteration by push: runs on the lane's thread when it is the session's turn. `iteration` is valid during
+ * the call. Returns a status; anything but OK ends the session as FAILED. May call gpushare, except closing
+ * its own session or runtime. A C++ exception that leaves it is caught and counts as CALLBACK_FAILED. */
 typedef int32_t (*gpushare_iteration_fn)(void* user_data, gpushare_iteration iteration);
 
-/* Queues an iteration. Iterations of a session run in the order of submission. out_ticket may be null; otherwise the caller
- * releases it. Does not block. Errors: CANCELLED, INVALID_STATE (session failed), QUEUE_FULL (65,536 queued). */
-GPUSHARE_API int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn fn, void* user_data,
+/* Queues an iteration. Iterations of a session run in the order of submission. `release`, if given, is called
+ * exactly once with user_data when the call has succeeded and the iteration has run or never will. out_ticket
+ * may be null; otherwise the caller releases it. Does not block. Errors: CANCELLED, INVALID_STATE (session
+ * failed), QUEUE_FULL (65,536 queued). */
+GPUSHARE_API int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn fn,
+                                             void* user_data, void (*release)(void* user_data),
                                              gpushare_ticket* out_ticket);
 
-/* Blocks until the iteration's device work has finished. Returns its outcome: OK, what the function returned, CANCELLED,
- * DEVICE_LOST; or TIMED_OUT. Must not be called from an iteration of the same lane with a timeout above 0. */
+/* Blocks until the iteration's device work has finished. Returns its outcome: OK, what the function returned,
+ * CANCELLED, DEVICE_LOST; or TIMED_OUT. Must not be called from an iteration of the same lane with a timeout
+ * above 0. */
 GPUSHARE_API int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns);
 /* Gives the ticket back; the iteration runs all the same. */
 GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
 
-/* ====================================================================================================== streams == */
+/* ======================================================================================================
+ * streams == */
 
 /* A side stream of the runtime, outside all lanes; the caller releases it. */
-GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority, gpushare_stream* out_stream);
+GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,
+                                            gpushare_stream* out_stream);
 /* Waits for the stream's work. INVALID_ARGUMENT for a lane's stream. Blocks. */
 GPUSHARE_API int32_t gpushare_stream_release(gpushare_stream stream);
 /* The device's own handle: CUstream on cuda. */
@@ -450,19 +485,22 @@ GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** o
 /* Blocks until the work enqueued so far has finished. Errors: the work's own. */
 GPUSHARE_API int32_t gpushare_stream_synchronize(gpushare_stream stream);
 /* Enqueues a host function: on the host device this is how kernels run. */
-GPUSHARE_API int32_t gpushare_stream_launch_host(gpushare_stream stream, gpushare_host_function fn, void* user_data);
+GPUSHARE_API int32_t gpushare_stream_launch_host(gpushare_stream stream, gpushare_host_function fn,
+                                                 void* user_data);
 /* Enqueues a copy; `kind` is GPUSHARE_COPY_*. Host memory must stay valid until it has finished. */
 GPUSHARE_API int32_t gpushare_stream_copy(gpushare_stream stream, uint64_t destination, uint64_t source,
                                           uint64_t bytes, uint32_t kind);
-GPUSHARE_API int32_t gpushare_stream_fill(gpushare_stream stream, gpushare_device_address address, uint8_t value,
-                                          uint64_t bytes);
+GPUSHARE_API int32_t gpushare_stream_fill(gpushare_stream stream, gpushare_device_address address,
+                                          uint8_t value, uint64_t bytes);
 /* Enqueues work of a known cost on a simulating device. Errors: UNSUPPORTED elsewhere. */
 GPUSHARE_API int32_t gpushare_stream_work(gpushare_stream stream, const gpushare_backend_work* work);
 
-/* ====================================================================================================== exports == */
+/* ======================================================================================================
+ * exports == */
 
-/* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track a lane with its iterations, a track a session
- * with queueing and residency, counters of memory. Needs RECORD_TIMELINE (INVALID_STATE). Errors: IO_ERROR. Blocks. */
+/* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track a lane with its iterations, a
+ * track a session with queueing and residency, counters of memory. Needs RECORD_TIMELINE (INVALID_STATE).
+ * Errors: IO_ERROR. Blocks. */
 GPUSHARE_API int32_t gpushare_runtime_write_timeline(gpushare_runtime runtime, const char* path);
 
 enum {
@@ -470,15 +508,18 @@ enum {
   GPUSHARE_SNAPSHOT_JSON = 1    /* the same content as JSON */
 };
 /* Writes the memory as it is now: a segment a lane and persistent heap. Errors: IO_ERROR. Blocks. */
-GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* path, uint32_t format);
+GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* path,
+                                                     uint32_t format);
 
-/* Writes the allocation log as RMM's CSV (Thread,Time,Action,Pointer,Size,Stream). Needs RECORD_ALLOCATIONS. */
+/* Writes the allocation log as RMM's CSV (Thread,Time,Action,Pointer,Size,Stream). Needs RECORD_ALLOCATIONS.
+ */
 GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path);
 
-/* ================================================================================================= the block heap == */
+/* ================================================================================================= the block
+ * heap == */
 
-/* The allocator alone: places blocks in [0, capacity) of anything; touches no memory of it. Not thread-safe: the caller
- * orders calls on one heap. */
+/* The allocator alone: places blocks in [0, capacity) of anything; touches no memory of it. Not thread-safe:
+ * the caller orders calls on one heap. */
 typedef struct gpushare_heap_params {
   uint32_t struct_size;
   uint32_t reserved;
@@ -507,10 +548,10 @@ typedef struct gpushare_heap_info {
   { sizeof(gpushare_heap_info), 0, 0, 0, 0, 0, 0 }
 GPUSHARE_API int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info);
 
-/* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size[i] bytes; writes offsets so that
- * buffers alive at the same time do not overlap, and the arena size that they need. Granularity alignment_bytes (0 = 256).
- * Takes O(n log n) to O(n^2) time. Errors: INVALID_ARGUMENT (lower >= upper, size 0, overflow; the message names the
- * buffer). */
+/* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size[i] bytes; writes offsets
+ * so that buffers alive at the same time do not overlap, and the arena size that they need. Granularity
+ * alignment_bytes (0 = 256). Takes O(n log n) to O(n^2) time. Errors: INVALID_ARGUMENT (lower >= upper, size
+ * 0, overflow; the message names the buffer). */
 GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lower, const uint64_t* upper,
                                               const uint64_t* size_bytes, uint64_t alignment_bytes,
                                               uint64_t* out_offsets, uint64_t* out_arena_bytes);

@@ -1,0 +1,604 @@
+// gpushare.hpp: the C++ API: header-only, C++17, standard library only, RAII over the C ABI of gpushare.h. It
+// adds no binary boundary of its own: everything inline, in namespace gpushare.
+//
+// Ownership: each class owns one handle, is move-only, and gives it back when destroyed (errors on that path
+// are dropped; call
+//   close() to see them). Default-constructed objects are empty.
+// Errors: methods throw gpushare::Error with the status and the message of the failing call. Destructors
+// never throw. Threads: as the C function behind each method. An object itself must not be moved or destroyed
+// while another thread uses it. Units: sizes in bytes, times in std::chrono durations.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef GPUSHARE_GPUSHARE_HPP_
+#define GPUSHARE_GPUSHARE_HPP_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "gpushare/gpushare.h"
+
+namespace gpushare {
+
+using Address = gpushare_device_address;
+using Nanoseconds = std::chrono::nanoseconds;
+
+// "Wait for ever" for every method that takes a timeout.
+inline constexpr Nanoseconds no_timeout = Nanoseconds::max();
+
+// What a failing call throws: status() is a GPUSHARE_* code, what() the message.
+class Error : public std::runtime_error {
+ public:
+  Error(int32_t status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  int32_t status() const noexcept { return status_; }
+  const char* status_name() const noexcept { return gpushare_status_name(status_); }
+
+ private:
+  int32_t status_;
+};
+
+// Throws Error if `status` is not OK, with the calling thread's last error message.
+inline void check(int32_t status) {
+  if (status != GPUSHARE_OK) throw Error(status, gpushare_last_error_message());
+}
+
+enum class Class : uint32_t {
+  guaranteed = GPUSHARE_CLASS_GUARANTEED,
+  opportunistic = GPUSHARE_CLASS_OPPORTUNISTIC
+};
+inline constexpr Class guaranteed = Class::guaranteed;
+inline constexpr Class opportunistic = Class::opportunistic;
+
+enum class Kind : uint32_t {
+  model = GPUSHARE_KIND_MODEL,
+  framework = GPUSHARE_KIND_FRAMEWORK,
+  ephemeral = GPUSHARE_KIND_EPHEMERAL
+};
+
+enum class Layout : uint32_t {
+  automatic = GPUSHARE_LAYOUT_AUTO,
+  contiguous = GPUSHARE_LAYOUT_CONTIGUOUS,
+  virtual_memory = GPUSHARE_LAYOUT_VIRTUAL
+};
+
+namespace detail {
+
+inline uint64_t timeout_ns(Nanoseconds timeout) {
+  if (timeout == no_timeout) return GPUSHARE_NO_TIMEOUT;
+  return timeout.count() < 0 ? 0 : static_cast<uint64_t>(timeout.count());
+}
+
+// One owned handle with its release function.
+template <class T, int32_t (*Release)(T)>
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(T handle) : handle_(handle) {}
+  Handle(Handle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) {
+      reset();
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { reset(); }
+
+  T get() const noexcept { return handle_; }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  T release() noexcept { return std::exchange(handle_, nullptr); }
+  void reset() noexcept {
+    if (handle_ != nullptr) (void)Release(std::exchange(handle_, nullptr));
+  }
+  void close() {
+    if (handle_ != nullptr) check(Release(std::exchange(handle_, nullptr)));
+  }
+
+ private:
+  T handle_ = nullptr;
+};
+
+template <class T>
+uint64_t bytes_of(size_t count) {
+  static_assert(std::is_trivially_copyable_v<T>, "device memory holds trivially copyable types only");
+  if (count > std::numeric_limits<uint64_t>::max() / sizeof(T))
+    throw Error(GPUSHARE_INVALID_ARGUMENT, "count times element size overflows 64 bits");
+  return static_cast<uint64_t>(count) * sizeof(T);
+}
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));  // NOLINT(performance-no-int-to-ptr)
+}
+
+}  // namespace detail
+
+// A stream, borrowed (a lane's, from Iteration::stream) or owned (SideStream).
+class Stream {
+ public:
+  Stream() = default;
+  explicit Stream(gpushare_stream handle) : handle_(handle) {}
+  gpushare_stream get() const noexcept { return handle_; }
+  // The device's own handle, e.g. static_cast<CUstream>(stream.native()).
+  void* native() const {
+    void* out = nullptr;
+    check(gpushare_stream_get_native(handle_, &out));
+    return out;
+  }
+  void synchronize() const { check(gpushare_stream_synchronize(handle_)); }
+  // Runs `function` in stream order: on the host device this is how kernels run. Anything it throws is
+  // dropped: report errors through what it captures.
+  template <class F>
+  void launch_host(F function) const {
+    auto owned = std::make_unique<F>(std::move(function));
+    check(gpushare_stream_launch_host(
+        handle_,
+        [](void* user_data) {
+          std::unique_ptr<F> body(static_cast<F*>(user_data));
+          try {
+            (*body)();
+          } catch (...) {  // NOLINT(bugprone-empty-catch): documented above
+          }
+        },
+        owned.get()));
+    (void)owned.release();
+  }
+  void copy_to_device(Address destination, const void* source, uint64_t bytes) const {
+    check(gpushare_stream_copy(handle_, destination, reinterpret_cast<uintptr_t>(source), bytes,
+                               GPUSHARE_COPY_HOST_TO_DEVICE));
+  }
+  void copy_to_host(void* destination, Address source, uint64_t bytes) const {
+    check(gpushare_stream_copy(handle_, reinterpret_cast<uintptr_t>(destination), source, bytes,
+                               GPUSHARE_COPY_DEVICE_TO_HOST));
+  }
+  void copy_on_device(Address destination, Address source, uint64_t bytes) const {
+    check(gpushare_stream_copy(handle_, destination, source, bytes, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+  }
+  void fill(Address address, uint8_t value, uint64_t bytes) const {
+    check(gpushare_stream_fill(handle_, address, value, bytes));
+  }
+  // Work of a known cost, on simulating devices.
+  void work(Nanoseconds duration, float demand = 1.0F, uint32_t work_class = 0) const {
+    gpushare_backend_work work{};
+    work.struct_size = sizeof work;
+    work.work_class = work_class;
+    work.duration_ns = detail::timeout_ns(duration);
+    work.demand = demand;
+    check(gpushare_stream_work(handle_, &work));
+  }
+
+ private:
+  gpushare_stream handle_ = nullptr;
+};
+
+// A stream of the caller's, outside all lanes. Destruction waits for its work.
+class SideStream : public Stream {
+ public:
+  SideStream() = default;
+  explicit SideStream(gpushare_stream handle) : Stream(handle), owned_(handle) {}
+
+ private:
+  detail::Handle<gpushare_stream, gpushare_stream_release> owned_;
+};
+
+// One turn of a session: what is allocated through it is gone when it ends, at no cost. Destruction ends it;
+// when an exception is unwinding, it ends the session as failed instead, and no other session notices.
+class Iteration {
+ public:
+  Iteration() = default;
+  explicit Iteration(gpushare_iteration handle, bool owned = true)
+      : handle_(handle), owned_(owned), exceptions_(std::uncaught_exceptions()) {}
+  Iteration(Iteration&& other) noexcept
+      : handle_(std::exchange(other.handle_, nullptr)),
+        owned_(other.owned_),
+        exceptions_(other.exceptions_) {}
+  Iteration& operator=(Iteration&& other) noexcept {
+    if (this != &other) {
+      finish();
+      handle_ = std::exchange(other.handle_, nullptr);
+      owned_ = other.owned_;
+      exceptions_ = other.exceptions_;
+    }
+    return *this;
+  }
+  ~Iteration() { finish(); }
+
+  gpushare_iteration get() const noexcept { return handle_; }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Address alloc_bytes(uint64_t bytes, uint64_t alignment_bytes = 0) {
+    Address out = 0;
+    check(gpushare_iteration_alloc(handle_, bytes, alignment_bytes, &out));
+    return out;
+  }
+  // `count` elements of T, gone when the iteration ends.
+  template <class T>
+  T* alloc(size_t count) {
+    return detail::pointer<T>(alloc_bytes(detail::bytes_of<T>(count), 0));
+  }
+  // The block outlives the iteration and counts as persistent.
+  void keep(const void* block) { keep(static_cast<Address>(reinterpret_cast<uintptr_t>(block))); }
+  void keep(Address block) { check(gpushare_iteration_keep(handle_, block)); }
+  Stream stream() const {
+    gpushare_stream out = nullptr;
+    check(gpushare_iteration_get_stream(handle_, &out));
+    return Stream(out);
+  }
+  void end() {
+    if (handle_ != nullptr && owned_) check(gpushare_iteration_end(std::exchange(handle_, nullptr)));
+  }
+  void fail(int32_t status, const char* message = nullptr) {
+    if (handle_ != nullptr && owned_)
+      check(gpushare_iteration_fail(std::exchange(handle_, nullptr), status, message));
+  }
+
+ private:
+  void finish() noexcept {
+    if (handle_ == nullptr || !owned_) return;
+    if (std::uncaught_exceptions() > exceptions_)
+      (void)gpushare_iteration_fail(handle_, GPUSHARE_CALLBACK_FAILED, "an exception left the iteration");
+    else
+      (void)gpushare_iteration_end(handle_);
+    handle_ = nullptr;
+  }
+  gpushare_iteration handle_ = nullptr;
+  bool owned_ = true;
+  int exceptions_ = 0;
+};
+
+// The outcome of a submitted iteration.
+class Ticket {
+ public:
+  Ticket() = default;
+  explicit Ticket(gpushare_ticket handle) : handle_(handle) {}
+  explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+  // Waits until its device work has finished; throws what it failed with.
+  void get() const { check(gpushare_ticket_wait(handle_.get(), GPUSHARE_NO_TIMEOUT)); }
+  // False when the timeout passed first.
+  bool wait_for(Nanoseconds timeout) const {
+    const int32_t status = gpushare_ticket_wait(handle_.get(), detail::timeout_ns(timeout));
+    if (status == GPUSHARE_TIMED_OUT) return false;
+    check(status);
+    return true;
+  }
+
+ private:
+  detail::Handle<gpushare_ticket, gpushare_ticket_release> handle_;
+};
+
+// Zero means "not declared" for every need: gpushare then profiles the first iterations.
+struct SessionOptions {
+  std::string name{};
+  Class cls = Class::guaranteed;
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+  Nanoseconds remaining{0};
+  uint64_t iterations_total = 0;
+  uint64_t quota_bytes = 0;
+  int32_t priority = 0;
+  double weight = 1.0;
+  bool allow_queueing = true;
+  bool allow_spill = false;
+  bool plan_iterations = false;
+};
+
+// One job. Closing waits for its running iteration and returns all its memory.
+class Session {
+ public:
+  Session() = default;
+  explicit Session(gpushare_session handle) : handle_(handle) {}
+  gpushare_session get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+  void close() { handle_.close(); }
+  void cancel() { check(gpushare_session_cancel(get())); }
+  // False when the timeout passed first.
+  bool wait_admitted(Nanoseconds timeout = no_timeout) {
+    const int32_t status = gpushare_session_wait_admitted(get(), detail::timeout_ns(timeout));
+    if (status == GPUSHARE_TIMED_OUT) return false;
+    check(status);
+    return true;
+  }
+
+  Address alloc_bytes(Kind kind, uint64_t bytes, uint64_t alignment_bytes = 0) {
+    Address out = 0;
+    check(gpushare_session_alloc(get(), static_cast<uint32_t>(kind), bytes, alignment_bytes, &out));
+    return out;
+  }
+  // `count` elements of T that live until freed or until the session closes.
+  template <class T>
+  T* alloc_model(size_t count) {
+    return detail::pointer<T>(alloc_bytes(Kind::model, detail::bytes_of<T>(count)));
+  }
+  template <class T>
+  T* alloc_framework(size_t count) {
+    return detail::pointer<T>(alloc_bytes(Kind::framework, detail::bytes_of<T>(count)));
+  }
+
+  // Waits for the session's turn in its lane.
+  Iteration begin_iteration() {
+    gpushare_iteration out = nullptr;
+    check(gpushare_iteration_begin(get(), GPUSHARE_NO_TIMEOUT, &out));
+    return Iteration(out);
+  }
+  // Empty when the timeout passed first.
+  std::optional<Iteration> begin_iteration(Nanoseconds timeout) {
+    gpushare_iteration out = nullptr;
+    const int32_t status = gpushare_iteration_begin(get(), detail::timeout_ns(timeout), &out);
+    if (status == GPUSHARE_TIMED_OUT) return std::nullopt;
+    check(status);
+    return Iteration(out);
+  }
+  // Queues `function(Iteration&)` to run on the lane's thread in its turn. An exception that leaves it ends
+  // this session alone and comes out of the ticket as CALLBACK_FAILED.
+  template <class F>
+  Ticket run(F function) {
+    auto owned = std::make_unique<F>(std::move(function));
+    gpushare_ticket ticket = nullptr;
+    check(gpushare_session_submit(
+        get(),
+        [](void* user_data, gpushare_iteration handle) -> int32_t {
+          Iteration iteration(handle, /*owned=*/false);
+          (*static_cast<F*>(user_data))(iteration);
+          return GPUSHARE_OK;
+        },
+        owned.get(), [](void* user_data) { delete static_cast<F*>(user_data); }, &ticket));
+    (void)owned.release();
+    return Ticket(ticket);
+  }
+
+  gpushare_session_info info() const {
+    gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
+    check(gpushare_session_get_info(get(), &info));
+    return info;
+  }
+  void set_priority(int32_t priority) { check(gpushare_session_set_priority(get(), priority)); }
+  void set_weight(double weight) { check(gpushare_session_set_weight(get(), weight)); }
+  void set_remaining(Nanoseconds remaining) {
+    check(gpushare_session_set_remaining(get(), detail::timeout_ns(remaining)));
+  }
+
+ private:
+  detail::Handle<gpushare_session, gpushare_session_close> handle_;
+};
+
+// A policy of your own: derive, override pick, and hand it to RuntimeOptions::custom_policy. Called under the
+// scheduler's lock: be quick, do not call gpushare, do not throw (an exception counts as "idle").
+class Policy {
+ public:
+  static constexpr uint32_t idle = UINT32_MAX;
+  virtual ~Policy() = default;
+  virtual uint32_t pick(uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
+                        uint64_t now_ns) = 0;
+  virtual bool before(const gpushare_candidate& a, const gpushare_candidate& b) {
+    return a.session_id < b.session_id;
+  }
+  virtual bool outranks(const gpushare_candidate& /*waiting*/, const gpushare_candidate& /*resident*/) {
+    return false;
+  }
+  // Limits, read once: 0 = none.
+  virtual uint32_t max_lanes() const { return 0; }
+  virtual uint32_t max_residents() const { return 0; }
+  virtual bool head_of_line() const { return false; }
+};
+
+struct RuntimeOptions {
+  std::string device = "auto";
+  std::string policy = "fair";
+  std::shared_ptr<Policy> custom_policy{};  // overrides `policy`
+  std::string custom_policy_name = "custom";
+  uint64_t capacity_bytes = 0;
+  Layout layout = Layout::automatic;
+  uint32_t max_lanes = 0;
+  uint32_t enqueue_depth = 0;
+  bool record_timeline = false;
+  bool record_allocations = false;
+  gpushare_progress_fn on_progress = nullptr;
+  void* on_progress_user_data = nullptr;
+};
+
+namespace detail {
+
+inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, const std::string& name) {
+  using Shared = std::shared_ptr<Policy>;
+  gpushare_policy_ops ops{};
+  ops.struct_size = sizeof ops;
+  ops.name = name.c_str();
+  ops.max_lanes = policy->max_lanes();
+  ops.max_residents = policy->max_residents();
+  ops.head_of_line = policy->head_of_line() ? 1 : 0;
+  ops.user_data = new Shared(policy);
+  ops.pick = [](void* user, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
+                uint64_t now_ns) -> uint32_t {
+    try {
+      return (*static_cast<Shared*>(user))->pick(lane, candidates, count, now_ns);
+    } catch (...) {
+      return Policy::idle;
+    }
+  };
+  ops.before = [](void* user, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
+    try {
+      return (*static_cast<Shared*>(user))->before(*a, *b) ? 1 : 0;
+    } catch (...) {
+      return a->session_id < b->session_id ? 1 : 0;
+    }
+  };
+  ops.outranks = [](void* user, const gpushare_candidate* waiting,
+                    const gpushare_candidate* resident) -> int32_t {
+    try {
+      return (*static_cast<Shared*>(user))->outranks(*waiting, *resident) ? 1 : 0;
+    } catch (...) {
+      return 0;
+    }
+  };
+  ops.release = [](void* user) { delete static_cast<Shared*>(user); };
+  return ops;
+}
+
+}  // namespace detail
+
+// One device's worth of gpushare. Sessions must be destroyed before it, or their methods throw.
+class Runtime {
+ public:
+  Runtime() = default;
+  explicit Runtime(gpushare_runtime handle) : handle_(handle) {}
+
+  // Opens the device and starts the runtime.
+  static Runtime open(const RuntimeOptions& options = {}) {
+    gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+    params.layout = static_cast<uint32_t>(options.layout);
+    params.device = options.device.c_str();
+    params.capacity_bytes = options.capacity_bytes;
+    params.policy = options.policy.c_str();
+    params.max_lanes = options.max_lanes;
+    params.enqueue_depth = options.enqueue_depth;
+    params.record = (options.record_timeline ? GPUSHARE_RECORD_TIMELINE : 0U) |
+                    (options.record_allocations ? GPUSHARE_RECORD_ALLOCATIONS : 0U);
+    params.on_progress = options.on_progress;
+    params.on_progress_user_data = options.on_progress_user_data;
+    gpushare_policy_ops ops{};
+    if (options.custom_policy) {
+      ops = detail::policy_ops(options.custom_policy, options.custom_policy_name);
+      params.policy_ops = &ops;
+    }
+    gpushare_runtime out = nullptr;
+    check(gpushare_runtime_open(&params, &out));
+    return Runtime(out);
+  }
+
+  gpushare_runtime get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+  void close() { handle_.close(); }
+
+  Session open_session(const SessionOptions& options = {}) {
+    gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
+    params.session_class = static_cast<uint32_t>(options.cls);
+    params.name = options.name.empty() ? nullptr : options.name.c_str();
+    params.persistent_bytes = options.persistent_bytes;
+    params.ephemeral_bytes = options.ephemeral_bytes;
+    params.remaining_ns = detail::timeout_ns(options.remaining);
+    params.iterations_total = options.iterations_total;
+    params.quota_bytes = options.quota_bytes;
+    params.priority = options.priority;
+    params.flags = (options.allow_queueing ? GPUSHARE_SESSION_ALLOW_QUEUEING : 0U) |
+                   (options.allow_spill ? GPUSHARE_SESSION_ALLOW_SPILL : 0U);
+    params.weight = options.weight;
+    params.plan_iterations = options.plan_iterations ? 1 : 0;
+    gpushare_session out = nullptr;
+    check(gpushare_session_open(get(), &params, &out));
+    return Session(out);
+  }
+
+  // For whoever owns `stream`, else for the session whose iteration this thread runs.
+  Address alloc_bytes(Kind kind, uint64_t bytes, Stream stream = {}, uint64_t alignment_bytes = 0) {
+    Address out = 0;
+    check(gpushare_memory_alloc(get(), stream.get(), static_cast<uint32_t>(kind), bytes, alignment_bytes,
+                                &out));
+    return out;
+  }
+  void free(Address block) { check(gpushare_memory_free(get(), block)); }
+  void free(const void* block) { free(static_cast<Address>(reinterpret_cast<uintptr_t>(block))); }
+  void record_use(Address block, Stream stream) {
+    check(gpushare_memory_record_use(get(), block, stream.get()));
+  }
+  gpushare_block_info block_info(Address block) const {
+    gpushare_block_info info = GPUSHARE_BLOCK_INFO_INIT;
+    check(gpushare_memory_get_info(get(), block, &info));
+    return info;
+  }
+
+  SideStream create_stream(int32_t priority = 0) {
+    gpushare_stream out = nullptr;
+    check(gpushare_stream_create(get(), priority, &out));
+    return SideStream(out);
+  }
+  gpushare_runtime_info info() const {
+    gpushare_runtime_info info = GPUSHARE_RUNTIME_INFO_INIT;
+    check(gpushare_runtime_get_info(get(), &info));
+    return info;
+  }
+  void set_policy(const std::string& name) {
+    check(gpushare_runtime_set_policy(get(), name.c_str(), nullptr));
+  }
+  void set_policy(const std::shared_ptr<Policy>& policy, const std::string& name = "custom") {
+    const gpushare_policy_ops ops = detail::policy_ops(policy, name);
+    check(gpushare_runtime_set_policy(get(), nullptr, &ops));
+  }
+  // Waits until every lane's enqueued work has finished; false when the timeout passed first.
+  bool synchronize(Nanoseconds timeout = no_timeout) {
+    const int32_t status = gpushare_runtime_synchronize(get(), detail::timeout_ns(timeout));
+    if (status == GPUSHARE_TIMED_OUT) return false;
+    check(status);
+    return true;
+  }
+  // Opens in Perfetto. Needs record_timeline.
+  void write_timeline(const std::string& path) const {
+    check(gpushare_runtime_write_timeline(get(), path.c_str()));
+  }
+  // Opens in PyTorch's memory_viz.
+  void write_snapshot(const std::string& path, uint32_t format = GPUSHARE_SNAPSHOT_PICKLE) const {
+    check(gpushare_runtime_write_snapshot(get(), path.c_str(), format));
+  }
+  void write_allocation_log(const std::string& path) const {
+    check(gpushare_runtime_write_allocation_log(get(), path.c_str()));
+  }
+
+ private:
+  detail::Handle<gpushare_runtime, gpushare_runtime_close> handle_;
+};
+
+// The block heap alone: places blocks in [0, capacity) of anything. Not thread-safe.
+class Heap {
+ public:
+  explicit Heap(uint64_t capacity_bytes, uint64_t alignment_bytes = 0) {
+    gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
+    params.capacity_bytes = capacity_bytes;
+    params.alignment_bytes = alignment_bytes;
+    gpushare_heap out = nullptr;
+    check(gpushare_heap_create(&params, &out));
+    handle_ = detail::Handle<gpushare_heap, gpushare_heap_release>(out);
+  }
+  // Empty when no hole is large enough.
+  std::optional<uint64_t> alloc(uint64_t bytes) {
+    uint64_t offset = 0;
+    const int32_t status = gpushare_heap_alloc(handle_.get(), bytes, &offset);
+    if (status == GPUSHARE_DEVICE_OUT_OF_MEMORY) return std::nullopt;
+    check(status);
+    return offset;
+  }
+  void free(uint64_t offset) { check(gpushare_heap_free(handle_.get(), offset)); }
+  gpushare_heap_info info() const {
+    gpushare_heap_info info = GPUSHARE_HEAP_INFO_INIT;
+    check(gpushare_heap_get_info(handle_.get(), &info));
+    return info;
+  }
+
+ private:
+  detail::Handle<gpushare_heap, gpushare_heap_release> handle_;
+};
+
+// The devices of this machine, unusable ones included (their `status` and `reason` say why).
+inline std::vector<gpushare_device_info> devices() {
+  uint32_t count = 0;
+  check(gpushare_device_count(&count));
+  std::vector<gpushare_device_info> out;
+  for (uint32_t i = 0; i < count; ++i) {
+    gpushare_device_info info = GPUSHARE_DEVICE_INFO_INIT;
+    check(gpushare_device_get_info(i, &info));
+    out.push_back(info);
+  }
+  return out;
+}
+
+}  // namespace gpushare
+
+#endif  // GPUSHARE_GPUSHARE_HPP_
