@@ -461,8 +461,8 @@ class Runtime {
     params.policy = options.policy.c_str();
     params.max_lanes = options.max_lanes;
     params.enqueue_depth = options.enqueue_depth;
-    params.record = (options.record_timeline ? GPUSHARE_RECORD_TIMELINE : 0U) |
-                    (options.record_allocations ? GPUSHARE_RECORD_ALLOCATIONS : 0U);
+    params.record = (options.record_timeline ? uint32_t{GPUSHARE_RECORD_TIMELINE} : 0U) |
+                    (options.record_allocations ? uint32_t{GPUSHARE_RECORD_ALLOCATIONS} : 0U);
     params.on_progress = options.on_progress;
     params.on_progress_user_data = options.on_progress_user_data;
     gpushare_policy_ops ops{};
@@ -489,8 +489,8 @@ class Runtime {
     params.iterations_total = options.iterations_total;
     params.quota_bytes = options.quota_bytes;
     params.priority = options.priority;
-    params.flags = (options.allow_queueing ? GPUSHARE_SESSION_ALLOW_QUEUEING : 0U) |
-                   (options.allow_spill ? GPUSHARE_SESSION_ALLOW_SPILL : 0U);
+    params.flags = (options.allow_queueing ? uint32_t{GPUSHARE_SESSION_ALLOW_QUEUEING} : 0U) |
+                   (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U);
     params.weight = options.weight;
     params.plan_iterations = options.plan_iterations ? 1 : 0;
     gpushare_session out = nullptr;
