@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/heap.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+namespace gpushare::memory {
+namespace {
+
+constexpr uint64_t kMaxGranules = (uint64_t{1} << 44) - 1;
+constexpr uint32_t kCommitStep = 1u << 15;  // records: 1 MiB
+constexpr uint32_t kNone = 0;
+
+bool is_power_of_two(uint64_t value) {
+  return std::has_single_bit(value);
+}
+
+uint32_t hash_offset(uint64_t offset, uint32_t table_size) {
+  // Fibonacci hashing: offsets are multiples of large powers of two as often as not, so the high product bits
+  // are used.
+  return static_cast<uint32_t>((offset * 0x9E3779B97F4A7C15ull) >> 32) & (table_size - 1);
+}
+
+}  // namespace
+
+base::Result<Heap> Heap::create(const HeapOptions& options) {
+  if (!is_power_of_two(options.granule_bytes) || options.granule_bytes > (uint64_t{1} << 30))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("heap granule of %llu bytes: must be a power of two from 1 to 2^30",
+                                     static_cast<unsigned long long>(options.granule_bytes)));
+  if (options.max_blocks < 4 || options.max_blocks > (1u << 31))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("heap max_blocks of %u: must be from 4 to 2^31", options.max_blocks));
+  const unsigned shift = static_cast<unsigned>(std::countr_zero(options.granule_bytes));
+  if ((options.capacity_bytes >> shift) > kMaxGranules)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("heap capacity of %llu bytes: at most 2^44 granules of %llu bytes",
+                                     static_cast<unsigned long long>(options.capacity_bytes),
+                                     static_cast<unsigned long long>(options.granule_bytes)));
+  Heap heap;
+  heap.max_blocks_ = options.max_blocks;
+  heap.granule_shift_ = shift;
+  heap.index_offsets_ = options.index_offsets;
+  // Reserved without access, opened step by step: costs no commit charge even where overcommit is off.
+  void* range = mmap(nullptr, sizeof(Record) * options.max_blocks, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED)
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        base::format("cannot reserve %llu bytes of address space for a heap of %u blocks",
+                                     static_cast<unsigned long long>(sizeof(Record) * options.max_blocks),
+                                     options.max_blocks));
+  heap.blocks_ = static_cast<Record*>(range);
+  if (!heap.commit_more())
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "cannot commit the first records of a heap");
+  heap.capacity_ = options.capacity_bytes >> shift;
+  heap.reset();
+  return heap;
+}
+
+Heap::Heap(Heap&& other) noexcept {
+  take_from(other);
+}
+
+Heap& Heap::operator=(Heap&& other) noexcept {
+  if (this != &other) {
+    release();
+    take_from(other);
+  }
+  return *this;
+}
+
+Heap::~Heap() {
+  release();
+}
+
+void Heap::take_from(Heap& other) noexcept {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  blocks_ = std::exchange(other.blocks_, nullptr);
+  table_ = std::exchange(other.table_, nullptr);
+  table_size_ = std::exchange(other.table_size_, 0);
+  committed_ = other.committed_;
+  used_ = other.used_;
+  max_blocks_ = other.max_blocks_;
+  spare_ = other.spare_;
+  spare_count_ = other.spare_count_;
+  live_count_ = other.live_count_;
+  granule_shift_ = other.granule_shift_;
+  index_offsets_ = other.index_offsets_;
+  capacity_ = other.capacity_;
+  live_ = other.live_;
+  high_water_ = other.high_water_;
+  row_bits_ = other.row_bits_;
+  std::copy(std::begin(other.cell_bits_), std::end(other.cell_bits_), std::begin(cell_bits_));
+  std::copy(std::begin(other.heads_), std::end(other.heads_), std::begin(heads_));
+}
+
+void Heap::release() noexcept {
+  if (blocks_ != nullptr) munmap(blocks_, sizeof(Record) * max_blocks_);
+  delete[] table_;
+  blocks_ = nullptr;
+  table_ = nullptr;
+}
+
+bool Heap::commit_more() {
+  if (committed_ == max_blocks_) return false;
+  const uint32_t target = std::min(max_blocks_, committed_ + kCommitStep);
+  // Page boundaries: kCommitStep records are whole pages, so `committed_` always begins one.
+  if (mprotect(blocks_ + committed_, sizeof(Record) * (target - committed_), PROT_READ | PROT_WRITE) != 0)
+    return false;
+  committed_ = target;
+  return true;
+}
+
+void Heap::reset() {
+  while (row_bits_ != 0) {
+    const unsigned row = static_cast<unsigned>(std::countr_zero(row_bits_));
+    row_bits_ &= row_bits_ - 1;
+    while (cell_bits_[row] != 0) {
+      heads_[row * kBinsPerDoubling + static_cast<unsigned>(std::countr_zero(cell_bits_[row]))] = kNone;
+      cell_bits_[row] &= cell_bits_[row] - 1;
+    }
+  }
+  if (live_count_ != 0 && table_ != nullptr) std::fill_n(table_, table_size_, kNone);
+  used_ = 1;
+  spare_ = kNone;
+  spare_count_ = 0;
+  live_ = 0;
+  live_count_ = 0;
+  high_water_ = 0;
+  blocks_[0] = Record{};
+  if (capacity_ != 0) {
+    const uint32_t hole = new_record();
+    blocks_[hole].offset = 0;
+    blocks_[hole].size = capacity_;
+    blocks_[hole].prev = blocks_[hole].next = kNone;
+    blocks_[0].prev = blocks_[0].next = hole;
+    make_hole(hole);
+  }
+}
+
+bool Heap::records_available(uint32_t count) {
+  while (uint64_t{spare_count_} + (committed_ - used_) < count)
+    if (!commit_more()) return false;
+  return true;
+}
+
+inline uint32_t Heap::new_record() {
+  if (spare_ != kNone) {
+    const uint32_t index = spare_;
+    spare_ = blocks_[index].next;
+    --spare_count_;
+    return index;
+  }
+  return used_++;
+}
+
+inline void Heap::recycle(uint32_t index) {
+  blocks_[index].offset = kFreeBit;  // no handle matches it any more
+  blocks_[index].next = spare_;
+  spare_ = index;
+  ++spare_count_;
+}
+
+inline unsigned Heap::bin_of(uint64_t size) {
+  if (size < kBinsPerDoubling) return static_cast<unsigned>(size);
+  const unsigned top = 63u - static_cast<unsigned>(std::countl_zero(size));
+  return ((top - kBinLog) << kBinLog) + static_cast<unsigned>(size >> (top - kBinLog));
+}
+
+inline void Heap::bin_insert(uint32_t index) {
+  const unsigned bin = bin_of(blocks_[index].size);
+  const uint32_t head = heads_[bin];
+  blocks_[index].links = {kNone, head};
+  if (head != kNone) blocks_[head].links.prev = index;
+  heads_[bin] = index;
+  row_bits_ |= uint64_t{1} << (bin >> kBinLog);
+  cell_bits_[bin >> kBinLog] |= 1u << (bin & (kBinsPerDoubling - 1));
+}
+
+inline void Heap::bin_remove(uint32_t index, unsigned bin) {
+  const FreeLinks links = blocks_[index].links;
+  if (links.next != kNone) blocks_[links.next].links.prev = links.prev;
+  if (links.prev != kNone) {
+    blocks_[links.prev].links.next = links.next;
+    return;
+  }
+  heads_[bin] = links.next;
+  if (links.next == kNone) {
+    const unsigned row = bin >> kBinLog;
+    cell_bits_[row] &= ~(1u << (bin & (kBinsPerDoubling - 1)));
+    if (cell_bits_[row] == 0) row_bits_ &= ~(uint64_t{1} << row);
+  }
+}
+
+inline void Heap::make_hole(uint32_t index) {
+  blocks_[index].offset |= kFreeBit;
+  bin_insert(index);
+}
+
+inline unsigned Heap::next_bin(unsigned bin) const {
+  const unsigned row = bin >> kBinLog;
+  const unsigned cell = bin & (kBinsPerDoubling - 1);
+  const uint64_t cells = uint64_t{cell_bits_[row]} & (~uint64_t{1} << cell);
+  if (cells != 0) return (row << kBinLog) + static_cast<unsigned>(std::countr_zero(cells));
+  const uint64_t rows = row_bits_ & (~uint64_t{1} << row);
+  if (rows == 0) return kBins;
+  const unsigned found = static_cast<unsigned>(std::countr_zero(rows));
+  return (found << kBinLog) + static_cast<unsigned>(std::countr_zero(cell_bits_[found]));
+}
+
+inline uint32_t Heap::best_in_bin(unsigned bin, uint64_t size, unsigned limit) const {
+  uint32_t best = kNone;
+  uint64_t best_size = ~uint64_t{0};
+  for (uint32_t i = heads_[bin]; i != kNone && limit != 0; i = blocks_[i].links.next, --limit) {
+    const Record& r = blocks_[i];
+    if (r.size < size || r.size > best_size) continue;
+    if (r.size == best_size && r.offset > blocks_[best].offset) continue;
+    best = i;
+    best_size = r.size;
+  }
+  return best;
+}
+
+inline uint32_t Heap::find_hole(uint64_t size) const {
+  const unsigned bin = bin_of(size);
+  uint32_t hole = best_in_bin(bin, size, kScan);
+  if (hole != kNone) return hole;
+  const unsigned larger = next_bin(bin);
+  if (larger != kBins) return best_in_bin(larger, size, kScan);
+  // Only the rest of the request's own bin can still hold it; failing is worse than looking.
+  return best_in_bin(bin, size, ~0u);
+}
+
+uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
+  const auto fits = [&](uint32_t i) {
+    const uint64_t offset = blocks_[i].offset & kOffsetMask;
+    const uint64_t front = (0 - offset) & (alignment - 1);
+    return front < blocks_[i].size && blocks_[i].size - front >= size;
+  };
+  const unsigned bin = bin_of(size);
+  unsigned limit = kScan;
+  for (uint32_t i = heads_[bin]; i != kNone && limit != 0; i = blocks_[i].links.next, --limit)
+    if (fits(i)) return i;
+  if (size + alignment - 1 <= capacity_) {
+    const uint32_t hole = find_hole(size + alignment - 1);
+    if (hole != kNone) return hole;
+  }
+  for (unsigned b = bin; b != kBins; b = next_bin(b))
+    for (uint32_t i = heads_[b]; i != kNone; i = blocks_[i].links.next)
+      if (fits(i)) return i;
+  return kNone;
+}
+
+BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag) {
+  const uint64_t hole_size = blocks_[hole].size;
+  const uint64_t offset = (blocks_[hole].offset & kOffsetMask) + front;
+  const uint64_t back = hole_size - front - size;
+  const unsigned bin = bin_of(hole_size);
+  uint32_t live = hole;
+  if (front == 0 && back == 0) {
+    bin_remove(hole, bin);
+  } else {
+    live = new_record();
+    Record& l = blocks_[live];
+    Record& h = blocks_[hole];
+    if (front == 0) {  // the hole's record keeps the back
+      l.prev = h.prev;
+      l.next = hole;
+      blocks_[h.prev].next = live;
+      h.prev = live;
+      h.offset += size;
+      h.size = back;
+    } else {  // it keeps the front; what lies behind the block gets a record of its own
+      l.prev = hole;
+      l.next = h.next;
+      blocks_[h.next].prev = live;
+      h.next = live;
+      h.size = front;
+      if (back != 0) {
+        const uint32_t rest = new_record();
+        Record& r = blocks_[rest];
+        r.offset = offset + size;
+        r.size = back;
+        r.prev = live;
+        r.next = l.next;
+        blocks_[l.next].prev = rest;
+        l.next = rest;
+        make_hole(rest);
+      }
+    }
+    if (bin_of(h.size) != bin) {  // usually it shrinks within its bin and stays where it hangs
+      bin_remove(hole, bin);
+      bin_insert(hole);
+    }
+  }
+  Record& l = blocks_[live];
+  l.offset = offset;
+  l.size = size;
+  l.tag = tag;
+  live_ += size;
+  ++live_count_;
+  if (offset + size > high_water_) high_water_ = offset + size;
+  if (index_offsets_) index_insert(live);
+  return {offset << granule_shift_, live, HeapStatus::kOk};
+}
+
+BlockHandle Heap::allocate(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag, HeapSide side) {
+  if (bytes == 0 || (alignment_bytes & (alignment_bytes - 1)) != 0) return {0, 0, HeapStatus::kBadArgument};
+  const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
+  if (size > capacity_ - live_) return {0, 0, HeapStatus::kNoSpace};
+  if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
+  const uint64_t alignment = alignment_bytes >> granule_shift_;
+  if (alignment <= 1) {
+    const uint32_t hole = find_hole(size);
+    if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
+    return place(hole, side == HeapSide::kLow ? 0 : blocks_[hole].size - size, size, tag);
+  }
+  const uint32_t hole = find_hole_aligned(size, alignment);
+  if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
+  const uint64_t offset = blocks_[hole].offset & kOffsetMask;
+  uint64_t front = (0 - offset) & (alignment - 1);
+  if (side == HeapSide::kHigh) front = ((offset + blocks_[hole].size - size) & ~(alignment - 1)) - offset;
+  return place(hole, front, size, tag);
+}
+
+BlockHandle Heap::allocate_at(uint64_t offset_bytes, uint64_t bytes, uint64_t tag) {
+  if (bytes == 0 || (offset_bytes & (granule_bytes() - 1)) != 0) return {0, 0, HeapStatus::kBadArgument};
+  const uint64_t offset = offset_bytes >> granule_shift_;
+  const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
+  if (offset > capacity_ || size > capacity_ - offset) return {0, 0, HeapStatus::kBadArgument};
+  if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
+  uint32_t i = blocks_[0].next;
+  while (i != kNone && (blocks_[i].offset & kOffsetMask) + blocks_[i].size <= offset) i = blocks_[i].next;
+  if (i == kNone || (blocks_[i].offset & kFreeBit) == 0) return {0, 0, HeapStatus::kNoSpace};
+  const uint64_t front = offset - (blocks_[i].offset & kOffsetMask);
+  if (blocks_[i].size - front < size) return {0, 0, HeapStatus::kNoSpace};
+  return place(i, front, size, tag);
+}
+
+bool Heap::is_live(BlockHandle block) const {
+  const uint64_t offset = block.offset_bytes >> granule_shift_;  // never carries kFreeBit below the capacity
+  return block.index != kNone && block.index < used_ && offset < capacity_ &&
+         blocks_[block.index].offset == offset;
+}
+
+HeapStatus Heap::free(BlockHandle block) {
+  if (!is_live(block)) return HeapStatus::kBadArgument;
+  uint32_t i = block.index;
+  if (index_offsets_) index_erase(i);
+  Record& r = blocks_[i];
+  live_ -= r.size;
+  --live_count_;
+  const uint32_t prev = r.prev;
+  const uint32_t next = r.next;
+  const bool prev_free = (blocks_[prev].offset & kFreeBit) != 0;
+  const bool next_free = (blocks_[next].offset & kFreeBit) != 0;
+  if (!prev_free && !next_free) {
+    make_hole(i);
+    return HeapStatus::kOk;
+  }
+  if (prev_free) {  // grow `prev` over this one, and over `next` if that is free too
+    const unsigned bin = bin_of(blocks_[prev].size);
+    uint32_t after = next;
+    blocks_[prev].size += r.size;
+    recycle(i);
+    if (next_free) {
+      bin_remove(next, bin_of(blocks_[next].size));
+      blocks_[prev].size += blocks_[next].size;
+      after = blocks_[next].next;
+      recycle(next);
+    }
+    blocks_[prev].next = after;
+    blocks_[after].prev = prev;
+    if (bin_of(blocks_[prev].size) != bin) {
+      bin_remove(prev, bin);
+      bin_insert(prev);
+    }
+    return HeapStatus::kOk;
+  }
+  Record& n = blocks_[next];
+  const unsigned bin = bin_of(n.size);
+  n.offset = r.offset | kFreeBit;
+  n.size += r.size;
+  n.prev = prev;
+  blocks_[prev].next = next;
+  recycle(i);
+  if (bin_of(n.size) != bin) {
+    bin_remove(next, bin);
+    bin_insert(next);
+  }
+  return HeapStatus::kOk;
+}
+
+HeapStatus Heap::free_at(uint64_t offset_bytes) {
+  return free(find(offset_bytes));
+}
+
+HeapStatus Heap::carve(BlockHandle block, std::span<const HeapExtent> parts, std::span<BlockHandle> handles) {
+  if (!is_live(block) || handles.size() < parts.size()) return HeapStatus::kBadArgument;
+  const uint64_t mask = granule_bytes() - 1;
+  const uint64_t block_size = size_bytes(block);
+  uint64_t end = 0;  // relative to the block
+  for (const HeapExtent& part : parts) {
+    if ((part.offset_bytes & mask) != 0 || part.size_bytes == 0 || part.offset_bytes < block.offset_bytes)
+      return HeapStatus::kBadArgument;
+    const uint64_t begin = part.offset_bytes - block.offset_bytes;
+    if (begin < end || begin >= block_size || part.size_bytes > block_size - begin)
+      return HeapStatus::kBadArgument;
+    end = begin + ((part.size_bytes + mask) & ~mask);
+  }
+  const auto count = static_cast<uint32_t>(parts.size());
+  if (!records_available(2 * count + 2) || (index_offsets_ && !index_reserve(count)))
+    return HeapStatus::kNoRecords;
+  // Free it, then take the parts out of the hole that results, left to right: each is at the front of what
+  // remains.
+  const uint64_t high_water = high_water_;
+  uint32_t before = blocks_[block.index].prev;
+  if ((blocks_[before].offset & kFreeBit) != 0) before = blocks_[before].prev;
+  free(block);
+  uint32_t hole = blocks_[before].next;
+  for (size_t k = 0; k < parts.size(); ++k) {
+    const uint64_t offset = parts[k].offset_bytes >> granule_shift_;
+    handles[k] = place(hole, offset - (blocks_[hole].offset & kOffsetMask),
+                       ((parts[k].size_bytes - 1) >> granule_shift_) + 1, parts[k].tag);
+    hole = blocks_[handles[k].index].next;
+  }
+  high_water_ = high_water;
+  return HeapStatus::kOk;
+}
+
+uint64_t Heap::floor_bytes() const {
+  const uint32_t last = blocks_[0].prev;
+  if (last == kNone) return 0;
+  const uint64_t end =
+      (blocks_[last].offset & kFreeBit) != 0 ? (blocks_[last].offset & kOffsetMask) : capacity_;
+  return end << granule_shift_;
+}
+
+HeapStatus Heap::resize(uint64_t capacity_bytes) {
+  const uint64_t capacity = capacity_bytes >> granule_shift_;
+  if (capacity > kMaxGranules) return HeapStatus::kBadArgument;
+  if (capacity == capacity_) return HeapStatus::kOk;
+  const uint64_t floor = floor_bytes() >> granule_shift_;
+  if (capacity < floor) return HeapStatus::kNoSpace;
+  uint32_t last = blocks_[0].prev;
+  if (last != kNone && (blocks_[last].offset & kFreeBit) != 0) {
+    bin_remove(last, bin_of(blocks_[last].size));
+    if (capacity == floor) {
+      const uint32_t prev = blocks_[last].prev;
+      blocks_[prev].next = kNone;
+      blocks_[0].prev = prev;
+      recycle(last);
+    } else {
+      blocks_[last].size = capacity - floor;
+      bin_insert(last);
+    }
+  } else {
+    if (!records_available(1)) return HeapStatus::kNoRecords;
+    const uint32_t hole = new_record();
+    blocks_[hole].offset = capacity_;
+    blocks_[hole].size = capacity - capacity_;
+    blocks_[hole].prev = last;
+    blocks_[hole].next = kNone;
+    blocks_[last].next = hole;
+    blocks_[0].prev = hole;
+    make_hole(hole);
+  }
+  capacity_ = capacity;
+  return HeapStatus::kOk;
+}
+
+uint64_t Heap::largest_hole_bytes() const {
+  if (row_bits_ == 0) return 0;
+  const unsigned row = 63u - static_cast<unsigned>(std::countl_zero(row_bits_));
+  const unsigned cell = 31u - static_cast<unsigned>(std::countl_zero(cell_bits_[row]));
+  uint64_t largest = 0;
+  for (uint32_t i = heads_[row * kBinsPerDoubling + cell]; i != kNone; i = blocks_[i].links.next)
+    largest = std::max(largest, blocks_[i].size);
+  return largest << granule_shift_;
+}
+
+uint64_t Heap::metadata_bytes() const {
+  return sizeof(Heap) + sizeof(Record) * used_ + sizeof(uint32_t) * uint64_t{table_size_};
+}
+
+// ---- offset index: linear probing at a load of at most 1/2, backward-shift deletion (no tombstones, so no
+// decay) ----
+
+bool Heap::index_reserve(uint32_t extra) {
+  const uint64_t needed = 2 * (uint64_t{live_count_} + extra);
+  if (needed <= table_size_) return true;
+  const uint64_t size = std::max<uint64_t>(64, std::bit_ceil(needed));
+  if (size > (uint64_t{1} << 31)) return false;
+  uint32_t* fresh = new (std::nothrow) uint32_t[size]();
+  if (fresh == nullptr) return false;
+  uint32_t* old = std::exchange(table_, fresh);
+  const uint32_t old_size = std::exchange(table_size_, static_cast<uint32_t>(size));
+  for (uint32_t slot = 0; slot < old_size; ++slot)
+    if (old[slot] != kNone) index_insert(old[slot]);
+  delete[] old;
+  return true;
+}
+
+void Heap::index_insert(uint32_t index) {
+  uint32_t slot = hash_offset(blocks_[index].offset, table_size_);
+  while (table_[slot] != kNone) slot = (slot + 1) & (table_size_ - 1);
+  table_[slot] = index;
+}
+
+uint32_t Heap::index_slot(uint64_t offset) const {
+  uint32_t slot = hash_offset(offset, table_size_);
+  while (table_[slot] != kNone && blocks_[table_[slot]].offset != offset)
+    slot = (slot + 1) & (table_size_ - 1);
+  return slot;
+}
+
+void Heap::index_erase(uint32_t index) {
+  const uint32_t mask = table_size_ - 1;
+  uint32_t gap = index_slot(blocks_[index].offset);
+  for (uint32_t slot = (gap + 1) & mask; table_[slot] != kNone; slot = (slot + 1) & mask) {
+    const uint32_t home = hash_offset(blocks_[table_[slot]].offset, table_size_);
+    if (((slot - home) & mask) < ((slot - gap) & mask)) continue;  // may not move before its home
+    table_[gap] = table_[slot];
+    gap = slot;
+  }
+  table_[gap] = kNone;
+}
+
+BlockHandle Heap::find(uint64_t offset_bytes) const {
+  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
+    return {0, 0, HeapStatus::kBadArgument};
+  const uint32_t index = table_[index_slot(offset_bytes >> granule_shift_)];
+  if (index == kNone) return {0, 0, HeapStatus::kBadArgument};
+  return {offset_bytes, index, HeapStatus::kOk};
+}
+
+// ---- invariants ----
+
+base::Status Heap::check() const {
+  const auto broken = [](const char* what, uint64_t where) {
+    return base::Status(GPUSHARE_INTERNAL,
+                        base::format("heap: %s at %llu", what, static_cast<unsigned long long>(where)));
+  };
+  uint64_t end = 0, live = 0;
+  uint32_t prev = 0, holes = 0, live_count = 0;
+  bool prev_free = false;
+  for (uint32_t i = blocks_[0].next; i != kNone; i = blocks_[i].next) {
+    const Record& r = blocks_[i];
+    const bool is_free = (r.offset & kFreeBit) != 0;
+    if (i >= used_) return broken("record beyond those in use", i);
+    if ((r.offset & kOffsetMask) != end) return broken("block does not begin where the one before ends", end);
+    if (r.size == 0) return broken("empty block", end);
+    if (r.prev != prev) return broken("back link does not match", end);
+    if (is_free && prev_free) return broken("two holes touch", end);
+    if (is_free) {
+      ++holes;
+    } else {
+      live += r.size;
+      ++live_count;
+      if (index_offsets_ && table_[index_slot(r.offset)] != i)
+        return broken("block missing from the index", end);
+    }
+    end += r.size;
+    prev = i;
+    prev_free = is_free;
+  }
+  if (blocks_[0].prev != prev) return broken("last block is not the list's end", prev);
+  if (end != capacity_) return broken("blocks end before the capacity", end);
+  if (live != live_ || live_count != live_count_) return broken("live counters disagree, walked", live);
+  if (uint64_t{holes} + live_count + spare_count_ + 1 != used_)
+    return broken("records leaked, in use", used_);
+  uint32_t binned = 0;
+  for (unsigned bin = 0; bin < kBins; ++bin) {
+    const bool bit = ((cell_bits_[bin >> kBinLog] >> (bin & (kBinsPerDoubling - 1))) & 1) != 0;
+    if (bit != (heads_[bin] != kNone)) return broken("bitmap disagrees with bin", bin);
+    if (bit && ((row_bits_ >> (bin >> kBinLog)) & 1) == 0) return broken("row bitmap misses bin", bin);
+    uint32_t before = kNone;
+    for (uint32_t i = heads_[bin]; i != kNone; i = blocks_[i].links.next) {
+      if ((blocks_[i].offset & kFreeBit) == 0) return broken("live block in bin", bin);
+      if (bin_of(blocks_[i].size) != bin) return broken("hole of another size in bin", bin);
+      if (blocks_[i].links.prev != before) return broken("bin's back link does not match", bin);
+      before = i;
+      if (++binned > holes) return broken("more holes in bins than in the heap, at bin", bin);
+    }
+  }
+  if (binned != holes) return broken("holes missing from bins, found", binned);
+  for (unsigned row = 0; row < kRows; ++row)
+    if (((row_bits_ >> row) & 1) != 0 && cell_bits_[row] == 0)
+      return broken("row bitmap set for empty row", row);
+  uint32_t indexed = 0;
+  for (uint32_t slot = 0; slot < table_size_; ++slot) indexed += table_[slot] != kNone ? 1 : 0;
+  if (index_offsets_ && indexed != live_count_)
+    return broken("index holds another number of blocks", indexed);
+  return {};
+}
+
+}  // namespace gpushare::memory
