@@ -1,6 +1,6 @@
-// lane_finder.hpp: which lane a new session joins, or that a lane is opened or enlarged for it, or that it must wait.
-// Salus, algorithm 2.1, and alternatives measured against it (docs/design/sched.md).
-// SPDX-License-Identifier: Apache-2.0
+// lane_finder.hpp: which lane a new session joins, or that a lane is opened or enlarged for it, or that it
+// must wait. Salus, algorithm 2.1, and alternatives measured against it (docs/design/sched.md). A pure
+// function: the scheduler applies it. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,32 @@
 namespace gpushare::sched {
 
 enum class LaneFinderKind : uint32_t {
-  kSalus = 0,  // algorithm 2.1 as printed
-  kBalanced    // as kSalus, but among lanes that fit prefers the one with the least backlog
+  kSalus = 0,  // algorithm 2.1 as printed: open if it fits, else best-fitting lane, else the smallest that
+               // can be enlarged
+  kBalanced,   // opens as kSalus; otherwise, of the lanes that fit or can be enlarged, the one with the least
+               // work ahead
+  kCompact  // joins a lane that fits closely (E <= L <= 2 E) before it opens one: more residents, fewer lanes
 };
+
+struct LaneView {
+  LaneId lane = kNoLane;
+  uint64_t bytes = 0;       // promised size
+  uint64_t backlog_ns = 0;  // device time its sessions still need; unknown ones count as the longest known
+  uint32_t sessions = 0;
+};
+
+struct Placement {
+  enum class Kind : uint32_t { kNone, kOpen, kJoin, kEnlarge };
+  Kind kind = Kind::kNone;
+  LaneId lane = kNoLane;  // kJoin, kEnlarge
+  uint64_t bytes = 0;     // size of the lane afterwards
+};
+
+// Where a session of `persistent_bytes` and `ephemeral_bytes` goes when `free_bytes` can still be promised.
+// `may_open`: the limit on lanes leaves room for one more. The placement never promises more than
+// `free_bytes` on top of what is promised: the paper's lines 4-6 do not test that P fits when a lane is
+// joined; this does. O(lanes).
+Placement find_lane(LaneFinderKind kind, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                    uint64_t free_bytes, std::span<const LaneView> lanes, bool may_open);
 
 }  // namespace gpushare::sched

@@ -1,5 +1,5 @@
-// policy.hpp: a policy orders iterations inside a lane and sessions at the door. It is a state machine: told what
-// happened, asked what next; the executor and the simulator call the very same object.
+// policy.hpp: a policy orders iterations inside a lane and sessions at the door. It is a state machine: told
+// what happened, asked what next; the executor and the simulator call the very same object.
 //
 // Threads: calls are serialised by the caller. No call blocks, allocates device memory, or reads a clock.
 // SPDX-License-Identifier: Apache-2.0
@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "gpushare/gpushare.h"
+#include "sched/interference.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -21,6 +23,9 @@ struct PolicyTraits {
   uint32_t max_lanes = 0;      // lanes open at once; 0 = no limit
   uint32_t max_residents = 0;  // sessions admitted at once; 0 = no limit
   bool head_of_line = false;   // a session that does not fit blocks those behind it
+  // A waiting session that this many others, later in the order, have been admitted past lets nobody else
+  // past: large sessions do not starve behind a stream of small ones. 0 = no limit.
+  uint32_t max_overtakes = 64;
 };
 
 class Policy {
@@ -30,29 +35,65 @@ class Policy {
   virtual std::string_view name() const = 0;
   virtual PolicyTraits traits() const { return {}; }
 
-  // Index into `candidates` (never empty: the resident sessions of the lane with an iteration ready) of the one to run next,
-  // or kIdle to leave the lane idle until something changes.
+  // Index into `candidates` (never empty: the resident sessions of the lane with an iteration ready) of the
+  // one to run next, or kIdle to leave the lane idle until something changes. The order of candidates means
+  // nothing.
   virtual size_t pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) = 0;
 
-  // True if `a` is to be admitted before `b`. A strict weak order; arrival order by default.
+  // Device time that candidate `picked` can receive before pick would answer otherwise, when nothing but its
+  // own progress happens. 0: ask again after every iteration. Lets an event loop skip over equal answers.
+  virtual uint64_t pick_holds_ns(LaneId lane, std::span<const SessionView> candidates, size_t picked) const {
+    (void)lane, (void)candidates, (void)picked;
+    return 0;
+  }
+
+  // True if `a` is to be admitted before `b`. A strict weak order; arrival order by default. Asked when a
+  // session starts to wait or one of its parameters changes, not each time.
   virtual bool before(const SessionView& a, const SessionView& b) const { return a.id < b.id; }
   // True if waiting `a` may move resident `b`'s persistent bytes to host memory to get in.
   virtual bool outranks(const SessionView& waiting, const SessionView& resident) const {
-    (void)waiting;
-    (void)resident;
+    (void)waiting, (void)resident;
     return false;
   }
+  // False keeps `waiting` at the door although memory would let it in. Not asked when the device is empty.
+  virtual bool welcomes(const SessionView& waiting) const {
+    (void)waiting;
+    return true;
+  }
+  // What is known of sessions slowing each other; null: nothing. Most policies do not care.
+  virtual void set_interference(std::shared_ptr<const Interference>) {}
 
-  // What happened.
+  // What happened. `admitted`: now resident in a lane, the first time or paged in again; `paged_out`: no
+  // longer.
   virtual void arrived(const SessionView&, uint64_t /*now_ns*/) {}
   virtual void admitted(const SessionView&, LaneId, uint64_t /*now_ns*/) {}
+  virtual void paged_out(SessionId, LaneId, uint64_t /*now_ns*/) {}
   virtual void ready(SessionId, LaneId, uint64_t /*now_ns*/) {}
+  virtual void dispatched(SessionId, LaneId, uint64_t /*now_ns*/) {}
   virtual void finished(SessionId, LaneId, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
   virtual void left(SessionId, uint64_t /*now_ns*/) {}
 };
 
-// "fifo", "srtf", "pack", "fair", "priority". Errors: NOT_FOUND listing them.
+// fifo      one session at a time, in arrival order; the one in front blocks the others (Salus's baseline).
+// srtf      one lane; the session with the least remaining time runs, decided at every iteration boundary; a
+// newcomer that could
+//           run alone is let in by paging out residents with more left. Without a known remaining time: after
+//           all that have one, least service first, in powers of two of a second.
+// pack      fills lanes while that is safe and, told of interference, while one more lane raises the total
+// speed; the oldest
+//           session of a lane runs. No fairness among lanes.
+// fair      admits while safe; equal weighted service in each lane (start-time fair queueing).
+// priority  guaranteed before opportunistic, then larger priority, then arrival; may page out what ranks
+// strictly lower in
+//           class or priority.
+// Errors: NOT_FOUND listing them.
 base::Result<std::unique_ptr<Policy>> make_policy(std::string_view name);
 std::span<const char* const> policy_names();
+
+// A policy written by the embedder (gpushare.h). Copies the table (fields beyond its struct_size count as
+// zero) and the name; calls ops.release once when destroyed, and not at all if this fails. An exception out
+// of a callback, or an index out of range, counts as "idle" or "no" and is logged. Errors: INVALID_ARGUMENT
+// (null, struct_size too small for `pick`, no pick).
+base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_ops* ops);
 
 }  // namespace gpushare::sched

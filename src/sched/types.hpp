@@ -1,6 +1,6 @@
-// sched: decisions only. Policies, lane finder, admission, (later) SLO queue, batcher, tuners. Sees no device, no thread, no wall
-// clock: time comes in as an argument, actions go out as data. May be called from executor and sim, which drive the very same
-// objects; calls base only.
+// sched: decisions only. Policies, lane finder, admission, (later) SLO queue, batcher, tuners. Sees no
+// device, no thread, no wall clock: time comes in as an argument, actions go out as data. May be called from
+// executor and sim, which drive the very same objects; calls base only.
 //
 // types.hpp: what the decision objects are told about a session.
 // SPDX-License-Identifier: Apache-2.0
@@ -20,7 +20,8 @@ inline constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
 enum class SessionClass : uint32_t { kGuaranteed = 0, kOpportunistic = 1 };
 
-// What a policy is shown (the C ABI's gpushare_candidate without its header).
+// What a policy is shown (the C ABI's gpushare_candidate without its header, plus what the scheduler keeps
+// for fair).
 struct SessionView {
   SessionId id = kNoSession;
   SessionClass cls = SessionClass::kGuaranteed;
@@ -28,12 +29,17 @@ struct SessionView {
   double weight = 1.0;
   uint64_t arrival_ns = 0;
   uint64_t ready_since_ns = 0;
-  uint64_t service_ns = 0;             // device time received
-  uint64_t remaining_ns = kUnknown;    // declared or estimated
-  uint64_t iteration_ns = 0;           // mean of measured iterations
+  uint64_t service_ns = 0;           // device time received
+  uint64_t remaining_ns = kUnknown;  // declared or estimated
+  uint64_t iteration_ns = 0;         // mean of measured iterations
   uint64_t iterations_done = 0;
-  uint64_t persistent_bytes = 0;       // P
-  uint64_t ephemeral_bytes = 0;        // E
+  uint64_t persistent_bytes = 0;  // P
+  uint64_t ephemeral_bytes = 0;   // E
+  // Start-time fair queueing (Goyal, Vin, Cheng 1996) inside the session's lane: weighted service received,
+  // never behind the lane's virtual time when the session becomes ready, iterations in flight counted at
+  // their expected length.
+  double virtual_ns = 0;
+  uint32_t in_flight = 0;  // iterations dispatched and not yet finished
 };
 
 }  // namespace gpushare::sched

@@ -1,0 +1,20 @@
+// interference.hpp: how much sessions slow each other when their lanes run at the same time. Optional
+// knowledge: a policy that is not given any decides by memory alone. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+// Threads: const calls from the thread that drives the scheduler. Must outlive the policy (shared ownership).
+class Interference {
+ public:
+  virtual ~Interference() = default;
+  // Speed of `session` relative to running alone, in (0, 1], while every session of `beside` runs in a lane
+  // of its own. `beside` does not contain `session`. Unknown sessions: 1.
+  virtual double rate(SessionId session, std::span<const SessionId> beside) const = 0;
+};
+
+}  // namespace gpushare::sched

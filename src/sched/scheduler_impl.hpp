@@ -1,0 +1,107 @@
+// scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events, picks) and admission.cpp (who
+// gets in, who is paged out). Not for other folders. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <absl/container/flat_hash_map.h>
+
+#include "sched/scheduler.hpp"
+
+namespace gpushare::sched {
+
+struct SessionRecord {
+  enum class Move : uint32_t { kNone, kOut, kIn };
+  static constexpr size_t kNoSlot = static_cast<size_t>(-1);
+
+  SessionSpec spec;
+  SessionView view;
+  SessionState state = SessionState::kQueued;
+  Move move = Move::kNone;
+  LaneId lane = kNoLane;
+  uint64_t persistent_bytes = 0;  // rounded to the granularity
+  uint64_t ephemeral_bytes = 0;
+  size_t slot = kNoSlot;            // in its lane's ready views
+  uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
+  double expected_in_flight_ns = 0;
+  uint32_t overtaken = 0;
+  bool ready = false;
+  bool wake = false;
+  bool evicting = false;  // to be paged out at its next boundary
+  bool claiming = false;  // waits for page-outs made for it
+  bool blocked = false;   // could not be placed physically: waits until something is freed
+
+  bool holds_promise() const { return lane != kNoLane; }
+  bool wants_in() const { return state != SessionState::kPagedOut || ready || wake; }
+};
+
+struct LaneRecord {
+  bool open = false;
+  uint64_t bytes = 0;  // what iterations dispatched from now on may use
+  uint64_t held = 0;   // what is promised: >= bytes until a shrink has settled
+  uint64_t dispatched = 0;
+  uint64_t completed = 0;
+  uint64_t settles_at = 0;  // completed count at which held falls to bytes
+  double virtual_ns = 0;
+  uint64_t longest_ns = 0;
+  SessionId picked = kNoSession;
+  std::vector<SessionRecord*> members;
+  std::vector<SessionView> ready;
+};
+
+struct Scheduler::Impl {
+  SchedulerOptions options;
+  std::unique_ptr<Policy> policy;
+  PolicyTraits traits;
+  absl::flat_hash_map<SessionId, std::unique_ptr<SessionRecord>> sessions;
+  std::vector<LaneRecord> lanes;
+  std::vector<SessionRecord*> waiting;  // in the policy's order
+  std::vector<Action> actions;
+  uint64_t persistent_bytes = 0;  // of sessions holding a promise
+  uint64_t lane_bytes = 0;        // held, over lanes
+  size_t residents = 0;           // sessions holding a promise
+  uint32_t lanes_open = 0;
+  uint32_t evicting = 0;  // sessions marked evicting or being paged out
+
+  SessionRecord* find(SessionId id) const {
+    const auto found = sessions.find(id);
+    return found == sessions.end() ? nullptr : found->second.get();
+  }
+  uint64_t promised() const { return persistent_bytes + lane_bytes; }
+  uint64_t free_bytes() const { return options.capacity_bytes - promised(); }
+  uint32_t max_lanes() const;
+  uint64_t rounded(uint64_t bytes) const;
+  bool evictable(const SessionRecord& session) const {
+    return session.state == SessionState::kResident && !session.evicting;
+  }
+
+  // scheduler.cpp
+  void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
+  void set_ready_slot(SessionRecord& session, bool present);
+  void estimate_remaining(SessionRecord& session);
+  base::Status validate(const SessionSpec& spec) const;
+
+  // admission.cpp
+  size_t enqueue(SessionRecord& session);  // into `waiting`, by the policy's order; where
+  void dequeue(SessionRecord& session);
+  void requeue_all();
+  bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
+  void join(SessionRecord& session, LaneId lane);
+  void quit(SessionRecord& session);  // gives its promise back
+  void settle(LaneId lane);           // shrink or close after members or needs changed
+  bool boundary(LaneId lane);         // true if a shrink settled
+  bool claim(SessionRecord& session,
+             uint64_t now_ns);  // decides page-outs for it; true if some are under way
+  void start_page_out(SessionRecord& session, uint64_t now_ns);
+  void cancel_evictions();
+  bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
+  void admit_waiting(uint64_t now_ns);
+  void freed(uint64_t now_ns);  // memory came back: unblock and admit
+  Placement placement(const SessionRecord& session) const;
+  bool fits_without(const SessionRecord& session, const std::vector<SessionRecord*>& removed) const;
+  std::string shortage(const SessionRecord& session) const;
+};
+
+}  // namespace gpushare::sched

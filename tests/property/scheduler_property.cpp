@@ -1,0 +1,252 @@
+// Random events against sched::Scheduler, driven as an executor would: after every step the invariants hold
+// (safety at every instant), and at the end everybody has run to the end of its work: nobody is lost, nobody
+// starves. SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <set>
+#include <string>
+
+#include "sched/scheduler.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using namespace gpushare::sched;
+
+namespace {
+
+struct Model {
+  uint64_t left = 0;    // iterations still to be made ready
+  uint32_t flying = 0;  // dispatched, not finished
+  bool ready = false;
+  bool resident = false;
+  bool paging = false;
+};
+
+class Driver {
+ public:
+  Driver(test::Random& random, const std::string& policy, SchedulerOptions options, uint32_t depth)
+      : random_(random),
+        scheduler_(options, std::move(*make_policy(policy))),
+        options_(options),
+        depth_(depth) {}
+
+  void arrive(uint64_t iterations) {
+    SessionSpec spec;
+    spec.id = ++last_id_;
+    spec.name = std::to_string(spec.id);
+    spec.cls = test::uniform(random_, 0, 3) == 0 ? SessionClass::kOpportunistic : SessionClass::kGuaranteed;
+    spec.priority = static_cast<int32_t>(test::uniform(random_, 0, 4));
+    spec.weight = static_cast<double>(test::uniform(random_, 1, 4));
+    spec.persistent_bytes = test::uniform(random_, 0, options_.capacity_bytes / 4);
+    spec.ephemeral_bytes = test::uniform(random_, 0, options_.capacity_bytes * 5 / 4);
+    spec.may_queue = test::uniform(random_, 0, 7) != 0;
+    spec.profiling = test::uniform(random_, 0, 15) == 0;
+    if (test::uniform(random_, 0, 1) != 0) spec.remaining_ns = iterations * 10;
+    if (test::uniform(random_, 0, 1) != 0) spec.iterations_total = iterations;
+    const base::Status status = scheduler_.arrive(spec, now_);
+    if (!status.ok()) {
+      CHECK_FALSE(scheduler_.knows(spec.id));
+      if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) CHECK_FALSE(spec.may_queue);
+      return;
+    }
+    sessions_[spec.id].left = iterations;
+    carry_out();
+  }
+
+  // One random thing that may happen.
+  void step() {
+    now_ += test::uniform(random_, 0, 20);
+    if (sessions_.empty()) return;
+    auto chosen = sessions_.begin();
+    std::advance(chosen, static_cast<long>(test::uniform(random_, 0, sessions_.size() - 1)));
+    const SessionId id = chosen->first;
+    Model& model = chosen->second;
+    switch (test::uniform(random_, 0, 9)) {
+      case 0:
+      case 1:
+        if (!model.ready && model.left > 0) {
+          model.ready = true;
+          --model.left;
+          scheduler_.ready(id, now_);
+        }
+        break;
+      case 2:
+        if (model.ready && test::uniform(random_, 0, 3) == 0) {
+          model.ready = false;
+          ++model.left;
+          scheduler_.not_ready(id, now_);
+        }
+        break;
+      case 3:
+        if (model.paging) {
+          model.paging = false;
+          scheduler_.page_done(id, now_);
+        }
+        break;
+      case 4:
+        if (test::uniform(random_, 0, 9) == 0)
+          scheduler_.set_priority(id, static_cast<int32_t>(test::uniform(random_, 0, 4)), now_);
+        if (test::uniform(random_, 0, 9) == 0) scheduler_.wake(id, now_);
+        break;
+      case 5:
+        if (test::uniform(random_, 0, 9) == 0) {
+          const base::Status status =
+              scheduler_.set_need(id, test::uniform(random_, 0, options_.capacity_bytes / 4),
+                                  test::uniform(random_, 0, options_.capacity_bytes / 2), now_);
+          if (!status.ok()) CHECK(status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+        }
+        break;
+      case 6:
+        if (model.resident && !model.paging && model.flying == 0 && !model.ready &&
+            test::uniform(random_, 0, 30) == 0)
+          scheduler_.unplaced(id, now_);
+        break;
+      case 7:
+        if (model.flying == 0 && test::uniform(random_, 0, 40) == 0) leave(id);
+        break;
+      default:
+        run_lanes();
+        finish_one();
+    }
+    carry_out();
+  }
+
+  // Everybody runs to the end; false if that takes too long.
+  bool drain() {
+    for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
+      now_ += 5;
+      for (auto& [id, model] : sessions_) {
+        if (!model.ready && model.left > 0) {
+          model.ready = true;
+          --model.left;
+          scheduler_.ready(id, now_);
+        }
+        if (model.paging) {
+          model.paging = false;
+          scheduler_.page_done(id, now_);
+        }
+      }
+      carry_out();
+      run_lanes();
+      finish_one();
+      std::set<SessionId> done;
+      for (const auto& [id, model] : sessions_)
+        if (model.left == 0 && !model.ready && model.flying == 0) done.insert(id);
+      for (const SessionId id : done) leave(id);
+      carry_out();
+    }
+    return sessions_.empty();
+  }
+
+  Scheduler& scheduler() { return scheduler_; }
+  size_t sessions() const { return sessions_.size(); }
+
+ private:
+  void leave(SessionId id) {
+    scheduler_.leave(id, now_);
+    sessions_.erase(id);
+    CHECK_FALSE(scheduler_.knows(id));
+  }
+
+  void run_lanes() {
+    for (LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane) {
+      if (!scheduler_.lane_is_open(lane) || flights_[lane].size() >= depth_) continue;
+      const auto picked = scheduler_.pick(lane, now_);
+      if (!picked) continue;
+      Model& model = sessions_.at(*picked);
+      REQUIRE(model.ready);
+      REQUIRE(model.resident);
+      REQUIRE(scheduler_.lane_of(*picked) == lane);
+      model.ready = false;
+      ++model.flying;
+      flights_[lane].push_back(*picked);
+      scheduler_.dispatched(*picked, lane, now_);
+    }
+  }
+
+  void finish_one() {
+    std::vector<LaneId> busy;
+    for (const auto& [lane, flights] : flights_)
+      if (!flights.empty()) busy.push_back(lane);
+    if (busy.empty()) return;
+    auto& flights = flights_[busy[test::uniform(random_, 0, busy.size() - 1)]];
+    const SessionId id = flights.front();
+    flights.erase(flights.begin());
+    --sessions_.at(id).flying;
+    scheduler_.finished(id, test::uniform(random_, 1, 15), now_);
+  }
+
+  void carry_out() {
+    for (const Action& action : scheduler_.take_actions()) {
+      switch (action.kind) {
+        case ActionKind::kOpenLane:
+          REQUIRE(flights_[action.lane].empty());
+          break;
+        case ActionKind::kCloseLane:
+          REQUIRE(flights_[action.lane].empty());
+          break;
+        case ActionKind::kResizeLane:
+          break;
+        case ActionKind::kAdmit:
+          if (sessions_.contains(action.session)) sessions_.at(action.session).resident = true;
+          break;
+        case ActionKind::kPageOut:
+          REQUIRE(sessions_.at(action.session).flying == 0);
+          sessions_.at(action.session).resident = false;
+          sessions_.at(action.session).paging = true;
+          break;
+        case ActionKind::kPageIn:
+          sessions_.at(action.session).paging = true;
+          break;
+      }
+    }
+    for (auto& [id, model] : sessions_) model.resident = scheduler_.state(id) == SessionState::kResident;
+    const std::string broken = scheduler_.check();
+    REQUIRE(broken == "");
+    REQUIRE(scheduler_.promised_bytes() <= options_.capacity_bytes);
+  }
+
+  test::Random& random_;
+  Scheduler scheduler_;
+  SchedulerOptions options_;
+  uint32_t depth_;
+  uint64_t now_ = 0;
+  SessionId last_id_ = 0;
+  std::map<SessionId, Model> sessions_;
+  std::map<LaneId, std::vector<SessionId>> flights_;
+};
+
+void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, int steps) {
+  const uint64_t seed = test::seed();
+  INFO("policy " << policy << ", depth " << depth << ", paging " << options.paging
+                 << ", GPUSHARE_TEST_SEED=" << seed);
+  test::Random random(seed);
+  Driver driver(random, policy, options, depth);
+  for (int i = 0; i < steps; ++i) {
+    if (driver.sessions() < 25 && test::uniform(random, 0, 9) == 0)
+      driver.arrive(test::uniform(random, 1, 40));
+    driver.step();
+  }
+  REQUIRE(driver.drain());
+  CHECK(driver.scheduler().promised_bytes() == 0);
+  CHECK(driver.scheduler().lanes_open() == 0);
+  CHECK(driver.scheduler().residents() == 0);
+  CHECK(driver.scheduler().waiting() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("random events keep every invariant and everybody gets through") {
+  for (const char* policy : policy_names()) {
+    SchedulerOptions options;
+    options.capacity_bytes = 1000;
+    soak(policy, options, 1, 40'000);
+    options.granularity_bytes = 16;
+    options.lane_finder = LaneFinderKind::kBalanced;
+    soak(policy, options, 3, 20'000);
+    options.paging = false;
+    options.max_lanes = 2;
+    options.lane_finder = LaneFinderKind::kCompact;
+    soak(policy, options, 2, 20'000);
+  }
+}

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "sched/scheduler.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using namespace gpushare::sched;
+
+namespace {
+
+SchedulerOptions capacity(uint64_t bytes) {
+  SchedulerOptions options;
+  options.capacity_bytes = bytes;
+  return options;
+}
+
+SessionSpec spec(SessionId id, uint64_t persistent, uint64_t ephemeral, uint64_t remaining_ns = kUnknown) {
+  SessionSpec spec;
+  spec.id = id;
+  spec.name = "job " + std::string(1, static_cast<char>('0' + id % 10));
+  spec.persistent_bytes = persistent;
+  spec.ephemeral_bytes = ephemeral;
+  spec.remaining_ns = remaining_ns;
+  return spec;
+}
+
+Scheduler make(const char* policy, SchedulerOptions options) {
+  return {options, std::move(*make_policy(policy))};
+}
+
+// "open 0:40" "admit 1@0" ... of the actions since the last call.
+std::vector<std::string> actions(Scheduler& scheduler) {
+  std::vector<std::string> out;
+  for (const Action& a : scheduler.take_actions()) {
+    const std::string lane = std::to_string(a.lane), session = std::to_string(a.session);
+    switch (a.kind) {
+      case ActionKind::kOpenLane:
+        out.push_back("open " + lane + ":" + std::to_string(a.bytes));
+        break;
+      case ActionKind::kResizeLane:
+        out.push_back("resize " + lane + ":" + std::to_string(a.bytes));
+        break;
+      case ActionKind::kCloseLane:
+        out.push_back("close " + lane);
+        break;
+      case ActionKind::kAdmit:
+        out.push_back("admit " + session + "@" + lane);
+        break;
+      case ActionKind::kPageOut:
+        out.push_back("out " + session);
+        break;
+      case ActionKind::kPageIn:
+        out.push_back("in " + session + "@" + lane);
+        break;
+    }
+  }
+  CHECK(scheduler.check() == "");
+  return out;
+}
+
+using Strings = std::vector<std::string>;
+
+// Runs one iteration of whoever is picked; its id, or 0.
+SessionId run(Scheduler& scheduler, LaneId lane, uint64_t device_ns, uint64_t& now) {
+  const auto picked = scheduler.pick(lane, now);
+  if (!picked) return 0;
+  scheduler.dispatched(*picked, lane, now);
+  now += device_ns;
+  scheduler.finished(*picked, device_ns, now);
+  scheduler.ready(*picked, now);
+  return *picked;
+}
+
+}  // namespace
+
+TEST_CASE("a session is admitted to a lane, runs when ready, and leaves nothing behind") {
+  Scheduler scheduler = make("pack", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 40), 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0"});
+  CHECK(scheduler.state(1) == SessionState::kResident);
+  CHECK(scheduler.promised_bytes() == 50);
+  CHECK_FALSE(scheduler.pick(0, 0));
+  scheduler.ready(1, 5);
+  CHECK(scheduler.pick(0, 5) == 1);
+  scheduler.not_ready(1, 6);
+  CHECK_FALSE(scheduler.pick(0, 6));
+  scheduler.leave(1, 7);
+  CHECK(actions(scheduler) == Strings{"close 0"});
+  CHECK(scheduler.promised_bytes() == 0);
+  CHECK_FALSE(scheduler.knows(1));
+}
+
+TEST_CASE("what could never run is refused with the numbers, what must not queue too") {
+  Scheduler scheduler = make("fair", capacity(100));
+  const base::Status large = scheduler.arrive(spec(1, 60, 41), 0);
+  CHECK(large.code() == GPUSHARE_EXCEEDS_CAPACITY);
+  CHECK(large.message().find("60 B") != std::string::npos);
+  CHECK(scheduler.arrive(spec(2, UINT64_MAX, UINT64_MAX), 0).code() == GPUSHARE_EXCEEDS_CAPACITY);
+  REQUIRE(scheduler.arrive(spec(3, 20, 60), 0).ok());
+  SessionSpec hasty = spec(4, 30, 10);
+  hasty.may_queue = false;
+  const base::Status full = scheduler.arrive(hasty, 0);
+  CHECK(full.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(full.message().find("20 B of 100 B can be promised") != std::string::npos);
+  CHECK_FALSE(scheduler.knows(4));
+  CHECK(scheduler.arrive(spec(3, 1, 1), 0).code() == GPUSHARE_INVALID_ARGUMENT);
+  SessionSpec weightless = spec(5, 1, 1);
+  weightless.weight = 0;
+  CHECK(scheduler.arrive(weightless, 0).code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("sizes are rounded to the granularity") {
+  SchedulerOptions options = capacity(128);
+  options.granularity_bytes = 32;
+  Scheduler scheduler = make("fair", options);
+  REQUIRE(scheduler.arrive(spec(1, 1, 33), 0).ok());
+  CHECK(scheduler.promised_bytes() == 96);
+  CHECK(scheduler.arrive(spec(2, 33, 65), 0).code() == GPUSHARE_EXCEEDS_CAPACITY);
+}
+
+TEST_CASE("calls about sessions that do not exist do nothing") {
+  Scheduler scheduler = make("srtf", capacity(10));
+  scheduler.ready(9, 0);
+  scheduler.finished(9, 1, 0);
+  scheduler.dispatched(9, 0, 0);
+  scheduler.leave(9, 0);
+  scheduler.page_done(9, 0);
+  scheduler.unplaced(9, 0);
+  scheduler.wake(9, 0);
+  CHECK(scheduler.set_need(9, 1, 1, 0).code() == GPUSHARE_NOT_FOUND);
+  CHECK_FALSE(scheduler.pick(3, 0));
+  CHECK(actions(scheduler).empty());
+}
+
+TEST_CASE("fifo admits one at a time, in order, though others would fit") {
+  Scheduler scheduler = make("fifo", capacity(100));
+  for (SessionId id = 1; id <= 3; ++id) REQUIRE(scheduler.arrive(spec(id, 1, 1), 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:1", "admit 1@0"});
+  scheduler.leave(1, 10);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:1", "admit 2@0"});
+  scheduler.leave(3, 11);  // from the queue
+  scheduler.leave(2, 12);
+  CHECK(actions(scheduler) == Strings{"close 0"});
+}
+
+TEST_CASE("a lane shrinks for others only when what was dispatched before has finished") {
+  SchedulerOptions options = capacity(100);
+  options.max_lanes = 1;
+  Scheduler scheduler = make("fair", options);
+  REQUIRE(scheduler.arrive(spec(1, 0, 90), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 5, 20), 0).ok());
+  REQUIRE(scheduler.arrive(spec(3, 50, 10), 0).ok());
+  actions(scheduler);
+  scheduler.ready(2, 0);
+  CHECK(scheduler.pick(0, 0) == 2);
+  scheduler.dispatched(2, 0, 0);
+  scheduler.leave(1, 1);
+  CHECK(actions(scheduler) == Strings{"resize 0:20"});
+  CHECK(scheduler.promised_bytes() == 95);  // still
+  scheduler.ready(2, 1);
+  scheduler.dispatched(2, 0, 2);  // keeps to the new size already
+  scheduler.finished(2, 5, 5);
+  CHECK(actions(scheduler) == Strings{"admit 3@0"});
+  CHECK(scheduler.promised_bytes() == 75);
+}
+
+TEST_CASE("a large session that waits is not overtaken for ever") {
+  Scheduler scheduler = make("fair", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 10), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 10, 90), 0).ok());
+  uint64_t overtakers = 0;
+  std::vector<SessionId> small;
+  for (SessionId id = 3; id < 500; ++id) {
+    REQUIRE(scheduler.arrive(spec(id, 10, 10), 0).ok());
+    small.push_back(id);
+    if (scheduler.state(id) == SessionState::kResident) ++overtakers;
+    if (small.size() > 2) {
+      scheduler.leave(small.front(), 0);
+      small.erase(small.begin());
+    }
+    if (scheduler.state(2) == SessionState::kResident) break;
+    if (id == 100) scheduler.leave(1, 0);
+  }
+  CHECK(scheduler.state(2) == SessionState::kResident);
+  CHECK(overtakers <= scheduler.policy().traits().max_overtakes + 2);
+}
+
+TEST_CASE("srtf: a shorter session is let in by paging out longer ones, no more than needed") {
+  Scheduler scheduler = make("srtf", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 20, 40, 1000), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 30, 40, 2000), 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0", "admit 2@0"});
+  scheduler.ready(1, 0);
+  scheduler.ready(2, 0);
+  uint64_t now = 0;
+  CHECK(run(scheduler, 0, 10, now) == 1);
+  REQUIRE(scheduler.arrive(spec(3, 25, 40, 100), now).ok());
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  CHECK(scheduler.state(2) == SessionState::kPagedOut);
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  CHECK(run(scheduler, 0, 10, now) == 1);  // the lane goes on meanwhile
+  scheduler.page_done(2, now);
+  CHECK(actions(scheduler) == Strings{"admit 3@0"});
+  scheduler.ready(3, now);
+  CHECK(run(scheduler, 0, 10, now) == 3);
+  scheduler.leave(3, now);
+  CHECK(actions(scheduler) == Strings{"in 2@0"});
+  CHECK(scheduler.state(2) == SessionState::kPagedOut);
+  scheduler.page_done(2, now);
+  CHECK(scheduler.state(2) == SessionState::kResident);
+  CHECK(run(scheduler, 0, 10, now) == 1);
+}
+
+TEST_CASE("srtf: a victim finishes what it has in flight before it is paged out") {
+  Scheduler scheduler = make("srtf", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 60, 40, 1000), 0).ok());
+  scheduler.ready(1, 0);
+  actions(scheduler);
+  scheduler.pick(0, 0);
+  scheduler.dispatched(1, 0, 0);
+  scheduler.ready(1, 0);
+  REQUIRE(scheduler.arrive(spec(2, 60, 40, 10), 1).ok());
+  CHECK(actions(scheduler).empty());
+  CHECK_FALSE(scheduler.pick(0, 1));  // not picked any more
+  scheduler.finished(1, 5, 5);
+  CHECK(actions(scheduler) == Strings{"out 1"});
+  scheduler.page_done(1, 6);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:40", "admit 2@0"});
+}
+
+TEST_CASE("srtf: without paging, or against what is shorter, a session waits") {
+  SchedulerOptions options = capacity(100);
+  options.paging = false;
+  Scheduler scheduler = make("srtf", options);
+  REQUIRE(scheduler.arrive(spec(1, 60, 40, 1000), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 60, 40, 10), 1).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0"});
+  Scheduler paging = make("srtf", capacity(100));
+  REQUIRE(paging.arrive(spec(1, 20, 40, 10), 0).ok());
+  REQUIRE(paging.arrive(spec(2, 30, 40, 1000), 0).ok());
+  REQUIRE(paging.arrive(spec(3, 25, 40, 100), 0).ok());  // outranks 2, but 1 would run before it anyway
+  CHECK(actions(paging) == Strings{"open 0:40", "admit 1@0", "admit 2@0"});
+  paging.leave(1, 5);
+  CHECK(actions(paging) == Strings{"admit 3@0"});
+}
+
+TEST_CASE("a page-out not begun is called off when the session it was for goes away") {
+  Scheduler scheduler = make("srtf", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 60, 40, 1000), 0).ok());
+  scheduler.ready(1, 0);
+  scheduler.pick(0, 0);
+  scheduler.dispatched(1, 0, 0);
+  scheduler.ready(1, 0);
+  REQUIRE(scheduler.arrive(spec(2, 60, 40, 10), 1).ok());
+  scheduler.leave(2, 2);
+  scheduler.finished(1, 5, 5);
+  CHECK(scheduler.pick(0, 5) == 1);
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0"});
+}
+
+TEST_CASE("priority pages out what ranks lower, across lanes, and class comes first") {
+  Scheduler scheduler = make("priority", capacity(100));
+  SessionSpec low = spec(1, 40, 20);
+  low.cls = SessionClass::kOpportunistic;
+  low.priority = 99;
+  REQUIRE(scheduler.arrive(low, 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 20, 20), 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:20", "admit 1@0", "open 1:20", "admit 2@1"});
+  REQUIRE(scheduler.arrive(spec(3, 30, 20), 0).ok());
+  CHECK(actions(scheduler) == Strings{"out 1"});
+  scheduler.page_done(1, 1);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "admit 3@0"});
+  // Idle in host memory, it comes back only for a reason.
+  scheduler.leave(2, 2);
+  CHECK(actions(scheduler) == Strings{"close 1", "in 1@0"});
+}
+
+TEST_CASE("an idle paged-out session does not claim room that others want, until it is woken") {
+  Scheduler scheduler = make("priority", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 60, 20), 0).ok());
+  SessionSpec high = spec(2, 60, 20);
+  high.priority = 1;
+  REQUIRE(scheduler.arrive(high, 0).ok());
+  scheduler.page_done(1, 1);
+  REQUIRE(scheduler.arrive(spec(3, 70, 20), 2).ok());
+  actions(scheduler);
+  scheduler.leave(2, 3);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "admit 3@0"});  // 1 is older, but idle
+  scheduler.wake(1, 4);
+  scheduler.leave(3, 5);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "in 1@0"});
+}
+
+TEST_CASE("a session that could not be placed waits until something is freed") {
+  Scheduler scheduler = make("pack", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 20), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 10, 20), 0).ok());
+  actions(scheduler);
+  scheduler.unplaced(2, 0);
+  CHECK(scheduler.state(2) == SessionState::kQueued);
+  CHECK(actions(scheduler) == Strings{"close 1"});
+  REQUIRE(scheduler.arrive(spec(3, 10, 10), 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 1:10", "admit 3@1"});
+  scheduler.leave(1, 1);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "admit 2@0"});
+}
+
+TEST_CASE("a session of unknown need is profiled with all that is free, then keeps what it measured") {
+  Scheduler scheduler = make("pack", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 20), 0).ok());
+  SessionSpec unknown = spec(2, 5, 1);
+  unknown.profiling = true;
+  REQUIRE(scheduler.arrive(unknown, 0).ok());
+  CHECK(actions(scheduler) == Strings{"open 0:20", "admit 1@0", "open 1:65", "admit 2@1"});
+  REQUIRE(scheduler.arrive(spec(3, 10, 20), 0).ok());
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  REQUIRE(scheduler.set_need(2, 8, 12, 1).ok());
+  CHECK(actions(scheduler) == Strings{"resize 1:12", "open 2:20", "admit 3@2"});
+  CHECK(scheduler.promised_bytes() == 80);
+  CHECK(scheduler.set_need(2, 8, 33, 2).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(scheduler.set_need(2, 8, 93, 2).code() == GPUSHARE_EXCEEDS_CAPACITY);
+  CHECK(scheduler.promised_bytes() == 80);
+  REQUIRE(scheduler.set_need(2, 8, 32, 2).ok());
+  CHECK(actions(scheduler) == Strings{"resize 1:32"});
+}
+
+TEST_CASE("remaining time is declared, else estimated from measured iterations, else unknown") {
+  Scheduler scheduler = make("fair", capacity(100));
+  SessionSpec estimated = spec(1, 1, 1);
+  estimated.iterations_total = 10;
+  REQUIRE(scheduler.arrive(estimated, 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 1, 1, 500), 0).ok());
+  CHECK(scheduler.view(1).remaining_ns == kUnknown);
+  CHECK(scheduler.view(2).remaining_ns == 500);
+  scheduler.ready(1, 0);
+  scheduler.dispatched(1, 0, 0);
+  scheduler.finished(1, 30, 30);
+  CHECK(scheduler.view(1).remaining_ns == 270);
+  scheduler.ready(1, 0);
+  scheduler.dispatched(1, 0, 0);
+  scheduler.finished(1, 90, 120, 3);
+  CHECK(scheduler.view(1).remaining_ns == 180);
+  CHECK(scheduler.view(1).iterations_done == 4);
+  scheduler.ready(2, 0);
+  scheduler.dispatched(2, 1, 0);
+  scheduler.finished(2, 501, 600);
+  CHECK(scheduler.view(2).remaining_ns == kUnknown);  // the declaration proved wrong
+  scheduler.set_remaining(2, 40, 601);
+  CHECK(scheduler.view(2).remaining_ns == 40);
+}
+
+TEST_CASE("the policy can be changed while sessions run") {
+  Scheduler scheduler = make("fifo", capacity(100));
+  for (SessionId id = 1; id <= 3; ++id) REQUIRE(scheduler.arrive(spec(id, 10, 10, 1000 / id), 0).ok());
+  actions(scheduler);
+  scheduler.set_policy(std::move(*make_policy("pack")), 1);
+  CHECK(actions(scheduler) == Strings{"open 1:10", "admit 2@1", "open 2:10", "admit 3@2"});
+  scheduler.set_policy(std::move(*make_policy("srtf")), 2);
+  CHECK(scheduler.residents() == 3);
+  CHECK(scheduler.policy().name() == "srtf");
+}
+
+// Invariant 7: the service of two backlogged sessions in a lane differs by at most two of the longest
+// iterations, weighted.
+TEST_CASE("fair: service of backlogged sessions stays within two of the longest iterations") {
+  const uint64_t seed = test::seed();
+  INFO("GPUSHARE_TEST_SEED=" << seed);
+  test::Random random(seed);
+  for (const uint32_t depth : {1u, 2u, 5u}) {
+    SchedulerOptions options = capacity(1000);
+    options.max_lanes = 1;
+    Scheduler scheduler = make("fair", options);
+    constexpr uint64_t kLongest = 100;
+    std::vector<SessionId> flying;
+    std::vector<double> service(20), base_service(20), weight(20, 1.0);
+    uint64_t now = 0;
+    SessionId last = 0;
+    const auto arrive = [&] {
+      SessionSpec next = spec(++last, 1, 10);
+      next.weight = weight[last] = static_cast<double>(test::uniform(random, 1, 3));
+      REQUIRE(scheduler.arrive(next, now).ok());
+      scheduler.take_actions();
+      scheduler.ready(last, now);
+    };
+    arrive();
+    for (int step = 0; step < 20'000; ++step) {
+      if (step % 1000 == 500 && last < 15) {
+        arrive();
+        // Compared from here on, once what was in flight has landed in the books.
+        while (!flying.empty()) {
+          const uint64_t length = test::uniform(random, 1, kLongest);
+          now += length;
+          service[flying.front()] += static_cast<double>(length) / weight[flying.front()];
+          scheduler.finished(flying.front(), length, now);
+          flying.erase(flying.begin());
+        }
+        base_service = service;
+      }
+      while (flying.size() < depth) {
+        const auto picked = scheduler.pick(0, now);
+        REQUIRE(picked);
+        scheduler.dispatched(*picked, 0, now);
+        scheduler.ready(*picked, now);
+        flying.push_back(*picked);
+      }
+      const uint64_t length = test::uniform(random, 1, kLongest);
+      now += length;
+      service[flying.front()] += static_cast<double>(length) / weight[flying.front()];
+      scheduler.finished(flying.front(), length, now);
+      flying.erase(flying.begin());
+      double least = 1e300, most = 0;
+      for (SessionId id = 1; id <= last; ++id) {
+        least = std::min(least, service[id] - base_service[id]);
+        most = std::max(most, service[id] - base_service[id]);
+      }
+      // At depth one this is invariant 7 itself, twice over because the comparison starts at an arrival and
+      // not from equal service. Deeper, up to `depth` iterations are booked at their expected length.
+      REQUIRE(most - least <= (2.0 * 2 + (depth - 1)) * kLongest);
+    }
+  }
+}
+
+TEST_CASE("fair: a newcomer starts at the current virtual time, not with everybody's past") {
+  SchedulerOptions options = capacity(1000);
+  options.max_lanes = 1;
+  Scheduler scheduler = make("fair", options);
+  uint64_t now = 0;
+  REQUIRE(scheduler.arrive(spec(1, 1, 10), 0).ok());
+  scheduler.ready(1, 0);
+  for (int i = 0; i < 100; ++i) CHECK(run(scheduler, 0, 10, now) == 1);
+  REQUIRE(scheduler.arrive(spec(2, 1, 10), now).ok());
+  scheduler.ready(2, now);
+  int second = 0;
+  for (int i = 0; i < 20; ++i) second += run(scheduler, 0, 10, now) == 2;
+  CHECK(second == 10);
+}
