@@ -7,17 +7,29 @@
  * Versioning. `abi_version` is GPUSHARE_BACKEND_ABI_VERSION of the header the backend was built with; its
  *   major half (upper 16 bits) must equal the runtime's. Ops are only ever appended. Registration copies the
  *   prefix that `struct_size` covers, fills absent optional ops with "return GPUSHARE_UNSUPPORTED", and
- * refuses a table that lacks a mandatory op or fills only part of an optional group. Ownership. Objects that
- * an op hands out (device, stream, event, mapping) belong to the caller until the matching
- * close/destroy/release op. The table and its strings must live until the process ends. Threads. Every op may
- * be called from any thread, concurrently, except that an object's destroy op must not overlap another op on
- * the same object. No op may call back into gpushare while holding a lock that another op takes. Blocking.
- * Only ops whose comment says so block on device work. `probe` is cheap and has no side effects;
- * `device_open` does the work. Errors. An op returns a status of status.h. On failure it first stores the
- * details for the calling thread, which `last_error` returns until the next failing op on that thread.
- * Outputs are written only on success. Asynchronous failures are sticky on the stream: they come out of
- * stream_query, stream_synchronize, event_query and event_synchronize of work behind them. Units. Sizes are
- * bytes, times nanoseconds, and the name says so. SPDX-License-Identifier: Apache-2.0 */
+ *   refuses a table that lacks a mandatory op or fills only part of an optional group.
+ *
+ * Ownership. Objects that an op hands out (device, stream, event, mapping) belong to the caller until the
+ *   matching close/destroy/release op. The table and its strings must live until the process ends.
+ *
+ * Threads. Every op may be called from any thread, concurrently, except that an object's destroy op must not
+ *   overlap another op on the same object. No op may call back into gpushare while holding a lock that
+ *   another op takes.
+ *
+ * Blocking. Only ops whose comment says so block on device work. `probe` is cheap and has no side effects;
+ *   `device_open` does the work.
+ *
+ * Errors. An op returns a status of status.h. On failure it first stores the details for the calling thread,
+ *   which `last_error` returns until the next failing op on that thread. NOT_READY is an answer, not a
+ *   failure: it need not be stored. Outputs are written only on success. A null object is INVALID_HANDLE.
+ *   Asynchronous failures are sticky on the stream: they come out of stream_query, stream_synchronize,
+ *   event_query and event_synchronize of work behind them; work behind them is dropped and new work refused
+ *   with the same status. Another stream that waits for such an event goes on: a wait orders, it does not
+ *   carry failures. A lost device fails every op but those that release something and device_info, clock_now
+ *   and last_error.
+ *
+ * Units. Sizes are bytes, times nanoseconds, and the name says so.
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_BACKEND_H_
 #define GPUSHARE_BACKEND_H_
 
@@ -55,12 +67,12 @@ enum {
   GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5        /* group "faults" works (test backends) */
 };
 
-/* Details of the last failing op of the calling thread. `struct_size` is set by the backend. */
+/* Details of the last failing op of the calling thread. */
 typedef struct gpushare_backend_error {
-  uint32_t struct_size;
-  int32_t status;      /* the status the op returned */
-  int64_t native_code; /* errno, CUresult, ...; 0 if there is none */
-  char message[488];   /* what failed, the limit, what to do; NUL-terminated */
+  uint32_t struct_size; /* set by the caller; the backend writes at most this many bytes */
+  int32_t status;       /* the status the op returned */
+  int64_t native_code;  /* errno, CUresult, ...; 0 if there is none */
+  char message[488];    /* what failed, the limit, what to do; NUL-terminated */
 } gpushare_backend_error;
 
 typedef struct gpushare_backend_device_info {
@@ -70,9 +82,8 @@ typedef struct gpushare_backend_device_info {
   uint64_t total_bytes;                /* device memory in all */
   uint64_t free_bytes;                 /* of it, not in use by anybody now */
   uint64_t allocation_alignment_bytes; /* mem_alloc returns addresses aligned so */
-  uint64_t
-      mapping_granularity_bytes; /* sizes and offsets of mappings are multiples; 0 without virtual memory */
-  int32_t priority_lowest;       /* stream priorities: numerically larger is less urgent, as in CUDA */
+  uint64_t mapping_granularity_bytes;  /* mappings are multiples of it; 0 without virtual memory */
+  int32_t priority_lowest;             /* stream priorities: numerically larger is less urgent, as in CUDA */
   int32_t priority_highest;
   uint32_t compute_units; /* SMs on cuda, worker threads on host */
   uint32_t reserved;
@@ -83,7 +94,8 @@ enum {
   GPUSHARE_EVENT_TIMING = 1 << 0 /* the event records a device time that event_elapsed can read */
 };
 
-/* A host function in stream order. Must not call ops that block on the same stream. */
+/* A host function in stream order. Must not call ops that block on the same stream (host and sim refuse with
+ * INVALID_STATE). If an exception leaves it, its stream fails with CALLBACK_FAILED. */
 typedef void (*gpushare_host_function)(void* user_data);
 
 /* Work of a known cost, for devices that simulate (group "modelled work"). */
@@ -96,16 +108,16 @@ typedef struct gpushare_backend_work {
   uint32_t reserved;
 } gpushare_backend_work;
 
-/* Kinds of scripted fault (group "faults"). `at_call` counts matching calls from 1 since the fault was set.
- */
+/* Kinds of scripted fault (group "faults"). `at_call` counts matching calls, from 1. */
 enum {
-  GPUSHARE_FAULT_NONE = 0,                 /* clears all faults */
+  GPUSHARE_FAULT_NONE = 0, /* clears all faults that have not fired; a lost device stays lost */
   GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY = 1, /* the at_call-th mem_alloc or phys_create fails */
   GPUSHARE_FAULT_MAP_FAILS = 2,            /* the at_call-th va_map fails with DEVICE_OUT_OF_MEMORY */
   GPUSHARE_FAULT_STREAM_CREATE_FAILS = 3,  /* the at_call-th stream_create fails */
-  GPUSHARE_FAULT_LAUNCH_FAILS = 4, /* the at_call-th enqueue (launch, copy, fill, work) fails synchronously */
+  GPUSHARE_FAULT_LAUNCH_FAILS = 4, /* the at_call-th launch, copy, fill or work fails with UNKNOWN at once */
   GPUSHARE_FAULT_DEVICE_LOST = 5,  /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
-  GPUSHARE_FAULT_SLOW_STREAM = 6,  /* from the at_call-th enqueue on, work takes `factor` times as long */
+  GPUSHARE_FAULT_SLOW_STREAM = 6,  /* the stream of the at_call-th enqueue is slow from that work on: all of
+                                      its work takes `factor` times as long */
   GPUSHARE_FAULT_HOST_OUT_OF_MEMORY = 7 /* the at_call-th host_alloc fails */
 };
 
@@ -113,7 +125,7 @@ typedef struct gpushare_backend_fault {
   uint32_t struct_size;
   uint32_t kind;    /* GPUSHARE_FAULT_* */
   uint64_t at_call; /* 1 = the next one */
-  double factor;    /* SLOW_STREAM only */
+  double factor;    /* SLOW_STREAM only: 1 to 1000 */
 } gpushare_backend_fault;
 
 typedef struct gpushare_backend_ops {
@@ -121,8 +133,7 @@ typedef struct gpushare_backend_ops {
   uint32_t abi_version; /* GPUSHARE_BACKEND_ABI_VERSION of the backend's header */
   const char* name;     /* "host"; lower case, unique, no '?' or ':' */
 
-  /* ---- mandatory ----------------------------------------------------------------------------------------
-   */
+  /* ---- mandatory ---- */
 
   /* Counts the devices without touching them. UNAVAILABLE with the reason when there is no driver. */
   int32_t (*probe)(uint32_t* out_device_count);
@@ -149,14 +160,13 @@ typedef struct gpushare_backend_ops {
   /* priority: within [priority_highest, priority_lowest]; ignored without PRIORITIES. */
   int32_t (*stream_create)(gpushare_backend_device* device, int32_t priority,
                            gpushare_backend_stream** out_stream);
-  /* Waits for the stream's work, then destroys it. */
+  /* Waits for the stream's work, then destroys it, whatever state the work is in. */
   int32_t (*stream_destroy)(gpushare_backend_stream* stream);
   /* OK when all work has finished, else NOT_READY, or the stream's sticky error. */
   int32_t (*stream_query)(gpushare_backend_stream* stream);
   /* Blocks until all work enqueued before the call has finished. */
   int32_t (*stream_synchronize)(gpushare_backend_stream* stream);
-  /* Work enqueued later on `stream` waits for `event`. No host wait. An event never recorded counts as done.
-   */
+  /* Work enqueued later on `stream` waits for `event`; the host does not. An event never recorded is done. */
   int32_t (*stream_wait_event)(gpushare_backend_stream* stream, gpushare_backend_event* event);
   /* The native handle (CUstream on cuda; the stream object itself elsewhere). */
   int32_t (*stream_native)(gpushare_backend_stream* stream, void** out_native);
@@ -171,7 +181,7 @@ typedef struct gpushare_backend_ops {
   /* Blocks until the event's last record has been passed. */
   int32_t (*event_synchronize)(gpushare_backend_event* event);
   /* Device time between two passed TIMING events. NOT_READY before both have passed; INVALID_STATE if one was
-   * never recorded or has no timing. */
+   * never recorded or has no timing, or if `end` passed before `start`. */
   int32_t (*event_elapsed)(gpushare_backend_event* start, gpushare_backend_event* end, uint64_t* out_ns);
 
   /* Copies in stream order; each side is a device address or a host pointer cast to uint64_t (`kind` tells).
@@ -185,8 +195,7 @@ typedef struct gpushare_backend_ops {
    * stream waits. */
   int32_t (*launch_host)(gpushare_backend_stream* stream, gpushare_host_function function, void* user_data);
 
-  /* ---- group "virtual memory": all or none ---------------------------------------------------------------
-   */
+  /* ---- group "virtual memory": all or none ---- */
 
   /* Reserves an address range without memory behind it; bytes is a multiple of the granularity. */
   int32_t (*va_reserve)(gpushare_backend_device* device, uint64_t bytes,
@@ -205,14 +214,12 @@ typedef struct gpushare_backend_ops {
   /* Unmaps exactly a range that one va_map call mapped. Work that uses it must have finished. */
   int32_t (*va_unmap)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes);
 
-  /* ---- group "modelled work" -----------------------------------------------------------------------------
-   */
+  /* ---- group "modelled work" ---- */
 
   /* Enqueues work of a known cost (simulating devices only). */
   int32_t (*work_launch)(gpushare_backend_stream* stream, const gpushare_backend_work* work);
 
-  /* ---- group "faults" (test backends) --------------------------------------------------------------------
-   */
+  /* ---- group "faults" (test backends) ---- */
 
   int32_t (*fault_set)(gpushare_backend_device* device, const gpushare_backend_fault* fault);
 } gpushare_backend_ops;

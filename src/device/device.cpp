@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/device.hpp"
+
+#include <string_view>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "device/registry.hpp"
+#include "device/support/ops_guard.hpp"
+#include "device/unsupported.hpp"
+
+namespace gpushare::device {
+namespace {
+
+struct Spec {
+  std::string backend;
+  uint32_t index = 0;
+  std::string device;  // without options
+  std::string options;
+};
+
+base::Result<Spec> parse_spec(const std::string& text) {
+  Spec spec;
+  const size_t question = text.find('?');
+  spec.device = text.substr(0, question);
+  if (question != std::string::npos) spec.options = text.substr(question + 1);
+  const size_t colon = spec.device.find(':');
+  spec.backend = spec.device.substr(0, colon);
+  if (colon != std::string::npos) {
+    const base::Result<uint64_t> index = base::parse_uint64(std::string_view(spec.device).substr(colon + 1));
+    if (!index.ok() || *index > UINT32_MAX) {
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "device '" + text + "': the index after ':' is not a number");
+    }
+    spec.index = static_cast<uint32_t>(*index);
+  }
+  if (spec.backend.empty()) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "device '" + text + "': want name[:index][?key=value&...]");
+  }
+  return spec;
+}
+
+// Every op that destroys something is called from a destructor sooner or later: its failure can only be
+// logged.
+void log_failure(const base::Status& status, const char* what) {
+  if (!status.ok()) base::log(base::kWarning, status.with_context(what).to_string());
+}
+
+}  // namespace
+
+Event::~Event() {
+  // After Device::close() the backend has released what was left.
+  if (event_ == nullptr || device_->get() == nullptr) return;
+  log_failure(device_->status(device_->ops().event_destroy(event_), "event_destroy"), "dropping an event");
+}
+
+base::Status Event::query() const {
+  return device_->status(device_->ops().event_query(event_), "event_query");
+}
+
+base::Status Event::synchronize() const {
+  return device_->status(device_->ops().event_synchronize(event_), "event_synchronize");
+}
+
+base::Result<uint64_t> Event::elapsed_since(const Event& start) const {
+  uint64_t ns = 0;
+  GPUSHARE_RETURN_IF_ERROR(
+      device_->status(device_->ops().event_elapsed(start.event_, event_, &ns), "event_elapsed"));
+  return ns;
+}
+
+Stream::~Stream() {
+  if (stream_ == nullptr || device_->get() == nullptr) return;
+  log_failure(device_->status(device_->ops().stream_destroy(stream_), "stream_destroy"), "dropping a stream");
+}
+
+void* Stream::native() const {
+  void* native = nullptr;
+  return device_->ops().stream_native(stream_, &native) == GPUSHARE_OK ? native : nullptr;
+}
+
+base::Status Stream::query() const {
+  return device_->status(device_->ops().stream_query(stream_), "stream_query");
+}
+
+base::Status Stream::synchronize() const {
+  return device_->status(device_->ops().stream_synchronize(stream_), "stream_synchronize");
+}
+
+base::Status Stream::wait(const Event& event) const {
+  return device_->status(device_->ops().stream_wait_event(stream_, event.get()), "stream_wait_event");
+}
+
+base::Status Stream::record(const Event& event) const {
+  return device_->status(device_->ops().event_record(event.get(), stream_), "event_record");
+}
+
+base::Status Stream::copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) const {
+  return device_->status(device_->ops().copy_async(stream_, destination, source, bytes, kind), "copy_async");
+}
+
+base::Status Stream::fill(Address address, uint8_t value, uint64_t bytes) const {
+  return device_->status(device_->ops().fill_async(stream_, address, value, bytes), "fill_async");
+}
+
+base::Status Stream::launch_host(gpushare_host_function function, void* user_data) const {
+  return device_->status(device_->ops().launch_host(stream_, function, user_data), "launch_host");
+}
+
+base::Status Stream::work(const gpushare_backend_work& work) const {
+  return device_->status(device_->ops().work_launch(stream_, &work), "work_launch");
+}
+
+base::Result<std::unique_ptr<Device>> Device::open(const std::string& text) {
+  GPUSHARE_ASSIGN_OR_RETURN(const Spec spec, parse_spec(text));
+  if (spec.backend == "auto") {
+    if (spec.device != "auto" || !spec.options.empty()) {
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          "device '" + text + "': auto takes no index and no options; name the backend to give any");
+    }
+    const gpushare_backend_ops* cuda = find_backend("cuda");
+    uint32_t count = 0;
+    if (cuda != nullptr && cuda->probe(&count) == GPUSHARE_OK) {
+      for (uint32_t index = 0; index < count; ++index) {
+        base::Result<std::unique_ptr<Device>> device = open("cuda:" + std::to_string(index));
+        if (device.ok()) return device;
+        log_failure(device.status(), "device auto passes over a GPU");
+      }
+    }
+    return open("host");
+  }
+  const gpushare_backend_ops* ops = find_backend(spec.backend);
+  if (ops == nullptr) {
+    std::string known;
+    for (const gpushare_backend_ops* backend : backends())
+      known += std::string(known.empty() ? "" : ", ") + backend->name;
+    return base::Status(GPUSHARE_NOT_FOUND,
+                        "there is no backend '" + spec.backend + "'; registered are " + known + ", and auto");
+  }
+  gpushare_backend_device* handle = nullptr;
+  const int32_t code = ops->device_open(spec.index, spec.options.c_str(), &handle);
+  std::unique_ptr<Device> device(new Device(ops, handle, spec.device));
+  GPUSHARE_RETURN_IF_ERROR(device->status(code, "device_open"));
+  GPUSHARE_ASSIGN_OR_RETURN(device->info_, device->refresh_info());
+  return device;
+}
+
+Device::Device(const gpushare_backend_ops* ops, gpushare_backend_device* device, std::string spec)
+    : ops_(ops), device_(device), spec_(std::move(spec)) {}
+
+Device::~Device() {
+  log_failure(close(), "closing a device");
+}
+
+base::Status Device::close() {
+  if (device_ == nullptr) return {};
+  gpushare_backend_device* device = std::exchange(device_, nullptr);
+  return status(ops_->device_close(device), "device_close");
+}
+
+base::Result<gpushare_backend_device_info> Device::refresh_info() {
+  gpushare_backend_device_info info{};
+  info.struct_size = sizeof(info);
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->device_info(device_, &info), "device_info"));
+  return info;
+}
+
+uint64_t Device::now_ns() const {
+  uint64_t ns = 0;
+  return ops_->clock_now(device_, &ns) == GPUSHARE_OK ? ns : 0;
+}
+
+base::Result<Address> Device::alloc(uint64_t bytes) {
+  Address address = 0;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->mem_alloc(device_, bytes, &address), "mem_alloc"));
+  return address;
+}
+
+base::Status Device::free(Address address) {
+  return status(ops_->mem_free(device_, address), "mem_free");
+}
+
+base::Result<void*> Device::host_alloc(uint64_t bytes) {
+  void* pointer = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->host_alloc(device_, bytes, &pointer), "host_alloc"));
+  return pointer;
+}
+
+base::Status Device::host_free(void* pointer) {
+  return status(ops_->host_free(device_, pointer), "host_free");
+}
+
+base::Result<Stream> Device::create_stream(int32_t priority) {
+  gpushare_backend_stream* stream = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->stream_create(device_, priority, &stream), "stream_create"));
+  return Stream(this, stream);
+}
+
+base::Result<Event> Device::create_event(uint32_t flags) {
+  gpushare_backend_event* event = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->event_create(device_, flags, &event), "event_create"));
+  return Event(this, event);
+}
+
+base::Result<Address> Device::va_reserve(uint64_t bytes) {
+  Address address = 0;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->va_reserve(device_, bytes, &address), "va_reserve"));
+  return address;
+}
+
+base::Status Device::va_free(Address address, uint64_t bytes) {
+  return status(ops_->va_free(device_, address, bytes), "va_free");
+}
+
+base::Result<gpushare_backend_memory*> Device::phys_create(uint64_t bytes) {
+  gpushare_backend_memory* memory = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create(device_, bytes, &memory), "phys_create"));
+  return memory;
+}
+
+base::Status Device::phys_release(gpushare_backend_memory* memory) {
+  return status(ops_->phys_release(device_, memory), "phys_release");
+}
+
+base::Status Device::va_map(Address address, uint64_t bytes, gpushare_backend_memory* memory,
+                            uint64_t offset) {
+  return status(ops_->va_map(device_, address, bytes, memory, offset), "va_map");
+}
+
+base::Status Device::va_unmap(Address address, uint64_t bytes) {
+  return status(ops_->va_unmap(device_, address, bytes), "va_unmap");
+}
+
+base::Status Device::set_fault(const gpushare_backend_fault& fault) {
+  return status(ops_->fault_set(device_, &fault), "fault_set");
+}
+
+base::Status Device::status(int32_t code, const char* op) const {
+  if (code == GPUSHARE_OK) return {};
+  if (code == GPUSHARE_NOT_READY) return not_ready();
+  if (code == GPUSHARE_UNSUPPORTED && take_unsupported()) {
+    return {code, std::string(op) + ": backend '" + ops_->name + "' does not have this operation", 0,
+            ops_->name};
+  }
+  gpushare_backend_error error{};
+  error.struct_size = sizeof(error);
+  if (ops_->last_error(&error) == GPUSHARE_OK && error.status == code && error.message[0] != '\0') {
+    error.message[sizeof(error.message) - 1] = '\0';
+    return {code, std::string(op) + ": " + error.message, error.native_code, ops_->name};
+  }
+  return {code, std::string(op) + " failed without details", 0, ops_->name};
+}
+
+}  // namespace gpushare::device

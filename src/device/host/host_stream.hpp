@@ -1,0 +1,146 @@
+// host_stream.hpp: streams, events and the copy bus of the host device.
+//
+// A point is what an event records: (stream, sequence number). It has passed when the stream has completed
+// that many ops, so a wait needs no state of the event and re-recording cannot disturb earlier waiters. Hot
+// path: on an idle stream a record, a wait for a passed event and a small copy are done by the calling
+// thread, under two uncontended locks; the stream's thread starts with the first op that has to run behind
+// the caller's back. Lock order: Event::mutex_ before Stream::mutex_; nothing is held while an op runs, a
+// small inline copy aside. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device::host {
+
+class Device;
+class Event;
+class Stream;
+
+// One direction between host and device: copies take turns in the order they come and last at least bytes /
+// bandwidth. Up to kCreditNs of lateness of the sleeping threads is made up for, so that short copies in a
+// row keep the bandwidth.
+class Bus {
+ public:
+  // 0 = no cap: copies then run side by side at memcpy's speed.
+  explicit Bus(double gigabytes_per_s) : bytes_per_ns_(gigabytes_per_s) {}
+  bool capped() const { return bytes_per_ns_ > 0; }
+  // Blocks until it is done.
+  void copy(char* destination, const char* source, uint64_t bytes);
+
+ private:
+  static constexpr uint64_t kCreditNs = 200'000;
+  const double bytes_per_ns_;
+  base::Mutex mutex_;
+  base::ConditionVariable turn_changed_;
+  uint64_t next_ticket_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t serving_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t free_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+};
+
+// What an op does. One struct for all kinds: ops are queued by value.
+struct Op {
+  enum class Kind { kCopy, kFill, kCallback, kRecord, kWait };
+  Kind kind = Kind::kCallback;
+  uint8_t value = 0;
+  Bus* bus = nullptr;  // null: no bus between source and destination
+  char* destination = nullptr;
+  const char* source = nullptr;
+  uint64_t bytes = 0;
+  gpushare_host_function function = nullptr;
+  void* user_data = nullptr;
+  std::shared_ptr<Event> event;    // kRecord of a timing event
+  std::shared_ptr<Stream> stream;  // kWait: until `stream` has completed `sequence` ops
+  uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
+};
+
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  Stream(Device& device, const std::atomic<bool>& device_lost) : device_(device), device_lost_(device_lost) {}
+  ~Stream();
+  Device& device() const { return device_; }
+
+  // Errors: the stream's sticky one, DEVICE_LOST, HOST_OUT_OF_MEMORY (no thread), INVALID_STATE (stopped).
+  base::Status enqueue(Op op);
+  base::Status query();
+  // Errors: also INVALID_STATE from a function that runs on this stream.
+  base::Status synchronize();
+  // Finishes the queue and joins the thread. Errors: INVALID_STATE from a function that runs on this stream.
+  base::Status stop();
+  // Every op from now on takes `factor` times as long.
+  void slow_down(double factor) { slow_factor_.store(factor, std::memory_order_relaxed); }
+
+  bool passed(uint64_t sequence) const { return completed_.load(std::memory_order_acquire) >= sequence; }
+  void wait_passed(uint64_t sequence);
+  // The failure that the op `sequence` lies behind; OK if none.
+  base::Status failure_at(uint64_t sequence);
+
+ private:
+  friend class Event;
+  static constexpr uint64_t kInlineBytes = 64 * 1024;  // copying so much costs far less than waking a thread
+
+  bool idle() const GPUSHARE_REQUIRES(mutex_) {
+    return completed_.load(std::memory_order_relaxed) == enqueued_;
+  }
+  base::Status push(Op op) GPUSHARE_REQUIRES(mutex_);
+  bool runs_inline(const Op& op) const GPUSHARE_REQUIRES(mutex_);
+  void run();
+  base::Status execute(const Op& op);
+  bool on_own_thread() const;
+
+  Device& device_;
+  const std::atomic<bool>& device_lost_;
+  std::atomic<double> slow_factor_{1.0};
+  std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> failed_sequence_{0};  // of the first op that failed; 0 = none
+
+  base::Mutex mutex_;
+  base::ConditionVariable work_came_;
+  base::ConditionVariable work_done_;
+  std::deque<Op> queue_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t enqueued_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool thread_idle_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  base::Status error_ GPUSHARE_GUARDED_BY(mutex_);  // sticky
+  std::thread thread_;                              // started under mutex_, joined by stop()
+};
+
+class Event : public std::enable_shared_from_this<Event> {
+ public:
+  Event(Device& device, bool timing) : device_(device), timing_(timing) {}
+  Device& device() const { return device_; }
+
+  base::Status record(Stream& stream);
+  base::Status query();
+  base::Status synchronize();
+  // Makes work enqueued later on `stream` wait for this event.
+  base::Status make_wait(Stream& stream);
+  static base::Result<uint64_t> elapsed(Event& start, Event& end);
+  // Called by the stream's thread when record number `record` is passed.
+  void pass(uint64_t record);
+
+ private:
+  struct Point {
+    std::shared_ptr<Stream> stream;
+    uint64_t sequence = 0;
+  };
+  Point point();
+  base::Result<uint64_t> passed_time();
+
+  Device& device_;
+  const bool timing_;
+  base::Mutex mutex_;
+  Point point_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t records_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t time_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gpushare::device::host

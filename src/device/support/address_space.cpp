@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/support/address_space.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "base/units.hpp"
+
+namespace gpushare::device {
+namespace {
+
+constexpr uint64_t kImaginaryBase = 1ull << 62;
+constexpr uint64_t kImaginaryStride = 1ull << 52;  // address space of one device
+constexpr uint64_t kImaginaryDevices = 256;        // until ranges of devices repeat
+constexpr uint64_t kLargestBytes = 1ull << 46;     // of one range: what an x86-64 process can map at most
+
+uint64_t round_up(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+base::Status system_error(int32_t code, const char* what, uint64_t bytes) {
+  const int error = errno;
+  return {code,
+          base::format("%s of %s failed: %s", what, base::format_bytes(bytes).c_str(), std::strerror(error)),
+          error};
+}
+
+char* map_pages(uint64_t bytes, int protection) {
+  void* pages = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pages == MAP_FAILED ? nullptr : static_cast<char*>(pages);
+}
+
+char* map_aligned_pages(uint64_t bytes, uint64_t alignment, int protection) {
+  if (alignment <= AddressSpace::kPageBytes) return map_pages(bytes, protection);
+  char* pages = map_pages(bytes + alignment, protection);
+  if (pages == nullptr) return nullptr;
+  const uint64_t start = reinterpret_cast<uint64_t>(pages);
+  const uint64_t head = round_up(start, alignment) - start;
+  if (head > 0) munmap(pages, head);
+  if (alignment > head) munmap(pages + head + bytes, alignment - head);
+  return pages + head;
+}
+
+void count(std::string& text, size_t number, const char* one, const char* many) {
+  if (number == 0) return;
+  if (!text.empty()) text += ", ";
+  text += std::to_string(number) + " " + (number == 1 ? one : many);
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<AddressSpace>> AddressSpace::create(const AddressSpaceOptions& options) {
+  int file = -1;
+  if (options.keep_data) {
+    file = memfd_create("gpushare-device", MFD_CLOEXEC);
+    if (file < 0)
+      return system_error(GPUSHARE_IO_ERROR, "memfd_create for device memory", options.total_bytes);
+  }
+  static std::atomic<uint64_t> next_device{0};
+  const uint64_t device = options.imaginary ? next_device.fetch_add(1) % kImaginaryDevices : 0;
+  return std::unique_ptr<AddressSpace>(
+      new AddressSpace(options, file, kImaginaryBase + device * kImaginaryStride));
+}
+
+AddressSpace::AddressSpace(const AddressSpaceOptions& options, int memory_file, Address first_imaginary)
+    : options_(options), memory_file_(memory_file), imaginary_end_(first_imaginary) {}
+
+AddressSpace::~AddressSpace() {
+  base::MutexLock lock(mutex_);
+  // A reservation's storage carries its mappings with it.
+  for (const auto& [address, range] : allocations_) give_back(address, range);
+  for (const auto& [address, range] : reservations_) give_back(address, range);
+  for (const auto& [pointer, bytes] : host_blocks_) munmap(pointer, bytes);
+  if (memory_file_ >= 0) close(memory_file_);
+}
+
+uint64_t AddressSpace::free_bytes() const {
+  base::MutexLock lock(mutex_);
+  return options_.total_bytes - used_bytes_;
+}
+
+base::Status AddressSpace::out_of_memory(const char* what, uint64_t bytes) const {
+  const uint64_t free_now = options_.total_bytes - used_bytes_;
+  return {
+      GPUSHARE_DEVICE_OUT_OF_MEMORY,
+      base::format(
+          "%s: %s of %s asked, %s of %s free. Free device memory, or open the device with a larger total_gib",
+          options_.backend.c_str(), what, base::format_bytes(bytes).c_str(),
+          base::format_bytes(free_now).c_str(), base::format_bytes(options_.total_bytes).c_str())};
+}
+
+AddressSpace::Address AddressSpace::take_imaginary(uint64_t bytes, uint64_t alignment) {
+  for (auto hole = imaginary_holes_.begin(); hole != imaginary_holes_.end(); ++hole) {
+    const auto [start, length] = *hole;
+    const Address address = round_up(start, alignment);
+    if (address - start > length || length - (address - start) < bytes) continue;
+    imaginary_holes_.erase(hole);
+    if (address > start) imaginary_holes_[start] = address - start;
+    if (start + length > address + bytes)
+      imaginary_holes_[address + bytes] = start + length - address - bytes;
+    return address;
+  }
+  const Address address = round_up(imaginary_end_, alignment);
+  if (address > imaginary_end_) imaginary_holes_[imaginary_end_] = address - imaginary_end_;
+  imaginary_end_ = address + bytes;
+  return address;
+}
+
+void AddressSpace::return_imaginary(Address address, uint64_t bytes) {
+  auto next = imaginary_holes_.lower_bound(address);
+  if (next != imaginary_holes_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == address) {
+      address = previous->first;
+      bytes += previous->second;
+      imaginary_holes_.erase(previous);
+    }
+  }
+  if (next != imaginary_holes_.end() && address + bytes == next->first) {
+    bytes += next->second;
+    imaginary_holes_.erase(next);
+  }
+  if (address + bytes == imaginary_end_) {
+    imaginary_end_ = address;
+  } else {
+    imaginary_holes_[address] = bytes;
+  }
+}
+
+base::Result<AddressSpace::Address> AddressSpace::place(uint64_t bytes, uint64_t alignment, int protection,
+                                                        Range* out_range) {
+  char* storage = nullptr;
+  if (options_.keep_data) {
+    storage = map_aligned_pages(bytes, alignment, protection);
+    if (storage == nullptr) return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap for device memory", bytes);
+  }
+  *out_range = {bytes, storage};
+  // One page between imaginary ranges, so that an overrun is never a valid address.
+  return options_.imaginary ? take_imaginary(bytes + kPageBytes, alignment)
+                            : reinterpret_cast<Address>(storage);
+}
+
+void AddressSpace::give_back(Address address, const Range& range) {
+  if (range.storage != nullptr) munmap(range.storage, range.bytes);
+  if (options_.imaginary) return_imaginary(address, range.bytes + kPageBytes);
+}
+
+base::Result<AddressSpace::Address> AddressSpace::alloc(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "an allocation of 0 bytes");
+  const uint64_t free_now = options_.total_bytes - used_bytes_;
+  if (bytes > free_now || round_up(bytes, kPageBytes) > free_now)
+    return out_of_memory("an allocation", bytes);
+  Range range{};
+  GPUSHARE_ASSIGN_OR_RETURN(const Address address,
+                            place(round_up(bytes, kPageBytes), kPageBytes, PROT_READ | PROT_WRITE, &range));
+  allocations_[address] = range;
+  used_bytes_ += range.bytes;
+  return address;
+}
+
+base::Status AddressSpace::free(Address address) {
+  base::MutexLock lock(mutex_);
+  const auto it = allocations_.find(address);
+  if (it == allocations_.end()) {
+    return {GPUSHARE_NOT_FOUND, base::format("no live allocation starts at 0x%llx (freed twice?)",
+                                             static_cast<unsigned long long>(address))};
+  }
+  used_bytes_ -= it->second.bytes;
+  give_back(address, it->second);
+  allocations_.erase(it);
+  return {};
+}
+
+base::Result<void*> AddressSpace::host_alloc(uint64_t bytes) {
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "a host allocation of 0 bytes");
+  base::MutexLock lock(mutex_);
+  char* pages =
+      bytes > kLargestBytes ? nullptr : map_pages(round_up(bytes, kPageBytes), PROT_READ | PROT_WRITE);
+  if (pages == nullptr) {
+    errno = ENOMEM;
+    return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "a host allocation", bytes);
+  }
+  host_blocks_[pages] = round_up(bytes, kPageBytes);
+  return static_cast<void*>(pages);
+}
+
+base::Status AddressSpace::host_free(void* pointer) {
+  base::MutexLock lock(mutex_);
+  const auto it = host_blocks_.find(pointer);
+  if (it == host_blocks_.end()) {
+    return {GPUSHARE_NOT_FOUND, base::format("no live host allocation starts at %p (freed twice?)", pointer)};
+  }
+  munmap(pointer, it->second);
+  host_blocks_.erase(it);
+  return {};
+}
+
+base::Status AddressSpace::check_granules(const char* what, uint64_t value) const {
+  if (value % options_.granularity_bytes == 0) return {};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("the %s 0x%llx is not a multiple of the mapping granularity, %s", what,
+                       static_cast<unsigned long long>(value),
+                       base::format_bytes(options_.granularity_bytes).c_str())};
+}
+
+base::Result<AddressSpace::Address> AddressSpace::reserve(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  if (bytes == 0 || bytes > kLargestBytes) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a reservation of " + base::format_bytes(bytes) +
+                                                       "; allowed is one granule to " +
+                                                       base::format_bytes(kLargestBytes));
+  }
+  base::MutexLock lock(mutex_);
+  Range range{};
+  GPUSHARE_ASSIGN_OR_RETURN(const Address address,
+                            place(bytes, options_.granularity_bytes, PROT_NONE, &range));
+  reservations_[address] = range;
+  return address;
+}
+
+base::Status AddressSpace::unreserve(Address address, uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  const auto it = reservations_.find(address);
+  if (it == reservations_.end() || it->second.bytes != bytes) {
+    return {GPUSHARE_NOT_FOUND,
+            base::format("no reservation of %s starts at 0x%llx; whole reservations are given back",
+                         base::format_bytes(bytes).c_str(), static_cast<unsigned long long>(address))};
+  }
+  const auto mapped = mappings_.lower_bound(address);
+  if (mapped != mappings_.end() && mapped->first < address + bytes) {
+    return {GPUSHARE_INVALID_STATE, base::format("0x%llx in the reservation is still mapped; unmap it first",
+                                                 static_cast<unsigned long long>(mapped->first))};
+  }
+  give_back(address, it->second);
+  reservations_.erase(it);
+  return {};
+}
+
+base::Result<gpushare_backend_memory*> AddressSpace::create_physical(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "physical memory of 0 bytes");
+  base::MutexLock lock(mutex_);
+  if (bytes > options_.total_bytes - used_bytes_) return out_of_memory("physical memory", bytes);
+  if (memory_file_ >= 0 && ftruncate(memory_file_, static_cast<off_t>(file_end_ + bytes)) != 0) {
+    return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "growing the memory file", bytes);
+  }
+  auto memory = std::make_unique<Memory>(Memory{bytes, file_end_});
+  Memory* raw = memory.get();
+  memories_[raw] = std::move(memory);
+  file_end_ += bytes;
+  used_bytes_ += bytes;
+  return reinterpret_cast<gpushare_backend_memory*>(raw);
+}
+
+void AddressSpace::drop_if_unused(Memory* memory) {
+  if (!memory->released || memory->mappings > 0) return;
+  if (memory_file_ >= 0) {
+    // A failure only delays the return of the pages to the system until the device closes.
+    (void)fallocate(memory_file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(memory->file_offset), static_cast<off_t>(memory->bytes));
+  }
+  used_bytes_ -= memory->bytes;
+  memories_.erase(memory);
+}
+
+base::Status AddressSpace::release_physical(gpushare_backend_memory* handle) {
+  base::MutexLock lock(mutex_);
+  Memory* memory = reinterpret_cast<Memory*>(handle);
+  const auto it = memories_.find(memory);
+  if (it == memories_.end() || memory->released) {
+    return {GPUSHARE_INVALID_HANDLE, "not live physical memory (released twice?)"};
+  }
+  memory->released = true;
+  drop_if_unused(memory);
+  return {};
+}
+
+base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend_memory* handle,
+                               uint64_t offset) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("address", address));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("offset", offset));
+  base::MutexLock lock(mutex_);
+  Memory* memory = reinterpret_cast<Memory*>(handle);
+  if (!memories_.contains(memory) || memory->released) {
+    return {GPUSHARE_INVALID_HANDLE, "not live physical memory (released?)"};
+  }
+  if (bytes == 0 || offset > memory->bytes || bytes > memory->bytes - offset) {
+    return {
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("%s at offset %s do not lie in %s of physical memory", base::format_bytes(bytes).c_str(),
+                     base::format_bytes(offset).c_str(), base::format_bytes(memory->bytes).c_str())};
+  }
+  const auto reservation = holder(reservations_, address, bytes);
+  if (reservation == reservations_.end()) {
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("%s at 0x%llx are not inside one reservation", base::format_bytes(bytes).c_str(),
+                         static_cast<unsigned long long>(address))};
+  }
+  auto next = mappings_.lower_bound(address);
+  const bool hits_next = next != mappings_.end() && next->first < address + bytes;
+  const bool hits_previous =
+      next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
+  if (hits_next || hits_previous) {
+    return {GPUSHARE_INVALID_STATE,
+            base::format("part of the range at 0x%llx is mapped already; unmap it first",
+                         static_cast<unsigned long long>(address))};
+  }
+  if (options_.keep_data) {
+    char* target = reservation->second.storage + (address - reservation->first);
+    if (mmap(target, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, memory_file_,
+             static_cast<off_t>(memory->file_offset + offset)) == MAP_FAILED) {
+      return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
+    }
+  }
+  mappings_[address] = {bytes, memory};
+  ++memory->mappings;
+  return {};
+}
+
+base::Status AddressSpace::unmap(Address address, uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  const auto it = mappings_.find(address);
+  if (it == mappings_.end() || it->second.bytes != bytes) {
+    return {GPUSHARE_NOT_FOUND,
+            base::format("no mapping of %s starts at 0x%llx; ranges are unmapped as they were mapped",
+                         base::format_bytes(bytes).c_str(), static_cast<unsigned long long>(address))};
+  }
+  if (options_.keep_data) {
+    const auto reservation = holder(reservations_, address, bytes);
+    char* target = reservation->second.storage + (address - reservation->first);
+    if (mmap(target, bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) ==
+        MAP_FAILED) {
+      return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "unmapping", bytes);
+    }
+  }
+  Memory* memory = it->second.memory;
+  mappings_.erase(it);
+  --memory->mappings;
+  drop_if_unused(memory);
+  return {};
+}
+
+AddressSpace::RangeMap::const_iterator AddressSpace::holder(const RangeMap& ranges, Address address,
+                                                            uint64_t bytes) {
+  auto it = ranges.upper_bound(address);
+  if (it == ranges.begin()) return ranges.end();
+  --it;
+  const uint64_t offset = address - it->first;
+  return offset <= it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges.end();
+}
+
+bool AddressSpace::fully_mapped(Address address, uint64_t bytes) const {
+  auto it = mappings_.upper_bound(address);
+  if (it == mappings_.begin()) return false;
+  --it;
+  for (Address covered = address; it != mappings_.end() && it->first <= covered; ++it) {
+    const Address end = it->first + it->second.bytes;
+    if (end <= covered) return false;
+    if (end - address >= bytes) return true;
+    covered = end;
+  }
+  return false;
+}
+
+base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes) const {
+  if (bytes == 0) return static_cast<char*>(nullptr);
+  base::MutexLock lock(mutex_);
+  auto it = holder(allocations_, address, bytes);
+  bool found = it != allocations_.end();
+  if (!found) {
+    it = holder(reservations_, address, bytes);
+    found = it != reservations_.end() && fully_mapped(address, bytes);
+  }
+  if (!found) {
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("%llu bytes at 0x%llx are not inside one allocation or mapped range",
+                     static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address)));
+  }
+  return it->second.storage == nullptr ? nullptr : it->second.storage + (address - it->first);
+}
+
+std::string AddressSpace::leaks() const {
+  base::MutexLock lock(mutex_);
+  std::string text;
+  count(text, allocations_.size(), "allocation", "allocations");
+  count(text, mappings_.size(), "mapping", "mappings");
+  count(text, reservations_.size(), "reservation", "reservations");
+  size_t handles = 0;
+  for (const auto& [raw, memory] : memories_) handles += memory->released ? 0 : 1;
+  count(text, handles, "physical memory handle", "physical memory handles");
+  count(text, host_blocks_.size(), "host allocation", "host allocations");
+  return text;
+}
+
+}  // namespace gpushare::device

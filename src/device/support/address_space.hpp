@@ -1,0 +1,118 @@
+// address_space.hpp: the memory of one host or sim device: allocations, reservations, physical memory,
+// mappings, the capacity that they share, and every misuse that can be told. Thread-safe; system calls are
+// made under its lock.
+//
+// Storage. An allocation is an anonymous mapping that the kernel fills on first touch. Physical memory is a
+// range of one sparse memory file that only ever grows at its end (file offsets are plentiful, file
+// descriptors are not); a released range is punched out. Mapping it somewhere is mmap(MAP_FIXED |
+// MAP_SHARED), so data moves with the physical memory; unmapping restores PROT_NONE. Imaginary addresses
+// (sim) lie above 2^62, where no pointer is valid, and are the same in every run; each range still has
+// storage behind it, unless the data are left out. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device {
+
+struct AddressSpaceOptions {
+  std::string backend;  // for messages
+  uint64_t total_bytes = 0;
+  uint64_t granularity_bytes = 0;  // of mappings: a power of two, a multiple of the page size
+  bool imaginary = false;
+  bool keep_data = true;  // false: copies have nothing to move; needs imaginary
+};
+
+class AddressSpace {
+ public:
+  using Address = gpushare_device_address;
+  static constexpr uint64_t kPageBytes = 4096;  // alignment and granule of allocations
+
+  // Errors: IO_ERROR (no memory file).
+  static base::Result<std::unique_ptr<AddressSpace>> create(const AddressSpaceOptions& options);
+  // Releases everything that is left.
+  ~AddressSpace();
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  uint64_t total_bytes() const { return options_.total_bytes; }
+  uint64_t granularity_bytes() const { return options_.granularity_bytes; }
+  uint64_t free_bytes() const;
+
+  // One op of backend.h each. Sizes of allocations are rounded up to pages. Errors: INVALID_ARGUMENT (zero,
+  // not a multiple, not reserved), NOT_FOUND (nothing starts there), INVALID_STATE (already mapped; still
+  // mapped), INVALID_HANDLE (stale physical memory), DEVICE_OUT_OF_MEMORY (asked, free, total),
+  // HOST_OUT_OF_MEMORY.
+  base::Result<Address> alloc(uint64_t bytes);
+  base::Status free(Address address);
+  base::Result<void*> host_alloc(uint64_t bytes);
+  base::Status host_free(void* pointer);
+  base::Result<Address> reserve(uint64_t bytes);
+  base::Status unreserve(Address address, uint64_t bytes);
+  base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
+  base::Status release_physical(gpushare_backend_memory* memory);
+  base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
+  base::Status unmap(Address address, uint64_t bytes);
+
+  // Where the bytes of [address, address + bytes) are stored; null if data are not kept or bytes is 0.
+  // Errors: INVALID_ARGUMENT unless the whole range lies in one allocation or in mapped ranges of one
+  // reservation.
+  base::Result<char*> storage(Address address, uint64_t bytes) const;
+
+  // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
+  std::string leaks() const;
+
+ private:
+  struct Range {
+    uint64_t bytes;
+    char* storage;
+  };
+  struct Memory {
+    uint64_t bytes;
+    uint64_t file_offset;
+    uint64_t mappings = 0;
+    bool released = false;
+  };
+  struct Mapping {
+    uint64_t bytes;
+    Memory* memory;
+  };
+  using RangeMap = std::map<Address, Range>;
+
+  AddressSpace(const AddressSpaceOptions& options, int memory_file, Address first_imaginary);
+  base::Status out_of_memory(const char* what, uint64_t bytes) const GPUSHARE_REQUIRES(mutex_);
+  // Address space of `bytes`, aligned; storage with `protection` behind it.
+  base::Result<Address> place(uint64_t bytes, uint64_t alignment, int protection, Range* out_range)
+      GPUSHARE_REQUIRES(mutex_);
+  void give_back(Address address, const Range& range) GPUSHARE_REQUIRES(mutex_);
+  Address take_imaginary(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(mutex_);
+  void return_imaginary(Address address, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);
+  base::Status check_granules(const char* what, uint64_t value) const;
+  // The range of `ranges` that holds all of [address, address + bytes), or end().
+  static RangeMap::const_iterator holder(const RangeMap& ranges, Address address, uint64_t bytes);
+  bool fully_mapped(Address address, uint64_t bytes) const GPUSHARE_REQUIRES(mutex_);
+
+  const AddressSpaceOptions options_;
+  const int memory_file_;  // -1 without data
+  mutable base::Mutex mutex_;
+  uint64_t used_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t file_end_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  RangeMap allocations_ GPUSHARE_GUARDED_BY(mutex_);
+  RangeMap reservations_ GPUSHARE_GUARDED_BY(mutex_);
+  std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<void*, uint64_t> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Memory*, std::unique_ptr<Memory>> memories_ GPUSHARE_GUARDED_BY(mutex_);
+  Address imaginary_end_ GPUSHARE_GUARDED_BY(mutex_);
+  std::map<Address, uint64_t> imaginary_holes_
+      GPUSHARE_GUARDED_BY(mutex_);  // below imaginary_end_, coalesced
+};
+
+}  // namespace gpushare::device

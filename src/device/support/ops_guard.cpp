@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/support/ops_guard.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gpushare::device {
+
+int32_t write_backend_error(const base::Status& status, gpushare_backend_error* out_error) {
+  if (out_error == nullptr || out_error->struct_size < sizeof(uint32_t)) return GPUSHARE_INVALID_ARGUMENT;
+  gpushare_backend_error error{};
+  error.struct_size = out_error->struct_size;
+  error.status = status.code();
+  error.native_code = status.native_code();
+  const size_t length = std::min(status.message().size(), sizeof(error.message) - 1);
+  std::memcpy(error.message, status.message().data(), length);
+  std::memcpy(out_error, &error, std::min<size_t>(out_error->struct_size, sizeof(error)));
+  return GPUSHARE_OK;
+}
+
+const base::Status& not_ready() {
+  // Never destroyed: queries may run while static destructors do.
+  static const base::Status* status = new base::Status(GPUSHARE_NOT_READY, "the work has not finished");
+  return *status;
+}
+
+base::Status null_handle(const char* what) {
+  return {GPUSHARE_INVALID_HANDLE, std::string("the ") + what + " is null"};
+}
+
+base::Status null_output() {
+  return {GPUSHARE_INVALID_ARGUMENT, "the output pointer is null"};
+}
+
+}  // namespace gpushare::device

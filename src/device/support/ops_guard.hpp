@@ -1,0 +1,57 @@
+// support: what the built-in backends share: the frame of an op and its last error, option strings, scripted
+// faults, and the bookkeeping of device memory. May be called from src/device/{host,sim,cuda} only.
+//
+// ops_guard.hpp: the frame around the body of every backend op.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <new>
+#include <string>
+
+#include "base/status.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device {
+
+// Copies `status` into the caller's struct, at most as many bytes as it says. Returns a status, as the op
+// last_error does.
+int32_t write_backend_error(const base::Status& status, gpushare_backend_error* out_error);
+
+// Runs `body` (returning base::Status) and keeps a failure in `last_error`, the backend's thread-local slot.
+// No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. NOT_READY is an answer
+// and is not kept.
+template <class Body>
+int32_t guard_op(base::Status& last_error, const char* op, Body&& body) noexcept {
+  try {
+    base::Status status = body();
+    if (status.ok()) return GPUSHARE_OK;
+    const int32_t code = status.code();
+    if (code != GPUSHARE_NOT_READY) last_error = std::move(status);
+    return code;
+  } catch (const std::bad_alloc&) {
+    // Building a message could fail again.
+    try {
+      last_error =
+          base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string(op) + ": the process is out of host memory");
+    } catch (...) {
+      last_error = base::Status();
+    }
+    return GPUSHARE_HOST_OUT_OF_MEMORY;
+  } catch (...) {
+    try {
+      last_error = base::Status(GPUSHARE_INTERNAL, std::string(op) + ": unexpected exception");
+    } catch (...) {
+      last_error = base::Status();
+    }
+    return GPUSHARE_INTERNAL;
+  }
+}
+
+// The shared NOT_READY status: queries are polled, so answering must not allocate.
+const base::Status& not_ready();
+
+// INVALID_HANDLE / INVALID_ARGUMENT for a null object or output.
+base::Status null_handle(const char* what);
+base::Status null_output();
+
+}  // namespace gpushare::device

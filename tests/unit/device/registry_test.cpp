@@ -1,0 +1,167 @@
+// The rules of backend.h for registering and loading a backend.
+// SPDX-License-Identifier: Apache-2.0
+#include "device/registry.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "device/device.hpp"
+#include "fake_backend.hpp"
+#include "support/catch.hpp"
+
+using gpushare::base::Status;
+using gpushare::device::backends;
+using gpushare::device::Device;
+using gpushare::device::find_backend;
+using gpushare::device::load_backend;
+using gpushare::device::register_backend;
+using gpushare::test::add_virtual_memory;
+using gpushare::test::fake_backend;
+
+namespace {
+
+bool mentions(const Status& status, const char* text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("built-in backends are there on first use and come first", "[registry]") {
+  REQUIRE(find_backend("host") != nullptr);
+  CHECK(std::strcmp(backends()[0]->name, "host") == 0);
+  CHECK(find_backend("nobody") == nullptr);
+}
+
+TEST_CASE("registration copies the table", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("copied");
+  REQUIRE(register_backend(&ops).ok());
+  ops.probe = nullptr;
+  const gpushare_backend_ops* found = find_backend("copied");
+  REQUIRE(found != nullptr);
+  REQUIRE(found != &ops);
+  uint32_t count = 0;
+  CHECK(found->probe(&count) == GPUSHARE_OK);
+  CHECK(register_backend(found).code() == GPUSHARE_ALREADY_EXISTS);
+}
+
+TEST_CASE("absent optional ops answer UNSUPPORTED", "[registry]") {
+  const gpushare_backend_ops ops = fake_backend("bare");
+  REQUIRE(register_backend(&ops).ok());
+  const gpushare_backend_ops* found = find_backend("bare");
+  REQUIRE(found != nullptr);
+  gpushare_device_address address = 0;
+  CHECK(found->va_reserve(nullptr, 1, &address) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->va_free(nullptr, 0, 1) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->phys_create(nullptr, 1, nullptr) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->phys_release(nullptr, nullptr) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->va_map(nullptr, 0, 1, nullptr, 0) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->va_unmap(nullptr, 0, 1) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->work_launch(nullptr, nullptr) == GPUSHARE_UNSUPPORTED);
+  CHECK(found->fault_set(nullptr, nullptr) == GPUSHARE_UNSUPPORTED);
+}
+
+TEST_CASE("a whole optional group is kept", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("with-virtual-memory");
+  add_virtual_memory(ops);
+  REQUIRE(register_backend(&ops).ok());
+  CHECK(find_backend("with-virtual-memory")->va_unmap(nullptr, 0, 1) == GPUSHARE_OK);
+}
+
+TEST_CASE("a half-filled group is refused and named", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("half");
+  add_virtual_memory(ops);
+  ops.va_unmap = nullptr;
+  const Status status = register_backend(&ops);
+  CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(mentions(status, "va_unmap"));
+  CHECK_FALSE(mentions(status, "va_map "));
+  CHECK(find_backend("half") == nullptr);
+}
+
+TEST_CASE("missing mandatory ops are refused and named", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("incomplete");
+  ops.event_query = nullptr;
+  ops.probe = nullptr;
+  const Status status = register_backend(&ops);
+  CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(mentions(status, "event_query"));
+  CHECK(mentions(status, "probe"));
+}
+
+TEST_CASE("the ABI's major version and the table's size are checked", "[registry]") {
+  CHECK(register_backend(nullptr).code() == GPUSHARE_INVALID_ARGUMENT);
+
+  gpushare_backend_ops ops = fake_backend("other-major");
+  ops.abi_version = (GPUSHARE_BACKEND_ABI_MAJOR + 1) << 16;
+  CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+  ops.abi_version = 0;
+  CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+
+  ops = fake_backend("newer-minor");
+  ops.abi_version = GPUSHARE_BACKEND_ABI_VERSION + 7;
+  CHECK(register_backend(&ops).ok());
+
+  ops = fake_backend("short");
+  ops.struct_size = GPUSHARE_BACKEND_OPS_V1_SIZE - 1;
+  CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("a longer table of a later version is accepted, its known prefix copied", "[registry]") {
+  struct Later {
+    gpushare_backend_ops ops;
+    void* more[4];
+  };
+  Later later{fake_backend("later"), {&later, &later, &later, &later}};
+  later.ops.struct_size = sizeof(later);
+  REQUIRE(register_backend(&later.ops).ok());
+  CHECK(find_backend("later")->struct_size == sizeof(gpushare_backend_ops));
+}
+
+TEST_CASE("names are checked", "[registry]") {
+  for (const char* name :
+       {"", "auto", "Upper", "a:b", "a?b", "with space", "a-name-that-is-longer-than-31-characters"}) {
+    INFO(name);
+    const gpushare_backend_ops ops = fake_backend(name);
+    CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+  }
+  const gpushare_backend_ops ops = fake_backend(nullptr);
+  CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+  const gpushare_backend_ops again = fake_backend("host");
+  CHECK(register_backend(&again).code() == GPUSHARE_ALREADY_EXISTS);
+}
+
+TEST_CASE("of many threads that register one name, one wins", "[registry]") {
+  const gpushare_backend_ops ops = fake_backend("contended");
+  std::vector<std::thread> threads;
+  std::vector<int32_t> codes(8, -1);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    threads.emplace_back([&, i] { codes[i] = register_backend(&ops).code(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(std::count(codes.begin(), codes.end(), GPUSHARE_OK) == 1);
+  CHECK(std::count(codes.begin(), codes.end(), GPUSHARE_ALREADY_EXISTS) == 7);
+}
+
+TEST_CASE("plug-ins load from absolute paths only", "[registry][plugin]") {
+  CHECK(load_backend("").code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(load_backend("libplugin.so").code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(load_backend("/nowhere/libplugin.so").code() == GPUSHARE_NOT_FOUND);
+  CHECK(load_backend(GPUSHARE_TEST_NOT_A_PLUGIN).code() == GPUSHARE_MALFORMED_INPUT);
+  REQUIRE(load_backend(GPUSHARE_TEST_PLUGIN).ok());
+  CHECK(find_backend("from-plugin") != nullptr);
+  CHECK(load_backend(GPUSHARE_TEST_PLUGIN).code() == GPUSHARE_ALREADY_EXISTS);
+}
+
+TEST_CASE("a failing op of a backend without details still says what failed", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("silent");
+  ops.device_open = [](uint32_t, const char*, gpushare_backend_device**) -> int32_t {
+    return GPUSHARE_UNAVAILABLE;
+  };
+  REQUIRE(register_backend(&ops).ok());
+  const auto device = Device::open("silent");
+  CHECK(device.status().code() == GPUSHARE_UNAVAILABLE);
+  CHECK(mentions(device.status(), "device_open"));
+  CHECK(device.status().backend() == "silent");
+}
