@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/trace_writer.hpp"
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+namespace gpushare::base {
+namespace {
+
+constexpr size_t kFlushBytes = size_t{1} << 16;
+
+// Length of the well-formed UTF-8 sequence that starts at text[at] (RFC 3629: no overlong forms, no
+// surrogates), 0 if there is none.
+size_t utf8_sequence(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(at);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                        : (lead & 0xF0) == 0xE0        ? 3
+                        : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                       : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+  const unsigned char second = byte(at + 1);
+  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
+      (lead == 0xF4 && second > 0x8F))
+    return 0;
+  return length;
+}
+
+}  // namespace
+
+Result<TraceWriter> TraceWriter::open(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) {
+    const int error = errno;
+    return Status(GPUSHARE_IO_ERROR, format("cannot write '%s': %s", path.c_str(), std::strerror(error)),
+                  error);
+  }
+  TraceWriter writer(file, path);
+  writer.put("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+  return writer;
+}
+
+TraceWriter::TraceWriter(TraceWriter&& other) noexcept
+    : file_(std::exchange(other.file_, nullptr)),
+      path_(std::move(other.path_)),
+      buffer_(std::move(other.buffer_)),
+      groups_(other.groups_),
+      tracks_(other.tracks_),
+      first_(other.first_),
+      error_(other.error_) {}
+
+TraceWriter::~TraceWriter() {
+  if (file_ != nullptr) (void)close();
+}
+
+TraceWriter::Group TraceWriter::add_group(std::string_view name) {
+  const Group group{++groups_};
+  metadata("process_name", group.id, 0, name);
+  sort_index("process_sort_index", group.id, 0, group.id);
+  return group;
+}
+
+TraceWriter::Track TraceWriter::add_track(Group group, std::string_view name) {
+  const Track track{group.id, ++tracks_};
+  metadata("thread_name", group.id, track.id, name);
+  sort_index("thread_sort_index", group.id, track.id, track.id);
+  return track;
+}
+
+void TraceWriter::slice(Track track, std::string_view name, uint64_t start_ns, uint64_t duration_ns,
+                        Arguments arguments) {
+  begin_event('X', track.group, track.id, name);
+  put_microseconds("ts", start_ns);
+  put_microseconds("dur", duration_ns);
+  put_arguments({arguments.begin(), arguments.size()});
+}
+
+void TraceWriter::instant(Track track, std::string_view name, uint64_t time_ns, Arguments arguments) {
+  begin_event('i', track.group, track.id, name);
+  put(",\"s\":\"t\"");
+  put_microseconds("ts", time_ns);
+  put_arguments({arguments.begin(), arguments.size()});
+}
+
+void TraceWriter::counter(Group group, std::string_view name, uint64_t time_ns, Arguments values) {
+  counter(group, name, time_ns, std::span<const TraceArgument>(values.begin(), values.size()));
+}
+
+void TraceWriter::counter(Group group, std::string_view name, uint64_t time_ns,
+                          std::span<const TraceArgument> values) {
+  begin_event('C', group.id, 0, name);
+  put_microseconds("ts", time_ns);
+  put_arguments(values);
+}
+
+Status TraceWriter::close() {
+  put("\n]}\n");
+  flush();
+  if (std::fclose(std::exchange(file_, nullptr)) != 0 && error_ == 0) error_ = errno;
+  if (error_ == 0) return {};
+  return {GPUSHARE_IO_ERROR, format("writing '%s': %s", path_.c_str(), std::strerror(error_)), error_};
+}
+
+void TraceWriter::begin_event(char phase, uint32_t group, uint32_t track, std::string_view name) {
+  put(first_ ? "\n{\"ph\":\"" : ",\n{\"ph\":\"");
+  first_ = false;
+  buffer_.push_back(phase);
+  put("\",\"pid\":");
+  put_number(group);
+  put(",\"tid\":");
+  put_number(track);
+  put(",\"name\":");
+  put_string(name);
+}
+
+void TraceWriter::metadata(const char* what, uint32_t group, uint32_t track, std::string_view name) {
+  begin_event('M', group, track, what);
+  const TraceArgument argument("name", name);
+  put_arguments({&argument, 1});
+}
+
+void TraceWriter::sort_index(const char* what, uint32_t group, uint32_t track, uint32_t index) {
+  begin_event('M', group, track, what);
+  const TraceArgument argument("sort_index", index);
+  put_arguments({&argument, 1});
+}
+
+void TraceWriter::put(std::string_view text) {
+  buffer_.append(text);
+}
+
+void TraceWriter::put_number(uint64_t number) {
+  char text[24];
+  put({text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)});
+}
+
+// The format counts in microseconds; the fraction keeps the nanoseconds.
+void TraceWriter::put_microseconds(const char* key, uint64_t time_ns) {
+  put(",\"");
+  put(key);
+  put("\":");
+  put_number(time_ns / 1000);
+  const uint64_t rest = time_ns % 1000;
+  const char fraction[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                           static_cast<char>('0' + rest % 10)};
+  put({fraction, sizeof fraction});
+}
+
+void TraceWriter::put_string(std::string_view text) {
+  buffer_.push_back('"');
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_sequence(text, at);
+    if (length == 0) {
+      put("\\ufffd");
+      ++at;
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte == '"' || byte == '\\') {
+      buffer_.push_back('\\');
+      buffer_.push_back(text[at]);
+    } else if (byte < 0x20) {
+      put(format("\\u%04x", byte));
+    } else {
+      put(text.substr(at, length));
+    }
+    at += length;
+  }
+  buffer_.push_back('"');
+}
+
+// Also ends the event.
+void TraceWriter::put_arguments(std::span<const TraceArgument> arguments) {
+  if (!arguments.empty()) {
+    put(",\"args\":{");
+    bool first = true;
+    for (const TraceArgument& argument : arguments) {
+      if (!std::exchange(first, false)) buffer_.push_back(',');
+      put_string(argument.key);
+      buffer_.push_back(':');
+      if (const auto* text = std::get_if<std::string_view>(&argument.value)) {
+        put_string(*text);
+      } else if (const auto* number = std::get_if<double>(&argument.value)) {
+        put(std::isfinite(*number) ? format("%.17g", *number) : std::string("null"));
+      } else if (const auto* integer = std::get_if<int64_t>(&argument.value)) {
+        put(std::to_string(*integer));
+      } else {
+        put_number(std::get<uint64_t>(argument.value));
+      }
+    }
+    buffer_.push_back('}');
+  }
+  buffer_.push_back('}');
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+void TraceWriter::flush() {
+  if (error_ == 0 && std::fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size()) error_ = errno;
+  buffer_.clear();
+}
+
+}  // namespace gpushare::base
