@@ -1,0 +1,319 @@
+// Distributions, histograms, batch times, scores, and the score queue against brute force.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "sched/slo/batch_time.hpp"
+#include "sched/slo/distribution.hpp"
+#include "sched/slo/histogram.hpp"
+#include "sched/slo/score.hpp"
+#include "sched/slo/score_queue.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::sched::slo;
+using gpushare::test::Random;
+using gpushare::test::uniform;
+
+namespace {
+
+Distribution random_distribution(Random& random, size_t bins) {
+  std::uniform_real_distribution<double> unit(0, 1);
+  std::vector<double> edges{unit(random) * 1e8};
+  std::vector<double> weights;
+  for (size_t i = 0; i < bins; ++i) {
+    edges.push_back(edges.back() + 1e6 + unit(random) * 5e7);
+    weights.push_back(i > 0 && i + 1 < bins && uniform(random, 0, 4) == 0 ? 0 : unit(random) + 0.01);
+  }
+  return *Distribution::from_bins(edges, weights);
+}
+
+// Orloj's eq 4.8 as printed, integrated: P(max <= x) = sum over subsets s of (-1)^(k-n_s) (n_s^k / k!)
+// F^s(x)^k.
+double subset_cdf(const std::vector<Distribution>& parts, double x) {
+  const unsigned k = static_cast<unsigned>(parts.size());
+  double factorial = 1;
+  for (unsigned i = 2; i <= k; ++i) factorial *= i;
+  double sum = 0;
+  for (unsigned subset = 1; subset < 1u << k; ++subset) {
+    const unsigned n = static_cast<unsigned>(__builtin_popcount(subset));
+    double mean = 0;
+    for (unsigned i = 0; i < k; ++i)
+      if ((subset >> i & 1) != 0) mean += parts[i].cdf(x);
+    mean /= n;
+    sum += ((k - n) % 2 == 0 ? 1 : -1) * std::pow(n, k) / factorial * std::pow(mean, k);
+  }
+  return sum;
+}
+
+double slack(uint64_t deadline, uint64_t now) {
+  return static_cast<double>(deadline) - static_cast<double>(now);
+}
+
+}  // namespace
+
+TEST_CASE("the product of CDFs equals the sum over subsets of eq 4.8") {
+  Random random(gpushare::test::seed());
+  for (unsigned k = 2; k <= 7; ++k) {
+    std::vector<Distribution> parts;
+    for (unsigned i = 0; i < k; ++i) parts.push_back(random_distribution(random, 6));
+    for (int i = 0; i < 50; ++i) {
+      const double x = static_cast<double>(uniform(random, 0, 400'000'000));
+      double product = 1;
+      for (const Distribution& part : parts) product *= part.cdf(x);
+      CHECK(subset_cdf(parts, x) == Approx(product).margin(1e-8));
+    }
+  }
+}
+
+TEST_CASE("the maximum of one draw and k others: mean, CDF and quantiles") {
+  Random random(gpushare::test::seed());
+  for (unsigned count : {0u, 1u, 3u, 7u, 15u, 31u}) {
+    const Distribution one = random_distribution(random, 9), others = random_distribution(random, 12);
+    const Distribution most = maximum(one, others, count, 1 << 12);
+    for (double q : {0.01, 0.2, 0.5, 0.9, 0.99}) {
+      const double x = most.quantile_ns(q);
+      // The product bends inside a bin and is followed by four straight lines there.
+      CHECK(one.cdf(x) * std::pow(others.cdf(x), count) == Approx(q).margin(0.02));
+    }
+    CHECK(expected_maximum_ns(one, others, count) == Approx(most.mean_ns()).epsilon(0.005));
+    CHECK(maximum(one, others, count, 32).bins() <= 32);
+    CHECK(maximum(one, others, count, 32).mean_ns() == Approx(most.mean_ns()).epsilon(0.02));
+  }
+  CHECK(maximum(Distribution(), Distribution::point(5), 3, 8).empty());
+  CHECK(maximum(Distribution::point(100), Distribution::point(700), 3, 8).mean_ns() ==
+        Approx(699.5).margin(0.5));
+  // k uniform draws on [0, 1]: k / (k + 1).
+  const Distribution flat = *Distribution::from_bins(std::vector<double>{0, 1e9}, std::vector<double>{1});
+  for (unsigned k = 1; k <= 15; ++k)
+    CHECK(expected_maximum_ns(flat, flat, k - 1) == Approx(1e9 * k / (k + 1)).epsilon(1e-9));
+}
+
+TEST_CASE("mixtures weigh by the observed shares") {
+  const Distribution low = *Distribution::from_bins(std::vector<double>{10, 20}, std::vector<double>{1});
+  const Distribution high = *Distribution::from_bins(std::vector<double>{100, 200}, std::vector<double>{1});
+  const Distribution none;
+  const Distribution* parts[] = {&low, &high, &none};
+  const double weights[] = {10, 1, 5};
+  const Distribution both = mixture(parts, weights);
+  CHECK(both.cdf(50) == Approx(10.0 / 11));
+  CHECK(both.mean_ns() == Approx((10 * 15 + 150) / 11.0));
+  const double nothing[] = {0, 0, 0};
+  CHECK(mixture(parts, nothing).empty());
+}
+
+TEST_CASE("a distribution refuses what is none") {
+  const auto bins = [](std::vector<double> edges, std::vector<double> weights) {
+    return Distribution::from_bins(edges, weights);
+  };
+  CHECK_FALSE(bins({}, {}).ok());
+  CHECK_FALSE(bins({1, 2}, {1, 1}).ok());
+  CHECK_FALSE(bins({2, 1}, {1}).ok());
+  CHECK_FALSE(bins({1, 1}, {1}).ok());
+  CHECK_FALSE(bins({-1, 1}, {1}).ok());
+  CHECK_FALSE(bins({1, NAN}, {1}).ok());
+  CHECK_FALSE(bins({1, 2}, {-1}).ok());
+  CHECK_FALSE(bins({1, 2}, {0}).ok());
+  CHECK(bins({1, 2}, {0}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(Distribution::from_samples({}, 8).empty());
+  const std::vector<double> samples{5e6, 5e6, 5e6, NAN, -1};
+  const Distribution constant = Distribution::from_samples(samples, 8);
+  CHECK(constant.quantile_ns(0.01) == Approx(5e6));
+  CHECK(constant.cdf(5e6) == 1);
+  CHECK(constant.cdf(4.9e6) == 0);
+}
+
+TEST_CASE("the histogram keeps its window, merges, survives text and notices a shift") {
+  Random random(gpushare::test::seed());
+  Histogram histogram({.window = 500, .drift_samples = 0});
+  for (int i = 0; i < 2000; ++i) histogram.record(uniform(random, 1'000'000, 3'000'000));
+  CHECK(histogram.count() == 500);
+  CHECK(histogram.distribution(32).mean_ns() == Approx(2e6).epsilon(0.05));
+  for (int i = 0; i < 500; ++i) histogram.record(9'000'000);
+  CHECK(histogram.distribution(32).min_ns() == Approx(9e6).epsilon(1e-6));
+  CHECK(histogram.distribution(32).max_ns() == 9e6);
+
+  Histogram other({.window = 500, .drift_samples = 0});
+  for (int i = 0; i < 250; ++i) other.record(1'000'000);
+  histogram.merge(other);
+  CHECK(histogram.count() == 500);
+  CHECK(histogram.distribution(32).mean_ns() == Approx(5e6).epsilon(0.01));
+  histogram.merge(histogram);
+  CHECK(histogram.distribution(32).mean_ns() == Approx(5e6).epsilon(0.01));
+
+  const auto again = Histogram::parse(histogram.serialize());
+  REQUIRE(again.ok());
+  CHECK(again->serialize() == histogram.serialize());
+  CHECK(again->distribution(32).mean_ns() == Approx(5e6).epsilon(0.03));
+  for (const char* bad :
+       {"", "histogram", "gpushare-histogram 2", "gpushare-histogram 1 0 0", "gpushare-histogram 1 10 11",
+        "gpushare-histogram 1 10 2 5", "gpushare-histogram 1 10 1 99999", "gpushare-histogram 1 10 1 5 5",
+        "gpushare-histogram 1 10 1 0", "gpushare-histogram 1 10 1 -5"}) {
+    INFO(bad);
+    CHECK(Histogram::parse(bad).status().code() == GPUSHARE_MALFORMED_INPUT);
+  }
+
+  Histogram drifting({.window = 4096});
+  for (int i = 0; i < 3000; ++i) drifting.record(uniform(random, 1'000'000, 3'000'000));
+  CHECK(drifting.drifts() == 0);
+  for (int i = 0; i < 64; ++i) drifting.record(uniform(random, 5'000'000, 6'000'000));
+  CHECK(drifting.drifts() >= 1);
+  CHECK(drifting.count() <= 96);
+  drifting.reset();
+  CHECK(drifting.distribution(8).empty());
+  drifting.record(0);
+  drifting.record(UINT64_MAX);
+  CHECK(drifting.count() == 2);
+  CHECK(drifting.distribution(8).max_ns() <= 1.1e12);
+}
+
+TEST_CASE("buckets are contiguous and hold their durations") {
+  for (size_t b = 1; b + 1 < Histogram::kBuckets; ++b) {
+    const uint64_t low = static_cast<uint64_t>(Histogram::bucket_low_ns(b));
+    REQUIRE(Histogram::bucket_of(low) == b);
+    if (b > 1) REQUIRE(Histogram::bucket_of(low - 1) == b - 1);
+  }
+}
+
+TEST_CASE("the batch-time model finds c0 and c1") {
+  Random random(gpushare::test::seed());
+  std::normal_distribution<double> noise(1, 0.02);
+  BatchTimeModel model(1e6, 1);
+  for (int i = 0; i < 400; ++i) {
+    const unsigned k = static_cast<unsigned>(uniform(random, 1, 16));
+    const double longest = static_cast<double>(uniform(random, 10'000'000, 90'000'000));
+    model.observe(k, longest, (30e6 + 0.2 * k * longest) * noise(random));
+  }
+  CHECK(model.c0_ns() == Approx(30e6).epsilon(0.1));
+  CHECK(model.c1() == Approx(0.2).epsilon(0.05));
+  CHECK(model.version() > 1);
+  // Only one kind of batch: the sum is right although the two cannot be told apart.
+  BatchTimeModel single(10, 1);
+  for (int i = 0; i < 100; ++i) single.observe(1, 1000, 2020);
+  CHECK(single.duration_ns(1, 1000) == Approx(2020));
+  const double before = single.c1();
+  single.observe(0, 1, 1);
+  single.observe(1, NAN, 1);
+  single.observe(1, 1, -1);
+  single.freeze();
+  for (int i = 0; i < 100; ++i) single.observe(1, 1000, 9999);
+  CHECK(single.c1() == before);
+}
+
+TEST_CASE("the score equals its definition, whatever b") {
+  Random random(gpushare::test::seed());
+  std::uniform_real_distribution<double> unit(0, 1);
+  for (double rate_per_ms : {1e-6, 1e-4, 1e-2, 1e-1, 10.0}) {
+    const double b = rate_per_ms / 1e6;
+    const Distribution batch = random_distribution(random, 10);
+    const double mean = batch.mean_ns();
+    const std::vector<CostStep> steps{{0, 1}, {2e8, 3}};
+    const ScoreCurve single(batch, mean, b), both(batch, mean, b, steps);
+    // p = (1 / E[L]) E[1{L <= s} e^{-b (s - L)}] by the midpoint rule.
+    const auto expected = [&](double s) {
+      double sum = 0;
+      for (size_t i = 0; i < batch.bins(); ++i) {
+        const double from = batch.edges_ns()[i], width = batch.edges_ns()[i + 1] - from;
+        const int cuts = 20'000;
+        for (int j = 0; j < cuts; ++j) {
+          const double l = from + width * (j + 0.5) / cuts;
+          if (l <= s) sum += batch.probability(i) / cuts * std::exp(-b * (s - l));
+        }
+      }
+      return sum / mean;
+    };
+    for (int i = 0; i < 25; ++i) {
+      const double s = unit(random) * 1.5 * batch.max_ns() - 1e8;
+      INFO("b " << rate_per_ms << "/ms, slack " << s);
+      CHECK(single.at(s) * mean == Approx(expected(s) * mean).epsilon(0.01).margin(1e-5));
+      CHECK(both.at(s) == Approx(single.at(s) + 3 * single.at(s + 2e8)).epsilon(1e-6).margin(1e-18));
+    }
+    // Runs are what they say.
+    for (const ScoreCurve::Run& run : both.runs()) {
+      const double end = std::min(run.end_ns, run.start_ns + 1e9);
+      double previous = both.at(run.start_ns);
+      for (int i = 1; i < 20; ++i) {
+        const double next = both.at(run.start_ns + (end - run.start_ns) * i / 20);
+        CHECK((run.rising ? next >= previous * (1 - 1e-9) : next <= previous * (1 + 1e-9)));
+        previous = next;
+      }
+    }
+  }
+  CHECK(ScoreCurve().at(1e9) == 0);
+  CHECK(ScoreCurve(Distribution(), 1, 1).empty());
+}
+
+TEST_CASE("score queues equal brute force over seven days, with time standing still and going back") {
+  Random random(gpushare::test::seed());
+  for (ScoreBackend backend : {ScoreBackend::kSlackIndex, ScoreBackend::kAutomaticPoints, ScoreBackend::kScan,
+                               ScoreBackend::kKinetic, ScoreBackend::kHull}) {
+    INFO("back end " << static_cast<int>(backend));
+    const auto queue = make_score_queue(backend);
+    std::vector<ScoreCurve> curves;
+    const std::vector<CostStep> steps{{0, 1}, {3e8, 2}};
+    for (int i = 0; i < 3; ++i) {
+      const Distribution batch = random_distribution(random, 12);
+      curves.emplace_back(batch, batch.mean_ns(), 1e-10,
+                          i == 2 ? std::span<const CostStep>(steps) : std::span<const CostStep>());
+      REQUIRE(queue->add_class(curves.back()).ok());
+    }
+    struct Pending {
+      ScoreQueue::Handle handle;
+      uint32_t of;
+      uint64_t deadline;
+      uint64_t id;
+    };
+    std::vector<Pending> pending;
+    uint64_t now = 1'700'000'000'000'000'000;
+    const uint64_t week = 7ull * 24 * 3600 * 1'000'000'000;
+    constexpr int kSteps = 60'000;
+    size_t wrong = 0;
+    for (int i = 0; i < kSteps; ++i) {
+      const uint64_t kind = uniform(random, 0, 99);
+      if (kind == 0)
+        now += week / 600;
+      else if (kind < 60)
+        now += uniform(random, 0, 5'000'000);
+      else if (kind == 99)
+        now -= uniform(random, 0, 200'000'000);
+      if (pending.size() < 40 && (pending.empty() || uniform(random, 0, 1) == 0)) {
+        Pending next{};
+        next.of = static_cast<uint32_t>(uniform(random, 0, 2));
+        next.deadline = now + uniform(random, 0, 2'000'000'000);
+        if (!pending.empty() && uniform(random, 0, 9) == 0) next.deadline = pending[0].deadline;
+        next.id = static_cast<uint64_t>(i) + 1;
+        next.handle = queue->insert(next.of, next.deadline, next.id);
+        pending.push_back(next);
+      } else {
+        const size_t which = uniform(random, 0, pending.size() - 1);
+        if (!queue->erase(pending[which].handle)) ++wrong;
+        pending[which] = pending.back();
+        pending.pop_back();
+      }
+      if (i % 20'000 == 10'000) {  // a curve is replaced
+        const Distribution batch = random_distribution(random, 12);
+        curves[1] = ScoreCurve(batch, batch.mean_ns(), 1e-10);
+        REQUIRE(queue->set_curve(1, curves[1]).ok());
+      }
+      const auto top = queue->best(now);
+      if (pending.empty() != !top.has_value()) ++wrong;
+      if (pending.empty() || !top) continue;
+      double best = 0, reported = -1;
+      for (const Pending& p : pending) {
+        const double score = curves[p.of].at(slack(p.deadline, now));
+        best = std::max(best, score);
+        if (p.handle == top->handle && p.id == top->id) reported = score;
+      }
+      // Points carry beta = h / (E b), up to 1e5 times the score, so their sum is that much coarser; and a
+      // milestone may be a nanosecond early.
+      if (!(reported >= best * (1 - 1e-6) - 1e-17)) ++wrong;
+    }
+    CHECK(wrong == 0);
+    CHECK_FALSE(queue->erase(ScoreQueue::kNoHandle));
+    CHECK(queue->insert(99, 1, 1) == ScoreQueue::kNoHandle);
+    CHECK(queue->set_curve(99, curves[0]).code() == GPUSHARE_INVALID_ARGUMENT);
+    const ScoreCurve other_rate(Distribution::point(1e6), 1e6, 2e-10);
+    CHECK(queue->add_class(other_rate).ok() == (backend == ScoreBackend::kSlackIndex));
+  }
+}
