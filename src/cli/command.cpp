@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/command.hpp"
+
+namespace gpushare::cli {
+
+ExitCode exit_code(const base::Status& status) {
+  switch (status.code()) {
+    case GPUSHARE_OK:
+      return kExitOk;
+    case GPUSHARE_UNAVAILABLE:
+      return kExitUnavailable;
+    case GPUSHARE_INVALID_ARGUMENT:
+    case GPUSHARE_NOT_FOUND:
+    case GPUSHARE_ALREADY_EXISTS:
+    case GPUSHARE_UNSUPPORTED:
+    case GPUSHARE_MALFORMED_INPUT:
+      return kExitUsage;
+    default:
+      return kExitFailed;
+  }
+}
+
+std::vector<std::unique_ptr<Command>> commands() {
+  std::vector<std::unique_ptr<Command>> out;
+#ifdef GPUSHARE_CLI_HAS_C_ABI
+  out.push_back(make_devices_command());
+#endif
+  return out;
+}
+
+}  // namespace gpushare::cli

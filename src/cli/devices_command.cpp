@@ -1,0 +1,109 @@
+// `gpushare devices`: what this machine has, unusable devices with the reason.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <array>
+#include <gpushare/gpushare.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/units.hpp"
+#include "cli/command.hpp"
+#include "cli/output.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+struct Capability {
+  uint32_t bit;
+  const char* name;
+};
+constexpr std::array<Capability, 6> kCapabilities{{{GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE, "host-addressable"},
+                                                   {GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY, "virtual-memory"},
+                                                   {GPUSHARE_DEVICE_CAP_PRIORITIES, "priorities"},
+                                                   {GPUSHARE_DEVICE_CAP_VIRTUAL_TIME, "virtual-time"},
+                                                   {GPUSHARE_DEVICE_CAP_MODELED_WORK, "modeled-work"},
+                                                   {GPUSHARE_DEVICE_CAP_FAULTS, "faults"}}};
+
+std::vector<std::string> capabilities_of(const gpushare_device_info& device) {
+  std::vector<std::string> out;
+  for (const Capability& capability : kCapabilities)
+    if ((device.capabilities & capability.bit) != 0) out.emplace_back(capability.name);
+  return out;
+}
+
+class DevicesCommand final : public Command {
+ public:
+  const char* name() const override { return "devices"; }
+  const char* summary() const override {
+    return "List the devices of this machine, and why some cannot be used";
+  }
+  const char* help() const override {
+    return "The first column is what --device and gpushare_runtime_params.device take. A device that cannot "
+           "be used is listed\n"
+           "with the reason. 'host' and 'sim' are always there: real work on CPU threads, and a simulated "
+           "device.\n"
+           "\n"
+           "Examples:\n"
+           "  gpushare devices\n"
+           "  gpushare devices --json -\n"
+           "\n"
+           "Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.\n";
+  }
+  void declare(CLI::App& app) override {
+    json_.declare(app,
+                  "Keys: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, "
+                  "free_bytes, capabilities[]}.");
+  }
+  base::Result<ExitCode> run() override {
+    std::vector<gpushare_device_info> devices;
+    try {
+      devices = gpushare::devices();
+    } catch (const Error& error) {
+      return base::Status(error.status(), error.what());
+    }
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    Table table;
+    table.add_column("device", Table::Align::kLeft);
+    table.add_column("name", Table::Align::kLeft);
+    table.add_column("units", Table::Align::kRight);
+    table.add_column("memory", Table::Align::kRight);
+    table.add_column("free", Table::Align::kRight);
+    table.add_column("status", Table::Align::kLeft);
+    for (const gpushare_device_info& device : devices) {
+      const bool usable = device.status == GPUSHARE_OK;
+      const std::string status = gpushare_status_name(device.status);
+      rows.push_back({{"spec", device.spec},
+                      {"name", device.name},
+                      {"usable", usable},
+                      {"status", status},
+                      {"reason", device.reason},
+                      {"compute_units", device.compute_units},
+                      {"total_bytes", device.total_bytes},
+                      {"free_bytes", device.free_bytes},
+                      {"capabilities", capabilities_of(device)}});
+      std::string remark = "ok";
+      if (usable) {
+        for (const std::string& capability : capabilities_of(device))
+          remark += (remark == "ok" ? ": " : ", ") + capability;
+      } else {
+        remark = status + ": " + device.reason;
+      }
+      table.add_row({device.spec, device.name, usable ? std::to_string(device.compute_units) : "-",
+                     usable ? base::format_bytes(device.total_bytes) : "-",
+                     usable ? base::format_bytes(device.free_bytes) : "-", remark});
+    }
+    GPUSHARE_RETURN_IF_ERROR(json_.write({{"devices", rows}}));
+    if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(table.to_string()));
+    return kExitOk;
+  }
+
+ private:
+  JsonOption json_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_devices_command() {
+  return std::make_unique<DevicesCommand>();
+}
+
+}  // namespace gpushare::cli

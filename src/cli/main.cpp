@@ -1,0 +1,120 @@
+// The `gpushare` tool: parses the command line, runs one command, and is the only place that decides how the
+// process ends. SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "cli/command.hpp"
+#include "gpushare/version.h"
+
+namespace {
+
+using gpushare::cli::Command;
+using gpushare::cli::ExitCode;
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  gpushare devices\n"
+    "  gpushare run --help\n"
+    "\n"
+    "Exit codes, of every command: 0 ok; 1 the run failed; 2 bad usage or input; 3 no such device, or it "
+    "cannot be used.\n"
+    "Results go to stdout, progress and errors to stderr. With '--json -' stdout carries the JSON alone.\n";
+
+// Edits (insert, delete, replace) between two words.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+// CLI11's own message for a mistyped command names no command: ours does.
+int unknown_command(const std::string& word, const std::vector<std::unique_ptr<Command>>& all) {
+  const Command* nearest = nullptr;
+  std::string names;
+  for (const auto& command : all) {
+    names += (names.empty() ? "" : ", ") + std::string(command->name());
+    if (nearest == nullptr || distance(word, command->name()) < distance(word, nearest->name()))
+      nearest = command.get();
+  }
+  const bool close = nearest != nullptr && distance(word, nearest->name()) <= 2;
+  std::fprintf(stderr, "gpushare: no command '%s'%s%s%s; there are: %s\n", word.c_str(),
+               close ? "; did you mean '" : "", close ? nearest->name() : "", close ? "'?" : "",
+               names.c_str());
+  return gpushare::cli::kExitUsage;
+}
+
+int tool(int argc, char** argv) {
+  std::vector<std::unique_ptr<Command>> all = gpushare::cli::commands();
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::none_of(all.begin(), all.end(), [&](const auto& c) { return std::string(argv[1]) == c->name(); }))
+    return unknown_command(argv[1], all);
+
+  CLI::App app("Many deep-learning jobs sharing one GPU.", "gpushare");
+  app.set_version_flag("--version", std::string("gpushare ") + GPUSHARE_VERSION_STRING);
+  app.get_formatter()->column_width(30);
+  app.footer(kFooter);
+  app.require_subcommand(0, 1);
+  std::vector<std::pair<CLI::App*, Command*>> declared;
+  for (const auto& command : all) {
+    CLI::App* sub = app.add_subcommand(command->name(), command->summary());
+    sub->footer(command->help());
+    command->declare(*sub);
+    declared.emplace_back(sub, command.get());
+  }
+  const auto used = [&]() -> std::pair<CLI::App*, Command*> {
+    for (const auto& [sub, command] : declared)
+      if (sub->parsed()) return {sub, command};
+    return {&app, nullptr};
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(used().first->help().c_str(), stdout);
+    return gpushare::cli::kExitOk;
+  } catch (const CLI::CallForVersion& version) {
+    std::printf("%s\n", version.what());
+    return gpushare::cli::kExitOk;
+  } catch (const CLI::ParseError& error) {
+    const std::string where =
+        used().second == nullptr ? "gpushare" : std::string("gpushare ") + used().second->name();
+    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), error.what(), where.c_str());
+    return gpushare::cli::kExitUsage;
+  }
+  Command* command = used().second;
+  if (command == nullptr) {
+    std::fputs(app.help().c_str(), stderr);
+    return gpushare::cli::kExitUsage;
+  }
+  const gpushare::base::Result<ExitCode> result = command->run();
+  if (result.ok()) return *result;
+  std::fprintf(stderr, "gpushare %s: %s\n", command->name(), result.status().message().c_str());
+  return gpushare::cli::exit_code(result.status());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A reader that leaves early (gpushare ... | head) is an error of write(), not the end of the process.
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return tool(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs("gpushare: out of host memory\n", stderr);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpushare: internal error, please report it: %s\n", error.what());
+  }
+  return gpushare::cli::kExitFailed;
+}

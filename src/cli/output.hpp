@@ -1,0 +1,70 @@
+// output.hpp: what commands print: aligned tables, JSON, files. stdout carries results and nothing else; when
+// it carries JSON
+// (--json -) it carries only JSON.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gpushare::cli {
+
+// A text table: a header, a rule, rows. Cells are UTF-8 without line breaks; widths count code points.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  // `title` may be empty for no header cell.
+  void add_column(std::string title, Align align);
+  // Missing cells are empty; surplus ones are dropped.
+  void add_row(std::vector<std::string> cells);
+  // Lines end with '\n', without trailing blanks.
+  std::string to_string() const;
+
+ private:
+  struct Column {
+    std::string title;
+    Align align;
+  };
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// `text` broken at blanks to lines of at most `width` columns, every line indented by `indent` except the
+// first.
+std::string wrap(std::string_view text, size_t width, size_t indent);
+
+// The --json option of a command, and what it means for stdout.
+class JsonOption {
+ public:
+  void declare(CLI::App& app, const char* schema);
+  bool wanted() const { return !path_.empty(); }
+  // True when stdout belongs to the JSON: print no table there.
+  bool on_stdout() const { return path_ == "-"; }
+  // Writes the document if it was asked for. Errors: IO_ERROR.
+  base::Status write(const nlohmann::ordered_json& document) const;
+
+ private:
+  std::string path_;
+};
+
+// Replaces the file at `path`: whole or not at all, through a temporary beside it. Errors: IO_ERROR, with the
+// path and the reason.
+base::Status write_file(const std::string& path, std::string_view content);
+// Fails early, before long work, when `path` cannot be written. `option` is what the user typed:
+// "--timeline".
+base::Status check_writable(const std::string& path, const char* option);
+// Writes to stdout. Errors: IO_ERROR (closed pipe, full disk).
+base::Status write_stdout(std::string_view text);
+// The file as one string. Errors: NOT_FOUND, IO_ERROR, with the path.
+base::Result<std::string> read_file(const std::string& path);
+
+}  // namespace gpushare::cli
