@@ -10,6 +10,7 @@
 #include "base/dynamic_library.hpp"
 #include "base/mutex.hpp"
 #include "device/host/host_backend.hpp"
+#include "device/sim/sim_backend.hpp"
 #include "device/unsupported.hpp"
 
 namespace gpushare::device {
@@ -18,7 +19,7 @@ namespace {
 using BackendGetter = const gpushare_backend_ops* (*)();
 
 // The built-in backends, in the order that backends() lists them.
-constexpr BackendGetter kBuiltIns[] = {host_backend};
+constexpr BackendGetter kBuiltIns[] = {host_backend, sim_backend};
 
 thread_local bool t_unsupported = false;
 
@@ -57,12 +58,13 @@ bool good_name(const char* name) {
   });
 }
 
-#define GPUSHARE_MANDATORY_OPS(X)                                                                         \
-  X(probe)                                                                                                \
-  X(device_open) X(device_close) X(device_info) X(clock_now) X(last_error) X(mem_alloc) X(mem_free)       \
-      X(host_alloc) X(host_free) X(stream_create) X(stream_destroy) X(stream_query) X(stream_synchronize) \
-          X(stream_wait_event) X(stream_native) X(event_create) X(event_destroy) X(event_record)          \
-              X(event_query) X(event_synchronize) X(event_elapsed) X(copy_async) X(fill_async)            \
+#define GPUSHARE_MANDATORY_OPS(X)                                                                  \
+  X(probe)                                                                                         \
+  X(device_open)                                                                                   \
+  X(device_close) X(device_info) X(clock_now) X(last_error) X(mem_alloc) X(mem_free) X(host_alloc) \
+      X(host_free) X(stream_create) X(stream_destroy) X(stream_query) X(stream_synchronize)        \
+          X(stream_wait_event) X(stream_native) X(event_create) X(event_destroy) X(event_record)   \
+              X(event_query) X(event_synchronize) X(event_elapsed) X(copy_async) X(fill_async)     \
                   X(launch_host)
 #define GPUSHARE_VIRTUAL_MEMORY_OPS(X) \
   X(va_reserve) X(va_free) X(phys_create) X(phys_release) X(va_map) X(va_unmap)

@@ -30,19 +30,20 @@ base::Result<std::unique_ptr<Device>> Device::open(const char* text) {
 Device::Device(std::unique_ptr<AddressSpace> memory, double copy_gbps)
     : memory_(std::move(memory)), to_device_(copy_gbps), to_host_(copy_gbps) {}
 
-base::Status Device::close() {
+base::Status Device::finish() {
   std::vector<std::shared_ptr<Stream>> streams;
-  size_t stream_count = 0;
-  size_t event_count = 0;
   {
     base::MutexLock lock(mutex_);
-    stream_count = streams_.size();
-    event_count = events_.size();
     for (const auto& [raw, stream] : streams_) streams.push_back(stream);
   }
   // All of them, before anything is torn down: their queues may wait for each other.
   for (const auto& stream : streams) GPUSHARE_RETURN_IF_ERROR(stream->stop());
-  return leak_report("host", stream_count, event_count, memory_->leaks());
+  return {};
+}
+
+base::Status Device::leaks() const {
+  base::MutexLock lock(mutex_);
+  return leak_report("host", streams_.size(), events_.size(), memory_->leaks());
 }
 
 void Device::info(gpushare_backend_device_info* out_info) const {

@@ -22,8 +22,10 @@ class Device {
  public:
   static base::Result<std::unique_ptr<Device>> open(const char* options);
 
-  // Waits for all streams. Errors: INVALID_STATE naming what was left.
-  base::Status close();
+  // Finishes and stops all streams, before the device is deleted. Errors: INVALID_STATE from a host function.
+  base::Status finish();
+  // OK, or INVALID_STATE naming what is still open.
+  base::Status leaks() const;
   void info(gpushare_backend_device_info* out_info) const;
 
   uint64_t now_ns() const;
@@ -51,7 +53,7 @@ class Device {
   std::atomic<bool> lost_{false};
   Bus to_device_;
   Bus to_host_;
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   absl::flat_hash_map<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
   absl::flat_hash_map<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
 };

@@ -126,10 +126,11 @@ class OpsTable {
     });
   }
   static int32_t device_close(gpushare_backend_device* device) {
-    return on_any(device, "device_close", [](Device& d) {
-      base::Status status = d.close();
+    return on_any(device, "device_close", [](Device& d) -> base::Status {
+      GPUSHARE_RETURN_IF_ERROR(d.finish());
+      base::Status left = d.leaks();
       delete &d;
-      return status;
+      return left;
     });
   }
   static int32_t device_info(gpushare_backend_device* device, gpushare_backend_device_info* out_info) {
@@ -259,7 +260,8 @@ class OpsTable {
   static int32_t event_synchronize(gpushare_backend_event* event) {
     return guard("event_synchronize", [&]() -> base::Status {
       if (event == nullptr) return null_handle("event");
-      return to(event)->synchronize();
+      GPUSHARE_RETURN_IF_ERROR(to(event)->synchronize());
+      return to(event)->device().check_lost();
     });
   }
   static int32_t event_elapsed(gpushare_backend_event* start, gpushare_backend_event* end, uint64_t* out_ns) {

@@ -30,7 +30,9 @@ bool mentions(const Status& status, const char* text) {
 
 TEST_CASE("built-in backends are there on first use and come first", "[registry]") {
   REQUIRE(find_backend("host") != nullptr);
+  REQUIRE(find_backend("sim") != nullptr);
   CHECK(std::strcmp(backends()[0]->name, "host") == 0);
+  CHECK(std::strcmp(backends()[1]->name, "sim") == 0);
   CHECK(find_backend("nobody") == nullptr);
 }
 

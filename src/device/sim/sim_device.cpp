@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/sim/sim_device.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "device/support/device_options.hpp"
+#include "device/support/ops_guard.hpp"
+#include "device/support/options.hpp"
+
+namespace gpushare::device::sim {
+namespace {
+
+constexpr int32_t kPriorityLowest = 0;
+constexpr int32_t kPriorityHighest = -5;
+// 2^53: durations are computed with in double, and stay exact.
+constexpr uint64_t kLongestWorkNs = 1ull << 53;
+
+}  // namespace
+
+base::Result<std::unique_ptr<Device>> Device::open(const char* text) {
+  GPUSHARE_ASSIGN_OR_RETURN(Options options, Options::parse("sim", text));
+  AddressSpaceOptions space;
+  space.backend = "sim";
+  space.imaginary = true;
+  GPUSHARE_RETURN_IF_ERROR(read_memory_options(options, /*default_total_bytes=*/16ull << 30, &space));
+  GPUSHARE_ASSIGN_OR_RETURN(space.keep_data, options.get_bool("data", true));
+  Costs costs;
+  // 10^9 bytes a second are a byte a nanosecond.
+  GPUSHARE_ASSIGN_OR_RETURN(costs.copy_bytes_per_ns, options.get_double("copy_gbps", 12, 1e-3, 1e6));
+  GPUSHARE_ASSIGN_OR_RETURN(costs.memory_bytes_per_ns, options.get_double("memory_gbps", 700, 1e-3, 1e6));
+  GPUSHARE_ASSIGN_OR_RETURN(costs.copy_latency_ns,
+                            options.get_uint64("copy_latency_ns", 10'000, 0, 1'000'000'000));
+  GPUSHARE_ASSIGN_OR_RETURN(costs.jitter, options.get_double("jitter", 0, 0, 0.99));
+  GPUSHARE_ASSIGN_OR_RETURN(costs.polls, options.get_uint64("polls", 16, 1, 1'000'000));
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t seed, options.get_uint64("seed", 1, 0, UINT64_MAX));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string mode, options.get_string("contention", "share"));
+  GPUSHARE_ASSIGN_OR_RETURN(const double overhead, options.get_double("overhead", 0, 0, 10));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string pairs, options.get_string("pairs", ""));
+  GPUSHARE_RETURN_IF_ERROR(options.finish());
+  GPUSHARE_ASSIGN_OR_RETURN(ContentionModel contention, ContentionModel::create(mode, overhead, pairs));
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<AddressSpace> memory, AddressSpace::create(space));
+  return std::unique_ptr<Device>(new Device(std::move(memory), costs, std::move(contention), seed));
+}
+
+Device::Device(std::unique_ptr<AddressSpace> memory, const Costs& costs, ContentionModel contention,
+               uint64_t seed)
+    : memory_(std::move(memory)), costs_(costs), contention_(std::move(contention)), random_(seed) {}
+
+base::Status Device::finish() {
+  if (inside_callback())
+    return {GPUSHARE_INVALID_STATE, "a host function may not close the device that it runs on"};
+  base::MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<Stream>> streams;
+  for (const auto& [raw, stream] : streams_) streams.push_back(stream);
+  for (const auto& stream : streams) GPUSHARE_RETURN_IF_ERROR(wait_passed(*stream, stream->enqueued_));
+  return {};
+}
+
+base::Status Device::leaks() const {
+  base::MutexLock lock(mutex_);
+  return leak_report("sim", streams_.size(), events_.size(), memory_->leaks());
+}
+
+void Device::info(gpushare_backend_device_info* out_info) const {
+  gpushare_backend_device_info info{};
+  info.capabilities = GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY | GPUSHARE_DEVICE_CAP_PRIORITIES |
+                      GPUSHARE_DEVICE_CAP_VIRTUAL_TIME | GPUSHARE_DEVICE_CAP_MODELED_WORK |
+                      GPUSHARE_DEVICE_CAP_FAULTS;
+  std::strncpy(info.name, "sim", sizeof(info.name) - 1);
+  info.total_bytes = memory_->total_bytes();
+  info.free_bytes = memory_->free_bytes();
+  info.allocation_alignment_bytes = AddressSpace::kPageBytes;
+  info.mapping_granularity_bytes = memory_->granularity_bytes();
+  info.priority_lowest = kPriorityLowest;
+  info.priority_highest = kPriorityHighest;
+  info.compute_units = 1;
+  write_device_info(info, out_info);
+}
+
+uint64_t Device::now_ns() const {
+  base::MutexLock lock(mutex_);
+  return now_ns_;
+}
+
+base::Status Device::lost() const {
+  return {GPUSHARE_DEVICE_LOST, "the sim device was lost (scripted fault); close it and open another"};
+}
+
+base::Status Device::check_lost() const {
+  base::MutexLock lock(mutex_);
+  return lost_ ? lost() : base::Status();
+}
+
+base::Result<Stream*> Device::create_stream(int32_t priority) {
+  if (priority < kPriorityHighest || priority > kPriorityLowest) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("stream priority %d; allowed is %d (most urgent) to %d", priority,
+                                     kPriorityHighest, kPriorityLowest));
+  }
+  base::MutexLock lock(mutex_);
+  auto stream = std::make_shared<Stream>(*this, next_stream_id_++, priority);
+  Stream* raw = stream.get();
+  streams_[raw] = std::move(stream);
+  return raw;
+}
+
+base::Status Device::destroy_stream(Stream* stream) {
+  if (inside_callback_of(*stream)) {
+    return {GPUSHARE_INVALID_STATE, "a host function may not destroy the stream that it runs on"};
+  }
+  base::MutexLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(wait_passed(*stream, stream->enqueued_));
+  streams_.erase(stream);
+  return {};
+}
+
+base::Result<Event*> Device::create_event(bool timing) {
+  auto event = std::make_shared<Event>(*this, timing);
+  base::MutexLock lock(mutex_);
+  Event* raw = event.get();
+  events_[raw] = std::move(event);
+  return raw;
+}
+
+base::Status Device::destroy_event(Event* event) {
+  base::MutexLock lock(mutex_);
+  // A queued record keeps the event alive.
+  events_.erase(event);
+  return {};
+}
+
+base::Status Device::enqueue(Stream& stream, Op op) {
+  const FaultTable::Verdict verdict = faults_.on_enqueue();
+  base::MutexLock lock(mutex_);
+  if (verdict.device_lost && !lost_) lose();
+  if (lost_) return lost();
+  if (verdict.launch_fails) return {GPUSHARE_UNKNOWN, "the enqueue fails: scripted fault"};
+  if (verdict.slow_factor > 0) stream.slow_factor_ = verdict.slow_factor;
+  if (!stream.error_.ok()) return stream.error_;
+  double factor = stream.slow_factor_;
+  if (op.kind == Op::Kind::kWork && costs_.jitter > 0) {
+    factor *= std::uniform_real_distribution<double>(1 - costs_.jitter, 1 + costs_.jitter)(random_);
+  }
+  if (factor != 1)
+    op.duration_ns = static_cast<uint64_t>(std::llround(static_cast<double>(op.duration_ns) * factor));
+  push(stream, std::move(op));
+  return {};
+}
+
+uint64_t Device::memory_ns(uint64_t bytes_moved) const {
+  return static_cast<uint64_t>(std::llround(static_cast<double>(bytes_moved) / costs_.memory_bytes_per_ns));
+}
+
+base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
+                                  uint32_t kind) {
+  GPUSHARE_RETURN_IF_ERROR(check_copy(destination, source, bytes, kind));
+  Op op;
+  op.bytes = bytes;
+  op.destination = reinterpret_cast<char*>(destination);
+  op.source = reinterpret_cast<const char*>(source);
+  if (kind != GPUSHARE_COPY_DEVICE_TO_HOST) {
+    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes));
+  }
+  if (kind != GPUSHARE_COPY_HOST_TO_DEVICE) {
+    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes));
+  }
+  if (op.source == nullptr) op.destination = nullptr;  // data are not kept
+  if (kind == GPUSHARE_COPY_DEVICE_TO_DEVICE) {
+    op.kind = Op::Kind::kMemory;
+    op.duration_ns = memory_ns(2 * bytes);
+  } else {
+    op.kind = Op::Kind::kBusCopy;
+    op.bus = kind;  // 0 = to the device, 1 = to the host
+    op.duration_ns =
+        costs_.copy_latency_ns +
+        static_cast<uint64_t>(std::llround(static_cast<double>(bytes) / costs_.copy_bytes_per_ns));
+  }
+  if (bytes == 0) return check_lost();
+  return enqueue(*stream, std::move(op));
+}
+
+base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value,
+                                  uint64_t bytes) {
+  Op op;
+  op.kind = Op::Kind::kMemory;
+  op.bytes = bytes;
+  op.fill_value = value;
+  op.duration_ns = memory_ns(bytes);
+  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes));
+  if (bytes == 0) return check_lost();
+  return enqueue(*stream, std::move(op));
+}
+
+base::Status Device::enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data) {
+  Op op;
+  op.kind = Op::Kind::kCallback;
+  op.function = function;
+  op.user_data = user_data;
+  return enqueue(*stream, std::move(op));
+}
+
+base::Status Device::enqueue_work(Stream* stream, const gpushare_backend_work* work) {
+  if (work == nullptr || work->struct_size < sizeof(gpushare_backend_work)) {
+    return {GPUSHARE_INVALID_ARGUMENT, "the work is null or its struct_size is too small"};
+  }
+  if (!(work->demand > 0 && work->demand <= 1)) {
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the work's demand is %g; allowed is above 0, at most 1",
+                                                    static_cast<double>(work->demand))};
+  }
+  if (work->duration_ns > kLongestWorkNs) {
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("the work's duration is %llu ns; at most 2^53 (104 days) is allowed",
+                         static_cast<unsigned long long>(work->duration_ns))};
+  }
+  Op op;
+  op.kind = Op::Kind::kWork;
+  op.duration_ns = work->duration_ns;
+  op.load = {work->work_class, work->demand, stream->priority_};
+  return enqueue(*stream, std::move(op));
+}
+
+base::Status Stream::failure_at(uint64_t sequence) const {
+  return failed_sequence_ != 0 && failed_sequence_ < sequence ? error_ : base::Status();
+}
+
+base::Status Stream::query() {
+  base::MutexLock lock(device_.mutex_);
+  if (!idle() && (!device_.poll() || !idle())) return not_ready();
+  return device_.lost_ ? device_.lost() : error_;
+}
+
+base::Status Stream::synchronize() {
+  if (Device::inside_callback_of(*this)) {
+    return {GPUSHARE_INVALID_STATE, "a host function may not wait for the stream that it runs on"};
+  }
+  base::MutexLock lock(device_.mutex_);
+  GPUSHARE_RETURN_IF_ERROR(device_.wait_passed(*this, enqueued_));
+  return device_.lost_ ? device_.lost() : error_;
+}
+
+base::Status Event::record(Stream& stream) {
+  base::MutexLock lock(device_.mutex_);
+  if (device_.lost_) return device_.lost();
+  if (!stream.error_.ok()) return stream.error_;
+  ++records_;
+  if (stream_.get() != &stream) stream_ = stream.shared_from_this();
+  if (stream.idle()) {
+    time_ns_ = device_.now_ns_;
+  } else {
+    Op op;
+    op.kind = Op::Kind::kRecord;
+    op.event = shared_from_this();
+    op.sequence = records_;
+    device_.push(stream, std::move(op));
+  }
+  sequence_ = stream.enqueued_;
+  return {};
+}
+
+base::Status Event::query() {
+  base::MutexLock lock(device_.mutex_);
+  if (stream_ == nullptr) return {};
+  if (!stream_->passed(sequence_) && (!device_.poll() || !stream_->passed(sequence_))) return not_ready();
+  return device_.lost_ ? device_.lost() : stream_->failure_at(sequence_);
+}
+
+base::Status Event::synchronize() {
+  base::MutexLock lock(device_.mutex_);
+  if (device_.lost_) return device_.lost();
+  if (stream_ == nullptr) return {};
+  const std::shared_ptr<Stream> stream = stream_;
+  const uint64_t sequence = sequence_;
+  GPUSHARE_RETURN_IF_ERROR(device_.wait_passed(*stream, sequence));
+  return device_.lost_ ? device_.lost() : stream->failure_at(sequence);
+}
+
+base::Status Event::make_wait(Stream& stream) {
+  base::MutexLock lock(device_.mutex_);
+  if (stream_ == nullptr || stream_.get() == &stream || stream_->passed(sequence_)) return {};
+  if (!stream.error_.ok()) return stream.error_;
+  Op op;
+  op.kind = Op::Kind::kWait;
+  op.stream = stream_;
+  op.sequence = sequence_;
+  device_.push(stream, std::move(op));
+  return {};
+}
+
+base::Result<uint64_t> Event::passed_time() const {
+  if (!timing_)
+    return base::Status(GPUSHARE_INVALID_STATE, "the event was created without GPUSHARE_EVENT_TIMING");
+  if (stream_ == nullptr) return base::Status(GPUSHARE_INVALID_STATE, "the event was never recorded");
+  if (!stream_->passed(sequence_)) return not_ready();
+  GPUSHARE_RETURN_IF_ERROR(stream_->failure_at(sequence_));
+  return time_ns_;
+}
+
+base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
+  base::MutexLock lock(start.device_.mutex_);
+  if (&start.device_ != &end.device_) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "the events belong to different devices");
+  }
+  if (start.device_.lost_) return start.device_.lost();
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t start_ns, start.passed_time());
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t end_ns, end.passed_time());
+  if (end_ns < start_ns)
+    return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
+  return end_ns - start_ns;
+}
+
+}  // namespace gpushare::device::sim

@@ -1,0 +1,204 @@
+// sim_device.hpp: one opened sim device: streams on a virtual clock.
+//
+// The clock. Virtual time stands still while the host enqueues: whatever is enqueued on an idle stream starts
+// at the present time. Records, waits for passed events, and work of no duration take no virtual time and are
+// done inside the enqueue. The clock moves only
+//   - inside stream_synchronize, event_synchronize, stream_destroy and device_close: the caller takes steps
+//   until what it waits for
+//     has passed, and not one further;
+//   - inside a query that would answer NOT_READY for the `polls`-th time in a row, with no enqueue, step or
+//   wait in between:
+//     it takes one step. So a polling loop ends, and a look in passing changes nothing.
+// A step runs the oldest host function that is due, or else moves the clock to the next end of a work, copy
+// or fill and completes all that end then, works first, each kind in the order of stream creation. Host
+// functions thus run on the thread that waits or polls, without the lock, at their virtual time, and take
+// none of it.
+//
+// Threads. One lock guards everything and is not held while a host function runs. Several threads may wait:
+// each takes steps while there are any, and while one runs a host function the others go on with what does
+// not depend on it, so that a host function may itself wait for other threads. With one thread a run is a
+// function of its calls and the seed; with several, of their order under the lock. SPDX-License-Identifier:
+// Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "device/sim/contention.hpp"
+#include "device/support/address_space.hpp"
+#include "device/support/fault_table.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device::sim {
+
+class Device;
+class Event;
+class Stream;
+
+struct Op {
+  enum class Kind { kWork, kBusCopy, kMemory, kCallback, kRecord, kWait };
+  Kind kind = Kind::kWork;
+  uint8_t fill_value = 0;
+  uint32_t bus = 0;  // kBusCopy: the direction
+  uint64_t duration_ns = 0;
+  ContentionModel::Load load;    // kWork
+  char* destination = nullptr;   // kBusCopy, kMemory: null if data are not kept
+  const char* source = nullptr;  // null: a fill
+  uint64_t bytes = 0;
+  gpushare_host_function function = nullptr;
+  void* user_data = nullptr;
+  std::shared_ptr<Event> event;    // kRecord
+  std::shared_ptr<Stream> stream;  // kWait: until `stream` has completed `sequence` ops
+  uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
+};
+
+// Fields belong to the device's lock. Handles of backend.h are pointers to Device, Stream and Event.
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  Stream(Device& device, uint64_t id, int32_t priority) : device_(device), id_(id), priority_(priority) {}
+  Device& device() const { return device_; }
+  base::Status query();
+  base::Status synchronize();
+
+ private:
+  friend class Device;
+  friend class Event;
+  bool idle() const { return queue_.empty(); }
+  bool passed(uint64_t sequence) const { return completed_ >= sequence; }
+  base::Status failure_at(uint64_t sequence) const;
+
+  Device& device_;
+  const uint64_t id_;  // order of creation
+  const int32_t priority_;
+  double slow_factor_ = 1;
+  std::deque<Op> queue_;      // the front is the op in progress
+  bool started_ = false;      // the front has been started
+  bool in_callback_ = false;  // the front is a host function that is running now
+  double remaining_ns_ = 0;   // kWork in progress: at full speed
+  uint64_t end_ns_ = 0;       // kBusCopy, kMemory in progress
+  uint64_t enqueued_ = 0;
+  uint64_t completed_ = 0;
+  uint64_t failed_sequence_ = 0;
+  base::Status error_;                            // sticky
+  std::vector<std::shared_ptr<Stream>> blocked_;  // streams whose front waits for this one
+};
+
+class Event : public std::enable_shared_from_this<Event> {
+ public:
+  Event(Device& device, bool timing) : device_(device), timing_(timing) {}
+  Device& device() const { return device_; }
+  base::Status record(Stream& stream);
+  base::Status query();
+  base::Status synchronize();
+  base::Status make_wait(Stream& stream);
+  static base::Result<uint64_t> elapsed(Event& start, Event& end);
+
+ private:
+  friend class Device;
+  base::Result<uint64_t> passed_time() const;
+
+  Device& device_;
+  const bool timing_;
+  std::shared_ptr<Stream> stream_;  // of the last record; null before the first
+  uint64_t sequence_ = 0;
+  uint64_t records_ = 0;
+  uint64_t time_ns_ = 0;
+};
+
+class Device {
+ public:
+  static base::Result<std::unique_ptr<Device>> open(const char* options);
+
+  // Waits for all streams, before the device is deleted. Errors: INVALID_STATE from a host function.
+  base::Status finish();
+  // OK, or INVALID_STATE naming what is still open.
+  base::Status leaks() const;
+  void info(gpushare_backend_device_info* out_info) const;
+  uint64_t now_ns() const;
+  AddressSpace& memory() { return *memory_; }
+  FaultTable& faults() { return faults_; }
+  base::Status check_lost() const;
+
+  base::Result<Stream*> create_stream(int32_t priority);
+  base::Status destroy_stream(Stream* stream);
+  base::Result<Event*> create_event(bool timing);
+  base::Status destroy_event(Event* event);
+
+  base::Status enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
+                            uint32_t kind);
+  base::Status enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes);
+  base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
+  base::Status enqueue_work(Stream* stream, const gpushare_backend_work* work);
+
+ private:
+  friend class Event;
+  friend class Stream;
+
+  struct Costs {
+    double copy_bytes_per_ns = 0;
+    double memory_bytes_per_ns = 0;
+    uint64_t copy_latency_ns = 0;
+    double jitter = 0;
+    uint64_t polls = 0;
+  };
+  Device(std::unique_ptr<AddressSpace> memory, const Costs& costs, ContentionModel contention, uint64_t seed);
+
+  // Whether the calling thread runs a host function of this stream, or of any stream of this device.
+  static bool inside_callback_of(const Stream& stream);
+  bool inside_callback() const;
+  base::Status lost() const;
+  base::Status enqueue(Stream& stream, Op op);
+  void push(Stream& stream, Op op) GPUSHARE_REQUIRES(mutex_);
+  // Starts what can start on `stream`, and on streams that were blocked on it.
+  void advance(Stream& stream) GPUSHARE_REQUIRES(mutex_);
+  // True when the front took no time and is done.
+  bool start_front(Stream& stream) GPUSHARE_REQUIRES(mutex_);
+  void finish_front(Stream& stream) GPUSHARE_REQUIRES(mutex_);
+  void wake_blocked(Stream& stream, std::vector<std::shared_ptr<Stream>>& woken) GPUSHARE_REQUIRES(mutex_);
+  void fail(Stream& stream, base::Status status) GPUSHARE_REQUIRES(mutex_);
+  void lose() GPUSHARE_REQUIRES(mutex_);
+  // False when there is nothing to do. May release the lock while a host function runs.
+  bool step() GPUSHARE_REQUIRES(mutex_);
+  void run_callback() GPUSHARE_REQUIRES(mutex_);
+  bool move_clock() GPUSHARE_REQUIRES(mutex_);
+  // Takes steps until `stream` has completed `sequence` ops. Errors: INVALID_STATE if that needs the end of a
+  // host function that the caller runs in.
+  base::Status wait_passed(Stream& stream, uint64_t sequence) GPUSHARE_REQUIRES(mutex_);
+  // Counts a NOT_READY answer; true if a step was taken, so that the answer may have changed.
+  bool poll() GPUSHARE_REQUIRES(mutex_);
+  uint64_t memory_ns(uint64_t bytes_moved) const;
+
+  const std::unique_ptr<AddressSpace> memory_;
+  const Costs costs_;
+  const ContentionModel contention_;
+  FaultTable faults_;
+
+  mutable base::Mutex mutex_;
+  base::ConditionVariable progress_;
+  bool lost_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  uint64_t now_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t next_stream_id_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t polls_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t running_callbacks_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t waiting_threads_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::mt19937_64 random_ GPUSHARE_GUARDED_BY(mutex_);
+  // In progress, by kind. Works and memory ops are kept in order of stream creation.
+  std::vector<Stream*> working_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<Stream*> in_memory_ GPUSHARE_GUARDED_BY(mutex_);
+  std::array<std::deque<Stream*>, 2> buses_ GPUSHARE_GUARDED_BY(mutex_);  // the front has the bus
+  std::deque<Stream*> due_callbacks_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
+  // Scratch of move_clock().
+  std::vector<ContentionModel::Load> loads_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<double> speeds_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::device::sim
