@@ -1,22 +1,24 @@
-// memory: who owns which bytes of a device. heap, placement, plan: pure bookkeeping over offsets. device_memory, lane,
-// persistent_heap: address ranges of a real device under one of two layouts. spill, snapshot, allocation_log: beside them.
-// Bookkeeping never touches device bytes; only paging copies them. Calls base and device; may be called from executor,
-// loader and c_api.
+// memory: who owns which bytes of a device. heap, placement, plan: pure bookkeeping over offsets.
+// device_memory, lane, persistent_heap: address ranges of a real device under one of two layouts. spill,
+// snapshot, allocation_log: beside them. Bookkeeping never touches device bytes; only paging copies them.
+// Calls base and device; may be called from executor, loader and c_api.
 //
-// device_memory.hpp: the memory of one device: a persistent heap a session, a range a lane, and the way from an address to its
-// owner.
+// device_memory.hpp: the memory of one device: a persistent heap a session, a range a lane, and the way from
+// an address to its owner.
 //
-// Layout contiguous: one device buffer; persistent heaps take ranges from the low end, lanes stack from the high end, empty lanes
-// move for free at their boundary. Layout virtual: every heap and lane reserves its own address range once and physical granules
-// are mapped behind it as promises grow and unmapped (late, in batches, off the hot path) as they shrink.
+// Layout contiguous: one device buffer; persistent heaps take ranges from the low end, lanes stack from the
+// high end, empty lanes move for free at their boundary. Layout virtual: every heap and lane reserves its own
+// address range once and physical granules are mapped behind it as promises grow and unmapped (late, in
+// batches, off the hot path) as they shrink.
 //
-// Division of labour: the scheduler decides who is promised what (sched/scheduler.hpp) and keeps the sum within capacity; this
-// class gives the promised bytes an address, serves blocks from them, and says when fragmentation of the contiguous layout
-// makes that impossible (DEVICE_OUT_OF_MEMORY from open_heap, open_lane, resize: nothing has changed then).
+// Division of labour: the scheduler decides who is promised what (sched/scheduler.hpp) and keeps the sum
+// within capacity; this class gives the promised bytes an address, serves blocks from them, and says when
+// fragmentation of the contiguous layout makes that impossible (DEVICE_OUT_OF_MEMORY from open_heap,
+// open_lane, resize: nothing has changed then).
 //
-// Threads: all methods may be called from any thread. alloc and free take only the lock of the heap or lane concerned; finding the
-// owner of an address takes no lock. Opening, closing and resizing take the layout's lock.
-// SPDX-License-Identifier: Apache-2.0
+// Threads: all methods may be called from any thread. alloc and free take only the lock of the heap or lane
+// concerned; finding the owner of an address takes no lock. Opening, closing and resizing take the layout's
+// lock. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -39,6 +41,7 @@ struct DeviceMemoryOptions {
   uint64_t capacity_bytes = 0;  // 0 = the device's free bytes, less a small reserve
   Layout layout = Layout::kAuto;
   bool record_allocations = false;
+  uint64_t max_recorded_events = uint64_t{1} << 20;  // the last so many are kept
 };
 
 struct BlockInfo {
@@ -53,7 +56,7 @@ struct BlockInfo {
 
 struct HeapStats {
   uint64_t promised_bytes = 0;
-  uint64_t live_bytes = 0;      // rounded to the granule; promoted blocks included
+  uint64_t live_bytes = 0;  // rounded to the granule; promoted blocks included
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
   uint64_t spilled_bytes = 0;
@@ -68,14 +71,16 @@ class PersistentHeap {
   // alignment: a power of two up to 2 MiB, 0 = 256. Never calls the driver, never blocks.
   // Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked, largest hole, promise, live).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // The same from host memory the device can address, outside the promise (spill). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  // The same from host memory the device can address, outside the promise (spill). Errors: UNSUPPORTED,
+  // HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
   // Changes the promise. Shrinking below the live bytes is INVALID_STATE. May call the driver.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
   // Frees of blocks are ordered on `stream` from now on (the lane's). The caller has ordered the streams.
   virtual void set_stream(const device::Stream* stream) = 0;
-  // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses stay reserved for
-  // it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the contiguous layout.
+  // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses
+  // stay reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the
+  // contiguous layout.
   virtual base::Status page_out(const device::Stream& stream) = 0;
   virtual base::Status page_in(const device::Stream& stream) = 0;
   virtual bool paged_out() const = 0;
@@ -85,32 +90,36 @@ class PersistentHeap {
 struct LaneStats {
   uint64_t size_bytes = 0;
   uint64_t live_bytes = 0;
-  uint64_t peak_bytes = 0;           // since the lane was opened
-  uint64_t iteration_peak_bytes = 0; // of the iteration under way, or the last one: what profiling reads; the arena needed
-                                     // (high water), not only the sum of live bytes
-  uint64_t promoted_bytes = 0;       // of blocks that still lie in it
-  uint64_t planned_allocs = 0;       // served by a plan
+  uint64_t peak_bytes = 0;            // since the lane was opened
+  uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or the last one: what profiling reads;
+                                      // the arena needed (high water), not only the sum of live bytes
+  uint64_t promoted_bytes = 0;  // of blocks that still lie in it
+  uint64_t planned_allocs = 0;  // served by a plan
 };
 
-// A lane's ephemeral range. One iteration at a time on the host side; the previous one may still run on the device: reuse is ordered
-// by the lane's stream. Created and destroyed by DeviceMemory.
+// A lane's ephemeral range. One iteration at a time on the host side; the previous one may still run on the
+// device: reuse is ordered by the lane's stream. Created and destroyed by DeviceMemory.
 class Lane {
  public:
   virtual ~Lane() = default;
   virtual uint32_t id() const = 0;
-  // Starts an iteration of `owner`. INVALID_STATE if one is under way. `use_plan`: record until an iteration repeats, then place by
-  // the solved plan, falling back to the heap at the first deviation. Plans are kept per owner.
+  // Starts an iteration of `owner`. INVALID_STATE if one is under way. `use_plan`: record until an iteration
+  // repeats, then place by the solved plan, falling back to the heap at the first deviation. Plans are kept
+  // per owner.
   virtual base::Status begin_iteration(PersistentHeap& owner, bool use_plan) = 0;
-  // O(1); helper threads of a framework may call it concurrently. Errors: DEVICE_OUT_OF_MEMORY (as PersistentHeap::alloc),
-  // INVALID_STATE outside an iteration.
+  // O(1); helper threads of a framework may call it concurrently. Errors: DEVICE_OUT_OF_MEMORY (as
+  // PersistentHeap::alloc), INVALID_STATE outside an iteration.
   virtual base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
   virtual base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) = 0;
-  // Promotes a block to its session: it stays where it is, outlives the iteration, counts in its heap's live bytes.
+  // Promotes a block to its session: it stays where it is, outlives the iteration, counts in its heap's live
+  // bytes.
   virtual base::Status keep(Address address) = 0;
-  // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the range may move (free: it
-  // is empty; with promoted blocks it stays). `uses_plan_fully` tells whether a plan served all of it.
+  // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
+  // range may move (free: it is empty; with promoted blocks it stays). `uses_plan_fully` tells whether a plan
+  // served all of it.
   virtual base::Status end_iteration(bool* out_planned) = 0;
-  // New size, taking effect now if the lane is idle and its stream has passed the last iteration, else at the next boundary.
+  // New size, taking effect now if the lane is idle and its stream has passed the last iteration, else at the
+  // next boundary.
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
 };
@@ -130,7 +139,7 @@ struct AllocationEvent {
   uint64_t bytes = 0;
   uint64_t time_ns = 0;  // device clock
   uint64_t thread = 0;
-  uint64_t stream = 0;   // 0 = none
+  uint64_t stream = 0;  // 0 = none
   SessionId session = 0;
 };
 struct MemorySnapshot {
@@ -152,8 +161,10 @@ struct DeviceMemoryStats {
 
 class DeviceMemory {
  public:
-  // `device` must outlive it. Errors: UNSUPPORTED (virtual layout on a device without it), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT.
-  static base::Result<std::unique_ptr<DeviceMemory>> open(device::Device& device, const DeviceMemoryOptions& options);
+  // `device` must outlive it. Errors: UNSUPPORTED (virtual layout on a device without it),
+  // DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT.
+  static base::Result<std::unique_ptr<DeviceMemory>> open(device::Device& device,
+                                                          const DeviceMemoryOptions& options);
   virtual ~DeviceMemory() = default;
 
   virtual Layout layout() const = 0;
@@ -164,8 +175,10 @@ class DeviceMemory {
   virtual bool can_page() const = 0;
 
   // Owned by DeviceMemory until closed. promised_bytes may be 0 (grows by resize).
-  virtual base::Result<PersistentHeap*> open_heap(SessionId session, std::string name, uint64_t promised_bytes) = 0;
-  // Returns every block; work that uses them must have finished or be ordered before the next user by the caller.
+  virtual base::Result<PersistentHeap*> open_heap(SessionId session, std::string name,
+                                                  uint64_t promised_bytes) = 0;
+  // Returns every block; work that uses them must have finished or be ordered before the next user by the
+  // caller.
   virtual base::Status close_heap(PersistentHeap* heap) = 0;
   // `stream` must outlive the lane.
   virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) = 0;
@@ -180,12 +193,13 @@ class DeviceMemory {
 
   // Gives cached physical granules and host buffers back to the system. Part of the out-of-memory ladder.
   virtual uint64_t trim() = 0;
-  // "free 1.12 GiB of 16.00 GiB, largest hole ...; sessions: resnet50 2.10 GiB, ...": for out-of-memory messages.
+  // "free 1.12 GiB of 16.00 GiB, largest hole ...; sessions: resnet50 2.10 GiB, ...": for out-of-memory
+  // messages.
   virtual std::string report(size_t top_holders = 5) const = 0;
   virtual MemorySnapshot snapshot() const = 0;
   virtual DeviceMemoryStats stats() const = 0;
-  // Checks the invariants (live blocks never overlap and lie inside their owner, ranges never overlap, physical bytes within
-  // capacity); empty when they hold. For tests.
+  // Checks the invariants (live blocks never overlap and lie inside their owner, ranges never overlap,
+  // physical bytes within capacity); empty when they hold. For tests.
   virtual std::string check() const = 0;
 };
 

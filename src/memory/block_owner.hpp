@@ -1,0 +1,184 @@
+// block_owner.hpp: what a heap, a lane and the host-memory store have in common: they own blocks, each under
+// its own lock, and an address finds them through the index. With it, what they share: the packed facts of a
+// block, blocks whose reuse must wait for other streams, and the state of the whole device memory that all of
+// them touch. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/status.hpp"
+#include "memory/address_index.hpp"
+#include "memory/device_memory.hpp"
+#include "memory/event_recorder.hpp"
+#include "memory/fence.hpp"
+#include "memory/heap.hpp"
+#include "memory/range_layout.hpp"
+
+namespace gpushare::memory {
+
+class SpillStore;
+
+// All are thread-safe and take the owner's lock; none blocks.
+class BlockOwner {
+ public:
+  virtual ~BlockOwner() = default;
+  // NOT_FOUND if no live block of this owner begins there.
+  virtual base::Status free_block(Address address) = 0;
+  virtual base::Status add_use(Address address, const FencePtr& use) = 0;
+  virtual base::Status find_block(Address address, BlockInfo* out_info) = 0;
+};
+
+inline base::Status no_such_block(Address address) {
+  return {GPUSHARE_NOT_FOUND, base::format("no live block begins at device address %#llx",
+                                           static_cast<unsigned long long>(address))};
+}
+
+constexpr uint64_t kBlockGranuleBytes = 256;
+constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 48) - 1;
+constexpr uint64_t kMaxAlignmentBytes = uint64_t{2} << 20;
+
+constexpr uint64_t round_up(uint64_t bytes, uint64_t granule) {
+  return (bytes + granule - 1) / granule * granule;
+}
+
+// What a block's 64-bit tag in the heap holds.
+struct BlockTag {
+  static constexpr uint64_t kPromoted = uint64_t{1} << 50;
+  static constexpr uint64_t kUsed = uint64_t{1} << 51;   // has uses on other streams
+  static constexpr uint64_t kFreed = uint64_t{1} << 52;  // freed; waits for those uses
+  static uint64_t make(Kind kind, uint64_t bytes) {
+    return bytes | uint64_t{static_cast<uint32_t>(kind)} << 48;
+  }
+  static uint64_t bytes(uint64_t tag) { return tag & kMaxBlockBytes; }
+  static Kind kind(uint64_t tag) { return static_cast<Kind>((tag >> 48) & 3); }
+};
+
+// INVALID_ARGUMENT unless a block of this size and alignment can be asked for.
+inline base::Status check_request(uint64_t bytes, uint64_t alignment) {
+  if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "bytes must be above 0"};
+  if (bytes > kMaxBlockBytes - kMaxAlignmentBytes)
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("bytes is %llu; a block has less than 256 TiB",
+                                                    static_cast<unsigned long long>(bytes))};
+  if ((alignment & (alignment - 1)) != 0 || alignment > kMaxAlignmentBytes)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("alignment is %llu; it must be 0 or a power of two up to 2 MiB",
+                         static_cast<unsigned long long>(alignment))};
+  return {};
+}
+
+// Uses of an owner's blocks on other streams, and freed blocks that wait for them. Guarded by the owner's
+// lock. Empty in the common case: the hot path then looks at one tag bit.
+class UseTable {
+ public:
+  void add(uint64_t key, const FencePtr& use) {
+    FenceList& uses = uses_[key];
+    if (std::find(uses.begin(), uses.end(), use) != uses.end()) return;
+    if (uses.size() >= 8) prune(uses);
+    uses.push_back(use);
+  }
+  // The block is freed: it waits with the others until take_passed or take_all hands it out.
+  void defer(uint64_t key) {
+    const auto uses = uses_.find(key);
+    FenceList fences;
+    if (uses != uses_.end()) {
+      fences = std::move(uses->second);
+      uses_.erase(uses);
+    }
+    freed_.push_back({key, std::move(fences)});
+  }
+  size_t deferred() const { return freed_.size(); }
+  bool empty() const { return uses_.empty() && freed_.empty(); }
+
+  // Calls fn(key) for each freed block whose uses have passed. Asks the device.
+  template <class Fn>
+  bool take_passed(Fn&& fn) {
+    const size_t before = freed_.size();
+    for (size_t i = 0; i < freed_.size();) {
+      if (all_passed(freed_[i].fences)) {
+        fn(freed_[i].key);
+        if (i + 1 != freed_.size()) freed_[i] = std::move(freed_.back());
+        freed_.pop_back();
+      } else {
+        ++i;
+      }
+    }
+    return freed_.size() != before;
+  }
+  // Calls fn(key) for each freed block, and lets `stream` wait for what it still waits for.
+  template <class Fn>
+  bool take_ordered(const device::Stream& stream, Fn&& fn) {
+    if (freed_.empty()) return false;
+    FenceList fences;
+    for (Freed& freed : freed_) {
+      for (const FencePtr& fence : freed.fences)
+        if (std::find(fences.begin(), fences.end(), fence) == fences.end()) fences.push_back(fence);
+      fn(freed.key);
+    }
+    freed_.clear();
+    order_all(fences, stream);
+    return true;
+  }
+  // Every outstanding fence, each once; the table is empty afterwards.
+  FenceList drain() {
+    FenceList all;
+    const auto add_all = [&all](const FenceList& fences) {
+      for (const FencePtr& fence : fences)
+        if (std::find(all.begin(), all.end(), fence) == all.end()) all.push_back(fence);
+    };
+    for (auto& [key, uses] : uses_) add_all(uses);
+    for (auto& freed : freed_) add_all(freed.fences);
+    uses_.clear();
+    freed_.clear();
+    return all;
+  }
+  // Those of blocks that stay, without forgetting them.
+  FenceList outstanding() const {
+    FenceList all;
+    for (const auto& [key, uses] : uses_) all.insert(all.end(), uses.begin(), uses.end());
+    for (const auto& freed : freed_) all.insert(all.end(), freed.fences.begin(), freed.fences.end());
+    return all;
+  }
+  void forget(uint64_t key) { uses_.erase(key); }
+
+ private:
+  struct Freed {
+    uint64_t key;
+    FenceList fences;
+  };
+  absl::flat_hash_map<uint64_t, FenceList> uses_;
+  std::vector<Freed> freed_;
+};
+
+// What all owners of one device's memory share. The counters are relaxed: each is exact once its writers are
+// quiet.
+struct Shared {
+  explicit Shared(device::Device& the_device) : device(the_device), fences(the_device) {}
+
+  device::Device& device;
+  Fences fences;
+  AddressIndex index;
+  std::unique_ptr<RangeLayout> layout;
+  std::unique_ptr<SpillStore> spill;
+  EventRecorder recorder;
+  std::atomic<uint64_t> persistent_bytes{0};
+  std::atomic<uint64_t> lane_peak_bytes{0};  // sum over lanes of the last iteration's peak
+  std::atomic<uint64_t> peak_bytes{0};
+  std::atomic<uint64_t> paged_out_bytes{0};
+  std::atomic<uint64_t> paged_in_bytes{0};
+
+  void note_peak() {
+    const uint64_t now =
+        persistent_bytes.load(std::memory_order_relaxed) + lane_peak_bytes.load(std::memory_order_relaxed);
+    uint64_t peak = peak_bytes.load(std::memory_order_relaxed);
+    while (now > peak && !peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+};
+
+}  // namespace gpushare::memory

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/device_memory.hpp"
+
+#include <algorithm>
+
+#include "base/mutex.hpp"
+#include "base/units.hpp"
+#include "memory/lane.hpp"
+#include "memory/persistent_heap.hpp"
+#include "memory/spill.hpp"
+
+namespace gpushare::memory {
+namespace {
+
+// Heaps and lanes are pooled: closed ones wait for the next open, none is destroyed before the DeviceMemory.
+// So the number of objects is that of the most ever open together, and an address looked up too late finds an
+// object that still exists.
+class DeviceMemoryImpl final : public DeviceMemory {
+ public:
+  explicit DeviceMemoryImpl(device::Device& device) : shared_(device) {}
+  ~DeviceMemoryImpl() override {
+    for (PersistentHeapImpl* heap : open_heaps_) {
+      FenceList ignored_fences;
+      heap->set_stream(nullptr);
+      const base::Status ignored = heap->close(&ignored_fences);
+    }
+  }
+
+  base::Status open(const DeviceMemoryOptions& options);
+
+  Layout layout() const override { return shared_.layout->kind(); }
+  uint64_t capacity_bytes() const override { return shared_.layout->capacity_bytes(); }
+  uint64_t granularity_bytes() const override { return shared_.layout->granularity_bytes(); }
+  bool can_page() const override { return shared_.layout->can_page(); }
+
+  base::Result<PersistentHeap*> open_heap(SessionId session, std::string name,
+                                          uint64_t promised_bytes) override;
+  base::Status close_heap(PersistentHeap* heap) override;
+  base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) override;
+  base::Status close_lane(Lane* lane) override;
+
+  base::Status free(Address address) override {
+    BlockOwner* owner = shared_.index.find(address);
+    return owner == nullptr ? no_such_block(address) : owner->free_block(address);
+  }
+  base::Status record_use(Address address, const device::Stream& stream) override {
+    BlockOwner* owner = shared_.index.find(address);
+    if (owner == nullptr) return no_such_block(address);
+    GPUSHARE_ASSIGN_OR_RETURN(const FencePtr use, shared_.fences.use_of(stream));
+    return owner->add_use(address, use);
+  }
+  base::Result<BlockInfo> find(Address address) const override {
+    BlockOwner* owner = shared_.index.find(address);
+    if (owner == nullptr) return no_such_block(address);
+    BlockInfo info;
+    GPUSHARE_RETURN_IF_ERROR(owner->find_block(address, &info));
+    return info;
+  }
+
+  uint64_t trim() override {
+    shared_.fences.trim();
+    return shared_.spill->trim() + shared_.layout->trim();
+  }
+  std::string report(size_t top_holders) const override;
+  MemorySnapshot snapshot() const override;
+  DeviceMemoryStats stats() const override;
+  std::string check() const override;
+
+ private:
+  void drained(LaneImpl* lane);
+  static void remove(std::vector<LaneImpl*>& list, LaneImpl* lane);
+
+  Shared shared_;
+  mutable base::Mutex mutex_;  // the lists; taken before any lock of a heap or lane
+  std::vector<std::unique_ptr<PersistentHeapImpl>> heaps_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<PersistentHeapImpl*> open_heaps_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<PersistentHeapImpl*> spare_heaps_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<LaneImpl>> lanes_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<LaneImpl*> open_lanes_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<LaneImpl*> closed_lanes_ GPUSHARE_GUARDED_BY(mutex_);  // with promoted blocks in them
+  std::vector<LaneImpl*> spare_lanes_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
+  device::Device& device = shared_.device;
+  const bool has_virtual = device.can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY);
+  Layout layout = options.layout;
+  if (layout == Layout::kAuto) layout = has_virtual ? Layout::kVirtual : Layout::kContiguous;
+  uint64_t capacity = options.capacity_bytes;
+  if (capacity == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(const auto info, device.refresh_info());
+    // A 64th stays free for what the driver and libraries allocate beside us.
+    capacity = info.free_bytes - info.free_bytes / 64;
+    if (layout == Layout::kContiguous) capacity -= std::min(capacity, AddressIndex::kGranuleBytes);
+  }
+  if (capacity > device.info().total_bytes)
+    return {GPUSHARE_INVALID_ARGUMENT, "capacity is " + base::format_bytes(capacity) + "; device " +
+                                           device.spec() + " has " +
+                                           base::format_bytes(device.info().total_bytes)};
+  const uint64_t granule =
+      layout == Layout::kVirtual ? virtual_granule(device, capacity) : AddressIndex::kGranuleBytes;
+  capacity = capacity / granule * granule;
+  if (capacity == 0)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "capacity must be at least " + base::format_bytes(granule) + " on device " + device.spec()};
+  GPUSHARE_ASSIGN_OR_RETURN(shared_.layout, layout == Layout::kVirtual
+                                                ? make_virtual_layout(device, capacity)
+                                                : make_contiguous_layout(device, capacity));
+  const Range span = shared_.layout->span();
+  GPUSHARE_RETURN_IF_ERROR(shared_.index.prepare(span.base, span.bytes));
+  shared_.spill = std::make_unique<SpillStore>(shared_);
+  if (options.record_allocations) shared_.recorder.enable(device, options.max_recorded_events);
+  return {};
+}
+
+base::Result<PersistentHeap*> DeviceMemoryImpl::open_heap(SessionId session, std::string name,
+                                                          uint64_t promised_bytes) {
+  PersistentHeapImpl* heap = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (spare_heaps_.empty()) {
+      heaps_.push_back(std::make_unique<PersistentHeapImpl>(shared_));
+      spare_heaps_.push_back(heaps_.back().get());
+    }
+    heap = spare_heaps_.back();
+    spare_heaps_.pop_back();
+  }
+  // Without the lock: it may call the driver, and wait for it.
+  auto status = heap->open(session, std::move(name), promised_bytes);
+  base::MutexLock lock(mutex_);
+  if (!status.ok()) {
+    spare_heaps_.push_back(heap);
+    return status;
+  }
+  heap->position = open_heaps_.size();
+  open_heaps_.push_back(heap);
+  return static_cast<PersistentHeap*>(heap);
+}
+
+base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
+  if (heap == nullptr) return {GPUSHARE_INVALID_HANDLE, "the persistent heap is null"};
+  auto* closing = static_cast<PersistentHeapImpl*>(heap);
+  FenceList fences;
+  GPUSHARE_RETURN_IF_ERROR(closing->close(&fences));
+  std::vector<LaneImpl*> lanes;
+  {
+    base::MutexLock lock(mutex_);
+    lanes = open_lanes_;
+    lanes.insert(lanes.end(), closed_lanes_.begin(), closed_lanes_.end());
+  }
+  for (LaneImpl* lane : lanes) lane->free_promoted_of(*closing, fences);
+  base::MutexLock lock(mutex_);
+  open_heaps_[closing->position] = open_heaps_.back();
+  open_heaps_[closing->position]->position = closing->position;
+  open_heaps_.pop_back();
+  spare_heaps_.push_back(closing);
+  return {};
+}
+
+void DeviceMemoryImpl::remove(std::vector<LaneImpl*>& list, LaneImpl* lane) {
+  list[lane->position] = list.back();
+  list[lane->position]->position = lane->position;
+  list.pop_back();
+}
+
+base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+  LaneImpl* lane = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (spare_lanes_.empty()) {
+      lanes_.push_back(std::make_unique<LaneImpl>(shared_, [this](LaneImpl* l) { drained(l); }));
+      spare_lanes_.push_back(lanes_.back().get());
+    }
+    lane = spare_lanes_.back();
+    spare_lanes_.pop_back();
+  }
+  auto status = lane->open(id, bytes, stream);
+  base::MutexLock lock(mutex_);
+  if (!status.ok()) {
+    spare_lanes_.push_back(lane);
+    return status;
+  }
+  lane->position = open_lanes_.size();
+  open_lanes_.push_back(lane);
+  return static_cast<Lane*>(lane);
+}
+
+base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
+  if (lane == nullptr) return {GPUSHARE_INVALID_HANDLE, "the lane is null"};
+  auto* closing = static_cast<LaneImpl*>(lane);
+  // Under the lock, so that drained() finds the lane in one list or the other.
+  base::MutexLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(closing->close());
+  remove(open_lanes_, closing);
+  if (closing->reclaim_closed()) {
+    spare_lanes_.push_back(closing);
+    closing->position = SIZE_MAX;
+  } else {
+    closing->position = closed_lanes_.size();
+    closed_lanes_.push_back(closing);
+  }
+  return {};
+}
+
+void DeviceMemoryImpl::drained(LaneImpl* lane) {
+  base::MutexLock lock(mutex_);
+  if (lane->position >= closed_lanes_.size() || closed_lanes_[lane->position] != lane)
+    return;  // close_lane saw it first
+  if (!lane->reclaim_closed()) return;
+  remove(closed_lanes_, lane);
+  lane->position = SIZE_MAX;
+  spare_lanes_.push_back(lane);
+}
+
+std::string DeviceMemoryImpl::report(size_t top_holders) const {
+  struct Holder {
+    std::string name;
+    uint64_t bytes;
+    uint64_t promised;
+    bool out;
+  };
+  std::vector<Holder> holders;
+  std::string text;
+  base::MutexLock lock(mutex_);
+  text = "free " + base::format_bytes(shared_.layout->free_bytes()) + " of " +
+         base::format_bytes(capacity_bytes()) + ", largest hole " +
+         base::format_bytes(shared_.layout->largest_hole_bytes());
+  holders.reserve(open_heaps_.size());
+  for (const PersistentHeapImpl* heap : open_heaps_) {
+    const HeapStats stats = heap->stats();
+    holders.push_back({heap->name(), stats.live_bytes, stats.promised_bytes, heap->paged_out()});
+  }
+  const size_t shown = std::min(top_holders, holders.size());
+  std::partial_sort(holders.begin(), holders.begin() + static_cast<ptrdiff_t>(shown), holders.end(),
+                    [](const Holder& a, const Holder& b) { return a.promised > b.promised; });
+  if (shown > 0) text += "; sessions: ";
+  for (size_t i = 0; i < shown; ++i)
+    text += (i > 0 ? ", " : "") + holders[i].name + " " + base::format_bytes(holders[i].bytes) + " of " +
+            base::format_bytes(holders[i].promised) + (holders[i].out ? " (paged out)" : "");
+  if (holders.size() > shown) text += base::format(" and %zu more", holders.size() - shown);
+  uint64_t lane_bytes = 0;
+  for (const LaneImpl* lane : open_lanes_) lane_bytes += lane->stats().size_bytes;
+  for (const LaneImpl* lane : closed_lanes_) lane_bytes += lane->stats().size_bytes;
+  if (lane_bytes > 0)
+    text += base::format("; %zu lanes with ", open_lanes_.size()) + base::format_bytes(lane_bytes) +
+            (closed_lanes_.empty()
+                 ? ""
+                 : base::format(" and %zu closed that promoted blocks pin", closed_lanes_.size()));
+  if (const uint64_t host = shared_.spill->host_bytes(); host > 0)
+    text += "; spilled to host memory " + base::format_bytes(host);
+  return text;
+}
+
+MemorySnapshot DeviceMemoryImpl::snapshot() const {
+  MemorySnapshot snapshot;
+  snapshot.capacity_bytes = capacity_bytes();
+  snapshot.layout = layout();
+  {
+    base::MutexLock lock(mutex_);
+    for (const PersistentHeapImpl* heap : open_heaps_) heap->snapshot(&snapshot.segments);
+    for (const LaneImpl* lane : open_lanes_) lane->snapshot(&snapshot.segments);
+    for (const LaneImpl* lane : closed_lanes_) lane->snapshot(&snapshot.segments);
+  }
+  shared_.spill->snapshot(&snapshot.segments);
+  snapshot.events = shared_.recorder.events();
+  return snapshot;
+}
+
+DeviceMemoryStats DeviceMemoryImpl::stats() const {
+  DeviceMemoryStats stats;
+  stats.capacity_bytes = capacity_bytes();
+  stats.persistent_bytes = shared_.persistent_bytes.load(std::memory_order_relaxed);
+  stats.peak_bytes = shared_.peak_bytes.load(std::memory_order_relaxed);
+  stats.paged_out_bytes_total = shared_.paged_out_bytes.load(std::memory_order_relaxed);
+  stats.paged_in_bytes_total = shared_.paged_in_bytes.load(std::memory_order_relaxed);
+  stats.mapped_bytes = shared_.layout->mapped_bytes();
+  base::MutexLock lock(mutex_);
+  for (const LaneImpl* lane : open_lanes_) {
+    const LaneStats lane_stats = lane->stats();
+    stats.ephemeral_bytes += lane_stats.live_bytes - lane_stats.promoted_bytes;
+  }
+  return stats;
+}
+
+std::string DeviceMemoryImpl::check() const {
+  std::vector<Range> ranges;
+  base::MutexLock lock(mutex_);
+  for (const PersistentHeapImpl* heap : open_heaps_)
+    if (std::string wrong = heap->check(&ranges); !wrong.empty()) return wrong;
+  for (const auto* list : {&open_lanes_, &closed_lanes_})
+    for (const LaneImpl* lane : *list)
+      if (std::string wrong = lane->check(&ranges); !wrong.empty()) return wrong;
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
+  const Range span = shared_.layout->span();
+  uint64_t sum = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    sum += ranges[i].bytes;
+    if (i > 0 && ranges[i - 1].base + ranges[i - 1].bytes > ranges[i].base) return "two ranges overlap";
+    if (span.bytes > 0 &&
+        (ranges[i].base < span.base || ranges[i].base + ranges[i].bytes > span.base + span.bytes))
+      return "a range lies outside the buffer";
+  }
+  if (std::string wrong = shared_.layout->check(); !wrong.empty()) return "layout: " + wrong;
+  if (span.bytes > 0 && sum + shared_.layout->free_bytes() != capacity_bytes())
+    return "ranges and holes do not add up";
+  return shared_.spill->check();
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(device::Device& device,
+                                                               const DeviceMemoryOptions& options) {
+  auto memory = std::make_unique<DeviceMemoryImpl>(device);
+  GPUSHARE_RETURN_IF_ERROR(memory->open(options));
+  return std::unique_ptr<DeviceMemory>(std::move(memory));
+}
+
+}  // namespace gpushare::memory

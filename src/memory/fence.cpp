@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/fence.hpp"
+
+#include <algorithm>
+
+namespace gpushare::memory {
+
+Fence::~Fence() {
+  if (event_) fences_->give_event(std::move(event_));
+}
+
+bool Fence::passed() {
+  if (passed_.load(std::memory_order_acquire)) return true;
+  closed_.store(true);
+  if (event_.query().code() == GPUSHARE_NOT_READY) return false;
+  passed_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Fence::order(const device::Stream& stream) {
+  if (passed_.load(std::memory_order_acquire)) return;
+  if (!stream.wait(event_).ok()) wait();
+}
+
+void Fence::wait() {
+  if (passed_.load(std::memory_order_acquire)) return;
+  closed_.store(true);
+  // A failure is the stream's own: nothing behind it runs any more, so nobody touches the bytes.
+  const base::Status ignored = event_.synchronize();
+  passed_.store(true, std::memory_order_release);
+}
+
+void order_all(const FenceList& fences, const device::Stream& stream) {
+  for (const FencePtr& fence : fences)
+    if (fence) fence->order(stream);
+}
+
+void wait_all(const FenceList& fences) {
+  for (const FencePtr& fence : fences)
+    if (fence) fence->wait();
+}
+
+bool all_passed(const FenceList& fences) {
+  return std::all_of(fences.begin(), fences.end(),
+                     [](const FencePtr& fence) { return !fence || fence->passed(); });
+}
+
+void prune(FenceList& fences) {
+  fences.erase(
+      std::remove_if(fences.begin(), fences.end(), [](const FencePtr& f) { return !f || f->passed(); }),
+      fences.end());
+}
+
+base::Result<device::Event> Fences::take_event() {
+  {
+    base::MutexLock lock(mutex_);
+    if (!pool_.empty()) {
+      device::Event event = std::move(pool_.back());
+      pool_.pop_back();
+      return event;
+    }
+  }
+  return device_.create_event();
+}
+
+void Fences::give_event(device::Event event) {
+  base::MutexLock lock(mutex_);
+  pool_.push_back(std::move(event));
+}
+
+size_t Fences::pooled() const {
+  base::MutexLock lock(mutex_);
+  return pool_.size();
+}
+
+void Fences::trim() {
+  {
+    base::MutexLock lock(uses_mutex_);
+    for (auto it = open_uses_.begin(); it != open_uses_.end();) {
+      const bool unneeded = it->second.use_count() == 1;
+      if (unneeded)
+        open_uses_.erase(it++);
+      else
+        ++it;
+    }
+  }
+  std::vector<device::Event> dropped;
+  base::MutexLock lock(mutex_);
+  dropped.swap(pool_);
+}
+
+FencePtr Fences::at_end_of(const device::Stream& stream) {
+  auto event = take_event();
+  if (event.ok()) {
+    FencePtr fence(new Fence(this, std::move(event).value()));
+    if (stream.record(fence->event_).ok()) return fence;
+  }
+  const base::Status ignored = stream.synchronize();
+  return nullptr;
+}
+
+base::Result<FencePtr> Fences::use_of(const device::Stream& stream) {
+  base::MutexLock lock(uses_mutex_);
+  // Streams come and go: forget those whose fences nobody holds.
+  if (open_uses_.size() >= 64 && !open_uses_.contains(stream.get())) {
+    for (auto it = open_uses_.begin(); it != open_uses_.end();) {
+      if (it->second.use_count() == 1)
+        open_uses_.erase(it++);
+      else
+        ++it;
+    }
+  }
+  FencePtr& fence = open_uses_[stream.get()];
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (!fence || fence->closed_.load()) {
+      auto event = take_event();
+      if (!event.ok()) {
+        open_uses_.erase(stream.get());
+        return event.status();
+      }
+      fence.reset(new Fence(this, std::move(event).value()));
+    }
+    if (auto status = stream.record(fence->event_); !status.ok()) {
+      open_uses_.erase(stream.get());
+      return status;
+    }
+    // Somebody who asked meanwhile may have seen the event before it moved: this use then needs an event of
+    // its own, which nobody else holds yet.
+    if (!fence->closed_.load()) break;
+  }
+  return fence;
+}
+
+}  // namespace gpushare::memory

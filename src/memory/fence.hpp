@@ -1,0 +1,84 @@
+// fence.hpp: points in streams that later users of some bytes must come after. Whoever gives bytes away
+// leaves fences with them; whoever takes them lets his stream wait for those fences (no host wait), or waits
+// on the host when he has no stream.
+//
+// Uses on other streams (record_use) share one event a stream and epoch: every use records that event anew,
+// so it moves forward, until somebody asks whether it has passed; from then on it stands, and the next use
+// begins a new epoch. Events are pooled: in steady state none is created. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "device/device.hpp"
+
+namespace gpushare::memory {
+
+class Fences;
+
+// Thread-safe.
+class Fence {
+ public:
+  ~Fence();
+  Fence(const Fence&) = delete;
+  Fence& operator=(const Fence&) = delete;
+
+  // Asks the device unless it is known already. A stream that has failed counts as passed: nothing behind it
+  // will run.
+  bool passed();
+  // Work enqueued on `stream` from now on comes after the fence. Waits on the host only if the device refuses
+  // to order it.
+  void order(const device::Stream& stream);
+  // Blocks until passed.
+  void wait();
+
+ private:
+  friend class Fences;
+  Fence(Fences* fences, device::Event event) : fences_(fences), event_(std::move(event)) {}
+
+  Fences* fences_;
+  device::Event event_;
+  std::atomic<bool> passed_{false};
+  std::atomic<bool> closed_{false};  // asked about: its event moves no more
+};
+
+using FencePtr = std::shared_ptr<Fence>;  // null counts as passed
+using FenceList = std::vector<FencePtr>;
+
+void order_all(const FenceList& fences, const device::Stream& stream);
+void wait_all(const FenceList& fences);
+bool all_passed(const FenceList& fences);
+// Drops those that have passed.
+void prune(FenceList& fences);
+
+// Makes fences and keeps their events for reuse. Thread-safe; outlives its fences.
+class Fences {
+ public:
+  explicit Fences(device::Device& device) : device_(device) {}
+
+  // The work on `stream` up to now. If the device has no event left, waits for the stream and returns null.
+  FencePtr at_end_of(const device::Stream& stream);
+  // The same, shared with the other uses of this stream in the same epoch; may come to mean a later point.
+  // The stream may be destroyed while the fence lives. Errors: the device's.
+  base::Result<FencePtr> use_of(const device::Stream& stream);
+  // Events held for reuse; trim gives them back.
+  size_t pooled() const;
+  void trim();
+
+ private:
+  friend class Fence;
+  base::Result<device::Event> take_event();
+  void give_event(device::Event event);
+
+  device::Device& device_;
+  mutable base::Mutex mutex_;
+  std::vector<device::Event> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  base::Mutex uses_mutex_;  // taken before mutex_
+  absl::flat_hash_map<gpushare_backend_stream*, FencePtr> open_uses_ GPUSHARE_GUARDED_BY(uses_mutex_);
+};
+
+}  // namespace gpushare::memory

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/lane.hpp"
+
+#include "base/units.hpp"
+
+namespace gpushare::memory {
+
+FenceList LaneImpl::own_fence() const {
+  return {shared_.fences.at_end_of(*stream_)};
+}
+
+base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+  base::MutexLock control(control_);
+  if (!heap_) {
+    HeapOptions options;
+    options.granule_bytes = kBlockGranuleBytes;
+    options.max_blocks = 1u << 20;
+    GPUSHARE_ASSIGN_OR_RETURN(heap_, Heap::create(options));
+  }
+  id_.store(id);
+  stream_ = &stream;
+  spill_owner_.stream.store(&stream);
+  spill_owner_.lane = id;
+  {
+    ShortLockGuard lock(lock_);
+    peak_ = iteration_peak_ = deferred_bytes_ = 0;
+  }
+  seen_epoch_ = shared_.layout->epoch();
+  if (auto status = grow(round_up(bytes, shared_.layout->granularity_bytes())); !status.ok())
+    return status.with_context("lane " + std::to_string(id));
+  pending_bytes_ = range_.bytes;
+  open_.store(true);
+  return {};
+}
+
+base::Status LaneImpl::close() {
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed already"};
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ != nullptr)
+      return {GPUSHARE_INVALID_STATE,
+              "lane " + std::to_string(id()) + " runs an iteration: end it before closing the lane"};
+    open_.store(false);
+  }
+  drop_ahead();
+  pending_bytes_ = 0;
+  shared_.lane_peak_bytes.fetch_sub(peak_share_, std::memory_order_relaxed);
+  peak_share_ = 0;
+  uint64_t floor = 0;
+  {
+    ShortLockGuard lock(lock_);
+    floor = heap_->floor_bytes();
+  }
+  // The lane's stream may be gone when the last promoted block is.
+  if (floor > 0) closing_fences_ = own_fence();
+  shrink(round_up(floor, shared_.layout->granularity_bytes()));
+  return {};
+}
+
+bool LaneImpl::reclaim_closed() {
+  base::MutexLock control(control_);
+  if (is_open()) return false;
+  FenceList fences;
+  Range range;
+  {
+    ShortLockGuard lock(lock_);
+    if (!promoted_.empty()) return false;
+    // Whatever used the blocks since the lane was closed left its fence with them.
+    fences = uses_.drain();
+    deferred_bytes_ = 0;
+    heap_->reset();
+    heap_->resize(0);
+    std::swap(range, range_);
+  }
+  if (range.bytes > 0) {
+    for (const FencePtr& fence : closing_fences_) fences.push_back(fence);
+    shared_.index.clear(range.base, range.bytes);
+    shared_.layout->give(range, fences);
+  }
+  closing_fences_.clear();
+  spill_owner_.stream.store(nullptr);
+  return true;
+}
+
+base::Status LaneImpl::grow(uint64_t bytes) {
+  if (bytes <= range_.bytes) return {};
+  FenceList fences;
+  Range grown = range_;
+  const uint64_t missing = bytes - range_.bytes;
+  if (range_.bytes == 0)
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take(RangeUse::kLane, bytes, &grown, &fences));
+  else if (!shared_.layout->extend(grown, missing, &fences).ok()) {
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_ahead(range_, bytes, &ahead_, &ahead_fences_));
+    if (auto status = shared_.index.set(ahead_.base, ahead_.bytes, this); !status.ok()) {
+      shared_.layout->give(ahead_, ahead_fences_);
+      ahead_fences_.clear();
+      return status;
+    }
+    pending_bytes_ = bytes;
+    return {};
+  }
+  if (auto status = shared_.index.set(grown.base + range_.bytes, missing, this); !status.ok()) {
+    if (range_.bytes == 0)
+      shared_.layout->give(grown, fences);
+    else
+      shared_.layout->shrink(grown, range_.bytes, fences);
+    return status;
+  }
+  order_all(fences, *stream_);
+  ShortLockGuard lock(lock_);
+  range_ = grown;
+  heap_->resize(grown.bytes);
+  return {};
+}
+
+// False, and nothing changes, if a block lies above `bytes`.
+bool LaneImpl::shrink(uint64_t bytes) {
+  Range before;
+  {
+    ShortLockGuard lock(lock_);
+    if (bytes >= range_.bytes) return true;
+    if (heap_->resize(bytes) != HeapStatus::kOk) return false;
+    before = range_;
+    range_.bytes = bytes;
+    if (bytes == 0) range_ = {};
+  }
+  shared_.index.clear(before.base + bytes, before.bytes - bytes);
+  if (bytes > 0)
+    shared_.layout->shrink(before, bytes, own_fence());
+  else
+    shared_.layout->give(before, own_fence());
+  return true;
+}
+
+void LaneImpl::drop_ahead() {
+  if (ahead_.bytes == 0) return;
+  shared_.index.clear(ahead_.base, ahead_.bytes);
+  shared_.layout->give(ahead_, ahead_fences_);
+  ahead_fences_.clear();
+}
+
+void LaneImpl::adopt_ahead() {
+  const Range before = range_;
+  Range after = range_;
+  if (ahead_.base + ahead_.bytes != before.base) shared_.index.clear(before.base, before.bytes);
+  shared_.layout->adopt_ahead(after, ahead_, own_fence());
+  order_all(ahead_fences_, *stream_);
+  ahead_fences_.clear();
+  ShortLockGuard lock(lock_);
+  range_ = after;
+  heap_->resize(after.bytes);
+}
+
+// No iteration is under way; only promoted blocks are left. A new size takes effect and the range moves to
+// where it lies best.
+void LaneImpl::boundary() {
+  bool is_pinned = false;
+  {
+    // Promoted blocks freed since the last iteration: what the lane gives back now must come after their
+    // other uses.
+    ShortLockGuard lock(lock_);
+    uses_.take_ordered(*stream_,
+                       [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
+    is_pinned = !promoted_.empty();
+  }
+  if (ahead_.bytes > 0 && !is_pinned) adopt_ahead();
+  if (pending_bytes_ < range_.bytes && !shrink(pending_bytes_)) {
+    uint64_t floor = 0;
+    {
+      ShortLockGuard lock(lock_);
+      floor = heap_->floor_bytes();
+    }
+    shrink(std::max(pending_bytes_, round_up(floor, shared_.layout->granularity_bytes())));
+  }
+  const uint64_t epoch = shared_.layout->epoch();
+  if (is_pinned || epoch == seen_epoch_ || range_.bytes == 0) return;
+  seen_epoch_ = epoch;
+  if (!shared_.layout->would_settle(range_)) return;
+  Range moved = range_;
+  FenceList fences;
+  shared_.index.clear(range_.base, range_.bytes);
+  shared_.layout->settle(moved, own_fence(), &fences);
+  // Cannot fail: the index has room for the whole buffer, and the place was free.
+  const base::Status ignored = shared_.index.set(moved.base, moved.bytes, this);
+  order_all(fences, *stream_);
+  ShortLockGuard lock(lock_);
+  range_ = moved;
+}
+
+base::Status LaneImpl::set_size(uint64_t bytes) {
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  bytes = round_up(bytes, shared_.layout->granularity_bytes());
+  drop_ahead();
+  pending_bytes_ = bytes;
+  bool idle = false;
+  {
+    ShortLockGuard lock(lock_);
+    idle = owner_ == nullptr;
+  }
+  if (bytes > range_.bytes) {
+    if (auto status = grow(bytes); !status.ok()) {
+      pending_bytes_ = range_.bytes;
+      return status.with_context("lane " + std::to_string(id()));
+    }
+  } else {
+    shrink(bytes);
+  }
+  if (idle) boundary();
+  return {};
+}
+
+base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
+  base::MutexLock control(control_);
+  auto& heap = static_cast<PersistentHeapImpl&>(owner);
+  ShortLockGuard lock(lock_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  if (owner_ != nullptr)
+    return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs an iteration already"};
+  if (!heap.is_open()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is closed"};
+  if (heap.paged_out()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is paged out"};
+  owner_ = &heap;
+  spill_owner_.session.store(heap.session());
+  heap_->reset_high_water();
+  return {};
+}
+
+base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
+  GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
+  const uint64_t tag = BlockTag::make(Kind::kEphemeral, bytes);
+  ShortLockGuard lock(lock_);
+  if (owner_ == nullptr)
+    return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
+  BlockHandle handle = heap_->allocate(bytes, alignment, tag);
+  if (!handle && uses_.deferred() > 0) {
+    const auto give_back = [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); };
+    if (uses_.take_passed(give_back)) handle = heap_->allocate(bytes, alignment, tag);
+    if (!handle && uses_.take_ordered(*stream_, give_back)) handle = heap_->allocate(bytes, alignment, tag);
+  }
+  if (!handle) {
+    shared_.recorder.record(AllocationEvent::Action::kOutOfMemory, Kind::kEphemeral, 0, bytes, stream_,
+                            owner_->session());
+    return out_of_memory(bytes, handle.status);
+  }
+  const Address address = range_.base + handle.offset_bytes;
+  peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
+  if (shared_.recorder.enabled())
+    shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral, address, bytes, stream_,
+                            owner_->session());
+  return address;
+}
+
+base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
+  const std::string who = "session '" + owner_->name() + "', lane " + std::to_string(id());
+  if (status == HeapStatus::kNoRecords)
+    return {GPUSHARE_HOST_OUT_OF_MEMORY, who + ": no host memory for the metadata of another block"};
+  return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          who + ": no room for an ephemeral block of " + base::format_bytes(bytes) + ": " +
+              base::format_bytes(heap_->live_bytes()) + " of the lane's " + base::format_bytes(range_.bytes) +
+              " live (" + base::format_bytes(promoted_bytes_) + " promoted), largest hole " +
+              base::format_bytes(heap_->largest_hole_bytes())};
+}
+
+base::Result<Address> LaneImpl::alloc_spilled(uint64_t bytes, uint64_t alignment) {
+  base::MutexLock control(control_);
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ == nullptr)
+      return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
+  }
+  return shared_.spill->alloc(spill_owner_, Kind::kEphemeral, bytes, alignment);
+}
+
+base::Status LaneImpl::keep(Address address) {
+  PersistentHeapImpl* owner = nullptr;
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ == nullptr)
+      return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
+    owner = owner_;
+    const uint64_t offset = address - range_.base;
+    const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
+    if (handle) {
+      const uint64_t tag = heap_->tag(handle);
+      if (tag & BlockTag::kFreed) return no_such_block(address);
+      if (tag & BlockTag::kPromoted) return {};
+      const uint64_t size = heap_->size_bytes(handle);
+      GPUSHARE_RETURN_IF_ERROR(owner_->add_promoted(size));
+      heap_->set_tag(handle, tag | BlockTag::kPromoted);
+      promoted_[offset] = owner_;
+      promoted_bytes_ += size;
+      return {};
+    }
+  }
+  if (!shared_.spill->owns(address)) return no_such_block(address);
+  return shared_.spill->move(address, spill_owner_, owner->spill_owner());
+}
+
+void LaneImpl::release(uint64_t offset) {
+  const BlockHandle handle = heap_->find(offset);
+  deferred_bytes_ -= heap_->size_bytes(handle);
+  heap_->free(handle);
+}
+
+// Everything but the promoted blocks goes. O(1) when all was freed by its user or none of it is promoted,
+// else O(blocks).
+void LaneImpl::reclaim_all() {
+  if (shared_.recorder.enabled()) {
+    heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      if (!block.live || (block.tag & (BlockTag::kPromoted | BlockTag::kFreed))) return;
+      shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral,
+                              range_.base + block.offset_bytes, BlockTag::bytes(block.tag), stream_,
+                              session_of(block.offset_bytes, block.tag));
+    });
+  }
+  deferred_bytes_ = 0;
+  if (heap_->live_blocks() == promoted_.size()) return;
+  if (promoted_.empty()) {
+    heap_->reset();
+    return;
+  }
+  std::vector<uint64_t> gone;
+  heap_->for_each_block([&](const HeapBlock& block) {
+    if (block.live && ((block.tag & BlockTag::kPromoted) == 0 || (block.tag & BlockTag::kFreed)))
+      gone.push_back(block.offset_bytes);
+  });
+  for (uint64_t offset : gone) heap_->free_at(offset);
+}
+
+base::Status LaneImpl::end_iteration(bool* out_planned) {
+  base::MutexLock control(control_);
+  FenceList fences;
+  uint64_t peak = 0;
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ == nullptr)
+      return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
+    peak = iteration_peak_ = heap_->high_water_bytes();
+    if (!uses_.empty()) fences = uses_.drain();
+    reclaim_all();
+    owner_ = nullptr;
+  }
+  if (out_planned != nullptr) *out_planned = false;
+  order_all(fences, *stream_);
+  if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
+    shared_.spill->free_all(spill_owner_, own_fence());
+  shared_.lane_peak_bytes.fetch_add(peak - peak_share_, std::memory_order_relaxed);
+  peak_share_ = peak;
+  shared_.note_peak();
+  if (pending_bytes_ != range_.bytes || shared_.layout->epoch() != seen_epoch_) boundary();
+  return {};
+}
+
+SessionId LaneImpl::session_of(uint64_t offset, uint64_t tag) const {
+  if (tag & BlockTag::kPromoted) {
+    const auto found = promoted_.find(offset);
+    return found == promoted_.end() ? 0 : found->second->session();
+  }
+  return owner_ == nullptr ? 0 : owner_->session();
+}
+
+base::Status LaneImpl::free_block(Address address) {
+  bool drained = false;
+  {
+    ShortLockGuard lock(lock_);
+    const uint64_t offset = address - range_.base;
+    if (offset >= range_.bytes) return no_such_block(address);
+    const BlockHandle handle = heap_->find(offset);
+    if (!handle) return no_such_block(address);
+    const uint64_t tag = heap_->tag(handle);
+    if (tag & BlockTag::kFreed) return no_such_block(address);
+    bool wait = (tag & BlockTag::kUsed) != 0;
+    const device::Stream* stream = stream_;
+    SessionId session = 0;
+    if (shared_.recorder.enabled()) session = session_of(offset, tag);
+    if (tag & BlockTag::kPromoted) {
+      const auto found = promoted_.find(offset);
+      PersistentHeapImpl* heap = found->second;
+      promoted_.erase(found);
+      const uint64_t size = heap_->size_bytes(handle);
+      promoted_bytes_ -= size;
+      heap->remove_promoted(size);
+      // The session may have moved to another lane since: its own stream is what the free is ordered on.
+      stream = heap->stream();
+      if (stream != nullptr && (stream != stream_ || !is_open())) {
+        uses_.add(offset, shared_.fences.at_end_of(*stream));
+        wait = true;
+      }
+      drained = promoted_.empty() && !is_open();
+    }
+    if (wait) {
+      heap_->set_tag(handle, tag | BlockTag::kFreed);
+      deferred_bytes_ += heap_->size_bytes(handle);
+      uses_.defer(offset);
+      if (uses_.deferred() % 64 == 0 && !drained)
+        uses_.take_passed([this](uint64_t o) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(o); });
+    } else {
+      heap_->free(handle);
+    }
+    if (shared_.recorder.enabled())
+      shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, address, BlockTag::bytes(tag),
+                              stream, session);
+  }
+  if (drained) drained_(this);
+  return {};
+}
+
+void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences) {
+  bool drained = false;
+  {
+    ShortLockGuard lock(lock_);
+    if (promoted_.empty()) return;
+    for (auto it = promoted_.begin(); it != promoted_.end();) {
+      if (it->second != &heap) {
+        ++it;
+        continue;
+      }
+      const uint64_t offset = it->first;
+      promoted_.erase(it++);
+      const BlockHandle handle = heap_->find(offset);
+      const uint64_t size = heap_->size_bytes(handle);
+      promoted_bytes_ -= size;
+      heap.remove_promoted(size);
+      const uint64_t tag = heap_->tag(handle);
+      for (const FencePtr& fence : fences)
+        if (fence) uses_.add(offset, fence);
+      heap_->set_tag(handle, tag | BlockTag::kFreed);
+      deferred_bytes_ += size;
+      uses_.defer(offset);
+      shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, range_.base + offset,
+                              BlockTag::bytes(tag), heap.stream(), heap.session());
+    }
+    drained = promoted_.empty() && !is_open();
+  }
+  if (drained) drained_(this);
+}
+
+base::Status LaneImpl::add_use(Address address, const FencePtr& use) {
+  ShortLockGuard lock(lock_);
+  const uint64_t offset = address - range_.base;
+  const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
+  if (!handle || (heap_->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  heap_->set_tag(handle, heap_->tag(handle) | BlockTag::kUsed);
+  uses_.add(offset, use);
+  return {};
+}
+
+base::Status LaneImpl::find_block(Address address, BlockInfo* out_info) {
+  ShortLockGuard lock(lock_);
+  const uint64_t offset = address - range_.base;
+  const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
+  if (!handle || (heap_->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  const uint64_t tag = heap_->tag(handle);
+  *out_info = {address,
+               BlockTag::bytes(tag),
+               Kind::kEphemeral,
+               session_of(offset, tag),
+               id(),
+               (tag & BlockTag::kPromoted) != 0,
+               false};
+  return {};
+}
+
+LaneStats LaneImpl::stats() const {
+  ShortLockGuard lock(lock_);
+  LaneStats stats;
+  stats.size_bytes = range_.bytes;
+  stats.live_bytes = heap_->live_bytes() - deferred_bytes_;
+  stats.peak_bytes = peak_;
+  stats.iteration_peak_bytes = owner_ != nullptr ? heap_->high_water_bytes() : iteration_peak_;
+  stats.promoted_bytes = promoted_bytes_;
+  return stats;
+}
+
+void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
+  ShortLockGuard lock(lock_);
+  if (range_.bytes == 0) return;
+  SegmentSnapshot segment;
+  segment.address = range_.base;
+  segment.bytes = range_.bytes;
+  segment.name = (is_open() ? "lane " : "closed lane ") + std::to_string(id());
+  heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    if (!block.live || (block.tag & BlockTag::kFreed)) return;
+    segment.blocks.push_back({range_.base + block.offset_bytes, BlockTag::bytes(block.tag), Kind::kEphemeral,
+                              session_of(block.offset_bytes, block.tag), id(),
+                              (block.tag & BlockTag::kPromoted) != 0, false});
+  });
+  out_segments->push_back(std::move(segment));
+}
+
+std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
+  base::MutexLock control(control_);
+  ShortLockGuard lock(lock_);
+  const std::string who = "lane " + std::to_string(id());
+  if (!heap_) return {};
+  if (auto status = heap_->check(); !status.ok()) return who + ": " + status.message();
+  if (heap_->capacity_bytes() != range_.bytes) return who + ": heap and range differ in size";
+  uint64_t promoted = 0, deferred = 0, ephemeral = 0;
+  heap_->for_each_block([&](const HeapBlock& block) {
+    if (!block.live) return;
+    if (block.tag & BlockTag::kFreed)
+      deferred += block.size_bytes;
+    else if (block.tag & BlockTag::kPromoted)
+      promoted += block.size_bytes;
+    else
+      ephemeral += block.size_bytes;
+  });
+  if (promoted != promoted_bytes_) return who + ": promoted bytes do not add up";
+  if (deferred != deferred_bytes_) return who + ": bytes waiting for other streams do not add up";
+  if (owner_ == nullptr && ephemeral != 0) return who + ": ephemeral bytes between iterations";
+  for (const Range& range : {range_, ahead_}) {
+    if (range.bytes == 0) continue;
+    for (uint64_t at = 0; at < range.bytes; at += AddressIndex::kGranuleBytes)
+      if (shared_.index.find(range.base + at) != this) return who + ": not in the address index";
+    out_ranges->push_back(range);
+  }
+  return {};
+}
+
+}  // namespace gpushare::memory

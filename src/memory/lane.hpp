@@ -1,0 +1,106 @@
+// lane.hpp: the one implementation of Lane: a range of the layout with a block heap over it, emptied at each
+// boundary.
+//
+// Reuse inside a lane is ordered by its stream, so a freed block is free at once; only blocks used on other
+// streams wait for an event, and at the boundary the lane's stream waits for all of these together, never the
+// host.
+//
+// Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
+// shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
+// freed. Objects are pooled like persistent heaps.
+//
+// Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
+// the blocks. Order: control_, lock_, then a persistent heap's lock, then the layout's.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/block_owner.hpp"
+#include "memory/persistent_heap.hpp"
+#include "memory/short_lock.hpp"
+#include "memory/spill.hpp"
+
+namespace gpushare::memory {
+
+class LaneImpl final : public Lane, public BlockOwner {
+ public:
+  // `drained` is called, without the lane's locks, when the last promoted block of a closed lane was freed.
+  LaneImpl(Shared& shared, std::function<void(LaneImpl*)> drained)
+      : shared_(shared), drained_(std::move(drained)) {}
+
+  // Life cycle, for DeviceMemory.
+  base::Status open(uint32_t id, uint64_t bytes, const device::Stream& stream);
+  // Returns the range, or as much of it as no promoted block pins.
+  base::Status close();
+  // True once it is closed and holds nothing: it may be opened again. Returns what a closed lane still held.
+  bool reclaim_closed();
+  // Frees the promoted blocks of a session that closes; `fences` end its device work.
+  void free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences);
+  size_t position = 0;  // in DeviceMemory's list
+
+  // Lane
+  uint32_t id() const override { return id_.load(std::memory_order_relaxed); }
+  base::Status begin_iteration(PersistentHeap& owner, bool use_plan) override;
+  base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) override;
+  base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) override;
+  base::Status keep(Address address) override;
+  base::Status end_iteration(bool* out_planned) override;
+  base::Status set_size(uint64_t bytes) override;
+  LaneStats stats() const override;
+
+  // BlockOwner
+  base::Status free_block(Address address) override;
+  base::Status add_use(Address address, const FencePtr& use) override;
+  base::Status find_block(Address address, BlockInfo* out_info) override;
+
+  bool is_open() const { return open_.load(); }
+  void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
+  // Appends its ranges; says what is wrong, if anything is.
+  std::string check(std::vector<Range>* out_ranges) const;
+
+ private:
+  base::Status grow(uint64_t bytes);
+  bool shrink(uint64_t bytes);
+  void boundary();
+  void adopt_ahead();
+  void drop_ahead();
+  FenceList own_fence() const;
+  void reclaim_all() GPUSHARE_REQUIRES(lock_);
+  void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
+  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
+  SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(lock_);
+
+  Shared& shared_;
+  const std::function<void(LaneImpl*)> drained_;
+  std::atomic<bool> open_{false};
+  std::atomic<uint32_t> id_{0};
+  const device::Stream* stream_ = nullptr;  // set by open, of the caller
+
+  mutable base::Mutex control_;
+  Range ahead_ GPUSHARE_GUARDED_BY(control_);  // taken for growing at the next boundary
+  FenceList ahead_fences_ GPUSHARE_GUARDED_BY(control_);
+  FenceList closing_fences_
+      GPUSHARE_GUARDED_BY(control_);  // end what the lane's stream still did when it was closed
+  uint64_t pending_bytes_ GPUSHARE_GUARDED_BY(control_) =
+      0;  // size wanted; the present one when nothing is pending
+  uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
+  uint64_t peak_share_ GPUSHARE_GUARDED_BY(control_) = 0;  // its part of Shared::lane_peak_bytes
+
+  mutable ShortLock lock_;
+  Range range_;               // changed under both locks
+  std::optional<Heap> heap_;  // offsets in range_; capacity = range_.bytes; made by the first open
+  PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // of the iteration under way
+  UseTable uses_ GPUSHARE_GUARDED_BY(lock_);                        // by offset
+  absl::flat_hash_map<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
+  uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  SpillOwner spill_owner_;
+};
+
+}  // namespace gpushare::memory

@@ -1,0 +1,402 @@
+// The virtual layout: every range has its own reserved addresses, and physical granules of one size are
+// mapped behind its first bytes. What a range gives back stays mapped until somebody needs the granules: a
+// range taken again soon costs no driver call, and unmapping happens in batches, off the hot path.
+//
+// One granule size for all, chosen so that a device has some thousands of granules: a size per range would
+// save mapping calls, but a shrunk range could then keep part of a large granule that others were promised.
+//
+// Unmapping needs the device to be done with the bytes. Granules whose fences have passed go first; only when
+// all others are taken does the caller wait on the host, without the lock. SPDX-License-Identifier:
+// Apache-2.0
+#include <algorithm>
+#include <bit>
+
+#include "base/mutex.hpp"
+#include "base/units.hpp"
+#include "memory/address_index.hpp"
+#include "memory/range_layout.hpp"
+
+namespace gpushare::memory {
+namespace {
+
+class VirtualLayout final : public RangeLayout {
+ public:
+  VirtualLayout(device::Device& device, uint64_t granule, uint64_t capacity)
+      : device_(device), granule_(granule), capacity_(capacity) {}
+
+  ~VirtualLayout() override {
+    for (auto& region : regions_) {
+      wait_all(region->fences);
+      base::MutexLock lock(mutex_);
+      const base::Status lost = unmap_above(*region, 0);  // nothing left to do with a lost device
+      const base::Status ignored = device_.va_free(region->reserved, region->reserved_bytes);
+    }
+    base::MutexLock lock(mutex_);
+    release_pool();
+  }
+
+  Layout kind() const override { return Layout::kVirtual; }
+  uint64_t granularity_bytes() const override { return granule_; }
+  uint64_t capacity_bytes() const override { return capacity_; }
+  Range span() const override { return {}; }
+
+  base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) override {
+    base::MutexLock lock(mutex_);
+    if (bytes > capacity_ - promised_) return no_room(bytes);
+    const uint32_t slot = pick_retired(bytes);
+    Region* region = nullptr;
+    uint32_t index = slot;
+    if (slot != kNone) {
+      region = regions_[retired_[slot]].get();
+      index = retired_[slot];
+      retired_.erase(retired_.begin() + slot);
+    } else {
+      GPUSHARE_RETURN_IF_ERROR(reserve(use, bytes, &index));
+      region = regions_[index].get();
+    }
+    region->taken = true;
+    region->backed = true;
+    region->bytes = bytes;
+    promised_ += bytes;
+    if (auto status = map_up_to(*region, lock); !status.ok()) {
+      promised_ -= bytes;
+      region->taken = false;
+      region->bytes = 0;
+      retired_.push_back(index);
+      return status;
+    }
+    out_fences->insert(out_fences->end(), region->fences.begin(), region->fences.end());
+    *out_range = {region->base, bytes, index};
+    return {};
+  }
+
+  base::Status extend(Range& range, uint64_t bytes, FenceList* out_fences) override {
+    base::MutexLock lock(mutex_);
+    Region& region = *regions_[range.slot];
+    if (bytes > capacity_ - promised_) return no_room(bytes);
+    if (bytes > region.limit - region.bytes)
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the address range reserved for it ends after " +
+                                                 base::format_bytes(region.limit - region.bytes) + " more"};
+    region.bytes += bytes;
+    promised_ += bytes;
+    if (auto status = map_up_to(region, lock); !status.ok()) {
+      region.bytes -= bytes;
+      promised_ -= bytes;
+      return status;
+    }
+    out_fences->insert(out_fences->end(), region.fences.begin(), region.fences.end());
+    range.bytes += bytes;
+    return {};
+  }
+
+  void shrink(Range& range, uint64_t bytes, const FenceList& fences) override {
+    base::MutexLock lock(mutex_);
+    Region& region = *regions_[range.slot];
+    promised_ -= region.bytes - bytes;
+    region.bytes = bytes;
+    add_fences(region, fences);
+    range.bytes = bytes;
+  }
+
+  void give(Range& range, const FenceList& fences) override {
+    base::MutexLock lock(mutex_);
+    Region& region = *regions_[range.slot];
+    if (region.backed) promised_ -= region.bytes;
+    region.bytes = 0;
+    region.taken = false;
+    region.backed = true;
+    add_fences(region, fences);
+    retired_.push_back(range.slot);
+    range = {};
+  }
+
+  // A lane reserves addresses for all of the device, so this is reached only where so much could not be
+  // reserved.
+  base::Status take_ahead(const Range&, uint64_t bytes, Range* out_ahead, FenceList* out_fences) override {
+    return take(RangeUse::kLane, bytes, out_ahead, out_fences);
+  }
+  void adopt_ahead(Range& range, Range& ahead, const FenceList& fences) override {
+    give(range, fences);
+    range = ahead;
+    ahead = {};
+  }
+  bool would_settle(const Range&) const override { return false; }
+  bool settle(Range&, const FenceList&, FenceList*) override { return false; }
+
+  bool can_page() const override { return true; }
+
+  // The granules stay where they are until somebody needs them.
+  base::Status unback(Range& range, uint64_t valid_bytes) override {
+    base::MutexLock lock(mutex_);
+    Region& region = *regions_[range.slot];
+    if (!region.backed) return {GPUSHARE_INVALID_STATE, "the range has no memory behind it"};
+    promised_ -= region.bytes;
+    region.backed = false;
+    region.intact = std::min(region.pieces.size(), static_cast<size_t>(valid_bytes / granule_));
+    return {};
+  }
+
+  base::Status back(Range& range, uint64_t* out_valid_bytes) override {
+    base::MutexLock lock(mutex_);
+    Region& region = *regions_[range.slot];
+    if (region.backed) return {GPUSHARE_INVALID_STATE, "the range has memory behind it already"};
+    if (region.bytes > capacity_ - promised_) return no_room(region.bytes);
+    promised_ += region.bytes;
+    region.backed = true;
+    auto status = map_up_to(region, lock);
+    if (!status.ok()) {
+      promised_ -= region.bytes;
+      region.backed = false;
+      return status;
+    }
+    *out_valid_bytes = std::min(region.bytes, region.intact * granule_);
+    return {};
+  }
+
+  uint64_t trim() override {
+    base::MutexLock lock(mutex_);
+    for (auto& region : regions_) {
+      prune(region->fences);
+      if (region->fences.empty() && region->surplus(granule_) > 0) {
+        const base::Status ignored = unmap_above(*region, region->wanted());
+      }
+    }
+    const uint64_t before = created_;
+    release_pool();
+    return (before - created_) * granule_;
+  }
+
+  uint64_t free_bytes() const override {
+    base::MutexLock lock(mutex_);
+    return capacity_ - promised_;
+  }
+  uint64_t largest_hole_bytes() const override { return free_bytes(); }
+  uint64_t mapped_bytes() const override {
+    base::MutexLock lock(mutex_);
+    return created_ * granule_;
+  }
+
+  std::string check() const override {
+    base::MutexLock lock(mutex_);
+    uint64_t pieces = 0, promised = 0;
+    for (const auto& region : regions_) {
+      pieces += region->pieces.size();
+      promised += region->wanted();
+      if (region->wanted() > region->pieces.size() * granule_)
+        return "a range has less memory behind it than promised";
+      if (region->pieces.size() * granule_ > region->limit)
+        return "a range has memory mapped beyond its addresses";
+    }
+    if (pieces + pool_.size() != created_) return "physical granules do not add up";
+    if (created_ * granule_ > capacity_) return "more physical memory than the capacity";
+    if (promised != promised_) return "promised bytes do not add up";
+    if (promised_ > capacity_) return "more promised than the capacity";
+    return {};
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  struct Region {
+    Address reserved = 0;
+    uint64_t reserved_bytes = 0;
+    Address base = 0;    // reserved, aligned to the index's granule
+    uint64_t limit = 0;  // addresses from base on
+    uint64_t bytes = 0;  // promised to whoever has taken it
+    bool taken = false;
+    bool backed = true;                            // not paged out
+    std::vector<gpushare_backend_memory*> pieces;  // mapped, a granule each, from base on
+    size_t intact = 0;  // while not backed: the first pieces that were never unmapped
+    FenceList fences;   // before these, pieces above `bytes` may be in use
+
+    uint64_t wanted() const { return taken && backed ? bytes : 0; }
+    uint64_t surplus(uint64_t granule) const {
+      const uint64_t mapped = pieces.size() * granule;
+      return mapped > wanted() ? mapped - wanted() : 0;  // below while it is being mapped
+    }
+  };
+
+  base::Status no_room(uint64_t bytes) const GPUSHARE_REQUIRES(mutex_) {
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no room for a range of " + base::format_bytes(bytes) + ": " +
+                                               base::format_bytes(capacity_ - promised_) + " of " +
+                                               base::format_bytes(capacity_) + " not promised"};
+  }
+
+  static void add_fences(Region& region, const FenceList& fences) {
+    region.fences.insert(region.fences.end(), fences.begin(), fences.end());
+    prune(region.fences);
+  }
+
+  // Index into retired_ of the range to use again: nobody's work outstanding first, then the fewest granules
+  // to map, then the fewest to spare. kNone when no reservation is long enough.
+  uint32_t pick_retired(uint64_t bytes) GPUSHARE_REQUIRES(mutex_) {
+    uint32_t best = kNone;
+    uint64_t best_cost[3] = {};
+    for (uint32_t i = 0; i < retired_.size(); ++i) {
+      Region& region = *regions_[retired_[i]];
+      if (region.limit < bytes) continue;
+      prune(region.fences);
+      const uint64_t mapped = region.pieces.size() * granule_;
+      const uint64_t cost[3] = {region.fences.empty() ? 0u : 1u, mapped < bytes ? bytes - mapped : 0,
+                                mapped + region.limit / 1024};
+      if (best != kNone && !std::lexicographical_compare(cost, cost + 3, best_cost, best_cost + 3)) continue;
+      best = i;
+      std::copy(cost, cost + 3, best_cost);
+    }
+    return best;
+  }
+
+  // Addresses are plentiful but not endless: a lane may grow to the whole device, a heap to four times what
+  // it begins with before it needs a second range.
+  base::Status reserve(RangeUse use, uint64_t bytes, uint32_t* out_index) GPUSHARE_REQUIRES(mutex_) {
+    const uint64_t whole = capacity_;
+    uint64_t limit = whole;
+    if (use == RangeUse::kHeap) limit = std::min(whole, std::bit_ceil(std::max(4 * bytes, 32 * granule_)));
+    const uint64_t alignment = AddressIndex::kGranuleBytes;
+    const uint64_t mapping = device_.info().mapping_granularity_bytes;
+    const uint64_t slack = mapping % alignment == 0 ? 0 : alignment;
+    auto reserved = device_.va_reserve(limit + slack);
+    if (!reserved.ok() && limit > bytes) {
+      limit = bytes;
+      reserved = device_.va_reserve(limit + slack);
+    }
+    if (!reserved.ok())
+      return reserved.status().with_context("reserving " + base::format_bytes(limit) +
+                                            " of device addresses");
+    auto region = std::make_unique<Region>();
+    region->reserved = *reserved;
+    region->reserved_bytes = limit + slack;
+    region->base = (*reserved + alignment - 1) / alignment * alignment;
+    region->limit = limit;
+    *out_index = static_cast<uint32_t>(regions_.size());
+    regions_.push_back(std::move(region));
+    return {};
+  }
+
+  // Unmaps the pieces above the first `bytes`; they go to the pool.
+  base::Status unmap_above(Region& region, uint64_t bytes) GPUSHARE_REQUIRES(mutex_) {
+    while (region.pieces.size() * granule_ > bytes) {
+      const uint64_t offset = (region.pieces.size() - 1) * granule_;
+      GPUSHARE_RETURN_IF_ERROR(device_.va_unmap(region.base + offset, granule_));
+      pool_.push_back(region.pieces.back());
+      region.pieces.pop_back();
+      region.intact = std::min(region.intact, region.pieces.size());
+    }
+    return {};
+  }
+
+  // Puts granules behind the region's first `bytes`. On failure none of those stays that were not there
+  // before. Lets go of `lock` while it waits for the device.
+  base::Status map_up_to(Region& region, base::MutexLock& lock) GPUSHARE_REQUIRES(mutex_) {
+    const size_t before = region.pieces.size();
+    base::Status status;
+    while (region.pieces.size() * granule_ < region.bytes && status.ok()) {
+      status = ensure_granule(lock);
+      if (!status.ok()) break;
+      // Another thread may have emptied the pool while this one waited; ensure_granule returns with the lock
+      // held and one in it.
+      gpushare_backend_memory* memory = pool_.back();
+      status = device_.va_map(region.base + region.pieces.size() * granule_, granule_, memory, 0);
+      if (!status.ok()) break;
+      pool_.pop_back();
+      region.pieces.push_back(memory);
+    }
+    if (!status.ok()) {
+      const base::Status ignored = unmap_above(region, before * granule_);
+      return status.with_context("mapping device memory");
+    }
+    return {};
+  }
+
+  // Leaves at least one granule in the pool.
+  base::Status ensure_granule(base::MutexLock& lock) GPUSHARE_REQUIRES(mutex_) {
+    base::Status refused;
+    while (pool_.empty()) {
+      if ((created_ + 1) * granule_ <= capacity_ && refused.ok()) {
+        auto memory = device_.phys_create(granule_);
+        if (memory.ok()) {
+          pool_.push_back(*memory);
+          ++created_;
+          return {};
+        }
+        refused = memory.status();  // others use the device too: take from what is cached here
+      }
+      Region* busy = nullptr;
+      if (reclaim(&busy)) continue;
+      if (busy == nullptr)
+        return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
+                            : refused;
+      const FenceList fences = busy->fences;
+      lock.unlock();
+      wait_all(fences);
+      lock.lock();
+    }
+    return {};
+  }
+
+  // Unmaps a batch of granules nobody is promised. False if there is none that the device is done with;
+  // *out_busy is then a region it still works on, if any.
+  bool reclaim(Region** out_busy) GPUSHARE_REQUIRES(mutex_) {
+    constexpr uint64_t kBatch = 16;
+    auto try_region = [&](Region& region) GPUSHARE_REQUIRES(mutex_) {
+      const uint64_t surplus = region.surplus(granule_);
+      if (surplus == 0) return false;
+      prune(region.fences);
+      if (!region.fences.empty()) {
+        if (*out_busy == nullptr) *out_busy = &region;
+        return false;
+      }
+      const uint64_t mapped = region.pieces.size() * granule_;
+      return unmap_above(region, mapped - std::min(surplus, kBatch * granule_)).ok();
+    };
+    for (uint32_t index : retired_)  // longest given back first
+      if (try_region(*regions_[index])) return true;
+    for (auto& region : regions_)
+      if (region->taken && try_region(*region)) return true;
+    return false;
+  }
+
+  void release_pool() GPUSHARE_REQUIRES(mutex_) {
+    for (gpushare_backend_memory* memory : pool_) {
+      const base::Status ignored = device_.phys_release(memory);
+      --created_;
+    }
+    pool_.clear();
+  }
+
+  device::Device& device_;
+  const uint64_t granule_;
+  const uint64_t capacity_;
+  mutable base::Mutex mutex_;
+  // Never removed: a slot is an index.
+  std::vector<std::unique_ptr<Region>> regions_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<uint32_t> retired_ GPUSHARE_GUARDED_BY(mutex_);  // not taken, longest first
+  std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // granules, mapped and pooled
+  uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // sum of bytes of the ranges taken and backed
+};
+
+}  // namespace
+
+uint64_t virtual_granule(const device::Device& device, uint64_t capacity_bytes) {
+  const uint64_t smallest =
+      std::max<uint64_t>(AddressIndex::kGranuleBytes, device.info().mapping_granularity_bytes);
+  const uint64_t wanted = std::bit_ceil(std::max<uint64_t>(capacity_bytes / 4096, 1));
+  return std::clamp(wanted, smallest, std::max<uint64_t>(smallest, uint64_t{64} << 20));
+}
+
+base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& device,
+                                                               uint64_t capacity_bytes) {
+  const uint64_t mapping = device.info().mapping_granularity_bytes;
+  if (!device.can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY))
+    return base::Status(GPUSHARE_UNSUPPORTED,
+                        "device " + device.spec() + " has no virtual memory; use the contiguous layout");
+  if (!std::has_single_bit(mapping))
+    return base::Status(GPUSHARE_UNSUPPORTED, "the mapping granularity of device " + device.spec() +
+                                                  " is no power of two; use the contiguous layout");
+  const uint64_t granule = virtual_granule(device, capacity_bytes);
+  const uint64_t capacity = capacity_bytes / granule * granule;
+  return std::unique_ptr<RangeLayout>(new VirtualLayout(device, granule, capacity));
+}
+
+}  // namespace gpushare::memory

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/persistent_heap.hpp"
+
+#include "base/units.hpp"
+
+namespace gpushare::memory {
+
+base::Result<Heap> PersistentHeapImpl::take_heap() {
+  if (!spare_heaps_.empty()) {
+    Heap heap = std::move(spare_heaps_.back());
+    spare_heaps_.pop_back();
+    return heap;
+  }
+  HeapOptions options;
+  options.granule_bytes = kBlockGranuleBytes;
+  options.max_blocks = 1u << 20;
+  return Heap::create(options);
+}
+
+std::string PersistentHeapImpl::name() const {
+  ShortLockGuard lock(lock_);
+  return name_;
+}
+
+// With a stream the device waits; without one (before the first iteration) the host does.
+void PersistentHeapImpl::settle_fences(const FenceList& fences) {
+  if (const device::Stream* stream = spill_owner_.stream.load())
+    order_all(fences, *stream);
+  else
+    wait_all(fences);
+}
+
+FenceList PersistentHeapImpl::own_fences() const {
+  FenceList fences;
+  if (const device::Stream* stream = spill_owner_.stream.load())
+    fences.push_back(shared_.fences.at_end_of(*stream));
+  return fences;
+}
+
+base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint64_t promised_bytes) {
+  base::MutexLock control(control_);
+  spill_owner_.session.store(session);
+  spill_owner_.stream.store(nullptr);
+  {
+    ShortLockGuard lock(lock_);
+    name_ = std::move(name);
+    promised_ = live_ = promoted_ = peak_ = 0;
+  }
+  GPUSHARE_RETURN_IF_ERROR(grow(round_up(promised_bytes, shared_.layout->granularity_bytes())));
+  residency_.store(Residency::kResident);
+  return {};
+}
+
+base::Status PersistentHeapImpl::close(FenceList* out_fences) {
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed already"};
+  FenceList fences = own_fences();
+  std::vector<Extent> extents;
+  uint64_t live = 0;
+  {
+    ShortLockGuard lock(lock_);
+    residency_.store(Residency::kClosed);
+    for (const FencePtr& fence : uses_.drain()) fences.push_back(fence);
+    extents.swap(extents_);
+    live = live_;
+    promised_ = live_ = 0;
+  }
+  shared_.persistent_bytes.fetch_sub(live, std::memory_order_relaxed);
+  for (Extent& extent : extents) {
+    shared_.index.clear(extent.range.base, extent.range.bytes);
+    shared_.layout->give(extent.range, fences);
+    if (spare_heaps_.empty()) {
+      extent.heap.reset();
+      extent.heap.resize(0);
+      spare_heaps_.push_back(std::move(extent.heap));
+    }
+  }
+  shared_.spill->free_all(spill_owner_, fences);
+  shared_.spill->chunks().give(saved_chunks_);
+  saved_runs_.clear();
+  spill_owner_.stream.store(nullptr);
+  *out_fences = std::move(fences);
+  return {};
+}
+
+base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
+  GPUSHARE_ASSIGN_OR_RETURN(Heap heap, take_heap());
+  heap.resize(bytes);
+  Range range;
+  FenceList fences;
+  if (auto status = shared_.layout->take(RangeUse::kHeap, bytes, &range, &fences); !status.ok()) {
+    heap.resize(0);
+    spare_heaps_.push_back(std::move(heap));
+    return status;
+  }
+  if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
+    shared_.layout->give(range, fences);
+    heap.resize(0);
+    spare_heaps_.push_back(std::move(heap));
+    return status;
+  }
+  settle_fences(fences);
+  ShortLockGuard lock(lock_);
+  extents_.push_back(Extent{range, std::move(heap)});
+  promised_ += bytes;
+  return {};
+}
+
+base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes) {
+  Extent& extent = extents_[index];
+  FenceList fences;
+  Range grown = extent.range;
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(grown, bytes, &fences));
+  if (auto status = shared_.index.set(extent.range.base + extent.range.bytes, bytes, this); !status.ok()) {
+    shared_.layout->shrink(grown, extent.range.bytes, fences);
+    return status;
+  }
+  settle_fences(fences);
+  ShortLockGuard lock(lock_);
+  extent.range = grown;
+  extent.heap.resize(grown.bytes);
+  promised_ += bytes;
+  return {};
+}
+
+base::Status PersistentHeapImpl::grow(uint64_t bytes) {
+  if (bytes == 0) return {};
+  for (size_t i = extents_.size(); i-- > 0;)
+    if (extend(i, bytes).ok()) return {};
+  return add_extent(bytes).with_context("session '" + name() + "'");
+}
+
+base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  std::vector<uint64_t> cuts(extents_.size(), 0);
+  std::vector<Range> cut_ranges;  // as they were
+  std::vector<uint64_t> kept;
+  {
+    // No block may be placed in a part that goes, so the heaps shrink first, under the lock; the ranges go
+    // back after it.
+    ShortLockGuard lock(lock_);
+    uses_.take_passed([this](uint64_t address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(address); });
+    if (promised_bytes < live_ + promoted_)
+      return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
+                                          base::format_bytes(promised_bytes) + ": " +
+                                          base::format_bytes(live_ + promoted_) + " are live"};
+    uint64_t surplus = promised_ - promised_bytes;
+    for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
+      cuts[i] =
+          std::min(surplus, extents_[i].range.bytes - round_up(extents_[i].heap.floor_bytes(), granularity));
+      surplus -= cuts[i];
+    }
+    if (surplus > 0)
+      return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
+                                          base::format_bytes(promised_bytes) + ": blocks at the end hold " +
+                                          base::format_bytes(surplus) + " more (fragmentation)"};
+    for (size_t i = extents_.size(); i-- > 0;) {
+      if (cuts[i] == 0) continue;
+      Extent& extent = extents_[i];
+      cut_ranges.push_back(extent.range);
+      extent.range.bytes -= cuts[i];
+      kept.push_back(extent.range.bytes);
+      extent.heap.resize(extent.range.bytes);
+      if (extent.range.bytes > 0) continue;
+      spare_heaps_.push_back(std::move(extent.heap));
+      extents_.erase(extents_.begin() + static_cast<ptrdiff_t>(i));
+    }
+    promised_ = promised_bytes;
+  }
+  const FenceList fences = own_fences();
+  for (size_t i = 0; i < cut_ranges.size(); ++i) {
+    Range& range = cut_ranges[i];
+    shared_.index.clear(range.base + kept[i], range.bytes - kept[i]);
+    if (kept[i] > 0)
+      shared_.layout->shrink(range, kept[i], fences);
+    else
+      shared_.layout->give(range, fences);
+  }
+  return {};
+}
+
+base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
+  base::MutexLock control(control_);
+  if (residency_.load() != Residency::kResident)
+    return {GPUSHARE_INVALID_STATE, is_open()
+                                        ? "the session is paged out: page it in before its promise changes"
+                                        : "the persistent heap is closed"};
+  const uint64_t wanted = round_up(promised_bytes, shared_.layout->granularity_bytes());
+  uint64_t promised = 0;
+  {
+    ShortLockGuard lock(lock_);
+    promised = promised_;
+  }
+  if (wanted > promised) return grow(wanted - promised);
+  if (wanted < promised) return shrink(wanted);
+  return {};
+}
+
+PersistentHeapImpl::Extent* PersistentHeapImpl::extent_of(Address address) {
+  for (Extent& extent : extents_)
+    if (address - extent.range.base < extent.range.bytes) return &extent;
+  return nullptr;
+}
+
+BlockHandle PersistentHeapImpl::allocate(uint64_t bytes, uint64_t alignment, uint64_t tag,
+                                         Address* out_address) {
+  BlockHandle handle;
+  handle.status = HeapStatus::kNoSpace;
+  if (live_ + promoted_ + round_up(bytes, kBlockGranuleBytes) > promised_) return handle;
+  for (Extent& extent : extents_) {
+    handle = extent.heap.allocate(bytes, alignment, tag);
+    if (handle) {
+      *out_address = extent.range.base + handle.offset_bytes;
+      break;
+    }
+  }
+  return handle;
+}
+
+void PersistentHeapImpl::release(Address address) {
+  Extent* extent = extent_of(address);
+  if (extent != nullptr) extent->heap.free_at(address - extent->range.base);
+}
+
+base::Result<Address> PersistentHeapImpl::alloc(Kind kind, uint64_t bytes, uint64_t alignment) {
+  GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
+  if (kind != Kind::kModel && kind != Kind::kFramework)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a persistent block is of kind model or framework");
+  const uint64_t tag = BlockTag::make(kind, bytes);
+  Address address = 0;
+  {
+    ShortLockGuard lock(lock_);
+    if (residency_.load(std::memory_order_relaxed) != Residency::kResident)
+      return base::Status(
+          GPUSHARE_INVALID_STATE,
+          "session '" + name_ + "' is " + (is_open() ? "paged out" : "closed") + ": no block can be placed");
+    BlockHandle handle = allocate(bytes, alignment, tag, &address);
+    if (!handle && uses_.deferred() > 0) {
+      const auto give_back = [this](uint64_t a) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(a); };
+      if (uses_.take_passed(give_back)) handle = allocate(bytes, alignment, tag, &address);
+      const device::Stream* stream = spill_owner_.stream.load();
+      if (!handle && stream != nullptr && uses_.take_ordered(*stream, give_back))
+        handle = allocate(bytes, alignment, tag, &address);
+    }
+    if (!handle) {
+      shared_.recorder.record(AllocationEvent::Action::kOutOfMemory, kind, 0, bytes,
+                              spill_owner_.stream.load(), session());
+      return out_of_memory(bytes, handle.status);
+    }
+    const uint64_t size = round_up(bytes, kBlockGranuleBytes);
+    live_ += size;
+    peak_ = std::max(peak_, live_ + promoted_);
+    shared_.persistent_bytes.fetch_add(size, std::memory_order_relaxed);
+    shared_.recorder.record(AllocationEvent::Action::kAlloc, kind, address, bytes, spill_owner_.stream.load(),
+                            session());
+  }
+  shared_.note_peak();
+  return address;
+}
+
+base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
+  if (status == HeapStatus::kNoRecords)
+    return {GPUSHARE_HOST_OUT_OF_MEMORY,
+            "session '" + name_ + "': no host memory for the metadata of another block"};
+  uint64_t hole = 0;
+  for (Extent& extent : extents_) hole = std::max(hole, extent.heap.largest_hole_bytes());
+  return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          "session '" + name_ + "': no room for a persistent block of " + base::format_bytes(bytes) + ": " +
+              base::format_bytes(live_ + promoted_) + " of the promised " + base::format_bytes(promised_) +
+              " live (" + base::format_bytes(promoted_) + " promoted), largest hole " +
+              base::format_bytes(hole) +
+              (uses_.deferred() > 0 ? ", freed blocks wait for other streams" : "")};
+}
+
+base::Result<Address> PersistentHeapImpl::alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) {
+  base::MutexLock control(control_);
+  if (!is_open()) return base::Status(GPUSHARE_INVALID_STATE, "the persistent heap is closed");
+  return shared_.spill->alloc(spill_owner_, kind, bytes, alignment);
+}
+
+base::Status PersistentHeapImpl::free_block(Address address) {
+  ShortLockGuard lock(lock_);
+  Extent* extent = extent_of(address);
+  if (extent == nullptr) return no_such_block(address);
+  const BlockHandle handle = extent->heap.find(address - extent->range.base);
+  if (!handle) return no_such_block(address);
+  const uint64_t tag = extent->heap.tag(handle);
+  if (tag & BlockTag::kFreed) return no_such_block(address);
+  const uint64_t size = extent->heap.size_bytes(handle);
+  if (tag & BlockTag::kUsed) {
+    extent->heap.set_tag(handle, tag | BlockTag::kFreed);
+    uses_.defer(address);
+    // Bounds the list even if nobody ever runs out of memory.
+    if (uses_.deferred() % 64 == 0)
+      uses_.take_passed([this](uint64_t a) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(a); });
+  } else {
+    extent->heap.free(handle);
+  }
+  live_ -= size;
+  shared_.persistent_bytes.fetch_sub(size, std::memory_order_relaxed);
+  shared_.recorder.record(AllocationEvent::Action::kFree, BlockTag::kind(tag), address, BlockTag::bytes(tag),
+                          spill_owner_.stream.load(), session());
+  return {};
+}
+
+base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
+  ShortLockGuard lock(lock_);
+  Extent* extent = extent_of(address);
+  if (extent == nullptr) return no_such_block(address);
+  const BlockHandle handle = extent->heap.find(address - extent->range.base);
+  if (!handle || (extent->heap.tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  extent->heap.set_tag(handle, extent->heap.tag(handle) | BlockTag::kUsed);
+  uses_.add(address, use);
+  return {};
+}
+
+base::Status PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
+  ShortLockGuard lock(lock_);
+  Extent* extent = extent_of(address);
+  if (extent == nullptr) return no_such_block(address);
+  const BlockHandle handle = extent->heap.find(address - extent->range.base);
+  if (!handle || (extent->heap.tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  const uint64_t tag = extent->heap.tag(handle);
+  *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX, false, paged_out()};
+  return {};
+}
+
+base::Status PersistentHeapImpl::add_promoted(uint64_t bytes) {
+  ShortLockGuard lock(lock_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
+  if (live_ + promoted_ + bytes > promised_)
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "session '" + name_ + "': cannot keep a block of " +
+                                               base::format_bytes(bytes) + ": " +
+                                               base::format_bytes(live_ + promoted_) + " of the promised " +
+                                               base::format_bytes(promised_) + " live"};
+  promoted_ += bytes;
+  peak_ = std::max(peak_, live_ + promoted_);
+  shared_.persistent_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return {};
+}
+
+void PersistentHeapImpl::remove_promoted(uint64_t bytes) {
+  ShortLockGuard lock(lock_);
+  promoted_ -= bytes;
+  shared_.persistent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+HeapStats PersistentHeapImpl::stats() const {
+  ShortLockGuard lock(lock_);
+  HeapStats stats;
+  stats.promised_bytes = promised_;
+  stats.live_bytes = live_ + promoted_;
+  stats.peak_bytes = peak_;
+  stats.promoted_bytes = promoted_;
+  stats.spilled_bytes = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
+  for (const Extent& extent : extents_)
+    stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap.largest_hole_bytes());
+  return stats;
+}
+
+void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
+  ShortLockGuard lock(lock_);
+  const bool out = paged_out();
+  for (const Extent& extent : extents_) {
+    SegmentSnapshot segment;
+    segment.address = extent.range.base;
+    segment.bytes = extent.range.bytes;
+    segment.session = session();
+    segment.name = "session " + name_;
+    extent.heap.for_each_block([&](const HeapBlock& block) {
+      if (!block.live || (block.tag & BlockTag::kFreed)) return;
+      segment.blocks.push_back({extent.range.base + block.offset_bytes, BlockTag::bytes(block.tag),
+                                BlockTag::kind(block.tag), session(), UINT32_MAX, false, out});
+    });
+    out_segments->push_back(std::move(segment));
+  }
+}
+
+std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
+  base::MutexLock control(control_);
+  ShortLockGuard lock(lock_);
+  uint64_t bytes = 0, live = 0;
+  for (const Extent& extent : extents_) {
+    if (auto status = extent.heap.check(); !status.ok()) return "session " + name_ + ": " + status.message();
+    if (extent.heap.capacity_bytes() != extent.range.bytes)
+      return "session " + name_ + ": heap and range differ in size";
+    bytes += extent.range.bytes;
+    extent.heap.for_each_block([&](const HeapBlock& block) {
+      if (block.live && !(block.tag & BlockTag::kFreed)) live += block.size_bytes;
+    });
+    for (uint64_t at = 0; at < extent.range.bytes; at += AddressIndex::kGranuleBytes)
+      if (shared_.index.find(extent.range.base + at) != this)
+        return "session " + name_ + ": not in the address index";
+    out_ranges->push_back(extent.range);
+  }
+  if (bytes != promised_) return "session " + name_ + ": extents and promise differ";
+  if (live != live_) return "session " + name_ + ": live bytes do not add up";
+  if (live_ + promoted_ > promised_) return "session " + name_ + ": more live than promised";
+  return {};
+}
+
+}  // namespace gpushare::memory

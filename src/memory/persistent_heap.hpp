@@ -1,0 +1,108 @@
+// persistent_heap.hpp: the one implementation of PersistentHeap: a session's blocks in one or more extents.
+//
+// An extent is a range of the layout with a block heap over it. Most sessions have one; growing adds to the
+// last where the layout can, else appends another. Objects are pooled by DeviceMemory and never destroyed
+// before it, so that a late free by address meets an owner that says NOT_FOUND.
+//
+// Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
+// the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's lock, then lock_, then
+// the layout's. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "memory/block_owner.hpp"
+#include "memory/short_lock.hpp"
+#include "memory/spill.hpp"
+
+namespace gpushare::memory {
+
+class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
+ public:
+  explicit PersistentHeapImpl(Shared& shared) : shared_(shared) {}
+
+  // Life cycle, for DeviceMemory. close returns everything but promoted blocks, which lie in lanes, and the
+  // fences that end the session's device work; the object may be opened again.
+  base::Status open(SessionId session, std::string name, uint64_t promised_bytes);
+  base::Status close(FenceList* out_fences);
+  // Position in DeviceMemory's list of open heaps.
+  size_t position = 0;
+
+  // PersistentHeap
+  SessionId session() const override { return spill_owner_.session.load(std::memory_order_relaxed); }
+  base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) override;
+  base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
+  base::Status resize(uint64_t promised_bytes) override;
+  void set_stream(const device::Stream* stream) override { spill_owner_.stream.store(stream); }
+  base::Status page_out(const device::Stream& stream) override;
+  base::Status page_in(const device::Stream& stream) override;
+  bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
+  HeapStats stats() const override;
+
+  // BlockOwner
+  base::Status free_block(Address address) override;
+  base::Status add_use(Address address, const FencePtr& use) override;
+  base::Status find_block(Address address, BlockInfo* out_info) override;
+
+  // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
+  // `bytes` more.
+  base::Status add_promoted(uint64_t bytes);
+  void remove_promoted(uint64_t bytes);
+  bool is_open() const { return residency_.load() != Residency::kClosed; }
+  const device::Stream* stream() const { return spill_owner_.stream.load(); }
+  SpillOwner& spill_owner() { return spill_owner_; }
+  std::string name() const;
+  void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
+  // Appends the extents' ranges; says what is wrong, if anything is.
+  std::string check(std::vector<Range>* out_ranges) const;
+
+ private:
+  enum class Residency : uint8_t { kClosed, kResident, kPaging, kPagedOut };
+  struct Extent {
+    Range range;
+    Heap heap;
+  };
+  struct Run {  // live bytes of an extent, for copying
+    size_t extent;
+    uint64_t offset;
+    uint64_t bytes;
+  };
+
+  base::Result<Heap> take_heap();
+  base::Status add_extent(uint64_t bytes);
+  base::Status extend(size_t extent, uint64_t bytes);
+  base::Status grow(uint64_t bytes);
+  base::Status shrink(uint64_t promised_bytes);
+  void settle_fences(const FenceList& fences);
+  FenceList own_fences() const;
+  Extent* extent_of(Address address) GPUSHARE_REQUIRES(lock_);
+  BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag, Address* out_address)
+      GPUSHARE_REQUIRES(lock_);
+  void release(Address address) GPUSHARE_REQUIRES(lock_);
+  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
+  base::Status copy_runs(const std::vector<Run>& runs, const std::vector<uint64_t>& skip_bytes,
+                         const device::Stream& stream, bool out);
+
+  Shared& shared_;
+  SpillOwner spill_owner_;  // session, stream, spilled bytes
+  std::atomic<Residency> residency_{Residency::kClosed};
+
+  mutable base::Mutex control_;
+  std::vector<Heap> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
+  std::vector<Run> saved_runs_ GPUSHARE_GUARDED_BY(control_);
+  std::vector<uint8_t*> saved_chunks_ GPUSHARE_GUARDED_BY(control_);
+
+  mutable ShortLock lock_;
+  std::string name_ GPUSHARE_GUARDED_BY(lock_);
+  // Changed under both locks; read under either.
+  std::vector<Extent> extents_;
+  UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
+  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;  // without promoted
+  uint64_t promoted_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
+};
+
+}  // namespace gpushare::memory

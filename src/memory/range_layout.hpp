@@ -1,0 +1,88 @@
+// range_layout.hpp: gives heaps and lanes their address ranges and the bytes behind them. Two ways:
+// layout_contiguous.hpp (one buffer) and layout_virtual.hpp (reserved addresses, physical granules mapped
+// behind them). It knows no blocks. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/status.hpp"
+#include "device/device.hpp"
+#include "memory/device_memory.hpp"
+#include "memory/fence.hpp"
+
+namespace gpushare::memory {
+
+// Bytes that one heap or lane has from the layout. base is aligned to 2 MiB, bytes is a multiple of the
+// granularity.
+struct Range {
+  Address base = 0;
+  uint64_t bytes = 0;
+  uint32_t slot = UINT32_MAX;  // the layout's
+};
+
+enum class RangeUse : uint8_t { kHeap, kLane };
+
+// Thread-safe: each method takes the layout's lock. A Range is changed only by its owner, one call at a time.
+// Sizes are multiples of granularity_bytes(). Fences handed out must be ordered before the range is used;
+// fences handed in tell when the device is done with the bytes given back.
+class RangeLayout {
+ public:
+  virtual ~RangeLayout() = default;
+  virtual Layout kind() const = 0;
+  virtual uint64_t granularity_bytes() const = 0;
+  virtual uint64_t capacity_bytes() const = 0;
+  // All addresses that ranges will ever have, if that is known from the beginning (else empty).
+  virtual Range span() const = 0;
+
+  // bytes > 0. Errors: DEVICE_OUT_OF_MEMORY, naming asked and largest hole; nothing has changed then. So in
+  // all that follow.
+  virtual base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) = 0;
+  // Adds bytes at the range's end, where it lies.
+  virtual base::Status extend(Range& range, uint64_t bytes, FenceList* out_fences) = 0;
+  // Gives back all above the first `bytes` (> 0).
+  virtual void shrink(Range& range, uint64_t bytes, const FenceList& fences) = 0;
+  virtual void give(Range& range, const FenceList& fences) = 0;
+
+  // For a lane that must grow at its next boundary and cannot where it lies: takes what is missing now,
+  // either directly below the range or a whole new range, so that the boundary cannot fail.
+  virtual base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
+                                  FenceList* out_fences) = 0;
+  // At the boundary, the range being empty: goes over to what take_ahead took.
+  virtual void adopt_ahead(Range& range, Range& ahead, const FenceList& fences) = 0;
+  // At the boundary, the range being empty: moves it to where it lies best now. False if that is where it is.
+  virtual bool would_settle(const Range& range) const = 0;
+  virtual bool settle(Range& range, const FenceList& fences, FenceList* out_fences) = 0;
+  // Changes whenever would_settle() may answer otherwise than last time.
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+
+  // Takes the memory from behind a range whose device work is done, and puts some behind it again; the
+  // addresses stay. The first `valid_bytes` hold what the owner wants back: back() tells how many of them
+  // nobody has needed meanwhile, so that they need no copy. UNSUPPORTED unless can_page().
+  virtual bool can_page() const = 0;
+  virtual base::Status unback(Range& range, uint64_t valid_bytes) = 0;
+  virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
+
+  // Gives what is cached back to the system; returns the bytes.
+  virtual uint64_t trim() = 0;
+  virtual uint64_t free_bytes() const = 0;
+  virtual uint64_t largest_hole_bytes() const = 0;
+  virtual uint64_t mapped_bytes() const = 0;
+  // Its own invariants; empty when they hold.
+  virtual std::string check() const = 0;
+
+ protected:
+  std::atomic<uint64_t> epoch_{1};
+};
+
+// Capacity is rounded down to the granularity; it must hold at least one. Errors: DEVICE_OUT_OF_MEMORY (the
+// buffer), UNSUPPORTED.
+base::Result<std::unique_ptr<RangeLayout>> make_contiguous_layout(device::Device& device,
+                                                                  uint64_t capacity_bytes);
+base::Result<std::unique_ptr<RangeLayout>> make_virtual_layout(device::Device& device,
+                                                               uint64_t capacity_bytes);
+// 2 MiB up to 8 GiB of capacity, then a 4096th of it up to 64 MiB; at least what the device maps.
+uint64_t virtual_granule(const device::Device& device, uint64_t capacity_bytes);
+
+}  // namespace gpushare::memory

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/spill.hpp"
+
+#include "base/units.hpp"
+
+namespace gpushare::memory {
+
+base::Status HostChunks::take(uint64_t bytes, std::vector<uint8_t*>* out_chunks) {
+  std::vector<uint8_t*> taken;
+  const uint64_t count = (bytes + kBytes - 1) / kBytes;
+  {
+    base::MutexLock lock(mutex_);
+    while (taken.size() < count && !free_.empty()) {
+      taken.push_back(free_.back());
+      free_.pop_back();
+    }
+  }
+  while (taken.size() < count) {
+    auto memory = device_.host_alloc(kBytes);
+    if (!memory.ok()) {
+      give(taken);
+      return memory.status().with_context(base::format_bytes(bytes) + " of host memory to page out to");
+    }
+    taken.push_back(static_cast<uint8_t*>(*memory));
+  }
+  *out_chunks = std::move(taken);
+  return {};
+}
+
+void HostChunks::give(std::vector<uint8_t*>& chunks) {
+  base::MutexLock lock(mutex_);
+  free_.insert(free_.end(), chunks.begin(), chunks.end());
+  chunks.clear();
+}
+
+uint64_t HostChunks::trim() {
+  std::vector<uint8_t*> dropped;
+  {
+    base::MutexLock lock(mutex_);
+    dropped.swap(free_);
+  }
+  for (uint8_t* chunk : dropped) {
+    const base::Status ignored = device_.host_free(chunk);
+  }
+  return dropped.size() * kBytes;
+}
+
+SpillStore::~SpillStore() {
+  base::MutexLock lock(mutex_);
+  for (Freed& freed : freed_) wait_all(freed.fences);
+  for (auto& pool : pools_) {
+    shared_.index.clear(pool->base, pool->bytes);
+    const base::Status ignored = shared_.device.host_free(pool->memory);
+  }
+}
+
+base::Result<SpillStore::Pool*> SpillStore::add_pool(uint64_t bytes) {
+  bytes = std::max(kPoolBytes, round_up(bytes, AddressIndex::kGranuleBytes));
+  HeapOptions options;
+  options.capacity_bytes = bytes;
+  options.granule_bytes = kBlockGranuleBytes;
+  options.max_blocks = 1u << 18;
+  GPUSHARE_ASSIGN_OR_RETURN(Heap heap, Heap::create(options));
+  // Whole granules of the index, so that no granule has two owners.
+  auto memory = shared_.device.host_alloc(bytes + AddressIndex::kGranuleBytes);
+  if (!memory.ok()) return memory.status().with_context("host memory for spilled blocks");
+  const Address base = round_up(reinterpret_cast<uintptr_t>(*memory), AddressIndex::kGranuleBytes);
+  if (auto status = shared_.index.set(base, bytes, this); !status.ok()) {
+    const base::Status ignored = shared_.device.host_free(*memory);
+    if (status.code() == GPUSHARE_HOST_OUT_OF_MEMORY) return status;
+    return base::Status(GPUSHARE_UNSUPPORTED,
+                        "host memory cannot stand in for device memory here: " + status.message());
+  }
+  pools_.push_back(std::unique_ptr<Pool>(new Pool{*memory, base, bytes, std::move(heap)}));
+  return pools_.back().get();
+}
+
+base::Result<Address> SpillStore::alloc(SpillOwner& owner, Kind kind, uint64_t bytes, uint64_t alignment) {
+  GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
+  base::MutexLock lock(mutex_);
+  sweep();
+  Pool* found = nullptr;
+  BlockHandle handle;
+  const uint64_t tag = BlockTag::make(kind, bytes);
+  for (auto& pool : pools_) {
+    handle = pool->heap.allocate(bytes, alignment, tag);
+    if (handle) {
+      found = pool.get();
+      break;
+    }
+  }
+  if (found == nullptr) {
+    GPUSHARE_ASSIGN_OR_RETURN(found, add_pool(bytes));
+    handle = found->heap.allocate(bytes, alignment, tag);
+    if (!handle)
+      return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the metadata of spilled blocks");
+  }
+  const Address address = found->base + handle.offset_bytes;
+  blocks_[address] = Block{found, &owner, bytes, kind, false, {}};
+  of_owner_[&owner].insert(address);
+  owner.spilled_bytes.fetch_add(found->heap.size_bytes(handle), std::memory_order_relaxed);
+  shared_.recorder.record(AllocationEvent::Action::kAlloc, kind, address, bytes, owner.stream.load(),
+                          owner.session.load());
+  return address;
+}
+
+base::Status SpillStore::drop(Address address, const FenceList& fences) {
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end()) return no_such_block(address);
+  Block block = std::move(found->second);
+  blocks_.erase(found);
+  const auto owned = of_owner_.find(block.owner);
+  owned->second.erase(address);
+  if (owned->second.empty()) of_owner_.erase(owned);
+  const uint64_t offset = address - block.pool->base;
+  block.owner->spilled_bytes.fetch_sub(block.pool->heap.size_bytes(block.pool->heap.find(offset)),
+                                       std::memory_order_relaxed);
+  block.uses.insert(block.uses.end(), fences.begin(), fences.end());
+  shared_.recorder.record(AllocationEvent::Action::kFree, block.kind, address, block.bytes,
+                          block.owner->stream.load(), block.owner->session.load());
+  freed_.push_back({block.pool, offset, std::move(block.uses)});
+  return {};
+}
+
+base::Status SpillStore::free_block(Address address) {
+  base::MutexLock lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end()) return no_such_block(address);
+  FenceList fences;
+  if (const device::Stream* stream = found->second.owner->stream.load())
+    fences.push_back(shared_.fences.at_end_of(*stream));
+  return drop(address, fences);
+}
+
+void SpillStore::free_all(SpillOwner& owner, const FenceList& fences) {
+  if (owner.spilled_bytes.load(std::memory_order_relaxed) == 0) return;
+  base::MutexLock lock(mutex_);
+  const auto owned = of_owner_.find(&owner);
+  if (owned == of_owner_.end()) return;
+  const std::vector<Address> addresses(owned->second.begin(), owned->second.end());
+  for (Address address : addresses) {
+    const base::Status ignored = drop(address, fences);  // found: it is in the set
+  }
+}
+
+base::Status SpillStore::move(Address address, SpillOwner& from, SpillOwner& to) {
+  base::MutexLock lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end() || found->second.owner != &from) return no_such_block(address);
+  Block& block = found->second;
+  const uint64_t size = block.pool->heap.size_bytes(block.pool->heap.find(address - block.pool->base));
+  from.spilled_bytes.fetch_sub(size, std::memory_order_relaxed);
+  to.spilled_bytes.fetch_add(size, std::memory_order_relaxed);
+  const auto owned = of_owner_.find(&from);
+  owned->second.erase(address);
+  if (owned->second.empty()) of_owner_.erase(owned);
+  of_owner_[&to].insert(address);
+  block.owner = &to;
+  block.promoted = true;
+  return {};
+}
+
+base::Status SpillStore::add_use(Address address, const FencePtr& use) {
+  base::MutexLock lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end()) return no_such_block(address);
+  prune(found->second.uses);
+  found->second.uses.push_back(use);
+  return {};
+}
+
+base::Status SpillStore::find_block(Address address, BlockInfo* out_info) {
+  base::MutexLock lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end()) return no_such_block(address);
+  const Block& block = found->second;
+  *out_info = {address,           block.bytes,    block.kind, block.owner->session.load(),
+               block.owner->lane, block.promoted, true};
+  return {};
+}
+
+void SpillStore::sweep() {
+  for (size_t i = 0; i < freed_.size();) {
+    if (all_passed(freed_[i].fences)) {
+      freed_[i].pool->heap.free_at(freed_[i].offset);
+      if (i + 1 != freed_.size()) freed_[i] = std::move(freed_.back());
+      freed_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  release_empty(false);
+}
+
+// Pools made for one large block go as soon as it does; ordinary ones stay for the next.
+uint64_t SpillStore::release_empty(bool all) {
+  uint64_t released = 0;
+  for (size_t i = 0; i < pools_.size();) {
+    Pool& pool = *pools_[i];
+    if (pool.heap.live_blocks() == 0 && (all || pool.bytes > kPoolBytes)) {
+      shared_.index.clear(pool.base, pool.bytes);
+      const base::Status ignored = shared_.device.host_free(pool.memory);
+      released += pool.bytes;
+      pools_.erase(pools_.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  return released;
+}
+
+uint64_t SpillStore::trim() {
+  uint64_t released = chunks_.trim();
+  base::MutexLock lock(mutex_);
+  sweep();
+  return released + release_empty(true);
+}
+
+uint64_t SpillStore::host_bytes() const {
+  base::MutexLock lock(mutex_);
+  uint64_t sum = 0;
+  for (const auto& pool : pools_) sum += pool->bytes;
+  return sum;
+}
+
+void SpillStore::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
+  base::MutexLock lock(mutex_);
+  for (const auto& pool : pools_) {
+    SegmentSnapshot segment;
+    segment.address = pool->base;
+    segment.bytes = pool->bytes;
+    segment.name = "host memory";
+    pool->heap.for_each_block([&](const HeapBlock& block) {
+      const auto found = blocks_.find(pool->base + block.offset_bytes);
+      if (!block.live || found == blocks_.end()) return;
+      const Block& b = found->second;
+      segment.blocks.push_back(
+          {found->first, b.bytes, b.kind, b.owner->session.load(), b.owner->lane, b.promoted, true});
+    });
+    out_segments->push_back(std::move(segment));
+  }
+}
+
+std::string SpillStore::check() const {
+  base::MutexLock lock(mutex_);
+  size_t live = 0;
+  for (const auto& pool : pools_) {
+    if (auto status = pool->heap.check(); !status.ok()) return "host memory: " + status.message();
+    live += pool->heap.live_blocks();
+  }
+  if (live != blocks_.size() + freed_.size()) return "host memory: blocks do not add up";
+  for (const auto& [address, block] : blocks_)
+    if (!block.pool->heap.find(address - block.pool->base)) return "host memory: a block is not in its pool";
+  return {};
+}
+
+}  // namespace gpushare::memory
