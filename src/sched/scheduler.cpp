@@ -180,6 +180,11 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   session->expected_in_flight_ns -= expected;
   --view.in_flight;
   view.virtual_ns += (static_cast<double>(device_ns) - expected) / view.weight;
+  if (iterations > 1) {  // the lane's time has moved on to the start of the last of them
+    const double last = static_cast<double>(device_ns) / static_cast<double>(iterations);
+    lane.virtual_ns =
+        std::max(lane.virtual_ns, view.virtual_ns - (session->expected_in_flight_ns + last) / view.weight);
+  }
   view.service_ns += device_ns;
   view.iterations_done += iterations;
   view.iteration_ns = view.service_ns / view.iterations_done;

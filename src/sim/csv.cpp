@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/csv.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+namespace gpushare::sim {
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+base::Status at(const std::string& file, size_t line, const char* what) {
+  return {GPUSHARE_MALFORMED_INPUT, base::format("%s:%zu: %s", file.c_str(), line, what)};
+}
+
+base::Status split(std::string_view line, const std::string& file, CsvRow& row) {
+  size_t position = 0;
+  while (true) {
+    const size_t start = line.find_first_not_of(" \t", position);
+    if (start != std::string_view::npos && line[start] == '"') {
+      std::string field;
+      size_t i = start + 1;
+      for (;; ++i) {
+        if (i >= line.size()) return at(file, row.line, "a quoted field is not closed on its line");
+        if (line[i] != '"') {
+          field += line[i];
+        } else if (i + 1 < line.size() && line[i + 1] == '"') {
+          field += '"';
+          ++i;
+        } else {
+          break;
+        }
+      }
+      row.fields.push_back(std::move(field));
+      const size_t next = line.find_first_not_of(" \t", i + 1);
+      if (next == std::string_view::npos) return {};
+      if (line[next] != ',') return at(file, row.line, "text after a closing quote; expected a comma");
+      position = next + 1;
+      continue;
+    }
+    const size_t comma = line.find(',', position);
+    row.fields.emplace_back(trimmed(line.substr(position, comma - position)));
+    if (comma == std::string_view::npos) return {};
+    position = comma + 1;
+  }
+}
+
+}  // namespace
+
+base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::string& file) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  std::vector<CsvRow> rows;
+  for (size_t number = 1; !text.empty(); ++number) {
+    const size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.find('\0') != std::string_view::npos) return at(file, number, "a NUL byte; expected text");
+    if (trimmed(line).empty()) continue;
+    CsvRow row;
+    row.line = number;
+    GPUSHARE_RETURN_IF_ERROR(split(line, file, row));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+base::Result<std::string> read_text(const std::string& path) {
+  constexpr size_t kLargest = size_t{64} << 20;
+  errno = 0;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  const auto refused = [&](int error) {
+    return base::Status(error == ENOENT ? GPUSHARE_NOT_FOUND : GPUSHARE_IO_ERROR,
+                        "cannot read '" + path + "': " + std::strerror(error), error);
+  };
+  if (file == nullptr) return refused(errno);
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+    text.append(buffer, n);
+    if (text.size() > kLargest)
+      return base::Status(GPUSHARE_MALFORMED_INPUT, "'" + path + "' is larger than 64 MiB, the most allowed");
+  }
+  if (std::ferror(file.get()) != 0) return refused(errno == 0 ? EIO : errno);
+  return text;
+}
+
+}  // namespace gpushare::sim

@@ -1,0 +1,28 @@
+// csv.hpp: lines of comma-separated fields with quotes, and whole files as text. Strict: what is odd is an
+// error that names the line. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace gpushare::sim {
+
+struct CsvRow {
+  size_t line = 0;  // from 1
+  std::vector<std::string> fields;
+};
+
+// Rows of `text`; blank lines are skipped, spaces around unquoted fields dropped, a byte order mark and CRLF
+// accepted. A quoted field may hold commas and doubled quotes, no line break. Errors: MALFORMED_INPUT naming
+// file and line (unclosed quote, text after a closing quote, NUL byte).
+base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::string& file);
+
+// A whole file of at most 64 MiB. Errors: NOT_FOUND, IO_ERROR with errno, MALFORMED_INPUT (too large). Blocks
+// on the disk.
+base::Result<std::string> read_text(const std::string& path);
+
+}  // namespace gpushare::sim
