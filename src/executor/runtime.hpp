@@ -1,0 +1,263 @@
+// executor: drives one device: sessions, lanes, iterations by pull and by push. It puts decisions
+// (sched::Scheduler), bytes (memory::DeviceMemory) and a device (device::Device) together and owns all
+// threads. Calls base, sched, memory and device; called by c_api only. runtime.hpp is the whole interface;
+// the rest of the folder is its making (docs/design/executor.md).
+//
+// Objects are shared: whoever holds a pointer may call it at any time, also after it was closed, and then
+// gets INVALID_STATE. All methods may be called from any thread unless they say otherwise. "Blocks" is said
+// where it is so. No lock is held while a function of the caller's runs (policies apart).
+//
+// Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. A thread that waits for the device
+// moves the clock of a device with virtual time, and nothing else does: on such a device completion is
+// noticed when somebody waits or asks. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/status.hpp"
+#include "device/device.hpp"
+#include "memory/device_memory.hpp"
+#include "sched/policy.hpp"
+
+namespace gpushare::executor {
+
+class Iteration;
+class Runtime;
+class Session;
+class Stream;
+class Ticket;
+
+inline constexpr uint32_t kMaxLanes = 64;
+inline constexpr uint32_t kMaxDepth = 64;
+inline constexpr uint32_t kMaxQueuedIterations = 65536;  // of one session
+
+// After an iteration has finished on the device.
+struct Progress {
+  uint32_t lane = 0;
+  uint64_t session_id = 0;
+  const char* session_name = "";  // valid during the call
+  uint64_t iterations_done = 0;   // of this session
+  uint64_t service_ns = 0;        // of this session
+  uint64_t device_ns = 0;         // of this iteration
+};
+// Called from the thread that noticed: the one that ends an iteration, one that waits, or one of the
+// runtime's. May call the runtime, but not wait in it: calls that would block there return INVALID_STATE.
+// What it throws is logged and dropped.
+using ProgressFunction = std::function<void(const Progress&)>;
+
+// An allocation of `bytes` for `session_id` is about to fail. True: something was freed, try once more.
+// Called on the allocating thread. What it throws counts as false.
+using OutOfMemoryFunction = std::function<bool(uint64_t session_id, uint64_t bytes)>;
+
+struct RuntimeOptions {
+  std::string device = "auto";  // as device::Device::open
+  memory::Layout layout = memory::Layout::kAuto;
+  uint64_t capacity_bytes = 0;            // 0 = nearly all that is free
+  std::unique_ptr<sched::Policy> policy;  // null = "fair"
+  uint32_t max_lanes = 0;                 // 0 = as the policy says, at most kMaxLanes
+  uint32_t enqueue_depth = 0;  // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2
+  bool record_timeline = false;
+  bool record_allocations = false;
+  ProgressFunction on_progress;
+};
+
+struct RuntimeInfo {
+  memory::Layout layout = memory::Layout::kAuto;  // the one in use
+  uint32_t capabilities = 0;
+  uint32_t lanes = 0;
+  uint32_t sessions_resident = 0;
+  uint32_t sessions_queued = 0;
+  uint32_t sessions_paged_out = 0;
+  uint64_t capacity_bytes = 0;
+  uint64_t promised_bytes = 0;  // never above capacity_bytes
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t switches = 0;
+  uint64_t iterations_done = 0;
+  uint64_t paged_out_bytes_total = 0;
+  uint64_t paged_in_bytes_total = 0;
+  uint64_t paging_ns = 0;       // device time of paging copies
+  uint64_t device_busy_ns = 0;  // sum of device time over lanes
+  uint64_t now_ns = 0;
+  std::string device;
+  std::string policy;
+};
+
+// Numbers as GPUSHARE_SESSION_QUEUED and following.
+enum class SessionState : uint32_t { kQueued = 0, kResident = 1, kPagedOut = 2, kCancelled = 3, kFailed = 4 };
+
+// Fields as gpushare_session_params says.
+struct SessionOptions {
+  std::string name;  // empty = "session-N"
+  sched::SessionClass cls = sched::SessionClass::kGuaranteed;
+  uint64_t persistent_bytes = 0;  // 0 = unknown
+  uint64_t ephemeral_bytes = 0;   // 0 = unknown: profiled
+  uint64_t remaining_ns = 0;      // 0 = unknown
+  uint64_t iterations_total = 0;  // 0 = unknown
+  uint64_t quota_bytes = 0;       // 0 = none
+  int32_t priority = 0;
+  double weight = 1.0;  // finite, > 0
+  bool allow_queueing = true;
+  bool allow_spill = false;
+  bool plan_iterations = false;
+};
+
+struct SessionInfo {
+  SessionState state = SessionState::kQueued;
+  uint64_t session_id = 0;
+  base::Status status;  // why it failed
+  uint32_t lane = UINT32_MAX;
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t promised_persistent_bytes = 0;
+  uint64_t promised_ephemeral_bytes = 0;
+  uint64_t promoted_bytes = 0;
+  uint64_t spilled_bytes = 0;
+  uint64_t iterations_done = 0;
+  uint64_t iterations_queued = 0;
+  uint64_t service_ns = 0;
+  uint64_t queued_ns = 0;
+  uint64_t waited_ns = 0;
+  uint64_t remaining_ns = UINT64_MAX;
+  uint64_t planned_iterations = 0;
+};
+
+// A stream to enqueue work on: a lane's, or a side stream outside all lanes.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual bool is_lane() const = 0;
+  // All fail with INVALID_STATE once the stream was released or the runtime closed.
+  virtual base::Result<void*> native() const = 0;
+  virtual base::Status synchronize() = 0;  // blocks
+  virtual base::Status launch_host(gpushare_host_function function, void* user_data) = 0;
+  virtual base::Status copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) = 0;
+  virtual base::Status fill(memory::Address address, uint8_t value, uint64_t bytes) = 0;
+  virtual base::Status work(const gpushare_backend_work& work) = 0;
+  // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
+  virtual base::Status release() = 0;
+};
+
+// An iteration of a session, from the grant to its end. A session has one such object and uses it again:
+// after end() or fail() it is closed (INVALID_STATE) until the session's next iteration begins, so whoever
+// hands it out must keep old owners from it.
+class Iteration {
+ public:
+  virtual ~Iteration() = default;
+  virtual uint64_t session_id() const = 0;
+  // O(1), no driver call and no lock shared with other lanes, within the promise. Above it: the out-of-memory
+  // ladder, which may block. Errors: DEVICE_OUT_OF_MEMORY, QUOTA_EXCEEDED, INVALID_ARGUMENT, INVALID_STATE
+  // (not open).
+  virtual base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
+  // Promotes an ephemeral block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (stays ephemeral), QUOTA_EXCEEDED.
+  virtual base::Status keep(memory::Address address) = 0;
+  // The lane's stream.
+  virtual base::Result<std::shared_ptr<Stream>> stream() = 0;
+  // Ends a pulled iteration: its ephemeral blocks return in stream order. Waits for calls on this iteration
+  // by other threads. A pushed iteration is ended by the runtime when its function returns: INVALID_STATE.
+  // Errors: DEVICE_LOST (it is ended all the same).
+  virtual base::Status end() = 0;
+  // The same, and its session ends as failed with `status` (2xx to 4xx; other codes count as
+  // CALLBACK_FAILED).
+  virtual base::Status fail(base::Status status) = 0;
+};
+
+// The outcome of a submitted iteration.
+class Ticket {
+ public:
+  virtual ~Ticket() = default;
+  // Blocks until the device work has finished: OK, what the function returned, CANCELLED, DEVICE_LOST; or
+  // TIMED_OUT. INVALID_STATE from an iteration of the same lane, with a timeout above 0 and no outcome yet.
+  virtual base::Status wait(uint64_t timeout_ns) = 0;
+};
+
+// What a submitted iteration does. Destroyed exactly once, without any lock held, when it has run or never
+// will.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // On the lane's thread, in the session's turn. Anything but OK ends the session as failed; an exception
+  // counts as CALLBACK_FAILED.
+  virtual base::Status run(const std::shared_ptr<Iteration>& iteration) = 0;
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual uint64_t id() const = 0;
+  virtual const std::string& name() const = 0;
+
+  // Cancels what is queued, waits for the running iteration and its device work, returns all memory. Blocks.
+  // INVALID_STATE from inside one of its own iterations on this thread, and when closed already. A close that
+  // overlaps another waits for it, then INVALID_STATE.
+  virtual base::Status close() = 0;
+  // Stops at the next boundary. Its memory returns when its last iteration has finished. Does not block.
+  virtual base::Status cancel() = 0;
+  // Errors: TIMED_OUT, CANCELLED, DEVICE_LOST, or why the session failed.
+  virtual base::Status wait_admitted(uint64_t timeout_ns) = 0;
+  virtual SessionInfo info() const = 0;
+  virtual base::Status set_priority(int32_t priority) = 0;
+  virtual base::Status set_weight(double weight) = 0;
+  virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
+
+  // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
+  virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;
+
+  // Blocks until it is this session's turn. Binds the calling thread to the iteration until it ends. Errors:
+  // TIMED_OUT, CANCELLED, INVALID_STATE (one is open, or another thread waits to begin one; the session has
+  // failed: the message says why), DEVICE_LOST.
+  virtual base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) = 0;
+  // Takes `work` only if it succeeds. Errors: CANCELLED, INVALID_STATE, QUEUE_FULL, DEVICE_LOST.
+  virtual base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) = 0;
+};
+
+class Runtime {
+ public:
+  // Errors: as gpushare_runtime_open. Blocks on the driver.
+  static base::Result<std::shared_ptr<Runtime>> open(RuntimeOptions options);
+  virtual ~Runtime() = default;
+
+  // Cancels and closes every session, waits for work on the device, joins all threads, gives everything back.
+  // Blocks. INVALID_STATE from a function that this runtime called, from inside an iteration on this thread,
+  // and when closed already. The verdict is the device's (objects leaked) or OK. Also done, verdict dropped,
+  // when the last pointer to an open runtime goes.
+  virtual base::Status close() = 0;
+
+  // Errors: as gpushare_session_open. Does not wait for admission.
+  virtual base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) = 0;
+  virtual base::Result<RuntimeInfo> info() = 0;
+  virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
+  // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
+  virtual base::Status synchronize(uint64_t timeout_ns) = 0;
+
+  // `stream` may be null. Owner: the iteration that has the lane of `stream`, else the innermost open
+  // iteration that the calling thread began. kEphemeral when there is none: NOT_FOUND, as for the other
+  // kinds.
+  virtual base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
+                                              uint64_t alignment) = 0;
+  virtual base::Status free(memory::Address address) = 0;
+  virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
+  virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
+  // Empty: none.
+  virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;
+  // priority: clamped to what the device has.
+  virtual base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) = 0;
+
+  // INVALID_STATE unless recording (events need record_allocations).
+  virtual base::Status write_timeline(const std::string& path) = 0;
+  virtual base::Result<memory::MemorySnapshot> snapshot() = 0;
+  virtual bool records_allocations() const = 0;
+
+  // The device, for tests and faults. Valid until close.
+  virtual device::Device& device() = 0;
+  // Checks the invariants of scheduler, memory and the executor's own books; empty when they hold. For tests;
+  // locks everything.
+  virtual std::string check() = 0;
+};
+
+}  // namespace gpushare::executor
