@@ -48,6 +48,7 @@ class Command {
   virtual base::Result<ExitCode> run() = 0;
 };
 
+std::unique_ptr<Command> make_run_command();
 std::unique_ptr<Command> make_devices_command();
 
 // All commands, in the order in which --help lists them.

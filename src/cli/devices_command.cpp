@@ -46,13 +46,12 @@ class DevicesCommand final : public Command {
            "  gpushare devices\n"
            "  gpushare devices --json -\n"
            "\n"
+           "JSON: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, free_bytes, "
+           "capabilities[]}.\n"
+           "\n"
            "Exit codes: 0 ok (also when no GPU is there), 1 failed, 2 bad usage.\n";
   }
-  void declare(CLI::App& app) override {
-    json_.declare(app,
-                  "Keys: devices[] {spec, name, usable, status, reason, compute_units, total_bytes, "
-                  "free_bytes, capabilities[]}.");
-  }
+  void declare(CLI::App& app) override { json_.declare(app); }
   base::Result<ExitCode> run() override {
     std::vector<gpushare_device_info> devices;
     try {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/command.hpp"
+#include "cli/help.hpp"
 #include "gpushare/version.h"
 
 namespace {
@@ -64,7 +65,6 @@ int tool(int argc, char** argv) {
 
   CLI::App app("Many deep-learning jobs sharing one GPU.", "gpushare");
   app.set_version_flag("--version", std::string("gpushare ") + GPUSHARE_VERSION_STRING);
-  app.get_formatter()->column_width(30);
   app.footer(kFooter);
   app.require_subcommand(0, 1);
   std::vector<std::pair<CLI::App*, Command*>> declared;
@@ -82,7 +82,7 @@ int tool(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    std::fputs(used().first->help().c_str(), stdout);
+    std::fputs(gpushare::cli::render_help(*used().first).c_str(), stdout);
     return gpushare::cli::kExitOk;
   } catch (const CLI::CallForVersion& version) {
     std::printf("%s\n", version.what());
@@ -95,7 +95,7 @@ int tool(int argc, char** argv) {
   }
   Command* command = used().second;
   if (command == nullptr) {
-    std::fputs(app.help().c_str(), stderr);
+    std::fputs(gpushare::cli::render_help(app).c_str(), stderr);
     return gpushare::cli::kExitUsage;
   }
   const gpushare::base::Result<ExitCode> result = command->run();

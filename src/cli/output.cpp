@@ -54,9 +54,24 @@ void Table::add_row(std::vector<std::string> cells) {
 }
 
 std::string Table::to_string() const {
+  // Titles stand on the rule: shorter ones get empty lines above.
+  std::vector<std::vector<std::string>> head;
+  size_t height = 1;
+  for (const Column& column : columns_) {
+    std::vector<std::string> lines(1);
+    for (const char c : column.title)
+      if (c == '\n')
+        lines.emplace_back();
+      else
+        lines.back() += c;
+    height = std::max(height, lines.size());
+    head.push_back(std::move(lines));
+  }
   std::vector<size_t> widths;
   for (size_t c = 0; c < columns_.size(); ++c) {
-    size_t width = width_of(columns_[c].title);
+    head[c].insert(head[c].begin(), height - head[c].size(), "");
+    size_t width = 0;
+    for (const std::string& line : head[c]) width = std::max(width, width_of(line));
     for (const auto& row : rows_) width = std::max(width, width_of(row[c]));
     widths.push_back(width);
   }
@@ -72,7 +87,7 @@ std::string Table::to_string() const {
     text.erase(text.find_last_not_of(' ') + 1);
     out += text + '\n';
   };
-  line([&](size_t c) -> const std::string& { return columns_[c].title; });
+  for (size_t k = 0; k < height; ++k) line([&](size_t c) -> const std::string& { return head[c][k]; });
   std::vector<std::string> rule;
   for (const size_t width : widths) rule.emplace_back(width, '-');
   line([&](size_t c) -> const std::string& { return rule[c]; });
@@ -101,12 +116,14 @@ std::string wrap(std::string_view text, size_t width, size_t indent) {
   return out;
 }
 
-void JsonOption::declare(CLI::App& app, const char* schema) {
-  app.add_option(
-         "--json", path_,
-         std::string("Write the result as JSON to FILE, or to stdout with '-', then without the table. ") +
-             schema)
+void JsonOption::declare(CLI::App& app) {
+  app.add_option("--json", path_,
+                 "Write the result as JSON to FILE, or with '-' to stdout, in place of the table")
       ->type_name("FILE|-");
+}
+
+base::Status JsonOption::check() const {
+  return on_stdout() ? base::Status() : check_writable(path_, "--json");
 }
 
 base::Status JsonOption::write(const nlohmann::ordered_json& document) const {

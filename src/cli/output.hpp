@@ -18,7 +18,8 @@ class App;
 
 namespace gpushare::cli {
 
-// A text table: a header, a rule, rows. Cells are UTF-8 without line breaks; widths count code points.
+// A text table: a header, a rule, rows. Cells are UTF-8, widths count code points; titles may have several
+// lines ('\n').
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -45,10 +46,12 @@ std::string wrap(std::string_view text, size_t width, size_t indent);
 // The --json option of a command, and what it means for stdout.
 class JsonOption {
  public:
-  void declare(CLI::App& app, const char* schema);
+  void declare(CLI::App& app);
   bool wanted() const { return !path_.empty(); }
   // True when stdout belongs to the JSON: print no table there.
   bool on_stdout() const { return path_ == "-"; }
+  // As check_writable: before long work.
+  base::Status check() const;
   // Writes the document if it was asked for. Errors: IO_ERROR.
   base::Status write(const nlohmann::ordered_json& document) const;
 

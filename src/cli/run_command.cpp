@@ -1,0 +1,283 @@
+// `gpushare run`: a job file under one policy after another, on the simulator or on a real device.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/units.hpp"
+#include "cli/command.hpp"
+#include "cli/output.hpp"
+#include "cli/progress.hpp"
+#include "cli/report.hpp"
+#include "cli/run_options.hpp"
+#include "sched/policy.hpp"
+
+namespace gpushare::cli {
+
+std::string policy_path(const std::string& path, const std::string& policy, size_t index) {
+  if (index == 0) return path;
+  const size_t slash = path.rfind('/');
+  const size_t name = slash == std::string::npos ? 0 : slash + 1;
+  const size_t dot = path.rfind('.');
+  if (dot == std::string::npos || dot <= name) return path + "." + policy;
+  return path.substr(0, dot) + "." + policy + path.substr(dot);
+}
+
+namespace {
+
+// Splits "a,b,c"; empty items are kept, to be refused by name.
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> out(1);
+  for (const char c : text)
+    if (c == ',')
+      out.emplace_back();
+    else
+      out.back() += c;
+  return out;
+}
+
+std::string joined(std::span<const char* const> names) {
+  std::string out;
+  for (const char* name : names) out += (out.empty() ? "" : ", ") + std::string(name);
+  return out;
+}
+
+base::Status bad_option(const char* option, const std::string& value, const std::string& allowed) {
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("%s: '%s' is not allowed; %s", option, value.c_str(), allowed.c_str())};
+}
+
+// A number in a range, with messages that say the range.
+base::Result<double> parse_number(const char* option, const std::string& text, double low, bool low_allowed,
+                                  double high) {
+  const base::Result<double> value = base::parse_double(text);
+  if (value.ok() && (*value > low || (low_allowed && *value == low)) && *value <= high) return *value;
+  return bad_option(
+      option, text,
+      base::format("give a number %s %g, at most %g", low_allowed ? "from" : "above", low, high));
+}
+
+base::Result<uint64_t> parse_count(const char* option, const std::string& text, uint64_t high) {
+  const base::Result<uint64_t> value = base::parse_uint64(text);
+  if (value.ok() && *value <= high) return *value;
+  return bad_option(
+      option, text,
+      base::format("give a whole number from 0 to %llu", static_cast<unsigned long long>(high)));
+}
+
+class RunCommand final : public Command {
+ public:
+  const char* name() const override { return "run"; }
+  const char* summary() const override {
+    return "Run a file of jobs under several policies, simulated or for real";
+  }
+  const char* help() const override {
+    return "Job files are CSV with a header, recognised by it:\n"
+           "  "
+           "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority[,weight][,"
+           "demand][,config]\n"
+           "  name,seconds_alone,peak_mb,iterations      (published with Salus: all arrive at once, in file "
+           "order)\n"
+           "  model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load "
+           "on one device)\n"
+           "class is guaranteed or opportunistic; MB are 10^6 bytes. What the public layouts leave out is "
+           "filled in from\n"
+           "published figures, and the notes below the table say how.\n"
+           "\n"
+           "Policies: fifo (one job at a time), srtf (least remaining time first), pack (fill the memory), "
+           "fair (equal turns),\n"
+           "priority (class, then priority). Each runs the whole file.\n"
+           "\n"
+           "Devices: 'sim' runs on virtual time, days in seconds. 'host' runs the jobs for real on CPU "
+           "threads: every iteration\n"
+           "allocates its memory, touches it, and does arithmetic for as long as the file says, times "
+           "--time-scale. 'auto' takes\n"
+           "the first GPU, else host. 'gpushare devices' lists what is there.\n"
+           "\n"
+           "Examples:\n"
+           "  gpushare run --jobs examples/jobs/mixed.csv\n"
+           "  gpushare run --jobs examples/jobs/mixed.csv --policy fifo,srtf --lanes 1 --json -\n"
+           "  gpushare run --jobs examples/jobs/mixed.csv --timeline run.trace.json --report run.html\n"
+           "  gpushare run --jobs examples/jobs/small.csv --device host --time-scale 0.05\n"
+           "\n"
+           "The table has policies as rows; durations share one unit. The timeline opens in ui.perfetto.dev, "
+           "the snapshot in\n"
+           "pytorch.org/memory_viz (JSON if FILE ends in .json, else pickle), the report in any browser.\n"
+           "\n"
+           "JSON: device, label ('sim': virtual time; 'host': measured on CPU threads; 'device'), "
+           "capacity_bytes, notes[], and\n"
+           "policies[] {policy, jobs, makespan_s, jct_mean_s, jct_p95_s, queue_mean_s, utilization, "
+           "switches, peak_bytes, oom,\n"
+           "completed, refused, failed, jct_p50_s, page_outs, page_ins, paged_bytes, not_completed[] {name, "
+           "state, reason}}.\n"
+           "\n"
+           "Exit codes: 0 all jobs completed; 1 a job was refused or failed, or a file could not be written; "
+           "2 bad usage or a\n"
+           "bad job file; 3 no such device, or it cannot be used.\n";
+  }
+
+  void declare(CLI::App& app) override {
+    app.add_option("--jobs", jobs_, "Job file (CSV)")->type_name("FILE")->required();
+    app.add_option("--device", options_.device, "sim, host, auto, or a device of 'gpushare devices' [sim]")
+        ->type_name("NAME");
+    app.add_option("--policy", policy_, "Policies, each run in turn [fifo,srtf,pack,fair]")
+        ->type_name("A,B,..");
+    app.add_option("--lanes", lanes_,
+                   "Most lanes at once, on top of the policy's own limit; 0 = no limit [0]")
+        ->type_name("N");
+    app.add_option("--capacity", capacity_,
+                   "Device memory: 16GiB, 16GB, ... [sim 16GiB, host 1GiB, GPU all that is free]")
+        ->type_name("SIZE");
+    app.add_option(
+           "--interference", interference_,
+           "sim: measured pairs (Gavel's JSON); 'none': lanes do not slow each other [contention model]")
+        ->type_name("FILE|none");
+    app.add_option("--interference-device", table_device_, "Which device of that file [p100]")
+        ->type_name("NAME");
+    app.add_option("--limit", limit_, "Only the first N jobs of the file; 0 = all [0]")->type_name("N");
+    app.add_option("--time-scale", time_scale_,
+                   "Multiplies all times of the job file: arrivals and iterations [1]")
+        ->type_name("X");
+    app.add_option("--load", load_, "Gavel's layout: total work over the span of arrivals [0.95]")
+        ->type_name("X");
+    app.add_option("--jitter", jitter_, "sim: relative standard deviation of iteration times, 0 to 1 [0]")
+        ->type_name("X");
+    app.add_option("--seed", seed_, "sim: of the jitter; the same seed gives the same result [1]")
+        ->type_name("N");
+    json_.declare(app);
+    app.add_option("--timeline", options_.timeline_path, "Write a Chrome trace of lanes, sessions and memory")
+        ->type_name("FILE");
+    app.add_option("--report", report_, "Write a page with tables and charts")->type_name("FILE.html");
+    app.add_option("--per-job", per_job_, "Write one CSV row a policy and job")->type_name("FILE.csv");
+  }
+
+  base::Result<ExitCode> run() override {
+    GPUSHARE_RETURN_IF_ERROR(check_options());
+    std::optional<sim::InterferenceTable> table;
+    if (!interference_.empty() && interference_ != "none") {
+      GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_, table_device_));
+    }
+    options_.interference = interference_ != "none";
+    sim::JobFileOptions reading;
+    reading.limit = limit_count_;
+    reading.time_scale = options_.time_scale;
+    reading.load = load_factor_;
+    reading.table = table ? &*table : nullptr;
+    GPUSHARE_ASSIGN_OR_RETURN(sim::JobFile file, sim::read_jobs(jobs_, reading));
+    scale(file);
+
+    ProgressLine line;
+    const Progress progress = [&](const std::string& policy, uint64_t done, uint64_t jobs, double now_s) {
+      if (line.due())
+        line.show(base::format("%s: %llu of %llu jobs done, %s %s", policy.c_str(),
+                               static_cast<unsigned long long>(done), static_cast<unsigned long long>(jobs),
+                               base::format_duration_ns(static_cast<uint64_t>(now_s * 1e9)).c_str(),
+                               options_.device == "sim" ? "simulated" : "gone"));
+    };
+    base::Result<RunResult> ran = run_simulated(options_, file, table ? &*table : nullptr, progress);
+    line.clear();
+    if (!ran.ok()) return ran.status();
+    RunResult& result = *ran;
+    result.jobs_file = jobs_;
+    result.layout = file.layout;
+    result.lanes = options_.lanes;
+    result.seed = options_.seed;
+    result.time_scale = options_.time_scale;
+
+    if (!report_.empty()) GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_report(result)));
+    if (!per_job_.empty()) GPUSHARE_RETURN_IF_ERROR(write_file(per_job_, per_job_csv(result)));
+    GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(result)));
+    if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(render_table(result)));
+    return verdict(result);
+  }
+
+ private:
+  base::Status check_options() {
+    if (options_.device != "sim") return bad_option("--device", options_.device, "this build has sim");
+    const std::span<const char* const> known = sched::policy_names();
+    options_.policies = split(policy_);
+    for (size_t i = 0; i < options_.policies.size(); ++i) {
+      const std::string& policy = options_.policies[i];
+      if (std::find(known.begin(), known.end(), policy) == known.end())
+        return bad_option("--policy", policy, "there are " + joined(known) + ", separated by commas");
+      if (std::find(options_.policies.begin(), options_.policies.begin() + static_cast<std::ptrdiff_t>(i),
+                    policy) != options_.policies.begin() + static_cast<std::ptrdiff_t>(i))
+        return bad_option("--policy", policy, "name each policy once");
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64));
+    options_.lanes = static_cast<uint32_t>(lanes);
+    if (!capacity_.empty()) {
+      const base::Result<uint64_t> bytes = base::parse_bytes(capacity_);
+      if (!bytes.ok() || *bytes == 0)
+        return bad_option("--capacity", capacity_, "give a size such as 512MiB, 16GiB or 16GB, above 0");
+      options_.capacity_bytes = *bytes;
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 1'000'000'000));
+    GPUSHARE_ASSIGN_OR_RETURN(options_.seed, parse_count("--seed", seed_, UINT64_MAX));
+    GPUSHARE_ASSIGN_OR_RETURN(options_.time_scale, parse_number("--time-scale", time_scale_, 0, false, 1e6));
+    GPUSHARE_ASSIGN_OR_RETURN(load_factor_, parse_number("--load", load_, 0, false, 10));
+    GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
+    GPUSHARE_RETURN_IF_ERROR(check_writable(options_.timeline_path, "--timeline"));
+    GPUSHARE_RETURN_IF_ERROR(check_writable(options_.snapshot_path, "--snapshot"));
+    GPUSHARE_RETURN_IF_ERROR(check_writable(report_, "--report"));
+    GPUSHARE_RETURN_IF_ERROR(check_writable(per_job_, "--per-job"));
+    return json_.check();
+  }
+
+  // The reader has scaled the arrivals.
+  void scale(sim::JobFile& file) const {
+    if (options_.time_scale == 1.0) return;
+    for (sim::Job& job : file.jobs) job.iteration_ns *= options_.time_scale;
+    file.notes.push_back(
+        base::format("--time-scale: arrivals and iterations take %g times as long as the file says; the "
+                     "durations above are "
+                     "not scaled back.",
+                     options_.time_scale));
+  }
+
+  // Says on stderr what went badly.
+  ExitCode verdict(const RunResult& result) const {
+    ExitCode code = kExitOk;
+    for (const PolicyRun& run : result.policies) {
+      const uint64_t lost = run.refused + run.failed;
+      if (lost == 0) continue;
+      code = kExitFailed;
+      const auto first = std::find_if(run.jobs.begin(), run.jobs.end(), [](const JobOutcome& job) {
+        return job.state != JobOutcome::State::kCompleted;
+      });
+      std::fprintf(stderr, "gpushare run: %s: %llu of %zu jobs did not complete; the first, '%s': %s\n",
+                   run.policy.c_str(), static_cast<unsigned long long>(lost), run.jobs.size(),
+                   first->name.c_str(), first->reason.c_str());
+    }
+    return code;
+  }
+
+  RunOptions options_;
+  std::string jobs_;
+  std::string policy_ = "fifo,srtf,pack,fair";
+  std::string lanes_ = "0";
+  std::string capacity_;
+  std::string interference_;
+  std::string table_device_ = "p100";
+  std::string limit_ = "0";
+  std::string time_scale_ = "1";
+  std::string load_ = "0.95";
+  std::string jitter_ = "0";
+  std::string seed_ = "1";
+  std::string report_;
+  std::string per_job_;
+  JsonOption json_;
+  uint64_t limit_count_ = 0;
+  double load_factor_ = 0.95;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_run_command() {
+  return std::make_unique<RunCommand>();
+}
+
+}  // namespace gpushare::cli

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/run_result.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/status.hpp"
+#include "base/units.hpp"
+#include "cli/output.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+const char* name_of(JobOutcome::State state) {
+  switch (state) {
+    case JobOutcome::State::kCompleted:
+      return "completed";
+    case JobOutcome::State::kRefused:
+      return "refused";
+    case JobOutcome::State::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + '"';
+}
+
+// Readable at any size: 567.7, 12.34, 0.0123.
+std::string number(double value) {
+  if (value == 0) return "0";
+  const double size = std::abs(value);
+  return base::format(size >= 100 ? "%.1f" : size >= 1 ? "%.2f" : "%.3g", value);
+}
+
+// To the nanosecond: nothing finer was measured, and 0.1 stays 0.1 in the text.
+double rounded(double seconds) {
+  return std::round(seconds * 1e9) / 1e9;
+}
+
+}  // namespace
+
+double percentile(const std::vector<double>& sorted, double p) {
+  if (sorted.empty()) return 0;
+  const double rank = std::ceil(p * static_cast<double>(sorted.size()));
+  return sorted[std::min(sorted.size(), static_cast<size_t>(std::max(rank, 1.0))) - 1];
+}
+
+void summarize(PolicyRun& run) {
+  run.completed = run.refused = run.failed = 0;
+  double completion = 0;
+  double queue = 0;
+  std::vector<double> completions;
+  for (const JobOutcome& job : run.jobs) {
+    run.refused += job.state == JobOutcome::State::kRefused ? 1 : 0;
+    run.failed += job.state == JobOutcome::State::kFailed ? 1 : 0;
+    if (job.state != JobOutcome::State::kCompleted) continue;
+    completions.push_back(job.completion_s());
+    completion += job.completion_s();
+    queue += job.queue_s();
+  }
+  run.completed = completions.size();
+  std::sort(completions.begin(), completions.end());
+  const double count = std::max<double>(1, static_cast<double>(completions.size()));
+  run.jct_mean_s = completion / count;
+  run.queue_mean_s = queue / count;
+  run.jct_p50_s = percentile(completions, 0.50);
+  run.jct_p95_s = percentile(completions, 0.95);
+}
+
+TimeUnit time_unit(double largest_s) {
+  if (largest_s < 180) return {"s", 1};
+  if (largest_s < 48 * 3600) return {"min", 60};
+  if (largest_s < 60 * 86400.0) return {"h", 3600};
+  return {"days", 86400};
+}
+
+std::string render_table(const RunResult& result) {
+  double largest = 0;
+  bool paged = false;
+  bool refused = false;
+  bool failed = false;
+  for (const PolicyRun& run : result.policies) {
+    largest = std::max(largest, run.makespan_s);
+    paged = paged || run.page_outs > 0;
+    refused = refused || run.refused > 0;
+    failed = failed || run.failed > 0;
+  }
+  const TimeUnit unit = time_unit(largest);
+  const auto timed = [&](const char* title) { return base::format("%s\n(%s)", title, unit.name); };
+  Table table;
+  table.add_column("policy", Table::Align::kLeft);
+  table.add_column("jobs", Table::Align::kRight);
+  if (refused) table.add_column("refused", Table::Align::kRight);
+  if (failed) table.add_column("failed", Table::Align::kRight);
+  table.add_column(timed("makespan"), Table::Align::kRight);
+  table.add_column(timed("mean\ncompletion"), Table::Align::kRight);
+  table.add_column(timed("P95\ncompletion"), Table::Align::kRight);
+  table.add_column(timed("mean\nqueueing"), Table::Align::kRight);
+  table.add_column("utili-\nsation", Table::Align::kRight);
+  table.add_column("switches", Table::Align::kRight);
+  if (paged) table.add_column("paged\nout", Table::Align::kRight);
+  table.add_column("peak\nmemory", Table::Align::kRight);
+  table.add_column("oom", Table::Align::kRight);
+  for (const PolicyRun& run : result.policies) {
+    std::vector<std::string> row{run.policy, std::to_string(run.completed)};
+    if (refused) row.push_back(std::to_string(run.refused));
+    if (failed) row.push_back(std::to_string(run.failed));
+    for (const double seconds : {run.makespan_s, run.jct_mean_s, run.jct_p95_s, run.queue_mean_s})
+      row.push_back(number(seconds / unit.seconds));
+    row.push_back(base::format("%.1f%%", 100 * run.utilization));
+    row.push_back(std::to_string(run.switches));
+    if (paged) row.push_back(std::to_string(run.page_outs));
+    row.push_back(base::format_bytes(run.peak_bytes));
+    row.push_back(std::to_string(run.oom));
+    table.add_row(std::move(row));
+  }
+  const char* from = result.label == "sim"    ? "simulated, virtual time"
+                     : result.label == "host" ? "measured on CPU threads"
+                                              : "measured";
+  std::string out = base::format("device %s (%s), %s, jobs from %s\n\n", result.device.c_str(), from,
+                                 base::format_bytes(result.capacity_bytes).c_str(), result.jobs_file.c_str());
+  out += table.to_string();
+  if (!result.notes.empty()) out += "\nNotes\n";
+  for (const std::string& note : result.notes) out += "- " + wrap(note, 108, 2) + '\n';
+  return out;
+}
+
+nlohmann::ordered_json to_json(const RunResult& result) {
+  nlohmann::ordered_json policies = nlohmann::ordered_json::array();
+  for (const PolicyRun& run : result.policies) {
+    nlohmann::ordered_json refusals = nlohmann::ordered_json::array();
+    for (const JobOutcome& job : run.jobs)
+      if (job.state != JobOutcome::State::kCompleted)
+        refusals.push_back({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}});
+    policies.push_back({{"policy", run.policy},
+                        {"jobs", run.jobs.size()},
+                        {"completed", run.completed},
+                        {"refused", run.refused},
+                        {"failed", run.failed},
+                        {"makespan_s", rounded(run.makespan_s)},
+                        {"jct_mean_s", rounded(run.jct_mean_s)},
+                        {"jct_p50_s", rounded(run.jct_p50_s)},
+                        {"jct_p95_s", rounded(run.jct_p95_s)},
+                        {"queue_mean_s", rounded(run.queue_mean_s)},
+                        {"utilization", rounded(run.utilization)},
+                        {"switches", run.switches},
+                        {"peak_bytes", run.peak_bytes},
+                        {"oom", run.oom},
+                        {"page_outs", run.page_outs},
+                        {"page_ins", run.page_ins},
+                        {"paged_bytes", run.paged_bytes},
+                        {"not_completed", std::move(refusals)}});
+  }
+  return {{"device", result.device},
+          {"label", result.label},
+          {"jobs_file", result.jobs_file},
+          {"layout", result.layout},
+          {"capacity_bytes", result.capacity_bytes},
+          {"lanes", result.lanes},
+          {"seed", result.seed},
+          {"time_scale", result.time_scale},
+          {"policies", std::move(policies)},
+          {"notes", result.notes}};
+}
+
+std::string per_job_csv(const RunResult& result) {
+  std::string out =
+      "policy,job,state,arrival_s,start_s,end_s,completion_s,queue_s,iterations,service_s,reason\n";
+  for (const PolicyRun& run : result.policies) {
+    for (const JobOutcome& job : run.jobs) {
+      const bool done = job.state == JobOutcome::State::kCompleted;
+      out += csv_field(run.policy) + ',' + csv_field(job.name) + ',' + name_of(job.state);
+      out += base::format(",%.9g", job.arrival_s);
+      out += done ? base::format(",%.9g,%.9g,%.9g,%.9g", job.start_s, job.end_s, job.completion_s(),
+                                 job.queue_s())
+                  : ",,,,";
+      out += base::format(",%llu,%.9g,", static_cast<unsigned long long>(job.iterations), job.service_s);
+      out += csv_field(job.reason) + '\n';
+    }
+  }
+  return out;
+}
+
+}  // namespace gpushare::cli

@@ -1,0 +1,89 @@
+// run_result.hpp: what a run of jobs under several policies came to, whatever device it ran on; and its table
+// and JSON. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/series.hpp"
+
+namespace gpushare::cli {
+
+struct JobOutcome {
+  enum class State { kCompleted, kRefused, kFailed };
+  std::string name;
+  State state = State::kCompleted;
+  double arrival_s = 0;
+  double start_s = 0;  // of its first iteration
+  double end_s = 0;    // of its last
+  uint64_t iterations = 0;
+  double service_s = 0;  // device time received
+  std::string reason;    // when it did not complete
+
+  double completion_s() const { return end_s - arrival_s; }
+  double queue_s() const { return start_s - arrival_s; }
+};
+
+// One policy's run.
+struct PolicyRun {
+  std::string policy;
+  std::vector<JobOutcome> jobs;  // in file order
+  double makespan_s = 0;         // first arrival to last completion
+  double utilization = 0;        // share of the makespan in which at least one lane ran an iteration
+  uint64_t switches = 0;
+  uint64_t peak_bytes = 0;  // most live at once
+  uint64_t oom = 0;         // times a job got an out-of-memory error, or live bytes exceeded capacity
+  uint64_t page_outs = 0;   // sessions moved to host memory to let another in
+  uint64_t page_ins = 0;
+  uint64_t paged_bytes = 0;  // both ways
+
+  // Filled in by summarize().
+  uint64_t completed = 0;
+  uint64_t refused = 0;
+  uint64_t failed = 0;
+  double jct_mean_s = 0;  // of completed jobs, as are the next three
+  double jct_p50_s = 0;
+  double jct_p95_s = 0;  // nearest rank
+  double queue_mean_s = 0;
+
+  // Over the run, from the first arrival on. Bytes: promised to persistent memory and to lanes, and live.
+  Series lanes_open, lanes_busy, waiting, persistent_bytes, lane_bytes, live_bytes;
+};
+
+struct RunResult {
+  std::string device;  // spec: "sim", "host", "cuda:0"
+  std::string
+      label;  // where the figures come from: "sim" (virtual time), "host" (measured on CPU threads), "device"
+  std::string jobs_file;
+  std::string layout;  // of the job file
+  uint64_t capacity_bytes = 0;
+  uint32_t lanes = 0;  // limit on top of the policy's own; 0 = none
+  uint64_t seed = 0;
+  double time_scale = 1.0;
+  std::vector<PolicyRun> policies;
+  std::vector<std::string> notes;  // what the figures rest on, one sentence or two each
+};
+
+// Nearest-rank percentile of `sorted`, p in (0, 1]; 0 of nothing.
+double percentile(const std::vector<double>& sorted, double p);
+
+// Computes the fields that follow from `jobs`.
+void summarize(PolicyRun& run);
+
+// A unit that fits `largest_s`: seconds, minutes or hours. All durations of a table use one.
+struct TimeUnit {
+  const char* name;  // "s", "min", "h", "days"
+  double seconds;
+};
+TimeUnit time_unit(double largest_s);
+
+// The table with policies as rows, then notes; ends with '\n'.
+std::string render_table(const RunResult& result);
+nlohmann::ordered_json to_json(const RunResult& result);
+// One row a policy and job:
+// policy,job,state,arrival_s,start_s,end_s,completion_s,queue_s,iterations,service_s,reason.
+std::string per_job_csv(const RunResult& result);
+
+}  // namespace gpushare::cli

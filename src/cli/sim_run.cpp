@@ -1,0 +1,197 @@
+// `gpushare run --device sim`: the simulator of src/sim, with what it tells recorded for charts, timeline and
+// snapshot. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <map>
+
+#include "base/units.hpp"
+#include "cli/run_options.hpp"
+#include "cli/timeline.hpp"
+#include "sched/policy.hpp"
+#include "sim/simulation.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+// Fills the series of a run, keeps who held what when the most was promised, and passes everything on to the
+// timeline.
+class Recorder final : public sim::EventSink {
+ public:
+  Recorder(PolicyRun& run, Timeline* timeline) : run_(run), timeline_(timeline) {}
+
+  void session_arrived(uint64_t now_ns, sched::SessionId id, std::string_view name) override {
+    waiting(now_ns, +1);
+    if (timeline_ != nullptr) timeline_->session_arrived(now_ns, id, name);
+  }
+  void session_refused(uint64_t now_ns, sched::SessionId id, std::string_view reason) override {
+    waiting(now_ns, -1);
+    if (timeline_ != nullptr) timeline_->session_refused(now_ns, id, reason);
+  }
+  void session_admitted(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
+    waiting(now_ns, -1);
+    if (timeline_ != nullptr) timeline_->session_admitted(now_ns, id, lane);
+  }
+  void session_page_out_began(uint64_t now_ns, sched::SessionId id, uint64_t bytes) override {
+    if (timeline_ != nullptr) timeline_->session_page_out_began(now_ns, id, bytes);
+  }
+  void session_paged_out(uint64_t now_ns, sched::SessionId id) override {
+    waiting(now_ns, +1);
+    if (timeline_ != nullptr) timeline_->session_paged_out(now_ns, id);
+  }
+  void session_page_in_began(uint64_t now_ns, sched::SessionId id, sched::LaneId lane,
+                             uint64_t bytes) override {
+    waiting(now_ns, -1);
+    if (timeline_ != nullptr) timeline_->session_page_in_began(now_ns, id, lane, bytes);
+  }
+  void session_paged_in(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
+    if (timeline_ != nullptr) timeline_->session_paged_in(now_ns, id, lane);
+  }
+  void session_left(uint64_t now_ns, sched::SessionId id) override {
+    if (timeline_ != nullptr) timeline_->session_left(now_ns, id);
+  }
+  void lane_opened(uint64_t now_ns, sched::LaneId lane, uint64_t bytes) override {
+    lanes_[lane] = bytes;
+    run_.lanes_open.set(now_ns, static_cast<double>(lanes_.size()));
+  }
+  void lane_resized(uint64_t, sched::LaneId lane, uint64_t bytes) override { lanes_[lane] = bytes; }
+  void lane_closed(uint64_t now_ns, sched::LaneId lane) override {
+    lanes_.erase(lane);
+    run_.lanes_open.set(now_ns, static_cast<double>(lanes_.size()));
+  }
+  void iterations(sched::LaneId lane, sched::SessionId id, uint64_t start_ns, uint64_t end_ns,
+                  uint64_t count) override {
+    run_.lanes_busy.add(start_ns, end_ns);
+    if (timeline_ != nullptr) timeline_->iterations(lane, id, start_ns, end_ns, count);
+  }
+  void memory(uint64_t now_ns, uint64_t persistent_bytes, uint64_t lane_bytes,
+              uint64_t ephemeral_bytes) override {
+    run_.persistent_bytes.set(now_ns, static_cast<double>(persistent_bytes));
+    run_.lane_bytes.set(now_ns, static_cast<double>(lane_bytes));
+    run_.live_bytes.set(now_ns, static_cast<double>(persistent_bytes + ephemeral_bytes));
+    if (timeline_ != nullptr) timeline_->memory(now_ns, persistent_bytes, lane_bytes, ephemeral_bytes);
+  }
+
+  void finish(uint64_t end_ns) {
+    for (Series* series :
+         {&run_.lanes_open, &run_.waiting, &run_.persistent_bytes, &run_.lane_bytes, &run_.live_bytes})
+      series->finish(end_ns);
+  }
+
+ private:
+  void waiting(uint64_t now_ns, int change) {
+    waiting_ += change;
+    run_.waiting.set(now_ns, static_cast<double>(waiting_));
+  }
+
+  PolicyRun& run_;
+  Timeline* timeline_;
+  int64_t waiting_ = 0;
+  std::map<sched::LaneId, uint64_t> lanes_;
+};
+
+double seconds(uint64_t ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
+
+void copy_result(const sim::SimulationResult& from, PolicyRun& to) {
+  to.makespan_s = seconds(from.makespan_ns);
+  to.utilization = from.utilization;
+  to.switches = from.switches;
+  to.peak_bytes = from.peak_bytes;
+  to.oom = from.oom;
+  to.page_outs = from.page_outs;
+  to.page_ins = from.page_ins;
+  to.paged_bytes = from.paged_bytes;
+  for (const sim::JobResult& job : from.jobs) {
+    JobOutcome outcome;
+    outcome.name = job.name;
+    outcome.state = job.refused ? JobOutcome::State::kRefused : JobOutcome::State::kCompleted;
+    outcome.arrival_s = seconds(job.arrival_ns);
+    outcome.start_s = seconds(job.start_ns);
+    outcome.end_s = seconds(job.end_ns);
+    outcome.iterations = job.iterations;
+    outcome.service_s = seconds(job.service_ns);
+    outcome.reason = job.reason;
+    to.jobs.push_back(std::move(outcome));
+  }
+  summarize(to);
+}
+
+// Notes that every policy gives are said once; others name who gives them.
+void gather_notes(const std::vector<std::pair<std::string, std::vector<std::string>>>& by_policy,
+                  std::vector<std::string>& out) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> notes;
+  for (const auto& [policy, lines] : by_policy) {
+    for (const std::string& line : lines) {
+      auto at =
+          std::find_if(notes.begin(), notes.end(), [&](const auto& entry) { return entry.first == line; });
+      if (at == notes.end()) at = notes.insert(notes.end(), {line, {}});
+      at->second.push_back(policy);
+    }
+  }
+  for (const auto& [line, policies] : notes) {
+    std::string who;
+    if (policies.size() < by_policy.size())
+      for (const std::string& policy : policies) who += (who.empty() ? "" : ", ") + policy;
+    out.push_back(who.empty() ? line : who + ": " + line);
+  }
+}
+
+}  // namespace
+
+base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobFile& file,
+                                      const sim::InterferenceTable* table, const Progress& progress) {
+  RunResult result;
+  result.device = "sim";
+  result.label = "sim";
+  sim::SimulationOptions simulation;
+  if (options.capacity_bytes != 0) simulation.capacity_bytes = options.capacity_bytes;
+  simulation.max_lanes = options.lanes;
+  simulation.interference = options.interference;
+  simulation.table = table;
+  simulation.seed = options.seed;
+  simulation.jitter = options.jitter;
+  result.capacity_bytes = simulation.capacity_bytes;
+  result.notes = file.notes;
+
+  std::vector<std::pair<std::string, std::vector<std::string>>> notes;
+  std::vector<Timeline> timelines;
+  for (size_t index = 0; index < options.policies.size(); ++index) {
+    const std::string& name = options.policies[index];
+    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(name));
+    result.policies.emplace_back();
+    PolicyRun& run = result.policies.back();
+    run.policy = name;
+    if (!options.timeline_path.empty()) timelines.emplace_back();
+    Recorder recorder(run, options.timeline_path.empty() ? nullptr : &timelines.back());
+    simulation.progress = [&](uint64_t now_ns, size_t finished, size_t jobs) {
+      progress(name, finished, jobs, seconds(now_ns));
+      return true;
+    };
+    GPUSHARE_ASSIGN_OR_RETURN(const sim::SimulationResult outcome,
+                              sim::Simulation(simulation, file.jobs, std::move(policy), &recorder).run());
+    copy_result(outcome, run);
+    uint64_t end_ns = 0;
+    for (const sim::JobResult& job : outcome.jobs) end_ns = std::max(end_ns, job.end_ns);
+    recorder.finish(end_ns);
+    notes.emplace_back(name, outcome.notes);
+  }
+  gather_notes(notes, result.notes);
+  if (!options.timeline_path.empty()) {
+    GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(options.timeline_path));
+    for (size_t i = 0; i < timelines.size(); ++i) {
+      timelines[i].write(writer, options.policies[i]);
+      if (timelines[i].resolution_ns() > 0)
+        result.notes.push_back(base::format(
+            "--timeline, %s: turns shorter than %s are merged with their neighbours.",
+            options.policies[i].c_str(), base::format_duration_ns(timelines[i].resolution_ns()).c_str()));
+    }
+    if (timelines.front().sessions_left_out() > 0)
+      result.notes.push_back(
+          base::format("--timeline: queueing and residency of the first %zu sessions; the lanes show all.",
+                       Timeline::kMaxSessions));
+    GPUSHARE_RETURN_IF_ERROR(writer.close());
+  }
+  return result;
+}
+
+}  // namespace gpushare::cli
