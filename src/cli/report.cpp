@@ -34,7 +34,7 @@ struct Page {
   const char* bytes_name = "B";
   std::string out;
 
-  std::string duration(double seconds) const { return number(seconds / unit.seconds) + " " + unit.name; }
+  std::string duration(double seconds) const { return unit.number(seconds) + " " + unit.name; }
 };
 
 size_t style_of(size_t policy) {
@@ -157,7 +157,7 @@ void summary(Page& page) {
     const double value = column.value(run);
     switch (column.shown) {
       case Column::kTime:
-        return number(value / page.unit.seconds);
+        return page.unit.number(value);
       case Column::kShare:
         return base::format("%.1f%%", 100 * value);
       case Column::kCount:
@@ -250,7 +250,7 @@ void completion(Page& page) {
     std::sort(times.begin(), times.end());
     std::vector<std::string> row{run.policy};
     for (const double p : {0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0})
-      row.push_back(number(percentile(times, p) / page.unit.seconds));
+      row.push_back(page.unit.number(percentile(times, p)));
     rows.push_back(std::move(row));
   }
   page.out += figures({"policy (" + std::string(page.unit.name) + ")", "P10", "P25", "median", "P75", "P90",

@@ -31,13 +31,6 @@ std::string csv_field(const std::string& text) {
   return out + '"';
 }
 
-// Readable at any size: 567.7, 12.34, 0.0123.
-std::string number(double value) {
-  if (value == 0) return "0";
-  const double size = std::abs(value);
-  return base::format(size >= 100 ? "%.1f" : size >= 1 ? "%.2f" : "%.3g", value);
-}
-
 // To the nanosecond: nothing finer was measured, and 0.1 stays 0.1 in the text.
 double rounded(double seconds) {
   return std::round(seconds * 1e9) / 1e9;
@@ -74,10 +67,20 @@ void summarize(PolicyRun& run) {
 }
 
 TimeUnit time_unit(double largest_s) {
-  if (largest_s < 180) return {"s", 1};
-  if (largest_s < 48 * 3600) return {"min", 60};
-  if (largest_s < 60 * 86400.0) return {"h", 3600};
-  return {"days", 86400};
+  TimeUnit unit{"days", 86400, 0};
+  if (largest_s < 600)
+    unit = {"s", 1, 0};
+  else if (largest_s < 48 * 3600)
+    unit = {"min", 60, 0};
+  else if (largest_s < 60 * 86400.0)
+    unit = {"h", 3600, 0};
+  const double largest = largest_s / unit.seconds;
+  unit.decimals = largest >= 100 ? 1 : largest >= 10 ? 2 : largest >= 1 ? 3 : 6;
+  return unit;
+}
+
+std::string TimeUnit::number(double seconds_of_it) const {
+  return base::format("%.*f", decimals, seconds_of_it / seconds);
 }
 
 std::string render_table(const RunResult& result) {
@@ -112,7 +115,7 @@ std::string render_table(const RunResult& result) {
     if (refused) row.push_back(std::to_string(run.refused));
     if (failed) row.push_back(std::to_string(run.failed));
     for (const double seconds : {run.makespan_s, run.jct_mean_s, run.jct_p95_s, run.queue_mean_s})
-      row.push_back(number(seconds / unit.seconds));
+      row.push_back(unit.number(seconds));
     row.push_back(base::format("%.1f%%", 100 * run.utilization));
     row.push_back(std::to_string(run.switches));
     if (paged) row.push_back(std::to_string(run.page_outs));

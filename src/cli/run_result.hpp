@@ -72,10 +72,14 @@ double percentile(const std::vector<double>& sorted, double p);
 // Computes the fields that follow from `jobs`.
 void summarize(PolicyRun& run);
 
-// A unit that fits `largest_s`: seconds, minutes or hours. All durations of a table use one.
+// A unit and a number of decimals that fit `largest_s`. All durations of a table use one, so that they line
+// up.
 struct TimeUnit {
   const char* name;  // "s", "min", "h", "days"
   double seconds;
+  int decimals;
+  // "12.34", in this unit.
+  std::string number(double seconds_of_it) const;
 };
 TimeUnit time_unit(double largest_s);
 
