@@ -1,7 +1,9 @@
 // address_index.hpp: from a device address to the owner of the 2 MiB granule it lies in. A radix tree over
 // all the upper bits (imaginary devices use the highest), four loads a lookup, no lock. Owners are pooled and
 // never destroyed while the index lives, so a reader that comes late finds an owner that no longer holds the
-// address and says so, never freed memory. SPDX-License-Identifier: Apache-2.0
+// address and says so, never freed memory.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

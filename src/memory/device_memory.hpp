@@ -18,7 +18,9 @@
 //
 // Threads: all methods may be called from any thread. alloc and free take only the lock of the heap or lane
 // concerned; finding the owner of an address takes no lock. Opening, closing and resizing take the layout's
-// lock. SPDX-License-Identifier: Apache-2.0
+// lock.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -93,8 +95,8 @@ struct LaneStats {
   uint64_t peak_bytes = 0;            // since the lane was opened
   uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or the last one: what profiling reads;
                                       // the arena needed (high water), not only the sum of live bytes
-  uint64_t promoted_bytes = 0;  // of blocks that still lie in it
-  uint64_t planned_allocs = 0;  // served by a plan
+  uint64_t promoted_bytes = 0;        // of blocks that still lie in it
+  uint64_t planned_allocs = 0;        // served by a plan
 };
 
 // A lane's ephemeral range. One iteration at a time on the host side; the previous one may still run on the
@@ -129,6 +131,7 @@ struct SegmentSnapshot {
   Address address = 0;
   uint64_t bytes = 0;
   SessionId session = 0;  // 0 for lanes
+  uint64_t stream = 0;    // the device's own handle of a lane's stream; 0 = none
   std::string name;       // "session bert", "lane 0"
   std::vector<BlockInfo> blocks;
 };

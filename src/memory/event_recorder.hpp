@@ -1,5 +1,6 @@
 // event_recorder.hpp: the allocations and frees of a device's memory, in order, when somebody asked for them
 // to be recorded (DeviceMemoryOptions.record_allocations). Off, it costs one test of a constant.
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -4,7 +4,9 @@
 //
 // Uses on other streams (record_use) share one event a stream and epoch: every use records that event anew,
 // so it moves forward, until somebody asks whether it has passed; from then on it stands, and the next use
-// begins a new epoch. Events are pooled: in steady state none is created. SPDX-License-Identifier: Apache-2.0
+// begins a new epoch. Events are pooled: in steady state none is created.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

@@ -479,6 +479,7 @@ void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
   SegmentSnapshot segment;
   segment.address = range_.base;
   segment.bytes = range_.bytes;
+  if (is_open()) segment.stream = reinterpret_cast<uintptr_t>(stream_->native());
   segment.name = (is_open() ? "lane " : "closed lane ") + std::to_string(id());
   heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     if (!block.live || (block.tag & BlockTag::kFreed)) return;

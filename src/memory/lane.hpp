@@ -11,6 +11,7 @@
 //
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
 // the blocks. Order: control_, lock_, then a persistent heap's lock, then the layout's.
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

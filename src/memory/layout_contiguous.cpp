@@ -4,6 +4,7 @@
 //
 // Holes are kept in a map by offset; there are as many as sessions and lanes at most, and only opening,
 // closing and resizing look at them. Fences lie beside the holes, by interval, and are dropped once passed.
+//
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>

@@ -6,8 +6,9 @@
 // save mapping calls, but a shrunk range could then keep part of a large granule that others were promised.
 //
 // Unmapping needs the device to be done with the bytes. Granules whose fences have passed go first; only when
-// all others are taken does the caller wait on the host, without the lock. SPDX-License-Identifier:
-// Apache-2.0
+// all others are taken does the caller wait on the host, without the lock.
+//
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
 

@@ -3,7 +3,9 @@
 //
 // While it is out, blocks can be freed but not placed, so the runs of live bytes that were saved cover all
 // that must come back. Every failure leaves the heap as it was: resident with all its bytes, or paged out
-// with all its bytes in host memory. SPDX-License-Identifier: Apache-2.0
+// with all its bytes in host memory.
+//
+// SPDX-License-Identifier: Apache-2.0
 #include "base/units.hpp"
 #include "memory/persistent_heap.hpp"
 

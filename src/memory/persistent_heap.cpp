@@ -135,11 +135,23 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
   std::vector<uint64_t> cuts(extents_.size(), 0);
   std::vector<Range> cut_ranges;  // as they were
   std::vector<uint64_t> kept;
+  // Freed blocks that wait for other streams are free for this: the ranges that go are fenced with the
+  // session's own stream, which waits for those, or has none and lets the host wait.
+  FenceList waits;
+  {
+    ShortLockGuard lock(lock_);
+    if (uses_.deferred() > 0) waits = uses_.outstanding();
+  }
+  if (!waits.empty()) settle_fences(waits);
   {
     // No block may be placed in a part that goes, so the heaps shrink first, under the lock; the ranges go
     // back after it.
     ShortLockGuard lock(lock_);
-    uses_.take_passed([this](uint64_t address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(address); });
+    const auto give_back = [this](uint64_t address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(address); };
+    if (const device::Stream* own = stream())
+      uses_.take_ordered(*own, give_back);
+    else
+      uses_.take_passed(give_back);
     if (promised_bytes < live_ + promoted_)
       return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
                                           base::format_bytes(promised_bytes) + ": " +

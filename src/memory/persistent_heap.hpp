@@ -6,7 +6,9 @@
 //
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
 // the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's lock, then lock_, then
-// the layout's. SPDX-License-Identifier: Apache-2.0
+// the layout's.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

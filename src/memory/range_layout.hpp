@@ -1,6 +1,8 @@
 // range_layout.hpp: gives heaps and lanes their address ranges and the bytes behind them. Two ways:
 // layout_contiguous.hpp (one buffer) and layout_virtual.hpp (reserved addresses, physical granules mapped
-// behind them). It knows no blocks. SPDX-License-Identifier: Apache-2.0
+// behind them). It knows no blocks.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

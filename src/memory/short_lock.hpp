@@ -1,6 +1,8 @@
 // short_lock.hpp: the lock of one heap or lane, for sections of some tens of nanoseconds: one atomic exchange
 // to take it and one to give it back when nobody waits, inlined; waiters spin briefly, then sleep in the
-// kernel. Built on std::atomic alone, so ThreadSanitizer sees it. SPDX-License-Identifier: Apache-2.0
+// kernel. Built on std::atomic alone, so ThreadSanitizer sees it.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
 // spill.hpp: host memory that stands in for device memory: chunks for the bytes of sessions that are paged
-// out, and blocks that the device addresses where they lie (spilled blocks). SPDX-License-Identifier:
-// Apache-2.0
+// out, and blocks that the device addresses where they lie (spilled blocks).
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
 // Persistent heaps and lanes over both layouts, on the host and the sim device.
+//
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/device_memory.hpp"
 

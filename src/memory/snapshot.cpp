@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/snapshot.hpp"
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_map.h"
+#include "memory/file_sink.hpp"
+
+namespace gpushare::memory {
+namespace {
+
+// The same calls make either format: values, lists and dicts whose entries are key() followed by a value.
+class PickleEmitter {
+ public:
+  explicit PickleEmitter(FileSink& sink) : sink_(sink) { sink_.write(std::string_view("\x80\x02", 2)); }
+  void finish() { sink_.put('.'); }
+
+  void begin_dict() { sink_.write("}("); }
+  void end_dict() { sink_.put('u'); }
+  void begin_list() { sink_.write("]("); }
+  void end_list() { sink_.put('e'); }
+  // Keys recur: written once, then fetched from the memo.
+  void key(std::string_view name) {
+    const auto [entry, is_new] = memo_.try_emplace(std::string(name), static_cast<uint8_t>(memo_.size()));
+    if (is_new) {
+      string(name);
+      sink_.put('q');
+    } else {
+      sink_.put('h');
+    }
+    sink_.put(static_cast<char>(entry->second));
+  }
+  void string(std::string_view text) {
+    sink_.put('X');
+    little_endian(text.size(), 4);
+    sink_.write(text);
+  }
+  void integer(uint64_t value) {
+    if (value < 0x80000000u) {
+      sink_.put('J');
+      little_endian(value, 4);
+    } else {
+      sink_.write(std::string_view("\x8a\x09", 2));  // nine bytes, so that the sign bit is clear
+      little_endian(value, 8);
+      sink_.put('\0');
+    }
+  }
+  void boolean(bool value) { sink_.put(value ? '\x88' : '\x89'); }
+  void pair(uint64_t first, uint64_t second) {
+    integer(first);
+    integer(second);
+    sink_.put('\x86');
+  }
+
+ private:
+  void little_endian(uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) sink_.put(static_cast<char>(value >> (8 * i)));
+  }
+  FileSink& sink_;
+  absl::flat_hash_map<std::string, uint8_t> memo_;  // some thirty keys
+};
+
+class JsonEmitter {
+ public:
+  explicit JsonEmitter(FileSink& sink) : sink_(sink) {}
+  void finish() { sink_.put('\n'); }
+
+  void begin_dict() { open('{'); }
+  void end_dict() { close('}'); }
+  void begin_list() { open('['); }
+  void end_list() { close(']'); }
+  void key(std::string_view name) {
+    string(name);
+    sink_.put(':');
+    first_ = true;  // no comma before the value
+  }
+  void string(std::string_view text) {
+    separate();
+    sink_.put('"');
+    for (const char c : text) {
+      if (c == '"' || c == '\\') sink_.put('\\');
+      if (static_cast<unsigned char>(c) < 0x20)
+        sink_.write(base::format("\\u%04x", static_cast<unsigned>(c)));
+      else
+        sink_.put(c);
+    }
+    sink_.put('"');
+  }
+  void integer(uint64_t value) {
+    separate();
+    sink_.write(std::to_string(value));
+  }
+  void boolean(bool value) {
+    separate();
+    sink_.write(value ? "true" : "false");
+  }
+  void pair(uint64_t first, uint64_t second) {
+    begin_list();
+    integer(first);
+    integer(second);
+    end_list();
+  }
+
+ private:
+  void separate() {
+    if (!first_) sink_.put(',');
+    first_ = false;
+  }
+  void open(char bracket) {
+    separate();
+    sink_.put(bracket);
+    first_ = true;
+  }
+  void close(char bracket) {
+    sink_.put(bracket);
+    first_ = false;
+  }
+  FileSink& sink_;
+  bool first_ = true;
+};
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kModel:
+      return "model";
+    case Kind::kFramework:
+      return "framework";
+    case Kind::kEphemeral:
+      return "ephemeral";
+  }
+  return "unknown";
+}
+
+std::string block_label(Kind kind, SessionId session, bool promoted, bool spilled) {
+  return base::format("session %llu, %s%s%s", static_cast<unsigned long long>(session), kind_name(kind),
+                      promoted ? ", promoted" : "", spilled ? ", in host memory" : "");
+}
+
+// Where the viewer shows the stack of an allocation.
+template <class Emitter>
+void frames(Emitter& out, std::string_view label) {
+  out.key("frames");
+  out.begin_list();
+  out.begin_dict();
+  out.key("name");
+  out.string(label);
+  out.key("filename");
+  out.string("gpushare");
+  out.key("line");
+  out.integer(0);
+  out.end_dict();
+  out.end_list();
+}
+
+template <class Emitter>
+void block(Emitter& out, Address address, uint64_t size, uint64_t requested, const char* state,
+           std::string_view label) {
+  out.begin_dict();
+  out.key("address");
+  out.integer(address);
+  out.key("size");
+  out.integer(size);
+  out.key("requested_size");
+  out.integer(requested);
+  out.key("state");
+  out.string(state);
+  if (label.empty()) {
+    out.key("frames");
+    out.begin_list();
+    out.end_list();
+  } else {
+    frames(out, label);
+  }
+  out.end_dict();
+}
+
+// Names come from users. Text that is not UTF-8 would make the whole file unreadable: its bytes above 127
+// become '?'.
+std::string readable(const std::string& text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  bool valid = true;
+  for (size_t i = 0; i < text.size() && valid;) {
+    const unsigned lead = byte(i);
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xC2 && lead < 0xE0 ? 2
+                          : lead >= 0xE0 && lead < 0xF0 ? 3
+                          : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                        : 0;
+    valid = length > 0;
+    for (size_t k = 1; k < length; ++k) valid = valid && (byte(i + k) & 0xC0) == 0x80;
+    if (lead == 0xE0) valid = valid && byte(i + 1) >= 0xA0;  // overlong
+    if (lead == 0xED) valid = valid && byte(i + 1) < 0xA0;   // surrogates
+    if (lead == 0xF0) valid = valid && byte(i + 1) >= 0x90;  // overlong
+    if (lead == 0xF4) valid = valid && byte(i + 1) < 0x90;   // above U+10FFFF
+    i += length;
+  }
+  if (valid) return text;
+  std::string clean = text;
+  for (char& c : clean)
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  return clean;
+}
+
+uint64_t size_of(const BlockInfo& info) {
+  return (info.bytes + 255) / 256 * 256;
+}
+
+template <class Emitter>
+void segment(Emitter& out, const MemorySnapshot& snapshot, const SegmentSnapshot& segment) {
+  std::vector<BlockInfo> blocks = segment.blocks;
+  std::sort(blocks.begin(), blocks.end(),
+            [](const BlockInfo& a, const BlockInfo& b) { return a.address < b.address; });
+  uint64_t active = 0, requested = 0;
+  for (const BlockInfo& info : blocks) {
+    active += size_of(info);
+    requested += info.bytes;
+  }
+  out.begin_dict();
+  out.key("device");
+  out.integer(0);
+  out.key("address");
+  out.integer(segment.address);
+  out.key("total_size");
+  out.integer(segment.bytes);
+  out.key("allocated_size");
+  out.integer(active);
+  out.key("active_size");
+  out.integer(active);
+  out.key("requested_size");
+  out.integer(requested);
+  out.key("stream");
+  out.integer(segment.stream);
+  out.key("segment_type");
+  out.string("large");
+  out.key("segment_pool_id");
+  out.pair(segment.session, 0);
+  out.key("is_expandable");
+  out.boolean(snapshot.layout == Layout::kVirtual);
+  frames(out, readable(segment.name));
+  out.key("blocks");
+  out.begin_list();
+  Address at = segment.address;
+  for (const BlockInfo& info : blocks) {
+    if (info.address > at) block(out, at, info.address - at, 0, "inactive", {});
+    block(out, info.address, size_of(info), info.bytes, "active_allocated",
+          block_label(info.kind, info.session, info.promoted, info.spilled));
+    at = info.address + size_of(info);
+  }
+  if (at < segment.address + segment.bytes)
+    block(out, at, segment.address + segment.bytes - at, 0, "inactive", {});
+  out.end_list();
+  out.end_dict();
+}
+
+template <class Emitter>
+void trace_entry(Emitter& out, const char* action, const char* address_key, const AllocationEvent& event) {
+  out.begin_dict();
+  out.key("action");
+  out.string(action);
+  out.key(address_key);
+  out.integer(event.address);
+  out.key("size");
+  out.integer(event.bytes);
+  out.key("stream");
+  out.integer(event.stream);
+  out.key("time_us");
+  out.integer(event.time_ns / 1000);
+  frames(out, block_label(event.kind, event.session, false, false));
+  out.end_dict();
+}
+
+template <class Emitter>
+void emit(Emitter out, const MemorySnapshot& snapshot) {
+  out.begin_dict();
+  out.key("segments");
+  out.begin_list();
+  for (const SegmentSnapshot& s : snapshot.segments) segment(out, snapshot, s);
+  out.end_list();
+  out.key("device_traces");
+  out.begin_list();
+  out.begin_list();  // of the one device
+  for (const AllocationEvent& event : snapshot.events) {
+    switch (event.action) {
+      case AllocationEvent::Action::kAlloc:
+        trace_entry(out, "alloc", "addr", event);
+        break;
+      case AllocationEvent::Action::kFree:
+        // A free takes effect at once in its stream's order.
+        trace_entry(out, "free_requested", "addr", event);
+        trace_entry(out, "free_completed", "addr", event);
+        break;
+      case AllocationEvent::Action::kOutOfMemory:
+        trace_entry(out, "oom", "device_free", event);
+        break;
+    }
+  }
+  out.end_list();
+  out.end_list();
+  out.key("allocator_settings");
+  out.begin_dict();
+  out.key("allocator");
+  out.string("gpushare");
+  out.key("layout");
+  out.string(snapshot.layout == Layout::kVirtual ? "virtual" : "contiguous");
+  out.key("capacity_bytes");
+  out.integer(snapshot.capacity_bytes);
+  out.key("expandable_segments");
+  out.boolean(snapshot.layout == Layout::kVirtual);
+  out.end_dict();
+  out.end_dict();
+  out.finish();
+}
+
+}  // namespace
+
+base::Status write_snapshot(const MemorySnapshot& snapshot, SnapshotFormat format, const std::string& path) {
+  FileSink sink(path);
+  if (!sink.failed()) {
+    if (format == SnapshotFormat::kPickle)
+      emit(PickleEmitter(sink), snapshot);
+    else
+      emit(JsonEmitter(sink), snapshot);
+  }
+  return sink.close();
+}
+
+}  // namespace gpushare::memory
