@@ -180,8 +180,10 @@ Distribution mixture(std::span<const Distribution* const> parts, std::span<const
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i]->empty() || !(weights[i] > 0)) continue;
     total += weights[i];
-    edges = merged_edges(edges, parts[i]->edges_ns());
+    edges.insert(edges.end(), parts[i]->edges_ns().begin(), parts[i]->edges_ns().end());
   }
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
   Distribution result;
   if (edges.size() < 2) return result;
   result.cumulative_.assign(edges.size(), 0.0);

@@ -1,0 +1,150 @@
+// batcher.hpp: from pending requests with deadlines to batches for one device. A batcher is a state machine:
+// told what arrived, started and finished, asked what to run next; the executor's front end and the serving
+// simulator drive the very same object.
+//
+// Policies (make_batcher): fifo, edf, clipper, clipper-aimd, nexus, clockwork, maxdelay, orloj, gpushare (the
+// default, ours), and clairvoyant, which is told each request's execution time and is a yardstick, not a
+// choice.
+//
+// Threads: the driver serialises calls. No call blocks or reads a clock. Every request that arrived is
+// answered exactly once: in a batch that finishes, or in a drop with its reason. SPDX-License-Identifier:
+// Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+#include "sched/slo/histogram.hpp"
+#include "sched/slo/score.hpp"
+
+namespace gpushare::sched::slo {
+
+using RequestId = uint64_t;
+using BatchId = uint64_t;
+inline constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
+
+struct Request {
+  RequestId id = 0;    // unique among the requests held; chosen by the driver
+  uint32_t model = 0;  // index given by add_model
+  uint32_t application =
+      0;  // requests of one application share a distribution of execution times; any number
+  uint64_t arrival_ns = 0;
+  uint64_t deadline_ns = 0;
+  double cost = 1;                    // of missing the deadline
+  std::vector<CostStep> later_steps;  // further costs of missing later deadlines (C.2 of Orloj); usually none
+  uint64_t execution_ns = 0;          // alone; read by clairvoyant only
+};
+
+enum class DropReason : uint32_t {
+  kExpired = 0,  // the deadline passed while it waited
+  kHopeless,     // it could not have finished in time any more
+  kRejected,     // its batch came to the device after its latest start (clockwork)
+  kQueueFull,    // refused at arrival: the batcher holds as many as it may
+  kCancelled
+};
+inline constexpr uint32_t kDropReasons = 5;
+const char* drop_reason_name(DropReason reason);
+
+struct Drop {
+  RequestId id;
+  DropReason reason;
+};
+
+struct Batch {
+  BatchId id = 0;
+  uint32_t model = 0;
+  std::vector<RequestId> requests;
+  uint64_t expected_ns = 0;           // what the policy thinks it takes
+  uint64_t not_before_ns = 0;         // the device waits for it
+  uint64_t latest_start_ns = kNever;  // the device refuses it after this: report rejected()
+};
+
+struct Decision {
+  std::optional<Batch> batch;
+  uint64_t wake_ns = kNever;  // without a batch: ask again then, if nothing happens before
+};
+
+// A model on the device: l_B = c0 + c1 k max l_r, refined from what finishes, and the batch sizes that were
+// prepared.
+struct ModelSpec {
+  double c0_ns = 0;
+  double c1 = 1;
+  bool learn = true;  // false keeps c0 and c1
+  std::vector<uint32_t> batch_sizes{1, 2, 4, 8,
+                                    16};  // ascending; policies that fill partly use any size up to the last
+};
+
+enum class SizeOrder : uint32_t { kDescending = 0, kEarliestDeadline };
+
+struct BatcherOptions {
+  size_t max_pending = 100'000;  // arrivals beyond are refused with QUEUE_FULL
+  size_t bins = 32;              // of the distributions that decisions use
+  HistogramOptions histogram;
+  double delay_rate_per_ms = 1e-4;  // Orloj's b
+  // orloj: what the text leaves open.
+  SizeOrder size_order = SizeOrder::kDescending;  // line 16 as printed, or the text's "earliest deadline"
+  bool more_than_size = false;                    // |Q| > bs as printed; else |Q| >= bs
+  double estimate_quantile = 0;                   // EstimateBatchLatency: 0 = the mean, else this quantile
+  // gpushare.
+  double feasible_quantile =
+      0.5;  // a request joins a batch if its slack covers this quantile of the batch's duration
+  double opportunity = 0.7;  // share of the recent goodput that device time is priced at
+  double hold =
+      0.4;  // a batch that wins less than this share of the goodput is not run: someone better may come
+  double max_defer_ms =
+      0;  // an unfilled batch may wait this long for company while nobody's deadline suffers
+  // maxdelay, clockwork, nexus, clipper.
+  double max_delay_ms = 10;
+  double clockwork_window_ms = 10;  // how late an action may start, and how far ahead it is sent
+  double clockwork_slack_ms = 5;    // taken off every deadline
+  double nexus_overhead_ms = 0;
+};
+
+class Batcher {
+ public:
+  virtual ~Batcher() = default;
+  virtual std::string_view name() const = 0;
+  // Errors: INVALID_ARGUMENT naming the number that is wrong.
+  virtual base::Result<uint32_t> add_model(const ModelSpec& spec) = 0;
+
+  // ---- what happened
+  // --------------------------------------------------------------------------------------- OK: held; it will
+  // be answered. Errors, nothing held and no drop reported: INVALID_ARGUMENT (no such model, a cost that is
+  // not positive), ALREADY_EXISTS (the id is held), QUEUE_FULL, TIMED_OUT (hopeless at once: the message has
+  // the numbers).
+  virtual base::Status arrive(const Request& request, uint64_t now_ns) = 0;
+  // The caller gave up. True if it was waiting (a drop is reported); false if unknown or already in a batch.
+  virtual bool cancel(RequestId id, uint64_t now_ns) = 0;
+  // A batch handed out by next() has started, finished, or was refused because its latest start had passed.
+  virtual void started(BatchId id, uint64_t now_ns) = 0;
+  virtual void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;
+  virtual void rejected(BatchId id, uint64_t now_ns) = 0;
+  // Execution time alone of a request of this application: from a profiler, beforehand or of finished
+  // requests.
+  virtual void observe(uint32_t model, uint32_t application, uint64_t execution_ns) = 0;
+  // Measured duration of a batch of k whose longest takes longest_ns alone.
+  virtual void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) = 0;
+
+  // ---- what next
+  // ------------------------------------------------------------------------------------------- in_flight:
+  // batches handed out and not finished or rejected, the running one included. Most policies answer only at
+  // 0.
+  virtual Decision next(uint64_t now_ns, uint32_t in_flight) = 0;
+  // Drops since the last call, appended.
+  virtual void take_drops(std::vector<Drop>& out) = 0;
+
+  virtual size_t pending() const = 0;
+};
+
+// Errors: NOT_FOUND listing the names; INVALID_ARGUMENT naming the option that is out of range.
+base::Result<std::unique_ptr<Batcher>> make_batcher(std::string_view policy,
+                                                    const BatcherOptions& options = {});
+std::span<const char* const> batcher_names();
+
+}  // namespace gpushare::sched::slo

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/slo/batcher_base.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gpushare::sched::slo {
+namespace {
+
+struct Named {
+  const char* name;
+  std::unique_ptr<Batcher> (*make)(const BatcherOptions&);
+};
+constexpr Named kPolicies[] = {{"fifo", make_fifo},
+                               {"edf", make_edf},
+                               {"clipper", make_clipper},
+                               {"clipper-aimd", make_clipper_aimd},
+                               {"nexus", make_nexus},
+                               {"clockwork", make_clockwork},
+                               {"maxdelay", make_maxdelay},
+                               {"orloj", make_orloj},
+                               {"gpushare", make_gpushare},
+                               {"clairvoyant", make_clairvoyant},
+                               {"clairvoyant-edf", make_clairvoyant_edf}};
+constexpr const char* kNames[] = {"fifo",     "edf",         "clipper",        "clipper-aimd",
+                                  "nexus",    "clockwork",   "maxdelay",       "orloj",
+                                  "gpushare", "clairvoyant", "clairvoyant-edf"};
+
+base::Status check(const BatcherOptions& o) {
+  const auto wrong = [](const char* name, double value, const char* allowed) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("batcher option %s is %g; allowed: %s", name, value, allowed));
+  };
+  if (o.max_pending == 0) return wrong("max_pending", 0, "1 and more");
+  if (o.bins == 0 || o.bins > 4096) return wrong("bins", static_cast<double>(o.bins), "1 to 4096");
+  if (!(o.delay_rate_per_ms > 0) || !std::isfinite(o.delay_rate_per_ms))
+    return wrong("delay_rate_per_ms", o.delay_rate_per_ms, "above 0");
+  if (!(o.estimate_quantile >= 0 && o.estimate_quantile < 1))
+    return wrong("estimate_quantile", o.estimate_quantile, "0 to below 1");
+  if (!(o.feasible_quantile > 0 && o.feasible_quantile < 1))
+    return wrong("feasible_quantile", o.feasible_quantile, "between 0 and 1");
+  for (const auto& [name, value] : {std::pair{"max_delay_ms", o.max_delay_ms},
+                                    {"clockwork_window_ms", o.clockwork_window_ms},
+                                    {"clockwork_slack_ms", o.clockwork_slack_ms},
+                                    {"nexus_overhead_ms", o.nexus_overhead_ms},
+                                    {"max_defer_ms", o.max_defer_ms},
+                                    {"opportunity", o.opportunity},
+                                    {"hold", o.hold}})
+    if (!(value >= 0) || value > 1e9) return wrong(name, value, "0 to 1e9");
+  return base::ok_status();
+}
+
+}  // namespace
+
+const char* drop_reason_name(DropReason reason) {
+  switch (reason) {
+    case DropReason::kExpired:
+      return "expired";
+    case DropReason::kHopeless:
+      return "hopeless";
+    case DropReason::kRejected:
+      return "rejected";
+    case DropReason::kQueueFull:
+      return "queue_full";
+    case DropReason::kCancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
+
+std::span<const char* const> batcher_names() {
+  return kNames;
+}
+
+base::Result<std::unique_ptr<Batcher>> make_batcher(std::string_view policy, const BatcherOptions& options) {
+  GPUSHARE_RETURN_IF_ERROR(check(options));
+  for (const Named& each : kPolicies)
+    if (policy == each.name) return each.make(options);
+  std::string names;
+  for (const char* name : kNames) names += (names.empty() ? "" : ", ") + std::string(name);
+  return base::Status(GPUSHARE_NOT_FOUND,
+                      base::format("no serving policy '%.*s'; there are %s", static_cast<int>(policy.size()),
+                                   policy.data(), names.c_str()));
+}
+
+base::Result<uint32_t> BatcherBase::add_model(const ModelSpec& spec) {
+  base::Result<uint32_t> model = knowledge_.add_model(spec);
+  if (model.ok()) model_added(*model);
+  return model;
+}
+
+base::Status BatcherBase::admit(const Held& held, uint64_t now_ns) {
+  if (held.request.deadline_ns > now_ns) return base::ok_status();
+  return base::Status(GPUSHARE_TIMED_OUT,
+                      base::format("request %llu: its deadline passed %.3f ms ago",
+                                   static_cast<unsigned long long>(held.request.id),
+                                   static_cast<double>(now_ns - held.request.deadline_ns) / 1e6));
+}
+
+base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
+  const auto id = static_cast<unsigned long long>(request.id);
+  if (request.model >= knowledge_.models())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("request %llu names model %u of %zu", id,
+                                                                request.model, knowledge_.models()));
+  if (!(request.cost > 0) || !std::isfinite(request.cost))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("request %llu has cost %g, not a finite number > 0", id, request.cost));
+  for (const CostStep& step : request.later_steps)
+    if (!(step.after_ns >= 0) || !(step.cost > 0) || !std::isfinite(step.after_ns) ||
+        !std::isfinite(step.cost))
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("request %llu has a cost step of %g after %g ns: both must be finite and not negative",
+                       id, step.cost, step.after_ns));
+  if (held_.size() >= options_.max_pending)
+    return base::Status(GPUSHARE_QUEUE_FULL,
+                        base::format("request %llu: %zu requests wait already, the limit", id, held_.size()));
+  if (held_.contains(request.id))
+    return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
+  Held held;
+  held.request = request;
+  held.application = knowledge_.application(request.model, request.application);
+  knowledge_.arrived(request.model, held.application);
+  GPUSHARE_RETURN_IF_ERROR(admit(held, now_ns));
+  Held& kept = held_.emplace(request.id, std::move(held)).first->second;
+  enter(kept, now_ns);
+  return base::ok_status();
+}
+
+bool BatcherBase::cancel(RequestId id, uint64_t /*now_ns*/) {
+  if (!held_.contains(id)) return false;
+  drop(id, DropReason::kCancelled);
+  return true;
+}
+
+void BatcherBase::started(BatchId id, uint64_t now_ns) {
+  const auto at = flights_.find(id);
+  if (at != flights_.end()) batch_started(at->second, now_ns);
+}
+
+void BatcherBase::finished(BatchId id, uint64_t device_ns, uint64_t now_ns) {
+  const auto at = flights_.find(id);
+  if (at == flights_.end()) return;
+  const Flight flight = std::move(at->second);
+  flights_.erase(at);
+  in_flight_.erase(id);
+  batch_finished(flight, device_ns, now_ns);
+}
+
+void BatcherBase::rejected(BatchId id, uint64_t /*now_ns*/) {
+  const auto at = in_flight_.find(id);
+  if (at == in_flight_.end()) return;
+  for (RequestId request : at->second) drops_.push_back({request, DropReason::kRejected});
+  in_flight_.erase(at);
+  flights_.erase(id);
+}
+
+void BatcherBase::observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
+  if (model < knowledge_.models()) knowledge_.observe(model, application, execution_ns);
+}
+
+void BatcherBase::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
+  if (model < knowledge_.models()) knowledge_.observe_batch(model, k, longest_ns, device_ns);
+}
+
+void BatcherBase::take_drops(std::vector<Drop>& out) {
+  out.insert(out.end(), drops_.begin(), drops_.end());
+  drops_.clear();
+}
+
+BatcherBase::Held* BatcherBase::find(RequestId id) {
+  const auto at = held_.find(id);
+  return at == held_.end() ? nullptr : &at->second;
+}
+
+void BatcherBase::drop(RequestId id, DropReason reason) {
+  const auto at = held_.find(id);
+  leave(at->second);
+  held_.erase(at);
+  drops_.push_back({id, reason});
+}
+
+Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns) {
+  Batch batch;
+  batch.id = next_batch_++;
+  batch.model = model;
+  batch.expected_ns = static_cast<uint64_t>(std::max(expected_ns, 0.0));
+  Flight flight;
+  flight.model = model;
+  flight.size = static_cast<uint32_t>(ids.size());
+  flight.slo_ns = kNever;
+  flight.expected_ns = batch.expected_ns;
+  for (RequestId id : ids) {
+    const auto at = held_.find(id);
+    const Request& request = at->second.request;
+    flight.slo_ns =
+        std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
+    if (keeps_deadlines()) flight.deadlines.emplace_back(request.deadline_ns, request.cost);
+    leave(at->second);
+    held_.erase(at);
+  }
+  batch.requests = std::move(ids);
+  flights_.emplace(batch.id, std::move(flight));
+  in_flight_.emplace(batch.id, batch.requests);
+  return batch;
+}
+
+double BatcherBase::mean_duration_ns(uint32_t model, uint32_t k) {
+  knowledge_.refresh(model);
+  const Knowledge::Model& of = knowledge_.model(model);
+  return of.time.duration_ns(k, of.mean_ns);
+}
+
+}  // namespace gpushare::sched::slo

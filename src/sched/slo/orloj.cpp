@@ -1,0 +1,181 @@
+// orloj.cpp: Orloj as printed (000, 4.3-4.4, algorithm 4.1): a queue per batch size, scores from the batch
+// duration of the equal mix of all applications, feasible sets, and a full batch of the chosen size or none.
+// What the text leaves open is in BatcherOptions. SPDX-License-Identifier: Apache-2.0
+#include <map>
+
+#include <absl/container/inlined_vector.h>
+
+#include "sched/slo/batcher_base.hpp"
+#include "sched/slo/score_queue.hpp"
+
+namespace gpushare::sched::slo {
+namespace {
+
+class Orloj final : public BatcherBase {
+ public:
+  explicit Orloj(const BatcherOptions& options) : BatcherBase("orloj", options) {}
+
+  Decision next(uint64_t now_ns, uint32_t in_flight) override {
+    Decision decision;
+    if (in_flight > 0) return decision;
+    Size* candidate = nullptr;
+    uint32_t candidate_model = 0;
+    for (uint32_t model = 0; model < models_.size(); ++model) {
+      refresh(model);
+      drop_late(model, now_ns);
+      Size* of_model = nullptr;
+      for (Size& size : models_[model].sizes) {
+        const size_t held = size.by_deadline.size();
+        if (options_.more_than_size ? held <= size.requests : held < size.requests) continue;
+        if (of_model == nullptr || before(size, *of_model)) of_model = &size;
+      }
+      if (of_model == nullptr) continue;
+      if (candidate == nullptr ||
+          of_model->by_deadline.begin()->first < candidate->by_deadline.begin()->first) {
+        candidate = of_model;
+        candidate_model = model;
+      }
+    }
+    if (candidate == nullptr) return decision;
+    std::vector<RequestId> ids;
+    while (ids.size() < candidate->requests) {
+      const auto best = candidate->scores->best(now_ns);
+      ids.push_back(best->id);
+      // Out of this queue now, out of the others when the batch is made.
+      candidate->scores->erase(best->handle);
+      places_[best->id][candidate->index].in = false;
+    }
+    decision.batch = make_batch(candidate_model, std::move(ids), candidate->estimate_ns);
+    return decision;
+  }
+
+ protected:
+  void model_added(uint32_t model) override {
+    models_.emplace_back();
+    for (uint32_t requests : knowledge_.model(model).spec.batch_sizes) {
+      Size size;
+      size.requests = requests;
+      size.index = models_.back().sizes.size();
+      size.scores = make_score_queue();
+      models_.back().sizes.push_back(std::move(size));
+    }
+  }
+  void enter(Held& held, uint64_t /*now_ns*/) override {
+    const Request& request = held.request;
+    Model& model = models_[request.model];
+    std::vector<CostStep> steps{{0, request.cost}};
+    steps.insert(steps.end(), request.later_steps.begin(), request.later_steps.end());
+    const ScoreQueue::ClassId of = cost_class(request.model, steps);
+    Places& places = places_[request.id];
+    for (Size& size : model.sizes) {
+      size.by_deadline.insert({request.deadline_ns, request.id});
+      places.push_back({size.scores->insert(of, request.deadline_ns, request.id), true, true});
+    }
+  }
+  void leave(Held& held) override {
+    Model& model = models_[held.request.model];
+    const auto at = places_.find(held.request.id);
+    for (Size& size : model.sizes) {
+      const Place& place = at->second[size.index];
+      if (place.in) size.scores->erase(place.handle);
+      if (place.feasible) size.by_deadline.erase({held.request.deadline_ns, held.request.id});
+    }
+    places_.erase(at);
+  }
+
+ private:
+  struct Place {
+    ScoreQueue::Handle handle;
+    bool in;        // the score queue
+    bool feasible;  // the deadline order
+  };
+  using Places = absl::InlinedVector<Place, 5>;
+  struct Size {
+    uint32_t requests = 0;
+    size_t index = 0;
+    double estimate_ns = 0;
+    double mean_ns = 0;
+    Distribution duration;
+    std::unique_ptr<ScoreQueue> scores;
+    absl::btree_set<KeyedOrder::Key> by_deadline;
+  };
+  struct Model {
+    uint64_t version = 0;
+    std::vector<Size> sizes;
+    std::map<std::vector<double>, ScoreQueue::ClassId> classes;  // by cost function
+    std::vector<std::vector<CostStep>> steps;                    // of each class
+  };
+
+  bool before(const Size& a, const Size& b) const {
+    const auto key = [](const Size& size) {
+      return std::pair(size.by_deadline.begin()->first, size.requests);
+    };
+    return options_.size_order == SizeOrder::kDescending ? key(a) > key(b) : key(a) < key(b);
+  }
+  ScoreCurve curve(const Size& size, std::span<const CostStep> steps) const {
+    return ScoreCurve(size.duration, size.mean_ns, options_.delay_rate_per_ms / 1e6, steps);
+  }
+  ScoreQueue::ClassId cost_class(uint32_t index, const std::vector<CostStep>& steps) {
+    Model& model = models_[index];
+    std::vector<double> key;
+    for (const CostStep& step : steps) {
+      key.push_back(step.after_ns);
+      key.push_back(step.cost);
+    }
+    const auto [at, fresh] =
+        model.classes.try_emplace(key, static_cast<ScoreQueue::ClassId>(model.steps.size()));
+    if (fresh) {
+      model.steps.push_back(steps);
+      for (Size& size : model.sizes)
+        (void)size.scores->add_class(curve(size, steps));  // the slack index takes any
+    }
+    return at->second;
+  }
+  void refresh(uint32_t index) {
+    knowledge_.refresh(index);
+    Model& model = models_[index];
+    const Knowledge::Model& known = knowledge_.model(index);
+    if (model.version == known.version) return;
+    model.version = known.version;
+    for (Size& size : model.sizes) {
+      const double factor = known.time.c1() * size.requests;
+      const Distribution most =
+          maximum(known.equal_alone, known.equal_alone, size.requests - 1, options_.bins);
+      size.duration = most.empty() ? most : most.affine(known.time.c0_ns(), factor);
+      size.mean_ns = known.time.c0_ns() +
+                     factor * expected_maximum_ns(known.equal_alone, known.equal_alone, size.requests - 1);
+      size.estimate_ns = options_.estimate_quantile > 0
+                             ? size.duration.quantile_ns(options_.estimate_quantile)
+                             : size.mean_ns;
+      for (ScoreQueue::ClassId of = 0; of < model.steps.size(); ++of)
+        (void)size.scores->set_curve(of, curve(size, model.steps[of]));
+    }
+  }
+  void drop_late(uint32_t index, uint64_t now_ns) {
+    Model& model = models_[index];
+    for (Size& size : model.sizes)
+      while (!size.by_deadline.empty()) {
+        const auto [deadline, id] = *size.by_deadline.begin();
+        if (static_cast<double>(now_ns) + size.estimate_ns <= static_cast<double>(deadline)) break;
+        Places& places = places_[id];
+        Place& place = places[size.index];
+        if (place.in) size.scores->erase(place.handle);
+        place.in = place.feasible = false;
+        size.by_deadline.erase(size.by_deadline.begin());
+        bool anywhere = false;
+        for (const Place& other : places) anywhere |= other.feasible;
+        if (!anywhere) drop(id, deadline <= now_ns ? DropReason::kExpired : DropReason::kHopeless);
+      }
+  }
+
+  std::vector<Model> models_;
+  absl::flat_hash_map<RequestId, Places> places_;
+};
+
+}  // namespace
+
+std::unique_ptr<Batcher> make_orloj(const BatcherOptions& options) {
+  return std::make_unique<Orloj>(options);
+}
+
+}  // namespace gpushare::sched::slo

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/serving.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <map>
+
+#include "base/clock.hpp"
+
+namespace gpushare::sim {
+namespace {
+
+using sched::slo::Batch;
+using sched::slo::Batcher;
+using sched::slo::Decision;
+using sched::slo::Drop;
+using sched::slo::DropReason;
+using sched::slo::kNever;
+using sched::slo::Request;
+
+class Run {
+ public:
+  Run(const std::vector<TimedRequest>& requests, const ServingOptions& options, Batcher& batcher)
+      : requests_(requests), options_(options), batcher_(batcher), answered_(requests.size()) {
+    p99_ns_ = options.p99_ns > 0 ? options.p99_ns : execution_quantile_ns(requests, 0.99);
+    result_.requests = requests.size();
+    result_.batch_sizes.resize(options.batch_sizes.back() + 1);
+  }
+
+  base::Result<ServingResult> run() {
+    warm_up();
+    size_t next_arrival = 0;
+    while (true) {
+      uint64_t at = wake_ns_;
+      if (next_arrival < requests_.size()) at = std::min(at, requests_[next_arrival].arrival_ns);
+      if (running_)
+        at = std::min(at, end_ns_);
+      else if (!waiting_.empty())
+        at = std::min(at, std::max(now_ns_, waiting_.front().not_before_ns));
+      if (at == kNever) {
+        if (batcher_.pending() == 0 && !running_) break;
+        return base::Status(GPUSHARE_INTERNAL, base::format("%.*s leaves %zu requests waiting for ever",
+                                                            static_cast<int>(batcher_.name().size()),
+                                                            batcher_.name().data(), batcher_.pending()));
+      }
+      now_ns_ = std::max(now_ns_, at);
+      if (running_ && end_ns_ <= now_ns_) finish();
+      while (next_arrival < requests_.size() && requests_[next_arrival].arrival_ns <= now_ns_)
+        arrive(next_arrival++);
+      start_waiting();
+      ask();
+    }
+    for (size_t i = 0; i < answered_.size(); ++i)
+      if (answered_[i] != 1)
+        return base::Status(GPUSHARE_INTERNAL,
+                            base::format("request %zu was answered %u times", i, answered_[i]));
+    summarise();
+    return result_;
+  }
+
+ private:
+  void warm_up() {
+    // The offline profile: samples spread over the whole list, of each application, not those about to be
+    // served in order.
+    std::map<uint32_t, std::vector<uint64_t>> by_application;
+    for (const TimedRequest& request : requests_)
+      by_application[request.application].push_back(request.execution_ns);
+    for (const auto& [application, times] : by_application) {
+      const size_t take = std::min(options_.warm_samples, times.size());
+      for (size_t i = 0; i < take; ++i) batcher_.observe(0, application, times[i * times.size() / take]);
+    }
+  }
+  uint64_t duration_ns(const Batch& batch, uint64_t* longest) const {
+    *longest = 0;
+    for (uint64_t id : batch.requests) *longest = std::max(*longest, requests_[id].execution_ns);
+    return static_cast<uint64_t>(options_.c0_ns + options_.c1 * static_cast<double>(batch.requests.size()) *
+                                                      static_cast<double>(*longest));
+  }
+  uint64_t deadline_ns(size_t i) const {
+    const TimedRequest& request = requests_[i];
+    return request.arrival_ns +
+           (request.slo_ns != 0 ? request.slo_ns : static_cast<uint64_t>(options_.slo_x_p99 * p99_ns_));
+  }
+  void arrive(size_t i) {
+    Request request;
+    request.id = i;
+    request.application = requests_[i].application;
+    request.arrival_ns = requests_[i].arrival_ns;
+    request.deadline_ns = deadline_ns(i);
+    request.execution_ns = requests_[i].execution_ns;
+    const base::Status status = batcher_.arrive(request, now_ns_);
+    if (!status.ok()) {
+      ++answered_[i];
+      ++result_.dropped[static_cast<size_t>(status.code() == GPUSHARE_QUEUE_FULL ? DropReason::kQueueFull
+                                                                                 : DropReason::kHopeless)];
+    }
+    result_.most_pending = std::max<uint64_t>(result_.most_pending, batcher_.pending());
+  }
+  void start_waiting() {
+    while (!running_ && !waiting_.empty() && waiting_.front().not_before_ns <= now_ns_) {
+      Batch batch = std::move(waiting_.front());
+      waiting_.pop_front();
+      if (now_ns_ > batch.latest_start_ns) {
+        batcher_.rejected(batch.id, now_ns_);
+        continue;
+      }
+      batcher_.started(batch.id, now_ns_);
+      started_ns_ = now_ns_;
+      end_ns_ = now_ns_ + duration_ns(batch, &longest_ns_);
+      current_ = std::move(batch);
+      running_ = true;
+    }
+  }
+  void finish() {
+    running_ = false;
+    const uint64_t took = end_ns_ - started_ns_;
+    busy_ns_ += took;
+    last_end_ns_ = end_ns_;
+    ++result_.batches;
+    ++result_.batch_sizes[current_.requests.size()];
+    for (uint64_t id : current_.requests) {
+      ++answered_[id];
+      (end_ns_ <= deadline_ns(id) ? result_.finished_in_time : result_.finished_late) += 1;
+      latencies_.push_back(end_ns_ - requests_[id].arrival_ns);
+      if (options_.profile) batcher_.observe(0, requests_[id].application, requests_[id].execution_ns);
+    }
+    batcher_.observe_batch(0, static_cast<uint32_t>(current_.requests.size()), longest_ns_, took);
+    batcher_.finished(current_.id, took, now_ns_);
+  }
+  void ask() {
+    wake_ns_ = kNever;
+    while (true) {
+      const uint32_t in_flight = static_cast<uint32_t>(waiting_.size()) + (running_ ? 1 : 0);
+      const uint64_t before = options_.time_decisions ? base::host_now_ns() : 0;
+      Decision decision = batcher_.next(now_ns_, in_flight);
+      if (options_.time_decisions && (decision.batch || in_flight == 0)) {
+        decision_ns_ += base::host_now_ns() - before;
+        ++result_.decisions;
+      }
+      drops_.clear();
+      batcher_.take_drops(drops_);
+      for (const Drop& drop : drops_) {
+        ++answered_[drop.id];
+        ++result_.dropped[static_cast<size_t>(drop.reason)];
+      }
+      if (!decision.batch) {
+        wake_ns_ = decision.wake_ns;
+        return;
+      }
+      decision.batch->not_before_ns =
+          std::max(decision.batch->not_before_ns, now_ns_ + options_.decision_cost_ns);
+      waiting_.push_back(std::move(*decision.batch));
+      start_waiting();
+    }
+  }
+  void summarise() {
+    ServingResult& r = result_;
+    if (r.requests > 0)
+      r.finish_rate = static_cast<double>(r.finished_in_time) / static_cast<double>(r.requests);
+    const uint64_t first = requests_.empty() ? 0 : requests_.front().arrival_ns;
+    if (last_end_ns_ > first) {
+      r.goodput_per_s =
+          static_cast<double>(r.finished_in_time) / (static_cast<double>(last_end_ns_ - first) / 1e9);
+      r.busy_share = static_cast<double>(busy_ns_) / static_cast<double>(last_end_ns_ - first);
+    }
+    uint64_t ran = 0;
+    for (size_t k = 0; k < r.batch_sizes.size(); ++k) ran += k * r.batch_sizes[k];
+    if (r.batches > 0) r.mean_batch = static_cast<double>(ran) / static_cast<double>(r.batches);
+    if (!latencies_.empty()) {
+      std::sort(latencies_.begin(), latencies_.end());
+      r.p50_ms = static_cast<double>(latencies_[latencies_.size() / 2]) / 1e6;
+      r.p99_ms = static_cast<double>(latencies_[latencies_.size() * 99 / 100]) / 1e6;
+    }
+    if (r.decisions > 0)
+      r.decision_us = static_cast<double>(decision_ns_) / 1e3 / static_cast<double>(r.decisions);
+  }
+
+  const std::vector<TimedRequest>& requests_;
+  const ServingOptions& options_;
+  Batcher& batcher_;
+  std::vector<uint32_t> answered_;
+  std::vector<uint64_t> latencies_;
+  std::vector<Drop> drops_;
+  std::deque<Batch> waiting_;
+  Batch current_;
+  bool running_ = false;
+  double p99_ns_ = 0;
+  uint64_t now_ns_ = 0, wake_ns_ = kNever, started_ns_ = 0, end_ns_ = 0, longest_ns_ = 0;
+  uint64_t busy_ns_ = 0, last_end_ns_ = 0, decision_ns_ = 0;
+  ServingResult result_;
+};
+
+}  // namespace
+
+base::Result<ServingResult> serve(const std::vector<TimedRequest>& requests, std::string_view policy,
+                                  const ServingOptions& options) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
+                            sched::slo::make_batcher(policy, options.batcher));
+  sched::slo::ModelSpec model;
+  model.c0_ns = options.c0_ns;
+  model.c1 = options.c1;
+  model.batch_sizes = options.batch_sizes;
+  const base::Result<uint32_t> added = batcher->add_model(model);
+  if (!added.ok()) return added.status();
+  return Run(requests, options, *batcher).run();
+}
+
+}  // namespace gpushare::sim

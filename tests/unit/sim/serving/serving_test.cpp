@@ -1,0 +1,269 @@
+// Request lists and the serving simulator: parsers, hand-computed runs, and what must hold of every policy.
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/serving.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "sim/serving/requests.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using namespace gpushare::sim;
+using sched::slo::DropReason;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+
+TimedRequest at(uint64_t arrival_ms, uint64_t exec_ms, uint64_t slo_ms, uint32_t application = 0) {
+  return {arrival_ms * kMs, application, exec_ms * kMs, slo_ms * kMs};
+}
+
+std::vector<TimedRequest> synthetic(const char* spec_text, double load, double burst = 0, size_t n = 1500,
+                                    uint64_t seed = 1) {
+  const SyntheticSpec spec = *parse_synthetic(spec_text);
+  return draw(spec, {.requests = n,
+                     .rate_per_s = load / (mean_execution_ns(spec) / 1e9),
+                     .burstiness = burst,
+                     .seed = seed});
+}
+
+uint64_t dropped(const ServingResult& result, DropReason reason) {
+  return result.dropped[static_cast<size_t>(reason)];
+}
+
+}  // namespace
+
+TEST_CASE("synthetic specifications") {
+  CHECK(parse_synthetic("modes:8")->modes.size() == 8);
+  CHECK(parse_synthetic("bimodal:2/0.5")->modes[1].sd_units == 0.5);
+  CHECK(parse_synthetic("bimodal:2")->modes[1].sd_units == 2);
+  CHECK(mean_execution_ns(*parse_synthetic("static:12.5")) == Approx(12.5e6));
+  for (const char* bad : {"", "modes", "modes:", "modes:0", "modes:9", "modes:x", "bimodal:", "bimodal:0",
+                          "bimodal:1/2/3", "bimodal:6", "static:0", "static:-1", "static:nan", "uniform:3"}) {
+    INFO(bad);
+    CHECK(parse_synthetic(bad).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  }
+  // Same work at another load, other work with another seed.
+  const auto slow = synthetic("modes:3", 0.5), fast = synthetic("modes:3", 2),
+             other = synthetic("modes:3", 2, 0, 1500, 2);
+  CHECK(slow[700].execution_ns == fast[700].execution_ns);
+  CHECK(slow[700].arrival_ns > fast[700].arrival_ns);
+  CHECK(other[700].execution_ns != fast[700].execution_ns);
+  CHECK(std::is_sorted(fast.begin(), fast.end(),
+                       [](const auto& a, const auto& b) { return a.arrival_ns < b.arrival_ns; }));
+}
+
+TEST_CASE("request files") {
+  const auto own =
+      parse_requests("arrival_s,application,exec_ms,slo_ms\n0.5,chat,20,100\n0.25,vision,5,50\r\n\n");
+  REQUIRE(own.ok());
+  REQUIRE(own->size() == 2);
+  CHECK((*own)[0].arrival_ns == 250 * kMs);
+  CHECK((*own)[0].application == 1);
+  CHECK((*own)[0].slo_ns == 50 * kMs);
+  CHECK((*own)[1].execution_ns == 20 * kMs);
+  CHECK(parse_requests("arrival_s,application,exec_ms\n")->empty());
+
+  const auto tokens = parse_requests(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5000000,1000,10\n2023-11-17 "
+      "00:00:00.2500000,40,0\n",
+      {.prefill_ms_per_token = 1, .decode_ms_per_token = 5});
+  REQUIRE(tokens.ok());
+  CHECK((*tokens)[0].arrival_ns == 0);
+  CHECK((*tokens)[1].arrival_ns == 750 * kMs);
+  CHECK((*tokens)[0].execution_ns == Approx(1050.0 * kMs));
+  CHECK((*tokens)[0].application == 9);
+  CHECK((*tokens)[1].application == 5);
+
+  const std::string own_header = "arrival_s,application,exec_ms,slo_ms\n",
+                    token_header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  for (const std::string& bad :
+       {std::string(), std::string("a,b\n"), own_header + "1,a,2", own_header + "x,a,2,3",
+        own_header + "-1,a,2,3", own_header + "1,,2,3", own_header + "1,a,0,3", own_header + "1,a,2,nan",
+        own_header + "1,a,2,3,4", token_header + "2023-11-16,1,1", token_header + "2023-13-16 00:00:00.0,1,1",
+        token_header + "2023-11-16 00:00:00.0,-1,1", token_header + "2023-11-16 00:00:00.0,1",
+        token_header + "2023-11-16 00:00:01.0,1,1\n2023-11-16 00:00:00.0,1,1"}) {
+    INFO(bad);
+    CHECK(parse_requests(bad).status().code() == GPUSHARE_MALFORMED_INPUT);
+  }
+  CHECK(parse_requests(own_header + "1,a,2,3\n1,a,2").status().message().find("line 3") != std::string::npos);
+  CHECK(read_requests("/nonexistent/requests.csv").status().code() == GPUSHARE_IO_ERROR);
+}
+
+TEST_CASE("the parser survives random edits of a good file") {
+  test::Random random(test::seed());
+  const std::string good =
+      "arrival_s,application,exec_ms,slo_ms\n0.5,chat,20,100\n1.25,vision,5,50\n2,chat,7.5,80\n";
+  for (int round = 0; round < 20'000; ++round) {
+    std::string text = good;
+    for (uint64_t edits = test::uniform(random, 1, 6); edits > 0; --edits) {
+      const size_t place = test::uniform(random, 0, text.size() - 1);
+      switch (test::uniform(random, 0, 2)) {
+        case 0:
+          text[place] = static_cast<char>(test::uniform(random, 0, 255));
+          break;
+        case 1:
+          text.erase(place, 1);
+          break;
+        default:
+          text.insert(text.begin() + static_cast<ptrdiff_t>(place), ",.\n-e9"[test::uniform(random, 0, 5)]);
+      }
+      if (text.empty()) text.push_back('x');
+    }
+    const auto parsed = parse_requests(text);
+    if (parsed.ok()) {
+      for (const TimedRequest& request : *parsed) REQUIRE(request.execution_ns > 0);
+    } else {
+      REQUIRE(parsed.status().code() == GPUSHARE_MALFORMED_INPUT);
+    }
+  }
+}
+
+TEST_CASE("fifo by hand: batches of what waits, padded to the longest") {
+  // c0 = 10 ms, c1 = 0.5. At 0: one of 20 -> 20 ms. At 20: two wait, longest 40: 10 + 0.5 * 2 * 40 = 50 ->
+  // ends at 70.
+  const std::vector<TimedRequest> requests{at(0, 20, 100), at(5, 40, 64), at(6, 10, 65), at(300, 20, 5)};
+  ServingOptions options;
+  options.c0_ns = 10.0 * kMs;
+  options.c1 = 0.5;
+  const auto result = serve(requests, "fifo", options);
+  REQUIRE(result.ok());
+  CHECK(result->batches == 3);
+  CHECK(result->batch_sizes[2] == 1);
+  // The first ends at 20 in time; the others at 70, after 69 and before 71; the last would end at 320 and has
+  // until 305.
+  CHECK(result->finished_in_time == 2);
+  CHECK(result->finished_late == 2);
+}
+
+TEST_CASE("clockwork by hand: a batch that overruns its prediction costs the next") {
+  // Two applications' worth of times that a single number cannot predict: 20 ms nearly always, one of 200.
+  std::vector<TimedRequest> requests;
+  for (uint64_t i = 0; i < 12; ++i) requests.push_back(at(i, 20, 2000));
+  requests[3].execution_ns = 200 * kMs;
+  ServingOptions options;
+  options.c1 = 1;
+  options.batch_sizes = {1};
+  options.warm_samples = 3;
+  const auto result = serve(requests, "clockwork", options);
+  REQUIRE(result.ok());
+  CHECK(dropped(*result, DropReason::kRejected) >= 1);
+  CHECK(result->finished_in_time + dropped(*result, DropReason::kRejected) == 12);
+}
+
+TEST_CASE("every request is answered once by every policy, at every load, deterministically") {
+  for (const char* policy : sched::slo::batcher_names())
+    for (const char* spec : {"modes:3", "static:20", "bimodal:2/0.5"})
+      for (double load : {0.3, 2.0, 10.0}) {
+        INFO(policy << " " << spec << " load " << load);
+        const auto requests = synthetic(spec, load, 1.0, 1000);
+        ServingOptions options;
+        options.c0_ns = 0.7 * mean_execution_ns(*parse_synthetic(spec));
+        options.c1 = 0.3;
+        options.warm_samples = load > 1 ? 64 : 0;
+        const auto result = serve(requests, policy, options);
+        INFO(result.status().to_string());
+        REQUIRE(result.ok());
+        CHECK(result->finished_in_time + result->finished_late + result->drops() == requests.size());
+        CHECK(result->busy_share <= 1.0 + 1e-9);
+        const auto again = serve(requests, policy, options);
+        CHECK(again->finished_in_time == result->finished_in_time);
+        CHECK(again->batches == result->batches);
+        if (load < 1 && std::string(policy) != "maxdelay") CHECK(result->finish_rate > 0.2);
+      }
+}
+
+TEST_CASE("a bounded batcher stays bounded under five times the load and says why it refuses") {
+  const auto requests = synthetic("modes:2", 20, 0, 4000);
+  ServingOptions options;
+  options.slo_x_p99 = 200;
+  options.batcher.max_pending = 100;
+  for (const char* policy : sched::slo::batcher_names()) {
+    INFO(policy);
+    const auto result = serve(requests, policy, options);
+    REQUIRE(result.ok());
+    CHECK(result->most_pending <= 100);
+    CHECK(dropped(*result, DropReason::kQueueFull) > 1000);
+  }
+}
+
+TEST_CASE("static models: gpushare does no worse than clockwork") {
+  for (double load : {0.6, 1.0, 2.0, 4.0})
+    for (double slo : {1.5, 2.0, 3.0, 5.0}) {
+      const auto requests = synthetic("static:50", load, 0.5, 3000);
+      ServingOptions options;
+      options.c0_ns = 35e6;
+      options.c1 = 0.3;
+      options.slo_x_p99 = slo;
+      const double ours = serve(requests, "gpushare", options)->finish_rate,
+                   theirs = serve(requests, "clockwork", options)->finish_rate;
+      INFO("load " << load << " slo " << slo << ": " << ours << " and " << theirs);
+      CHECK(ours >= theirs - 0.005);
+    }
+}
+
+TEST_CASE("gpushare beats the four baselines on a bimodal load that none of them was made for") {
+  const auto requests = synthetic("bimodal:1", 4, 0, 4000);
+  ServingOptions options;
+  options.c0_ns = 0.9 * mean_execution_ns(*parse_synthetic("bimodal:1"));
+  options.c1 = 0.1;
+  for (double slo : {1.5, 2.0, 3.0}) {
+    options.slo_x_p99 = slo;
+    const double ours = serve(requests, "gpushare", options)->finish_rate;
+    for (const char* policy : {"clipper", "nexus", "clockwork", "orloj"}) {
+      INFO(policy << " at " << slo);
+      CHECK(ours > serve(requests, policy, options)->finish_rate);
+    }
+  }
+}
+
+TEST_CASE("options out of range are refused") {
+  const auto requests = synthetic("modes:1", 1, 0, 10);
+  ServingOptions options;
+  CHECK(serve(requests, "nope", options).status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(serve(requests, "nope", options).status().message().find("clockwork") != std::string::npos);
+  const auto code = [&](auto change) {
+    ServingOptions changed;
+    change(changed);
+    return serve(requests, "gpushare", changed).status().code();
+  };
+  CHECK(code([](ServingOptions& o) { o.batcher.bins = 0; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batcher.max_pending = 0; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batcher.delay_rate_per_ms = 0; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batcher.estimate_quantile = 1; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batcher.feasible_quantile = 0; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batcher.max_delay_ms = -1; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.batch_sizes = {2, 1}; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.c1 = 0; }) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code([](ServingOptions& o) { o.c0_ns = NAN; }) == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("the public request trace, or a small one like it") {
+  std::vector<TimedRequest> requests;
+  auto read = read_requests(std::string(GPUSHARE_SHARED_DATA) + "/requests/azure_llm_2023_conv.csv");
+  if (read.ok()) {
+    CHECK(read->size() == 19366);
+    requests.assign(read->begin(), read->begin() + 2000);
+  } else {
+    WARN("no shared data: a made trace of 2000 requests instead");
+    test::Random random(test::seed());
+    uint64_t now = 0;
+    for (int i = 0; i < 2000; ++i) {
+      now += test::uniform(random, 0, 400) * kMs;
+      requests.push_back({now, static_cast<uint32_t>(test::uniform(random, 5, 11)),
+                          test::uniform(random, 100, 20'000) * kMs, 0});
+    }
+  }
+  ServingOptions options;
+  options.c0_ns = 2e9;
+  options.c1 = 0.05;
+  const auto ours = serve(requests, "gpushare", options);
+  REQUIRE(ours.ok());
+  CHECK(ours->finish_rate > serve(requests, "edf", options)->finish_rate);
+}
