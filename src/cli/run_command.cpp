@@ -150,6 +150,9 @@ class RunCommand final : public Command {
     json_.declare(app);
     app.add_option("--timeline", options_.timeline_path, "Write a Chrome trace of lanes, sessions and memory")
         ->type_name("FILE");
+    app.add_option("--snapshot", options_.snapshot_path,
+                   "Write the device memory at its peak; with several policies, FILE is the first one's")
+        ->type_name("FILE");
     app.add_option("--report", report_, "Write a page with tables and charts")->type_name("FILE.html");
     app.add_option("--per-job", per_job_, "Write one CSV row a policy and job")->type_name("FILE.csv");
   }
@@ -177,10 +180,10 @@ class RunCommand final : public Command {
                                base::format_duration_ns(static_cast<uint64_t>(now_s * 1e9)).c_str(),
                                options_.device == "sim" ? "simulated" : "gone"));
     };
-    base::Result<RunResult> ran = run_simulated(options_, file, table ? &*table : nullptr, progress);
+    const base::Result<RunResult> outcome = execute(file, table ? &*table : nullptr, progress);
     line.clear();
-    if (!ran.ok()) return ran.status();
-    RunResult& result = *ran;
+    if (!outcome.ok()) return outcome.status();
+    RunResult result = *outcome;
     result.jobs_file = jobs_;
     result.layout = file.layout;
     result.lanes = options_.lanes;
@@ -195,8 +198,17 @@ class RunCommand final : public Command {
   }
 
  private:
+  base::Result<RunResult> execute(const sim::JobFile& file, const sim::InterferenceTable* table,
+                                  const Progress& progress) const {
+    if (options_.device == "sim") return run_simulated(options_, file, table, progress);
+#ifdef GPUSHARE_CLI_HAS_C_ABI
+    return run_measured(options_, file, progress);
+#else
+    return base::Status(GPUSHARE_UNAVAILABLE, "--device: this build has sim only");
+#endif
+  }
+
   base::Status check_options() {
-    if (options_.device != "sim") return bad_option("--device", options_.device, "this build has sim");
     const std::span<const char* const> known = sched::policy_names();
     options_.policies = split(policy_);
     for (size_t i = 0; i < options_.policies.size(); ++i) {

@@ -6,6 +6,7 @@
 #include "base/units.hpp"
 #include "cli/run_options.hpp"
 #include "cli/timeline.hpp"
+#include "memory/snapshot.hpp"
 #include "sched/policy.hpp"
 #include "sim/simulation.hpp"
 
@@ -16,7 +17,8 @@ namespace {
 // timeline.
 class Recorder final : public sim::EventSink {
  public:
-  Recorder(PolicyRun& run, Timeline* timeline) : run_(run), timeline_(timeline) {}
+  Recorder(PolicyRun& run, const std::vector<sim::Job>& jobs, Timeline* timeline)
+      : run_(run), jobs_(jobs), timeline_(timeline) {}
 
   void session_arrived(uint64_t now_ns, sched::SessionId id, std::string_view name) override {
     waiting(now_ns, +1);
@@ -28,6 +30,7 @@ class Recorder final : public sim::EventSink {
   }
   void session_admitted(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
     waiting(now_ns, -1);
+    resident_[id] = jobs_[id - 1].persistent_bytes;
     if (timeline_ != nullptr) timeline_->session_admitted(now_ns, id, lane);
   }
   void session_page_out_began(uint64_t now_ns, sched::SessionId id, uint64_t bytes) override {
@@ -35,17 +38,20 @@ class Recorder final : public sim::EventSink {
   }
   void session_paged_out(uint64_t now_ns, sched::SessionId id) override {
     waiting(now_ns, +1);
+    resident_.erase(id);
     if (timeline_ != nullptr) timeline_->session_paged_out(now_ns, id);
   }
   void session_page_in_began(uint64_t now_ns, sched::SessionId id, sched::LaneId lane,
                              uint64_t bytes) override {
     waiting(now_ns, -1);
+    resident_[id] = jobs_[id - 1].persistent_bytes;
     if (timeline_ != nullptr) timeline_->session_page_in_began(now_ns, id, lane, bytes);
   }
   void session_paged_in(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
     if (timeline_ != nullptr) timeline_->session_paged_in(now_ns, id, lane);
   }
   void session_left(uint64_t now_ns, sched::SessionId id) override {
+    resident_.erase(id);
     if (timeline_ != nullptr) timeline_->session_left(now_ns, id);
   }
   void lane_opened(uint64_t now_ns, sched::LaneId lane, uint64_t bytes) override {
@@ -67,6 +73,11 @@ class Recorder final : public sim::EventSink {
     run_.persistent_bytes.set(now_ns, static_cast<double>(persistent_bytes));
     run_.lane_bytes.set(now_ns, static_cast<double>(lane_bytes));
     run_.live_bytes.set(now_ns, static_cast<double>(persistent_bytes + ephemeral_bytes));
+    if (persistent_bytes + lane_bytes > peak_promised_) {
+      peak_promised_ = persistent_bytes + lane_bytes;
+      peak_residents_ = resident_;
+      peak_lanes_ = lanes_;
+    }
     if (timeline_ != nullptr) timeline_->memory(now_ns, persistent_bytes, lane_bytes, ephemeral_bytes);
   }
 
@@ -76,16 +87,62 @@ class Recorder final : public sim::EventSink {
       series->finish(end_ns);
   }
 
+  // The promises at their peak, laid out as the contiguous layout would: persistent bytes from the low end,
+  // lanes from the high end.
+  memory::MemorySnapshot peak(uint64_t capacity_bytes) const {
+    memory::MemorySnapshot out;
+    out.capacity_bytes = capacity_bytes;
+    uint64_t low = 0;
+    for (const auto& [id, promised] : peak_residents_) {
+      const uint64_t bytes = whole_granules(promised);
+      if (bytes == 0) continue;
+      out.segments.push_back(segment(low, bytes, memory::Kind::kModel, id, "session " + jobs_[id - 1].name));
+      low += bytes;
+    }
+    uint64_t high = low;
+    for (const auto& [lane, promised] : peak_lanes_) high += whole_granules(promised);
+    high = std::max(high, capacity_bytes);
+    for (const auto& [lane, promised] : peak_lanes_) {
+      const uint64_t bytes = whole_granules(promised);
+      if (bytes == 0) continue;
+      high -= bytes;
+      out.segments.push_back(
+          segment(high, bytes, memory::Kind::kEphemeral, 0, base::format("lane %u", lane)));
+    }
+    return out;
+  }
+
  private:
+  static uint64_t whole_granules(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+  static memory::SegmentSnapshot segment(uint64_t address, uint64_t bytes, memory::Kind kind,
+                                         sched::SessionId id, std::string name) {
+    memory::BlockInfo block;
+    block.address = address;
+    block.bytes = bytes;
+    block.kind = kind;
+    block.session = id;
+    memory::SegmentSnapshot out;
+    out.address = address;
+    out.bytes = bytes;
+    out.session = id;
+    out.name = std::move(name);
+    out.blocks.push_back(block);
+    return out;
+  }
   void waiting(uint64_t now_ns, int change) {
     waiting_ += change;
     run_.waiting.set(now_ns, static_cast<double>(waiting_));
   }
 
   PolicyRun& run_;
+  const std::vector<sim::Job>& jobs_;
   Timeline* timeline_;
   int64_t waiting_ = 0;
+  std::map<sched::SessionId, uint64_t> resident_;
   std::map<sched::LaneId, uint64_t> lanes_;
+  uint64_t peak_promised_ = 0;
+  std::map<sched::SessionId, uint64_t> peak_residents_;
+  std::map<sched::LaneId, uint64_t> peak_lanes_;
 };
 
 double seconds(uint64_t ns) {
@@ -162,7 +219,7 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
     PolicyRun& run = result.policies.back();
     run.policy = name;
     if (!options.timeline_path.empty()) timelines.emplace_back();
-    Recorder recorder(run, options.timeline_path.empty() ? nullptr : &timelines.back());
+    Recorder recorder(run, file.jobs, options.timeline_path.empty() ? nullptr : &timelines.back());
     simulation.progress = [&](uint64_t now_ns, size_t finished, size_t jobs) {
       progress(name, finished, jobs, seconds(now_ns));
       return true;
@@ -174,6 +231,16 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
     for (const sim::JobResult& job : outcome.jobs) end_ns = std::max(end_ns, job.end_ns);
     recorder.finish(end_ns);
     notes.emplace_back(name, outcome.notes);
+    if (!options.snapshot_path.empty()) {
+      const std::string path = policy_path(options.snapshot_path, name, index);
+      GPUSHARE_RETURN_IF_ERROR(memory::write_snapshot(
+          recorder.peak(simulation.capacity_bytes),
+          path.ends_with(".json") ? memory::SnapshotFormat::kJson : memory::SnapshotFormat::kPickle, path));
+      notes.back().second.push_back(
+          base::format("--snapshot: '%s' holds the promised segments at their peak, laid out as one "
+                       "buffer; the simulator places no single blocks.",
+                       path.c_str()));
+    }
   }
   gather_notes(notes, result.notes);
   if (!options.timeline_path.empty()) {
