@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/safetensors.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
+
+#include "loader/file.hpp"
 
 namespace gpushare::loader {
 namespace {
@@ -166,48 +162,6 @@ base::Status check_size(const Tensor& tensor) {
   return {};
 }
 
-class File {
- public:
-  static base::Result<File> open(const std::string& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return io_error("open", path);
-    File file(descriptor);
-    struct stat facts {};
-    if (fstat(descriptor, &facts) != 0) return io_error("read the size of", path);
-    if (!S_ISREG(facts.st_mode))
-      return base::Status(GPUSHARE_INVALID_ARGUMENT, path + " is not a regular file");
-    file.size_ = static_cast<uint64_t>(facts.st_size);
-    return file;
-  }
-  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
-  File& operator=(File&&) = delete;
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  uint64_t size() const { return size_; }
-  base::Status read_at(const std::string& path, uint64_t offset, char* out, size_t bytes) const {
-    while (bytes > 0) {
-      const ssize_t got = pread(descriptor_, out, bytes, static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return io_error("read", path);
-      if (got == 0) return malformed(path + ": became shorter while it was read");
-      out += got;
-      offset += static_cast<uint64_t>(got);
-      bytes -= static_cast<size_t>(got);
-    }
-    return {};
-  }
-  static base::Status io_error(const char* verb, const std::string& path) {
-    const int code = errno;
-    return {GPUSHARE_IO_ERROR, std::string("cannot ") + verb + " " + path + ": " + std::strerror(code), code};
-  }
-
- private:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  int descriptor_;
-  uint64_t size_ = 0;
-};
-
 bool ends_with(std::string_view text, std::string_view tail) {
   return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
 }
@@ -303,7 +257,7 @@ base::Result<ModelFiles> read_safetensors(const std::string& path) {
     return malformed(base::format("%s: has %llu bytes, a safetensors file has at least 8", path.c_str(),
                                   static_cast<unsigned long long>(file.size())));
   unsigned char length[8];
-  GPUSHARE_RETURN_IF_ERROR(file.read_at(path, 0, reinterpret_cast<char*>(length), sizeof length));
+  GPUSHARE_RETURN_IF_ERROR(file.read_at(0, reinterpret_cast<char*>(length), sizeof length));
   uint64_t bytes = 0;
   for (int i = 7; i >= 0; --i) bytes = bytes << 8 | length[i];
   if (bytes > kMaxSafetensorsHeaderBytes || bytes > file.size() - 8)
@@ -312,7 +266,7 @@ base::Result<ModelFiles> read_safetensors(const std::string& path) {
                                   static_cast<unsigned long long>(kMaxSafetensorsHeaderBytes),
                                   static_cast<unsigned long long>(file.size() - 8)));
   std::string json(static_cast<size_t>(bytes), '\0');
-  GPUSHARE_RETURN_IF_ERROR(file.read_at(path, 8, json.data(), json.size()));
+  GPUSHARE_RETURN_IF_ERROR(file.read_at(8, json.data(), json.size()));
   base::Result<ModelFiles> model = parse_safetensors_header(json, file.size());
   if (!model.ok()) return model.status().with_context(path);
   model->paths.push_back(path);
@@ -325,7 +279,7 @@ base::Result<ModelFiles> read_model(const std::string& path) {
   if (file.size() > kMaxSafetensorsHeaderBytes)
     return malformed(path + ": larger than 100 MB, which no index is");
   std::string json(static_cast<size_t>(file.size()), '\0');
-  GPUSHARE_RETURN_IF_ERROR(file.read_at(path, 0, json.data(), json.size()));
+  GPUSHARE_RETURN_IF_ERROR(file.read_at(0, json.data(), json.size()));
   const auto index = parse_index(json);
   if (!index.ok()) return index.status().with_context(path);
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace gpushare::loader {
+namespace {
+
+base::Status io_error(const char* verb, const std::string& path) {
+  const int code = errno;
+  return {GPUSHARE_IO_ERROR, std::string("cannot ") + verb + " " + path + ": " + std::strerror(code), code};
+}
+
+}  // namespace
+
+base::Result<File> File::open(const std::string& path, Mode mode) {
+  const int flags = O_RDONLY | O_CLOEXEC | (mode == Mode::kDirect ? O_DIRECT : 0);
+  const int descriptor = ::open(path.c_str(), flags);
+  if (descriptor < 0 && mode == Mode::kDirect && errno == EINVAL)
+    return base::Status(GPUSHARE_UNSUPPORTED, "direct I/O is not possible on " + path, EINVAL);
+  if (descriptor < 0) return io_error("open", path);
+  File file(path, descriptor);
+  struct stat facts {};
+  if (fstat(descriptor, &facts) != 0) return io_error("read the size of", path);
+  if (!S_ISREG(facts.st_mode))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, path + " is not a regular file");
+  file.size_ = static_cast<uint64_t>(facts.st_size);
+  return file;
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+base::Status File::read_at(uint64_t offset, char* out, uint64_t bytes) const {
+  while (bytes > 0) {
+    // Linux transfers at most 2 GiB less a page at a time.
+    const size_t step = static_cast<size_t>(std::min<uint64_t>(bytes, 1u << 30));
+    const ssize_t got = pread(descriptor_, out, step, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return io_error("read", path_);
+    if (got == 0)
+      return {GPUSHARE_MALFORMED_INPUT,
+              base::format("%s: ends at byte %llu while byte %llu was to be read; it became shorter",
+                           path_.c_str(), static_cast<unsigned long long>(offset),
+                           static_cast<unsigned long long>(offset + bytes))};
+    out += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<uint64_t>(got);
+  }
+  return {};
+}
+
+base::Result<std::string> File::version() const {
+  struct stat facts {};
+  // By name, not by descriptor: a file that was replaced has another inode under the same name.
+  if (stat(path_.c_str(), &facts) != 0) return io_error("look at", path_);
+  return base::format("%llu:%llu:%lld.%09ld:%llu", static_cast<unsigned long long>(facts.st_dev),
+                      static_cast<unsigned long long>(facts.st_ino),
+                      static_cast<long long>(facts.st_mtim.tv_sec), facts.st_mtim.tv_nsec,
+                      static_cast<unsigned long long>(facts.st_size));
+}
+
+}  // namespace gpushare::loader

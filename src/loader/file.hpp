@@ -1,0 +1,37 @@
+// file.hpp: reading a regular file by position: short reads and EINTR handled, changes noticed.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.hpp"
+
+namespace gpushare::loader {
+
+class File {
+ public:
+  enum class Mode : uint8_t { kBuffered, kDirect };
+  // Errors: IO_ERROR with errno; INVALID_ARGUMENT if it is not a regular file; UNSUPPORTED if the file system
+  // has no direct I/O.
+  static base::Result<File> open(const std::string& path, Mode mode = Mode::kBuffered);
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  uint64_t size() const { return size_; }
+  int descriptor() const { return descriptor_; }
+  // Reads exactly `bytes`. Errors: IO_ERROR; MALFORMED_INPUT if the file ends before.
+  base::Status read_at(uint64_t offset, char* out, uint64_t bytes) const;
+  // What tells one content from another without reading it: size, time of modification, inode, as of now.
+  base::Result<std::string> version() const;
+
+ private:
+  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  std::string path_;
+  int descriptor_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace gpushare::loader

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/image.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "base/units.hpp"
+#include "loader/file.hpp"
+
+namespace gpushare::loader {
+namespace {
+
+constexpr uint64_t kDirectAlignment = 4096;
+
+uint64_t round_up(uint64_t value, uint64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+// One read: file bytes to a place in the image.
+struct Read {
+  uint32_t file;
+  uint64_t file_offset;
+  char* host;
+  uint64_t bytes;
+};
+
+std::vector<Read> plan_reads(const Image& image, std::span<const Tensor> tensors, uint64_t read_bytes) {
+  std::vector<Read> reads;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (const Image::Piece& piece : image.pieces(image.begin_of(i), tensors[i].bytes())) {
+      const uint64_t base = tensors[i].file_begin + (piece.offset_bytes - image.begin_of(i));
+      for (uint64_t done = 0; done < piece.bytes; done += read_bytes)
+        reads.push_back(
+            {tensors[i].file, base + done, piece.host + done, std::min(read_bytes, piece.bytes - done)});
+    }
+  }
+  // Neighbours in the file and in memory become one read (small tensors, mostly).
+  std::vector<Read> merged;
+  for (const Read& read : reads) {
+    if (!merged.empty()) {
+      Read& last = merged.back();
+      if (last.file == read.file && last.file_offset + last.bytes == read.file_offset &&
+          last.host + last.bytes == read.host && last.bytes + read.bytes <= read_bytes) {
+        last.bytes += read.bytes;
+        continue;
+      }
+    }
+    merged.push_back(read);
+  }
+  return merged;
+}
+
+// Direct reads need aligned offsets, sizes and buffers: whole blocks into a bounce buffer, the wanted part
+// copied out.
+base::Status read_direct(const File& direct, const File& buffered, const Read& read,
+                         std::vector<char>& bounce) {
+  const uint64_t begin = read.file_offset / kDirectAlignment * kDirectAlignment;
+  const uint64_t end = round_up(read.file_offset + read.bytes, kDirectAlignment);
+  // The last block of a file is usually partial: that one is read through the page cache.
+  if (end > direct.size()) return buffered.read_at(read.file_offset, read.host, read.bytes);
+  bounce.resize(end - begin + kDirectAlignment);
+  char* aligned =
+      reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(bounce.data()), kDirectAlignment));
+  GPUSHARE_RETURN_IF_ERROR(direct.read_at(begin, aligned, end - begin));
+  std::memcpy(read.host, aligned + (read.file_offset - begin), read.bytes);
+  return {};
+}
+
+class Mapping {
+ public:
+  Mapping(const File& file) : bytes_(file.size()) {
+    if (bytes_ > 0) data_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
+    if (data_ != MAP_FAILED && bytes_ > 0) madvise(data_, bytes_, MADV_SEQUENTIAL);
+  }
+  Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, MAP_FAILED)), bytes_(other.bytes_) {}
+  Mapping& operator=(Mapping&&) = delete;
+  ~Mapping() {
+    if (data_ != MAP_FAILED) munmap(data_, bytes_);
+  }
+  const char* data() const { return data_ == MAP_FAILED ? nullptr : static_cast<const char*>(data_); }
+
+ private:
+  void* data_ = MAP_FAILED;
+  size_t bytes_;
+};
+
+// Puts the tensors into the order asked for. Errors: INVALID_ARGUMENT naming a tensor that is missing,
+// unknown, or there twice.
+base::Status reorder(const std::vector<std::string>& order, const std::string& path,
+                     std::vector<Tensor>* tensors) {
+  if (order.empty()) return {};
+  std::unordered_map<std::string, size_t> place;
+  for (size_t i = 0; i < order.size(); ++i)
+    if (!place.emplace(order[i], i).second)
+      return {GPUSHARE_INVALID_ARGUMENT, "the order names tensor '" + order[i] + "' twice"};
+  std::vector<Tensor> sorted(order.size());
+  for (Tensor& tensor : *tensors) {
+    const auto found = place.find(tensor.name);
+    if (found == place.end())
+      return {GPUSHARE_INVALID_ARGUMENT, "the order does not name tensor '" + tensor.name + "' of " + path};
+    sorted[found->second] = std::move(tensor);
+  }
+  if (tensors->size() != order.size())
+    for (size_t i = 0; i < order.size(); ++i)
+      if (sorted[i].name.empty())
+        return {GPUSHARE_INVALID_ARGUMENT, path + " has no tensor '" + order[i] + "'"};
+  *tensors = std::move(sorted);
+  return {};
+}
+
+base::Status check_options(const ReadOptions& options) {
+  if (options.reads_in_flight < 1 || options.reads_in_flight > 64)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("reads_in_flight is %u, allowed are 1 to 64", options.reads_in_flight)};
+  if (options.read_bytes < 4096 || options.read_bytes > (1ull << 30))
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("read_bytes is %llu, allowed are 4096 to 2^30",
+                                                    static_cast<unsigned long long>(options.read_bytes))};
+  return {};
+}
+
+// All reads of a model, spread over reads_in_flight threads; the first error stops the others.
+class Reader {
+ public:
+  Reader(const ReadOptions& options, std::vector<Read> reads) : options_(options), reads_(std::move(reads)) {}
+
+  base::Status open(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+      GPUSHARE_ASSIGN_OR_RETURN(File file, File::open(path));
+      GPUSHARE_ASSIGN_OR_RETURN(std::string version, file.version());
+      versions_.push_back(std::move(version));
+      if (options_.path == ReadOptions::Path::kMapped) {
+        mappings_.emplace_back(file);
+        if (file.size() > 0 && mappings_.back().data() == nullptr)
+          return {GPUSHARE_IO_ERROR, "cannot map " + path + ": " + std::strerror(errno), errno};
+      }
+      if (options_.path == ReadOptions::Path::kDirect) {
+        base::Result<File> direct = File::open(path, File::Mode::kDirect);
+        if (direct.ok())
+          direct_.push_back(std::move(*direct));
+        else if (direct.status().code() == GPUSHARE_UNSUPPORTED)
+          direct_possible_ = false;
+        else
+          return direct.status();
+      }
+      files_.push_back(std::move(file));
+    }
+    return {};
+  }
+
+  base::Status run() {
+    std::vector<std::thread> helpers;
+    const size_t threads = std::min<size_t>(options_.reads_in_flight, std::max<size_t>(1, reads_.size()));
+    try {
+      for (size_t i = 1; i < threads; ++i) helpers.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      // Fewer threads read as well, only slower.
+    }
+    work();
+    for (std::thread& helper : helpers) helper.join();
+    {
+      base::MutexLock lock(mutex_);
+      if (!error_.ok()) return error_;
+    }
+    for (size_t i = 0; i < files_.size(); ++i) {
+      GPUSHARE_ASSIGN_OR_RETURN(const std::string now, files_[i].version());
+      if (now != versions_[i])
+        return {GPUSHARE_IO_ERROR,
+                files_[i].path() + " was changed or replaced while it was read; load it again"};
+      if (options_.drop_page_cache) posix_fadvise(files_[i].descriptor(), 0, 0, POSIX_FADV_DONTNEED);
+    }
+    return {};
+  }
+
+ private:
+  void work() {
+    std::vector<char> bounce;
+    for (;;) {
+      const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
+      if (index >= reads_.size()) return;
+      base::Status status;
+      try {
+        status = one(reads_[index], bounce);
+      } catch (const std::bad_alloc&) {
+        status = {GPUSHARE_HOST_OUT_OF_MEMORY,
+                  "no host memory for a read buffer of " + base::format_bytes(reads_[index].bytes)};
+      }
+      if (status.ok()) continue;
+      next_.store(reads_.size(), std::memory_order_relaxed);
+      base::MutexLock lock(mutex_);
+      if (error_.ok()) error_ = status;
+      return;
+    }
+  }
+  base::Status one(const Read& read, std::vector<char>& bounce) {
+    const File& file = files_[read.file];
+    if (options_.path == ReadOptions::Path::kDirect && direct_possible_)
+      return read_direct(direct_[read.file], file, read, bounce);
+    if (options_.path == ReadOptions::Path::kMapped) {
+      std::memcpy(read.host, mappings_[read.file].data() + read.file_offset, read.bytes);
+      return {};
+    }
+    return file.read_at(read.file_offset, read.host, read.bytes);
+  }
+
+  const ReadOptions& options_;
+  const std::vector<Read> reads_;
+  std::vector<File> files_, direct_;
+  std::vector<Mapping> mappings_;
+  std::vector<std::string> versions_;
+  bool direct_possible_ = true;
+  std::atomic<size_t> next_{0};
+  base::Mutex mutex_;
+  base::Status error_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+ChunkPool::~ChunkPool() {
+  trim();
+}
+
+base::Result<char*> ChunkPool::take() {
+  {
+    base::MutexLock lock(mutex_);
+    if (!free_.empty()) {
+      char* chunk = free_.back();
+      free_.pop_back();
+      return chunk;
+    }
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(void* chunk, device_.host_alloc(chunk_bytes_));
+  return static_cast<char*>(chunk);
+}
+
+void ChunkPool::give(char* chunk) {
+  base::MutexLock lock(mutex_);
+  free_.push_back(chunk);
+}
+
+void ChunkPool::trim() {
+  std::vector<char*> chunks;
+  {
+    base::MutexLock lock(mutex_);
+    chunks.swap(free_);
+  }
+  for (char* chunk : chunks) (void)device_.host_free(chunk);
+}
+
+base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string name,
+                                                   std::vector<Layer> layers) {
+  std::shared_ptr<Image> image(new Image(pool, std::move(name), std::move(layers)));
+  for (Layer& layer : image->layers_) {
+    layer.offset_bytes = round_up(image->bytes_, kLayerAlignmentBytes);
+    if (layer.bytes > (1ull << 50) || layer.offset_bytes > (1ull << 50))
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "image '" + image->name_ + "': larger than 1 PiB at layer '" + layer.name + "'");
+    image->bytes_ = layer.offset_bytes + layer.bytes;
+  }
+  for (uint64_t have = 0; have < image->bytes_; have += pool.chunk_bytes()) {
+    base::Result<char*> chunk = pool.take();
+    if (!chunk.ok())
+      return chunk.status().with_context("image '" + image->name_ + "' of " +
+                                         base::format_bytes(image->bytes_));
+    image->chunks_.push_back(*chunk);
+  }
+  return image;
+}
+
+Image::~Image() {
+  for (char* chunk : chunks_) pool_.give(chunk);
+}
+
+std::vector<Image::Piece> Image::pieces(uint64_t offset_bytes, uint64_t bytes) const {
+  std::vector<Piece> out;
+  while (bytes > 0) {
+    const uint64_t within = offset_bytes % pool_.chunk_bytes();
+    const uint64_t step = std::min(bytes, pool_.chunk_bytes() - within);
+    out.push_back({chunks_[offset_bytes / pool_.chunk_bytes()] + within, offset_bytes, step});
+    offset_bytes += step;
+    bytes -= step;
+  }
+  return out;
+}
+
+base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std::string& path,
+                                                      const ReadOptions& options) {
+  GPUSHARE_RETURN_IF_ERROR(check_options(options));
+  GPUSHARE_ASSIGN_OR_RETURN(ModelFiles model, read_model(path));
+  GPUSHARE_RETURN_IF_ERROR(reorder(options.order, path, &model.tensors));
+  std::vector<Layer> layers;
+  for (const Tensor& tensor : model.tensors) layers.push_back({tensor.name, 0, tensor.bytes()});
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Image> image, Image::create(pool, path, std::move(layers)));
+  Reader reader(options, plan_reads(*image, model.tensors, options.read_bytes));
+  GPUSHARE_RETURN_IF_ERROR(reader.open(model.paths));
+  GPUSHARE_RETURN_IF_ERROR(reader.run());
+  return std::shared_ptr<const Image>(std::move(image));
+}
+
+void ImageCache::evict_for(uint64_t bytes) {
+  for (auto entry = entries_.end(); bytes_ + bytes > limit_bytes_ && entry != entries_.begin();) {
+    --entry;
+    // One reference is the cache's own: nobody can gain another without this lock.
+    if (entry->image == nullptr || entry->image.use_count() > 1) continue;
+    bytes_ -= entry->image->bytes();
+    entry = entries_.erase(entry);
+  }
+}
+
+base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& path) {
+  std::string version;
+  {
+    GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
+    GPUSHARE_ASSIGN_OR_RETURN(version, file.version());
+  }
+  base::MutexLock lock(mutex_);
+  for (;;) {
+    const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const Entry& entry) { return entry.path == path; });
+    if (found == entries_.end()) break;
+    if (found->image == nullptr) {
+      loaded_.wait(mutex_);
+      continue;
+    }
+    if (found->version == version) {
+      ++hits_;
+      entries_.splice(entries_.begin(), entries_, found);
+      return found->image;
+    }
+    bytes_ -= found->image->bytes();
+    entries_.erase(found);
+    break;
+  }
+  ++misses_;
+  entries_.push_front({path, version, nullptr});
+  const auto entry = entries_.begin();
+  lock.unlock();
+  base::Result<ModelFiles> model = read_model(path);
+  base::Result<std::shared_ptr<const Image>> image = model.status();
+  lock.lock();
+  if (model.ok()) {
+    // Room before the read, so that the limit holds at every moment.
+    const uint64_t bytes = model->bytes + model->tensors.size() * kLayerAlignmentBytes;
+    evict_for(bytes);
+    if (bytes_ + bytes > limit_bytes_) {
+      image =
+          base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                       path + " needs " + base::format_bytes(bytes) + " of the image cache, which holds " +
+                           base::format_bytes(bytes_) + " in use of " + base::format_bytes(limit_bytes_));
+    } else {
+      bytes_ += bytes;
+      lock.unlock();
+      image = load_image(pool_, path, options_);
+      lock.lock();
+      bytes_ -= bytes;
+    }
+  }
+  if (image.ok()) {
+    entry->image = *image;
+    bytes_ += (*image)->bytes();
+  } else {
+    entries_.erase(entry);
+  }
+  loaded_.notify_all();
+  return image;
+}
+
+uint64_t ImageCache::bytes() const {
+  base::MutexLock lock(mutex_);
+  return bytes_;
+}
+
+uint64_t ImageCache::hits() const {
+  base::MutexLock lock(mutex_);
+  return hits_;
+}
+
+uint64_t ImageCache::misses() const {
+  base::MutexLock lock(mutex_);
+  return misses_;
+}
+
+}  // namespace gpushare::loader

@@ -1,0 +1,87 @@
+// transmission.hpp: sends an image to the device group by group, so that the first layers compute while later
+// ones are on their way (PipeSwitch, section 4.2). Nothing waits on the host: readiness is an event a group,
+// which streams wait for. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/status.hpp"
+#include "device/device.hpp"
+#include "loader/grouping.hpp"
+#include "loader/image.hpp"
+
+namespace gpushare::loader {
+
+// Called when the last byte of group `group` has arrived, with its layers [first, end), in stream order, from
+// a thread of the device.
+using GroupCallback = std::function<void(size_t group, uint32_t first, uint32_t end)>;
+
+// One image on its way to one device block. Owns the events; holds the image until the last copy has
+// finished. The stream and the device block must live until then (destruction waits for it). make_usable and
+// the waits may be called from any thread.
+class Transmission {
+ public:
+  // Enqueues all copies on `stream` (best a stream of its own) and returns. The block at `base` has room for
+  // image->bytes() and is laid out like the image; `ends` are group ends (loader::plan_groups); layers below
+  // `resident_layers` are there already. Blocks of the group events: created with timing, so that arrived_ns
+  // can tell when. Errors: INVALID_ARGUMENT (ends that are no grouping), the device's.
+  static base::Result<std::unique_ptr<Transmission>> start(device::Device& device,
+                                                           const device::Stream& stream,
+                                                           std::shared_ptr<const Image> image,
+                                                           device::Address base, std::vector<uint32_t> ends,
+                                                           uint32_t resident_layers = 0,
+                                                           GroupCallback on_group = {});
+  ~Transmission();
+  Transmission(const Transmission&) = delete;
+  Transmission& operator=(const Transmission&) = delete;
+
+  // Work enqueued on `stream` from now on finds layers [first, end) on the device. One event wait at most:
+  // groups arrive in order. No host wait. Errors: INVALID_ARGUMENT (no such layers).
+  base::Status make_usable(uint32_t first, uint32_t end, const device::Stream& stream) const;
+  // Blocks until layer `layer` has arrived; all of them with the last one.
+  base::Status wait(uint32_t layer) const;
+  // True when layer `layer` has arrived. Does not block.
+  base::Result<bool> arrived(uint32_t layer) const;
+
+  device::Address address(uint32_t layer) const { return base_ + image_->layers()[layer].offset_bytes; }
+  const Image& image() const { return *image_; }
+  size_t groups() const { return ends_.size(); }
+  // Device time from the start of the first copy to the arrival of group `group`. NOT_READY before.
+  base::Result<uint64_t> arrived_ns(size_t group) const;
+
+ private:
+  struct Notice;
+  Transmission(std::shared_ptr<const Image> image, device::Address base, std::vector<uint32_t> ends,
+               uint32_t resident);
+  base::Status enqueue(device::Device& device, const device::Stream& stream, const GroupCallback& on_group);
+  base::Result<size_t> group_of(uint32_t layer) const;
+
+  std::shared_ptr<const Image> image_;
+  device::Address base_;
+  std::vector<uint32_t> ends_;
+  uint32_t resident_;
+  device::Event started_;
+  std::vector<device::Event> events_;
+  std::vector<std::unique_ptr<Notice>> notices_;
+};
+
+// What a device's copies and launches cost, for plan_groups.
+struct LinkCosts {
+  double call_overhead_ms = 0;  // of one copy, whatever its size
+  double bytes_per_ms = 0;
+  double group_overhead_ms = 0;  // of making a stream wait for an event and launching on it
+};
+
+// Measures them with `repeats` copies of small and large blocks (64 MiB of device memory at most, freed
+// again), medians. Takes tens of milliseconds. Errors: the device's.
+base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats = 9);
+
+// Fills transmit_ms of `layers` from the costs.
+std::vector<LayerCost> layer_costs(const Image& image, const LinkCosts& link,
+                                   std::span<const double> execute_ms);
+
+}  // namespace gpushare::loader

@@ -1,0 +1,251 @@
+// Images read from files and sent to a device: every path of reading, the cache, the pipeline, and what goes
+// wrong. SPDX-License-Identifier: Apache-2.0
+#include "loader/image.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "loader/transmission.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using loader::ReadOptions;
+
+namespace {
+
+struct Folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("gpushare-image-" + std::to_string(::getpid()));
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() { std::filesystem::remove_all(path); }
+
+  // A model of random bytes; returns its path and what each tensor holds.
+  std::string make(const std::string& name, const std::vector<size_t>& sizes, test::Random& random,
+                   std::vector<std::string>* contents) const {
+    std::string json = "{";
+    std::string data;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      std::string bytes(sizes[i], '\0');
+      for (char& byte : bytes) byte = static_cast<char>(random());
+      json += (i > 0 ? "," : "") + ("\"t" + std::to_string(i)) + R"(":{"dtype":"U8","shape":[)" +
+              std::to_string(sizes[i]) + R"(],"data_offsets":[)" + std::to_string(data.size()) + "," +
+              std::to_string(data.size() + sizes[i]) + "]}";
+      data += bytes;
+      contents->push_back(bytes);
+    }
+    json += "}";
+    std::string header(8, '\0');
+    for (int i = 0; i < 8; ++i) header[static_cast<size_t>(i)] = static_cast<char>(json.size() >> (8 * i));
+    std::ofstream(path / name, std::ios::binary) << header << json << data;
+    return (path / name).string();
+  }
+};
+
+std::string bytes_of(const loader::Image& image, size_t layer) {
+  std::string out;
+  for (const auto& piece : image.pieces(image.begin_of(layer), image.layers()[layer].bytes))
+    out.append(piece.host, piece.bytes);
+  return out;
+}
+
+const std::vector<size_t> kSizes = {100, 5000, 0, 70'000, 1, 300'000, 4096, 33};
+
+}  // namespace
+
+TEST_CASE("every way of reading gives the file's bytes") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10);
+  for (const auto how :
+       {ReadOptions::Path::kBuffered, ReadOptions::Path::kDirect, ReadOptions::Path::kMapped}) {
+    for (const uint32_t in_flight : {1u, 3u}) {
+      ReadOptions options;
+      options.path = how;
+      options.reads_in_flight = in_flight;
+      options.read_bytes = 8192;
+      options.drop_page_cache = in_flight == 3;
+      const auto image = loader::load_image(pool, path, options);
+      REQUIRE(image.ok());
+      REQUIRE((*image)->layers().size() == kSizes.size());
+      for (size_t i = 0; i < kSizes.size(); ++i) {
+        CHECK((*image)->layers()[i].offset_bytes % loader::kLayerAlignmentBytes == 0);
+        REQUIRE(bytes_of(**image, i) == contents[i]);
+      }
+    }
+  }
+}
+
+TEST_CASE("the caller's order is kept and must name every tensor once") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", {10, 20, 30}, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10);
+  ReadOptions options;
+  options.order = {"t2", "t0", "t1"};
+  const auto image = loader::load_image(pool, path, options);
+  REQUIRE(image.ok());
+  CHECK(bytes_of(**image, 0) == contents[2]);
+  for (const auto& order : {std::vector<std::string>{"t0", "t1"},
+                            {"t0", "t1", "t2", "t3"},
+                            {"t0", "t1", "t1"},
+                            {"t0", "t1", "x"}}) {
+    options.order = order;
+    CHECK(loader::load_image(pool, path, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  }
+  options.order.clear();
+  options.reads_in_flight = 0;
+  CHECK(loader::load_image(pool, path, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  options.reads_in_flight = 1;
+  options.read_bytes = 1;
+  CHECK(loader::load_image(pool, path, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("host memory that runs out leaves nothing behind") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
+  auto device = *device::Device::open("host");
+  for (uint64_t call = 1; call <= 6; ++call) {
+    loader::ChunkPool pool(*device, 64 << 10);
+    gpushare_backend_fault fault{sizeof fault, GPUSHARE_FAULT_HOST_OUT_OF_MEMORY, call, 1.0};
+    REQUIRE(device->set_fault(fault).ok());
+    const auto image = loader::load_image(pool, path, {});
+    CHECK(image.status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+    fault.kind = GPUSHARE_FAULT_NONE;
+    REQUIRE(device->set_fault(fault).ok());
+    REQUIRE(loader::load_image(pool, path, {}).ok());
+  }
+  CHECK(device->close().ok());
+}
+
+TEST_CASE("the cache keeps to its limit, shares reads, and notices a replaced file") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 4; ++i)
+    paths.push_back(folder.make("m" + std::to_string(i) + ".safetensors", {40'000}, random, &contents));
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 16 << 10);
+  loader::ImageCache cache(pool, 100'000, {});
+  {
+    const auto a = cache.get(paths[0]);
+    REQUIRE(a.ok());
+    const auto again = cache.get(paths[0]);
+    CHECK(a->get() == again->get());
+    CHECK(cache.hits() == 1);
+    REQUIRE(cache.get(paths[1]).ok());
+    REQUIRE(cache.get(paths[2]).ok());  // m1 goes, m0 is in use
+    CHECK(cache.bytes() <= 100'000);
+    CHECK(cache.get(paths[0])->get() == a->get());
+    const auto b = cache.get(paths[1]);
+    REQUIRE(b.ok());
+    // Two in use: the third does not fit.
+    CHECK(cache.get(paths[3]).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+    CHECK(bytes_of(**b, 0) == contents[1]);
+  }
+  // Replaced under the same name.
+  std::vector<std::string> fresh;
+  const std::string other = folder.make("other.safetensors", {40'000}, random, &fresh);
+  std::filesystem::rename(other, paths[0]);
+  const auto renewed = cache.get(paths[0]);
+  REQUIRE(renewed.ok());
+  CHECK(bytes_of(**renewed, 0) == fresh[0]);
+  CHECK(cache.get("/nonexistent.safetensors").status().code() == GPUSHARE_IO_ERROR);
+
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i)
+        if (const auto image = cache.get(paths[static_cast<size_t>(i % 2)]); image.ok()) ++good;
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good == 200);
+}
+
+TEST_CASE("a transmission delivers every byte, in groups, each usable before the next is there") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
+  for (const std::string spec : {"host", "host?copy_gbps=0.5", "sim"}) {
+    INFO(spec);
+    auto device = *device::Device::open(spec);
+    loader::ChunkPool pool(*device, 64 << 10);
+    const auto image = *loader::load_image(pool, path, {});
+    const device::Address base = *device->alloc(image->bytes());
+    std::vector<uint32_t> arrived;
+    {
+      const device::Stream copies = *device->create_stream();
+      const device::Stream lane = *device->create_stream();
+      auto transmission =
+          loader::Transmission::start(*device, copies, image, base, {2, 5, 8}, 0,
+                                      [&](size_t, uint32_t, uint32_t end) { arrived.push_back(end); });
+      REQUIRE(transmission.ok());
+      for (uint32_t i = 0; i < kSizes.size(); ++i) {
+        REQUIRE((*transmission)->make_usable(i, i + 1, lane).ok());
+        std::string back(contents[i].size(), '\0');
+        REQUIRE(lane.copy(reinterpret_cast<uintptr_t>(back.data()), (*transmission)->address(i), back.size(),
+                          GPUSHARE_COPY_DEVICE_TO_HOST)
+                    .ok());
+        REQUIRE(lane.synchronize().ok());
+        CHECK(*(*transmission)->arrived(i));
+        if (device->can(GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE)) CHECK(back == contents[i]);
+      }
+      REQUIRE((*transmission)->wait(7).ok());
+      CHECK(*(*transmission)->arrived_ns(0) <= *(*transmission)->arrived_ns(2));
+      CHECK(arrived == std::vector<uint32_t>{2, 5, 8});
+      CHECK((*transmission)->make_usable(3, 3, lane).code() == GPUSHARE_INVALID_ARGUMENT);
+      CHECK((*transmission)->make_usable(7, 9, lane).code() == GPUSHARE_INVALID_ARGUMENT);
+      CHECK((*transmission)->wait(8).code() == GPUSHARE_INVALID_ARGUMENT);
+      for (const auto& ends : {std::vector<uint32_t>{2, 2, 8}, {2, 5}, {2, 9}, {}})
+        CHECK(loader::Transmission::start(*device, copies, image, base, ends).status().code() ==
+              GPUSHARE_INVALID_ARGUMENT);
+    }
+    REQUIRE(device->free(base).ok());
+  }
+}
+
+TEST_CASE("a copy that fails ends the transmission with its group named") {
+  test::Random random(test::seed());
+  const Folder folder;
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10);
+  const auto image = *loader::load_image(pool, path, {});
+  const device::Address base = *device->alloc(image->bytes());
+  for (uint64_t call = 1; call <= 5; ++call) {
+    const device::Stream copies = *device->create_stream();
+    gpushare_backend_fault fault{sizeof fault, GPUSHARE_FAULT_LAUNCH_FAILS, call, 1.0};
+    REQUIRE(device->set_fault(fault).ok());
+    const auto transmission = loader::Transmission::start(*device, copies, image, base, {2, 5, 8});
+    CHECK_FALSE(transmission.ok());
+    fault.kind = GPUSHARE_FAULT_NONE;
+    REQUIRE(device->set_fault(fault).ok());
+  }
+  CHECK(device->free(base).ok());
+}
+
+TEST_CASE("calibration finds the cap of a capped link") {
+  // The sim device's clock makes this exact: no wall time involved.
+  auto device = *device::Device::open("sim?copy_gbps=10");
+  const auto costs = loader::calibrate(*device);
+  REQUIRE(costs.ok());
+  CHECK(costs->bytes_per_ms == Approx(10e6).epsilon(0.01));
+  CHECK(costs->call_overhead_ms >= 0);
+  CHECK(loader::calibrate(*device, 0).status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
