@@ -1,0 +1,101 @@
+// Cost of one decision and of a session coming and going. Figures with their command: docs/design/sched.md.
+// SPDX-License-Identifier: Apache-2.0
+#include <benchmark/benchmark.h>
+
+#include <random>
+#include <string>
+
+#include "sched/scheduler.hpp"
+
+namespace {
+
+using namespace gpushare;
+using namespace gpushare::sched;
+
+SessionSpec spec(SessionId id) {
+  SessionSpec out;
+  out.id = id;
+  out.name = "bench";
+  out.priority = static_cast<int32_t>(id * 7919 % 5);
+  out.persistent_bytes = 100;
+  out.ephemeral_bytes = 1000 + id % 10;
+  out.remaining_ns = 1'000'000'000'000 + id * 104729 % 1'000'000;
+  return out;
+}
+
+SchedulerOptions one_lane() {
+  SchedulerOptions options;
+  options.capacity_bytes = 1'000'000'000;
+  options.max_lanes = 1;
+  return options;
+}
+
+// pick, dispatched, finished, ready: all that one iteration costs with `n` candidates in its lane.
+void iteration(benchmark::State& state, const char* policy) {
+  Scheduler scheduler(one_lane(), std::move(*make_policy(policy)));
+  const auto n = static_cast<SessionId>(state.range(0));
+  for (SessionId id = 1; id <= n; ++id) {
+    if (!scheduler.arrive(spec(id), 0).ok()) return state.SkipWithError("refused");
+    scheduler.ready(id, 0);
+  }
+  scheduler.take_actions();
+  uint64_t now = 0;
+  for (auto _ : state) {
+    const SessionId id = *scheduler.pick(0, now);
+    scheduler.dispatched(id, 0, now);
+    now += 1000;
+    scheduler.finished(id, 1000, now);
+    scheduler.ready(id, now);
+  }
+}
+BENCHMARK_CAPTURE(iteration, srtf, "srtf")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(iteration, fair, "fair")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(iteration, priority, "priority")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(iteration, pack, "pack")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+
+// The decision alone.
+void pick(benchmark::State& state, const char* policy) {
+  Scheduler scheduler(one_lane(), std::move(*make_policy(policy)));
+  for (SessionId id = 1; id <= static_cast<SessionId>(state.range(0)); ++id) {
+    if (!scheduler.arrive(spec(id), 0).ok()) return state.SkipWithError("refused");
+    scheduler.ready(id, 0);
+  }
+  for (auto _ : state) benchmark::DoNotOptimize(scheduler.pick(0, 0));
+}
+BENCHMARK_CAPTURE(pick, srtf, "srtf")->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(pick, fair, "fair")->Arg(10)->Arg(100)->Arg(1000);
+
+// A session arrives, is admitted, and leaves, beside `n` residents.
+void arrive_leave(benchmark::State& state, const char* policy) {
+  Scheduler scheduler(one_lane(), std::move(*make_policy(policy)));
+  SessionId id = 0;
+  for (int i = 0; i < state.range(0); ++i)
+    if (!scheduler.arrive(spec(++id), 0).ok()) return state.SkipWithError("refused");
+  for (auto _ : state) {
+    if (!scheduler.arrive(spec(++id), 0).ok()) return state.SkipWithError("refused");
+    scheduler.leave(id, 0);
+    benchmark::DoNotOptimize(scheduler.take_actions());
+  }
+}
+BENCHMARK_CAPTURE(arrive_leave, fair, "fair")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(arrive_leave, srtf, "srtf")->Arg(1)->Arg(10)->Arg(100)->Arg(1000);
+
+// A full device with `n` sessions at the door: one leaves, the next is admitted.
+void queue_moves(benchmark::State& state, const char* policy) {
+  SchedulerOptions options = one_lane();
+  options.capacity_bytes = 100 * 20 + 1100;
+  options.paging = false;
+  Scheduler scheduler(options, std::move(*make_policy(policy)));
+  const auto n = static_cast<SessionId>(state.range(0));
+  SessionId next = 0, oldest = 1;
+  while (next < n + 20)
+    if (!scheduler.arrive(spec(++next), 0).ok()) return state.SkipWithError("refused");
+  for (auto _ : state) {
+    scheduler.leave(oldest++, 0);
+    if (!scheduler.arrive(spec(++next), 0).ok()) return state.SkipWithError("refused");
+    benchmark::DoNotOptimize(scheduler.take_actions());
+  }
+}
+BENCHMARK_CAPTURE(queue_moves, fair, "fair")->Arg(10)->Arg(100)->Arg(1000);
+
+}  // namespace
