@@ -22,12 +22,12 @@ struct ServingOptions {
   double p99_ns = 0;     // 0: of the requests
   size_t warm_samples =
       256;  // execution times told to the batcher beforehand for each application: its offline profile
+  size_t warm_from = 0;       // the offline profile sees only the first so many requests; 0 = all
   bool profile = true;  // tell the execution time of each finished request (the online profiler)
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
   sched::slo::BatcherOptions batcher;
-  // Set: what one decision looked at is kept out of the virtual clock, but a fixed cost may be put in.
-  uint64_t decision_cost_ns = 0;
+  uint64_t decision_cost_ns = 0;  // virtual time from a decision to the start of its batch
 };
 
 struct ServingResult {
