@@ -1,4 +1,4 @@
-// What the host device costs the layers above it: events and queries on the hot path of an iteration, a round
+// What the devices cost the layers above them: events and queries on the hot path of an iteration, a round
 // trip to a stream's thread, and copies beside plain memcpy. SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 
@@ -128,5 +128,25 @@ void map_and_unmap_granule(benchmark::State& state) {
   }
 }
 BENCHMARK(map_and_unmap_granule);
+
+// Host time that the simulator takes for one modelled work, with so many streams busy at once.
+void simulated_work(benchmark::State& state) {
+  const auto device = *Device::open("sim");
+  std::vector<Stream> streams;
+  for (int64_t i = 0; i < state.range(0); ++i) streams.push_back(*device->create_stream());
+  gpushare_backend_work work{};
+  work.struct_size = sizeof(work);
+  work.duration_ns = 1'000'000;
+  work.demand = 0.3F;
+  int64_t works = 0;
+  for (auto _ : state) {
+    for (const Stream& stream : streams) benchmark::DoNotOptimize(stream.work(work).ok());
+    for (const Stream& stream : streams) benchmark::DoNotOptimize(stream.synchronize().ok());
+    works += state.range(0);
+    work.duration_ns += 1;  // so that ends do not all coincide
+  }
+  state.SetItemsProcessed(works);
+}
+BENCHMARK(simulated_work)->Arg(1)->Arg(8)->Arg(64);
 
 }  // namespace

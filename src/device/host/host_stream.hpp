@@ -84,7 +84,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
  private:
   friend class Event;
-  static constexpr uint64_t kInlineBytes = 64 * 1024;  // copying so much costs far less than waking a thread
+  static constexpr uint64_t kInlineBytes =
+      64ull * 1024;  // copying so much costs far less than waking a thread
 
   bool idle() const GPUSHARE_REQUIRES(mutex_) {
     return completed_.load(std::memory_order_relaxed) == enqueued_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cts.hpp"
+#include "support/random.hpp"
 
 namespace gpushare::cts {
 namespace {
@@ -249,6 +250,54 @@ CTS_TEST("virtual memory: a thousand granules come and go") {
     REQUIRE_OK(cts.device->phys_release(memory));
   }
   CHECK_OK(cts.device->va_free(range, 8 * granule));
+}
+
+// Memories wander between addresses, several addresses to a memory, against a model that is a number a
+// memory.
+CTS_TEST("virtual memory: random remapping against a model") {
+  INFO("seed " << test::seed());
+  test::Random random(test::seed());
+  const uint64_t granule = granule_of(cts);
+  constexpr size_t kSlots = 8;
+  constexpr size_t kMemories = 5;
+  constexpr size_t kNone = SIZE_MAX;
+  const device::Address range = *cts.device->va_reserve(kSlots * granule);
+  const auto slot_address = [&](size_t slot) { return range + slot * granule; };
+  std::vector<gpushare_backend_memory*> memories;
+  std::vector<uint8_t> holds(kMemories, 0);
+  std::vector<size_t> mapped(kSlots, kNone);
+  const auto stream = cts.stream();
+  for (size_t i = 0; i < kMemories; ++i) {
+    memories.push_back(*cts.device->phys_create(granule));
+    REQUIRE_OK(cts.device->va_map(slot_address(0), granule, memories[i], 0));
+    REQUIRE_OK(stream.fill(slot_address(0), 0, granule));
+    REQUIRE_OK(stream.synchronize());
+    REQUIRE_OK(cts.device->va_unmap(slot_address(0), granule));
+  }
+  for (int step = 0; step < 1500; ++step) {
+    const size_t slot = test::uniform(random, 0, kSlots - 1);
+    const size_t memory = mapped[slot];
+    if (memory == kNone) {
+      const size_t chosen = test::uniform(random, 0, kMemories - 1);
+      REQUIRE_OK(cts.device->va_map(slot_address(slot), granule, memories[chosen], 0));
+      mapped[slot] = chosen;
+    } else if (test::uniform(random, 0, 2) == 0) {
+      REQUIRE_OK(cts.device->va_unmap(slot_address(slot), granule));
+      mapped[slot] = kNone;
+    } else if (test::uniform(random, 0, 1) == 0) {
+      holds[memory] = static_cast<uint8_t>(step);
+      REQUIRE_OK(stream.fill(slot_address(slot) + granule / 2, holds[memory], 32));
+      REQUIRE_OK(stream.synchronize());
+    } else {
+      REQUIRE(cts.download(stream, slot_address(slot) + granule / 2, 32) ==
+              std::vector<uint8_t>(32, holds[memory]));
+    }
+  }
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    if (mapped[slot] != kNone) CHECK_OK(cts.device->va_unmap(slot_address(slot), granule));
+  }
+  for (auto* memory : memories) CHECK_OK(cts.device->phys_release(memory));
+  CHECK_OK(cts.device->va_free(range, kSlots * granule));
 }
 
 }  // namespace gpushare::cts

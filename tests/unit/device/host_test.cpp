@@ -1,0 +1,103 @@
+// The host device's own promises: the capped bus and what runs on the calling thread. What every device does
+// is tests/cts. SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "device/device.hpp"
+#include "support/catch.hpp"
+
+using gpushare::device::Address;
+using gpushare::device::Device;
+using gpushare::device::Event;
+using gpushare::device::Stream;
+
+namespace {
+
+size_t thread_count() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+uint64_t address_of(const void* pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+}  // namespace
+
+TEST_CASE("no thread starts for what an idle stream can do at once", "[host]") {
+  const size_t before = thread_count();
+  auto device = std::move(*Device::open("host"));
+  const Stream stream = *device->create_stream();
+  const Stream other = *device->create_stream();
+  const Event start = *device->create_event(GPUSHARE_EVENT_TIMING);
+  const Event end = *device->create_event(GPUSHARE_EVENT_TIMING);
+  const Address block = *device->alloc(1 << 20);
+  std::vector<char> host(4096, 7);
+  REQUIRE(stream.record(start).ok());
+  REQUIRE(stream.copy(block, address_of(host.data()), host.size(), GPUSHARE_COPY_HOST_TO_DEVICE).ok());
+  REQUIRE(stream.fill(block + 4096, 1, 4096).ok());
+  REQUIRE(stream.record(end).ok());
+  REQUIRE(other.wait(end).ok());
+  CHECK(end.query().ok());
+  CHECK(other.query().ok());
+  CHECK(end.elapsed_since(start).ok());
+  REQUIRE(stream.synchronize().ok());
+  CHECK(thread_count() == before);
+  // The first op that runs behind the caller's back starts one, and it goes with the stream.
+  REQUIRE(stream.launch_host([](void*) {}, nullptr).ok());
+  CHECK(thread_count() == before + 1);
+  REQUIRE(stream.synchronize().ok());
+  REQUIRE(device->free(block).ok());
+}
+
+TEST_CASE("device addresses are the process's own", "[host]") {
+  auto device = std::move(*Device::open("host"));
+  const Stream stream = *device->create_stream();
+  const Address block = *device->alloc(100'000);
+  REQUIRE(stream.fill(block, 9, 100'000).ok());
+  REQUIRE(stream.synchronize().ok());
+  CHECK(reinterpret_cast<const char*>(block)[99'999] == 9);
+  REQUIRE(device->free(block).ok());
+}
+
+TEST_CASE("copies over a capped bus take turns and no less than their time", "[host]") {
+  // 0.1 GB/s: 200 kB take 2 ms. The bus makes up for at most 0.2 ms of its threads' lateness.
+  constexpr uint64_t kBytes = 200'000;
+  constexpr uint64_t kCopyNs = 2'000'000;
+  constexpr uint64_t kCreditNs = 200'000;
+  auto device = std::move(*Device::open("host?copy_gbps=0.1"));
+  const Address block = *device->alloc(4 * kBytes);
+  std::vector<char> host(kBytes, 3);
+  std::vector<Stream> streams;
+  const uint64_t start = gpushare::base::host_now_ns();
+  for (uint64_t i = 0; i < 4; ++i) {
+    streams.push_back(*device->create_stream());
+    REQUIRE(streams.back()
+                .copy(block + i * kBytes, address_of(host.data()), kBytes, GPUSHARE_COPY_HOST_TO_DEVICE)
+                .ok());
+  }
+  for (const Stream& stream : streams) REQUIRE(stream.synchronize().ok());
+  // A lower bound holds on the slowest machine too.
+  CHECK(gpushare::base::host_now_ns() - start >= 4 * kCopyNs - kCreditNs);
+  CHECK(reinterpret_cast<const char*>(block)[4 * kBytes - 1] == 3);
+  REQUIRE(device->free(block).ok());
+}
+
+TEST_CASE("a small copy over a capped bus waits its time too", "[host]") {
+  auto device = std::move(*Device::open("host?copy_gbps=0.001"));
+  const Stream stream = *device->create_stream();
+  const Event start = *device->create_event(GPUSHARE_EVENT_TIMING);
+  const Event end = *device->create_event(GPUSHARE_EVENT_TIMING);
+  const Address block = *device->alloc(4096);
+  std::vector<char> host(4096, 3);
+  REQUIRE(stream.record(start).ok());
+  REQUIRE(stream.copy(block, address_of(host.data()), host.size(), GPUSHARE_COPY_HOST_TO_DEVICE).ok());
+  REQUIRE(stream.record(end).ok());
+  REQUIRE(end.synchronize().ok());
+  CHECK(*end.elapsed_since(start) >= 4'096'000 - 200'000);
+  REQUIRE(device->free(block).ok());
+}
