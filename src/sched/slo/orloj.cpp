@@ -1,6 +1,7 @@
 // orloj.cpp: Orloj as printed (000, 4.3-4.4, algorithm 4.1): a queue per batch size, scores from the batch
 // duration of the equal mix of all applications, feasible sets, and a full batch of the chosen size or none.
 // What the text leaves open is in BatcherOptions. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <map>
 
 #include <absl/container/inlined_vector.h>
@@ -36,7 +37,17 @@ class Orloj final : public BatcherBase {
         candidate_model = model;
       }
     }
-    if (candidate == nullptr) return decision;
+    if (candidate == nullptr) {
+      // Nothing fills a size: ask again when the first of those waiting is too late for its last one.
+      for (Model& model : models_)
+        for (const Size& size : model.sizes) {
+          if (size.by_deadline.empty()) continue;
+          const double late = static_cast<double>(size.by_deadline.begin()->first) - size.estimate_ns;
+          decision.wake_ns =
+              std::min(decision.wake_ns, std::max(now_ns, static_cast<uint64_t>(std::max(late, 0.0))) + 1024);
+        }
+      return decision;
+    }
     std::vector<RequestId> ids;
     while (ids.size() < candidate->requests) {
       const auto best = candidate->scores->best(now_ns);
