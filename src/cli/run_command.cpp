@@ -9,6 +9,7 @@
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
+#include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
 #include "cli/report.hpp"
@@ -28,44 +29,10 @@ std::string policy_path(const std::string& path, const std::string& policy, size
 
 namespace {
 
-// Splits "a,b,c"; empty items are kept, to be refused by name.
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out(1);
-  for (const char c : text)
-    if (c == ',')
-      out.emplace_back();
-    else
-      out.back() += c;
-  return out;
-}
-
 std::string joined(std::span<const char* const> names) {
   std::string out;
   for (const char* name : names) out += (out.empty() ? "" : ", ") + std::string(name);
   return out;
-}
-
-base::Status bad_option(const char* option, const std::string& value, const std::string& allowed) {
-  return {GPUSHARE_INVALID_ARGUMENT,
-          base::format("%s: '%s' is not allowed; %s", option, value.c_str(), allowed.c_str())};
-}
-
-// A number in a range, with messages that say the range.
-base::Result<double> parse_number(const char* option, const std::string& text, double low, bool low_allowed,
-                                  double high) {
-  const base::Result<double> value = base::parse_double(text);
-  if (value.ok() && (*value > low || (low_allowed && *value == low)) && *value <= high) return *value;
-  return bad_option(
-      option, text,
-      base::format("give a number %s %g, at most %g", low_allowed ? "from" : "above", low, high));
-}
-
-base::Result<uint64_t> parse_count(const char* option, const std::string& text, uint64_t high) {
-  const base::Result<uint64_t> value = base::parse_uint64(text);
-  if (value.ok() && *value <= high) return *value;
-  return bad_option(
-      option, text,
-      base::format("give a whole number from 0 to %llu", static_cast<unsigned long long>(high)));
 }
 
 class RunCommand final : public Command {
@@ -210,7 +177,7 @@ class RunCommand final : public Command {
 
   base::Status check_options() {
     const std::span<const char* const> known = sched::policy_names();
-    options_.policies = split(policy_);
+    options_.policies = split_list(policy_);
     for (size_t i = 0; i < options_.policies.size(); ++i) {
       const std::string& policy = options_.policies[i];
       if (std::find(known.begin(), known.end(), policy) == known.end())
@@ -222,10 +189,7 @@ class RunCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64));
     options_.lanes = static_cast<uint32_t>(lanes);
     if (!capacity_.empty()) {
-      const base::Result<uint64_t> bytes = base::parse_bytes(capacity_);
-      if (!bytes.ok() || *bytes == 0)
-        return bad_option("--capacity", capacity_, "give a size such as 512MiB, 16GiB or 16GB, above 0");
-      options_.capacity_bytes = *bytes;
+      GPUSHARE_ASSIGN_OR_RETURN(options_.capacity_bytes, parse_size("--capacity", capacity_));
     }
     GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 1'000'000'000));
     GPUSHARE_ASSIGN_OR_RETURN(options_.seed, parse_count("--seed", seed_, UINT64_MAX));

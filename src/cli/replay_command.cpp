@@ -1,0 +1,176 @@
+// `gpushare replay`: recorded allocations on the block heap, a lane and a planned lane: speed, and the memory
+// they need. SPDX-License-Identifier: Apache-2.0
+#include "memory/replay.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/units.hpp"
+#include "cli/command.hpp"
+#include "cli/options.hpp"
+#include "cli/output.hpp"
+#include "cli/pickle.hpp"
+#include "cli/progress.hpp"
+#include "memory/trace_io.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+const char* name_of(memory::TraceFormat format) {
+  switch (format) {
+    case memory::TraceFormat::kLifetimes:
+      return "lifetimes";
+    case memory::TraceFormat::kRmm:
+      return "rmm";
+    case memory::TraceFormat::kSnapshot:
+      return "snapshot";
+  }
+  return "";
+}
+
+std::string short_name(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+class ReplayCommand final : public Command {
+ public:
+  const char* name() const override { return "replay"; }
+  const char* summary() const override {
+    return "Replay recorded allocations: speed and memory needed by each allocator";
+  }
+  const char* help() const override {
+    return "Trace files are recognised by their content:\n"
+           "  id,lower,upper,size                    CSV of buffer lifetimes, header in any order; live over "
+           "[lower, upper)\n"
+           "  Thread,Time,Action,Pointer,Size,Stream RMM's allocation log (CSV)\n"
+           "  PyTorch's memory snapshot              the pickle of torch.cuda.memory._dump_snapshot, or the "
+           "same as JSON\n"
+           "\n"
+           "Allocators: heap (one block heap), lane (the same, blocks that outlive the iteration at the "
+           "other end), planned (the\n"
+           "placement is solved once, then replayed in constant time).\n"
+           "\n"
+           "ns/op is the median over whole replays, p99 that of single allocations; both move with the "
+           "machine's load, so compare\n"
+           "within one run. The arena ratio is the least memory with which the trace can be served, over the "
+           "most bytes live at\n"
+           "once: 1.000 is perfect.\n"
+           "\n"
+           "Examples:\n"
+           "  gpushare replay --alloc examples/traces/training.csv\n"
+           "  gpushare replay --alloc examples/traces/training.csv --allocator heap,planned --json -\n"
+           "  gpushare replay --alloc examples/traces/training.csv --time-ms 0\n"
+           "\n"
+           "JSON: results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, "
+           "min_arena_bytes,\n"
+           "min_arena_ratio, skipped_frees}, and for planned solve_s, method. ns_per_op and p99_ns are null "
+           "with --time-ms 0.\n"
+           "\n"
+           "Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usage or a bad "
+           "trace file.\n";
+  }
+  void declare(CLI::App& app) override {
+    app.add_option("--alloc", files_, "Trace files")->type_name("FILE..")->required();
+    app.add_option("--allocator", allocators_, "Which to replay on [heap,lane,planned]")->type_name("A,B,..");
+    app.add_option("--granule", granule_, "Blocks start at multiples of it: a power of two from 16 [256]")
+        ->type_name("SIZE");
+    app.add_option("--time-ms", time_ms_, "About how long to time each; 0 = memory only [300]")
+        ->type_name("N");
+    json_.declare(app);
+  }
+
+  base::Result<ExitCode> run() override {
+    memory::ReplayOptions options;
+    std::vector<memory::ReplayAllocator> allocators;
+    for (const std::string& name : split_list(allocators_)) {
+      GPUSHARE_ASSIGN_OR_RETURN(const memory::ReplayAllocator allocator,
+                                memory::parse_replay_allocator(name));
+      if (std::find(allocators.begin(), allocators.end(), allocator) != allocators.end())
+        return bad_option("--allocator", name, "name each allocator once");
+      allocators.push_back(allocator);
+    }
+    const base::Result<uint64_t> granule = base::parse_bytes(granule_);
+    if (!granule.ok() || *granule < 16 || (*granule & (*granule - 1)) != 0 || *granule > (uint64_t{2} << 20))
+      return bad_option("--granule", granule_, "give a power of two from 16 to 2MiB");
+    options.granule_bytes = *granule;
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t time_ms, parse_count("--time-ms", time_ms_, 600'000));
+    options.time_ns = time_ms * 1'000'000;
+    GPUSHARE_RETURN_IF_ERROR(json_.check());
+
+    Table table;
+    for (const char* title : {"trace", "allocator"}) table.add_column(title, Table::Align::kLeft);
+    for (const char* title : {"operations", "ns/op", "p99 ns", "peak live", "arena needed", "ratio"})
+      table.add_column(title, Table::Align::kRight);
+    nlohmann::ordered_json results = nlohmann::ordered_json::array();
+    std::vector<std::string> notes;
+    ProgressLine line;
+    for (const std::string& file : files_) {
+      GPUSHARE_ASSIGN_OR_RETURN(const memory::LoadedTrace loaded, load(file));
+      if (loaded.skipped_frees > 0)
+        notes.push_back(
+            base::format("%s: %llu frees of blocks allocated before the recording began were left out.",
+                         file.c_str(), static_cast<unsigned long long>(loaded.skipped_frees)));
+      for (const memory::ReplayAllocator allocator : allocators) {
+        if (line.due()) line.show(file + ": " + memory::name_of(allocator));
+        base::Result<memory::ReplayResult> replayed = memory::replay(loaded.trace, allocator, options);
+        if (!replayed.ok()) return replayed.status().with_context("'" + file + "'");
+        const memory::ReplayResult& result = *replayed;
+        const bool timed = options.time_ns > 0;
+        nlohmann::ordered_json row{{"file", file},
+                                   {"format", name_of(loaded.format)},
+                                   {"allocator", memory::name_of(allocator)},
+                                   {"operations", result.operations},
+                                   {"ns_per_op", timed ? nlohmann::ordered_json(result.ns_per_op) : nullptr},
+                                   {"p99_ns", timed ? nlohmann::ordered_json(result.p99_ns) : nullptr},
+                                   {"peak_live_bytes", result.peak_live_bytes},
+                                   {"min_arena_bytes", result.min_arena_bytes},
+                                   {"min_arena_ratio", result.min_arena_ratio},
+                                   {"skipped_frees", loaded.skipped_frees}};
+        if (allocator == memory::ReplayAllocator::kPlanned) {
+          row["solve_s"] = result.solve_s;
+          row["method"] = result.method;
+        }
+        results.push_back(std::move(row));
+        table.add_row({short_name(file), memory::name_of(allocator), std::to_string(result.operations),
+                       timed ? base::format("%.1f", result.ns_per_op) : "-",
+                       timed ? base::format("%.0f", result.p99_ns) : "-",
+                       base::format_bytes(result.peak_live_bytes), base::format_bytes(result.min_arena_bytes),
+                       base::format("%.4f", result.min_arena_ratio)});
+      }
+    }
+    line.clear();
+    GPUSHARE_RETURN_IF_ERROR(json_.write({{"results", std::move(results)}, {"notes", notes}}));
+    if (json_.on_stdout()) return kExitOk;
+    std::string out = table.to_string();
+    if (!notes.empty()) out += "\nNotes\n";
+    for (const std::string& note : notes) out += "- " + wrap(note, 108, 2) + '\n';
+    GPUSHARE_RETURN_IF_ERROR(write_stdout(out));
+    return kExitOk;
+  }
+
+ private:
+  static base::Result<memory::LoadedTrace> load(const std::string& file) {
+    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_file(file));
+    if (!is_pickle(text)) return memory::parse_trace(text, file);
+    GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                              parse_pickle(text, file, {"frames", "segments", "external_annotations"}));
+    return memory::parse_snapshot_json(
+        snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), file);
+  }
+
+  std::vector<std::string> files_;
+  std::string allocators_ = "heap,lane,planned";
+  std::string granule_ = "256";
+  std::string time_ms_ = "300";
+  JsonOption json_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_replay_command() {
+  return std::make_unique<ReplayCommand>();
+}
+
+}  // namespace gpushare::cli
