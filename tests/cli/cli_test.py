@@ -1,0 +1,409 @@
+#!/usr/bin/env python3
+"""Tests of the gpushare tool from outside: what a user types, sees, and scripts against.
+
+Python 3.9 and its standard library only. Run by ctest; by hand:
+  tests/cli/cli_test.py --tool build/release/bin/gpushare --source . [-v] [TestCase[.test]]
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import csv
+import html.parser
+import json
+import os
+import pathlib
+import pickle
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+
+OPTIONS = None
+JOB_HEADER = "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority"
+
+
+class Outcome:
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+class ToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        # Examples name files as from the root of the repository.
+        (self.folder / "examples").symlink_to(OPTIONS.source / "examples")
+
+    def tool(self, *arguments, code=None, timeout=120, **more):
+        done = subprocess.run([OPTIONS.tool, *map(str, arguments)], cwd=self.folder, timeout=timeout,
+                              capture_output=True, **more)
+        outcome = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+        if code is not None:
+            self.assertEqual(outcome.code, code, f"{arguments}\nstdout: {outcome.out}\nstderr: {outcome.err}")
+        return outcome
+
+    def file(self, name, text):
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def jobs(self, *rows, name="jobs.csv"):
+        return self.file(name, "\n".join([JOB_HEADER, *rows]) + "\n")
+
+    def run_json(self, *arguments, code=0):
+        outcome = self.tool("run", *arguments, "--json", "-", code=code)
+        return json.loads(outcome.out)
+
+    def refused(self, arguments, *words, code=2):
+        """The command fails with `code`, says nothing on stdout, and its message has all of `words`."""
+        outcome = self.tool(*arguments, code=code)
+        self.assertEqual(outcome.out, "")
+        self.assertTrue(outcome.err.startswith("gpushare"), outcome.err)
+        for word in words:
+            self.assertIn(word, outcome.err)
+
+
+def commands():
+    text = subprocess.run([OPTIONS.tool, "--help"], capture_output=True, check=True).stdout.decode()
+    listed = re.search(r"\nCommands:\n(.*?)\n\n", text, re.S).group(1)
+    return re.findall(r"^  (\w+)  ", listed, re.M)
+
+
+class Help(ToolTest):
+    def test_version(self):
+        self.assertRegex(self.tool("--version", code=0).out, r"^gpushare \d+\.\d+\.\d+\n$")
+
+    def test_no_command_is_bad_usage_and_shows_help(self):
+        outcome = self.tool(code=2)
+        self.assertEqual(outcome.out, "")
+        self.assertIn("Commands:", outcome.err)
+
+    def test_every_command_explains_itself(self):
+        self.assertIn("run", commands())
+        for command in commands():
+            with self.subTest(command=command):
+                outcome = self.tool(command, "--help", code=0)
+                self.assertEqual(outcome.err, "")
+                self.assertIn(f"Usage: gpushare {command}", outcome.out)
+                self.assertIn("Examples:", outcome.out)
+                self.assertIn("Exit codes:", outcome.out)
+                self.assertIn("--json", outcome.out)
+                for line in outcome.out.splitlines():
+                    self.assertLessEqual(len(line), 122, line)
+
+    def test_examples_of_help_work_as_printed(self):
+        for command in [None, *commands()]:
+            text = self.tool(*([command] if command else []), "--help", code=0).out
+            examples = re.findall(r"^  gpushare (.*)$", text.split("Examples:")[1], re.M)
+            self.assertTrue(examples, command)
+            for example in examples:
+                with self.subTest(example=example):
+                    self.tool(*shlex.split(example), code=0)
+
+    def test_mistyped_commands_get_a_suggestion(self):
+        self.refused(["rnu"], "no command 'rnu'", "did you mean 'run'?")
+        self.refused(["frobnicate"], "no command 'frobnicate'", "there are:", "run")
+
+    def test_mistyped_options(self):
+        self.refused(["run", "--job", "x"], "gpushare run:", "--help")
+        self.refused(["run"], "--jobs")
+        self.refused(["--frobnicate"], "gpushare:")
+
+
+class RunSimulated(ToolTest):
+    KEYS = ["policy", "jobs", "makespan_s", "jct_mean_s", "jct_p95_s", "queue_mean_s", "utilization", "switches",
+            "peak_bytes", "oom"]
+
+    def test_table(self):
+        outcome = self.tool("run", "--jobs", "examples/jobs/mixed.csv", code=0)
+        self.assertEqual(outcome.err, "")
+        lines = outcome.out.splitlines()
+        self.assertIn("sim", lines[0])
+        rows = [line.split()[0] for line in lines if line and line.split()[0] in ("fifo", "srtf", "pack", "fair")]
+        self.assertEqual(rows, ["fifo", "srtf", "pack", "fair"])
+
+    def test_json_has_the_promised_keys(self):
+        result = self.run_json("--jobs", "examples/jobs/mixed.csv")
+        self.assertEqual(result["device"], "sim")
+        self.assertEqual(result["label"], "sim")
+        self.assertEqual([p["policy"] for p in result["policies"]], ["fifo", "srtf", "pack", "fair"])
+        for policy in result["policies"]:
+            for key in self.KEYS:
+                self.assertIn(key, policy)
+            self.assertEqual(policy["jobs"], 16)
+            self.assertEqual(policy["completed"], 16)
+            self.assertEqual(policy["oom"], 0)
+            self.assertLessEqual(policy["peak_bytes"], result["capacity_bytes"])
+            self.assertGreater(policy["utilization"], 0)
+            self.assertLessEqual(policy["utilization"], 1)
+
+    def test_json_goes_to_a_file_beside_the_table(self):
+        outcome = self.tool("run", "--jobs", "examples/jobs/small.csv", "--json", "out.json", code=0)
+        self.assertIn("makespan", outcome.out)
+        self.assertEqual(len(json.loads((self.folder / "out.json").read_text())["policies"]), 4)
+        self.assertEqual([p.name for p in self.folder.iterdir() if ".tmp" in p.name], [])
+
+    def test_one_lane_is_arithmetic(self):
+        lengths = [(30, 100), (5, 200), (20, 50), (1, 1000), (12, 75)]
+        path = self.jobs(*[f"j{i},guaranteed,0,{n},{ms},10,100,0" for i, (n, ms) in enumerate(lengths)])
+        seconds = [n * ms / 1e3 for n, ms in lengths]
+
+        def mean_completion(order):
+            now, total = 0, 0
+            for length in order:
+                now += length
+                total += now
+            return total / len(order)
+
+        result = self.run_json("--jobs", path, "--policy", "fifo,srtf", "--lanes", "1")
+        fifo, srtf = result["policies"]
+        self.assertAlmostEqual(fifo["makespan_s"], sum(seconds), places=6)
+        self.assertAlmostEqual(fifo["jct_mean_s"], mean_completion(seconds), places=6)
+        self.assertAlmostEqual(srtf["jct_mean_s"], mean_completion(sorted(seconds)), places=6)
+
+    def test_fair_in_one_lane_is_processor_sharing(self):
+        counts = [300, 600, 900]
+        path = self.jobs(*[f"j{i},guaranteed,0,{n},10,1,1,0" for i, n in enumerate(counts)])
+        fair = self.run_json("--jobs", path, "--policy", "fair", "--lanes", "1")["policies"][0]
+        # Three share until the first ends at 3 * 3 s, two until the second at 9 + 2 * 3 s, the last is alone for 3 s.
+        self.assertAlmostEqual(fair["jct_mean_s"], (9 + 15 + 18) / 3, delta=0.05)
+
+    def test_same_seed_same_result(self):
+        arguments = ["--jobs", "examples/jobs/mixed.csv", "--jitter", "0.2"]
+        first = self.run_json(*arguments, "--seed", "3")
+        self.assertEqual(first, self.run_json(*arguments, "--seed", "3"))
+        self.assertNotEqual(first["policies"], self.run_json(*arguments, "--seed", "4")["policies"])
+
+    def test_limit_capacity_lanes_and_time_scale(self):
+        whole = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", "fifo")
+        few = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", "fifo", "--limit", "3")
+        self.assertEqual(few["policies"][0]["jobs"], 3)
+        slow = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", "fifo", "--time-scale", "2")
+        self.assertAlmostEqual(slow["policies"][0]["makespan_s"], 2 * whole["policies"][0]["makespan_s"], places=3)
+        self.assertTrue(any("time-scale" in note for note in slow["notes"]))
+        self.assertEqual(self.run_json("--jobs", "examples/jobs/small.csv", "--capacity", "2GB")["capacity_bytes"],
+                         2_000_000_000)
+
+    def test_interference_can_be_left_out(self):
+        rows = [f"j{i},guaranteed,0,100,10,10,100,0" for i in range(4)]
+        free = self.run_json("--jobs", self.jobs(*rows), "--policy", "pack", "--interference", "none")
+        self.assertAlmostEqual(free["policies"][0]["makespan_s"], 1.0, places=3)
+        modelled = self.run_json("--jobs", self.jobs(*rows), "--policy", "pack")
+        self.assertGreater(modelled["policies"][0]["makespan_s"], 2.0)
+
+    def test_a_job_larger_than_the_device_is_refused_and_the_others_run(self):
+        path = self.jobs("small,guaranteed,0,10,10,10,100,0", "huge,guaranteed,0,10,10,10,90000,0")
+        outcome = self.tool("run", "--jobs", path, "--policy", "fifo", "--json", "-", code=1)
+        policy = json.loads(outcome.out)["policies"][0]
+        self.assertEqual((policy["jobs"], policy["completed"], policy["refused"]), (2, 1, 1))
+        self.assertEqual(policy["not_completed"][0]["name"], "huge")
+        self.assertIn("GiB", policy["not_completed"][0]["reason"])
+        self.assertIn("huge", outcome.err)
+        table = self.tool("run", "--jobs", path, "--policy", "fifo", code=1)
+        self.assertIn("refused", table.out)
+
+    def test_per_job_csv(self):
+        self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--per-job", "jobs.out.csv", "--policy", "fifo,fair", code=0)
+        with open(self.folder / "jobs.out.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 32)
+        for row in rows:
+            self.assertEqual(row["state"], "completed")
+            self.assertAlmostEqual(float(row["completion_s"]), float(row["end_s"]) - float(row["arrival_s"]), places=5)
+            self.assertGreaterEqual(float(row["start_s"]), float(row["arrival_s"]))
+
+    def test_timeline_is_a_sound_trace(self):
+        self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--timeline", "t.json", code=0)
+        trace = json.loads((self.folder / "t.json").read_text())
+        events = trace["traceEvents"] if isinstance(trace, dict) else trace
+        groups = {e["args"]["name"] for e in events if e.get("name") == "process_name"}
+        for policy in ("fifo", "srtf", "pack", "fair"):
+            self.assertIn(f"{policy}: lanes", groups)
+            self.assertIn(f"{policy}: sessions", groups)
+        tracks = {}
+        for e in events:
+            if e["ph"] == "X":
+                tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+        self.assertTrue(tracks)
+        for slices in tracks.values():
+            slices.sort()
+            for (_, end), (start, _) in zip(slices, slices[1:]):
+                self.assertGreaterEqual(start, end - 0.002)
+        self.assertTrue(any(e["ph"] == "C" for e in events))
+
+    def test_snapshots(self):
+        self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--policy", "pack,fair", "--snapshot", "s.pickle", code=0)
+        for name in ("s.pickle", "s.fair.pickle"):
+            with open(self.folder / name, "rb") as file:
+                snapshot = pickle.load(file)
+            self.assertTrue(snapshot["segments"])
+            spans = sorted((s["address"], s["address"] + s["total_size"]) for s in snapshot["segments"])
+            for (_, end), (start, _) in zip(spans, spans[1:]):
+                self.assertLessEqual(end, start)
+        self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--policy", "pack", "--snapshot", "s.json", code=0)
+        with open(self.folder / "s.pickle", "rb") as file:
+            self.assertEqual(len(json.loads((self.folder / "s.json").read_text())["segments"]),
+                             len(pickle.load(file)["segments"]))
+
+    def test_published_traces(self):
+        path = OPTIONS.data / "jobs" / "salus_workloads.csv"
+        if not path.exists():
+            self.skipTest(f"{path} is not there; the arithmetic is tested on a file of our own")
+        fifo, srtf = self.run_json("--jobs", path, "--policy", "fifo,srtf", "--lanes", "1")["policies"]
+        self.assertAlmostEqual(fifo["jct_mean_s"] / 60, 279.8, delta=279.8 * 0.005)
+        self.assertAlmostEqual(srtf["jct_mean_s"] / 60, 185.0, delta=185.0 * 0.005)
+        self.assertAlmostEqual(fifo["makespan_s"] / 60, 567.7, delta=567.7 * 0.005)
+
+
+class PageParser(html.parser.HTMLParser):
+    VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.attributes, self.tags, self.problems = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        self.ids += [value for key, value in attrs if key == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open[-1] != tag:
+            self.problems.append(f"</{tag}> closes {self.open[-3:]}")
+        else:
+            self.open.pop()
+
+
+class Report(ToolTest):
+    def test_page(self):
+        self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--report", "r.html", code=0)
+        page = (self.folder / "r.html").read_text()
+        parser = PageParser()
+        parser.feed(page)
+        self.assertEqual(parser.problems, [])
+        self.assertEqual(parser.open, [])
+        self.assertEqual(len(parser.ids), len(set(parser.ids)))
+        for forbidden in ("script", "link", "img", "iframe", "object"):
+            self.assertNotIn(forbidden, parser.tags)
+        for _, key, value in parser.attributes:
+            self.assertNotIn(key, ("src", "href", "xlink:href"))
+            self.assertFalse(key.startswith("on"), key)
+        for outside in ("http:", "https:", "url(", "@import"):
+            self.assertNotIn(outside, page)
+        self.assertEqual(parser.tags.count("svg"), sum(1 for t, k, v in parser.attributes
+                                                       if t == "svg" and (k, v) in (("role", "img"), ("aria-hidden", "true"))))
+        self.assertIn(("html", "lang", "en"), parser.attributes)
+        self.assertIn("prefers-color-scheme:dark", page)
+        self.assertNotIn("nan", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
+
+
+class Channels(ToolTest):
+    def test_progress_shows_on_a_terminal_only(self):
+        outcome = self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--json", "-", code=0)
+        self.assertEqual(outcome.err, "")
+        ours, theirs = pty.openpty()
+        done = subprocess.run([OPTIONS.tool, "run", "--jobs", "examples/jobs/mixed.csv", "--json", "-"], cwd=self.folder,
+                              stdout=subprocess.PIPE, stderr=theirs, timeout=60, env={**os.environ, "TERM": "xterm"})
+        os.close(theirs)
+        shown = os.read(ours, 65536).decode()
+        os.close(ours)
+        self.assertEqual(done.returncode, 0)
+        json.loads(done.stdout)
+        self.assertIn("\r", shown)
+        self.assertIn("jobs done", shown)
+        self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-20:]))
+
+    def test_full_disks_and_closed_pipes_are_failures(self):
+        if os.path.exists("/dev/full"):
+            self.refused(["run", "--jobs", "examples/jobs/small.csv", "--json", "/dev/full"], "/dev/full", code=1)
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([OPTIONS.tool, "run", "--jobs", "examples/jobs/small.csv"], cwd=self.folder, stdout=writer,
+                              stderr=subprocess.PIPE, timeout=60)
+        os.close(writer)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"stdout", done.stderr)
+
+    def test_outputs_that_cannot_be_written_are_found_before_the_work(self):
+        for option in ("--json", "--timeline", "--snapshot", "--report", "--per-job"):
+            with self.subTest(option=option):
+                self.refused(["run", "--jobs", "examples/jobs/small.csv", option, "no/such/folder/file"], option,
+                             "no/such/folder")
+        self.refused(["run", "--jobs", "examples/jobs/small.csv", "--report", "."], "--report", "folder")
+
+
+class BadInput(ToolTest):
+    def test_options(self):
+        base = ["run", "--jobs", "examples/jobs/small.csv"]
+        cases = [
+            (["--policy", "fifo,lifo"], ["--policy", "'lifo'", "fifo, srtf, pack, fair, priority"]),
+            (["--policy", ""], ["--policy", "''"]),
+            (["--policy", "fifo,fifo"], ["once"]),
+            (["--lanes", "-1"], ["--lanes", "0 to 64"]),
+            (["--lanes", "65"], ["--lanes", "0 to 64"]),
+            (["--lanes", "two"], ["--lanes", "'two'"]),
+            (["--capacity", "0"], ["--capacity", "16GiB"]),
+            (["--capacity", "16 bananas"], ["--capacity", "bananas"]),
+            (["--limit", "1.5"], ["--limit"]),
+            (["--time-scale", "0"], ["--time-scale", "above 0"]),
+            (["--time-scale", "nan"], ["--time-scale"]),
+            (["--load", "11"], ["--load", "at most 10"]),
+            (["--jitter", "2"], ["--jitter"]),
+            (["--seed", "-5"], ["--seed"]),
+            (["--interference", "no-such-file.json"], ["no-such-file.json"]),
+            (["surplus"], ["surplus"]),
+        ]
+        for arguments, words in cases:
+            with self.subTest(arguments=arguments):
+                self.refused([*base, *arguments], *words)
+
+    def test_job_files_name_file_line_and_field(self):
+        self.refused(["run", "--jobs", "missing.csv"], "missing.csv")
+        self.refused(["run", "--jobs", "."], ".", code=1)
+        good = "a,guaranteed,0,10,10,10,100,0"
+        cases = [
+            ("a,guaranteed,0,ten,10,10,100,0", "iterations"),
+            ("a,guaranteed,0,0,10,10,100,0", "iterations"),
+            ("a,guaranteed,0,10,-1,10,100,0", "iteration_ms"),
+            ("a,guaranteed,-1,10,10,10,100,0", "arrival_s"),
+            ("a,first,0,10,10,10,100,0", "class"),
+            ("a,guaranteed,0,10,10,10,1e30,0", "ephemeral_mb"),
+            ("a,guaranteed,0,10,10,nan,100,0", "persistent_mb"),
+            ("a,guaranteed,0,10,10,10,100,high", "priority"),
+        ]
+        for row, field in cases:
+            with self.subTest(row=row):
+                self.refused(["run", "--jobs", self.jobs(good, row, name="bad.csv")], "bad.csv", ":3", field)
+        self.refused(["run", "--jobs", self.jobs(good, "a,guaranteed,0", name="bad.csv")], "bad.csv", ":3")
+        for text in ("", "\n", "what,is,this\n1,2,3\n", JOB_HEADER + "\n", "\x00\x01\x02"):
+            with self.subTest(text=text):
+                self.refused(["run", "--jobs", self.file("bad.csv", text)], "bad.csv")
+
+    def test_interference_files(self):
+        for text in ("", "{", "[]", '{"p100": 3}', '{"k80": {}}'):
+            with self.subTest(text=text):
+                path = self.file("pairs.json", text)
+                self.refused(["run", "--jobs", "examples/jobs/small.csv", "--interference", path], "pairs.json")
+
+
+def main():
+    global OPTIONS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", required=True, type=lambda p: str(pathlib.Path(p).resolve()))
+    parser.add_argument("--source", required=True, type=lambda p: pathlib.Path(p).resolve())
+    parser.add_argument("--data", default=pathlib.Path("nowhere"), type=pathlib.Path)
+    OPTIONS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
