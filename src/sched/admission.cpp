@@ -55,6 +55,8 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   for (LaneId id = 0; id < lanes.size(); ++id) {
     const LaneRecord& lane = lanes[id];
     if (!lane.open) continue;
+    // What was paged out for it made room where it runs next: not to queue behind its betters elsewhere.
+    if (session.claiming && !runs_next(session, lane)) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
     if (options.lane_finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;
@@ -146,7 +148,14 @@ void Scheduler::Impl::quit(SessionRecord& session) {
     session.evicting = false;
     --evicting;
   }
+  if (session.spec.profiling)
+    session.ephemeral_bytes = rounded(session.spec.ephemeral_bytes);  // not the lane it had
   settle(id);
+}
+
+bool Scheduler::Impl::runs_next(const SessionRecord& session, const LaneRecord& lane) const {
+  return std::all_of(lane.members.begin(), lane.members.end(),
+                     [&](const SessionRecord* member) { return policy->before(session.view, member->view); });
 }
 
 void Scheduler::Impl::settle(LaneId id) {

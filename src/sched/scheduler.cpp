@@ -303,6 +303,7 @@ void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_
 void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
   impl_->policy = std::move(policy);
   impl_->traits = impl_->policy->traits();
+  if (impl_->interference != nullptr) impl_->policy->set_interference(impl_->interference);
   impl_->cancel_evictions();
   std::vector<SessionRecord*> all;
   for (const auto& [id, session] : impl_->sessions) all.push_back(session.get());
@@ -318,6 +319,12 @@ void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
   impl_->freed(now_ns);
 }
 
+void Scheduler::set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns) {
+  impl_->interference = std::move(interference);
+  impl_->policy->set_interference(impl_->interference);
+  impl_->admit_waiting(now_ns);
+}
+
 void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || !session->holds_promise() || session->move == SessionRecord::Move::kOut) return;
@@ -327,7 +334,6 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   }
   session->move = SessionRecord::Move::kNone;
   impl_->quit(*session);
-  if (session->spec.profiling) session->ephemeral_bytes = impl_->rounded(session->spec.ephemeral_bytes);
   session->blocked = true;
   impl_->enqueue(*session);
   impl_->admit_waiting(now_ns);

@@ -108,6 +108,8 @@ class Scheduler {
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns);
   // Sessions admitted stay admitted, also above the new policy's limits.
   void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns);
+  // Passed on to the policy, and to every later one; null: nothing is known.
+  void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // The driver could not place an admitted session's bytes (contiguous layout, fragmented): back to the queue
   // until something leaves.
   void unplaced(SessionId session, uint64_t now_ns);

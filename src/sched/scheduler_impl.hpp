@@ -55,6 +55,7 @@ struct Scheduler::Impl {
   SchedulerOptions options;
   std::unique_ptr<Policy> policy;
   PolicyTraits traits;
+  std::shared_ptr<const Interference> interference;
   absl::flat_hash_map<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::vector<LaneRecord> lanes;
   std::vector<SessionRecord*> waiting;  // in the policy's order
@@ -100,6 +101,7 @@ struct Scheduler::Impl {
   void admit_waiting(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   Placement placement(const SessionRecord& session) const;
+  bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;  // were it in that lane
   bool fits_without(const SessionRecord& session, const std::vector<SessionRecord*>& removed) const;
   std::string shortage(const SessionRecord& session) const;
 };

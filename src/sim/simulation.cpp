@@ -140,11 +140,11 @@ void Simulation::Impl::prepare() {
   scheduling.lane_finder = options.lane_finder;
   if (options.interference) {
     model = std::make_shared<InterferenceModel>(jobs, options.table);
-    if (options.tell_policy) first_policy->set_interference(model);
   }
   options.table = nullptr;
   result.policy = first_policy->name();
   scheduler = std::make_unique<sched::Scheduler>(scheduling, std::move(first_policy));
+  if (model != nullptr && options.tell_policy) scheduler->set_interference(model, 0);
   random.seed(options.seed);
   states.resize(jobs.size());
   result.jobs.resize(jobs.size());

@@ -24,11 +24,13 @@ struct Model {
 
 class Driver {
  public:
-  Driver(test::Random& random, const std::string& policy, SchedulerOptions options, uint32_t depth)
-      : random_(random),
-        scheduler_(options, std::move(*make_policy(policy))),
-        options_(options),
-        depth_(depth) {}
+  Driver(test::Random& random, std::unique_ptr<Policy> policy, SchedulerOptions options, uint32_t depth)
+      : random_(random), scheduler_(options, std::move(policy)), options_(options), depth_(depth) {}
+
+  void set_policy(std::unique_ptr<Policy> policy) {
+    scheduler_.set_policy(std::move(policy), now_);
+    carry_out();
+  }
 
   void arrive(uint64_t iterations) {
     SessionSpec spec;
@@ -221,7 +223,7 @@ void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, i
   INFO("policy " << policy << ", depth " << depth << ", paging " << options.paging
                  << ", GPUSHARE_TEST_SEED=" << seed);
   test::Random random(seed);
-  Driver driver(random, policy, options, depth);
+  Driver driver(random, std::move(*make_policy(policy)), options, depth);
   for (int i = 0; i < steps; ++i) {
     if (driver.sessions() < 25 && test::uniform(random, 0, 9) == 0)
       driver.arrive(test::uniform(random, 1, 40));
@@ -234,7 +236,53 @@ void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, i
   CHECK(driver.scheduler().waiting() == 0);
 }
 
+// A policy of somebody's that is no order at all.
+class Chaos final : public Policy {
+ public:
+  explicit Chaos(test::Random& random) : random_(random) {}
+  std::string_view name() const override { return "chaos"; }
+  PolicyTraits traits() const override { return {3, 5, false, 2}; }
+  size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
+    return test::uniform(random_, 0, candidates.size());  // one past the end: idle
+  }
+  bool before(const SessionView&, const SessionView&) const override {
+    return test::uniform(random_, 0, 1) != 0;
+  }
+  bool outranks(const SessionView&, const SessionView&) const override {
+    return test::uniform(random_, 0, 3) == 0;
+  }
+  bool welcomes(const SessionView&) const override { return test::uniform(random_, 0, 3) != 0; }
+
+ private:
+  test::Random& random_;
+};
+
 }  // namespace
+
+TEST_CASE("a policy without sense breaks no invariant, and the next policy takes over") {
+  const uint64_t seed = test::seed();
+  INFO("GPUSHARE_TEST_SEED=" << seed);
+  test::Random random(seed);
+  for (int round = 0; round < 5; ++round) {
+    SchedulerOptions options;
+    options.capacity_bytes = 1000;
+    Driver driver(random, std::make_unique<Chaos>(random), options, 2);
+    for (int i = 0; i < 10'000; ++i) {
+      if (driver.sessions() < 25 && test::uniform(random, 0, 9) == 0)
+        driver.arrive(test::uniform(random, 1, 40));
+      driver.step();
+      if (test::uniform(random, 0, 400) == 0) {
+        const auto& names = policy_names();
+        const uint64_t which = test::uniform(random, 0, names.size());
+        driver.set_policy(which == names.size() ? std::make_unique<Chaos>(random)
+                                                : std::move(*make_policy(names[which])));
+      }
+    }
+    driver.set_policy(std::move(*make_policy(policy_names()[static_cast<size_t>(round)])));
+    REQUIRE(driver.drain());
+    CHECK(driver.scheduler().promised_bytes() == 0);
+  }
+}
 
 TEST_CASE("random events keep every invariant and everybody gets through") {
   for (const char* policy : policy_names()) {
