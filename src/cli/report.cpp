@@ -116,15 +116,15 @@ std::string finding(const Page& page) {
   const auto fifo =
       std::find_if(runs.begin(), runs.end(), [](const PolicyRun& run) { return run.policy == "fifo"; });
   const PolicyRun& other = fifo != runs.end() ? *fifo : runs.front();
-  const auto against = [&](double value, double its) {
+  const auto against = [&](double value, double its, const char* word) {
     if (!(value > 0) || its <= value * 1.005) return std::string(".");
-    return base::format(", %.2f times less than %s (%s).", its / value, other.policy.c_str(),
-                        page.duration(its).c_str());
+    return escape_html(base::format(", %.2f times %s under %s (%s).", its / value, word, other.policy.c_str(),
+                                    page.duration(its).c_str()));
   };
   return "<b>" + escape_html(quick->policy) + "</b> has the shortest mean completion, " +
-         page.duration(quick->jct_mean_s) + escape_html(against(quick->jct_mean_s, other.jct_mean_s)) +
+         page.duration(quick->jct_mean_s) + against(quick->jct_mean_s, other.jct_mean_s, "shorter than") +
          " <b>" + escape_html(early->policy) + "</b> is done first, after " +
-         page.duration(early->makespan_s) + escape_html(against(early->makespan_s, other.makespan_s));
+         page.duration(early->makespan_s) + against(early->makespan_s, other.makespan_s, "sooner than");
 }
 
 void summary(Page& page) {
@@ -136,22 +136,23 @@ void summary(Page& page) {
   struct Column {
     const char* title;
     double (*value)(const PolicyRun&);
-    int better;  // -1: less is better, 1: more, 0: neither
+    bool less_is_better;
     enum { kTime, kShare, kCount, kBytes } shown;
   };
   static const std::array<Column, 10> kColumns{{
       {"jobs<br>done", [](const PolicyRun& r) { return static_cast<double>(r.completed); }, 0,
        Column::kCount},
-      {"makespan", [](const PolicyRun& r) { return r.makespan_s; }, -1, Column::kTime},
-      {"mean<br>completion", [](const PolicyRun& r) { return r.jct_mean_s; }, -1, Column::kTime},
-      {"median", [](const PolicyRun& r) { return r.jct_p50_s; }, -1, Column::kTime},
-      {"P95", [](const PolicyRun& r) { return r.jct_p95_s; }, -1, Column::kTime},
-      {"mean<br>queueing", [](const PolicyRun& r) { return r.queue_mean_s; }, -1, Column::kTime},
-      {"utili-<br>sation", [](const PolicyRun& r) { return r.utilization; }, 1, Column::kShare},
-      {"switches", [](const PolicyRun& r) { return static_cast<double>(r.switches); }, 0, Column::kCount},
+      {"makespan", [](const PolicyRun& r) { return r.makespan_s; }, true, Column::kTime},
+      {"mean<br>completion", [](const PolicyRun& r) { return r.jct_mean_s; }, true, Column::kTime},
+      {"median", [](const PolicyRun& r) { return r.jct_p50_s; }, true, Column::kTime},
+      {"P95", [](const PolicyRun& r) { return r.jct_p95_s; }, true, Column::kTime},
+      {"mean<br>queueing", [](const PolicyRun& r) { return r.queue_mean_s; }, true, Column::kTime},
+      {"utili-<br>sation", [](const PolicyRun& r) { return r.utilization; }, false, Column::kShare},
+      {"switches", [](const PolicyRun& r) { return static_cast<double>(r.switches); }, false, Column::kCount},
       {"peak<br>memory", [](const PolicyRun& r) { return static_cast<double>(r.peak_bytes); }, 0,
        Column::kBytes},
-      {"out of<br>memory", [](const PolicyRun& r) { return static_cast<double>(r.oom); }, 0, Column::kCount},
+      {"out of<br>memory", [](const PolicyRun& r) { return static_cast<double>(r.oom); }, false,
+       Column::kCount},
   }};
   const auto shown = [&](const Column& column, const PolicyRun& run) {
     const double value = column.value(run);
@@ -184,9 +185,7 @@ void summary(Page& page) {
       }
       // Marked as printed: what looks equal is equally good, and nothing is marked when all are.
       const bool differ = high > low * 1.0005;
-      const double wanted = column.better < 0 ? low : high;
-      const bool best =
-          column.better != 0 && differ && std::abs(column.value(run) - wanted) <= 5e-4 * std::abs(wanted);
+      const bool best = column.less_is_better && differ && column.value(run) <= low * 1.0005;
       page.out += std::string(best ? "<td class=\"best\">" : "<td>") + shown(column, run) + "</td>";
     }
     page.out += "</tr>";
@@ -202,7 +201,7 @@ void completion(Page& page) {
   Chart chart;
   double low = 0;
   double high = 0;
-  double median = 0;  // the largest of the policies'
+  double median = 0;  // the smallest of the policies'
   for (size_t i = 0; i < page.result.policies.size(); ++i) {
     const PolicyRun& run = page.result.policies[i];
     std::vector<double> times;
@@ -217,17 +216,18 @@ void completion(Page& page) {
     for (size_t k = 0; k < times.size(); ++k)
       if ((k + 1) % stride == 0 || k + 1 == times.size())
         line.points.push_back({times[k], static_cast<double>(k + 1) / count});
-    low = low == 0 ? times.front() : std::min(low, times.front());
-    median = std::max(median, times[times.size() / 2]);
+    const double first = percentile(times, 0.01);
+    low = chart.lines.empty() ? first : std::min(low, first);
+    median = chart.lines.empty() ? times[times.size() / 2] : std::min(median, times[times.size() / 2]);
     high = std::max(high, times.back());
     chart.lines.push_back(std::move(line));
   }
   if (chart.lines.empty()) return;
-  chart.log_x = low > 0 && median < high / 20;
+  chart.log_x = low > 0 && median < high / 100;
   chart.x_min = chart.log_x ? low : 0;
   chart.x_max = high;
   for (ChartLine& line : chart.lines) {
-    line.points.insert(line.points.begin(), {chart.x_min, 0});
+    if (line.points.front().x > chart.x_min) line.points.insert(line.points.begin(), {chart.x_min, 0});
     line.points.push_back({high, 1});
   }
   chart.title = "Share of jobs completed within a time, by policy";
