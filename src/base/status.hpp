@@ -93,4 +93,4 @@ std::string format(const char* format, ...) __attribute__((format(printf, 1, 2))
   auto GPUSHARE_CONCAT_(gpushare_result_, __LINE__) = (expr);                         \
   if (!GPUSHARE_CONCAT_(gpushare_result_, __LINE__).ok())                             \
     return GPUSHARE_CONCAT_(gpushare_result_, __LINE__).status();                     \
-  declaration = std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))
+  declaration = std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses)

@@ -26,8 +26,8 @@ bool PackPolicy::welcomes(const SessionView& waiting) const {
   return total_rate(with) >= together_rate_ * (1 + kLeastGain);
 }
 
-void PackPolicy::set_interference(std::shared_ptr<const Interference> interference) {
-  interference_ = std::move(interference);
+void PackPolicy::set_interference(const std::shared_ptr<const Interference>& interference) {
+  interference_ = interference;
   stale_ = true;
 }
 

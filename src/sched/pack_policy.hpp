@@ -26,7 +26,7 @@ class PackPolicy final : public Policy {
   size_t pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) override;
   uint64_t pick_holds_ns(LaneId, std::span<const SessionView>, size_t) const override { return kUnknown; }
   bool welcomes(const SessionView& waiting) const override;
-  void set_interference(std::shared_ptr<const Interference> interference) override;
+  void set_interference(const std::shared_ptr<const Interference>& interference) override;
   void admitted(const SessionView& view, LaneId lane, uint64_t now_ns) override;
   void paged_out(SessionId session, LaneId lane, uint64_t now_ns) override;
   void left(SessionId session, uint64_t now_ns) override;

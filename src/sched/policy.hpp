@@ -61,7 +61,7 @@ class Policy {
     return true;
   }
   // What is known of sessions slowing each other; null: nothing. Most policies do not care.
-  virtual void set_interference(std::shared_ptr<const Interference>) {}
+  virtual void set_interference(const std::shared_ptr<const Interference>&) {}
 
   // What happened. `admitted`: now resident in a lane, the first time or paged in again; `paged_out`: no
   // longer.

@@ -439,3 +439,38 @@ TEST_CASE("fair: a newcomer starts at the current virtual time, not with everybo
   for (int i = 0; i < 20; ++i) second += run(scheduler, 0, 10, now) == 2;
   CHECK(second == 10);
 }
+
+TEST_CASE("a million sessions come and go and leave nothing behind") {
+  Scheduler scheduler = make("fair", capacity(1000));
+  SessionId id = 0;
+  for (int i = 0; i < 250'000; ++i) {
+    // Three fit, the fourth waits and is let in by the first that leaves.
+    for (int k = 0; k < 4; ++k)
+      if (!scheduler.arrive(spec(++id, 100, 200), 0).ok()) FAIL("refused " << id);
+    for (int k = 3; k >= 0; --k) scheduler.leave(id - static_cast<SessionId>(k), 0);
+    scheduler.take_actions();
+  }
+  CHECK(id == 1'000'000);
+  CHECK(scheduler.promised_bytes() == 0);
+  CHECK(scheduler.lanes_open() == 0);
+  CHECK(scheduler.lane_limit() <= 4);
+  CHECK(scheduler.waiting() == 0);
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("interference told to the scheduler reaches every policy set later") {
+  class Saturated final : public Interference {
+   public:
+    double rate(SessionId, std::span<const SessionId> beside) const override {
+      return 1.0 / static_cast<double>(beside.size() + 1);
+    }
+  };
+  Scheduler scheduler = make("pack", capacity(1000));
+  scheduler.set_interference(std::make_shared<Saturated>(), 0);
+  for (SessionId id = 1; id <= 3; ++id) REQUIRE(scheduler.arrive(spec(id, 10, 10), 0).ok());
+  CHECK(scheduler.residents() == 1);  // a second lane would add nothing
+  scheduler.set_policy(std::move(*make_policy("pack")), 1);
+  CHECK(scheduler.residents() == 1);
+  scheduler.set_interference(nullptr, 2);
+  CHECK(scheduler.residents() == 3);
+}

@@ -56,7 +56,7 @@ class EveryIteration final : public sched::Policy {
     return inner_->outranks(a, b);
   }
   bool welcomes(const sched::SessionView& view) const override { return inner_->welcomes(view); }
-  void set_interference(std::shared_ptr<const sched::Interference> known) override {
+  void set_interference(const std::shared_ptr<const sched::Interference>& known) override {
     inner_->set_interference(known);
   }
   void admitted(const sched::SessionView& view, sched::LaneId lane, uint64_t now_ns) override {
