@@ -9,13 +9,16 @@
 // The algorithm is segregated fit with bounded best fit, after TLSF (Masmano et al. 2004) and the two-level
 // bins in common use for GPU heaps: free blocks hang in bins, kBinsPerDoubling to each power of two of their
 // size; a bitmap finds the next non-empty bin in a few instructions. Plain two-level bins lose 7 to 29 points
-// of packing against an exact best fit because they take the first block of a bin; here the best of at most
-// kScan blocks of the request's own bin is taken, then the best of kScan of the next non-empty bin, ties to
-// the lowest offset. What that buys and costs is measured in docs/design/memory-heap.md.
+// of packing against an exact best fit because they take the first block of a coarse bin. Here bins are fine,
+// the head of a bin is kept small and low (a hole enters before or behind the head, by size and then offset),
+// the first that fits of at most kScan holes of the request's own bin is taken, then the head of the next
+// non-empty bin. What that buys and costs, and what else was tried, is in docs/design/memory-heap.md.
 //
 // Records are 32 bytes each, named by 32-bit index, in a reserved address range committed as it fills, so
 // that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and at most 16
-// bytes of offset index; a hole costs one record. SPDX-License-Identifier: Apache-2.0
+// bytes of offset index; a hole costs one record.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -156,7 +159,8 @@ class Heap {
   static constexpr unsigned kMaxBits = 44;  // granules
   static constexpr unsigned kRows = kMaxBits - kBinLog + 1;
   static constexpr unsigned kBins = kRows * kBinsPerDoubling;
-  static constexpr unsigned kScan = 8;
+  static constexpr unsigned kScan = 4;      // holes of the request's own bin looked at
+  static constexpr unsigned kSortWalk = 1;  // steps into a bin to keep it sorted
   static constexpr uint64_t kFreeBit = uint64_t{1} << 63;
   static constexpr uint64_t kOffsetMask = (uint64_t{1} << kMaxBits) - 1;
 
@@ -182,13 +186,15 @@ class Heap {
   void recycle(uint32_t index);
   bool records_available(uint32_t count);
   static unsigned bin_of(uint64_t size);
-  void bin_insert(uint32_t index);
+  template <unsigned kWalk>
+  void bin_insert(uint32_t index, unsigned bin);
   void bin_remove(uint32_t index, unsigned bin);
   // The next non-empty bin after `bin`; kBins if none.
   unsigned next_bin(unsigned bin) const;
   uint32_t best_in_bin(unsigned bin, uint64_t size, unsigned limit) const;
-  uint32_t find_hole(uint64_t size) const;
+  uint32_t find_hole(uint64_t size, unsigned* out_bin) const;
   uint32_t find_hole_aligned(uint64_t size, uint64_t alignment) const;
+  BlockHandle place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag);
   BlockHandle place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag);
   void make_hole(uint32_t index);
   bool index_reserve(uint32_t extra);

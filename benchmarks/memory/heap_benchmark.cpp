@@ -1,0 +1,232 @@
+// The device-memory table: the block heap against its two references (plain float bins for speed, exact tree
+// best fit for packing) and, as host context, against mimalloc and jemalloc. Ratios within one run count,
+// seconds do not.
+//
+//   memory_heap_benchmark                                  everything
+//   memory_heap_benchmark --benchmark_filter=pangu         one trace
+//
+// Counters: p99_ns (allocations, each one's median over replays), min_arena (smallest arena over peak live
+// bytes).
+// SPDX-License-Identifier: Apache-2.0
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/dynamic_library.hpp"
+#include "memory/allocators.hpp"
+#include "memory/replay.hpp"
+#include "memory/trace_io.hpp"
+
+namespace {
+
+using namespace gpushare;
+
+// Traces of the shared data folder; absent: one made here with the same shape (few sizes, nested lifetimes).
+const memory::Trace& trace_named(const std::string& name) {
+  static std::map<std::string, memory::Trace> traces;
+  const auto found = traces.find(name);
+  if (found != traces.end()) return found->second;
+  auto loaded = memory::read_trace(std::string(GPUSHARE_SHARED_DATA) + "/alloc/" + name + ".csv");
+  if (loaded.ok()) return traces[name] = std::move(loaded->trace);
+  std::fprintf(stderr, "%s: not found; a made-up trace stands in for it\n", name.c_str());
+  memory::TraceBuilder builder;
+  uint64_t state = 88172645463325252ull;
+  std::vector<uint32_t> live;
+  for (int step = 0; step < 40000; ++step) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    if (live.size() < 16 || (state % 100 < 50 && live.size() < 1000)) {
+      live.push_back(builder.allocate(uint64_t{256} << (state >> 32) % 18));
+    } else {
+      const size_t pick = live.size() - 1 - (state >> 32) % std::min<size_t>(live.size(), 16);
+      builder.free(live[pick]);
+      live[pick] = live.back();
+      live.pop_back();
+    }
+  }
+  return traces[name] = builder.take();
+}
+
+template <class Allocator>
+double min_arena(const memory::Trace& trace) {
+  std::vector<decltype(std::declval<Allocator&>().allocate(0u, uint64_t{1}))> handles(trace.block_count);
+  const uint64_t granules =
+      memory::smallest_capacity(trace.peak_live_bytes / bench::kGranule, [&](uint64_t capacity) {
+        Allocator allocator(capacity * bench::kGranule, 2 * trace.block_count + 16);
+        for (const memory::TraceOp& op : trace.ops) {
+          if (op.is_free) {
+            allocator.free(handles[op.block]);
+          } else {
+            handles[op.block] = allocator.allocate(op.block, op.size_bytes);
+            if (!Allocator::ok(handles[op.block])) return false;
+          }
+        }
+        return true;
+      });
+  return static_cast<double>(granules * bench::kGranule) / static_cast<double>(trace.peak_live_bytes);
+}
+
+template <class Allocator>
+void replay_trace(benchmark::State& state, Allocator& allocator, const memory::Trace& trace) {
+  std::vector<decltype(allocator.allocate(0u, uint64_t{1}))> handles(trace.block_count);
+  for (auto _ : state) {
+    for (const memory::TraceOp& op : trace.ops) {
+      if (op.is_free)
+        allocator.free(handles[op.block]);
+      else
+        handles[op.block] = allocator.allocate(op.block, op.size_bytes);
+    }
+    allocator.finish();
+  }
+  state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(trace.ops.size()));
+  state.counters["ns_per_op"] =
+      benchmark::Counter(static_cast<double>(trace.ops.size()) * 1e-9,
+                         benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+template <class Allocator>
+void BM_Trace(benchmark::State& state, const std::string& name) {
+  const memory::Trace& trace = trace_named(name);
+  Allocator allocator(2 * trace.peak_live_bytes, 2 * trace.block_count + 16);
+  replay_trace(state, allocator, trace);
+  state.counters["p99_ns"] = memory::time_trace(trace, allocator, 100'000'000).alloc_p99_ns;
+  state.counters["min_arena"] = min_arena<Allocator>(trace);
+}
+
+void BM_Planned(benchmark::State& state, const std::string& name) {
+  const memory::Trace& trace = trace_named(name);
+  memory::PlanRecorder recorder;
+  for (const memory::TraceOp& op : trace.ops) {
+    if (op.is_free)
+      recorder.free(op.block);
+    else
+      recorder.allocate(op.size_bytes);
+  }
+  const std::shared_ptr<const memory::Plan> plan = *recorder.finish();
+  memory::Heap heap = bench::make_heap(plan->arena_bytes, 1u << 16, true);
+  struct Planned {
+    memory::PlanReplay replay;
+    std::shared_ptr<const memory::Plan> plan;
+    uint64_t allocate(uint32_t, uint64_t bytes) { return replay.allocate(bytes).offset_bytes; }
+    void free(uint64_t offset) { replay.free_at(offset); }
+    void finish() {
+      replay.end();
+      replay.begin(plan);
+    }
+  } planned{memory::PlanReplay(&heap), plan};
+  planned.replay.begin(plan);
+  replay_trace(state, planned, trace);
+  if (planned.replay.deviations() != 0) state.SkipWithError("the replay left its plan");
+  state.counters["p99_ns"] = memory::time_trace(trace, planned, 100'000'000).alloc_p99_ns;
+  state.counters["min_arena"] =
+      static_cast<double>(plan->arena_bytes) / static_cast<double>(trace.peak_live_bytes);
+}
+
+// range(0) random blocks live; each iteration frees one at random and allocates one. What matters is the
+// ratio of a row to the same allocator's row with 1,000.
+template <class Allocator>
+void BM_RandomLive(benchmark::State& state) {
+  const auto live = static_cast<uint32_t>(state.range(0));
+  uint64_t random = 88172645463325252ull;
+  const auto next = [&] {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    return random;
+  };
+  // Log-uniform from 512 bytes to 1 MiB, drawn beforehand so that only the allocator is timed.
+  std::vector<uint32_t> sizes(1 << 16), victims(1 << 16);
+  for (uint32_t& size : sizes) size = static_cast<uint32_t>((512ull << next() % 11) + next() % 512);
+  for (uint32_t& victim : victims) victim = static_cast<uint32_t>(next() % live);
+  Allocator allocator(uint64_t{live} * (1u << 19), 4 * live + 1024);
+  std::vector<decltype(allocator.allocate(0u, uint64_t{1}))> handles(live);
+  for (uint32_t k = 0; k < live; ++k) handles[k] = allocator.allocate(k, sizes[k & 0xFFFF]);
+  uint32_t step = 0;
+  const auto churn = [&] {
+    const uint32_t victim = victims[step & 0xFFFF];
+    allocator.free(handles[victim]);
+    handles[victim] = allocator.allocate(victim, sizes[(step * 7 + (step >> 16)) & 0xFFFF]);
+    ++step;
+  };
+  for (uint32_t k = 0; k < 4 * live; ++k) churn();  // the steady state, not the fresh heap
+  for (auto _ : state) churn();
+  state.counters["ns_per_op"] =
+      benchmark::Counter(2e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+// General-purpose host allocators, loaded on the side so that they replace nobody's malloc. They manage the
+// same sizes up to 1 MiB but touch their memory and have no arena: context, not a bar.
+template <int kWhich>
+class HostAllocator {
+ public:
+  HostAllocator(uint64_t, uint32_t) {}
+  static bool available() { return functions().malloc != nullptr; }
+  void* allocate(uint32_t, uint64_t bytes) { return functions().malloc(bytes); }
+  static bool ok(void* pointer) { return pointer != nullptr; }
+  void free(void* pointer) { functions().free(pointer); }
+  void finish() {}
+
+ private:
+  struct Functions {
+    void* (*malloc)(size_t) = nullptr;
+    void (*free)(void*) = nullptr;
+  };
+  static const Functions& functions() {
+    static const Functions loaded = [] {
+      Functions found;
+      static auto library = base::DynamicLibrary::open(kWhich == 0 ? "libmimalloc.so.2" : "libjemalloc.so.2");
+      if (library.ok()) {
+        found.malloc =
+            reinterpret_cast<void* (*)(size_t)>(library->find(kWhich == 0 ? "mi_malloc" : "malloc"));
+        found.free = reinterpret_cast<void (*)(void*)>(library->find(kWhich == 0 ? "mi_free" : "free"));
+      }
+      return found;
+    }();
+    return loaded;
+  }
+};
+
+template <class Allocator>
+void register_all(const std::string& allocator) {
+  for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"})
+    benchmark::RegisterBenchmark((allocator + "/" + trace).c_str(),
+                                 [trace](benchmark::State& state) { BM_Trace<Allocator>(state, trace); });
+  benchmark::RegisterBenchmark((allocator + "/random_live").c_str(), BM_RandomLive<Allocator>)
+      ->Arg(1000)
+      ->Arg(100000);
+}
+
+template <int kWhich>
+void register_host(const char* name) {
+  if (!HostAllocator<kWhich>::available()) {
+    std::fprintf(stderr, "%s is not installed: its rows are left out\n", name);
+    return;
+  }
+  benchmark::RegisterBenchmark((std::string(name) + "/random_live").c_str(),
+                               BM_RandomLive<HostAllocator<kWhich>>)
+      ->Arg(1000)
+      ->Arg(100000);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  register_all<bench::FloatBins>("float_bins");
+  register_all<bench::OurHeap>("heap");
+  register_all<bench::OurIndexedHeap>("heap_indexed");
+  register_all<bench::TreeBestFit>("tree_best_fit");
+  for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"})
+    benchmark::RegisterBenchmark((std::string("planned/") + trace).c_str(),
+                                 [trace](benchmark::State& state) { BM_Planned(state, trace); });
+  register_host<0>("mimalloc");
+  register_host<1>("jemalloc");
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/placement.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <numeric>
+
+namespace gpushare::memory {
+namespace {
+
+// A buffer in the solver's units: granules, and times replaced by their rank.
+struct Item {
+  uint32_t lower, upper, size;
+};
+
+// xorshift64*: small, deterministic everywhere.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15ull | 1) {}
+  uint64_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545F4914F6CDD1Dull;
+  }
+  uint32_t below(uint32_t bound) { return static_cast<uint32_t>((next() >> 32) * bound >> 32); }
+  // Roughly normal (sum of four uniforms), standard deviation 1.
+  double normal() {
+    double sum = 0;
+    for (int k = 0; k < 4; ++k) sum += static_cast<double>(next() >> 11) * 0x1p-53;
+    return (sum - 2.0) * 1.7320508;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Places items one by one, each at the lowest offset that fits, keeping those placed sorted by offset.
+class Stacker {
+ public:
+  explicit Stacker(uint64_t* work) : work_(work) {}
+  void clear() { placed_.clear(); }
+  uint32_t place(const Item& item) {
+    uint32_t floor = 0;
+    size_t k = 0;
+    for (const size_t count = placed_.size(); k < count; ++k) {
+      const Placed& p = placed_[k];
+      if ((p.lower < item.upper) & (p.upper > item.lower)) {
+        if (p.offset >= floor && p.offset - floor >= item.size) break;
+        floor = std::max(floor, p.end);
+      }
+    }
+    *work_ += k + 16;
+    insert(item, floor);
+    return floor;
+  }
+  void insert(const Item& item, uint32_t offset) {
+    const auto at = std::upper_bound(placed_.begin(), placed_.end(), offset,
+                                     [](uint32_t value, const Placed& p) { return value < p.offset; });
+    placed_.insert(at, {offset, offset + item.size, item.lower, item.upper});
+  }
+
+ private:
+  struct Placed {
+    uint32_t offset, end, lower, upper;
+  };
+  std::vector<Placed> placed_;
+  uint64_t* work_;
+};
+
+struct Solver {
+  explicit Solver(const PlacementOptions& o) : options(o), random(o.seed) {}
+
+  const PlacementOptions& options;
+  Random random;
+  std::vector<Item> items;
+  std::vector<uint32_t> contention;  // largest load while the item lives
+  unsigned shift = 0;                // bytes to granules
+  uint32_t lower_bound = 0;
+  uint32_t target = 0;
+  uint64_t work = 0;
+
+  std::vector<uint32_t> best_offsets;
+  uint32_t best = UINT32_MAX;
+  const char* method = "";
+
+  bool done() const { return best <= target || work >= options.work_limit; }
+
+  void load(std::span<const Buffer> buffers, uint64_t total);
+  std::vector<uint32_t> order_by(const std::vector<double>& priority,
+                                 const std::vector<uint32_t>& members) const;
+  uint32_t stack(const std::vector<uint32_t>& order, std::vector<uint32_t>* offsets, Stacker* stacker,
+                 uint32_t give_up_above = UINT32_MAX);
+  void keep(uint32_t arena, const std::vector<uint32_t>& offsets, const char* how);
+  void simple_orders(std::vector<double>* best_priority);
+  void improve(const std::vector<double>& priority);
+  void search(const std::vector<uint32_t>& core, const std::vector<uint32_t>& rest,
+              std::vector<double> priority);
+};
+
+void Solver::load(std::span<const Buffer> buffers, uint64_t total) {
+  std::vector<uint64_t> times;
+  times.reserve(2 * buffers.size());
+  for (const Buffer& b : buffers) {
+    times.push_back(b.lower);
+    times.push_back(b.upper);
+  }
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  const auto rank = [&](uint64_t time) {
+    return static_cast<uint32_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
+  };
+  // 32-bit offsets: even the sum of all sizes must fit, so very large arenas are placed in coarser granules.
+  shift = static_cast<unsigned>(std::countr_zero(options.granule_bytes));
+  while ((total >> shift) + buffers.size() >= (uint64_t{1} << 31)) ++shift;
+  std::vector<int64_t> delta(times.size() + 1, 0);
+  for (const Buffer& b : buffers) {
+    items.push_back({rank(b.lower), rank(b.upper), static_cast<uint32_t>(((b.size_bytes - 1) >> shift) + 1)});
+    delta[items.back().lower] += items.back().size;
+    delta[items.back().upper] -= items.back().size;
+  }
+  std::vector<std::vector<uint32_t>> highest(1);  // sparse table: highest[k][t] = max load over [t, t + 2^k)
+  int64_t load_now = 0;
+  for (size_t t = 0; t < times.size(); ++t) {
+    load_now += delta[t];
+    highest[0].push_back(static_cast<uint32_t>(load_now));
+    lower_bound = std::max(lower_bound, highest[0].back());
+  }
+  for (size_t width = 2; width <= times.size(); width *= 2) {
+    const std::vector<uint32_t>& half = highest.back();
+    std::vector<uint32_t> row(times.size() - width + 1);
+    for (size_t t = 0; t < row.size(); ++t) row[t] = std::max(half[t], half[t + width / 2]);
+    highest.push_back(std::move(row));
+  }
+  for (const Item& item : items) {
+    const unsigned k = 31u - static_cast<unsigned>(std::countl_zero(item.upper - item.lower));
+    contention.push_back(std::max(highest[k][item.lower], highest[k][item.upper - (1u << k)]));
+  }
+  target = std::max(lower_bound,
+                    static_cast<uint32_t>(std::min<uint64_t>(options.stop_at_bytes >> shift, UINT32_MAX)));
+}
+
+// Members by falling priority, then in time order, then as given.
+std::vector<uint32_t> Solver::order_by(const std::vector<double>& priority,
+                                       const std::vector<uint32_t>& members) const {
+  std::vector<uint32_t> order = members;
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    if (priority[a] != priority[b]) return priority[a] > priority[b];
+    if (items[a].lower != items[b].lower) return items[a].lower < items[b].lower;
+    return a < b;
+  });
+  return order;
+}
+
+uint32_t Solver::stack(const std::vector<uint32_t>& order, std::vector<uint32_t>* offsets, Stacker* stacker,
+                       uint32_t give_up_above) {
+  uint32_t arena = 0;
+  for (uint32_t i : order) {
+    (*offsets)[i] = stacker->place(items[i]);
+    arena = std::max(arena, (*offsets)[i] + items[i].size);
+    if (arena > give_up_above) return UINT32_MAX;
+  }
+  return arena;
+}
+
+void Solver::keep(uint32_t arena, const std::vector<uint32_t>& offsets, const char* how) {
+  if (arena >= best) return;
+  best = arena;
+  best_offsets = offsets;
+  method = how;
+}
+
+void Solver::simple_orders(std::vector<double>* best_priority) {
+  std::vector<uint32_t> all(items.size());
+  std::iota(all.begin(), all.end(), 0u);
+  std::vector<double> priority(items.size());
+  std::vector<uint32_t> offsets(items.size());
+  const char* const names[] = {"size", "weight", "lifetime"};
+  uint32_t best_order = UINT32_MAX;
+  for (int kind = 0; kind < 3; ++kind) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      const double life = items[i].upper - items[i].lower;
+      const double size = items[i].size;
+      priority[i] = kind == 0 ? size : kind == 1 ? size * std::sqrt(life) : life + size * 0x1p-40;
+    }
+    Stacker stacker(&work);
+    const uint32_t arena = stack(order_by(priority, all), &offsets, &stacker);
+    keep(arena, offsets, names[kind]);
+    if (arena < best_order) {
+      best_order = arena;
+      *best_priority = priority;
+    }
+    if (best <= target) return;
+  }
+}
+
+void Solver::improve(const std::vector<double>& priority) {
+  std::vector<uint32_t> offsets(items.size());
+  for (const double share : {0.9, 0.8, 0.6, 0.4, 0.0}) {
+    const auto threshold = static_cast<uint32_t>(share * lower_bound);
+    std::vector<uint32_t> core, rest;
+    for (uint32_t i = 0; i < items.size(); ++i) (contention[i] >= threshold ? core : rest).push_back(i);
+    if (share > 0) {
+      if (core.size() < 64 || core.size() * 8 > items.size() * 7) continue;
+      rest = order_by(priority, rest);
+      Stacker stacker(&work);
+      if (stack(order_by(priority, core), &offsets, &stacker, best) == UINT32_MAX ||
+          stack(rest, &offsets, &stacker, best) == UINT32_MAX)
+        continue;  // the rest finds no room over this core
+    }
+    search(core, rest, priority);
+    if (done()) return;
+  }
+}
+
+// Returns when done, or when orders that suit the core have left the rest no room kMaxFruitless times.
+void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_t>& rest,
+                    std::vector<double> priority) {
+  constexpr int kMaxFruitless = 4;
+  constexpr double kBoosts[] = {30, 3, 300, 1.5};
+  std::vector<uint32_t> offsets(items.size());
+  std::vector<double> best_priority = priority;
+  uint32_t core_best = UINT32_MAX;
+  int fruitless = 0;
+  const auto go_on = [&] { return !done() && fruitless < kMaxFruitless; };
+  // The arena under `priority`: of the core if that is no better than the best, else of everything.
+  const auto evaluate = [&] {
+    work += core.size() * 16;  // the sort
+    Stacker stacker(&work);
+    uint32_t arena = stack(order_by(priority, core), &offsets, &stacker);
+    if (arena < best) {
+      const uint32_t outside = stack(rest, &offsets, &stacker);
+      if (outside > arena) ++fruitless;
+      arena = std::max(arena, outside);
+      keep(arena, offsets, "search");
+    }
+    if (arena <= core_best) {
+      core_best = arena;
+      best_priority = priority;
+    }
+    return arena;
+  };
+  struct Change {
+    uint32_t item;
+    double old;
+  };
+  std::vector<Change> changes;
+  const auto count = static_cast<uint32_t>(core.size());
+  evaluate();
+  for (int round = 0; go_on(); ++round) {
+    priority = best_priority;
+    for (int step = 0; step < (round == 0 ? 12 : 48) && go_on(); ++step) {  // random changes
+      const uint32_t most = std::min(count, round % 3 == 0 ? 40u : round % 3 == 1 ? 8u : count / 64 + 1);
+      changes.clear();
+      for (uint32_t k = 0, changed = 1 + random.below(most); k < changed; ++k) {
+        const uint32_t item = core[random.below(count)];
+        changes.push_back({item, priority[item]});
+        priority[item] *= std::exp2(3 * random.normal());
+      }
+      const uint32_t before = core_best;
+      if (evaluate() > before)
+        for (auto change = changes.rbegin(); change != changes.rend(); ++change)
+          priority[change->item] = change->old;
+    }
+    priority = best_priority;
+    evaluate();
+    for (int step = 0; step < 48 && go_on(); ++step) {  // squeaky wheel
+      const uint32_t high = lower_bound + (core_best - lower_bound) / 10;
+      for (uint32_t i : core)
+        if (offsets[i] + items[i].size > high) priority[i] *= kBoosts[round % 4];
+      evaluate();
+    }
+    // Boosts pile up: keep priorities in the range of a double.
+    const double top = *std::max_element(best_priority.begin(), best_priority.end());
+    if (top > 1e100)
+      for (double& p : best_priority) p /= top;
+  }
+}
+
+}  // namespace
+
+base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const PlacementOptions& options,
+                                        std::span<const uint64_t> given) {
+  if (!std::has_single_bit(options.granule_bytes) || options.granule_bytes > (uint64_t{1} << 30))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "placement granule must be a power of two from 1 to 2^30");
+  if (buffers.size() >= (size_t{1} << 30))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "placement of 2^30 buffers or more");
+  uint64_t total = 0;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& b = buffers[i];
+    if (b.lower >= b.upper || b.size_bytes == 0 || b.size_bytes >= (uint64_t{1} << 62) - total)
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("buffer %zu: lifetime must not be empty, size must be above 0, and all sizes must "
+                       "add up to less than 2^62",
+                       i));
+    total += b.size_bytes;
+  }
+  if (!given.empty()) {
+    if (given.size() != buffers.size())
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "given placement has another number of buffers");
+    for (uint64_t offset : given)
+      if (offset % options.granule_bytes != 0)
+        return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                            "given placement has an offset that is no multiple of the granule");
+    GPUSHARE_RETURN_IF_ERROR(check_placement(buffers, given, UINT64_MAX));
+  }
+  Placement placement;
+  if (buffers.empty()) return placement;
+
+  Solver solver(options);
+  solver.load(buffers, total);
+  std::vector<double> priority;
+  solver.simple_orders(&priority);
+  if (!solver.done()) solver.improve(priority);
+  placement.lower_bound_bytes = peak_bytes(buffers, options.granule_bytes);
+  placement.arena_bytes = uint64_t{solver.best} << solver.shift;
+  placement.method = solver.method;
+  uint64_t given_arena = 0;
+  for (size_t i = 0; i < given.size(); ++i)
+    given_arena = std::max(given_arena, given[i] + ((buffers[i].size_bytes + options.granule_bytes - 1) &
+                                                    ~(options.granule_bytes - 1)));
+  if (!given.empty() && given_arena <= placement.arena_bytes) {
+    placement.offsets_bytes.assign(given.begin(), given.end());
+    placement.arena_bytes = given_arena;
+    placement.method = "given";
+  } else {
+    placement.offsets_bytes.reserve(buffers.size());
+    for (uint32_t offset : solver.best_offsets)
+      placement.offsets_bytes.push_back(uint64_t{offset} << solver.shift);
+  }
+  return placement;
+}
+
+base::Status check_placement(std::span<const Buffer> buffers, std::span<const uint64_t> offsets_bytes,
+                             uint64_t arena_bytes) {
+  if (offsets_bytes.size() != buffers.size())
+    return {GPUSHARE_INTERNAL, "placement has another number of buffers"};
+  // Sweep over time with the live buffers by offset: only neighbours can overlap.
+  std::vector<uint32_t> starts(buffers.size()), ends(buffers.size());
+  std::iota(starts.begin(), starts.end(), 0u);
+  std::iota(ends.begin(), ends.end(), 0u);
+  std::sort(starts.begin(), starts.end(),
+            [&](uint32_t a, uint32_t b) { return buffers[a].lower < buffers[b].lower; });
+  std::sort(ends.begin(), ends.end(),
+            [&](uint32_t a, uint32_t b) { return buffers[a].upper < buffers[b].upper; });
+  std::map<uint64_t, uint32_t> live;
+  size_t end = 0;
+  for (uint32_t i : starts) {
+    for (; buffers[ends[end]].upper <= buffers[i].lower; ++end) live.erase(offsets_bytes[ends[end]]);
+    const uint64_t offset = offsets_bytes[i];
+    if (offset > arena_bytes || buffers[i].size_bytes > arena_bytes - offset)
+      return {GPUSHARE_INTERNAL, base::format("placement: buffer %u ends above the arena", i)};
+    const auto next = live.lower_bound(offset);
+    uint32_t other = i;
+    if (next != live.end() && next->first - offset < buffers[i].size_bytes) other = next->second;
+    if (next != live.begin()) {
+      const auto before = std::prev(next);
+      if (offset - before->first < buffers[before->second].size_bytes) other = before->second;
+    }
+    if (other != i)
+      return {GPUSHARE_INTERNAL, base::format("placement: buffers %u and %u overlap", other, i)};
+    live.emplace(offset, i);
+  }
+  return {};
+}
+
+uint64_t peak_bytes(std::span<const Buffer> buffers, uint64_t granule_bytes) {
+  struct Event {
+    uint64_t time;
+    bool begins;
+    uint64_t bytes;
+  };
+  std::vector<Event> events;
+  for (const Buffer& b : buffers) {
+    const uint64_t bytes = (b.size_bytes + granule_bytes - 1) & ~(granule_bytes - 1);
+    events.push_back({b.lower, true, bytes});
+    events.push_back({b.upper, false, bytes});
+  }
+  std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    return a.time != b.time ? a.time < b.time : a.begins < b.begins;
+  });
+  uint64_t now = 0, peak = 0;
+  for (const Event& event : events) {
+    now = event.begins ? now + event.bytes : now - event.bytes;
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
+}  // namespace gpushare::memory

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/placement.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using memory::Buffer;
+using memory::PlacementOptions;
+using test::uniform;
+
+namespace {
+
+PlacementOptions unit_granule(uint64_t work_limit = 200'000) {
+  PlacementOptions options;
+  options.granule_bytes = 1;
+  options.work_limit = work_limit;
+  return options;
+}
+
+bool collide(const Buffer& a, const Buffer& b) {
+  return a.lower < b.upper && b.lower < a.upper;
+}
+
+// The optimum by trying every order: some order with lowest-fit placement is optimal.
+uint64_t brute_force(const std::vector<Buffer>& buffers) {
+  std::vector<size_t> order(buffers.size());
+  for (size_t k = 0; k < order.size(); ++k) order[k] = k;
+  uint64_t best = ~uint64_t{0};
+  do {
+    std::vector<uint64_t> offset(buffers.size());
+    uint64_t arena = 0;
+    for (size_t k = 0; k < order.size(); ++k) {
+      const size_t i = order[k];
+      uint64_t at = 0;
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t m = 0; m < k; ++m) {
+          const size_t j = order[m];
+          if (collide(buffers[i], buffers[j]) && at < offset[j] + buffers[j].size_bytes &&
+              offset[j] < at + buffers[i].size_bytes) {
+            at = offset[j] + buffers[j].size_bytes;
+            moved = true;
+          }
+        }
+      }
+      offset[i] = at;
+      arena = std::max(arena, at + buffers[i].size_bytes);
+    }
+    best = std::min(best, arena);
+  } while (std::next_permutation(order.begin(), order.end()));
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("small placements are optimal: brute force over all orders agrees") {
+  INFO("seed " << test::seed());
+  test::Random random(test::seed());
+  for (int round = 0; round < 150; ++round) {
+    std::vector<Buffer> buffers(uniform(random, 1, 7));
+    for (Buffer& buffer : buffers) {
+      buffer.lower = uniform(random, 0, 8);
+      buffer.upper = buffer.lower + uniform(random, 1, 6);
+      buffer.size_bytes = uniform(random, 1, 12);
+    }
+    const auto placement = memory::solve_placement(buffers, unit_granule());
+    REQUIRE(placement.ok());
+    REQUIRE(memory::check_placement(buffers, placement->offsets_bytes, placement->arena_bytes).ok());
+    REQUIRE(placement->arena_bytes == brute_force(buffers));
+    REQUIRE(placement->lower_bound_bytes <= placement->arena_bytes);
+  }
+}
+
+TEST_CASE("large random placements are valid, near the bound and the same every time") {
+  test::Random random(test::seed());
+  std::vector<Buffer> buffers(3000);
+  for (Buffer& buffer : buffers) {
+    buffer.lower = uniform(random, 0, 100'000);
+    buffer.upper = buffer.lower + (uint64_t{1} << uniform(random, 0, 16));
+    buffer.size_bytes = uint64_t{1} << uniform(random, 0, 22);
+  }
+  PlacementOptions options;
+  options.work_limit = 30'000'000;
+  const auto first = memory::solve_placement(buffers, options);
+  const auto second = memory::solve_placement(buffers, options);
+  REQUIRE(first.ok());
+  REQUIRE(second.ok());
+  CHECK(first->offsets_bytes == second->offsets_bytes);
+  CHECK(memory::check_placement(buffers, first->offsets_bytes, first->arena_bytes).ok());
+  CHECK(first->lower_bound_bytes == memory::peak_bytes(buffers, 256));
+  CHECK(static_cast<double>(first->arena_bytes) <= 1.05 * static_cast<double>(first->lower_bound_bytes));
+  for (uint64_t offset : first->offsets_bytes) REQUIRE(offset % 256 == 0);
+}
+
+TEST_CASE("the caller's placement is never made worse") {
+  // Two buffers whose given offsets are optimal; no effort allowed.
+  const std::vector<Buffer> buffers = {{0, 2, 512}, {1, 3, 256}, {2, 4, 512}};
+  const std::vector<uint64_t> given = {0, 512, 0};
+  const auto placement = memory::solve_placement(buffers, {256, 0, 0, 1}, given);
+  REQUIRE(placement.ok());
+  CHECK(placement->arena_bytes == 768);
+}
+
+TEST_CASE("an arena of terabytes is placed in coarser granules") {
+  const std::vector<Buffer> buffers = {{0, 2, uint64_t{1} << 45}, {1, 3, uint64_t{1} << 44}, {2, 4, 300}};
+  const auto placement = memory::solve_placement(buffers, {});
+  REQUIRE(placement.ok());
+  CHECK(memory::check_placement(buffers, placement->offsets_bytes, placement->arena_bytes).ok());
+  CHECK(placement->arena_bytes < (uint64_t{1} << 45) + (uint64_t{1} << 44) + (uint64_t{1} << 30));
+}
+
+TEST_CASE("bad placements are refused, and the checker finds what is wrong") {
+  const auto code = [](const std::vector<Buffer>& buffers, const std::vector<uint64_t>& given = {}) {
+    return memory::solve_placement(buffers, {}, given).status().code();
+  };
+  CHECK(code({{3, 3, 1}}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{4, 3, 1}}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{0, 1, 0}}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{0, 1, UINT64_MAX}}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{0, 1, 1}}, {0, 0}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{0, 1, 1}}, {1}) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(code({{0, 2, 256}, {1, 3, 256}}, {0, 0}) == GPUSHARE_INTERNAL);
+  CHECK(memory::solve_placement({}, {}).ok());
+  PlacementOptions options;
+  options.granule_bytes = 3;
+  CHECK_FALSE(memory::solve_placement({}, options).ok());
+
+  const std::vector<Buffer> buffers = {{0, 4, 100}, {2, 6, 100}, {4, 8, 100}};
+  CHECK(memory::check_placement(buffers, std::vector<uint64_t>{0, 100, 0}, 200).ok());
+  CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{0, 99, 0}, 200).ok());
+  CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{50, 0, 100}, 200).ok());
+  CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{0, 100, 0}, 199).ok());
+  CHECK_FALSE(memory::check_placement(buffers, std::vector<uint64_t>{0, 100}, 200).ok());
+}
