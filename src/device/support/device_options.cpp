@@ -11,7 +11,7 @@ namespace gpushare::device {
 base::Status read_memory_options(Options& options, uint64_t default_total_bytes,
                                  AddressSpaceOptions* out_space) {
   constexpr uint64_t kGib = 1ull << 30;
-  constexpr uint64_t kMostGib = 16 * 1024;
+  constexpr uint64_t kMostGib = 16ull * 1024;
   GPUSHARE_ASSIGN_OR_RETURN(const double total_gib, options.get_double("total_gib", 0, 1e-3, kMostGib));
   GPUSHARE_ASSIGN_OR_RETURN(const uint64_t total_bytes,
                             options.get_bytes("total_bytes", 0, AddressSpace::kPageBytes, kMostGib * kGib));
