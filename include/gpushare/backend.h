@@ -43,13 +43,14 @@ extern "C" {
 #endif
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
-#define GPUSHARE_BACKEND_ABI_MINOR 0u
+#define GPUSHARE_BACKEND_ABI_MINOR 1u /* 1: group "partitions" */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
 typedef struct gpushare_backend_stream gpushare_backend_stream; /* an in-order queue of device work */
 typedef struct gpushare_backend_event gpushare_backend_event;   /* a point in a stream */
 typedef struct gpushare_backend_memory gpushare_backend_memory; /* physical memory not tied to an address */
+typedef struct gpushare_backend_partition gpushare_backend_partition; /* a share of the compute units */
 
 /* An address the device understands. On host it is the pointer itself; on cuda a CUdeviceptr; on sim an
  * address of an imaginary device that must not be dereferenced (GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE says
@@ -64,7 +65,8 @@ enum {
   GPUSHARE_DEVICE_CAP_PRIORITIES = 1 << 2,       /* stream priorities have an effect */
   GPUSHARE_DEVICE_CAP_VIRTUAL_TIME = 1 << 3, /* clock_now is simulated time, advanced by waiting on work */
   GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4, /* group "modelled work" works */
-  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5        /* group "faults" works (test backends) */
+  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5,          /* group "faults" works (test backends) */
+  GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6       /* group "partitions" works */
 };
 
 /* Details of the last failing op of the calling thread. */
@@ -127,6 +129,16 @@ typedef struct gpushare_backend_fault {
   uint64_t at_call; /* 1 = the next one */
   double factor;    /* SLOW_STREAM only: 1 to 1000 */
 } gpushare_backend_fault;
+
+/* How the compute units of a device can be shared out (group "partitions"). */
+typedef struct gpushare_backend_partition_info {
+  uint32_t struct_size;         /* set by the caller; the backend writes at most this many bytes */
+  uint32_t compute_units;       /* of the whole device */
+  uint32_t partitionable_units; /* of them, what partitions can have together (the rest serves streams without one) */
+  uint32_t granularity_units;   /* a partition has a multiple of this many */
+  uint32_t free_units;          /* in no partition now */
+  uint32_t reserved;
+} gpushare_backend_partition_info;
 
 typedef struct gpushare_backend_ops {
   uint32_t struct_size; /* sizeof(gpushare_backend_ops) of the backend's header */
@@ -222,6 +234,20 @@ typedef struct gpushare_backend_ops {
   /* ---- group "faults" (test backends) ---- */
 
   int32_t (*fault_set)(gpushare_backend_device* device, const gpushare_backend_fault* fault);
+
+  /* ---- since ABI 1.1: group "partitions": all or none ---------------------------------------------------- */
+
+  int32_t (*partition_info)(gpushare_backend_device* device, gpushare_backend_partition_info* out_info);
+  /* Sets aside at least `compute_units` (> 0), rounded up to the granularity; *out_compute_units says how many. Work of the
+   * partition's streams runs on them alone, and no other partition's work does; streams without a partition may still use them.
+   * Errors: EXCEEDS_CAPACITY, DEVICE_OUT_OF_MEMORY (other partitions have the units). May block. */
+  int32_t (*partition_create)(gpushare_backend_device* device, uint32_t compute_units,
+                              gpushare_backend_partition** out_partition, uint32_t* out_compute_units);
+  /* Its streams must have been destroyed: INVALID_STATE otherwise. */
+  int32_t (*partition_destroy)(gpushare_backend_device* device, gpushare_backend_partition* partition);
+  /* As stream_create, on the partition's units. */
+  int32_t (*partition_stream_create)(gpushare_backend_partition* partition, int32_t priority,
+                                     gpushare_backend_stream** out_stream);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -233,6 +233,31 @@ base::Status Device::va_unmap(Address address, uint64_t bytes) {
   return status(ops_->va_unmap(device_, address, bytes), "va_unmap");
 }
 
+base::Result<gpushare_backend_partition_info> Device::partition_info() {
+  gpushare_backend_partition_info info{};
+  info.struct_size = sizeof(info);
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->partition_info(device_, &info), "partition_info"));
+  return info;
+}
+
+base::Result<Device::Partition> Device::create_partition(uint32_t compute_units) {
+  Partition partition{};
+  GPUSHARE_RETURN_IF_ERROR(status(
+      ops_->partition_create(device_, compute_units, &partition.handle, &partition.compute_units), "partition_create"));
+  return partition;
+}
+
+base::Status Device::destroy_partition(gpushare_backend_partition* partition) {
+  return status(ops_->partition_destroy(device_, partition), "partition_destroy");
+}
+
+base::Result<Stream> Device::create_stream_in(gpushare_backend_partition* partition, int32_t priority) {
+  gpushare_backend_stream* stream = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(
+      status(ops_->partition_stream_create(partition, priority, &stream), "partition_stream_create"));
+  return Stream(this, stream);
+}
+
 base::Status Device::set_fault(const gpushare_backend_fault& fault) {
   return status(ops_->fault_set(device_, &fault), "fault_set");
 }

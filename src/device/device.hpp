@@ -110,6 +110,16 @@ class Device {
 
   base::Status set_fault(const gpushare_backend_fault& fault);
 
+  // Group "partitions". The partition belongs to the caller; its streams must go before it.
+  base::Result<gpushare_backend_partition_info> partition_info();
+  struct Partition {
+    gpushare_backend_partition* handle;
+    uint32_t compute_units;  // granted, at least what was asked for
+  };
+  base::Result<Partition> create_partition(uint32_t compute_units);
+  base::Status destroy_partition(gpushare_backend_partition* partition);
+  base::Result<Stream> create_stream_in(gpushare_backend_partition* partition, int32_t priority = 0);
+
   // The status of an op that returned `code`, with the backend's details.
   base::Status status(int32_t code, const char* op) const;
 

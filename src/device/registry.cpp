@@ -9,6 +9,7 @@
 
 #include "base/dynamic_library.hpp"
 #include "base/mutex.hpp"
+#include "device/cuda/cuda_backend.hpp"
 #include "device/host/host_backend.hpp"
 #include "device/sim/sim_backend.hpp"
 #include "device/unsupported.hpp"
@@ -19,7 +20,11 @@ namespace {
 using BackendGetter = const gpushare_backend_ops* (*)();
 
 // The built-in backends, in the order that backends() lists them.
+<<<<<<< HEAD
 constexpr BackendGetter kBuiltIns[] = {host_backend, sim_backend};
+=======
+constexpr BackendGetter kBuiltIns[] = {host_backend, cuda_backend};
+>>>>>>> d6bc29c (CUDA backend over the driver API, and a strict stand-in for libcuda)
 
 thread_local bool t_unsupported = false;
 
@@ -68,6 +73,8 @@ bool good_name(const char* name) {
                   X(launch_host)
 #define GPUSHARE_VIRTUAL_MEMORY_OPS(X) \
   X(va_reserve) X(va_free) X(phys_create) X(phys_release) X(va_map) X(va_unmap)
+#define GPUSHARE_PARTITION_OPS(X) \
+  X(partition_info) X(partition_create) X(partition_destroy) X(partition_stream_create)
 
 // Refuses a half-filled group, fills an absent one.
 #define GPUSHARE_COUNT_OP(op) \
@@ -87,6 +94,14 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
     GPUSHARE_VIRTUAL_MEMORY_OPS(GPUSHARE_FILL_OP)
   } else if (present != total) {
     return invalid(name, "group \"virtual memory\" is all or none; missing:" + missing);
+  }
+  present = total = 0;
+  missing.clear();
+  GPUSHARE_PARTITION_OPS(GPUSHARE_COUNT_OP)
+  if (present == 0) {
+    GPUSHARE_PARTITION_OPS(GPUSHARE_FILL_OP)
+  } else if (present != total) {
+    return invalid(name, "group \"partitions\" is all or none; missing:" + missing);
   }
   // Groups of one op cannot be half-filled.
   if (ops.work_launch == nullptr) fill_unsupported(ops.work_launch);

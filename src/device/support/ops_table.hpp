@@ -1,9 +1,10 @@
 // ops_table.hpp: the C functions of a backend that is written as three classes, Device, Stream and Event
-// (host and sim are). The functions check handles and outputs, ask for lost devices and scripted faults, and
-// frame the call; the classes do the rest. SPDX-License-Identifier: Apache-2.0
+// (host and sim are; cuda replaces probe and stream_native). The functions check handles and outputs, ask for
+// lost devices and scripted faults, and frame the call; the classes do the rest. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "base/status.hpp"
 #include "device/support/address_space.hpp"
@@ -65,15 +66,11 @@ class OpsTable {
     });
   }
 
- private:
+  // The frame, for ops that a backend adds or writes itself.
   using Device = typename B::Device;
   using Stream = typename B::Stream;
   using Event = typename B::Event;
 
-  static base::Status& error_slot() {
-    static thread_local base::Status status;
-    return status;
-  }
   template <class Body>
   static int32_t guard(const char* op, Body&& body) noexcept {
     return guard_op(error_slot(), op, body);
@@ -106,6 +103,12 @@ class OpsTable {
   static Stream* to(gpushare_backend_stream* handle) { return reinterpret_cast<Stream*>(handle); }
   static Event* to(gpushare_backend_event* handle) { return reinterpret_cast<Event*>(handle); }
 
+ private:
+  static base::Status& error_slot() {
+    static thread_local base::Status status;
+    return status;
+  }
+
   static int32_t probe(uint32_t* out_device_count) {
     return guard("probe", [&]() -> base::Status {
       if (out_device_count == nullptr) return null_output();
@@ -116,12 +119,17 @@ class OpsTable {
   static int32_t device_open(uint32_t index, const char* options, gpushare_backend_device** out_device) {
     return guard("device_open", [&]() -> base::Status {
       if (out_device == nullptr || options == nullptr) return null_output();
-      if (index != 0) {
-        return {GPUSHARE_UNAVAILABLE,
-                base::format("there is one %s device, index 0; asked for %u", B::kName, index)};
+      if constexpr (requires { Device::open(index, options); }) {
+        GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::open(index, options));
+        *out_device = reinterpret_cast<gpushare_backend_device*>(device.release());
+      } else {
+        if (index != 0) {
+          return {GPUSHARE_UNAVAILABLE,
+                  base::format("there is one %s device, index 0; asked for %u", B::kName, index)};
+        }
+        GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::open(options));
+        *out_device = reinterpret_cast<gpushare_backend_device*>(device.release());
       }
-      GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::open(options));
-      *out_device = reinterpret_cast<gpushare_backend_device*>(device.release());
       return {};
     });
   }
@@ -136,8 +144,12 @@ class OpsTable {
   static int32_t device_info(gpushare_backend_device* device, gpushare_backend_device_info* out_info) {
     return on_any(device, "device_info", [&](Device& d) -> base::Status {
       if (out_info == nullptr || out_info->struct_size < sizeof(uint32_t)) return null_output();
-      d.info(out_info);
-      return {};
+      if constexpr (std::is_void_v<decltype(d.info(out_info))>) {
+        d.info(out_info);
+        return {};
+      } else {
+        return d.info(out_info);
+      }
     });
   }
   static int32_t clock_now(gpushare_backend_device* device, uint64_t* out_ns) {

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/cuda_device.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/units.hpp"
+#include "device/support/device_options.hpp"
+#include "device/support/ops_guard.hpp"
+#include "device/support/options.hpp"
+
+namespace gpushare::device::cuda {
+namespace {
+
+struct DeviceOptions {
+  std::string driver;
+  uint64_t context = 0;
+  bool blocking_waits = true;
+  MemoryOptions memory;
+};
+
+base::Status invalid(const std::string& what) {
+  return {GPUSHARE_INVALID_ARGUMENT, "cuda: option " + what};
+}
+
+base::Result<DeviceOptions> read_options(const char* text) {
+  DeviceOptions read;
+  MemoryOptions& memory = read.memory;
+  GPUSHARE_ASSIGN_OR_RETURN(Options options, Options::parse("cuda", text));
+  GPUSHARE_ASSIGN_OR_RETURN(read.driver, options.get_string("driver", ""));
+  GPUSHARE_ASSIGN_OR_RETURN(read.context, options.get_uint64("context", 0, 0, UINT64_MAX));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string wait, options.get_string("wait", "block"));
+  const bool has_fraction = options.has("fraction");
+  const bool has_gib = options.has("total_gib");
+  const bool has_bytes = options.has("total_bytes");
+  GPUSHARE_ASSIGN_OR_RETURN(memory.fraction, options.get_double("fraction", 1.0, 0.001, 1.0));
+  GPUSHARE_ASSIGN_OR_RETURN(const double gib, options.get_double("total_gib", 0, 0, 1 << 20));
+  GPUSHARE_ASSIGN_OR_RETURN(memory.limit_bytes, options.get_bytes("total_bytes", 0, 0, 1ull << 50));
+  GPUSHARE_ASSIGN_OR_RETURN(memory.granularity_bytes, options.get_bytes("granularity", 0, 0, 1ull << 40));
+  GPUSHARE_ASSIGN_OR_RETURN(memory.pool_bytes, options.get_bytes("pool_bytes", memory.pool_bytes, 0, 1ull << 40));
+  GPUSHARE_ASSIGN_OR_RETURN(
+      memory.pinned_chunk_bytes,
+      options.get_bytes("pinned_chunk_bytes", memory.pinned_chunk_bytes, 64u << 10, 1ull << 30));
+  GPUSHARE_RETURN_IF_ERROR(options.finish());
+  if (!read.driver.empty() && read.driver.front() != '/') return invalid("driver is an absolute path");
+  if (wait != "block" && wait != "spin") return invalid("wait is block or spin, not '" + wait + "'");
+  read.blocking_waits = wait == "block";
+  if (static_cast<int>(has_fraction) + static_cast<int>(has_gib) + static_cast<int>(has_bytes) > 1) {
+    return invalid("fraction, total_gib and total_bytes are three ways to say the same: give one");
+  }
+  if (has_gib) memory.limit_bytes = static_cast<uint64_t>(gib * static_cast<double>(1ull << 30));
+  if ((has_gib || has_bytes) && memory.limit_bytes == 0) return invalid("total_gib, total_bytes: a capacity of 0");
+  return read;
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<Device>> Device::open(uint32_t index, const char* text) {
+  GPUSHARE_ASSIGN_OR_RETURN(const DeviceOptions options, read_options(text));
+  GPUSHARE_ASSIGN_OR_RETURN(const Driver* driver, Driver::get(options.driver));
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::open(*driver, index, options.context));
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Memory> memory, Memory::open(*context, options.memory));
+  std::unique_ptr<Device> device(new Device(std::move(context), std::move(memory), options.blocking_waits));
+  GPUSHARE_RETURN_IF_ERROR(device->read_facts());
+  return device;
+}
+
+Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, bool blocking_waits)
+    : context_(std::move(context)),
+      memory_(std::move(memory)),
+      blocking_waits_(blocking_waits),
+      events_(*context_, blocking_waits),
+      partitions_(*context_) {}
+
+Device::~Device() = default;
+
+base::Status Device::read_facts() {
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  const Driver& driver = context_->driver();
+  int least = 0;
+  int greatest = 0;
+  int units = 0;
+  GPUSHARE_RETURN_IF_ERROR(context_->status(driver.cuDeviceGetName(facts_.name, sizeof(facts_.name), context_->device()),
+                                            "cuDeviceGetName"));
+  facts_.name[sizeof(facts_.name) - 1] = '\0';
+  GPUSHARE_RETURN_IF_ERROR(
+      context_->status(driver.cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange"));
+  GPUSHARE_RETURN_IF_ERROR(
+      context_->status(driver.cuDeviceGetAttribute(&units, api::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context_->device()),
+                       "cuDeviceGetAttribute"));
+  facts_.priority_lowest = least;
+  facts_.priority_highest = greatest;
+  facts_.compute_units = static_cast<uint32_t>(std::max(units, 0));
+  facts_.total_bytes = memory_->total_bytes();
+  facts_.allocation_alignment_bytes = Memory::kAlignmentBytes;
+  facts_.mapping_granularity_bytes = memory_->granularity_bytes();
+  if (memory_->granularity_bytes() != 0) facts_.capabilities |= GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY;
+  if (least != greatest) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PRIORITIES;
+  if (partitions_.supported()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PARTITIONS;
+  return {};
+}
+
+base::Status Device::info(gpushare_backend_device_info* out_info) {
+  gpushare_backend_device_info info = facts_;
+  if (!context_->lost()) {
+    GPUSHARE_ASSIGN_OR_RETURN(info.free_bytes, memory_->free_bytes());
+  }
+  write_device_info(info, out_info);
+  return {};
+}
+
+uint64_t Device::now_ns() const {
+  return base::host_now_ns();
+}
+
+base::Status Device::close() {
+  std::vector<Stream*> streams;
+  std::vector<Event*> events;
+  std::vector<Partition*> partitions;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [raw, stream] : streams_) streams.push_back(raw);
+    for (const auto& [raw, event] : live_events_) events.push_back(raw);
+    for (const auto& [raw, partition] : live_partitions_) partitions.push_back(raw);
+  }
+  {
+    ContextScope scope(*context_);
+    if (scope.status().code() == GPUSHARE_INVALID_STATE) return scope.status();
+  }
+  std::string held = memory_->leaks();
+  if (!partitions.empty()) {
+    held += (held.empty() ? "" : ", ") + std::to_string(partitions.size()) + " partition" + (partitions.size() == 1 ? "" : "s");
+  }
+  for (Stream* stream : streams) (void)stream->synchronize();
+  for (Stream* stream : streams) (void)destroy_stream(stream);
+  for (Event* event : events) (void)destroy_event(event);
+  for (Partition* partition : partitions) (void)destroy_partition(partition);
+  {
+    ContextScope scope(*context_);
+    if (scope.status().ok()) events_.clear();
+  }
+  return leak_report("cuda", streams.size(), events.size(), held);
+}
+
+base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partition) {
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  if (priority < facts_.priority_highest || priority > facts_.priority_lowest) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("stream priority %d is outside [%d, %d] (highest, lowest)", priority,
+                                     facts_.priority_highest, facts_.priority_lowest));
+  }
+  const Driver& driver = context_->driver();
+  CaptureRelaxed relaxed(driver);
+  api::CUstream handle = nullptr;
+  // Non-blocking: a stream that waited for the legacy default stream would let any user of that stream stop all lanes.
+  if (partition == nullptr) {
+    GPUSHARE_RETURN_IF_ERROR(context_->status(
+        driver.cuStreamCreateWithPriority(&handle, api::CU_STREAM_NON_BLOCKING, priority), "cuStreamCreateWithPriority"));
+  } else {
+    GPUSHARE_RETURN_IF_ERROR(context_->status(
+        driver.cuGreenCtxStreamCreate(&handle, partition->handle(), api::CU_STREAM_NON_BLOCKING, priority),
+        "cuGreenCtxStreamCreate"));
+  }
+  auto stream = std::make_unique<Stream>(*this, handle, partition);
+  base::MutexLock lock(mutex_);
+  Stream* raw = stream.get();
+  streams_[raw] = std::move(stream);
+  return raw;
+}
+
+base::Status Device::destroy_stream(Stream* stream) {
+  {
+    base::MutexLock lock(mutex_);
+    if (!streams_.contains(stream)) return {GPUSHARE_INVALID_HANDLE, "not a live stream of this device"};
+  }
+  base::Status status;
+  if (!context_->lost()) {
+    GPUSHARE_ENTER_CONTEXT(*context_);
+    const Driver& driver = context_->driver();
+    base::Status waited = stream->synchronize();
+    if (waited.code() == GPUSHARE_INVALID_STATE) return waited;  // it captures a graph
+    if (!context_->lost()) status = context_->status(driver.cuStreamDestroy(stream->handle()), "cuStreamDestroy");
+  }
+  std::unique_ptr<Stream> owned;
+  {
+    base::MutexLock lock(mutex_);
+    owned = std::move(streams_[stream]);
+    streams_.erase(stream);
+  }
+  if (context_->lost() && owned->functions()->pending()) {
+    // The driver does not say whether it still runs functions of a lost context: what they would touch is kept for good.
+    static auto* kept = new std::vector<std::shared_ptr<HostFunctions>>;
+    static base::Mutex kept_mutex;
+    base::MutexLock lock(kept_mutex);
+    kept->push_back(owned->functions());
+  }
+  return status.code() == GPUSHARE_DEVICE_LOST ? base::Status() : status;
+}
+
+base::Result<Event*> Device::create_event(bool timing) {
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  GPUSHARE_ASSIGN_OR_RETURN(const api::CUevent handle, events_.take(timing));
+  auto event = std::make_unique<Event>(*this, handle, timing);
+  base::MutexLock lock(mutex_);
+  Event* raw = event.get();
+  live_events_[raw] = std::move(event);
+  return raw;
+}
+
+base::Status Device::destroy_event(Event* event) {
+  std::unique_ptr<Event> owned;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = live_events_.find(event);
+    if (it == live_events_.end()) return {GPUSHARE_INVALID_HANDLE, "not a live event of this device"};
+    owned = std::move(it->second);
+    live_events_.erase(it);
+  }
+  ContextScope scope(*context_);
+  // From a host function the event may still go back to the pool: that needs no driver call while the pool has room.
+  if (!context_->lost()) events_.put(owned->handle(), owned->timing());
+  return {};
+}
+
+base::Result<Partition*> Device::create_partition(uint32_t compute_units) {
+  GPUSHARE_ASSIGN_OR_RETURN(PartitionTable::Share share, partitions_.create(compute_units));
+  auto partition = std::make_unique<Partition>(*this, share.handle, std::move(share.groups), share.compute_units);
+  base::MutexLock lock(mutex_);
+  Partition* raw = partition.get();
+  live_partitions_[raw] = std::move(partition);
+  return raw;
+}
+
+base::Status Device::destroy_partition(Partition* partition) {
+  std::unique_ptr<Partition> owned;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = live_partitions_.find(partition);
+    if (it == live_partitions_.end()) return {GPUSHARE_INVALID_HANDLE, "not a live partition of this device"};
+    const auto uses = [partition](const auto& entry) { return entry.second->partition() == partition; };
+    const auto streams = std::count_if(streams_.begin(), streams_.end(), uses);
+    if (streams > 0) {
+      return {GPUSHARE_INVALID_STATE,
+              base::format("the partition has %lld streams; destroy them first", static_cast<long long>(streams))};
+    }
+    owned = std::move(it->second);
+    live_partitions_.erase(it);
+  }
+  return partitions_.destroy(*owned);
+}
+
+base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) {
+  GPUSHARE_RETURN_IF_ERROR(check_copy(destination, source, bytes, kind));
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  GPUSHARE_RETURN_IF_ERROR(stream->failure());
+  if (bytes == 0) return {};
+  const Driver& driver = context_->driver();
+  const api::CUstream handle = stream->handle();
+  if (kind == GPUSHARE_COPY_HOST_TO_DEVICE) {
+    return context_->status(driver.cuMemcpyHtoDAsync(destination, reinterpret_cast<const void*>(source), bytes, handle),
+                            "cuMemcpyHtoDAsync");
+  }
+  if (kind == GPUSHARE_COPY_DEVICE_TO_HOST) {
+    return context_->status(driver.cuMemcpyDtoHAsync(reinterpret_cast<void*>(destination), source, bytes, handle),
+                            "cuMemcpyDtoHAsync");
+  }
+  return context_->status(driver.cuMemcpyDtoDAsync(destination, source, bytes, handle), "cuMemcpyDtoDAsync");
+}
+
+base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes) {
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  GPUSHARE_RETURN_IF_ERROR(stream->failure());
+  if (bytes == 0) return {};
+  return context_->status(context_->driver().cuMemsetD8Async(address, value, bytes, stream->handle()), "cuMemsetD8Async");
+}
+
+base::Status Device::enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data) {
+  GPUSHARE_ENTER_CONTEXT(*context_);
+  GPUSHARE_RETURN_IF_ERROR(stream->failure());
+  return stream->functions()->launch(*context_, stream->handle(), function, user_data);
+}
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,75 @@
+// cuda_device.hpp: one opened CUDA device: context, memory, event pools, streams and partitions.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "device/cuda/cuda_context.hpp"
+#include "device/cuda/cuda_memory.hpp"
+#include "device/cuda/cuda_partition.hpp"
+#include "device/cuda/cuda_stream.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device::cuda {
+
+// In place of the test devices' scripted faults: a real device has none to set. (The stand-in for the driver makes the
+// driver fail instead, which tests the paths that really run.)
+struct NoFaults {
+  static constexpr bool fires(uint32_t) { return false; }
+  static base::Status set(const gpushare_backend_fault*) {
+    return {GPUSHARE_UNSUPPORTED, "the cuda device has no scripted faults"};
+  }
+};
+
+// Handles of backend.h are pointers to these objects; the device keeps each alive until its destroy op. Thread-safe.
+class Device {
+ public:
+  static base::Result<std::unique_ptr<Device>> open(uint32_t index, const char* options);
+  ~Device();
+
+  // Waits for all streams, unless the context is lost. Errors: INVALID_STATE naming what was left.
+  base::Status close();
+  base::Status info(gpushare_backend_device_info* out_info);
+
+  Context& context() { return *context_; }
+  Memory& memory() { return *memory_; }
+  EventPool& events() { return events_; }
+  PartitionTable& partitions() { return partitions_; }
+  bool blocking_waits() const { return blocking_waits_; }
+  base::Status check_lost() const { return context_->check_lost(); }
+  NoFaults faults() const { return {}; }
+  uint64_t now_ns() const;
+
+  base::Result<Stream*> create_stream(int32_t priority, Partition* partition = nullptr);
+  base::Status destroy_stream(Stream* stream);
+  base::Result<Event*> create_event(bool timing);
+  base::Status destroy_event(Event* event);
+  base::Result<Partition*> create_partition(uint32_t compute_units);
+  // Errors: INVALID_STATE (it has streams).
+  base::Status destroy_partition(Partition* partition);
+
+  base::Status enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind);
+  base::Status enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes);
+  base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
+
+ private:
+  Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, bool blocking_waits);
+  base::Status read_facts();
+
+  const std::unique_ptr<Context> context_;
+  const std::unique_ptr<Memory> memory_;
+  const bool blocking_waits_;
+  EventPool events_;
+  PartitionTable partitions_;
+  gpushare_backend_device_info facts_{};  // fixed at open
+
+  base::Mutex mutex_;
+  absl::flat_hash_map<Stream*, std::unique_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Event*, std::unique_ptr<Event>> live_events_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Partition*, std::unique_ptr<Partition>> live_partitions_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/cuda_memory.hpp"
+
+#include <algorithm>
+
+#include "base/units.hpp"
+
+namespace gpushare::device::cuda {
+namespace {
+
+uint64_t round_up(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::string counted(size_t count, const char* what, const char* plural) {
+  return std::to_string(count) + " " + (count == 1 ? what : plural);
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const MemoryOptions& options) {
+  GPUSHARE_ENTER_CONTEXT(context);
+  const Driver& driver = context.driver();
+  size_t free = 0;
+  size_t total = 0;
+  GPUSHARE_RETURN_IF_ERROR(context.status(driver.cuMemGetInfo(&free, &total), "cuMemGetInfo"));
+  uint64_t limit = options.limit_bytes;
+  if (limit == 0) limit = static_cast<uint64_t>(static_cast<double>(total) * options.fraction);
+  limit = std::min<uint64_t>(limit, total);
+
+  uint64_t granularity = 0;
+  int supported = 0;
+  if (driver.has_virtual_memory()) {
+    (void)driver.cuDeviceGetAttribute(&supported, api::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                      context.device());
+  }
+  if (supported != 0) {
+    api::CUmemAllocationProp properties{};
+    properties.type = api::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {api::CU_MEM_LOCATION_TYPE_DEVICE, context.device()};
+    size_t recommended = 0;
+    GPUSHARE_RETURN_IF_ERROR(context.status(
+        driver.cuMemGetAllocationGranularity(&recommended, &properties, api::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+        "cuMemGetAllocationGranularity"));
+    granularity = options.granularity_bytes != 0 ? options.granularity_bytes : recommended;
+    if (granularity % recommended != 0) {
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "cuda: option granularity is " + base::format_bytes(granularity) +
+                              "; this device needs a multiple of " + base::format_bytes(recommended));
+    }
+    if (limit < granularity) {
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "cuda: a capacity of " + base::format_bytes(limit) +
+                                                         " is less than one granule of " + base::format_bytes(granularity));
+    }
+    limit -= limit % granularity;
+  }
+  return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity));
+}
+
+Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes)
+    : context_(context),
+      limit_bytes_(limit_bytes),
+      granularity_bytes_(granularity_bytes),
+      pool_limit_(options.pool_bytes),
+      pinned_chunk_bytes_(options.pinned_chunk_bytes) {}
+
+Memory::~Memory() {
+  ContextScope scope(context_);
+  // A lost context takes its memory with it when the process resets the device or ends; each of these calls would fail.
+  if (!scope.status().ok()) return;
+  const Driver& cu = driver();
+  base::MutexLock lock(mutex_);
+  for (const auto& [address, mapping] : mappings_) (void)cu.cuMemUnmap(address, mapping.bytes);
+  for (const auto& [raw, memory] : memories_) {
+    for (const Granule granule : memory->granules) (void)cu.cuMemRelease(granule);
+  }
+  for (const Granule granule : pool_) (void)cu.cuMemRelease(granule);
+  for (const auto& [address, bytes] : reservations_) (void)cu.cuMemAddressFree(address, bytes);
+  for (const auto& [address, bytes] : allocations_) (void)cu.cuMemFree(address);
+  for (const auto& [pointer, block] : host_blocks_) {
+    if (block.chunk == nullptr) (void)cu.cuMemFreeHost(pointer);
+  }
+  for (const auto& chunk : chunks_) (void)cu.cuMemFreeHost(chunk->base);
+}
+
+base::Result<uint64_t> Memory::free_bytes() {
+  size_t free = 0;
+  size_t total = 0;
+  {
+    GPUSHARE_ENTER_CONTEXT(context_);
+    GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemGetInfo(&free, &total), "cuMemGetInfo"));
+  }
+  base::MutexLock lock(mutex_);
+  const uint64_t pooled = pool_.size() * granularity_bytes_;
+  const uint64_t within_limit = limit_bytes_ > used_bytes_ ? limit_bytes_ - used_bytes_ : 0;
+  return std::min<uint64_t>(free + pooled, within_limit);
+}
+
+base::Status Memory::out_of_memory(const char* call, uint64_t bytes) {
+  size_t free = 0;
+  size_t total = 0;
+  (void)driver().cuMemGetInfo(&free, &total);
+  base::MutexLock lock(mutex_);
+  return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          base::format("%s of %s: this device holds %s of its %s; the GPU has %s free of %s, the rest is held by other "
+                       "users of it",
+                       call, base::format_bytes(bytes).c_str(), base::format_bytes(used_bytes_).c_str(),
+                       base::format_bytes(limit_bytes_).c_str(), base::format_bytes(free).c_str(),
+                       base::format_bytes(total).c_str()),
+          api::CUDA_ERROR_OUT_OF_MEMORY};
+}
+
+base::Status Memory::take(const char* call, uint64_t bytes) {
+  {
+    base::MutexLock lock(mutex_);
+    if (bytes <= limit_bytes_ && used_bytes_ <= limit_bytes_ - bytes) {
+      used_bytes_ += bytes;
+      return {};
+    }
+  }
+  return out_of_memory(call, bytes);
+}
+
+void Memory::give_back(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  used_bytes_ -= bytes;
+}
+
+base::Result<Memory::Address> Memory::alloc(uint64_t bytes) {
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "mem_alloc of 0 bytes");
+  GPUSHARE_ENTER_CONTEXT(context_);
+  if (bytes > limit_bytes_) return out_of_memory("mem_alloc", bytes);
+  const uint64_t rounded = round_up(bytes, kAlignmentBytes);
+  GPUSHARE_RETURN_IF_ERROR(take("mem_alloc", rounded));
+  uint64_t room_for_pool = 0;
+  {
+    base::MutexLock lock(mutex_);
+    room_for_pool = limit_bytes_ - used_bytes_;
+  }
+  (void)trim(room_for_pool);  // pooled granules are memory that we hold: they count against the limit too
+  CaptureRelaxed relaxed(driver());
+  api::CUdeviceptr address = 0;
+  api::CUresult result = driver().cuMemAlloc(&address, rounded);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY && trim(0)) result = driver().cuMemAlloc(&address, rounded);
+  if (result != api::CUDA_SUCCESS) {
+    give_back(rounded);
+    if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("mem_alloc", bytes);
+    return context_.status(result, "cuMemAlloc");
+  }
+  base::MutexLock lock(mutex_);
+  allocations_[address] = rounded;
+  return address;
+}
+
+base::Status Memory::free(Address address) {
+  uint64_t bytes = 0;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = allocations_.find(address);
+    if (it == allocations_.end()) {
+      return {GPUSHARE_NOT_FOUND, base::format("mem_free: no allocation starts at 0x%llx",
+                                               static_cast<unsigned long long>(address))};
+    }
+    bytes = it->second;
+    allocations_.erase(it);
+    used_bytes_ -= bytes;
+  }
+  if (context_.lost()) return {};
+  GPUSHARE_ENTER_CONTEXT(context_);
+  CaptureRelaxed relaxed(driver());
+  return context_.status(driver().cuMemFree(address), "cuMemFree");
+}
+
+// --- pinned host memory ---------------------------------------------------------------------------------------------
+
+void* Memory::carve(Chunk& chunk, uint64_t bytes) {
+  for (auto it = chunk.holes.begin(); it != chunk.holes.end(); ++it) {
+    const auto [offset, hole] = *it;
+    if (hole < bytes) continue;
+    chunk.holes.erase(it);
+    if (hole > bytes) chunk.holes[offset + bytes] = hole - bytes;
+    ++chunk.blocks;
+    host_blocks_[chunk.base + offset] = {bytes, &chunk};
+    return chunk.base + offset;
+  }
+  return nullptr;
+}
+
+base::Result<void*> Memory::host_alloc(uint64_t bytes) {
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "host_alloc of 0 bytes");
+  if (bytes > (1ull << 62)) {
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "host_alloc of " + base::format_bytes(bytes));
+  }
+  GPUSHARE_ENTER_CONTEXT(context_);
+  const uint64_t rounded = round_up(bytes, kAlignmentBytes);
+  const bool own = rounded > pinned_chunk_bytes_ / 4;
+  if (!own) {
+    base::MutexLock lock(mutex_);
+    for (const auto& chunk : chunks_) {
+      if (void* pointer = carve(*chunk, rounded); pointer != nullptr) return pointer;
+    }
+  }
+  CaptureRelaxed relaxed(driver());
+  void* pointer = nullptr;
+  const uint64_t wanted = own ? rounded : pinned_chunk_bytes_;
+  // Mapped and portable: with unified addressing (every supported GPU) kernels may use the very same pointer.
+  const api::CUresult result =
+      driver().cuMemHostAlloc(&pointer, wanted, api::CU_MEMHOSTALLOC_PORTABLE | api::CU_MEMHOSTALLOC_DEVICEMAP);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) {
+    // The one call whose memory is the host's.
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        "cuMemHostAlloc of " + base::format_bytes(wanted) +
+                            ": the system has no more memory to pin; free pinned memory or raise the locked-memory limit",
+                        result);
+  }
+  GPUSHARE_RETURN_IF_ERROR(context_.status(result, "cuMemHostAlloc"));
+  base::MutexLock lock(mutex_);
+  if (own) {
+    host_blocks_[pointer] = {rounded, nullptr};
+    return pointer;
+  }
+  auto chunk = std::make_unique<Chunk>();
+  chunk->base = static_cast<char*>(pointer);
+  chunk->bytes = wanted;
+  chunk->holes[0] = wanted;
+  chunks_.push_back(std::move(chunk));
+  return carve(*chunks_.back(), rounded);
+}
+
+base::Status Memory::host_free(void* pointer) {
+  void* unpin = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = host_blocks_.find(pointer);
+    if (it == host_blocks_.end()) return {GPUSHARE_NOT_FOUND, "host_free: no pinned block starts there"};
+    const HostBlock block = it->second;
+    host_blocks_.erase(it);
+    if (block.chunk == nullptr) {
+      unpin = pointer;
+    } else {
+      Chunk& chunk = *block.chunk;
+      const auto offset = static_cast<uint64_t>(static_cast<char*>(pointer) - chunk.base);
+      auto hole = chunk.holes.emplace(offset, block.bytes).first;
+      if (const auto next = std::next(hole); next != chunk.holes.end() && hole->first + hole->second == next->first) {
+        hole->second += next->second;
+        chunk.holes.erase(next);
+      }
+      if (hole != chunk.holes.begin()) {
+        const auto previous = std::prev(hole);
+        if (previous->first + previous->second == hole->first) {
+          previous->second += hole->second;
+          chunk.holes.erase(hole);
+        }
+      }
+      --chunk.blocks;
+      // The last empty chunk stays, so that one block allocated and freed in turn does not pin each time.
+      const auto empty = std::count_if(chunks_.begin(), chunks_.end(), [](const auto& c) { return c->blocks == 0; });
+      if (chunk.blocks == 0 && empty > 1) {
+        unpin = chunk.base;
+        chunks_.erase(std::find_if(chunks_.begin(), chunks_.end(), [&](const auto& c) { return c.get() == &chunk; }));
+      }
+    }
+  }
+  if (unpin == nullptr || context_.lost()) return {};
+  GPUSHARE_ENTER_CONTEXT(context_);
+  CaptureRelaxed relaxed(driver());
+  return context_.status(driver().cuMemFreeHost(unpin), "cuMemFreeHost");
+}
+
+std::string Memory::leaks() const {
+  base::MutexLock lock(mutex_);
+  std::string text;
+  const auto add = [&text](size_t count, const char* what, const char* plural) {
+    if (count == 0) return;
+    if (!text.empty()) text += ", ";
+    text += counted(count, what, plural);
+  };
+  add(allocations_.size(), "allocation", "allocations");
+  add(reservations_.size(), "reservation", "reservations");
+  add(mappings_.size(), "mapping", "mappings");
+  add(memories_.size(), "physical memory", "physical memories");
+  add(host_blocks_.size(), "host block", "host blocks");
+  return text;
+}
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,129 @@
+// cuda_memory.hpp: the memory of one CUDA device: allocations, pinned host memory, virtual memory, and the limit that all
+// device memory stays under. Thread-safe; the driver is called outside the locks, bookkeeping aside.
+//
+// Capacity. The limit is what the options give this device of the GPU. The driver's free memory is read anew with every
+// question, because other processes come and go.
+// Physical memory. One handle a granule, all of one size: cuMemMap accepts no offset into a handle, the contract of va_map
+// does. Released granules are kept for reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map.
+// The pool gives way before an allocation fails. Pooled granules count as free.
+// Pinned memory. cuMemHostAlloc takes milliseconds and pins whole pages, so that small blocks are cut from chunks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "device/cuda/cuda_context.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device::cuda {
+
+struct MemoryOptions {
+  uint64_t limit_bytes = 0;         // 0: all of the device
+  double fraction = 1.0;            // of the device, when limit_bytes is 0
+  uint64_t granularity_bytes = 0;   // 0: what the driver recommends
+  uint64_t pool_bytes = 64u << 20;  // released granules kept
+  uint64_t pinned_chunk_bytes = 8u << 20;
+};
+
+class Memory {
+ public:
+  using Address = gpushare_device_address;
+  static constexpr uint64_t kAlignmentBytes = 256;  // of cuMemAlloc, as the driver documents
+
+  // Errors: INVALID_ARGUMENT (granularity is no multiple of the driver's, limit below one granule).
+  static base::Result<std::unique_ptr<Memory>> open(Context& context, const MemoryOptions& options);
+  // Releases everything that is left, unless the context is lost.
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  uint64_t total_bytes() const { return limit_bytes_; }
+  // Not in use by anybody, and within the limit. Asks the driver.
+  base::Result<uint64_t> free_bytes();
+  uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory
+
+  // One op of backend.h each. Errors: INVALID_ARGUMENT, NOT_FOUND (nothing starts there), INVALID_STATE (mapped, not mapped),
+  // INVALID_HANDLE (stale physical memory), DEVICE_OUT_OF_MEMORY (asked, free, limit), HOST_OUT_OF_MEMORY (pinned memory),
+  // UNSUPPORTED (no virtual memory), DEVICE_LOST.
+  base::Result<Address> alloc(uint64_t bytes);
+  base::Status free(Address address);
+  base::Result<void*> host_alloc(uint64_t bytes);
+  base::Status host_free(void* pointer);
+  base::Result<Address> reserve(uint64_t bytes);
+  base::Status unreserve(Address address, uint64_t bytes);
+  base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
+  base::Status release_physical(gpushare_backend_memory* memory);
+  base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
+  base::Status unmap(Address address, uint64_t bytes);
+
+  // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
+  std::string leaks() const;
+
+ private:
+  using Granule = api::CUmemGenericAllocationHandle;
+  struct Physical {
+    std::vector<Granule> granules;
+    uint64_t mappings = 0;
+    bool released = false;
+  };
+  struct Mapping {
+    uint64_t bytes;
+    Physical* memory;
+  };
+  struct Chunk {
+    char* base;
+    uint64_t bytes;
+    std::map<uint64_t, uint64_t> holes;  // offset -> bytes, coalesced
+    uint64_t blocks = 0;
+  };
+  struct HostBlock {
+    uint64_t bytes;
+    Chunk* chunk;  // null: an allocation of its own
+  };
+
+  Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes);
+  const Driver& driver() const { return context_.driver(); }
+  base::Status out_of_memory(const char* call, uint64_t bytes);
+  base::Status check_granules(const char* what, uint64_t value) const;
+  base::Status check_virtual() const;
+  api::CUmemAllocationProp granule_properties() const;
+
+  // Takes `bytes` of the limit, so that the check and the driver's call need no common lock.
+  base::Status take(const char* call, uint64_t bytes);
+  void give_back(uint64_t bytes);
+  // Creates or reuses one granule; trims nothing.
+  api::CUresult make_granule(Granule* out_granule);
+  void recycle(const std::vector<Granule>& granules);
+  // Gives pooled granules back to the driver until at most `keep_bytes` are left. True if any went.
+  bool trim(uint64_t keep_bytes);
+  // Unmaps what map() had done so far; keeps the first error out of it.
+  void unmap_quietly(Address address, uint64_t bytes);
+  void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  // Forgets a mapping and hands back the granules of a released memory that it was the last of.
+  std::vector<Granule> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);
+
+  Context& context_;
+  const uint64_t limit_bytes_;
+  const uint64_t granularity_bytes_;
+  const uint64_t pool_limit_;
+  const uint64_t pinned_chunk_bytes_;
+
+  mutable base::Mutex mutex_;
+  uint64_t used_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // allocations and live physical memory, pool not counted
+  std::map<Address, uint64_t> allocations_ GPUSHARE_GUARDED_BY(mutex_);
+  std::map<Address, uint64_t> reservations_ GPUSHARE_GUARDED_BY(mutex_);
+  std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Physical*, std::unique_ptr<Physical>> memories_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<Granule> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  absl::flat_hash_map<void*, HostBlock> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Chunk>> chunks_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::device::cuda

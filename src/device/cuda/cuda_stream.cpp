@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/cuda_stream.hpp"
+
+#include <cmath>
+#include <exception>
+#include <string>
+
+#include "device/cuda/cuda_device.hpp"
+#include "device/support/ops_guard.hpp"
+
+namespace gpushare::device::cuda {
+
+base::Result<api::CUevent> EventPool::take(bool timing) {
+  {
+    base::MutexLock lock(mutex_);
+    std::vector<api::CUevent>& free = free_[timing ? 1 : 0];
+    if (!free.empty()) {
+      const api::CUevent event = free.back();
+      free.pop_back();
+      return event;
+    }
+  }
+  unsigned flags = timing ? 0u : api::CU_EVENT_DISABLE_TIMING;
+  if (blocking_) flags |= api::CU_EVENT_BLOCKING_SYNC;
+  api::CUevent event = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(context_.status(context_.driver().cuEventCreate(&event, flags), "cuEventCreate"));
+  return event;
+}
+
+void EventPool::put(api::CUevent event, bool timing) {
+  {
+    base::MutexLock lock(mutex_);
+    std::vector<api::CUevent>& free = free_[timing ? 1 : 0];
+    if (free.size() < kKept) {
+      free.push_back(event);
+      return;
+    }
+  }
+  (void)context_.status(context_.driver().cuEventDestroy(event), "cuEventDestroy");
+}
+
+void EventPool::clear() {
+  base::MutexLock lock(mutex_);
+  for (std::vector<api::CUevent>& free : free_) {
+    for (const api::CUevent event : free) (void)context_.driver().cuEventDestroy(event);
+    free.clear();
+  }
+}
+
+base::Status HostFunctions::launch(Context& context, api::CUstream stream, gpushare_host_function function,
+                                   void* user_data) {
+  Call* call = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (free_calls_.empty()) {
+      free_calls_.reserve(calls_.size() + 1);  // so that run() never allocates
+      calls_.push_back(std::make_unique<Call>());
+      free_calls_.push_back(calls_.back().get());
+    }
+    call = free_calls_.back();
+    free_calls_.pop_back();
+  }
+  *call = {this, function, user_data, launched_.fetch_add(1, std::memory_order_relaxed) + 1};
+  const api::CUresult result = context.driver().cuLaunchHostFunc(stream, &HostFunctions::run, call);
+  if (result == api::CUDA_SUCCESS) return {};
+  finished_.fetch_add(1, std::memory_order_release);
+  {
+    base::MutexLock lock(mutex_);
+    free_calls_.push_back(call);
+  }
+  return context.status(result, "cuLaunchHostFunc");
+}
+
+void HostFunctions::run(void* data) {
+  Call* call = static_cast<Call*>(data);
+  HostFunctions& owner = *call->owner;
+  base::Status error;
+  if (owner.failed_.load(std::memory_order_acquire) == 0) {
+    HostFunctionScope scope;
+    try {
+      call->function(call->user_data);
+    } catch (const std::exception& thrown) {
+      error = base::Status(GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + thrown.what());
+    } catch (...) {
+      error = base::Status(GPUSHARE_CALLBACK_FAILED, "a host function threw");
+    }
+  }
+  {
+    base::MutexLock lock(owner.mutex_);
+    if (!error.ok()) {
+      owner.error_ = std::move(error);
+      owner.failed_.store(call->number, std::memory_order_release);
+    }
+    owner.free_calls_.push_back(call);
+  }
+  owner.finished_.fetch_add(1, std::memory_order_release);
+}
+
+base::Status HostFunctions::failure(uint64_t count) const {
+  const uint64_t failed = failed_.load(std::memory_order_acquire);
+  if (failed == 0 || failed > count) return {};
+  base::MutexLock lock(mutex_);
+  return error_;
+}
+
+base::Status Stream::check_capturing(const char* what) {
+  const Driver& driver = device_.context().driver();
+  if (!driver.has_capture()) return {};
+  int status = api::CU_STREAM_CAPTURE_STATUS_NONE;
+  GPUSHARE_RETURN_IF_ERROR(device_.context().status(driver.cuStreamIsCapturing(handle_, &status), "cuStreamIsCapturing"));
+  if (status == api::CU_STREAM_CAPTURE_STATUS_NONE) return {};
+  return {GPUSHARE_INVALID_STATE,
+          std::string(what) + ": the stream captures a CUDA graph; end the capture first, nothing of it runs before"};
+}
+
+base::Status Stream::query() {
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  GPUSHARE_RETURN_IF_ERROR(check_capturing("stream_query"));
+  CaptureRelaxed relaxed(context.driver());
+  const api::CUresult result = context.driver().cuStreamQuery(handle_);
+  if (result == api::CUDA_ERROR_NOT_READY) {
+    base::Status failed = failure();
+    return failed.ok() ? not_ready() : failed;
+  }
+  GPUSHARE_RETURN_IF_ERROR(context.status(result, "cuStreamQuery"));
+  return failure();
+}
+
+base::Status Stream::synchronize() {
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  GPUSHARE_RETURN_IF_ERROR(check_capturing("stream_synchronize"));
+  CaptureRelaxed relaxed(context.driver());
+  if (!device_.blocking_waits()) {
+    GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
+    return failure();
+  }
+  // cuStreamSynchronize waits as the context's owner chose, which may be spinning; only an event can be told to sleep.
+  if (const api::CUresult now = context.driver().cuStreamQuery(handle_); now != api::CUDA_ERROR_NOT_READY) {
+    GPUSHARE_RETURN_IF_ERROR(context.status(now, "cuStreamQuery"));
+    return failure();
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const api::CUevent event, device_.events().take(/*timing=*/false));
+  const char* call = "cuEventRecord";
+  api::CUresult result = context.driver().cuEventRecord(event, handle_);
+  if (result == api::CUDA_SUCCESS) {
+    call = "cuEventSynchronize";
+    result = context.driver().cuEventSynchronize(event);
+  }
+  device_.events().put(event, /*timing=*/false);
+  GPUSHARE_RETURN_IF_ERROR(context.status(result, call));
+  return failure();
+}
+
+Event::Point Event::point() const {
+  base::MutexLock lock(mutex_);
+  return point_;
+}
+
+base::Status Event::record(Stream& stream) {
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  GPUSHARE_RETURN_IF_ERROR(stream.failure());
+  base::MutexLock lock(mutex_);
+  const uint64_t launched = stream.functions()->launched();
+  GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuEventRecord(handle_, stream.handle()), "cuEventRecord"));
+  point_.launched = launched;
+  if (point_.functions != stream.functions()) point_.functions = stream.functions();
+  return {};
+}
+
+base::Status Event::query() {
+  const Point recorded = point();
+  if (recorded.functions == nullptr) return {};
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  CaptureRelaxed relaxed(context.driver());
+  const api::CUresult result = context.driver().cuEventQuery(handle_);
+  if (result == api::CUDA_ERROR_NOT_READY) return not_ready();
+  GPUSHARE_RETURN_IF_ERROR(context.status(result, "cuEventQuery"));
+  return recorded.functions->failure(recorded.launched);
+}
+
+base::Status Event::synchronize() {
+  const Point recorded = point();
+  if (recorded.functions == nullptr) return device_.context().check_lost();
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  CaptureRelaxed relaxed(context.driver());
+  GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
+  return recorded.functions->failure(recorded.launched);
+}
+
+base::Status Event::make_wait(Stream& stream) {
+  if (point().functions == nullptr) return {};
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  GPUSHARE_RETURN_IF_ERROR(stream.failure());
+  return context.status(context.driver().cuStreamWaitEvent(stream.handle(), handle_, 0), "cuStreamWaitEvent");
+}
+
+base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
+  for (Event* event : {&start, &end}) {
+    if (!event->timing_)
+      return base::Status(GPUSHARE_INVALID_STATE, "the event was created without GPUSHARE_EVENT_TIMING");
+    if (event->point().functions == nullptr)
+      return base::Status(GPUSHARE_INVALID_STATE, "the event was never recorded");
+  }
+  if (&start.device_ != &end.device_) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "the two events belong to different devices");
+  }
+  // The driver reports a pending event here too, but not in the same call the stream error behind it.
+  GPUSHARE_RETURN_IF_ERROR(start.query());
+  GPUSHARE_RETURN_IF_ERROR(end.query());
+  Context& context = start.device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  float milliseconds = 0;
+  const api::CUresult result = context.driver().cuEventElapsedTime(&milliseconds, start.handle_, end.handle_);
+  if (result == api::CUDA_ERROR_NOT_READY) return not_ready();
+  GPUSHARE_RETURN_IF_ERROR(context.status(result, "cuEventElapsedTime"));
+  if (!(milliseconds >= 0)) {
+    return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
+  }
+  return static_cast<uint64_t>(std::llround(static_cast<double>(milliseconds) * 1e6));
+}
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,123 @@
+// cuda_stream.hpp: streams and events of the cuda device, over CUstream and CUevent.
+//
+// Events. CUevents come from two pools (with and without timing): creating one costs a driver lock, and iterations need
+// many. A pooled CUevent may have been recorded for its last owner, so that each Event knows itself whether it was
+// recorded.
+// Host functions. A function that throws fails its stream alone: later host functions of the stream are skipped, and ops on it
+// return CALLBACK_FAILED. Copies and kernels that are enqueued already cannot be called back.
+// Waits. Blocking waits (the default) sleep in the driver; with wait=spin the thread polls, which reacts sooner and burns a
+// core.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "device/cuda/cuda_context.hpp"
+#include "gpushare/backend.h"
+
+namespace gpushare::device::cuda {
+
+class Device;
+class Partition;
+
+// The CUevents not in use. Thread-safe; its methods need the context to be current.
+class EventPool {
+ public:
+  EventPool(Context& context, bool blocking) : context_(context), blocking_(blocking) {}
+  base::Result<api::CUevent> take(bool timing);
+  // Keeps the event or, when kKept are there, destroys it.
+  void put(api::CUevent event, bool timing);
+  // Destroys all that are kept.
+  void clear();
+
+ private:
+  static constexpr size_t kKept = 256;
+  Context& context_;
+  const bool blocking_;
+  base::Mutex mutex_;
+  std::vector<api::CUevent> free_[2] GPUSHARE_GUARDED_BY(mutex_);
+};
+
+// What host functions of a stream share with it. Outlives the stream as long as a function is pending.
+class HostFunctions {
+ public:
+  // Enqueues `function`. Errors: the driver's.
+  base::Status launch(Context& context, api::CUstream stream, gpushare_host_function function, void* user_data);
+  // CALLBACK_FAILED once a function among the first `count` has thrown.
+  base::Status failure(uint64_t count) const;
+  uint64_t launched() const { return launched_.load(std::memory_order_relaxed); }
+  bool pending() const { return finished_.load(std::memory_order_acquire) != launched(); }
+
+ private:
+  struct Call {
+    HostFunctions* owner;
+    gpushare_host_function function;
+    void* user_data;
+    uint64_t number;  // 1, 2, ...
+  };
+  static void run(void* call);
+
+  std::atomic<uint64_t> launched_{0};
+  std::atomic<uint64_t> finished_{0};
+  std::atomic<uint64_t> failed_{0};  // number of the first call that threw; 0 = none
+  mutable base::Mutex mutex_;
+  base::Status error_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Call>> calls_ GPUSHARE_GUARDED_BY(mutex_);  // all of them
+  std::vector<Call*> free_calls_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+class Stream {
+ public:
+  Stream(Device& device, api::CUstream handle, Partition* partition)
+      : device_(device), handle_(handle), partition_(partition), functions_(std::make_shared<HostFunctions>()) {}
+  Device& device() const { return device_; }
+  api::CUstream handle() const { return handle_; }
+  Partition* partition() const { return partition_; }  // null: the whole device
+  const std::shared_ptr<HostFunctions>& functions() const { return functions_; }
+
+  // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the capture.
+  base::Status query();
+  base::Status synchronize();
+  base::Status failure() const { return functions_->failure(functions_->launched()); }
+
+ private:
+  base::Status check_capturing(const char* what);
+  Device& device_;
+  const api::CUstream handle_;
+  Partition* const partition_;
+  const std::shared_ptr<HostFunctions> functions_;
+};
+
+class Event {
+ public:
+  Event(Device& device, api::CUevent handle, bool timing) : device_(device), handle_(handle), timing_(timing) {}
+  Device& device() const { return device_; }
+  api::CUevent handle() const { return handle_; }
+  bool timing() const { return timing_; }
+
+  base::Status record(Stream& stream);
+  base::Status query();
+  base::Status synchronize();
+  // Makes work enqueued later on `stream` wait for this event.
+  base::Status make_wait(Stream& stream);
+  static base::Result<uint64_t> elapsed(Event& start, Event& end);
+
+ private:
+  struct Point {
+    std::shared_ptr<HostFunctions> functions;  // of the stream recorded on; null: never recorded
+    uint64_t launched = 0;                     // host functions before the record
+  };
+  Point point() const;
+  Device& device_;
+  const api::CUevent handle_;
+  const bool timing_;
+  mutable base::Mutex mutex_;
+  Point point_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,275 @@
+// The virtual-memory half of cuda_memory.hpp: reservations, physical granules and mappings.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "device/cuda/cuda_memory.hpp"
+
+namespace gpushare::device::cuda {
+namespace {
+
+base::Status stale_memory() {
+  return {GPUSHARE_INVALID_HANDLE, "not live physical memory of this device"};
+}
+
+unsigned long long hex(uint64_t value) {
+  return static_cast<unsigned long long>(value);
+}
+
+}  // namespace
+
+base::Status Memory::check_virtual() const {
+  if (granularity_bytes_ != 0) return {};
+  return {GPUSHARE_UNSUPPORTED,
+          base::format("virtual memory needs CUDA 10.2 and a device that supports it; the driver is CUDA %d.%d",
+                       driver().version() / 1000, driver().version() % 1000 / 10)};
+}
+
+base::Status Memory::check_granules(const char* what, uint64_t value) const {
+  if (value % granularity_bytes_ == 0) return {};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("%s 0x%llx is not a multiple of the granularity, %s", what, hex(value),
+                       base::format_bytes(granularity_bytes_).c_str())};
+}
+
+api::CUmemAllocationProp Memory::granule_properties() const {
+  api::CUmemAllocationProp properties{};
+  properties.type = api::CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {api::CU_MEM_LOCATION_TYPE_DEVICE, context_.device()};
+  return properties;
+}
+
+base::Result<Memory::Address> Memory::reserve(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "va_reserve of 0 bytes");
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_reserve: size", bytes));
+  GPUSHARE_ENTER_CONTEXT(context_);
+  CaptureRelaxed relaxed(driver());
+  api::CUdeviceptr address = 0;
+  const api::CUresult result = driver().cuMemAddressReserve(&address, bytes, granularity_bytes_, 0, 0);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) {
+    // No byte of device memory is asked for here: the process is out of address space.
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        "va_reserve of " + base::format_bytes(bytes) + ": no address range that large is left", result);
+  }
+  GPUSHARE_RETURN_IF_ERROR(context_.status(result, "cuMemAddressReserve"));
+  base::MutexLock lock(mutex_);
+  reservations_[address] = bytes;
+  return address;
+}
+
+base::Status Memory::unreserve(Address address, uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = reservations_.find(address);
+    if (it == reservations_.end()) {
+      return {GPUSHARE_NOT_FOUND, base::format("va_free: no reservation starts at 0x%llx", hex(address))};
+    }
+    if (it->second != bytes) {
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_free: the reservation has %llu bytes, not %llu", hex(it->second),
+                                                      hex(bytes))};
+    }
+    const auto mapped = mappings_.lower_bound(address);
+    if (mapped != mappings_.end() && mapped->first < address + bytes) {
+      return {GPUSHARE_INVALID_STATE, base::format("va_free: 0x%llx is still mapped", hex(mapped->first))};
+    }
+    reservations_.erase(it);
+  }
+  if (context_.lost()) return {};
+  GPUSHARE_ENTER_CONTEXT(context_);
+  CaptureRelaxed relaxed(driver());
+  return context_.status(driver().cuMemAddressFree(address, bytes), "cuMemAddressFree");
+}
+
+api::CUresult Memory::make_granule(Granule* out_granule) {
+  {
+    base::MutexLock lock(mutex_);
+    if (!pool_.empty()) {
+      *out_granule = pool_.back();
+      pool_.pop_back();
+      return api::CUDA_SUCCESS;
+    }
+  }
+  const api::CUmemAllocationProp properties = granule_properties();
+  return driver().cuMemCreate(out_granule, granularity_bytes_, &properties, 0);
+}
+
+void Memory::recycle(const std::vector<Granule>& granules) {
+  {
+    base::MutexLock lock(mutex_);
+    used_bytes_ -= granules.size() * granularity_bytes_;
+    if (!context_.lost()) pool_.insert(pool_.end(), granules.begin(), granules.end());
+  }
+  (void)trim(pool_limit_);
+}
+
+bool Memory::trim(uint64_t keep_bytes) {
+  std::vector<Granule> surplus;
+  {
+    base::MutexLock lock(mutex_);
+    while (pool_.size() * granularity_bytes_ > keep_bytes) {
+      surplus.push_back(pool_.back());
+      pool_.pop_back();
+    }
+  }
+  if (surplus.empty()) return false;
+  ContextScope scope(context_);
+  if (!scope.status().ok()) return false;
+  CaptureRelaxed relaxed(driver());
+  for (const Granule granule : surplus) (void)context_.status(driver().cuMemRelease(granule), "cuMemRelease");
+  return true;
+}
+
+base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "phys_create of 0 bytes");
+  GPUSHARE_RETURN_IF_ERROR(check_granules("phys_create: size", bytes));
+  GPUSHARE_ENTER_CONTEXT(context_);
+  GPUSHARE_RETURN_IF_ERROR(take("phys_create", bytes));
+  CaptureRelaxed relaxed(driver());
+  auto memory = std::make_unique<Physical>();
+  memory->granules.reserve(bytes / granularity_bytes_);
+  while (memory->granules.size() < bytes / granularity_bytes_) {
+    Granule granule = 0;
+    const api::CUresult result = make_granule(&granule);
+    if (result != api::CUDA_SUCCESS) {
+      give_back(bytes - memory->granules.size() * granularity_bytes_);
+      recycle(memory->granules);
+      if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("phys_create", bytes);
+      return context_.status(result, "cuMemCreate");
+    }
+    memory->granules.push_back(granule);
+  }
+  base::MutexLock lock(mutex_);
+  Physical* raw = memory.get();
+  memories_[raw] = std::move(memory);
+  return reinterpret_cast<gpushare_backend_memory*>(raw);
+}
+
+std::vector<Memory::Granule> Memory::drop_mapping(Physical* memory) {
+  --memory->mappings;
+  if (!memory->released || memory->mappings > 0) return {};
+  std::vector<Granule> granules = std::move(memory->granules);
+  memories_.erase(memory);
+  return granules;
+}
+
+base::Status Memory::release_physical(gpushare_backend_memory* handle) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  std::vector<Granule> granules;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = memories_.find(reinterpret_cast<Physical*>(handle));
+    if (it == memories_.end() || it->second->released) return stale_memory();
+    it->second->released = true;
+    if (it->second->mappings > 0) return {};
+    granules = std::move(it->second->granules);
+    memories_.erase(it);
+  }
+  recycle(granules);
+  return {};
+}
+
+void Memory::unmap_quietly(Address address, uint64_t bytes) {
+  if (bytes > 0) (void)context_.status(driver().cuMemUnmap(address, bytes), "cuMemUnmap");
+}
+
+base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memory* handle, uint64_t offset) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "va_map of 0 bytes"};
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: size", bytes));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: address", address));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: offset", offset));
+  GPUSHARE_ENTER_CONTEXT(context_);
+  Physical* memory = reinterpret_cast<Physical*>(handle);
+  {
+    // The mapping is entered before the driver is asked, so that no other call can take the range meanwhile.
+    base::MutexLock lock(mutex_);
+    const auto it = memories_.find(memory);
+    if (it == memories_.end() || memory->released) return stale_memory();
+    const uint64_t held = memory->granules.size() * granularity_bytes_;
+    if (offset > held || bytes > held - offset) {
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_map: offset %llu and size %llu pass the memory's end, %llu",
+                                                      hex(offset), hex(bytes), hex(held))};
+    }
+    auto holder = reservations_.upper_bound(address);
+    if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
+        bytes > holder->second - (address - holder->first)) {
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("va_map: 0x%llx of %llu bytes lies in no reservation", hex(address), hex(bytes))};
+    }
+    auto after = mappings_.upper_bound(address);
+    const bool next_overlaps = after != mappings_.end() && after->first < address + bytes;
+    bool previous_overlaps = false;
+    if (after != mappings_.begin()) {
+      --after;
+      previous_overlaps = after->first + after->second.bytes > address;
+    }
+    if (next_overlaps || previous_overlaps) {
+      return {GPUSHARE_INVALID_STATE, base::format("va_map: part of 0x%llx is mapped already", hex(address))};
+    }
+    mappings_[address] = {bytes, memory};
+    ++memory->mappings;
+  }
+
+  CaptureRelaxed relaxed(driver());
+  const char* call = "cuMemMap";
+  api::CUresult result = api::CUDA_SUCCESS;
+  uint64_t done = 0;
+  // The granules of a live memory do not change, and the mapping just entered keeps it alive.
+  for (; done < bytes && result == api::CUDA_SUCCESS; done += granularity_bytes_) {
+    result = driver().cuMemMap(address + done, granularity_bytes_, 0, memory->granules[(offset + done) / granularity_bytes_], 0);
+    if (result != api::CUDA_SUCCESS) break;
+  }
+  if (result == api::CUDA_SUCCESS) {
+    const api::CUmemAccessDesc access{{api::CU_MEM_LOCATION_TYPE_DEVICE, context_.device()},
+                                      api::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    call = "cuMemSetAccess";
+    result = driver().cuMemSetAccess(address, bytes, &access, 1);
+  }
+  if (result == api::CUDA_SUCCESS) return {};
+
+  unmap_quietly(address, done);
+  std::vector<Granule> granules;
+  {
+    base::MutexLock lock(mutex_);
+    mappings_.erase(address);
+    granules = drop_mapping(memory);
+  }
+  recycle(granules);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory(call, bytes);
+  return context_.status(result, call);
+}
+
+base::Status Memory::unmap(Address address, uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  Physical* memory = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = mappings_.find(address);
+    if (it == mappings_.end()) {
+      return {GPUSHARE_NOT_FOUND, base::format("va_unmap: no mapping starts at 0x%llx", hex(address))};
+    }
+    if (it->second.bytes != bytes) {
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("va_unmap: the mapping has %llu bytes, not %llu", hex(it->second.bytes), hex(bytes))};
+    }
+    memory = it->second.memory;
+  }
+  if (!context_.lost()) {
+    GPUSHARE_ENTER_CONTEXT(context_);
+    CaptureRelaxed relaxed(driver());
+    GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemUnmap(address, bytes), "cuMemUnmap"));
+  }
+  std::vector<Granule> granules;
+  {
+    base::MutexLock lock(mutex_);
+    mappings_.erase(address);
+    granules = drop_mapping(memory);
+  }
+  recycle(granules);
+  return {};
+}
+
+}  // namespace gpushare::device::cuda

@@ -1,0 +1,396 @@
+// Initialisation, devices, contexts, green contexts, the symbol table.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "world.hpp"
+
+using namespace standin;  // NOLINT(google-build-using-namespace): entry points live in the global namespace
+
+namespace standin {
+
+Context* make_context(const std::string& call, int device) {
+  World& w = world();
+  auto owned = std::make_unique<Context>();
+  Context* context = owned.get();
+  context->born = call;
+  context->device = device;
+  context->multiprocessors = static_cast<unsigned>(w.setting("multiprocessors"));
+  w.contexts[context] = std::move(owned);
+  context->legacy = make_stream(call + " (default stream)", context, 0, /*blocking=*/true);
+  return context;
+}
+
+std::string held_by(const Context* context) {
+  World& w = world();
+  std::string text;
+  const auto add = [&](const char* what, const std::string& born) { text += (text.empty() ? "" : ", ") + (what + born); };
+  for (const auto& [raw, stream] : w.streams) {
+    if (stream->context == context && stream->alive() && stream.get() != context->legacy) add("stream of ", stream->born);
+  }
+  for (const auto& [raw, event] : w.events) {
+    if (event->context == context && event->alive()) add("event of ", event->born);
+  }
+  for (const auto& [address, block] : w.blocks) {
+    if (block.context == context) add("memory of ", block.born);
+  }
+  for (const auto& [raw, green] : w.contexts) {
+    if (green->parent == context && green->alive()) add("green context of ", green->born);
+  }
+  return text;
+}
+
+void end_context(Call& frame, Context* context) {
+  World& w = world();
+  const std::string& call = frame.text();
+  context->died = call;
+  std::vector<Stream*> streams;
+  for (const auto& [raw, stream] : w.streams) {
+    if (stream->context == context && stream->alive()) streams.push_back(stream.get());
+  }
+  for (Stream* stream : streams) stop_stream(frame, stream);
+  // What is left dies with the context, so that it is told once.
+  for (const auto& [raw, stream] : w.streams) {
+    if (stream->context == context && stream->alive()) stream->died = call;
+  }
+  for (const auto& [raw, event] : w.events) {
+    if (event->context == context && event->alive()) event->died = call;
+  }
+  if (w.devices[static_cast<size_t>(context->device)].primary == context)
+    w.devices[static_cast<size_t>(context->device)].primary = nullptr;
+}
+
+namespace {
+
+bool valid_device(CUdevice device) {
+  return device >= 0 && static_cast<uint64_t>(device) < world().setting("devices");
+}
+
+// What a CUdevResource of ours says in its padding.
+struct ResourceTag {
+  uint32_t magic;
+  int32_t device;
+  uint32_t split;  // 0: the whole device
+  uint32_t group;
+};
+constexpr uint32_t kResourceMagic = 0x5e50417c;
+
+struct Desc {
+  uint32_t magic;
+  int device;
+  unsigned multiprocessors;
+};
+
+bool read_tag(const CUdevResource& resource, ResourceTag* out_tag) {
+  std::memcpy(out_tag, resource.internal_padding, sizeof(*out_tag));
+  return resource.type == CU_DEV_RESOURCE_TYPE_SM && out_tag->magic == kResourceMagic;
+}
+
+CUdevResource make_resource(ResourceTag tag, unsigned count) {
+  CUdevResource resource{};
+  resource.type = CU_DEV_RESOURCE_TYPE_SM;
+  resource.sm.smCount = count;
+  tag.magic = kResourceMagic;
+  std::memcpy(resource.internal_padding, &tag, sizeof(tag));
+  return resource;
+}
+
+}  // namespace
+}  // namespace standin
+
+STANDIN_API CUresult cuInit(unsigned flags) {
+  Call call("cuInit", false);
+  if (call.verdict() != CUDA_SUCCESS) return call.verdict();
+  if (flags != 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "flags are not 0");
+  World& w = world();
+  if (w.setting("devices") == 0) return CUDA_ERROR_NO_DEVICE;
+  w.initialised = true;
+  if (w.devices.empty()) w.devices.resize(static_cast<size_t>(w.setting("devices")));
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDriverGetVersion(int* version) {
+  Call call("cuDriverGetVersion", false);
+  if (call.verdict() != CUDA_SUCCESS) return call.verdict();
+  *version = static_cast<int>(world().setting("driver_version"));
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceGetCount(int* count) {
+  STANDIN_ENTRY(cuDeviceGetCount);
+  *count = static_cast<int>(world().setting("devices"));
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  STANDIN_ENTRY(cuDeviceGet);
+  if (!valid_device(ordinal)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no device " + std::to_string(ordinal));
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  STANDIN_ENTRY(cuDeviceGetName);
+  if (!valid_device(device) || length <= 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device, or no room");
+  std::snprintf(name, static_cast<size_t>(length), "CUDA stand-in %d", device);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  STANDIN_ENTRY(cuDeviceTotalMem);
+  if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
+  *bytes = world().setting("memory_bytes");
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
+  STANDIN_ENTRY(cuDeviceGetAttribute);
+  if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
+  World& w = world();
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = static_cast<int>(w.setting("multiprocessors"));
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      *value = w.setting("granularity_bytes") != 0 ? 1 : 0;
+      return CUDA_SUCCESS;
+    case 41:  // UNIFIED_ADDRESSING
+      *value = 1;
+      return CUDA_SUCCESS;
+    case 75:  // COMPUTE_CAPABILITY_MAJOR
+      *value = 9;
+      return CUDA_SUCCESS;
+    case 76:  // COMPUTE_CAPABILITY_MINOR
+      *value = 0;
+      return CUDA_SUCCESS;
+    default:
+      return call.misuse(CUDA_ERROR_INVALID_VALUE, "attribute " + std::to_string(attribute) + " is not known to the stand-in");
+  }
+}
+
+STANDIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* out_context, CUdevice device) {
+  STANDIN_ENTRY(cuDevicePrimaryCtxRetain);
+  if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
+  Context*& primary = world().devices[static_cast<size_t>(device)].primary;
+  if (primary == nullptr) {
+    primary = make_context(call.text(), device);
+    primary->primary = true;
+  }
+  ++primary->references;
+  *out_context = reinterpret_cast<CUcontext>(primary);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  STANDIN_ENTRY(cuDevicePrimaryCtxRelease);
+  if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
+  Context* primary = world().devices[static_cast<size_t>(device)].primary;
+  if (primary == nullptr || primary->references == 0)
+    return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "double free: the primary context is not retained");
+  if (--primary->references > 0) return CUDA_SUCCESS;
+  if (const std::string held = held_by(primary); !held.empty() && primary->error == CUDA_SUCCESS)
+    record_misuse(call.text(), "leak: the last release of the primary context leaves " + held);
+  end_context(call, primary);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  STANDIN_ENTRY(cuDevicePrimaryCtxGetState);
+  if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");
+  *flags = 0;
+  *active = world().devices[static_cast<size_t>(device)].primary != nullptr ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxCreate_v2(CUcontext* out_context, unsigned flags, CUdevice device) {
+  STANDIN_ENTRY(cuCtxCreate);
+  if (!valid_device(device) || flags > 0x1f) return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device or flag");
+  Context* context = make_context(call.text(), device);
+  context_stack().push_back(context);
+  *out_context = reinterpret_cast<CUcontext>(context);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxDestroy_v2(CUcontext handle) {
+  STANDIN_ENTRY(cuCtxDestroy);
+  const auto it = world().contexts.find(handle);
+  if (it == world().contexts.end()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "not a context");
+  Context* context = it->second.get();
+  if (!context->alive()) return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "double free: destroyed by " + context->died);
+  if (context->primary || context->parent != nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "a primary or green context is released otherwise");
+  if (const std::string held = held_by(context); !held.empty() && context->error == CUDA_SUCCESS)
+    record_misuse(call.text(), "leak: the context is destroyed with " + held);
+  end_context(call, context);
+  if (!context_stack().empty() && context_stack().back() == context) context_stack().pop_back();
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxGetCurrent(CUcontext* out_context) {
+  STANDIN_ENTRY(cuCtxGetCurrent);
+  *out_context = context_stack().empty() ? nullptr : reinterpret_cast<CUcontext>(context_stack().back());
+  return CUDA_SUCCESS;
+}
+
+namespace {
+// Null with `*out` set for a null handle; the misuse otherwise.
+CUresult find_context(Call& call, CUcontext handle, Context** out) {
+  *out = nullptr;
+  if (handle == nullptr) return CUDA_SUCCESS;
+  const auto it = world().contexts.find(handle);
+  if (it == world().contexts.end()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: not a context");
+  if (!it->second->alive())
+    return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "wrong context: it was destroyed by " + it->second->died);
+  *out = it->second.get();
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+STANDIN_API CUresult cuCtxPushCurrent_v2(CUcontext handle) {
+  STANDIN_ENTRY(cuCtxPushCurrent);
+  Context* context = nullptr;
+  if (const CUresult found = find_context(call, handle, &context); found != CUDA_SUCCESS) return found;
+  if (context == nullptr) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: null is no context");
+  context_stack().push_back(context);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxPopCurrent_v2(CUcontext* out_context) {
+  STANDIN_ENTRY(cuCtxPopCurrent);
+  if (context_stack().empty()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: nothing was pushed");
+  if (out_context != nullptr) *out_context = reinterpret_cast<CUcontext>(context_stack().back());
+  context_stack().pop_back();
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxSetCurrent(CUcontext handle) {
+  STANDIN_ENTRY(cuCtxSetCurrent);
+  Context* context = nullptr;
+  if (const CUresult found = find_context(call, handle, &context); found != CUDA_SUCCESS) return found;
+  if (!context_stack().empty()) context_stack().pop_back();
+  if (context != nullptr) context_stack().push_back(context);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxGetDevice(CUdevice* device) {
+  STANDIN_ENTRY(cuCtxGetDevice);
+  STANDIN_CONTEXT();
+  *device = context->device;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  STANDIN_ENTRY(cuCtxGetStreamPriorityRange);
+  STANDIN_CONTEXT();
+  *least = 0;
+  *greatest = -5;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource* resource, int type) {
+  STANDIN_ENTRY(cuDeviceGetDevResource);
+  if (!valid_device(device) || type != CU_DEV_RESOURCE_TYPE_SM)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device or type of resource");
+  World& w = world();
+  if (w.setting("sm_granularity") == 0) return CUDA_ERROR_NOT_SUPPORTED;
+  *resource = make_resource({0, device, 0, 0}, static_cast<unsigned>(w.setting("multiprocessors")));
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count, const CUdevResource* input,
+                                                 CUdevResource* remaining, unsigned flags, unsigned min_count) {
+  STANDIN_ENTRY(cuDevSmResourceSplitByCount);
+  ResourceTag tag{};
+  if (input == nullptr || group_count == nullptr || flags > 3 || !read_tag(*input, &tag))
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "the input is no SM resource");
+  const auto granularity = static_cast<unsigned>(world().setting("sm_granularity"));
+  const unsigned size = std::max(1u, (min_count + granularity - 1) / granularity) * granularity;
+  const unsigned possible = input->sm.smCount / size;
+  if (possible == 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (groups == nullptr) {
+    *group_count = possible;
+    return CUDA_SUCCESS;
+  }
+  static uint32_t next_split = 1;
+  const uint32_t split = next_split++;
+  *group_count = std::min(*group_count, possible);
+  for (unsigned i = 0; i < *group_count; ++i) groups[i] = make_resource({0, tag.device, split, i}, size);
+  if (remaining != nullptr)
+    *remaining = make_resource({0, tag.device, split, UINT32_MAX}, input->sm.smCount - *group_count * size);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out_desc, CUdevResource* resources, unsigned count) {
+  STANDIN_ENTRY(cuDevResourceGenerateDesc);
+  if (out_desc == nullptr || resources == nullptr || count == 0)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no resources");
+  unsigned total = 0;
+  ResourceTag first{};
+  std::set<uint32_t> seen;
+  for (unsigned i = 0; i < count; ++i) {
+    ResourceTag tag{};
+    if (!read_tag(resources[i], &tag)) return call.misuse(CUDA_ERROR_INVALID_VALUE, "not an SM resource");
+    if (i == 0) first = tag;
+    if (tag.device != first.device || tag.split != first.split)
+      return call.misuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "the resources come from different splits");
+    if (!seen.insert(tag.group).second)
+      return call.misuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource is given twice");
+    total += resources[i].sm.smCount;
+  }
+  // Descriptors have no destroy call; the driver's live as long as the process too.
+  static std::deque<Desc> descs;
+  descs.push_back({kResourceMagic, first.device, total});
+  *out_desc = reinterpret_cast<CUdevResourceDesc>(&descs.back());
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuGreenCtxCreate(CUgreenCtx* out_green, CUdevResourceDesc handle, CUdevice device, unsigned flags) {
+  STANDIN_ENTRY(cuGreenCtxCreate);
+  const Desc* desc = reinterpret_cast<const Desc*>(handle);
+  if (desc == nullptr || desc->magic != kResourceMagic || desc->device != device)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "the descriptor is not one of this device");
+  if (flags != CU_GREEN_CTX_DEFAULT_STREAM)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "CU_GREEN_CTX_DEFAULT_STREAM is required");
+  Context*& primary = world().devices[static_cast<size_t>(device)].primary;
+  if (primary == nullptr) {
+    primary = make_context(call.text(), device);
+    primary->primary = true;
+  }
+  ++primary->references;
+  Context* green = make_context(call.text(), device);
+  green->parent = primary;
+  green->multiprocessors = desc->multiprocessors;
+  *out_green = reinterpret_cast<CUgreenCtx>(green);
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
+  STANDIN_ENTRY(cuGreenCtxDestroy);
+  const auto it = world().contexts.find(handle);
+  if (it == world().contexts.end() || it->second->parent == nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a green context");
+  Context* green = it->second.get();
+  if (!green->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + green->died);
+  if (const std::string held = held_by(green); !held.empty() && root(green)->error == CUDA_SUCCESS)
+    record_misuse(call.text(), "leak: the green context is destroyed with " + held);
+  end_context(call, green);
+  --green->parent->references;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuGreenCtxStreamCreate(CUstream* out_stream, CUgreenCtx handle, unsigned flags, int priority) {
+  STANDIN_ENTRY(cuGreenCtxStreamCreate);
+  const auto it = world().contexts.find(handle);
+  if (it == world().contexts.end() || it->second->parent == nullptr || !it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a live green context");
+  if (flags != CU_STREAM_NON_BLOCKING) return call.misuse(CUDA_ERROR_INVALID_VALUE, "CU_STREAM_NON_BLOCKING is required");
+  *out_stream = reinterpret_cast<CUstream>(make_stream(call.text(), it->second.get(), priority, false));
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuCtxFromGreenCtx(CUcontext* out_context, CUgreenCtx handle) {
+  STANDIN_ENTRY(cuCtxFromGreenCtx);
+  *out_context = reinterpret_cast<CUcontext>(handle);
+  return CUDA_SUCCESS;
+}
