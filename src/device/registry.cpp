@@ -20,11 +20,7 @@ namespace {
 using BackendGetter = const gpushare_backend_ops* (*)();
 
 // The built-in backends, in the order that backends() lists them.
-<<<<<<< HEAD
-constexpr BackendGetter kBuiltIns[] = {host_backend, sim_backend};
-=======
-constexpr BackendGetter kBuiltIns[] = {host_backend, cuda_backend};
->>>>>>> d6bc29c (CUDA backend over the driver API, and a strict stand-in for libcuda)
+constexpr BackendGetter kBuiltIns[] = {host_backend, sim_backend, cuda_backend};
 
 thread_local bool t_unsupported = false;
 

@@ -74,8 +74,6 @@ Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory,
       events_(*context_, blocking_waits),
       partitions_(*context_) {}
 
-Device::~Device() = default;
-
 base::Status Device::read_facts() {
   GPUSHARE_ENTER_CONTEXT(*context_);
   const Driver& driver = context_->driver();
@@ -115,33 +113,47 @@ uint64_t Device::now_ns() const {
   return base::host_now_ns();
 }
 
-base::Status Device::close() {
+base::Status Device::finish() {
+  std::vector<Stream*> streams;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [raw, stream] : streams_) streams.push_back(stream.get());
+  }
+  {
+    ContextScope scope(*context_);
+    if (scope.status().code() == GPUSHARE_INVALID_STATE) return scope.status();  // inside a host function
+  }
+  for (Stream* stream : streams) {
+    const base::Status status = stream->synchronize();
+    if (status.code() == GPUSHARE_INVALID_STATE) return status;  // it captures a graph
+  }
+  return {};
+}
+
+base::Status Device::leaks() const {
+  std::string held = memory_->leaks();
+  base::MutexLock lock(mutex_);
+  if (const size_t count = live_partitions_.size(); count > 0) {
+    held += (held.empty() ? "" : ", ") + std::to_string(count) + " partition" + (count == 1 ? "" : "s");
+  }
+  return leak_report("cuda", streams_.size(), live_events_.size(), held);
+}
+
+Device::~Device() {
   std::vector<Stream*> streams;
   std::vector<Event*> events;
   std::vector<Partition*> partitions;
   {
     base::MutexLock lock(mutex_);
-    for (const auto& [raw, stream] : streams_) streams.push_back(raw);
-    for (const auto& [raw, event] : live_events_) events.push_back(raw);
-    for (const auto& [raw, partition] : live_partitions_) partitions.push_back(raw);
+    for (const auto& [raw, stream] : streams_) streams.push_back(stream.get());
+    for (const auto& [raw, event] : live_events_) events.push_back(event.get());
+    for (const auto& [raw, partition] : live_partitions_) partitions.push_back(partition.get());
   }
-  {
-    ContextScope scope(*context_);
-    if (scope.status().code() == GPUSHARE_INVALID_STATE) return scope.status();
-  }
-  std::string held = memory_->leaks();
-  if (!partitions.empty()) {
-    held += (held.empty() ? "" : ", ") + std::to_string(partitions.size()) + " partition" + (partitions.size() == 1 ? "" : "s");
-  }
-  for (Stream* stream : streams) (void)stream->synchronize();
   for (Stream* stream : streams) (void)destroy_stream(stream);
   for (Event* event : events) (void)destroy_event(event);
   for (Partition* partition : partitions) (void)destroy_partition(partition);
-  {
-    ContextScope scope(*context_);
-    if (scope.status().ok()) events_.clear();
-  }
-  return leak_report("cuda", streams.size(), events.size(), held);
+  ContextScope scope(*context_);
+  if (scope.status().ok()) events_.clear();
 }
 
 base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partition) {

@@ -28,10 +28,13 @@ struct NoFaults {
 class Device {
  public:
   static base::Result<std::unique_ptr<Device>> open(uint32_t index, const char* options);
+  // Releases what is left, as far as the context still serves.
   ~Device();
 
-  // Waits for all streams, unless the context is lost. Errors: INVALID_STATE naming what was left.
-  base::Status close();
+  // Waits for all streams, unless the context is lost. Errors: INVALID_STATE (in a host function; a stream captures).
+  base::Status finish();
+  // Errors: INVALID_STATE naming what is still open.
+  base::Status leaks() const;
   base::Status info(gpushare_backend_device_info* out_info);
 
   Context& context() { return *context_; }
@@ -66,7 +69,7 @@ class Device {
   PartitionTable partitions_;
   gpushare_backend_device_info facts_{};  // fixed at open
 
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   absl::flat_hash_map<Stream*, std::unique_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
   absl::flat_hash_map<Event*, std::unique_ptr<Event>> live_events_ GPUSHARE_GUARDED_BY(mutex_);
   absl::flat_hash_map<Partition*, std::unique_ptr<Partition>> live_partitions_ GPUSHARE_GUARDED_BY(mutex_);

@@ -1,0 +1,18 @@
+// cuda_excuses.hpp: what the cuda backend is excused from, on a GPU as on the stand-in.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "cts.hpp"
+
+namespace gpushare::cts {
+
+inline std::vector<Excuse> cuda_excuses() {
+  return {
+      {"work: *", "a GPU does real work; modelled work is for simulating devices"},
+      {"faults: *", "scripted faults are for test devices; tests/unit/device/cuda makes the stand-in's driver fail instead"},
+  };
+}
+
+}  // namespace gpushare::cts
