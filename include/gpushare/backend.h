@@ -97,7 +97,8 @@ enum {
 };
 
 /* A host function in stream order. Must not call ops that block on the same stream (host and sim refuse with
- * INVALID_STATE). If an exception leaves it, its stream fails with CALLBACK_FAILED. */
+ * INVALID_STATE); on cuda it must call no op that enqueues or asks the device (the driver forbids it; INVALID_STATE).
+ * If an exception leaves it, its stream fails with CALLBACK_FAILED. */
 typedef void (*gpushare_host_function)(void* user_data);
 
 /* Work of a known cost, for devices that simulate (group "modelled work"). */
@@ -197,7 +198,8 @@ typedef struct gpushare_backend_ops {
   int32_t (*event_elapsed)(gpushare_backend_event* start, gpushare_backend_event* end, uint64_t* out_ns);
 
   /* Copies in stream order; each side is a device address or a host pointer cast to uint64_t (`kind` tells).
-   * Asynchronous; host memory must stay valid until the copy has finished. */
+   * Asynchronous; host memory must stay valid until the copy has finished. Host memory that is not of host_alloc may make the
+   * call itself wait for the stream, and may be read before earlier work of the stream has written it. */
   int32_t (*copy_async)(gpushare_backend_stream* stream, uint64_t destination, uint64_t source,
                         uint64_t bytes, uint32_t kind);
   /* Sets bytes in stream order. */

@@ -21,7 +21,8 @@ int32_t probe(uint32_t* out_device_count) {
     GPUSHARE_ASSIGN_OR_RETURN(const cuda::Driver* driver, cuda::Driver::get(""));
     int count = 0;
     GPUSHARE_RETURN_IF_ERROR(cuda::to_status(driver->cuDeviceGetCount(&count), "cuDeviceGetCount"));
-    if (count <= 0) return {GPUSHARE_UNAVAILABLE, "no CUDA: the driver shows no device (see CUDA_VISIBLE_DEVICES)"};
+    if (count <= 0)
+      return {GPUSHARE_UNAVAILABLE, "no CUDA: the driver shows no device (see CUDA_VISIBLE_DEVICES)"};
     *out_device_count = static_cast<uint32_t>(count);
     return {};
   });

@@ -17,14 +17,15 @@ base::Result<std::unique_ptr<Context>> Context::open(const Driver& driver, uint3
   GPUSHARE_RETURN_IF_ERROR(to_status(driver.cuDeviceGetCount(&count), "cuDeviceGetCount"));
   if (index >= static_cast<uint32_t>(count)) {
     return base::Status(GPUSHARE_UNAVAILABLE,
-                        base::format("the CUDA driver shows %d device%s; asked for index %u", count, count == 1 ? "" : "s",
-                                     index));
+                        base::format("the CUDA driver shows %d device%s; asked for index %u", count,
+                                     count == 1 ? "" : "s", index));
   }
   api::CUdevice device = 0;
   GPUSHARE_RETURN_IF_ERROR(to_status(driver.cuDeviceGet(&device, static_cast<int>(index)), "cuDeviceGet"));
   if (given == 0) {
     api::CUcontext primary = nullptr;
-    GPUSHARE_RETURN_IF_ERROR(to_status(driver.cuDevicePrimaryCtxRetain(&primary, device), "cuDevicePrimaryCtxRetain"));
+    GPUSHARE_RETURN_IF_ERROR(
+        to_status(driver.cuDevicePrimaryCtxRetain(&primary, device), "cuDevicePrimaryCtxRetain"));
     return std::unique_ptr<Context>(new Context(driver, index, device, primary, /*primary=*/true));
   }
   const auto borrowed = reinterpret_cast<api::CUcontext>(static_cast<uintptr_t>(given));
@@ -36,15 +37,16 @@ base::Result<std::unique_ptr<Context>> Context::open(const Driver& driver, uint3
     GPUSHARE_RETURN_IF_ERROR(context->status(driver.cuCtxGetDevice(&owner), "cuCtxGetDevice"));
   }
   if (owner != device) {
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("option context: the context belongs to CUDA device %d, not to cuda:%u", owner, index));
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("option context: the context belongs to CUDA device %d, not to cuda:%u", owner, index));
   }
   return context;
 }
 
 Context::~Context() {
-  // A failure here has nobody to tell: the device is closing. On a lost context the release still drops our count, so that
-  // the process may reset the device and go on.
+  // A failure here has nobody to tell: the device is closing. On a lost context the release still drops our
+  // count, so that the process may reset the device and go on.
   if (primary_) (void)driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
@@ -63,11 +65,12 @@ base::Status Context::status(api::CUresult result, const char* call) {
     base::MutexLock lock(mutex_);
     first = cause_.ok();
     if (first) {
-      cause_ = base::Status(GPUSHARE_DEVICE_LOST,
-                            base::format("the context of cuda:%u is lost: %s reported %s (%d), which an earlier kernel or copy "
-                                         "may have caused; close the runtime and restart the process, or reset the device",
-                                         index_, call, result_name(result), result),
-                            result);
+      cause_ = base::Status(
+          GPUSHARE_DEVICE_LOST,
+          base::format("the context of cuda:%u is lost: %s reported %s (%d), which an earlier kernel or copy "
+                       "may have caused; close the runtime and restart the process, or reset the device",
+                       index_, call, result_name(result), result),
+          result);
       lost_.store(true, std::memory_order_release);
     }
     cause = cause_;
@@ -82,9 +85,10 @@ ContextScope::ContextScope(Context& context) : context_(context) {
     return;
   }
   if (t_host_functions > 0) {
-    status_ = base::Status(GPUSHARE_INVALID_STATE,
-                           "called from a host function of a stream: CUDA forbids driver calls there; hand the work to "
-                           "another thread");
+    status_ = base::Status(
+        GPUSHARE_INVALID_STATE,
+        "called from a host function of a stream: CUDA forbids driver calls there; hand the work to "
+        "another thread");
     return;
   }
   const Driver& driver = context.driver();

@@ -1,9 +1,9 @@
 // cuda_context.hpp: the CUDA context that a device works in.
 //
-// Every op that calls the driver does so inside a ContextScope: the caller's current context is as it was when the op
-// returns, on any thread, beside any other user of CUDA in the process. When our context is current already, which is the rule
-// beside the CUDA runtime, the scope costs one read of the driver's thread-local state.
-// SPDX-License-Identifier: Apache-2.0
+// Every op that calls the driver does so inside a ContextScope: the caller's current context is as it was
+// when the op returns, on any thread, beside any other user of CUDA in the process. When our context is
+// current already, which is the rule beside the CUDA runtime, the scope costs one read of the driver's
+// thread-local state. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,8 @@ namespace gpushare::device::cuda {
 // Retained or borrowed context, and the memory of how it was lost. Thread-safe.
 class Context {
  public:
-  // Retains the primary context of `device`, or borrows `given` (which must outlive this and belong to `device`).
+  // Retains the primary context of `device`, or borrows `given` (which must outlive this and belong to
+  // `device`).
   static base::Result<std::unique_ptr<Context>> open(const Driver& driver, uint32_t index, uint64_t given);
   // Releases the primary context.
   ~Context();
@@ -34,8 +35,8 @@ class Context {
   base::Status check_lost() const;
   bool lost() const { return lost_.load(std::memory_order_acquire); }
 
-  // The status of a driver call: to_status(), except that a sticky result loses the device, which is logged once and
-  // answered from then on without calling the driver.
+  // The status of a driver call: to_status(), except that a sticky result loses the device, which is logged
+  // once and answered from then on without calling the driver.
   base::Status status(api::CUresult result, const char* call);
 
  private:
@@ -67,12 +68,14 @@ class ContextScope {
   base::Status status_;
 };
 
-// Lets this thread allocate, free, map, query and wait while some stream captures a graph: such calls are not captured, they
-// happen at once, exactly as outside a capture. Without it the driver refuses them and ends the capture of whoever captures.
+// Lets this thread allocate, free, map, query and wait while some stream captures a graph: such calls are not
+// captured, they happen at once, exactly as outside a capture. Without it the driver refuses them and ends
+// the capture of whoever captures.
 class CaptureRelaxed {
  public:
   explicit CaptureRelaxed(const Driver& driver) : driver_(driver) {
-    if (driver_.has_capture()) exchanged_ = driver_.cuThreadExchangeStreamCaptureMode(&mode_) == api::CUDA_SUCCESS;
+    if (driver_.has_capture())
+      exchanged_ = driver_.cuThreadExchangeStreamCaptureMode(&mode_) == api::CUDA_SUCCESS;
   }
   ~CaptureRelaxed() {
     if (exchanged_) (void)driver_.cuThreadExchangeStreamCaptureMode(&mode_);
@@ -96,6 +99,6 @@ class HostFunctionScope {
 }  // namespace gpushare::device::cuda
 
 // Enters `context` for the rest of the block or returns why it cannot.
-#define GPUSHARE_ENTER_CONTEXT(context)               \
+#define GPUSHARE_ENTER_CONTEXT(context)                   \
   ::gpushare::device::cuda::ContextScope scope_(context); \
   if (!scope_.status().ok()) return scope_.status()

@@ -39,7 +39,8 @@ base::Result<DeviceOptions> read_options(const char* text) {
   GPUSHARE_ASSIGN_OR_RETURN(const double gib, options.get_double("total_gib", 0, 0, 1 << 20));
   GPUSHARE_ASSIGN_OR_RETURN(memory.limit_bytes, options.get_bytes("total_bytes", 0, 0, 1ull << 50));
   GPUSHARE_ASSIGN_OR_RETURN(memory.granularity_bytes, options.get_bytes("granularity", 0, 0, 1ull << 40));
-  GPUSHARE_ASSIGN_OR_RETURN(memory.pool_bytes, options.get_bytes("pool_bytes", memory.pool_bytes, 0, 1ull << 40));
+  GPUSHARE_ASSIGN_OR_RETURN(memory.pool_bytes,
+                            options.get_bytes("pool_bytes", memory.pool_bytes, 0, 1ull << 40));
   GPUSHARE_ASSIGN_OR_RETURN(
       memory.pinned_chunk_bytes,
       options.get_bytes("pinned_chunk_bytes", memory.pinned_chunk_bytes, 64u << 10, 1ull << 30));
@@ -51,7 +52,8 @@ base::Result<DeviceOptions> read_options(const char* text) {
     return invalid("fraction, total_gib and total_bytes are three ways to say the same: give one");
   }
   if (has_gib) memory.limit_bytes = static_cast<uint64_t>(gib * static_cast<double>(1ull << 30));
-  if ((has_gib || has_bytes) && memory.limit_bytes == 0) return invalid("total_gib, total_bytes: a capacity of 0");
+  if ((has_gib || has_bytes) && memory.limit_bytes == 0)
+    return invalid("total_gib, total_bytes: a capacity of 0");
   return read;
 }
 
@@ -80,14 +82,14 @@ base::Status Device::read_facts() {
   int least = 0;
   int greatest = 0;
   int units = 0;
-  GPUSHARE_RETURN_IF_ERROR(context_->status(driver.cuDeviceGetName(facts_.name, sizeof(facts_.name), context_->device()),
-                                            "cuDeviceGetName"));
+  GPUSHARE_RETURN_IF_ERROR(context_->status(
+      driver.cuDeviceGetName(facts_.name, sizeof(facts_.name), context_->device()), "cuDeviceGetName"));
   facts_.name[sizeof(facts_.name) - 1] = '\0';
   GPUSHARE_RETURN_IF_ERROR(
       context_->status(driver.cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange"));
-  GPUSHARE_RETURN_IF_ERROR(
-      context_->status(driver.cuDeviceGetAttribute(&units, api::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context_->device()),
-                       "cuDeviceGetAttribute"));
+  GPUSHARE_RETURN_IF_ERROR(context_->status(
+      driver.cuDeviceGetAttribute(&units, api::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context_->device()),
+      "cuDeviceGetAttribute"));
   facts_.priority_lowest = least;
   facts_.priority_highest = greatest;
   facts_.compute_units = static_cast<uint32_t>(std::max(units, 0));
@@ -166,10 +168,12 @@ base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partiti
   const Driver& driver = context_->driver();
   CaptureRelaxed relaxed(driver);
   api::CUstream handle = nullptr;
-  // Non-blocking: a stream that waited for the legacy default stream would let any user of that stream stop all lanes.
+  // Non-blocking: a stream that waited for the legacy default stream would let any user of that stream stop
+  // all lanes.
   if (partition == nullptr) {
-    GPUSHARE_RETURN_IF_ERROR(context_->status(
-        driver.cuStreamCreateWithPriority(&handle, api::CU_STREAM_NON_BLOCKING, priority), "cuStreamCreateWithPriority"));
+    GPUSHARE_RETURN_IF_ERROR(
+        context_->status(driver.cuStreamCreateWithPriority(&handle, api::CU_STREAM_NON_BLOCKING, priority),
+                         "cuStreamCreateWithPriority"));
   } else {
     GPUSHARE_RETURN_IF_ERROR(context_->status(
         driver.cuGreenCtxStreamCreate(&handle, partition->handle(), api::CU_STREAM_NON_BLOCKING, priority),
@@ -193,7 +197,8 @@ base::Status Device::destroy_stream(Stream* stream) {
     const Driver& driver = context_->driver();
     base::Status waited = stream->synchronize();
     if (waited.code() == GPUSHARE_INVALID_STATE) return waited;  // it captures a graph
-    if (!context_->lost()) status = context_->status(driver.cuStreamDestroy(stream->handle()), "cuStreamDestroy");
+    if (!context_->lost())
+      status = context_->status(driver.cuStreamDestroy(stream->handle()), "cuStreamDestroy");
   }
   std::unique_ptr<Stream> owned;
   {
@@ -202,7 +207,8 @@ base::Status Device::destroy_stream(Stream* stream) {
     streams_.erase(stream);
   }
   if (context_->lost() && owned->functions()->pending()) {
-    // The driver does not say whether it still runs functions of a lost context: what they would touch is kept for good.
+    // The driver does not say whether it still runs functions of a lost context: what they would touch is
+    // kept for good.
     static auto* kept = new std::vector<std::shared_ptr<HostFunctions>>;
     static base::Mutex kept_mutex;
     base::MutexLock lock(kept_mutex);
@@ -231,14 +237,16 @@ base::Status Device::destroy_event(Event* event) {
     live_events_.erase(it);
   }
   ContextScope scope(*context_);
-  // From a host function the event may still go back to the pool: that needs no driver call while the pool has room.
+  // From a host function the event may still go back to the pool: that needs no driver call while the pool
+  // has room.
   if (!context_->lost()) events_.put(owned->handle(), owned->timing());
   return {};
 }
 
 base::Result<Partition*> Device::create_partition(uint32_t compute_units) {
   GPUSHARE_ASSIGN_OR_RETURN(PartitionTable::Share share, partitions_.create(compute_units));
-  auto partition = std::make_unique<Partition>(*this, share.handle, std::move(share.groups), share.compute_units);
+  auto partition =
+      std::make_unique<Partition>(*this, share.handle, std::move(share.groups), share.compute_units);
   base::MutexLock lock(mutex_);
   Partition* raw = partition.get();
   live_partitions_[raw] = std::move(partition);
@@ -254,8 +262,8 @@ base::Status Device::destroy_partition(Partition* partition) {
     const auto uses = [partition](const auto& entry) { return entry.second->partition() == partition; };
     const auto streams = std::count_if(streams_.begin(), streams_.end(), uses);
     if (streams > 0) {
-      return {GPUSHARE_INVALID_STATE,
-              base::format("the partition has %lld streams; destroy them first", static_cast<long long>(streams))};
+      return {GPUSHARE_INVALID_STATE, base::format("the partition has %lld streams; destroy them first",
+                                                   static_cast<long long>(streams))};
     }
     owned = std::move(it->second);
     live_partitions_.erase(it);
@@ -263,7 +271,8 @@ base::Status Device::destroy_partition(Partition* partition) {
   return partitions_.destroy(*owned);
 }
 
-base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) {
+base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
+                                  uint32_t kind) {
   GPUSHARE_RETURN_IF_ERROR(check_copy(destination, source, bytes, kind));
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
@@ -271,26 +280,31 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   const Driver& driver = context_->driver();
   const api::CUstream handle = stream->handle();
   if (kind == GPUSHARE_COPY_HOST_TO_DEVICE) {
-    return context_->status(driver.cuMemcpyHtoDAsync(destination, reinterpret_cast<const void*>(source), bytes, handle),
-                            "cuMemcpyHtoDAsync");
+    return context_->status(
+        driver.cuMemcpyHtoDAsync(destination, reinterpret_cast<const void*>(source), bytes, handle),
+        "cuMemcpyHtoDAsync");
   }
   if (kind == GPUSHARE_COPY_DEVICE_TO_HOST) {
-    return context_->status(driver.cuMemcpyDtoHAsync(reinterpret_cast<void*>(destination), source, bytes, handle),
-                            "cuMemcpyDtoHAsync");
+    return context_->status(
+        driver.cuMemcpyDtoHAsync(reinterpret_cast<void*>(destination), source, bytes, handle),
+        "cuMemcpyDtoHAsync");
   }
   return context_->status(driver.cuMemcpyDtoDAsync(destination, source, bytes, handle), "cuMemcpyDtoDAsync");
 }
 
-base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes) {
+base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value,
+                                  uint64_t bytes) {
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (bytes == 0) return {};
-  return context_->status(context_->driver().cuMemsetD8Async(address, value, bytes, stream->handle()), "cuMemsetD8Async");
+  return context_->status(context_->driver().cuMemsetD8Async(address, value, bytes, stream->handle()),
+                          "cuMemsetD8Async");
 }
 
 base::Status Device::enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data) {
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
+  if (function == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "launch_host: the function is null"};
   return stream->functions()->launch(*context_, stream->handle(), function, user_data);
 }
 

@@ -15,8 +15,8 @@
 
 namespace gpushare::device::cuda {
 
-// In place of the test devices' scripted faults: a real device has none to set. (The stand-in for the driver makes the
-// driver fail instead, which tests the paths that really run.)
+// In place of the test devices' scripted faults: a real device has none to set. (The stand-in for the driver
+// makes the driver fail instead, which tests the paths that really run.)
 struct NoFaults {
   static constexpr bool fires(uint32_t) { return false; }
   static base::Status set(const gpushare_backend_fault*) {
@@ -24,14 +24,16 @@ struct NoFaults {
   }
 };
 
-// Handles of backend.h are pointers to these objects; the device keeps each alive until its destroy op. Thread-safe.
+// Handles of backend.h are pointers to these objects; the device keeps each alive until its destroy op.
+// Thread-safe.
 class Device {
  public:
   static base::Result<std::unique_ptr<Device>> open(uint32_t index, const char* options);
   // Releases what is left, as far as the context still serves.
   ~Device();
 
-  // Waits for all streams, unless the context is lost. Errors: INVALID_STATE (in a host function; a stream captures).
+  // Waits for all streams, unless the context is lost. Errors: INVALID_STATE (in a host function; a stream
+  // captures).
   base::Status finish();
   // Errors: INVALID_STATE naming what is still open.
   base::Status leaks() const;
@@ -54,7 +56,8 @@ class Device {
   // Errors: INVALID_STATE (it has streams).
   base::Status destroy_partition(Partition* partition);
 
-  base::Status enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind);
+  base::Status enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
+                            uint32_t kind);
   base::Status enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes);
   base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
 

@@ -31,17 +31,18 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
   uint64_t granularity = 0;
   int supported = 0;
   if (driver.has_virtual_memory()) {
-    (void)driver.cuDeviceGetAttribute(&supported, api::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-                                      context.device());
+    (void)driver.cuDeviceGetAttribute(
+        &supported, api::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, context.device());
   }
   if (supported != 0) {
     api::CUmemAllocationProp properties{};
     properties.type = api::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {api::CU_MEM_LOCATION_TYPE_DEVICE, context.device()};
     size_t recommended = 0;
-    GPUSHARE_RETURN_IF_ERROR(context.status(
-        driver.cuMemGetAllocationGranularity(&recommended, &properties, api::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-        "cuMemGetAllocationGranularity"));
+    GPUSHARE_RETURN_IF_ERROR(
+        context.status(driver.cuMemGetAllocationGranularity(&recommended, &properties,
+                                                            api::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                       "cuMemGetAllocationGranularity"));
     granularity = options.granularity_bytes != 0 ? options.granularity_bytes : recommended;
     if (granularity % recommended != 0) {
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
@@ -50,14 +51,16 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
     }
     if (limit < granularity) {
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "cuda: a capacity of " + base::format_bytes(limit) +
-                                                         " is less than one granule of " + base::format_bytes(granularity));
+                                                         " is less than one granule of " +
+                                                         base::format_bytes(granularity));
     }
     limit -= limit % granularity;
   }
   return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity));
 }
 
-Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes)
+Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes,
+               uint64_t granularity_bytes)
     : context_(context),
       limit_bytes_(limit_bytes),
       granularity_bytes_(granularity_bytes),
@@ -66,7 +69,8 @@ Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_by
 
 Memory::~Memory() {
   ContextScope scope(context_);
-  // A lost context takes its memory with it when the process resets the device or ends; each of these calls would fail.
+  // A lost context takes its memory with it when the process resets the device or ends; each of these calls
+  // would fail.
   if (!scope.status().ok()) return;
   const Driver& cu = driver();
   base::MutexLock lock(mutex_);
@@ -101,13 +105,15 @@ base::Status Memory::out_of_memory(const char* call, uint64_t bytes) {
   size_t total = 0;
   (void)driver().cuMemGetInfo(&free, &total);
   base::MutexLock lock(mutex_);
-  return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
-          base::format("%s of %s: this device holds %s of its %s; the GPU has %s free of %s, the rest is held by other "
-                       "users of it",
-                       call, base::format_bytes(bytes).c_str(), base::format_bytes(used_bytes_).c_str(),
-                       base::format_bytes(limit_bytes_).c_str(), base::format_bytes(free).c_str(),
-                       base::format_bytes(total).c_str()),
-          api::CUDA_ERROR_OUT_OF_MEMORY};
+  return {
+      GPUSHARE_DEVICE_OUT_OF_MEMORY,
+      base::format(
+          "%s of %s: this device holds %s of its %s; the GPU has %s free of %s, the rest is held by other "
+          "users of it",
+          call, base::format_bytes(bytes).c_str(), base::format_bytes(used_bytes_).c_str(),
+          base::format_bytes(limit_bytes_).c_str(), base::format_bytes(free).c_str(),
+          base::format_bytes(total).c_str()),
+      api::CUDA_ERROR_OUT_OF_MEMORY};
 }
 
 base::Status Memory::take(const char* call, uint64_t bytes) {
@@ -171,7 +177,8 @@ base::Status Memory::free(Address address) {
   return context_.status(driver().cuMemFree(address), "cuMemFree");
 }
 
-// --- pinned host memory ---------------------------------------------------------------------------------------------
+// --- pinned host memory
+// ---------------------------------------------------------------------------------------------
 
 void* Memory::carve(Chunk& chunk, uint64_t bytes) {
   for (auto it = chunk.holes.begin(); it != chunk.holes.end(); ++it) {
@@ -204,14 +211,15 @@ base::Result<void*> Memory::host_alloc(uint64_t bytes) {
   void* pointer = nullptr;
   const uint64_t wanted = own ? rounded : pinned_chunk_bytes_;
   // Mapped and portable: with unified addressing (every supported GPU) kernels may use the very same pointer.
-  const api::CUresult result =
-      driver().cuMemHostAlloc(&pointer, wanted, api::CU_MEMHOSTALLOC_PORTABLE | api::CU_MEMHOSTALLOC_DEVICEMAP);
+  const api::CUresult result = driver().cuMemHostAlloc(
+      &pointer, wanted, api::CU_MEMHOSTALLOC_PORTABLE | api::CU_MEMHOSTALLOC_DEVICEMAP);
   if (result == api::CUDA_ERROR_OUT_OF_MEMORY) {
     // The one call whose memory is the host's.
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                        "cuMemHostAlloc of " + base::format_bytes(wanted) +
-                            ": the system has no more memory to pin; free pinned memory or raise the locked-memory limit",
-                        result);
+    return base::Status(
+        GPUSHARE_HOST_OUT_OF_MEMORY,
+        "cuMemHostAlloc of " + base::format_bytes(wanted) +
+            ": the system has no more memory to pin; free pinned memory or raise the locked-memory limit",
+        result);
   }
   GPUSHARE_RETURN_IF_ERROR(context_.status(result, "cuMemHostAlloc"));
   base::MutexLock lock(mutex_);
@@ -241,7 +249,8 @@ base::Status Memory::host_free(void* pointer) {
       Chunk& chunk = *block.chunk;
       const auto offset = static_cast<uint64_t>(static_cast<char*>(pointer) - chunk.base);
       auto hole = chunk.holes.emplace(offset, block.bytes).first;
-      if (const auto next = std::next(hole); next != chunk.holes.end() && hole->first + hole->second == next->first) {
+      if (const auto next = std::next(hole);
+          next != chunk.holes.end() && hole->first + hole->second == next->first) {
         hole->second += next->second;
         chunk.holes.erase(next);
       }
@@ -254,10 +263,12 @@ base::Status Memory::host_free(void* pointer) {
       }
       --chunk.blocks;
       // The last empty chunk stays, so that one block allocated and freed in turn does not pin each time.
-      const auto empty = std::count_if(chunks_.begin(), chunks_.end(), [](const auto& c) { return c->blocks == 0; });
+      const auto empty =
+          std::count_if(chunks_.begin(), chunks_.end(), [](const auto& c) { return c->blocks == 0; });
       if (chunk.blocks == 0 && empty > 1) {
         unpin = chunk.base;
-        chunks_.erase(std::find_if(chunks_.begin(), chunks_.end(), [&](const auto& c) { return c.get() == &chunk; }));
+        chunks_.erase(
+            std::find_if(chunks_.begin(), chunks_.end(), [&](const auto& c) { return c.get() == &chunk; }));
       }
     }
   }

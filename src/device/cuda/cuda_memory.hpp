@@ -1,13 +1,13 @@
-// cuda_memory.hpp: the memory of one CUDA device: allocations, pinned host memory, virtual memory, and the limit that all
-// device memory stays under. Thread-safe; the driver is called outside the locks, bookkeeping aside.
+// cuda_memory.hpp: the memory of one CUDA device: allocations, pinned host memory, virtual memory, and the
+// limit that all device memory stays under. Thread-safe; the driver is called outside the locks, bookkeeping
+// aside.
 //
-// Capacity. The limit is what the options give this device of the GPU. The driver's free memory is read anew with every
-// question, because other processes come and go.
-// Physical memory. One handle a granule, all of one size: cuMemMap accepts no offset into a handle, the contract of va_map
-// does. Released granules are kept for reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map.
-// The pool gives way before an allocation fails. Pooled granules count as free.
-// Pinned memory. cuMemHostAlloc takes milliseconds and pins whole pages, so that small blocks are cut from chunks.
-// SPDX-License-Identifier: Apache-2.0
+// Capacity. The limit is what the options give this device of the GPU. The driver's free memory is read anew
+// with every question, because other processes come and go. Physical memory. One handle a granule, all of one
+// size: cuMemMap accepts no offset into a handle, the contract of va_map does. Released granules are kept for
+// reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map. The pool gives way
+// before an allocation fails. Pooled granules count as free. Pinned memory. cuMemHostAlloc takes milliseconds
+// and pins whole pages, so that small blocks are cut from chunks. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -49,9 +49,9 @@ class Memory {
   base::Result<uint64_t> free_bytes();
   uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory
 
-  // One op of backend.h each. Errors: INVALID_ARGUMENT, NOT_FOUND (nothing starts there), INVALID_STATE (mapped, not mapped),
-  // INVALID_HANDLE (stale physical memory), DEVICE_OUT_OF_MEMORY (asked, free, limit), HOST_OUT_OF_MEMORY (pinned memory),
-  // UNSUPPORTED (no virtual memory), DEVICE_LOST.
+  // One op of backend.h each. Errors: INVALID_ARGUMENT, NOT_FOUND (nothing starts there), INVALID_STATE
+  // (mapped, not mapped), INVALID_HANDLE (stale physical memory), DEVICE_OUT_OF_MEMORY (asked, free, limit),
+  // HOST_OUT_OF_MEMORY (pinned memory), UNSUPPORTED (no virtual memory), DEVICE_LOST.
   base::Result<Address> alloc(uint64_t bytes);
   base::Status free(Address address);
   base::Result<void*> host_alloc(uint64_t bytes);
@@ -116,7 +116,8 @@ class Memory {
   const uint64_t pinned_chunk_bytes_;
 
   mutable base::Mutex mutex_;
-  uint64_t used_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // allocations and live physical memory, pool not counted
+  uint64_t used_bytes_ GPUSHARE_GUARDED_BY(mutex_) =
+      0;  // allocations and live physical memory, pool not counted
   std::map<Address, uint64_t> allocations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, uint64_t> reservations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);

@@ -10,8 +10,8 @@ base::Status PartitionTable::split() {
   const Driver& driver = context_.driver();
   if (!driver.has_partitions()) {
     return {GPUSHARE_UNSUPPORTED,
-            base::format("SM partitions need a driver of CUDA 12.5; this one is CUDA %d.%d", driver.version() / 1000,
-                         driver.version() % 1000 / 10)};
+            base::format("SM partitions need a driver of CUDA 12.5; this one is CUDA %d.%d",
+                         driver.version() / 1000, driver.version() % 1000 / 10)};
   }
   GPUSHARE_ENTER_CONTEXT(context_);
   api::CUdevResource all{};
@@ -27,8 +27,10 @@ base::Status PartitionTable::split() {
   if (result != api::CUDA_SUCCESS || count == 0) {
     groups_.clear();
     if (is_sticky(result)) return context_.status(result, "cuDevSmResourceSplitByCount");
-    return {GPUSHARE_UNSUPPORTED,
-            base::format("this device cannot be split into SM partitions: %s (%d)", result_name(result), result), result};
+    return {
+        GPUSHARE_UNSUPPORTED,
+        base::format("this device cannot be split into SM partitions: %s (%d)", result_name(result), result),
+        result};
   }
   groups_.resize(count);
   taken_.assign(count, false);
@@ -39,7 +41,8 @@ base::Status PartitionTable::split() {
 base::Status PartitionTable::check_supported() {
   if (!tried_) {
     why_not_ = split();
-    tried_ = why_not_.code() != GPUSHARE_INVALID_STATE;  // a call from a host function says nothing about the device
+    tried_ = why_not_.code() !=
+             GPUSHARE_INVALID_STATE;  // a call from a host function says nothing about the device
   }
   return why_not_;
 }
@@ -83,22 +86,24 @@ base::Result<PartitionTable::Share> PartitionTable::create(uint32_t compute_unit
   }
   if (compute_units > all_units) {
     return base::Status(GPUSHARE_EXCEEDS_CAPACITY,
-                        base::format("a partition of %u compute units; %u of the device can be partitioned", compute_units,
-                                     all_units));
+                        base::format("a partition of %u compute units; %u of the device can be partitioned",
+                                     compute_units, all_units));
   }
   if (share.compute_units < compute_units) {
-    return base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY,
-                        base::format("a partition of %u compute units; %u are free, other partitions have the rest",
-                                     compute_units, free_units));
+    return base::Status(
+        GPUSHARE_DEVICE_OUT_OF_MEMORY,
+        base::format("a partition of %u compute units; %u are free, other partitions have the rest",
+                     compute_units, free_units));
   }
   GPUSHARE_ENTER_CONTEXT(context_);
   const Driver& driver = context_.driver();
   api::CUdevResourceDesc desc = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(
-      context_.status(driver.cuDevResourceGenerateDesc(&desc, resources.data(), static_cast<unsigned>(resources.size())),
-                      "cuDevResourceGenerateDesc"));
   GPUSHARE_RETURN_IF_ERROR(context_.status(
-      driver.cuGreenCtxCreate(&share.handle, desc, context_.device(), api::CU_GREEN_CTX_DEFAULT_STREAM), "cuGreenCtxCreate"));
+      driver.cuDevResourceGenerateDesc(&desc, resources.data(), static_cast<unsigned>(resources.size())),
+      "cuDevResourceGenerateDesc"));
+  GPUSHARE_RETURN_IF_ERROR(context_.status(
+      driver.cuGreenCtxCreate(&share.handle, desc, context_.device(), api::CU_GREEN_CTX_DEFAULT_STREAM),
+      "cuGreenCtxCreate"));
   for (const uint32_t group : share.groups) taken_[group] = true;
   return share;
 }

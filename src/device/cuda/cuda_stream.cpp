@@ -107,10 +107,12 @@ base::Status Stream::check_capturing(const char* what) {
   const Driver& driver = device_.context().driver();
   if (!driver.has_capture()) return {};
   int status = api::CU_STREAM_CAPTURE_STATUS_NONE;
-  GPUSHARE_RETURN_IF_ERROR(device_.context().status(driver.cuStreamIsCapturing(handle_, &status), "cuStreamIsCapturing"));
+  GPUSHARE_RETURN_IF_ERROR(
+      device_.context().status(driver.cuStreamIsCapturing(handle_, &status), "cuStreamIsCapturing"));
   if (status == api::CU_STREAM_CAPTURE_STATUS_NONE) return {};
   return {GPUSHARE_INVALID_STATE,
-          std::string(what) + ": the stream captures a CUDA graph; end the capture first, nothing of it runs before"};
+          std::string(what) +
+              ": the stream captures a CUDA graph; end the capture first, nothing of it runs before"};
 }
 
 base::Status Stream::query() {
@@ -133,10 +135,12 @@ base::Status Stream::synchronize() {
   GPUSHARE_RETURN_IF_ERROR(check_capturing("stream_synchronize"));
   CaptureRelaxed relaxed(context.driver());
   if (!device_.blocking_waits()) {
-    GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
+    GPUSHARE_RETURN_IF_ERROR(
+        context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
     return failure();
   }
-  // cuStreamSynchronize waits as the context's owner chose, which may be spinning; only an event can be told to sleep.
+  // cuStreamSynchronize waits as the context's owner chose, which may be spinning; only an event can be told
+  // to sleep.
   if (const api::CUresult now = context.driver().cuStreamQuery(handle_); now != api::CUDA_ERROR_NOT_READY) {
     GPUSHARE_RETURN_IF_ERROR(context.status(now, "cuStreamQuery"));
     return failure();
@@ -164,7 +168,8 @@ base::Status Event::record(Stream& stream) {
   GPUSHARE_RETURN_IF_ERROR(stream.failure());
   base::MutexLock lock(mutex_);
   const uint64_t launched = stream.functions()->launched();
-  GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuEventRecord(handle_, stream.handle()), "cuEventRecord"));
+  GPUSHARE_RETURN_IF_ERROR(
+      context.status(context.driver().cuEventRecord(handle_, stream.handle()), "cuEventRecord"));
   point_.launched = launched;
   if (point_.functions != stream.functions()) point_.functions = stream.functions();
   return {};
@@ -188,7 +193,8 @@ base::Status Event::synchronize() {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   CaptureRelaxed relaxed(context.driver());
-  GPUSHARE_RETURN_IF_ERROR(context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
+  GPUSHARE_RETURN_IF_ERROR(
+      context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
   return recorded.functions->failure(recorded.launched);
 }
 

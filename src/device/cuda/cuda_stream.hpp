@@ -1,13 +1,11 @@
 // cuda_stream.hpp: streams and events of the cuda device, over CUstream and CUevent.
 //
-// Events. CUevents come from two pools (with and without timing): creating one costs a driver lock, and iterations need
-// many. A pooled CUevent may have been recorded for its last owner, so that each Event knows itself whether it was
-// recorded.
-// Host functions. A function that throws fails its stream alone: later host functions of the stream are skipped, and ops on it
-// return CALLBACK_FAILED. Copies and kernels that are enqueued already cannot be called back.
-// Waits. Blocking waits (the default) sleep in the driver; with wait=spin the thread polls, which reacts sooner and burns a
-// core.
-// SPDX-License-Identifier: Apache-2.0
+// Events. CUevents come from two pools (with and without timing): creating one costs a driver lock, and
+// iterations need many. A pooled CUevent may have been recorded for its last owner, so that each Event knows
+// itself whether it was recorded. Host functions. A function that throws fails its stream alone: later host
+// functions of the stream are skipped, and ops on it return CALLBACK_FAILED. Copies and kernels that are
+// enqueued already cannot be called back. Waits. Blocking waits (the default) sleep in the driver; with
+// wait=spin the thread polls, which reacts sooner and burns a core. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
@@ -47,7 +45,8 @@ class EventPool {
 class HostFunctions {
  public:
   // Enqueues `function`. Errors: the driver's.
-  base::Status launch(Context& context, api::CUstream stream, gpushare_host_function function, void* user_data);
+  base::Status launch(Context& context, api::CUstream stream, gpushare_host_function function,
+                      void* user_data);
   // CALLBACK_FAILED once a function among the first `count` has thrown.
   base::Status failure(uint64_t count) const;
   uint64_t launched() const { return launched_.load(std::memory_order_relaxed); }
@@ -74,13 +73,17 @@ class HostFunctions {
 class Stream {
  public:
   Stream(Device& device, api::CUstream handle, Partition* partition)
-      : device_(device), handle_(handle), partition_(partition), functions_(std::make_shared<HostFunctions>()) {}
+      : device_(device),
+        handle_(handle),
+        partition_(partition),
+        functions_(std::make_shared<HostFunctions>()) {}
   Device& device() const { return device_; }
   api::CUstream handle() const { return handle_; }
   Partition* partition() const { return partition_; }  // null: the whole device
   const std::shared_ptr<HostFunctions>& functions() const { return functions_; }
 
-  // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the capture.
+  // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the
+  // capture.
   base::Status query();
   base::Status synchronize();
   base::Status failure() const { return functions_->failure(functions_->launched()); }
@@ -95,7 +98,8 @@ class Stream {
 
 class Event {
  public:
-  Event(Device& device, api::CUevent handle, bool timing) : device_(device), handle_(handle), timing_(timing) {}
+  Event(Device& device, api::CUevent handle, bool timing)
+      : device_(device), handle_(handle), timing_(timing) {}
   Device& device() const { return device_; }
   api::CUevent handle() const { return handle_; }
   bool timing() const { return timing_; }

@@ -20,9 +20,10 @@ unsigned long long hex(uint64_t value) {
 
 base::Status Memory::check_virtual() const {
   if (granularity_bytes_ != 0) return {};
-  return {GPUSHARE_UNSUPPORTED,
-          base::format("virtual memory needs CUDA 10.2 and a device that supports it; the driver is CUDA %d.%d",
-                       driver().version() / 1000, driver().version() % 1000 / 10)};
+  return {
+      GPUSHARE_UNSUPPORTED,
+      base::format("virtual memory needs CUDA 10.2 and a device that supports it; the driver is CUDA %d.%d",
+                   driver().version() / 1000, driver().version() % 1000 / 10)};
 }
 
 base::Status Memory::check_granules(const char* what, uint64_t value) const {
@@ -49,8 +50,9 @@ base::Result<Memory::Address> Memory::reserve(uint64_t bytes) {
   const api::CUresult result = driver().cuMemAddressReserve(&address, bytes, granularity_bytes_, 0, 0);
   if (result == api::CUDA_ERROR_OUT_OF_MEMORY) {
     // No byte of device memory is asked for here: the process is out of address space.
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                        "va_reserve of " + base::format_bytes(bytes) + ": no address range that large is left", result);
+    return base::Status(
+        GPUSHARE_HOST_OUT_OF_MEMORY,
+        "va_reserve of " + base::format_bytes(bytes) + ": no address range that large is left", result);
   }
   GPUSHARE_RETURN_IF_ERROR(context_.status(result, "cuMemAddressReserve"));
   base::MutexLock lock(mutex_);
@@ -67,8 +69,8 @@ base::Status Memory::unreserve(Address address, uint64_t bytes) {
       return {GPUSHARE_NOT_FOUND, base::format("va_free: no reservation starts at 0x%llx", hex(address))};
     }
     if (it->second != bytes) {
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_free: the reservation has %llu bytes, not %llu", hex(it->second),
-                                                      hex(bytes))};
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("va_free: the reservation has %llu bytes, not %llu", hex(it->second), hex(bytes))};
     }
     const auto mapped = mappings_.lower_bound(address);
     if (mapped != mappings_.end() && mapped->first < address + bytes) {
@@ -190,8 +192,9 @@ base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memor
     if (it == memories_.end() || memory->released) return stale_memory();
     const uint64_t held = memory->granules.size() * granularity_bytes_;
     if (offset > held || bytes > held - offset) {
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_map: offset %llu and size %llu pass the memory's end, %llu",
-                                                      hex(offset), hex(bytes), hex(held))};
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("va_map: offset %llu and size %llu pass the memory's end, %llu", hex(offset),
+                           hex(bytes), hex(held))};
     }
     auto holder = reservations_.upper_bound(address);
     if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
@@ -219,7 +222,8 @@ base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memor
   uint64_t done = 0;
   // The granules of a live memory do not change, and the mapping just entered keeps it alive.
   for (; done < bytes && result == api::CUDA_SUCCESS; done += granularity_bytes_) {
-    result = driver().cuMemMap(address + done, granularity_bytes_, 0, memory->granules[(offset + done) / granularity_bytes_], 0);
+    result = driver().cuMemMap(address + done, granularity_bytes_, 0,
+                               memory->granules[(offset + done) / granularity_bytes_], 0);
     if (result != api::CUDA_SUCCESS) break;
   }
   if (result == api::CUDA_SUCCESS) {
@@ -252,8 +256,8 @@ base::Status Memory::unmap(Address address, uint64_t bytes) {
       return {GPUSHARE_NOT_FOUND, base::format("va_unmap: no mapping starts at 0x%llx", hex(address))};
     }
     if (it->second.bytes != bytes) {
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("va_unmap: the mapping has %llu bytes, not %llu", hex(it->second.bytes), hex(bytes))};
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_unmap: the mapping has %llu bytes, not %llu",
+                                                      hex(it->second.bytes), hex(bytes))};
     }
     memory = it->second.memory;
   }

@@ -30,12 +30,13 @@ const ResultRow* find_row(api::CUresult result) {
   return nullptr;
 }
 
-// Both published forms of cuGetProcAddress. Only the five-argument one can tell "absent" from "too new"; we need neither.
+// Both published forms of cuGetProcAddress. Only the five-argument one can tell "absent" from "too new"; we
+// need neither.
 using GetProcAddressV1 = api::CUresult (*)(const char*, void**, int, unsigned long long);
 using GetProcAddressV2 = api::CUresult (*)(const char*, void**, int, unsigned long long, int*);
 
-// Asks the driver for the signature of exactly the CUDA version that our table declares; drivers older than 11.3, which
-// cannot be asked, export that signature under its suffixed name.
+// Asks the driver for the signature of exactly the CUDA version that our table declares; drivers older
+// than 11.3, which cannot be asked, export that signature under its suffixed name.
 class SymbolFinder {
  public:
   explicit SymbolFinder(const base::DynamicLibrary& library)
@@ -84,13 +85,16 @@ bool is_sticky(api::CUresult result) {
 
 base::Status to_status(api::CUresult result, const std::string& what) {
   if (result == api::CUDA_SUCCESS) return {};
-  return {result_status(result), base::format("%s: %s (%d)", what.c_str(), result_name(result), result), result};
+  return {result_status(result), base::format("%s: %s (%d)", what.c_str(), result_name(result), result),
+          result};
 }
 
 base::Result<Driver*> Driver::open(const std::string& path) {
-  base::Result<base::DynamicLibrary> library = base::DynamicLibrary::open(path.empty() ? "libcuda.so.1" : path);
+  base::Result<base::DynamicLibrary> library =
+      base::DynamicLibrary::open(path.empty() ? "libcuda.so.1" : path);
   if (!library.ok() && path.empty()) {
-    // Containers may carry only the first name, hand-made installations only the second; report the first failure.
+    // Containers may carry only the first name, hand-made installations only the second; report the first
+    // failure.
     base::Result<base::DynamicLibrary> second = base::DynamicLibrary::open("libcuda.so");
     if (second.ok()) library = std::move(second);
   }
@@ -106,13 +110,13 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   bool partitions = true;
   bool capture = true;
   bool required = true;
-#define GPUSHARE_CUDA_FIND(need, name, exported, version, parameters)                                      \
-  driver->name = reinterpret_cast<decltype(driver->name)>(finder.find(#name, #exported, version));         \
-  if (driver->name == nullptr) {                                                                           \
-    need = false;                                                                                          \
-    if (std::string(#need) == "required") {                                                                \
-      missing += base::format(" " #exported " (CUDA %d.%d)", (version) / 1000, (version) % 1000 / 10);     \
-    }                                                                                                      \
+#define GPUSHARE_CUDA_FIND(need, name, exported, version, parameters)                                  \
+  driver->name = reinterpret_cast<decltype(driver->name)>(finder.find(#name, #exported, version));     \
+  if (driver->name == nullptr) {                                                                       \
+    need = false;                                                                                      \
+    if (std::string(#need) == "required") {                                                            \
+      missing += base::format(" " #exported " (CUDA %d.%d)", (version) / 1000, (version) % 1000 / 10); \
+    }                                                                                                  \
   }
   GPUSHARE_CUDA_SYMBOLS(GPUSHARE_CUDA_FIND)
 #undef GPUSHARE_CUDA_FIND
@@ -122,9 +126,10 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   driver->has_capture_ = capture;
 
   if (const api::CUresult result = driver->cuInit(0); result != api::CUDA_SUCCESS) {
-    return base::Status(GPUSHARE_UNAVAILABLE,
-                        base::format("no CUDA: cuInit of %s: %s (%d)", driver->path_.c_str(), result_name(result), result),
-                        result);
+    return base::Status(
+        GPUSHARE_UNAVAILABLE,
+        base::format("no CUDA: cuInit of %s: %s (%d)", driver->path_.c_str(), result_name(result), result),
+        result);
   }
   if (driver->cuDriverGetVersion(&driver->version_) != api::CUDA_SUCCESS) driver->version_ = 0;
   library->release();

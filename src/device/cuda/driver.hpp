@@ -10,13 +10,14 @@
 
 namespace gpushare::device::cuda {
 
-// One opened libcuda. Loaded at first use and never unloaded (drivers do not survive it). Immutable once made, so every
-// member may be used from any thread.
+// One opened libcuda. Loaded at first use and never unloaded (drivers do not survive it). Immutable once
+// made, so every member may be used from any thread.
 class Driver {
  public:
-  // `path` empty: GPUSHARE_CUDA_DRIVER of the environment if set (ignored in set-user-id programs), else libcuda.so.1, then
-  // libcuda.so. The library is opened and cuInit called once a path; later calls answer from memory. Errors: UNAVAILABLE (no
-  // library, a required symbol missing, cuInit failed), which is tried again at the next call.
+  // `path` empty: GPUSHARE_CUDA_DRIVER of the environment if set (ignored in set-user-id programs), else
+  // libcuda.so.1, then libcuda.so. The library is opened and cuInit called once a path; later calls answer
+  // from memory. Errors: UNAVAILABLE (no library, a required symbol missing, cuInit failed), which is tried
+  // again at the next call.
   static base::Result<const Driver*> get(const std::string& path);
 
   // The driver's functions, null where an optional one is absent: driver.cuMemAlloc(...).
@@ -38,11 +39,21 @@ class Driver {
 #undef GPUSHARE_CUDA_MEMBER
 
   // Whether all symbols of the optional group are there.
-  bool has_virtual_memory() const { return has_virtual_memory_; }
-  bool has_partitions() const { return has_partitions_; }
-  bool has_capture() const { return has_capture_; }
-  int version() const { return version_; }  // 13000 = CUDA 13.0
-  const std::string& path() const { return path_; }
+  bool has_virtual_memory() const {
+    return has_virtual_memory_;
+  }
+  bool has_partitions() const {
+    return has_partitions_;
+  }
+  bool has_capture() const {
+    return has_capture_;
+  }
+  int version() const {
+    return version_;
+  }  // 13000 = CUDA 13.0
+  const std::string& path() const {
+    return path_;
+  }
 
  private:
   static base::Result<Driver*> open(const std::string& path);

@@ -1,14 +1,15 @@
-// cuda: the backend for NVIDIA GPUs, over the driver API alone. Nothing links to CUDA and no header of the toolkit is
-// needed: libcuda.so.1 is opened at first use. Called through its ops table only (cuda_backend.hpp).
+// cuda: the backend for NVIDIA GPUs, over the driver API alone. Nothing links to CUDA and no header of the
+// toolkit is needed: libcuda.so.1 is opened at first use. Called through its ops table only
+// (cuda_backend.hpp).
 //   driver_api.hpp    the types and symbols that we use of the driver's ABI, in one table
 //   driver.hpp        the opened library: finds the symbols, maps the errors
 //   cuda_context.hpp  the context: made current for an op, and the place that remembers a lost device
 //   cuda_memory.hpp   device memory, pinned memory, virtual memory;  cuda_stream.hpp  streams and events
 //   cuda_partition.hpp  shares of the SMs;  cuda_device.hpp  the device that owns them all
 //
-// driver_api.hpp: declarations of the CUDA driver's public, stable C ABI. tests/unit/device/cuda/abi_test.cpp compares each
-// with cuda.h where a toolkit is installed. Also used by the stand-in for the driver (tests/doubles).
-// SPDX-License-Identifier: Apache-2.0
+// driver_api.hpp: declarations of the CUDA driver's public, stable C ABI. tests/unit/device/cuda/abi_test.cpp
+// compares each with cuda.h where a toolkit is installed. Also used by the stand-in for the driver
+// (tests/doubles). SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -116,74 +117,80 @@ struct CUdevResource {
 
 }  // namespace gpushare::device::cuda::api
 
-// Every symbol of the driver that the backend calls: X(need, name, exported name, CUDA version that brought this
-// signature, parameters). `required`: a driver without it is UNAVAILABLE. Any other word names the group that the driver has
-// or has not as a whole; without it, what the group serves is UNSUPPORTED and all else works.
-#define GPUSHARE_CUDA_SYMBOLS(X)                                                                                     \
-  X(required, cuInit, cuInit, 2000, (unsigned flags))                                                               \
-  X(required, cuDriverGetVersion, cuDriverGetVersion, 2020, (int* version))                                         \
-  X(required, cuDeviceGetCount, cuDeviceGetCount, 2000, (int* count))                                               \
-  X(required, cuDeviceGet, cuDeviceGet, 2000, (CUdevice * device, int ordinal))                                     \
-  X(required, cuDeviceGetName, cuDeviceGetName, 2000, (char* name, int length, CUdevice device))                    \
-  X(required, cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, (int* value, int attribute, CUdevice device))       \
-  X(required, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, (CUcontext * context, CUdevice device))     \
-  X(required, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, (CUdevice device))                    \
-  X(required, cuCtxGetCurrent, cuCtxGetCurrent, 4000, (CUcontext * context))                                        \
-  X(required, cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, (CUcontext context))                                     \
-  X(required, cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, (CUcontext * context))                                     \
-  X(required, cuCtxGetDevice, cuCtxGetDevice, 2000, (CUdevice * device))                                            \
-  X(required, cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, 5050, (int* least, int* greatest))          \
-  X(required, cuMemGetInfo, cuMemGetInfo_v2, 3020, (size_t * free, size_t * total))                                 \
-  X(required, cuMemAlloc, cuMemAlloc_v2, 3020, (CUdeviceptr * address, size_t bytes))                               \
-  X(required, cuMemFree, cuMemFree_v2, 3020, (CUdeviceptr address))                                                 \
-  X(required, cuMemHostAlloc, cuMemHostAlloc, 2020, (void** pointer, size_t bytes, unsigned flags))                 \
-  X(required, cuMemFreeHost, cuMemFreeHost, 2000, (void* pointer))                                                  \
-  X(required, cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050,                                         \
-    (CUstream * stream, unsigned flags, int priority))                                                              \
-  X(required, cuStreamDestroy, cuStreamDestroy_v2, 4000, (CUstream stream))                                         \
-  X(required, cuStreamQuery, cuStreamQuery, 2000, (CUstream stream))                                                \
-  X(required, cuStreamSynchronize, cuStreamSynchronize, 2000, (CUstream stream))                                    \
-  X(required, cuStreamWaitEvent, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))         \
-  X(required, cuEventCreate, cuEventCreate, 2000, (CUevent * event, unsigned flags))                                \
-  X(required, cuEventDestroy, cuEventDestroy_v2, 4000, (CUevent event))                                             \
-  X(required, cuEventRecord, cuEventRecord, 2000, (CUevent event, CUstream stream))                                 \
-  X(required, cuEventQuery, cuEventQuery, 2000, (CUevent event))                                                    \
-  X(required, cuEventSynchronize, cuEventSynchronize, 2000, (CUevent event))                                        \
-  X(required, cuEventElapsedTime, cuEventElapsedTime, 2000, (float* milliseconds, CUevent start, CUevent end))      \
-  X(required, cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, 3020,                                                        \
-    (CUdeviceptr destination, const void* source, size_t bytes, CUstream stream))                                   \
-  X(required, cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020,                                                        \
-    (void* destination, CUdeviceptr source, size_t bytes, CUstream stream))                                         \
-  X(required, cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, 3020,                                                        \
-    (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream))                                   \
-  X(required, cuMemsetD8Async, cuMemsetD8Async, 3020,                                                               \
-    (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream))                                      \
-  X(required, cuLaunchHostFunc, cuLaunchHostFunc, 10000, (CUstream stream, CUhostFn function, void* user_data))     \
-  X(capture, cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream stream, int* status))                       \
-  X(capture, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (int* mode))              \
-  X(virtual_memory, cuMemAddressReserve, cuMemAddressReserve, 10020,                                                \
-    (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))            \
-  X(virtual_memory, cuMemAddressFree, cuMemAddressFree, 10020, (CUdeviceptr address, size_t bytes))                 \
-  X(virtual_memory, cuMemCreate, cuMemCreate, 10020,                                                                \
-    (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp* prop, unsigned long long flags)) \
-  X(virtual_memory, cuMemRelease, cuMemRelease, 10020, (CUmemGenericAllocationHandle handle))                       \
-  X(virtual_memory, cuMemMap, cuMemMap, 10020,                                                                      \
-    (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,                         \
-     unsigned long long flags))                                                                                     \
-  X(virtual_memory, cuMemUnmap, cuMemUnmap, 10020, (CUdeviceptr address, size_t bytes))                             \
-  X(virtual_memory, cuMemSetAccess, cuMemSetAccess, 10020,                                                          \
-    (CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count))                               \
-  X(virtual_memory, cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020,                            \
-    (size_t * bytes, const CUmemAllocationProp* prop, int option))                                                  \
-  X(partitions, cuDeviceGetDevResource, cuDeviceGetDevResource, 12040,                                              \
-    (CUdevice device, CUdevResource * resource, int type))                                                          \
-  X(partitions, cuDevSmResourceSplitByCount, cuDevSmResourceSplitByCount, 12040,                                    \
-    (CUdevResource * groups, unsigned* group_count, const CUdevResource* input, CUdevResource* remaining,           \
-     unsigned flags, unsigned min_count))                                                                           \
-  X(partitions, cuDevResourceGenerateDesc, cuDevResourceGenerateDesc, 12040,                                        \
-    (CUdevResourceDesc * desc, CUdevResource * resources, unsigned count))                                          \
-  X(partitions, cuGreenCtxCreate, cuGreenCtxCreate, 12040,                                                          \
-    (CUgreenCtx * green, CUdevResourceDesc desc, CUdevice device, unsigned flags))                                  \
-  X(partitions, cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, (CUgreenCtx green))                                    \
-  X(partitions, cuGreenCtxStreamCreate, cuGreenCtxStreamCreate, 12050,                                              \
+// Every symbol of the driver that the backend calls: X(need, name, exported name, CUDA version that brought
+// this signature, parameters). `required`: a driver without it is UNAVAILABLE. Any other word names the group
+// that the driver has or has not as a whole; without it, what the group serves is UNSUPPORTED and all else
+// works.
+#define GPUSHARE_CUDA_SYMBOLS(X)                                                                            \
+  X(required, cuInit, cuInit, 2000, (unsigned flags))                                                       \
+  X(required, cuDriverGetVersion, cuDriverGetVersion, 2020, (int* version))                                 \
+  X(required, cuDeviceGetCount, cuDeviceGetCount, 2000, (int* count))                                       \
+  X(required, cuDeviceGet, cuDeviceGet, 2000, (CUdevice * device, int ordinal))                             \
+  X(required, cuDeviceGetName, cuDeviceGetName, 2000, (char* name, int length, CUdevice device))            \
+  X(required, cuDeviceGetAttribute, cuDeviceGetAttribute, 2000,                                             \
+    (int* value, int attribute, CUdevice device))                                                           \
+  X(required, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000,                                     \
+    (CUcontext * context, CUdevice device))                                                                 \
+  X(required, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, (CUdevice device))            \
+  X(required, cuCtxGetCurrent, cuCtxGetCurrent, 4000, (CUcontext * context))                                \
+  X(required, cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, (CUcontext context))                             \
+  X(required, cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, (CUcontext * context))                             \
+  X(required, cuCtxGetDevice, cuCtxGetDevice, 2000, (CUdevice * device))                                    \
+  X(required, cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, 5050, (int* least, int* greatest))  \
+  X(required, cuMemGetInfo, cuMemGetInfo_v2, 3020, (size_t * free, size_t * total))                         \
+  X(required, cuMemAlloc, cuMemAlloc_v2, 3020, (CUdeviceptr * address, size_t bytes))                       \
+  X(required, cuMemFree, cuMemFree_v2, 3020, (CUdeviceptr address))                                         \
+  X(required, cuMemHostAlloc, cuMemHostAlloc, 2020, (void** pointer, size_t bytes, unsigned flags))         \
+  X(required, cuMemFreeHost, cuMemFreeHost, 2000, (void* pointer))                                          \
+  X(required, cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050,                                 \
+    (CUstream * stream, unsigned flags, int priority))                                                      \
+  X(required, cuStreamDestroy, cuStreamDestroy_v2, 4000, (CUstream stream))                                 \
+  X(required, cuStreamQuery, cuStreamQuery, 2000, (CUstream stream))                                        \
+  X(required, cuStreamSynchronize, cuStreamSynchronize, 2000, (CUstream stream))                            \
+  X(required, cuStreamWaitEvent, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags)) \
+  X(required, cuEventCreate, cuEventCreate, 2000, (CUevent * event, unsigned flags))                        \
+  X(required, cuEventDestroy, cuEventDestroy_v2, 4000, (CUevent event))                                     \
+  X(required, cuEventRecord, cuEventRecord, 2000, (CUevent event, CUstream stream))                         \
+  X(required, cuEventQuery, cuEventQuery, 2000, (CUevent event))                                            \
+  X(required, cuEventSynchronize, cuEventSynchronize, 2000, (CUevent event))                                \
+  X(required, cuEventElapsedTime, cuEventElapsedTime, 2000,                                                 \
+    (float* milliseconds, CUevent start, CUevent end))                                                      \
+  X(required, cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, 3020,                                                \
+    (CUdeviceptr destination, const void* source, size_t bytes, CUstream stream))                           \
+  X(required, cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020,                                                \
+    (void* destination, CUdeviceptr source, size_t bytes, CUstream stream))                                 \
+  X(required, cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, 3020,                                                \
+    (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream))                           \
+  X(required, cuMemsetD8Async, cuMemsetD8Async, 3020,                                                       \
+    (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream))                              \
+  X(required, cuLaunchHostFunc, cuLaunchHostFunc, 10000,                                                    \
+    (CUstream stream, CUhostFn function, void* user_data))                                                  \
+  X(capture, cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream stream, int* status))               \
+  X(capture, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (int* mode))      \
+  X(virtual_memory, cuMemAddressReserve, cuMemAddressReserve, 10020,                                        \
+    (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))    \
+  X(virtual_memory, cuMemAddressFree, cuMemAddressFree, 10020, (CUdeviceptr address, size_t bytes))         \
+  X(virtual_memory, cuMemCreate, cuMemCreate, 10020,                                                        \
+    (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp* prop,                  \
+     unsigned long long flags))                                                                             \
+  X(virtual_memory, cuMemRelease, cuMemRelease, 10020, (CUmemGenericAllocationHandle handle))               \
+  X(virtual_memory, cuMemMap, cuMemMap, 10020,                                                              \
+    (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,                 \
+     unsigned long long flags))                                                                             \
+  X(virtual_memory, cuMemUnmap, cuMemUnmap, 10020, (CUdeviceptr address, size_t bytes))                     \
+  X(virtual_memory, cuMemSetAccess, cuMemSetAccess, 10020,                                                  \
+    (CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count))                       \
+  X(virtual_memory, cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020,                    \
+    (size_t * bytes, const CUmemAllocationProp* prop, int option))                                          \
+  X(partitions, cuDeviceGetDevResource, cuDeviceGetDevResource, 12040,                                      \
+    (CUdevice device, CUdevResource * resource, int type))                                                  \
+  X(partitions, cuDevSmResourceSplitByCount, cuDevSmResourceSplitByCount, 12040,                            \
+    (CUdevResource * groups, unsigned* group_count, const CUdevResource* input, CUdevResource* remaining,   \
+     unsigned flags, unsigned min_count))                                                                   \
+  X(partitions, cuDevResourceGenerateDesc, cuDevResourceGenerateDesc, 12040,                                \
+    (CUdevResourceDesc * desc, CUdevResource * resources, unsigned count))                                  \
+  X(partitions, cuGreenCtxCreate, cuGreenCtxCreate, 12040,                                                  \
+    (CUgreenCtx * green, CUdevResourceDesc desc, CUdevice device, unsigned flags))                          \
+  X(partitions, cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, (CUgreenCtx green))                            \
+  X(partitions, cuGreenCtxStreamCreate, cuGreenCtxStreamCreate, 12050,                                      \
     (CUstream * stream, CUgreenCtx green, unsigned flags, int priority))

@@ -28,25 +28,29 @@ CTS_TEST("launch: a function runs once with its data") {
 
 CTS_TEST("launch: a function sees the copies before it and copies see it") {
   constexpr uint64_t kBytes = 100'000;
+  // Of host_alloc: a copy from other host memory may read it before the function has written it.
   struct Data {
-    std::vector<uint8_t> in;
-    std::vector<uint8_t> out;
-  } data{std::vector<uint8_t>(kBytes, 0), std::vector<uint8_t>(kBytes, 0)};
+    uint8_t* in;
+    uint8_t* out;
+  } data{static_cast<uint8_t*>(*cts.device->host_alloc(kBytes)),
+         static_cast<uint8_t*>(*cts.device->host_alloc(kBytes))};
   const device::Address block = *cts.device->alloc(kBytes);
   {
     const auto stream = cts.stream();
     REQUIRE_OK(stream.fill(block, 3, kBytes));
-    REQUIRE_OK(stream.copy(address_of(data.in.data()), block, kBytes, GPUSHARE_COPY_DEVICE_TO_HOST));
+    REQUIRE_OK(stream.copy(address_of(data.in), block, kBytes, GPUSHARE_COPY_DEVICE_TO_HOST));
     REQUIRE_OK(stream.launch_host(
         [](void* d) {
           Data& both = *static_cast<Data*>(d);
-          for (size_t i = 0; i < both.in.size(); ++i) both.out[i] = static_cast<uint8_t>(both.in[i] + 1);
+          for (size_t i = 0; i < kBytes; ++i) both.out[i] = static_cast<uint8_t>(both.in[i] + 1);
         },
         &data));
-    REQUIRE_OK(stream.copy(block, address_of(data.out.data()), kBytes, GPUSHARE_COPY_HOST_TO_DEVICE));
+    REQUIRE_OK(stream.copy(block, address_of(data.out), kBytes, GPUSHARE_COPY_HOST_TO_DEVICE));
     CHECK(cts.download(stream, block, kBytes) == std::vector<uint8_t>(kBytes, 4));
   }
   CHECK_OK(cts.device->free(block));
+  CHECK_OK(cts.device->host_free(data.in));
+  CHECK_OK(cts.device->host_free(data.out));
 }
 
 CTS_TEST("launch: no function is a call error") {

@@ -25,9 +25,12 @@ Context* make_context(const std::string& call, int device) {
 std::string held_by(const Context* context) {
   World& w = world();
   std::string text;
-  const auto add = [&](const char* what, const std::string& born) { text += (text.empty() ? "" : ", ") + (what + born); };
+  const auto add = [&](const char* what, const std::string& born) {
+    text += (text.empty() ? "" : ", ") + (what + born);
+  };
   for (const auto& [raw, stream] : w.streams) {
-    if (stream->context == context && stream->alive() && stream.get() != context->legacy) add("stream of ", stream->born);
+    if (stream->context == context && stream->alive() && stream.get() != context->legacy)
+      add("stream of ", stream->born);
   }
   for (const auto& [raw, event] : w.events) {
     if (event->context == context && event->alive()) add("event of ", event->born);
@@ -125,14 +128,16 @@ STANDIN_API CUresult cuDeviceGetCount(int* count) {
 
 STANDIN_API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   STANDIN_ENTRY(cuDeviceGet);
-  if (!valid_device(ordinal)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no device " + std::to_string(ordinal));
+  if (!valid_device(ordinal))
+    return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no device " + std::to_string(ordinal));
   *device = ordinal;
   return CUDA_SUCCESS;
 }
 
 STANDIN_API CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   STANDIN_ENTRY(cuDeviceGetName);
-  if (!valid_device(device) || length <= 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device, or no room");
+  if (!valid_device(device) || length <= 0)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device, or no room");
   std::snprintf(name, static_cast<size_t>(length), "CUDA stand-in %d", device);
   return CUDA_SUCCESS;
 }
@@ -165,7 +170,8 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
       *value = 0;
       return CUDA_SUCCESS;
     default:
-      return call.misuse(CUDA_ERROR_INVALID_VALUE, "attribute " + std::to_string(attribute) + " is not known to the stand-in");
+      return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                         "attribute " + std::to_string(attribute) + " is not known to the stand-in");
   }
 }
 
@@ -205,7 +211,8 @@ STANDIN_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags
 
 STANDIN_API CUresult cuCtxCreate_v2(CUcontext* out_context, unsigned flags, CUdevice device) {
   STANDIN_ENTRY(cuCtxCreate);
-  if (!valid_device(device) || flags > 0x1f) return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device or flag");
+  if (!valid_device(device) || flags > 0x1f)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device or flag");
   Context* context = make_context(call.text(), device);
   context_stack().push_back(context);
   *out_context = reinterpret_cast<CUcontext>(context);
@@ -217,7 +224,8 @@ STANDIN_API CUresult cuCtxDestroy_v2(CUcontext handle) {
   const auto it = world().contexts.find(handle);
   if (it == world().contexts.end()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "not a context");
   Context* context = it->second.get();
-  if (!context->alive()) return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "double free: destroyed by " + context->died);
+  if (!context->alive())
+    return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "double free: destroyed by " + context->died);
   if (context->primary || context->parent != nullptr)
     return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "a primary or green context is released otherwise");
   if (const std::string held = held_by(context); !held.empty() && context->error == CUDA_SUCCESS)
@@ -239,9 +247,11 @@ CUresult find_context(Call& call, CUcontext handle, Context** out) {
   *out = nullptr;
   if (handle == nullptr) return CUDA_SUCCESS;
   const auto it = world().contexts.find(handle);
-  if (it == world().contexts.end()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: not a context");
+  if (it == world().contexts.end())
+    return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: not a context");
   if (!it->second->alive())
-    return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "wrong context: it was destroyed by " + it->second->died);
+    return call.misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED,
+                       "wrong context: it was destroyed by " + it->second->died);
   *out = it->second.get();
   return CUDA_SUCCESS;
 }
@@ -258,7 +268,8 @@ STANDIN_API CUresult cuCtxPushCurrent_v2(CUcontext handle) {
 
 STANDIN_API CUresult cuCtxPopCurrent_v2(CUcontext* out_context) {
   STANDIN_ENTRY(cuCtxPopCurrent);
-  if (context_stack().empty()) return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: nothing was pushed");
+  if (context_stack().empty())
+    return call.misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: nothing was pushed");
   if (out_context != nullptr) *out_context = reinterpret_cast<CUcontext>(context_stack().back());
   context_stack().pop_back();
   return CUDA_SUCCESS;
@@ -298,8 +309,9 @@ STANDIN_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource* reso
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count, const CUdevResource* input,
-                                                 CUdevResource* remaining, unsigned flags, unsigned min_count) {
+STANDIN_API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count,
+                                                 const CUdevResource* input, CUdevResource* remaining,
+                                                 unsigned flags, unsigned min_count) {
   STANDIN_ENTRY(cuDevSmResourceSplitByCount);
   ResourceTag tag{};
   if (input == nullptr || group_count == nullptr || flags > 3 || !read_tag(*input, &tag))
@@ -321,7 +333,8 @@ STANDIN_API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out_desc, CUdevResource* resources, unsigned count) {
+STANDIN_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out_desc, CUdevResource* resources,
+                                               unsigned count) {
   STANDIN_ENTRY(cuDevResourceGenerateDesc);
   if (out_desc == nullptr || resources == nullptr || count == 0)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "no resources");
@@ -333,7 +346,8 @@ STANDIN_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out_desc, CUde
     if (!read_tag(resources[i], &tag)) return call.misuse(CUDA_ERROR_INVALID_VALUE, "not an SM resource");
     if (i == 0) first = tag;
     if (tag.device != first.device || tag.split != first.split)
-      return call.misuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "the resources come from different splits");
+      return call.misuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+                         "the resources come from different splits");
     if (!seen.insert(tag.group).second)
       return call.misuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource is given twice");
     total += resources[i].sm.smCount;
@@ -345,7 +359,8 @@ STANDIN_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out_desc, CUde
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuGreenCtxCreate(CUgreenCtx* out_green, CUdevResourceDesc handle, CUdevice device, unsigned flags) {
+STANDIN_API CUresult cuGreenCtxCreate(CUgreenCtx* out_green, CUdevResourceDesc handle, CUdevice device,
+                                      unsigned flags) {
   STANDIN_ENTRY(cuGreenCtxCreate);
   const Desc* desc = reinterpret_cast<const Desc*>(handle);
   if (desc == nullptr || desc->magic != kResourceMagic || desc->device != device)
@@ -371,7 +386,8 @@ STANDIN_API CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   if (it == world().contexts.end() || it->second->parent == nullptr)
     return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a green context");
   Context* green = it->second.get();
-  if (!green->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + green->died);
+  if (!green->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + green->died);
   if (const std::string held = held_by(green); !held.empty() && root(green)->error == CUDA_SUCCESS)
     record_misuse(call.text(), "leak: the green context is destroyed with " + held);
   end_context(call, green);
@@ -379,12 +395,14 @@ STANDIN_API CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuGreenCtxStreamCreate(CUstream* out_stream, CUgreenCtx handle, unsigned flags, int priority) {
+STANDIN_API CUresult cuGreenCtxStreamCreate(CUstream* out_stream, CUgreenCtx handle, unsigned flags,
+                                            int priority) {
   STANDIN_ENTRY(cuGreenCtxStreamCreate);
   const auto it = world().contexts.find(handle);
   if (it == world().contexts.end() || it->second->parent == nullptr || !it->second->alive())
     return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a live green context");
-  if (flags != CU_STREAM_NON_BLOCKING) return call.misuse(CUDA_ERROR_INVALID_VALUE, "CU_STREAM_NON_BLOCKING is required");
+  if (flags != CU_STREAM_NON_BLOCKING)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "CU_STREAM_NON_BLOCKING is required");
   *out_stream = reinterpret_cast<CUstream>(make_stream(call.text(), it->second.get(), priority, false));
   return CUDA_SUCCESS;
 }

@@ -43,7 +43,8 @@ void read_environment(World& w) {
   }
 }
 
-// Misuses that no test took and objects that nobody released fail the process. _exit, not exit: handlers are running.
+// Misuses that no test took and objects that nobody released fail the process. _exit, not exit: handlers are
+// running.
 __attribute__((destructor)) void check_at_exit() {
   World& w = world();
   std::lock_guard<std::mutex> lock(w.mutex);
@@ -53,7 +54,8 @@ __attribute__((destructor)) void check_at_exit() {
   const size_t leaks = list_leaks(&text);
   if (leaks == 0 && w.misuses.empty()) return;
   std::fflush(stdout);
-  std::fprintf(stderr, "cuda stand-in: %zu misuses not expected by the test, %zu objects leaked\n", w.misuses.size(), leaks);
+  std::fprintf(stderr, "cuda stand-in: %zu misuses not expected by the test, %zu objects leaked\n",
+               w.misuses.size(), leaks);
   for (const std::string& misuse : w.misuses) std::fprintf(stderr, "  misuse: %s\n", misuse.c_str());
   if (leaks > 0) std::fprintf(stderr, "%s", text.c_str());
   std::fflush(stderr);
@@ -65,15 +67,9 @@ __attribute__((destructor)) void check_at_exit() {
 World& world() {
   static World* instance = [] {
     auto* fresh = new World;
-    fresh->settings = {{"devices", 1},
-                       {"memory_bytes", 1ull << 30},
-                       {"multiprocessors", 132},
-                       {"sm_granularity", 8},
-                       {"granularity_bytes", 2ull << 20},
-                       {"driver_version", 13000},
-                       {"other_user_bytes", 0},
-                       {"copy_bytes_per_s", 0},
-                       {"pinned_limit_bytes", 0}};
+    fresh->settings = {{"devices", 1},          {"memory_bytes", 1ull << 30},      {"multiprocessors", 132},
+                       {"sm_granularity", 8},   {"granularity_bytes", 2ull << 20}, {"driver_version", 13000},
+                       {"other_user_bytes", 0}, {"copy_bytes_per_s", 0},           {"pinned_limit_bytes", 0}};
     read_environment(*fresh);
     fresh->memory_file = memfd_create("cuda-standin", MFD_CLOEXEC);
     return fresh;
@@ -95,8 +91,9 @@ int& thread_capture_mode() {
 }
 
 uint64_t now_ns() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
 }
 
 void record_misuse(const std::string& call, const std::string& what) {
@@ -142,12 +139,14 @@ Context* root(Context* context) {
 Context* Call::context() {
   if (context_ != nullptr) return context_;
   if (context_stack().empty() || context_stack().back() == nullptr) {
-    verdict_ = misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: no context is current to the calling thread");
+    verdict_ =
+        misuse(CUDA_ERROR_INVALID_CONTEXT, "wrong context: no context is current to the calling thread");
     return nullptr;
   }
   Context* context = context_stack().back();
   if (!context->alive()) {
-    verdict_ = misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED, "wrong context: the current one was destroyed by " + context->died);
+    verdict_ = misuse(CUDA_ERROR_CONTEXT_IS_DESTROYED,
+                      "wrong context: the current one was destroyed by " + context->died);
     return nullptr;
   }
   if (root(context)->error != CUDA_SUCCESS) {
@@ -170,13 +169,14 @@ Stream* Call::stream(CUstream handle) {
   }
   Stream* stream = it->second.get();
   if (!stream->alive()) {
-    verdict_ = misuse(CUDA_ERROR_INVALID_HANDLE, "use after destroy: the stream was destroyed by " + stream->died);
+    verdict_ =
+        misuse(CUDA_ERROR_INVALID_HANDLE, "use after destroy: the stream was destroyed by " + stream->died);
     return nullptr;
   }
   if (root(stream->context) != root(current)) {
-    verdict_ = misuse(CUDA_ERROR_INVALID_HANDLE,
-                      "wrong context: the stream of " + stream->born + " belongs to the context of " +
-                          stream->context->born + ", current is that of " + current->born);
+    verdict_ = misuse(CUDA_ERROR_INVALID_HANDLE, "wrong context: the stream of " + stream->born +
+                                                     " belongs to the context of " + stream->context->born +
+                                                     ", current is that of " + current->born);
     return nullptr;
   }
   return stream;
@@ -193,7 +193,8 @@ Event* Call::event(CUevent handle) {
   }
   Event* event = it->second.get();
   if (!event->alive()) {
-    verdict_ = misuse(CUDA_ERROR_INVALID_HANDLE, "use after destroy: the event was destroyed by " + event->died);
+    verdict_ =
+        misuse(CUDA_ERROR_INVALID_HANDLE, "use after destroy: the event was destroyed by " + event->died);
     return nullptr;
   }
   return event;
@@ -213,7 +214,8 @@ bool Call::unsafe_during_capture() {
     refused = true;
   }
   if (refused) {
-    verdict_ = misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "not allowed while a stream captures a graph; the capture is invalid");
+    verdict_ = misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                      "not allowed while a stream captures a graph; the capture is invalid");
   }
   return refused;
 }

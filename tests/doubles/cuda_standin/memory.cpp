@@ -1,9 +1,8 @@
 // Device, pinned, managed and virtual memory, and the check of every access to it.
 //
-// A block is an anonymous mapping with a guard page behind it. Physical memory is a range of one memory file; mapping it is
-// mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory. A range is readable only after
-// cuMemSetAccess, and PROT_NONE again after cuMemUnmap.
-// SPDX-License-Identifier: Apache-2.0
+// A block is an anonymous mapping with a guard page behind it. Physical memory is a range of one memory file;
+// mapping it is mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory. A range is readable
+// only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -107,7 +106,8 @@ const Access* unfinished(const Block& block) {
 Block* find_block(Call& call, uint64_t address, std::initializer_list<BlockKind> kinds, const char* what) {
   auto& blocks = world().blocks;
   const auto it = blocks.find(address);
-  if (it != blocks.end() && std::find(kinds.begin(), kinds.end(), it->second.kind) != kinds.end()) return &it->second;
+  if (it != blocks.end() && std::find(kinds.begin(), kinds.end(), it->second.kind) != kinds.end())
+    return &it->second;
   const auto& graves = world().graves;
   const auto grave = graves.find(address);
   if (grave != graves.end()) {
@@ -132,7 +132,8 @@ void wait_for_context(Call& call, Context* context) {
   }
 }
 
-uint64_t add_block(BlockKind kind, Context* context, const std::string& born, uint64_t bytes, uint64_t accounted) {
+uint64_t add_block(BlockKind kind, Context* context, const std::string& born, uint64_t bytes,
+                   uint64_t accounted) {
   const uint64_t address = place(bytes, 512, PROT_READ | PROT_WRITE);
   if (address == 0) return 0;
   unbury(address, round_up(bytes, kPage));
@@ -154,7 +155,8 @@ uint64_t free_on(int device) {
 }
 
 CUresult alloc_device(Call& call, Context* context, BlockKind kind, CUdeviceptr* out_address, size_t bytes) {
-  if (out_address == nullptr || bytes == 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes, or no output");
+  if (out_address == nullptr || bytes == 0)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes, or no output");
   const uint64_t accounted = round_up(bytes, 512);
   if (accounted < bytes || accounted > free_on(context->device)) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t address = add_block(kind, context, call.text(), bytes, accounted);
@@ -178,7 +180,8 @@ void remove_block(const std::string& call, uint64_t address) {
 }
 
 CUresult bad_granules(Call& call, const char* what, uint64_t value) {
-  return call.misuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " " + hex(value) + " is no multiple of the granularity");
+  return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                     std::string(what) + " " + hex(value) + " is no multiple of the granularity");
 }
 bool granular(uint64_t value) {
   return value % world().setting("granularity_bytes") == 0;
@@ -189,8 +192,8 @@ void drop_physical_if_unused(uint64_t handle) {
   Physical& physical = w.physicals[handle];
   if (!physical.released || physical.mappings > 0) return;
   w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
-  (void)fallocate(w.memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(physical.file_offset),
-                  static_cast<off_t>(physical.bytes));
+  (void)fallocate(w.memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(physical.file_offset), static_cast<off_t>(physical.bytes));
   physical.died = "released";
 }
 
@@ -203,15 +206,16 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
   while (at < end) {
     Block* block = block_at(at);
     if (block == nullptr) {
-      return call.misuse(CUDA_ERROR_INVALID_VALUE,
-                         std::string(range.writes ? "write" : "read") + " of " + hex(at) + ", " + why_gone(at));
+      return call.misuse(CUDA_ERROR_INVALID_VALUE, std::string(range.writes ? "write" : "read") + " of " +
+                                                       hex(at) + ", " + why_gone(at));
     }
     const uint64_t base = base_of(at);
     const uint64_t stop = std::min(end, base + block->bytes);
     if (stop < end && block->kind != BlockKind::kMapping) {
       return call.misuse(CUDA_ERROR_INVALID_VALUE, "past the end: " + hex(range.address) + " + " +
-                                                         std::to_string(range.bytes) + " passes the end of the block of " +
-                                                         block->born + ", " + std::to_string(block->bytes) + " bytes");
+                                                       std::to_string(range.bytes) +
+                                                       " passes the end of the block of " + block->born +
+                                                       ", " + std::to_string(block->bytes) + " bytes");
     }
     if (!block->accessible) {
       return call.misuse(CUDA_ERROR_INVALID_VALUE,
@@ -221,9 +225,9 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
       if (earlier.stream == stream->id || (!earlier.writes && !range.writes)) continue;
       if (earlier.end <= at || earlier.begin >= stop) continue;
       if (covered(stream->known, earlier) || covered(w.observed, earlier)) continue;
-      record_misuse(call.text(), "unordered access: it " + std::string(range.writes ? "writes" : "reads") + " " + hex(at) +
-                                     " of the block of " + block->born + ", which " + earlier.call +
-                                     (earlier.writes ? " writes" : " reads") +
+      record_misuse(call.text(), "unordered access: it " + std::string(range.writes ? "writes" : "reads") +
+                                     " " + hex(at) + " of the block of " + block->born + ", which " +
+                                     earlier.call + (earlier.writes ? " writes" : " reads") +
                                      " on another stream; nothing orders the two");
       break;
     }
@@ -232,7 +236,8 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
     }
     // A later access of the same stream to the same range stands for the earlier one.
     std::erase_if(block->accesses, [&](const Access& access) {
-      return access.stream == stream->id && access.begin >= at && access.end <= stop && (range.writes || !access.writes);
+      return access.stream == stream->id && access.begin >= at && access.end <= stop &&
+             (range.writes || !access.writes);
     });
     block->accesses.push_back({stream->id, number, at, stop, range.writes, call.text()});
     at = stop;
@@ -252,12 +257,16 @@ size_t list_leaks(std::string* out_text) {
     ++count;
     *out_text += "  leaked: " + (what + born) + "\n";
   };
-  const auto counts = [](const Context* context) { return root(const_cast<Context*>(context))->error == CUDA_SUCCESS; };
+  const auto counts = [](const Context* context) {
+    return root(const_cast<Context*>(context))->error == CUDA_SUCCESS;
+  };
   for (const auto& [raw, context] : w.contexts) {
-    if (context->alive() && counts(context.get())) add(context->primary ? "retained primary context of " : "context of ", context->born);
+    if (context->alive() && counts(context.get()))
+      add(context->primary ? "retained primary context of " : "context of ", context->born);
   }
   for (const auto& [raw, stream] : w.streams) {
-    if (stream->alive() && stream.get() != stream->context->legacy && counts(stream->context)) add("stream of ", stream->born);
+    if (stream->alive() && stream.get() != stream->context->legacy && counts(stream->context))
+      add("stream of ", stream->born);
   }
   for (const auto& [raw, event] : w.events) {
     if (event->alive() && counts(event->context)) add("event of ", event->born);
@@ -266,8 +275,10 @@ size_t list_leaks(std::string* out_text) {
     if (block.context == nullptr || counts(block.context)) add("memory of ", block.born);
   }
   bool poisoned = false;
-  for (const auto& [raw, context] : w.contexts) poisoned = poisoned || root(context.get())->error != CUDA_SUCCESS;
-  // Virtual memory belongs to the process, not to a context; after a poisoned one it cannot be released any more.
+  for (const auto& [raw, context] : w.contexts)
+    poisoned = poisoned || root(context.get())->error != CUDA_SUCCESS;
+  // Virtual memory belongs to the process, not to a context; after a poisoned one it cannot be released any
+  // more.
   for (const auto& [address, reservation] : w.reservations) {
     if (!poisoned) add("address range of ", reservation.born);
   }
@@ -297,7 +308,8 @@ STANDIN_API CUresult cuMemAlloc_v2(CUdeviceptr* out_address, size_t bytes) {
 STANDIN_API CUresult cuMemAllocManaged(CUdeviceptr* out_address, size_t bytes, unsigned flags) {
   STANDIN_ENTRY(cuMemAllocManaged);
   STANDIN_CONTEXT();
-  if (flags != 1 && flags != 2) return call.misuse(CUDA_ERROR_INVALID_VALUE, "flags are neither global nor host");
+  if (flags != 1 && flags != 2)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "flags are neither global nor host");
   if (call.unsafe_during_capture()) return call.verdict();
   return alloc_device(call, context, BlockKind::kManaged, out_address, bytes);
 }
@@ -363,7 +375,8 @@ STANDIN_API CUresult cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned f
   World& w = world();
   const uint64_t accounted = round_up(bytes, kPage);
   const uint64_t limit = w.setting("pinned_limit_bytes");
-  if (accounted < bytes || (limit != 0 && w.pinned_bytes + accounted > limit)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (accounted < bytes || (limit != 0 && w.pinned_bytes + accounted > limit))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t address = add_block(BlockKind::kPinned, context, call.text(), bytes, accounted);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   w.pinned_bytes += accounted;
@@ -376,9 +389,11 @@ STANDIN_API CUresult cuMemFreeHost(void* pointer) {
   STANDIN_CONTEXT();
   if (call.unsafe_during_capture()) return call.verdict();
   const uint64_t address = reinterpret_cast<uint64_t>(pointer);
-  if (find_block(call, address, {BlockKind::kPinned}, "pinned memory") == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (find_block(call, address, {BlockKind::kPinned}, "pinned memory") == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   wait_for_context(call, context);
-  if (find_block(call, address, {BlockKind::kPinned}, "pinned memory") == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (find_block(call, address, {BlockKind::kPinned}, "pinned memory") == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   remove_block(call.text(), address);
   return CUDA_SUCCESS;
 }
@@ -387,14 +402,17 @@ STANDIN_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out_address, void
   STANDIN_ENTRY(cuMemHostGetDevicePointer);
   STANDIN_CONTEXT();
   const uint64_t address = reinterpret_cast<uint64_t>(pointer);
-  if (flags != 0 || block_at(address) == nullptr) return call.misuse(CUDA_ERROR_INVALID_VALUE, "not pinned memory");
+  if (flags != 0 || block_at(address) == nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "not pinned memory");
   *out_address = address;
   return CUDA_SUCCESS;
 }
 
-// ---- virtual memory ------------------------------------------------------------------------------------------------
+// ---- virtual memory
+// ------------------------------------------------------------------------------------------------
 
-STANDIN_API CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* prop, int option) {
+STANDIN_API CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* prop,
+                                                   int option) {
   STANDIN_ENTRY(cuMemGetAllocationGranularity);
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || option < 0 || option > 1)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or option");
@@ -402,14 +420,16 @@ STANDIN_API CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAll
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuMemAddressReserve(CUdeviceptr* out_address, size_t bytes, size_t alignment, CUdeviceptr hint,
-                                         unsigned long long flags) {
+STANDIN_API CUresult cuMemAddressReserve(CUdeviceptr* out_address, size_t bytes, size_t alignment,
+                                         CUdeviceptr hint, unsigned long long flags) {
   STANDIN_ENTRY(cuMemAddressReserve);
   if (bytes == 0 || !granular(bytes)) return bad_granules(call, "the size", bytes);
-  if ((alignment & (alignment - 1)) != 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "the alignment is no power of two");
+  if ((alignment & (alignment - 1)) != 0)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "the alignment is no power of two");
   if (flags != 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "flags are not 0");
   (void)hint;
-  const uint64_t address = place(bytes, std::max<uint64_t>(alignment, world().setting("granularity_bytes")), PROT_NONE);
+  const uint64_t address =
+      place(bytes, std::max<uint64_t>(alignment, world().setting("granularity_bytes")), PROT_NONE);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   unbury(address, bytes);
   Reservation reservation;
@@ -439,14 +459,15 @@ STANDIN_API CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_t bytes, const CUmemAllocationProp* prop,
-                                 unsigned long long flags) {
+STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_t bytes,
+                                 const CUmemAllocationProp* prop, unsigned long long flags) {
   STANDIN_ENTRY(cuMemCreate);
   if (call.unsafe_during_capture()) return call.verdict();
   World& w = world();
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || flags != 0 ||
       prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id < 0 ||
-      static_cast<uint64_t>(prop->location.id) >= w.setting("devices") || prop->win32HandleMetaData != nullptr)
+      static_cast<uint64_t>(prop->location.id) >= w.setting("devices") ||
+      prop->win32HandleMetaData != nullptr)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or flags");
   if (bytes == 0 || !granular(bytes)) return bad_granules(call, "the size", bytes);
   if (bytes > free_on(prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -455,7 +476,8 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   physical.device = prop->location.id;
   physical.bytes = bytes;
   physical.file_offset = w.memory_file_end;
-  if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0)
+    return CUDA_ERROR_OUT_OF_MEMORY;
   w.memory_file_end += bytes;
   w.devices[static_cast<size_t>(physical.device)].used_bytes += bytes;
   *out_handle = w.next_physical++;
@@ -468,23 +490,27 @@ STANDIN_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   World& w = world();
   const auto it = w.physicals.find(handle);
   if (it == w.physicals.end()) return call.misuse(CUDA_ERROR_INVALID_VALUE, "not physical memory");
-  if (it->second.released) return call.misuse(CUDA_ERROR_INVALID_VALUE, "double free: the memory of " + it->second.born + " was released");
+  if (it->second.released)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "double free: the memory of " + it->second.born + " was released");
   it->second.released = true;
   drop_physical_if_unused(handle);
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                              unsigned long long flags) {
+STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                              CUmemGenericAllocationHandle handle, unsigned long long flags) {
   STANDIN_ENTRY(cuMemMap);
   if (call.unsafe_during_capture()) return call.verdict();
   World& w = world();
   if (flags != 0 || offset != 0) return call.misuse(CUDA_ERROR_INVALID_VALUE, "offset and flags must be 0");
-  if (!granular(address) || bytes == 0 || !granular(bytes)) return bad_granules(call, "the address or size", address);
+  if (!granular(address) || bytes == 0 || !granular(bytes))
+    return bad_granules(call, "the address or size", address);
   const auto physical = w.physicals.find(handle);
   if (physical == w.physicals.end() || physical->second.released)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "use after release: not live physical memory");
-  if (bytes > physical->second.bytes) return call.misuse(CUDA_ERROR_INVALID_VALUE, "past the end of the physical memory");
+  if (bytes > physical->second.bytes)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "past the end of the physical memory");
   auto reservation = w.reservations.upper_bound(address);
   if (reservation == w.reservations.begin() ||
       (--reservation, address + bytes > reservation->first + reservation->second.bytes))
@@ -492,8 +518,8 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, 
   const auto next = w.blocks.lower_bound(address);
   if (block_at(address) != nullptr || (next != w.blocks.end() && next->first < address + bytes))
     return call.misuse(CUDA_ERROR_INVALID_VALUE, hex(address) + " is mapped already");
-  void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, w.memory_file,
-                      static_cast<off_t>(physical->second.file_offset));
+  void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+                      w.memory_file, static_cast<off_t>(physical->second.file_offset));
   if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   ++physical->second.mappings;
   unbury(address, bytes);
@@ -508,7 +534,8 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, 
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
+                                    size_t count) {
   STANDIN_ENTRY(cuMemSetAccess);
   World& w = world();
   if (access == nullptr || count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
@@ -516,7 +543,8 @@ STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUm
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "only read and write for one device is modelled");
   for (uint64_t at = address; at < address + bytes;) {
     const auto it = w.blocks.find(at);
-    if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping || at + it->second.bytes > address + bytes)
+    if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping ||
+        at + it->second.bytes > address + bytes)
       return call.misuse(CUDA_ERROR_INVALID_VALUE, hex(at) + " is not made of whole mappings");
     if (it->second.device != access->location.id)
       return call.misuse(CUDA_ERROR_INVALID_VALUE, "access for another device is not modelled");
@@ -537,7 +565,8 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   World& w = world();
   for (uint64_t at = address; at < address + bytes;) {
     const auto it = w.blocks.find(at);
-    if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping || at + it->second.bytes > address + bytes) {
+    if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping ||
+        at + it->second.bytes > address + bytes) {
       const auto grave = w.graves.find(at);
       return call.misuse(CUDA_ERROR_INVALID_VALUE,
                          grave != w.graves.end() ? "double unmap: " + hex(at) + " was " + grave->second.second
@@ -552,7 +581,8 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   for (uint64_t at = address; at < address + bytes;) {
     const Block block = std::move(w.blocks[at]);
     w.blocks.erase(at);
-    mmap(reinterpret_cast<void*>(at), block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(reinterpret_cast<void*>(at), block.bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     bury(at, block.bytes, "unmapped by " + call.text());
     --w.physicals[block.physical].mappings;
     drop_physical_if_unused(block.physical);

@@ -1,5 +1,6 @@
-/* The stand-in for the CUDA driver: a shared library with libcuda's entry points, on host memory. This header is its
- * control interface, for tests that set the stage, plant faults and read what was done wrong. See ../README.md.
+/* The stand-in for the CUDA driver: a shared library with libcuda's entry points, on host memory. This header
+ * is its control interface, for tests that set the stage, plant faults and read what was done wrong. See
+ * ../README.md.
  *
  * Threads: every function may be called from any thread.
  * SPDX-License-Identifier: Apache-2.0 */
@@ -13,10 +14,9 @@
 extern "C" {
 #endif
 
-/* Sets one property of the imaginary machine; 0, or -1 for an unknown key. Also from the environment, when the library is
- * loaded: CUDA_STANDIN="devices=2,memory_bytes=4294967296". Set before the first context is made, except the last three.
- *   devices             1
- *   memory_bytes        1 GiB    of each device
+/* Sets one property of the imaginary machine; 0, or -1 for an unknown key. Also from the environment, when
+ * the library is loaded: CUDA_STANDIN="devices=2,memory_bytes=4294967296". Set before the first context is
+ * made, except the last three. devices             1 memory_bytes        1 GiB    of each device
  *   multiprocessors     132
  *   sm_granularity      8        smallest share of them; 0 = devices without green contexts
  *   granularity_bytes   2 MiB    of virtual memory; 0 = devices without it
@@ -26,34 +26,37 @@ extern "C" {
  *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit */
 int standin_configure(const char* key, uint64_t value);
 
-/* ---- faults on demand ---------------------------------------------------------------------------------------- */
+/* ---- faults on demand
+ * ---------------------------------------------------------------------------------------- */
 
-/* The at_call-th call from now (1 = the next) of the entry point `name` ("cuMemAlloc", without suffix; "" = any) returns
- * `result` and does nothing. Several may be armed. */
+/* The at_call-th call from now (1 = the next) of the entry point `name` ("cuMemAlloc", without suffix; "" =
+ * any) returns `result` and does nothing. Several may be armed. */
 void standin_fail_call(const char* name, uint64_t at_call, int result);
-/* The same, but the call succeeds and the work that it enqueues fails with `result` when it runs, which poisons its
- * context: a sticky error. */
+/* The same, but the call succeeds and the work that it enqueues fails with `result` when it runs, which
+ * poisons its context: a sticky error. */
 void standin_fail_work(const char* name, uint64_t at_call, int result);
 /* Poisons the primary context of `device` at once. */
 void standin_poison(int device, int result);
 void standin_clear_faults(void);
 
-/* ---- misuse ---------------------------------------------------------------------------------------------------- */
+/* ---- misuse
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* How many misuses are recorded and not yet taken. */
 size_t standin_misuse_count(void);
-/* Takes the oldest: writes at most `size` bytes of "cuMemFree#45: ..." with its NUL. 1, or 0 if there is none. What is
- * not taken when the process ends is printed, and the process ends with status 99. CUDA_STANDIN_ABORT=1 aborts at the
- * misuse itself, for a debugger. */
+/* Takes the oldest: writes at most `size` bytes of "cuMemFree#45: ..." with its NUL. 1, or 0 if there is
+ * none. What is not taken when the process ends is printed, and the process ends with status 99.
+ * CUDA_STANDIN_ABORT=1 aborts at the misuse itself, for a debugger. */
 int standin_take_misuse(char* text, size_t size);
-/* Everything alive now: writes one line an object ("stream of cuStreamCreate#7") and returns their number. Objects of a
- * poisoned context do not count. The same list ends the process with status 99 when it exits. */
+/* Everything alive now: writes one line an object ("stream of cuStreamCreate#7") and returns their number.
+ * Objects of a poisoned context do not count. The same list ends the process with status 99 when it exits. */
 size_t standin_leaks(char* text, size_t size);
 
 /* How often the entry point was called, failures included. */
 uint64_t standin_calls(const char* name);
 
-/* ---- kernels --------------------------------------------------------------------------------------------------- */
+/* ---- kernels
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct standin_launch {
   unsigned grid[3];
@@ -66,10 +69,10 @@ typedef void (*standin_kernel)(const standin_launch* launch);
 typedef void (*standin_touch)(void* sink, uint64_t address, uint64_t bytes, int writes);
 typedef void (*standin_accesses)(const standin_launch* launch, standin_touch touch, void* sink);
 
-/* Makes cuModuleGetFunction find `name` in any module. `param_bytes` has `param_count` sizes. `accesses` may be null:
- * nothing is checked then. Replaces an earlier one of that name. */
-void standin_register_kernel(const char* name, standin_kernel kernel, const size_t* param_bytes, size_t param_count,
-                             standin_accesses accesses);
+/* Makes cuModuleGetFunction find `name` in any module. `param_bytes` has `param_count` sizes. `accesses` may
+ * be null: nothing is checked then. Replaces an earlier one of that name. */
+void standin_register_kernel(const char* name, standin_kernel kernel, const size_t* param_bytes,
+                             size_t param_count, standin_accesses accesses);
 
 #ifdef __cplusplus
 }

@@ -32,13 +32,14 @@ void run_stream(Stream* stream) {
       op.work.run();
       if (op.work.host_function) --host_function_depth();
       if (op.work.copied_bytes > 0 && rate > 0) {
-        std::this_thread::sleep_for(std::chrono::nanoseconds(
-            static_cast<uint64_t>(static_cast<double>(op.work.copied_bytes) * 1e9 / static_cast<double>(rate))));
+        std::this_thread::sleep_for(std::chrono::nanoseconds(static_cast<uint64_t>(
+            static_cast<double>(op.work.copied_bytes) * 1e9 / static_cast<double>(rate))));
       }
       op.work.run = nullptr;  // what it captured goes outside the lock
       lock.lock();
     }
-    if (op.work.records != nullptr && op.work.records->stamp == op.record_stamp) op.work.records->time_ns = now_ns();
+    if (op.work.records != nullptr && op.work.records->stamp == op.record_stamp)
+      op.work.records->time_ns = now_ns();
     ++stream->completed;
     w.progress.notify_all();
   }
@@ -153,8 +154,10 @@ STANDIN_API CUresult cuStreamCreateWithPriority(CUstream* out_stream, unsigned f
   STANDIN_CONTEXT();
   if (flags > CU_STREAM_NON_BLOCKING) return call.misuse(CUDA_ERROR_INVALID_VALUE, "unknown flags");
   // The driver clamps priorities; a caller that relies on it did not ask for the range.
-  if (priority > 0 || priority < -5) return call.misuse(CUDA_ERROR_INVALID_VALUE, "the priority is outside [-5, 0]");
-  *out_stream = reinterpret_cast<CUstream>(make_stream(call.text(), context, priority, flags != CU_STREAM_NON_BLOCKING));
+  if (priority > 0 || priority < -5)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "the priority is outside [-5, 0]");
+  *out_stream = reinterpret_cast<CUstream>(
+      make_stream(call.text(), context, priority, flags != CU_STREAM_NON_BLOCKING));
   return CUDA_SUCCESS;
 }
 
@@ -162,7 +165,8 @@ STANDIN_API CUresult cuStreamCreate(CUstream* out_stream, unsigned flags) {
   STANDIN_ENTRY(cuStreamCreate);
   STANDIN_CONTEXT();
   if (flags > CU_STREAM_NON_BLOCKING) return call.misuse(CUDA_ERROR_INVALID_VALUE, "unknown flags");
-  *out_stream = reinterpret_cast<CUstream>(make_stream(call.text(), context, 0, flags != CU_STREAM_NON_BLOCKING));
+  *out_stream =
+      reinterpret_cast<CUstream>(make_stream(call.text(), context, 0, flags != CU_STREAM_NON_BLOCKING));
   return CUDA_SUCCESS;
 }
 
@@ -176,7 +180,8 @@ STANDIN_API CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 
 STANDIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
   STANDIN_ENTRY(cuStreamDestroy);
-  if (handle == nullptr) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
+  if (handle == nullptr)
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
   Stream* stream = call.stream(handle);
   if (stream == nullptr) return call.verdict();
   if (stream->capture != nullptr) {
@@ -242,7 +247,8 @@ STANDIN_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent event_han
   if (event->captured_in != nullptr) {
     Capture* capture = event->captured_in;
     if (stream->capture != nullptr && stream->capture != capture)
-      return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "the stream and the event are in different captures");
+      return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                         "the stream and the event are in different captures");
     stream->capture = capture;
     capture->streams.insert(stream);
     if (stream != capture->origin) capture->unjoined.insert(stream);
@@ -251,7 +257,8 @@ STANDIN_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent event_han
   }
   if (stream->capture != nullptr) {
     stream->capture->invalid = true;
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "a capture cannot wait for an event from outside of it");
+    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                       "a capture cannot wait for an event from outside of it");
   }
   if (event->stream == nullptr) return CUDA_SUCCESS;
   order_with_legacy(stream);
@@ -291,7 +298,8 @@ STANDIN_API CUresult cuEventRecord(CUevent event_handle, CUstream stream_handle)
   Event* event = stream != nullptr ? call.event(event_handle) : nullptr;
   if (event == nullptr) return call.verdict();
   if (root(event->context) != root(stream->context))
-    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "wrong context: the event and the stream belong to different contexts");
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE,
+                       "wrong context: the event and the stream belong to different contexts");
   if (stream->capture != nullptr) {
     if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event->captured_in = stream->capture;
@@ -344,13 +352,14 @@ STANDIN_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start_handl
   Event* end = start != nullptr ? call.event(end_handle) : nullptr;
   if (end == nullptr) return call.verdict();
   for (Event* event : {start, end}) {
-    if (!event->timing) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the event of " + event->born + " has no timing");
+    if (!event->timing)
+      return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the event of " + event->born + " has no timing");
     if (event->stream == nullptr)
       return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the event of " + event->born + " was never recorded");
     if (event->stream->completed < event->number) return CUDA_ERROR_NOT_READY;
   }
-  *milliseconds = static_cast<float>(
-      (static_cast<double>(end->time_ns) - static_cast<double>(start->time_ns)) / 1e6);
+  *milliseconds =
+      static_cast<float>((static_cast<double>(end->time_ns) - static_cast<double>(start->time_ns)) / 1e6);
   return CUDA_SUCCESS;
 }
 

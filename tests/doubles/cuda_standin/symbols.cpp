@@ -82,20 +82,23 @@ int look_up(const char* name, int version, void** out_function) {
 }  // namespace
 }  // namespace standin
 
-STANDIN_API CUresult cuGetProcAddress_v2(const char* name, void** out_function, int version, unsigned long long flags,
-                                         int* out_found) {
+STANDIN_API CUresult cuGetProcAddress_v2(const char* name, void** out_function, int version,
+                                         unsigned long long flags, int* out_found) {
   Call call("cuGetProcAddress", false);
   if (call.verdict() != CUDA_SUCCESS) return call.verdict();
-  if (name == nullptr || out_function == nullptr || flags > 2) return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad arguments");
+  if (name == nullptr || out_function == nullptr || flags > 2)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad arguments");
   const int found = look_up(name, version, out_function);
   if (out_found != nullptr) *out_found = found;
   return found == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-STANDIN_API CUresult cuGetProcAddress(const char* name, void** out_function, int version, unsigned long long flags) {
+STANDIN_API CUresult cuGetProcAddress(const char* name, void** out_function, int version,
+                                      unsigned long long flags) {
   Call call("cuGetProcAddress", false);
   if (call.verdict() != CUDA_SUCCESS) return call.verdict();
-  if (name == nullptr || out_function == nullptr || flags > 2) return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad arguments");
+  if (name == nullptr || out_function == nullptr || flags > 2)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad arguments");
   return look_up(name, version, out_function) == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -22,8 +22,10 @@ CUresult copy(Call& call, CUstream handle, Side destination, Side source, size_t
   if (bytes == 0) return CUDA_SUCCESS;
   Work work;
   work.copied_bytes = bytes;
-  if (source.device || is_pinned(source.address, bytes)) work.ranges.push_back({source.address, bytes, false});
-  if (destination.device || is_pinned(destination.address, bytes)) work.ranges.push_back({destination.address, bytes, true});
+  if (source.device || is_pinned(source.address, bytes))
+    work.ranges.push_back({source.address, bytes, false});
+  if (destination.device || is_pinned(destination.address, bytes))
+    work.ranges.push_back({destination.address, bytes, true});
   const bool pageable_source = !source.device && !is_pinned(source.address, bytes);
   const bool pageable_destination = !destination.device && !is_pinned(destination.address, bytes);
   auto* to = reinterpret_cast<char*>(destination.address);
@@ -79,15 +81,18 @@ struct Launch {
 }  // namespace
 }  // namespace standin
 
-STANDIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr destination, const void* source, size_t bytes, CUstream stream) {
+STANDIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr destination, const void* source, size_t bytes,
+                                          CUstream stream) {
   STANDIN_ENTRY(cuMemcpyHtoDAsync);
   return copy(call, stream, {destination, true}, {reinterpret_cast<uint64_t>(source), false}, bytes, false);
 }
-STANDIN_API CUresult cuMemcpyDtoHAsync_v2(void* destination, CUdeviceptr source, size_t bytes, CUstream stream) {
+STANDIN_API CUresult cuMemcpyDtoHAsync_v2(void* destination, CUdeviceptr source, size_t bytes,
+                                          CUstream stream) {
   STANDIN_ENTRY(cuMemcpyDtoHAsync);
   return copy(call, stream, {reinterpret_cast<uint64_t>(destination), false}, {source, true}, bytes, false);
 }
-STANDIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
+STANDIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t bytes,
+                                          CUstream stream) {
   STANDIN_ENTRY(cuMemcpyDtoDAsync);
   return copy(call, stream, {destination, true}, {source, true}, bytes, false);
 }
@@ -103,7 +108,8 @@ STANDIN_API CUresult cuMemcpyDtoD_v2(CUdeviceptr destination, CUdeviceptr source
   STANDIN_ENTRY(cuMemcpyDtoD);
   return copy(call, nullptr, {destination, true}, {source, true}, bytes, false);
 }
-STANDIN_API CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
+STANDIN_API CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes,
+                                     CUstream stream) {
   STANDIN_ENTRY(cuMemsetD8Async);
   return fill(call, stream, address, value, bytes);
 }
@@ -112,7 +118,8 @@ STANDIN_API CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, siz
   return fill(call, nullptr, address, value, bytes);
 }
 
-// ---- kernels -------------------------------------------------------------------------------------------------------
+// ---- kernels
+// -------------------------------------------------------------------------------------------------------
 
 using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
@@ -133,7 +140,8 @@ STANDIN_API CUresult cuModuleUnload(CUmodule module) {
   STANDIN_CONTEXT();
   const auto it = world().modules.find(module);
   if (it == world().modules.end()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a module");
-  if (!it->second->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: unloaded by " + it->second->died);
+  if (!it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: unloaded by " + it->second->died);
   it->second->died = call.text();
   return CUDA_SUCCESS;
 }
@@ -143,7 +151,8 @@ STANDIN_API CUresult cuModuleGetFunction(CUfunction* out_function, CUmodule modu
   STANDIN_CONTEXT();
   World& w = world();
   const auto it = w.modules.find(module);
-  if (it == w.modules.end() || !it->second->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a loaded module");
+  if (it == w.modules.end() || !it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a loaded module");
   const auto kernel = w.kernels.find(name);
   if (kernel == w.kernels.end()) return CUDA_ERROR_NOT_FOUND;
   auto owned = std::make_unique<Function>(Function{kernel->second, name});
@@ -152,17 +161,20 @@ STANDIN_API CUresult cuModuleGetFunction(CUfunction* out_function, CUmodule modu
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                    unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream_handle,
-                                    void** params, void** extra) {
+STANDIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                    unsigned block_x, unsigned block_y, unsigned block_z,
+                                    unsigned shared_bytes, CUstream stream_handle, void** params,
+                                    void** extra) {
   STANDIN_ENTRY(cuLaunchKernel);
   Stream* stream = call.stream(stream_handle);
   if (stream == nullptr) return call.verdict();
   const auto it = functions().find(handle);
   if (it == functions().end()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a function");
   if (grid_x == 0 || grid_y == 0 || grid_z == 0 || block_x == 0 || block_y == 0 || block_z == 0 ||
-      static_cast<uint64_t>(block_x) * block_y * block_z > 1024 || extra != nullptr || shared_bytes > (228u << 10))
-    return call.misuse(CUDA_ERROR_INVALID_VALUE, "a grid or block of 0, a block above 1024 threads, or extra parameters");
+      static_cast<uint64_t>(block_x) * block_y * block_z > 1024 || extra != nullptr ||
+      shared_bytes > (228u << 10))
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "a grid or block of 0, a block above 1024 threads, or extra parameters");
   const Kernel& kernel = it->second->kernel;
   if (params == nullptr && !kernel.param_bytes.empty())
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "kernel " + it->second->name + " has parameters");
@@ -186,7 +198,8 @@ STANDIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned
   return enqueue(call, stream, std::move(work));
 }
 
-// ---- graphs --------------------------------------------------------------------------------------------------------
+// ---- graphs
+// --------------------------------------------------------------------------------------------------------
 
 using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
@@ -225,7 +238,8 @@ STANDIN_API CUresult cuStreamEndCapture(CUstream handle, CUgraph* out_graph) {
   *out_graph = nullptr;
   if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!capture->unjoined.empty())
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "the capture forked to a stream that never joined it again");
+    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+                       "the capture forked to a stream that never joined it again");
   capture->graph->born = call.text();
   *out_graph = reinterpret_cast<CUgraph>(capture->graph.get());
   w.graphs[capture->graph.get()] = std::move(capture->graph);
@@ -236,7 +250,7 @@ STANDIN_API CUresult cuStreamIsCapturing(CUstream handle, int* status) {
   STANDIN_ENTRY(cuStreamIsCapturing);
   Stream* stream = call.stream(handle);
   if (stream == nullptr) return call.verdict();
-  *status = stream->capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
+  *status = stream->capture == nullptr ? CU_STREAM_CAPTURE_STATUS_NONE
             : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                        : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return CUDA_SUCCESS;
@@ -249,11 +263,13 @@ STANDIN_API CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
   return CUDA_SUCCESS;
 }
 
-STANDIN_API CUresult cuGraphInstantiateWithFlags(CUgraphExec* out_exec, CUgraph handle, unsigned long long flags) {
+STANDIN_API CUresult cuGraphInstantiateWithFlags(CUgraphExec* out_exec, CUgraph handle,
+                                                 unsigned long long flags) {
   STANDIN_ENTRY(cuGraphInstantiateWithFlags);
   World& w = world();
   const auto it = w.graphs.find(handle);
-  if (it == w.graphs.end() || !it->second->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a live graph");
+  if (it == w.graphs.end() || !it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a live graph");
   if (flags > 15) return call.misuse(CUDA_ERROR_INVALID_VALUE, "unknown flags");
   auto owned = std::make_unique<GraphExec>();
   owned->born = call.text();
@@ -281,7 +297,8 @@ STANDIN_API CUresult cuGraphDestroy(CUgraph handle) {
   STANDIN_ENTRY(cuGraphDestroy);
   const auto it = world().graphs.find(handle);
   if (it == world().graphs.end()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a graph");
-  if (!it->second->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + it->second->died);
+  if (!it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + it->second->died);
   it->second->died = call.text();
   return CUDA_SUCCESS;
 }
@@ -289,8 +306,10 @@ STANDIN_API CUresult cuGraphDestroy(CUgraph handle) {
 STANDIN_API CUresult cuGraphExecDestroy(CUgraphExec handle) {
   STANDIN_ENTRY(cuGraphExecDestroy);
   const auto it = world().graph_execs.find(handle);
-  if (it == world().graph_execs.end()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not an executable graph");
-  if (!it->second->alive()) return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + it->second->died);
+  if (it == world().graph_execs.end())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not an executable graph");
+  if (!it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "double free: destroyed by " + it->second->died);
   it->second->died = call.text();
   return CUDA_SUCCESS;
 }

@@ -1,13 +1,14 @@
-// world.hpp: the state of the stand-in: devices, contexts, streams, events, memory, and the rules that are checked.
+// world.hpp: the state of the stand-in: devices, contexts, streams, events, memory, and the rules that are
+// checked.
 //
-// One lock guards all of it; work runs outside the lock, on one thread a stream. No object is ever deallocated, so that a
-// stale handle is recognised for what it is.
+// One lock guards all of it; work runs outside the lock, on one thread a stream. No object is ever
+// deallocated, so that a stale handle is recognised for what it is.
 //
-// Order of accesses. Each op has a number in its stream. A stream knows, for each other stream, up to which op its own next op
-// comes after (by event waits); the process knows up to which op it has seen each stream finish (by waits, successful
-// queries and host functions). An access races with an earlier one on another stream unless one of the two covers it. Both
-// are known when the op is enqueued, so that the verdict does not depend on timing.
-// SPDX-License-Identifier: Apache-2.0
+// Order of accesses. Each op has a number in its stream. A stream knows, for each other stream, up to which
+// op its own next op comes after (by event waits); the process knows up to which op it has seen each stream
+// finish (by waits, successful queries and host functions). An access races with an earlier one on another
+// stream unless one of the two covers it. Both are known when the op is enqueued, so that the verdict does
+// not depend on timing. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +29,8 @@
 
 namespace standin {
 
-using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-namespace): the driver's own type names
+using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-namespace): the driver's own type
+                                              // names
 
 enum : CUresult {
   CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915,
@@ -71,8 +73,8 @@ struct Work {
 struct QueuedOp {
   Work work;
   uint64_t number = 0;
-  Clock before;                   // what had finished when it starts, for host functions
-  Stream* waits_for = nullptr;    // until that stream has completed `waits_until` ops
+  Clock before;                 // what had finished when it starts, for host functions
+  Stream* waits_for = nullptr;  // until that stream has completed `waits_until` ops
   uint64_t waits_until = 0;
   uint64_t record_stamp = 0;
 };
@@ -146,8 +148,8 @@ struct Block : Object {
   int device = 0;
   uint64_t bytes = 0;
   uint64_t accounted = 0;
-  uint64_t physical = 0;    // kMapping: the handle
-  bool accessible = true;   // kMapping: after cuMemSetAccess
+  uint64_t physical = 0;   // kMapping: the handle
+  bool accessible = true;  // kMapping: after cuMemSetAccess
   std::vector<Access> accesses;
 };
 struct Reservation : Object {
@@ -246,11 +248,11 @@ class Call {
   Context* context_ = nullptr;
 };
 
-#define STANDIN_ENTRY(name)        \
-  standin::Call call(#name);       \
+#define STANDIN_ENTRY(name)  \
+  standin::Call call(#name); \
   if (call.verdict() != standin::CUDA_SUCCESS) return call.verdict()
-#define STANDIN_CONTEXT()                                 \
-  standin::Context* const context = call.context();       \
+#define STANDIN_CONTEXT()                           \
+  standin::Context* const context = call.context(); \
   if (context == nullptr) return call.verdict()
 #define STANDIN_API extern "C" __attribute__((visibility("default")))
 
