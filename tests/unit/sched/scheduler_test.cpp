@@ -474,3 +474,62 @@ TEST_CASE("interference told to the scheduler reaches every policy set later") {
   scheduler.set_interference(nullptr, 2);
   CHECK(scheduler.residents() == 3);
 }
+
+TEST_CASE("fair: a session that was idle comes back without credit for the time it did not want") {
+  SchedulerOptions options = capacity(1000);
+  options.max_lanes = 1;
+  Scheduler scheduler = make("fair", options);
+  uint64_t now = 0;
+  for (SessionId id = 1; id <= 2; ++id) {
+    REQUIRE(scheduler.arrive(spec(id, 1, 10), 0).ok());
+    scheduler.ready(id, 0);
+  }
+  for (int i = 0; i < 10; ++i) run(scheduler, 0, 10, now);
+  scheduler.not_ready(2, now);
+  for (int i = 0; i < 100; ++i) CHECK(run(scheduler, 0, 10, now) == 1);
+  scheduler.ready(2, now);
+  int second = 0;
+  for (int i = 0; i < 20; ++i) second += run(scheduler, 0, 10, now) == 2;
+  CHECK(second == 10);
+}
+
+TEST_CASE("srtf: a victim that turns out not to be needed is spared") {
+  Scheduler scheduler = make("srtf", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 30, 40, 2000), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 10, 40, 3000), 0).ok());  // ranks last, but its 10 are not enough
+  actions(scheduler);
+  REQUIRE(scheduler.arrive(spec(3, 45, 40, 10), 0).ok());
+  CHECK(actions(scheduler) == Strings{"out 1"});
+}
+
+TEST_CASE("priority: what was paged out makes room in the lane where the session runs next") {
+  SchedulerOptions options = capacity(100);
+  options.max_lanes = 2;
+  Scheduler scheduler = make("priority", options);
+  const auto arrive = [&](SessionId id, uint64_t persistent, uint64_t ephemeral, int32_t priority) {
+    SessionSpec next = spec(id, persistent, ephemeral);
+    next.priority = priority;
+    REQUIRE(scheduler.arrive(next, 0).ok());
+  };
+  arrive(1, 5, 20, 9);
+  arrive(2, 30, 30, 1);
+  arrive(3, 1, 30, 2);
+  CHECK(actions(scheduler) == Strings{"open 0:20", "admit 1@0", "open 1:30", "admit 2@1", "admit 3@1"});
+  arrive(4, 30, 20, 5);
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  scheduler.page_done(2, 1);
+  CHECK(actions(scheduler) == Strings{"admit 4@1"});  // lane 0 would fit better, but 1 runs before it there
+}
+
+TEST_CASE("a session paged out while it was profiled asks for its least again") {
+  Scheduler scheduler = make("srtf", capacity(100));
+  SessionSpec unknown = spec(1, 10, 20);
+  unknown.profiling = true;
+  REQUIRE(scheduler.arrive(unknown, 0).ok());
+  scheduler.ready(1, 0);
+  CHECK(actions(scheduler) == Strings{"open 0:90", "admit 1@0"});
+  REQUIRE(scheduler.arrive(spec(2, 10, 40, 100), 0).ok());
+  CHECK(actions(scheduler) == Strings{"out 1"});
+  scheduler.page_done(1, 1);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:40", "admit 2@0", "resize 0:80", "in 1@0"});
+}
