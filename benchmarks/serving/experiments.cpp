@@ -478,7 +478,7 @@ void sensitivity(Report& report, const std::vector<Calibration>& all) {
   variants.push_back({"orloj", "more than the size (as printed)",
                       [](ServingOptions& o) { o.batcher.more_than_size = true; }});
   for (double q : {0.25, 0.5, 0.75, 0.9, 0.99})
-    variants.push_back({"orloj", base::format("estimate = quantile %g (**mean**)", q),
+    variants.push_back({"orloj", base::format("estimate = quantile %g (default: the mean)", q),
                         [=](ServingOptions& o) { o.batcher.estimate_quantile = q; }});
   for (double q : {0.1, 0.25, 0.5, 0.75, 0.9, 0.99})
     variants.push_back({"gpushare",

@@ -95,8 +95,9 @@ struct BatcherOptions {
   double feasible_quantile =
       0.5;  // a request joins a batch if its slack covers this quantile of the batch's duration
   double opportunity = 0.7;  // share of the recent goodput that device time is priced at
-  double hold =
-      0.4;  // a batch that wins less than this share of the goodput is not run: someone better may come
+  // A batch more likely to miss than not, that would win less than this share of the goodput in its time, is
+  // not run: it would keep the device from whoever comes next.
+  double hold = 0.4;
   double max_defer_ms =
       0;  // an unfilled batch may wait this long for company while nobody's deadline suffers
   // maxdelay, clockwork, nexus, clipper.

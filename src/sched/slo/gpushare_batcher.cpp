@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "sched/slo/batcher_base.hpp"
+#include "sched/slo/kernels.hpp"
 
 namespace gpushare::sched::slo {
 namespace {
@@ -32,21 +33,31 @@ class Grid {
       high = std::max(high, each.alone.max_ns());
     }
     points_.clear();
-    widths_.clear();
+    weights_.clear();
     rows_.assign(applications.size(), {});
     if (!(high > 0)) return;
     base_ = std::bit_cast<uint64_t>(low) >> kShift;
-    const size_t count = (std::bit_cast<uint64_t>(high) >> kShift) - base_ + 2;
+    const size_t used = (std::bit_cast<uint64_t>(high) >> kShift) - base_ + 2;
+    const size_t count = (used + 7) / 8 * 8;  // as the kernel wants it
     for (size_t i = 0; i < count; ++i) points_.push_back(std::bit_cast<double>((base_ + i) << kShift));
-    for (size_t i = 0; i + 1 < count; ++i) widths_.push_back(points_[i + 1] - points_[i]);
+    // E[max] = x_0 + integral of 1 - F, by trapezia: x_last - sum of weight_i F_i.
+    for (size_t i = 0; i < count; ++i)
+      weights_.push_back(0.5 * ((i > 0 ? points_[i] - points_[i - 1] : 0) +
+                                (i + 1 < count ? points_[i + 1] - points_[i] : 0)));
     for (size_t a = 0; a < applications.size(); ++a) {
       rows_[a].resize(count, 1.0);
       if (applications[a].alone.empty()) continue;
       for (size_t i = 0; i < count; ++i) rows_[a][i] = applications[a].alone.cdf(points_[i]);
     }
   }
-  size_t size() const { return points_.size(); }
   const std::vector<double>& row(size_t application) const { return rows_[application]; }
+  // The CDF of the maximum of one draw of each row, into `into`; returns its mean.
+  double maximum(std::span<const double* const> rows, std::vector<double>& into) const {
+    into.resize(points_.size());
+    if (points_.empty()) return 0;
+    return points_.back() -
+           kernels().product(rows.data(), rows.size(), weights_.data(), into.data(), into.size());
+  }
   double at(const std::vector<double>& row, double x) const {
     if (points_.empty()) return 1;
     if (!(x > points_.front())) return x == points_.front() ? row[0] : 0;
@@ -56,16 +67,10 @@ class Grid {
     const double share = static_cast<double>(bits & ((1ull << kShift) - 1)) * 0x1p-47;
     return row[i] + share * (row[i + 1] - row[i]);
   }
-  double mean(const std::vector<double>& row) const {
-    if (points_.empty()) return 0;
-    double sum = points_.front();
-    for (size_t i = 0; i < widths_.size(); ++i) sum += widths_[i] * (1 - 0.5 * (row[i] + row[i + 1]));
-    return sum;
-  }
 
  private:
   uint64_t base_ = 0;
-  std::vector<double> points_, widths_;
+  std::vector<double> points_, weights_;
   std::vector<std::vector<double>> rows_;
 };
 
@@ -79,8 +84,8 @@ class Gpushare final : public BatcherBase {
     best_ = Choice();
     for (uint32_t model = 0; model < models_.size(); ++model) consider(model, now_ns);
     if (best_.ids.empty()) return decision;
-    if (best_.gain < options_.hold * goodput(now_ns) * best_.mean_ns) {
-      // Nothing pending pays for its time: whoever comes next is worth more, and would find the device busy.
+    if (best_.gain < options_.hold * goodput(now_ns) * best_.mean_ns && best_.gain < 0.5 * best_.cost) {
+      // Likely to miss, and not worth its time if it did not: whoever comes next would find the device busy.
       decision.wake_ns = now_ns + static_cast<uint64_t>(best_.mean_ns / 8) + 1;
       return decision;
     }
@@ -175,6 +180,7 @@ class Gpushare final : public BatcherBase {
   struct Choice {
     double worth = -INFINITY;
     double gain = 0;
+    double cost = 0;  // of all its members: the gain if all finish in time
     uint32_t model = 0;
     std::vector<RequestId> ids;
     double mean_ns = 0;
@@ -294,21 +300,22 @@ class Gpushare final : public BatcherBase {
     Model& model = models_[index];
     const BatchTimeModel& time = knowledge_.model(index).time;
     const uint32_t k = static_cast<uint32_t>(members.size());
-    double most = 0, least_slack = INFINITY;
+    double most = 0, cost = 0, least_slack = INFINITY;
     bool has_cap = false;
     const Knowledge::Model& known = knowledge_.model(index);
     for (uint32_t i : members) {
-      most += pending_[i].cost;
+      cost += pending_[i].cost;
       least_slack = std::min(least_slack, pending_[i].slack_ns);
       has_cap = has_cap || known.applications[pending_[i].application].mean_ns >= cap_mean;
-      if (pending_[i].stepped) most = INFINITY;
+      if (pending_[i].stepped) most = INFINITY;  // what its later deadlines may add is not bounded here
     }
+    most += cost;
     if (!has_cap) return;  // the same batch was weighed under a shorter cap
     // The longest of k lasts at least as long on average as the longest application alone.
     if (most - price * time.duration_ns(k, cap_mean) <= best_.worth) return;
-    row_ = model.grid.row(pending_[members[0]].application);
-    for (uint32_t i : members.subspan(1)) multiply(model.grid.row(pending_[i].application), row_);
-    const double mean = time.duration_ns(k, model.grid.mean(row_));
+    rows_.clear();
+    for (uint32_t i : members) rows_.push_back(model.grid.row(pending_[i].application).data());
+    const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
     const double scale = 1 / std::max(time.c1() * k, 1e-12);
     double gain = 0;
     for (uint32_t i : members) {
@@ -322,6 +329,7 @@ class Gpushare final : public BatcherBase {
     if (worth <= best_.worth) return;
     best_.worth = worth;
     best_.gain = gain;
+    best_.cost = cost;
     best_.model = index;
     best_.mean_ns = mean;
     best_.spare_ns = least_slack - bears;
@@ -346,10 +354,6 @@ class Gpushare final : public BatcherBase {
     return until;
   }
 
-  static void multiply(const std::vector<double>& by, std::vector<double>& into) {
-    for (size_t i = 0; i < into.size(); ++i) into[i] *= by[i];
-  }
-
   std::vector<Model> models_;
   double won_ = 0, spent_ns_ = 0;
   uint64_t last_end_ns_ = 0;
@@ -360,6 +364,7 @@ class Gpushare final : public BatcherBase {
   std::vector<Pending> pending_;
   std::vector<std::pair<RequestId, DropReason>> hopeless_;
   std::vector<uint32_t> present_, allowed_, costly_;
+  std::vector<const double*> rows_;
   std::vector<double> row_;
 };
 

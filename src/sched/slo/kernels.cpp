@@ -66,7 +66,20 @@ unsigned at_most_portable(const double* values, double limit) {
   return mask;
 }
 
-constexpr Kernels kPortable{"portable", best_of_portable, node_portable, least_portable, at_most_portable};
+double product_portable(const double* const* rows, size_t count, const double* weights, double* out,
+                        size_t n) {
+  double sum = 0;
+  for (size_t i = 0; i < n; ++i) {
+    double product = rows[0][i];
+    for (size_t r = 1; r < count; ++r) product *= rows[r][i];
+    out[i] = product;
+    sum += weights[i] * product;
+  }
+  return sum;
+}
+
+constexpr Kernels kPortable{"portable",     best_of_portable, node_portable,
+                            least_portable, at_most_portable, product_portable};
 
 #ifdef GPUSHARE_SLO_X86
 
@@ -169,7 +182,21 @@ __attribute__((target("avx2"))) unsigned at_most_avx2(const double* values, doub
   return mask;
 }
 
-constexpr Kernels kAvx2{"avx2", best_of_avx2, node_avx2, least_avx2, at_most_avx2};
+__attribute__((target("avx2"))) double product_avx2(const double* const* rows, size_t count,
+                                                    const double* weights, double* out, size_t n) {
+  __m256d sum = _mm256_setzero_pd();
+  for (size_t i = 0; i < n; i += 4) {
+    __m256d product = _mm256_loadu_pd(rows[0] + i);
+    for (size_t r = 1; r < count; ++r) product = _mm256_mul_pd(product, _mm256_loadu_pd(rows[r] + i));
+    _mm256_storeu_pd(out + i, product);
+    sum = _mm256_add_pd(sum, _mm256_mul_pd(product, _mm256_loadu_pd(weights + i)));
+  }
+  alignas(32) double parts[4];
+  _mm256_store_pd(parts, sum);
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
+constexpr Kernels kAvx2{"avx2", best_of_avx2, node_avx2, least_avx2, at_most_avx2, product_avx2};
 
 __attribute__((target("avx512f"))) size_t best_of_avx512(const double* alpha, const double* beta, size_t n,
                                                          double w) {
@@ -249,7 +276,20 @@ __attribute__((target("avx512f"))) unsigned at_most_avx512(const double* values,
          static_cast<unsigned>(_mm512_cmp_pd_mask(_mm512_loadu_pd(values + 8), bound, _CMP_LE_OQ)) << 8;
 }
 
-constexpr Kernels kAvx512{"avx512", best_of_avx512, node_avx512, least_avx512, at_most_avx512};
+__attribute__((target("avx512f"))) double product_avx512(const double* const* rows, size_t count,
+                                                         const double* weights, double* out, size_t n) {
+  __m512d sum = _mm512_setzero_pd();
+  for (size_t i = 0; i < n; i += 8) {
+    __m512d product = _mm512_loadu_pd(rows[0] + i);
+    for (size_t r = 1; r < count; ++r) product = _mm512_mul_pd(product, _mm512_loadu_pd(rows[r] + i));
+    _mm512_storeu_pd(out + i, product);
+    sum = _mm512_add_pd(sum, _mm512_mul_pd(product, _mm512_loadu_pd(weights + i)));
+  }
+  return _mm512_reduce_add_pd(sum);
+}
+
+constexpr Kernels kAvx512{"avx512",     best_of_avx512, node_avx512,
+                          least_avx512, at_most_avx512, product_avx512};
 
 #endif
 

@@ -1,5 +1,5 @@
-// kernels.hpp: the two inner loops of the point queues, for AVX-512, AVX2 and portable, chosen once at run
-// time. SPDX-License-Identifier: Apache-2.0
+// kernels.hpp: the inner loops of the queues and of the batch weighing, for AVX-512, AVX2 and portable,
+// chosen once at run time. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,9 @@ struct Kernels {
   double (*least)(const double* values);
   // Bit i is set where values[i] <= limit, of 16.
   unsigned (*at_most)(const double* values, double limit);
+  // out[i] = product over the `count` >= 1 rows of row[i]; returns the sum of weights[i] * out[i]. n is a
+  // multiple of 8.
+  double (*product)(const double* const* rows, size_t count, const double* weights, double* out, size_t n);
 };
 
 const Kernels& portable_kernels();

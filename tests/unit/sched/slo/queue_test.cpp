@@ -161,6 +161,18 @@ TEST_CASE("all kernels agree") {
     REQUIRE(until_fast == until_plain);
     REQUIRE(fast.least(alpha.data()) == plain.least(alpha.data()));
     REQUIRE(fast.at_most(alpha.data(), 0.25) == plain.at_most(alpha.data(), 0.25));
+    std::vector<double> weights(16), by_fast(16), by_plain(16);
+    for (double& weight : weights) weight = unit(random);
+    std::vector<std::vector<double>> data(uniform(random, 1, 9), std::vector<double>(16));
+    std::vector<const double*> rows;
+    for (auto& row : data) {
+      for (double& value : row) value = unit(random);
+      rows.push_back(row.data());
+    }
+    const double sum_fast = fast.product(rows.data(), rows.size(), weights.data(), by_fast.data(), 16);
+    const double sum_plain = plain.product(rows.data(), rows.size(), weights.data(), by_plain.data(), 16);
+    REQUIRE(by_fast == by_plain);
+    REQUIRE(sum_fast == Approx(sum_plain).margin(1e-12));
   }
 }
 

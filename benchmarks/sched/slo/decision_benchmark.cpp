@@ -1,0 +1,65 @@
+// One scheduling decision with 140 requests pending, 5 batch sizes, 32 bins: wall time of Batcher::next
+// alone. The batch that it takes out is put back as new requests, untimed. SPDX-License-Identifier:
+// Apache-2.0
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "sched/slo/batcher.hpp"
+
+namespace {
+
+using namespace gpushare::sched::slo;
+
+void decision(benchmark::State& state, const char* policy) {
+  const uint32_t applications = static_cast<uint32_t>(state.range(0));
+  constexpr size_t kPending = 140;
+  auto batcher = std::move(*make_batcher(policy));
+  if (!batcher->add_model({.c0_ns = 100e6, .c1 = 0.2}).ok()) return;
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> spread(0, 1);
+  const auto length = [&](uint32_t application) {
+    return static_cast<uint64_t>(std::max(0.5, 20.0 * (application + 0.5) / applications + spread(random)) *
+                                 50e6);
+  };
+  for (uint32_t a = 0; a < applications; ++a)
+    for (int i = 0; i < 2048; ++i) batcher->observe(0, a, length(a));
+  uint64_t now = 1'000'000'000'000;
+  RequestId next_id = 1;
+  const auto fill = [&] {
+    while (batcher->pending() < kPending) {
+      Request request;
+      request.id = next_id++;
+      request.application = static_cast<uint32_t>(random() % applications);
+      request.arrival_ns = now;
+      request.deadline_ns = now + 1'500'000'000 + random() % 4'000'000'000;
+      request.execution_ns = length(request.application);
+      (void)batcher->arrive(request, now);
+    }
+  };
+  fill();
+  std::vector<Drop> drops;
+  for (auto _ : state) {
+    const auto begin = std::chrono::steady_clock::now();
+    Decision decision = batcher->next(now, 0);
+    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (decision.batch) {
+      now += decision.batch->expected_ns;
+      batcher->started(decision.batch->id, now);
+      batcher->finished(decision.batch->id, decision.batch->expected_ns, now);
+    } else {
+      now += 1'000'000;
+    }
+    drops.clear();
+    batcher->take_drops(drops);
+    fill();
+  }
+}
+
+BENCHMARK_CAPTURE(decision, gpushare, "gpushare")->UseManualTime()->Arg(1)->Arg(2)->Arg(3)->Arg(8);
+BENCHMARK_CAPTURE(decision, orloj, "orloj")->UseManualTime()->Arg(1)->Arg(2)->Arg(3)->Arg(8);
+BENCHMARK_CAPTURE(decision, clockwork, "clockwork")->UseManualTime()->Arg(2);
+
+}  // namespace
