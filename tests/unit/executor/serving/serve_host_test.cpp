@@ -20,7 +20,6 @@ TEST_CASE("requests on the host device are all accounted for") {
       INFO(result.status().to_string());
       REQUIRE(result.ok());
       CHECK(result->finished_in_time + result->finished_late + result->drops() == 400);
-      CHECK(result->batches > 0);
     }
   CHECK(cli::serve_on_host({}, "none", {}, 1).status().code() == GPUSHARE_NOT_FOUND);
 }
