@@ -272,6 +272,32 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
   actions.push_back({ActionKind::kPageOut, session.lane, session.view.id, session.persistent_bytes});
 }
 
+bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || !session->holds_promise() || !impl_->options.paging) return false;
+  std::vector<SessionRecord*> lower;  // best first
+  for (const LaneRecord& lane : impl_->lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (member == session || !impl_->evictable(*member) || member->view.in_flight > 0) continue;
+      const bool lower_class =
+          session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
+      if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;
+      lower.insert(lower.begin() + static_cast<std::ptrdiff_t>(position(*impl_->policy, lower, *member)),
+                   member);
+    }
+  }
+  uint64_t freed = 0;
+  for (; !lower.empty() && freed < bytes; lower.pop_back()) {
+    SessionRecord& victim = *lower.back();
+    freed += victim.persistent_bytes;
+    victim.evicting = victim.yielding = true;
+    ++impl_->evicting;
+    impl_->set_ready_slot(victim, false);
+    impl_->start_page_out(victim, now_ns);
+  }
+  return freed > 0;
+}
+
 // Those not begun: a copy under way is carried through.
 void Scheduler::Impl::cancel_evictions() {
   for (const LaneRecord& lane : lanes) {

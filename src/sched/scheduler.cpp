@@ -216,6 +216,8 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   impl_->policy->left(id, now_ns);
   impl_->sessions.erase(id);
+  if (std::exchange(impl_->any_pinned, false))
+    for (const auto& [other, record] : impl_->sessions) record->pinned = false;
   impl_->freed(now_ns);
 }
 
@@ -355,8 +357,30 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     session->move = SessionRecord::Move::kNone;
     impl_->quit(*session);
     impl_->enqueue(*session);
-    impl_->freed(now_ns);
+    if (std::exchange(session->yielding, false))
+      session->blocked = true;
+    else
+      impl_->freed(now_ns);
   }
+}
+
+void Scheduler::room_used(uint64_t now_ns) {
+  impl_->freed(now_ns);
+}
+
+void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
+  session->move = SessionRecord::Move::kNone;
+  session->state = SessionState::kResident;
+  session->evicting = session->yielding = false;
+  --impl_->evicting;
+  session->pinned = impl_->any_pinned = true;
+  impl_->policy->admitted(session->view, session->lane, now_ns);
+  impl_->set_ready_slot(*session, session->ready);
+  for (SessionRecord* waiting : impl_->waiting) waiting->claiming = false;
+  impl_->cancel_evictions();
+  impl_->admit_waiting(now_ns);
 }
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {

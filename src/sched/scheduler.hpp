@@ -115,6 +115,15 @@ class Scheduler {
   void unplaced(SessionId session, uint64_t now_ns);
   // A kPageOut or kPageIn action has been carried out.
   void page_done(SessionId session, uint64_t now_ns);
+  // A resident session needs `bytes` more than can be promised: starts paging out sessions of a lower class,
+  // or that the policy ranks below it, with nothing in flight, worst ranked first. False if there is none.
+  // What they held is promised to nobody until room_used().
+  bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns);
+  // The session that make_room() worked for has taken what it needs, or has given up.
+  void room_used(uint64_t now_ns);
+  // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
+  // not chosen again until another leaves.
+  void page_out_failed(SessionId session, uint64_t now_ns);
 
   // ---- what next ------------------------------------------------------------------------------------------
   // The session whose iteration runs next in `lane`; nullopt leaves it idle. Ask every lane that is free

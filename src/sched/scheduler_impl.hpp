@@ -31,6 +31,8 @@ struct SessionRecord {
   bool wake = false;
   bool evicting = false;  // to be paged out at its next boundary
   bool claiming = false;  // waits for page-outs made for it
+  bool yielding = false;  // paged out by make_room(): not to come straight back
+  bool pinned = false;    // could not be paged out: is spared until another leaves
   bool blocked = false;   // could not be placed physically: waits until something is freed
 
   bool holds_promise() const { return lane != kNoLane; }
@@ -64,6 +66,7 @@ struct Scheduler::Impl {
   uint64_t lane_bytes = 0;        // held, over lanes
   size_t residents = 0;           // sessions holding a promise
   uint32_t lanes_open = 0;
+  bool any_pinned = false;
   uint32_t evicting = 0;  // sessions marked evicting or being paged out
 
   SessionRecord* find(SessionId id) const {
@@ -75,7 +78,7 @@ struct Scheduler::Impl {
   uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
   bool evictable(const SessionRecord& session) const {
-    return session.state == SessionState::kResident && !session.evicting;
+    return session.state == SessionState::kResident && !session.evicting && !session.pinned;
   }
 
   // scheduler.cpp

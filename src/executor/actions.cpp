@@ -1,0 +1,384 @@
+// What the scheduler's decisions mean for memory: lanes opened, resized and closed, sessions placed, paged
+// and torn down. One action at a time, in the order decided, without the runtime's lock while memory works.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <system_error>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+void RuntimeImpl::collect_actions() {
+  for (const sched::Action& decided : scheduler_->take_actions()) {
+    Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr};
+    switch (decided.kind) {
+      case sched::ActionKind::kOpenLane:
+        action.kind = Action::Kind::kOpenLane;
+        break;
+      case sched::ActionKind::kResizeLane:
+        action.kind = Action::Kind::kResizeLane;
+        if (decided.lane < slots_.size() && slots_[decided.lane] != nullptr)
+          slots_[decided.lane]->want_bytes.store(decided.bytes, std::memory_order_relaxed);
+        break;
+      case sched::ActionKind::kCloseLane:
+        action.kind = Action::Kind::kCloseLane;
+        break;
+      case sched::ActionKind::kAdmit:
+        action.kind = Action::Kind::kAdmit;
+        break;
+      case sched::ActionKind::kPageOut:
+        action.kind = Action::Kind::kPageOut;
+        break;
+      case sched::ActionKind::kPageIn:
+        action.kind = Action::Kind::kPageIn;
+        break;
+    }
+    if (decided.session != sched::kNoSession) {
+      const auto found = sessions_.find(decided.session);
+      if (found == sessions_.end()) continue;
+      action.session = found->second;
+    }
+    actions_.push_back(std::move(action));
+  }
+}
+
+void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
+  while (acting_) {
+    // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
+    // it.
+    if (NoWaitScope::active()) return;
+    actor_done_.wait(mutex_);
+  }
+  if (closed_) return;
+  acting_ = true;
+  collect_actions();
+  while (!actions_.empty() && (may_page || !actions_.front().pages())) {
+    const Action action = std::move(actions_.front());
+    actions_.pop_front();
+    carry_out(action, outbox);
+    collect_actions();
+    dispatch_all(nullptr, outbox);
+    collect_actions();
+    if (demand_ > 0) kick_reapers();
+    if (action.session != nullptr) outbox.sessions.push_back(action.session);
+  }
+  acting_ = false;
+  actor_done_.notify_all();
+  if (!actions_.empty()) service_wakes_.notify_one();
+}
+
+void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
+  LaneSlot* lane = action.lane < slots_.size() ? slots_[action.lane].get() : nullptr;
+  switch (action.kind) {
+    case Action::Kind::kOpenLane: {
+      const base::Status status = open_lane(action.lane, action.bytes);
+      if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) lose(status, outbox);
+      break;
+    }
+    case Action::Kind::kResizeLane:
+      if (lane != nullptr) {
+        mutex_.unlock();
+        base::Status status = apply_size(*lane, true);
+        mutex_.lock();
+        lane->place_status = std::move(status);
+      }
+      break;
+    case Action::Kind::kCloseLane:
+      if (lane != nullptr) {
+        memory::Lane* closing = lane->memory.exchange(nullptr);
+        open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
+        lane->want_bytes.store(0);
+        lane->applied_bytes.store(0);
+        lane->last_session_id = 0;
+        outbox.sessions.push_back(lane->set_owner(nullptr));
+        if (closing != nullptr) {
+          mutex_.unlock();
+          const base::Status status = memory_->close_lane(closing);
+          mutex_.lock();
+          if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
+        }
+      }
+      break;
+    case Action::Kind::kAdmit:
+      if (lane == nullptr) {
+        not_placed(*action.session, lane_failure_, outbox);
+      } else {
+        admit(*action.session, *lane, action.bytes, outbox);
+      }
+      break;
+    case Action::Kind::kPageOut:
+      page(*action.session, lane, true, outbox);
+      break;
+    case Action::Kind::kPageIn:
+      page(*action.session, lane, false, outbox);
+      break;
+    case Action::Kind::kTeardown:
+      tear_down(*action.session, outbox);
+      break;
+  }
+}
+
+base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
+  auto slot = std::make_unique<LaneSlot>();
+  slot->id = id;
+  GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, device_->create_stream());
+  slot->stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(stream), slot.get());
+  slot->ring.resize(depth_ + 1);
+  for (InFlight& entry : slot->ring) {
+    GPUSHARE_ASSIGN_OR_RETURN(entry.start, device_->create_event(GPUSHARE_EVENT_TIMING));
+    GPUSHARE_ASSIGN_OR_RETURN(entry.end, device_->create_event(GPUSHARE_EVENT_TIMING));
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(slot->anchor, device_->create_event(GPUSHARE_EVENT_TIMING));
+  LaneSlot* raw = slot.get();
+  base::MutexLock lock(mutex_);
+  if (slots_.size() <= id) slots_.resize(id + 1);
+  slots_[id] = std::move(slot);
+  try {
+    raw->worker = std::thread([this, raw] { run_worker(*raw); });
+    raw->reaper = std::thread([this, raw] { run_reaper(*raw); });
+  } catch (const std::system_error& error) {
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        std::string("cannot start a lane's thread: ") + error.what(), error.code().value());
+  }
+  return raw;
+}
+
+base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes) {
+  LaneSlot* slot = id < slots_.size() ? slots_[id].get() : nullptr;
+  const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
+  mutex_.unlock();
+  base::Status status;
+  memory::Lane* opened = nullptr;
+  if (!complete_slot) {
+    if (slot != nullptr) {
+      status = {GPUSHARE_HOST_OUT_OF_MEMORY, "the lane has no threads"};
+    } else if (auto made = make_slot(id); made.ok()) {
+      slot = *made;
+    } else {
+      status = made.status();
+    }
+  }
+  if (status.ok()) {
+    auto result = memory_->open_lane(id, bytes, slot->stream->device_stream());
+    if (result.ok())
+      opened = *result;
+    else
+      status = result.status();
+  }
+  if (status.ok() && record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
+  mutex_.lock();
+  if (slot == nullptr) {
+    lane_failure_ = status;  // for the sessions that were to be admitted there
+    return status;
+  }
+  slot->place_status = status;
+  slot->anchored = false;
+  slot->last_end_ns = now();
+  slot->last_session_id = 0;
+  if (!status.ok()) {
+    if (opened != nullptr) {
+      mutex_.unlock();
+      (void)memory_->close_lane(opened);
+      mutex_.lock();
+    }
+    return status;
+  }
+  slot->want_bytes.store(bytes);
+  slot->applied_bytes.store(bytes);
+  slot->memory.store(opened);
+  open_slots_.push_back(slot);
+  return {};
+}
+
+base::Status RuntimeImpl::ensure_size(LaneSlot& lane, uint64_t bytes) {
+  base::MutexLock lock(lane.size_mutex);
+  memory::Lane* lane_memory = lane.memory.load();
+  if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  if (bytes > lane.want_bytes.load())
+    return {GPUSHARE_INTERNAL, base::format("lane %u is promised %s, not %s", lane.id,
+                                            base::format_bytes(lane.want_bytes.load()).c_str(),
+                                            base::format_bytes(bytes).c_str())};
+  if (bytes <= lane.applied_bytes.load()) return {};
+  GPUSHARE_RETURN_IF_ERROR(lane_memory->set_size(bytes));
+  lane.applied_bytes.store(bytes);
+  return {};
+}
+
+base::Status RuntimeImpl::apply_size(LaneSlot& lane, bool grow_on_demand) {
+  base::MutexLock lock(lane.size_mutex);
+  memory::Lane* lane_memory = lane.memory.load();
+  const uint64_t wanted = lane.want_bytes.load(), applied = lane.applied_bytes.load();
+  if (lane_memory == nullptr || wanted == applied) return {};
+  // While profiling, the promise is all that is free. Where growing is a driver's work it is done as needed,
+  // elsewhere it costs nothing.
+  if (grow_on_demand && wanted > applied && lane.profiling.load() &&
+      memory_->layout() == memory::Layout::kVirtual)
+    return {};
+  GPUSHARE_RETURN_IF_ERROR(lane_memory->set_size(wanted));
+  lane.applied_bytes.store(wanted);
+  return {};
+}
+
+void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
+  if (lane.memory.load() == nullptr) {
+    not_placed(session, lane.place_status, outbox);
+    return;
+  }
+  const uint64_t needed = session.ephemeral_promise_;
+  mutex_.unlock();
+  base::Status sized = ensure_size(lane, needed);
+  auto heap = sized.ok() ? memory_->open_heap(session.id_, session.name(), bytes)
+                         : base::Result<memory::PersistentHeap*>(std::move(sized));
+  mutex_.lock();
+  if (!heap.ok()) {
+    not_placed(session, heap.status(), outbox);
+    return;
+  }
+  (*heap)->set_stream(&lane.stream->device_stream());
+  session.stream_lane_ = &lane;
+  session.heap_.store(*heap);
+  session.placed_ = true;
+  session.persistent_promise_ = bytes;
+  session.lane_ = &lane;
+  session.heap_gate_.open();
+  const uint64_t time = now();
+  session.queued_ns_ = time - std::min(time, session.arrived_ns_);
+  session.resident_since_ns_ = time;
+  record({Timeline::Kind::kQueued, UINT32_MAX, session.id_, session.arrived_ns_, time});
+  record({Timeline::Kind::kAdmitted, lane.id, session.id_, time});
+  outbox.memory_changed = true;
+  refresh_ready(session);
+  session.state_changed_.notify_all();
+}
+
+// Waiting helps only if something else is there that may leave.
+void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
+  if (status.code() == GPUSHARE_DEVICE_LOST) {
+    lose(status, outbox);
+    return;
+  }
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && session.options_.allow_queueing &&
+      scheduler_->residents() > 1) {
+    base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
+    scheduler_->unplaced(session.id_, now());
+    refresh_ready(session);
+    return;
+  }
+  end_session(session, SessionState::kFailed,
+              status.with_context("session '" + session.name() + "' cannot be placed in device memory"),
+              outbox);
+}
+
+void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
+  memory::PersistentHeap* heap = session.heap_.load();
+  const uint64_t start_ns = now();
+  mutex_.unlock();
+  base::Status status;
+  uint64_t device_ns = 0, bytes = 0;
+  if (!paging_stream_) {
+    auto stream = device_->create_stream();
+    auto start = device_->create_event(GPUSHARE_EVENT_TIMING),
+         end = device_->create_event(GPUSHARE_EVENT_TIMING);
+    if (stream.ok() && start.ok() && end.ok()) {
+      paging_stream_ = std::move(*stream);
+      paging_start_ = std::move(*start);
+      paging_end_ = std::move(*end);
+    } else {
+      status = stream.ok() ? start.ok() ? end.status() : start.status() : stream.status();
+    }
+  }
+  if (status.ok()) {
+    bytes = heap->stats().live_bytes;
+    status = paging_stream_.record(paging_start_);
+    if (status.ok()) status = out ? heap->page_out(paging_stream_) : heap->page_in(paging_stream_);
+    if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
+      const auto elapsed = paging_end_.elapsed_since(paging_start_);
+      if (elapsed.ok()) device_ns = *elapsed;
+    }
+    if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
+  }
+  mutex_.lock();
+  if (!status.ok()) {
+    base::log(base::kWarning, status.to_string());
+    if (status.code() == GPUSHARE_DEVICE_LOST) {
+      lose(status, outbox);
+    } else if (out) {
+      scheduler_->page_out_failed(session.id_, now());
+    } else {
+      not_placed(session, status, outbox);
+    }
+    return;
+  }
+  const uint64_t time = now();
+  paging_ns_ += device_ns;
+  record({out ? Timeline::Kind::kPageOut : Timeline::Kind::kPageIn, UINT32_MAX, session.id_, start_ns, time,
+          bytes});
+  if (out) {
+    record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
+  } else {
+    session.resident_since_ns_ = time;
+    session.stream_lane_ = lane;
+    session.lane_ = lane;
+  }
+  scheduler_->page_done(session.id_, time);
+  refresh_ready(session);
+  outbox.memory_changed = true;
+  session.state_changed_.notify_all();
+}
+
+void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
+  memory::PersistentHeap* heap = session.heap_.load();
+  const bool paged_out = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
+  mutex_.unlock();
+  if (heap != nullptr) {
+    session.heap_gate_.close();
+    session.heap_.store(nullptr);
+    const uint64_t peak = heap->stats().peak_bytes;
+    const base::Status status = memory_->close_heap(heap);
+    if (!status.ok()) base::log(base::kError, status.with_context("closing a session").to_string());
+    mutex_.lock();
+    session.peak_bytes_ = std::max(session.peak_bytes_, peak);
+  } else {
+    mutex_.lock();
+  }
+  const uint64_t time = now();
+  if (session.placed_ && !paged_out)
+    record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, time});
+  if (!session.placed_) session.queued_ns_ = time - std::min(time, session.arrived_ns_);
+  record({Timeline::Kind::kLeft, UINT32_MAX, session.id_, time});
+  session.placed_ = false;
+  if (profiled_ == &session) profiled_ = nullptr;
+  const sched::SessionView view = scheduler_->view(session.id_);
+  session.remaining_ns_ = view.remaining_ns;
+  scheduler_->leave(session.id_, time);
+  for (LaneSlot* lane : open_slots_)
+    if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
+  collect_actions();
+  std::erase_if(actions_, [&](const Action& action) { return action.session.get() == &session; });
+  session.torn_down_ = true;
+  --demand_;
+  outbox.memory_changed = true;
+  sessions_.erase(session.id_);
+  session.state_changed_.notify_all();
+}
+
+void RuntimeImpl::run_service() {
+  Outbox outbox(*this);
+  base::MutexLock lock(mutex_);
+  for (;;) {
+    while (!stop_threads_ && (actions_.empty() || acting_)) service_wakes_.wait(mutex_);
+    if (stop_threads_) return;
+    run_actions(true, outbox);
+    lock.unlock();
+    outbox.flush();
+    lock.lock();
+  }
+}
+
+void RuntimeImpl::record(const Timeline::Record& what) {
+  if (record_timeline_) timeline_.add(what);
+}
+
+}  // namespace gpushare::executor

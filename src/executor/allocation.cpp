@@ -1,0 +1,381 @@
+// Allocation, its owner, and the out-of-memory ladder: memory's own steps (inside alloc), grow the promise if
+// that is safe, spill if the session allows it, give caches back, page out sessions of a lower class, ask the
+// user's function, and then the error with all numbers. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <exception>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+namespace {
+
+constexpr uint64_t kBlockGranuleBytes = 256;
+constexpr uint64_t kKeep = UINT64_MAX;  // a promise as it is
+// Of the whole ladder in one allocation: others may take what was freed for it.
+constexpr int kMaxRounds = 8;
+
+uint64_t round_up(uint64_t bytes, uint64_t granule) {
+  return (bytes + granule - 1) / granule * granule;
+}
+
+// What a block takes at most, wherever it comes to lie.
+uint64_t footprint(uint64_t bytes, uint64_t alignment) {
+  return round_up(bytes, kBlockGranuleBytes) + (alignment > kBlockGranuleBytes ? alignment : 0);
+}
+
+base::Status iteration_ended() {
+  return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
+}
+
+// How much more to promise, in order of preference: with an eighth spare, so that growing block by block
+// stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps if
+// these can be joined to it.
+std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t needed) {
+  return {std::max(needed, size / 8), needed, live + needed > size ? live + needed - size : needed};
+}
+
+}  // namespace
+
+base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
+  const bool limited = options_.quota_bytes > 0;
+  if (limited) quota_mutex_.lock();
+  base::Result<memory::Address> result = base::Status();
+  base::Status quota = limited ? check_quota(wanted.bytes) : base::Status();
+  if (!quota.ok()) {
+    result = std::move(quota);
+  } else if (wanted.lane == nullptr) {
+    const GatePass pass(heap_gate_);
+    if (pass)
+      result = heap_.load(std::memory_order_relaxed)->alloc(wanted.kind, wanted.bytes, wanted.alignment);
+    else
+      result = base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+  } else {
+    const GatePass pass(iteration_.gate_);
+    if (pass && iteration_.serial_.load(std::memory_order_relaxed) == wanted.serial)
+      result = wanted.lane->memory.load(std::memory_order_relaxed)->alloc(wanted.bytes, wanted.alignment);
+    else
+      result = iteration_ended();
+  }
+  if (limited) quota_mutex_.unlock();
+  return result;
+}
+
+base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted) {
+  if (wanted.lane == nullptr) {
+    const GatePass pass(heap_gate_);
+    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    return heap_.load(std::memory_order_relaxed)->alloc_spilled(wanted.kind, wanted.bytes, wanted.alignment);
+  }
+  const GatePass pass(iteration_.gate_);
+  if (!pass || iteration_.serial_.load(std::memory_order_relaxed) != wanted.serial) return iteration_ended();
+  return wanted.lane->memory.load(std::memory_order_relaxed)->alloc_spilled(wanted.bytes, wanted.alignment);
+}
+
+base::Status SessionImpl::check_quota(uint64_t bytes) {
+  uint64_t used = 0;
+  if (const GatePass pass(heap_gate_); pass)
+    used += heap_.load(std::memory_order_relaxed)->stats().live_bytes;
+  if (const GatePass pass(iteration_.gate_); pass) {
+    const memory::LaneStats lane =
+        iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->stats();
+    used += lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
+  }
+  if (bytes <= options_.quota_bytes && used <= options_.quota_bytes - bytes) return {};
+  return {GPUSHARE_QUOTA_EXCEEDED, "session '" + name() + "' asked for " + base::format_bytes(bytes) +
+                                       " and has " + base::format_bytes(used) + " of its quota of " +
+                                       base::format_bytes(options_.quota_bytes) +
+                                       ". Free something, or raise quota_bytes"};
+}
+
+base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) {
+  if (kind != memory::Kind::kModel && kind != memory::Kind::kFramework)
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        "a session's block is of kind model or framework; ephemeral blocks come from an iteration");
+  const Attempt wanted{kind, nullptr, 0, bytes, alignment};
+  for (;;) {
+    auto result = attempt(wanted);
+    if (result.ok()) return result;
+    if (result.status().code() == GPUSHARE_INVALID_STATE) {
+      GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));  // queued or paged out
+      continue;
+    }
+    if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
+      return out_of_memory(wanted, result.status());
+    runtime_->note(result.status());
+    return result;
+  }
+}
+
+base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alignment) {
+  base::Result<memory::Address> result = base::Status();
+  LaneSlot* lane = nullptr;
+  uint64_t serial = 0;
+  {
+    const GatePass pass(gate_);
+    if (!pass) return iteration_ended();
+    lane = lane_.load(std::memory_order_relaxed);
+    serial = serial_.load(std::memory_order_relaxed);
+    if (session_.options_.quota_bytes == 0)
+      result = lane->memory.load(std::memory_order_relaxed)->alloc(bytes, alignment);
+  }
+  const SessionImpl::Attempt wanted{memory::Kind::kEphemeral, lane, serial, bytes, alignment};
+  if (session_.options_.quota_bytes > 0) result = session_.attempt(wanted);
+  if (result.ok()) return result;
+  if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
+    return session_.out_of_memory(wanted, result.status());
+  session_.runtime_->note(result.status());
+  return result;
+}
+
+base::Status IterationImpl::keep(memory::Address address) {
+  for (bool grown = false;; grown = true) {
+    base::Status status;
+    {
+      const GatePass pass(gate_);
+      if (!pass) return iteration_ended();
+      status = lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->keep(address);
+    }
+    if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || grown) return status;
+    const auto block = session_.runtime_->find(address);
+    if (!block.ok()) return block.status();
+    if (!session_.grow_persistent(block->bytes, 0).ok()) return status;
+  }
+}
+
+base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, base::Status why) {
+  bool made_room = false;
+  uint64_t promised_bytes = 0;
+  if (const GatePass pass(heap_gate_); pass) promised_bytes = heap_.load()->stats().promised_bytes;
+  auto result = climb(wanted, std::move(why), &made_room);
+  // A growth that did not help is given back.
+  if (!result.ok() && wanted.lane == nullptr && promised_bytes > 0) shrink_persistent(promised_bytes);
+  if (made_room) {
+    Outbox outbox(*runtime_);
+    base::MutexLock lock(runtime_->mutex_);
+    if (runtime_->check_open().ok()) runtime_->scheduler_->room_used(runtime_->now());
+    runtime_->settle(nullptr, outbox);
+  }
+  return result;
+}
+
+base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::Status why,
+                                                 bool* out_made_room) {
+  RuntimeImpl& runtime = *runtime_;
+  bool may_spill = options_.allow_spill, may_trim = true;
+  int asked = 0;
+  base::Status not_grown;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    not_grown =
+        wanted.lane != nullptr ? grow_ephemeral(wanted) : grow_persistent(wanted.bytes, wanted.alignment);
+    if (!not_grown.ok()) {
+      if (not_grown.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY &&
+          not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY) {
+        runtime.note(not_grown);
+        return not_grown;
+      }
+      if (std::exchange(may_spill, false)) {
+        auto spilled = attempt_spilled(wanted);
+        if (spilled.ok()) return spilled;
+        not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
+      }
+      if (wanted.bytes > runtime.memory_->capacity_bytes()) break;
+      if (std::exchange(may_trim, false) && runtime.memory_->trim() > 0) continue;
+      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && make_room(wanted.bytes))
+        *out_made_room = true;
+      else if (asked++ == kMaxCallbackTries || !ask_owner(wanted.bytes))
+        break;
+    }
+    auto result = attempt(wanted);
+    if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
+    why = result.status();
+  }
+  std::string message = why.message();
+  if (!not_grown.ok()) message += "; " + not_grown.message();
+  message += "; " + runtime.memory_->report();
+  return base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, std::move(message), why.native_code(), why.backend());
+}
+
+template <class Apply>
+base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  base::MutexLock lock(runtime.mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+  const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
+  if (persistent_bytes == kKeep) persistent_bytes = before_p;
+  if (ephemeral_bytes == kKeep) ephemeral_bytes = before_e;
+  GPUSHARE_RETURN_IF_ERROR(
+      runtime.scheduler_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+  persistent_promise_ = persistent_bytes;
+  ephemeral_promise_ = ephemeral_bytes;
+  // What was promised may be on its way back from others.
+  runtime.run_actions(true, outbox);
+  lock.unlock();
+  base::Status status = apply();
+  lock.lock();
+  if (!status.ok() && !torn_down_ &&
+      runtime.scheduler_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
+    persistent_promise_ = before_p;
+    ephemeral_promise_ = before_e;
+  }
+  runtime.settle(nullptr, outbox);
+  return status;
+}
+
+base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
+  base::MutexLock growing(grow_mutex_);
+  const uint64_t granularity = runtime_->memory_->granularity_bytes();
+  memory::HeapStats stats;
+  {
+    const GatePass pass(heap_gate_);
+    if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has no memory on the device"};
+    stats = heap_.load()->stats();
+  }
+  base::Status status;
+  const uint64_t needed = footprint(bytes, alignment);
+  for (const uint64_t step : growth_steps(stats.promised_bytes, stats.live_bytes, needed)) {
+    if (step > runtime_->memory_->capacity_bytes())
+      return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
+    const uint64_t wanted = round_up(stats.promised_bytes + step, granularity);
+    status = promise(wanted, kKeep, [&]() -> base::Status {
+      const GatePass pass(heap_gate_);
+      if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
+      // Free bytes at the end go first, so that what comes back in their place is one piece.
+      if (step < needed) (void)heap_.load()->resize(stats.live_bytes);
+      base::Status resized = heap_.load()->resize(wanted);
+      if (!resized.ok() && step < needed) (void)heap_.load()->resize(stats.promised_bytes);
+      return resized;
+    });
+    if (status.ok()) return status;
+  }
+  return status;
+}
+
+void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
+  base::MutexLock growing(grow_mutex_);
+  if (const GatePass pass(heap_gate_); !pass || !heap_.load()->resize(persistent_bytes).ok()) return;
+  const base::Status ignored = promise(persistent_bytes, kKeep, [] { return base::Status(); });
+}
+
+base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
+  base::MutexLock growing(grow_mutex_);
+  RuntimeImpl& runtime = *runtime_;
+  LaneSlot& lane = *wanted.lane;
+  const uint64_t granularity = runtime.memory_->granularity_bytes();
+  memory::LaneStats stats;
+  const auto measure = [&]() -> base::Status {
+    const GatePass pass(iteration_.gate_);
+    if (!pass || iteration_.serial_.load() != wanted.serial) return iteration_ended();
+    stats = lane.memory.load()->stats();
+    return {};
+  };
+  GPUSHARE_RETURN_IF_ERROR(measure());
+  base::Status status;
+  for (const uint64_t step :
+       growth_steps(stats.size_bytes, stats.live_bytes, footprint(wanted.bytes, wanted.alignment))) {
+    if (step > runtime.memory_->capacity_bytes())
+      return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
+    const uint64_t size = round_up(stats.size_bytes + step, granularity);
+    const auto apply = [&]() -> base::Status {
+      GPUSHARE_RETURN_IF_ERROR(runtime.ensure_size(lane, size));
+      GPUSHARE_RETURN_IF_ERROR(measure());
+      if (stats.size_bytes >= size) return {};
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+              base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
+    };
+    status = size <= lane.want_bytes.load() ? apply() : promise(kKeep, size, apply);
+    if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
+  }
+  return status;
+}
+
+bool SessionImpl::make_room(uint64_t bytes) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  base::MutexLock lock(runtime.mutex_);
+  if (!runtime.check_live(*this).ok() || !runtime.scheduler_->make_room(id_, bytes, runtime.now()))
+    return false;
+  runtime.run_actions(true, outbox);
+  return true;
+}
+
+bool SessionImpl::ask_owner(uint64_t bytes) {
+  OutOfMemoryFunction function;
+  {
+    base::MutexLock lock(runtime_->mutex_);
+    function = runtime_->out_of_memory_;
+  }
+  // Not again from inside itself: it would ask without end.
+  if (!function || CallbackScope::active()) return false;
+  const CallbackScope scope;
+  try {
+    return function(id_, bytes);
+  } catch (const std::exception& error) {
+    base::log(base::kWarning, std::string("the out-of-memory function threw: ") + error.what());
+  } catch (...) {
+    base::log(base::kWarning, "the out-of-memory function threw");
+  }
+  return false;
+}
+
+base::Result<memory::Address> RuntimeImpl::alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
+                                                 uint64_t alignment) {
+  std::shared_ptr<SessionImpl> owner;
+  if (stream != nullptr && stream->is_lane()) {
+    const auto* lane_stream = static_cast<const StreamImpl*>(stream);
+    const GatePass pass(lane_stream->gate());
+    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the stream's runtime is closed");
+    owner = lane_stream->lane()->current_owner();
+  }
+  if (owner == nullptr) {
+    const std::vector<Binding>& bindings = thread_bindings();
+    for (size_t i = bindings.size(); i-- > 0 && owner == nullptr;) {
+      const Binding& binding = bindings[i];
+      if (binding.session->runtime_.get() == this &&
+          binding.session->iteration_.serial_.load(std::memory_order_relaxed) == binding.serial)
+        owner = binding.session;
+    }
+  }
+  if (owner == nullptr)
+    return base::Status(GPUSHARE_NOT_FOUND,
+                        "the allocation has no owner: the stream is no lane's with a session, and this "
+                        "thread has no iteration "
+                        "open. Pass the lane's stream, or begin an iteration on this thread");
+  if (kind == memory::Kind::kEphemeral) {
+    auto result = owner->iteration_.alloc(bytes, alignment);
+    if (result.ok() || result.status().code() != GPUSHARE_INVALID_STATE) return result;
+    kind = memory::Kind::kFramework;  // between iterations
+  }
+  return owner->alloc(kind, bytes, alignment);
+}
+
+base::Status RuntimeImpl::free(memory::Address address) {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  return memory_->free(address);
+}
+
+base::Status RuntimeImpl::record_use(memory::Address address, const Stream& stream) {
+  const auto& used = static_cast<const StreamImpl&>(stream);
+  base::Status status;
+  {
+    const GatePass pass(memory_gate_.mine()), stream_pass(used.gate());
+    if (!pass || !stream_pass)
+      return {GPUSHARE_INVALID_STATE, "the stream was released, or the runtime closed"};
+    status = memory_->record_use(address, used.device_stream());
+  }
+  note(status);
+  return status;
+}
+
+base::Result<memory::BlockInfo> RuntimeImpl::find(memory::Address address) {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  return memory_->find(address);
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,77 @@
+// gate.hpp: keeps an object from going away under its users without a lock between them: users enter and
+// leave (one atomic each), whoever takes the object away closes the gate, which waits until the last user has
+// left. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace gpushare::executor {
+
+// Closed at first. enter and leave from any thread; open and close by one thread at a time, not from inside.
+// Enter only for short stretches that do not wait for other threads of the runtime.
+class Gate {
+ public:
+  bool enter() {
+    if ((state_.fetch_add(1, std::memory_order_acquire) & kClosed) == 0) return true;
+    leave();
+    return false;
+  }
+  void leave() {
+    if (state_.fetch_sub(1, std::memory_order_release) == (kClosed | 1)) state_.notify_all();
+  }
+  void open() { state_.fetch_and(~kClosed, std::memory_order_release); }
+  void close() {
+    uint32_t seen = state_.fetch_or(kClosed, std::memory_order_acq_rel) | kClosed;
+    while (seen != kClosed) {
+      state_.wait(seen, std::memory_order_acquire);
+      seen = state_.load(std::memory_order_acquire);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kClosed = 1u << 31;
+  std::atomic<uint32_t> state_{kClosed};
+};
+
+// A gate for many threads at once: each uses one of a few counters on cache lines of their own.
+class WideGate {
+ public:
+  Gate& mine() {
+    static std::atomic<uint32_t> next{0};
+    static thread_local const uint32_t stripe = next.fetch_add(1, std::memory_order_relaxed) % kStripes;
+    return stripes_[stripe].gate;
+  }
+  void open() {
+    for (Stripe& stripe : stripes_) stripe.gate.open();
+  }
+  void close() {
+    for (Stripe& stripe : stripes_) stripe.gate.close();
+  }
+
+ private:
+  static constexpr size_t kStripes = 16;
+  struct alignas(64) Stripe {
+    Gate gate;
+  };
+  std::array<Stripe, kStripes> stripes_;
+};
+
+// Inside while it lives, if it could enter.
+class GatePass {
+ public:
+  explicit GatePass(Gate& gate) : gate_(gate.enter() ? &gate : nullptr) {}
+  ~GatePass() {
+    if (gate_ != nullptr) gate_->leave();
+  }
+  GatePass(const GatePass&) = delete;
+  GatePass& operator=(const GatePass&) = delete;
+  explicit operator bool() const { return gate_ != nullptr; }
+
+ private:
+  Gate* gate_;
+};
+
+}  // namespace gpushare::executor

@@ -1,0 +1,428 @@
+// internal.hpp: the parts of a runtime and who guards them. Not for other folders.
+//
+// One lock, RuntimeImpl::mutex_, orders everything that the scheduler is told or asked: the state of sessions
+// and lanes. It is held for bookkeeping only: never while the device, memory or a function of the caller's
+// works, except for reading clocks and elapsed times. Allocation does not take it: an iteration or session
+// keeps its memory from going away with a Gate. Lock order: SessionImpl::grow_mutex_, RuntimeImpl::mutex_,
+// then what device and memory take.
+//
+// What must be done to memory after a decision (open a lane, admit, page, close) is queued as an action and
+// carried out in order, one at a time, without the lock, by a caller that may block or by the service thread
+// (actions.cpp). SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "executor/gate.hpp"
+#include "executor/runtime.hpp"
+#include "executor/stream.hpp"
+#include "executor/timeline.hpp"
+#include "sched/scheduler.hpp"
+
+namespace gpushare::executor {
+
+class RuntimeImpl;
+class SessionImpl;
+class Outbox;
+struct LaneSlot;
+
+// The first iterations of a session of undeclared need run with what is free; its promise is then what they
+// used and this much more.
+inline constexpr uint32_t kProfileIterations = 2;
+inline constexpr uint64_t kProfileMarginDivisor = 8;
+// Times an out-of-memory function may ask for another try in one allocation.
+inline constexpr int kMaxCallbackTries = 4;
+
+class TicketImpl final : public Ticket {
+ public:
+  TicketImpl(std::shared_ptr<RuntimeImpl> runtime, std::shared_ptr<SessionImpl> session)
+      : runtime_(std::move(runtime)), session_(std::move(session)) {}
+  base::Status wait(uint64_t timeout_ns) override;
+
+ private:
+  friend class RuntimeImpl;
+  // Guarded by the runtime's lock. Once done, runtime and session are let go.
+  std::shared_ptr<RuntimeImpl> runtime_;
+  std::shared_ptr<SessionImpl> session_;
+  LaneSlot* lane_ = nullptr;  // from its grant on
+  std::atomic<bool> done_{false};
+  base::Status outcome_;
+  base::ConditionVariable done_changed_;
+};
+
+// A submitted iteration. `order` ranks it among the session's pushed and pulled ones.
+struct PushItem {
+  std::unique_ptr<Work> work;
+  std::shared_ptr<TicketImpl> ticket;
+  uint64_t order = 0;
+};
+
+class IterationImpl final : public Iteration {
+ public:
+  explicit IterationImpl(SessionImpl& session) : session_(session) {}
+  uint64_t session_id() const override;
+  base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) override;
+  base::Status keep(memory::Address address) override;
+  base::Result<std::shared_ptr<Stream>> stream() override;
+  base::Status end() override;
+  base::Status fail(base::Status status) override;
+
+ private:
+  friend class RuntimeImpl;
+  friend class SessionImpl;
+  base::Status end_with(base::Status outcome);
+
+  SessionImpl& session_;
+  Gate gate_;  // open while the iteration is
+  std::atomic<LaneSlot*> lane_{nullptr};
+  std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
+  // True from the grant of a pulled iteration to the first end() or fail(), which wins the right to end it.
+  std::atomic<bool> can_end_{false};
+};
+
+class SessionImpl final : public Session, public std::enable_shared_from_this<SessionImpl> {
+ public:
+  SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options);
+  uint64_t id() const override { return id_; }
+  const std::string& name() const override { return options_.name; }
+  base::Status close() override;
+  base::Status cancel() override;
+  base::Status wait_admitted(uint64_t timeout_ns) override;
+  SessionInfo info() const override;
+  base::Status set_priority(int32_t priority) override;
+  base::Status set_weight(double weight) override;
+  base::Status set_remaining(uint64_t remaining_ns) override;
+  base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
+  base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
+  base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
+
+ private:
+  friend class IterationImpl;
+  friend class RuntimeImpl;
+  friend class StreamImpl;
+  friend class TicketImpl;
+
+  // allocation.cpp
+  struct Attempt {
+    memory::Kind kind;
+    LaneSlot* lane;   // null: persistent
+    uint64_t serial;  // of the iteration
+    uint64_t bytes, alignment;
+  };
+  base::Result<memory::Address> attempt(const Attempt& wanted);
+  base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
+  base::Result<memory::Address> out_of_memory(const Attempt& wanted, base::Status why);
+  base::Result<memory::Address> climb(const Attempt& wanted, base::Status why, bool* out_made_room);
+  base::Status grow_persistent(uint64_t bytes, uint64_t alignment);
+  void shrink_persistent(uint64_t persistent_bytes);
+  base::Status grow_ephemeral(const Attempt& wanted);
+  // Raises the promise to (P, E), UINT64_MAX: as it is, and lets `apply` make it so; takes it back if that
+  // fails.
+  template <class Apply>
+  base::Status promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply);
+  bool make_room(uint64_t bytes);
+  bool ask_owner(uint64_t bytes);
+  base::Status check_quota(uint64_t bytes);
+  base::Status wait_usable();
+
+  // session.cpp; needs the runtime's lock.
+  base::Status wait_for_turn(uint64_t timeout_ns, Outbox& outbox);
+
+  const std::shared_ptr<RuntimeImpl> runtime_;
+  const uint64_t id_;
+  const SessionOptions options_;
+  IterationImpl iteration_{*this};
+
+  std::atomic<memory::PersistentHeap*> heap_{nullptr};
+  Gate heap_gate_;           // open from placement to teardown: users of heap_
+  base::Mutex grow_mutex_;   // one growth of its promises at a time
+  base::Mutex quota_mutex_;  // with a quota: from the check to the allocation
+
+  // All that follows is guarded by the runtime's lock.
+  bool closed_ = false;     // by its owner
+  bool ended_ = false;      // cancelled, failed or closed: no new iterations
+  bool torn_down_ = false;  // memory returned, unknown to the scheduler
+  bool teardown_queued_ = false;
+  SessionState end_state_ = SessionState::kCancelled;
+  base::Status end_status_;
+  bool placed_ = false;      // its heap exists
+  bool told_ready_ = false;  // the scheduler knows of an iteration
+  bool open_ = false;        // an iteration is between grant and end
+  bool pull_waits_ = false;
+  uint64_t pull_order_ = 0;
+  LaneSlot* granted_ = nullptr;      // to the pull that waits
+  LaneSlot* lane_ = nullptr;         // of the iteration under way, or the last one
+  LaneSlot* stream_lane_ = nullptr;  // whose stream the heap is ordered on; touched by the iteration's owner
+  std::deque<PushItem> pushes_;
+  uint64_t next_order_ = 0;
+  uint32_t in_flight_ = 0;
+  uint64_t persistent_promise_ = 0, ephemeral_promise_ = 0;  // P and E as the scheduler has them
+  uint32_t profile_left_ = 0;                                // iterations yet to be profiled
+  uint64_t profile_peak_bytes_ = 0;
+  uint64_t iterations_done_ = 0, planned_iterations_ = 0;
+  uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
+  uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
+  uint64_t peak_bytes_ = 0;
+  uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
+  base::ConditionVariable turn_came_;      // for the pull that waits
+  base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
+};
+
+// One iteration between its grant and the passing of its end event.
+struct InFlight {
+  device::Event start, end;
+  SessionImpl* session = nullptr;
+  std::shared_ptr<TicketImpl> ticket;
+  base::Status outcome;
+};
+
+// A lane's place. Kept, with its stream and threads, when the scheduler closes the lane; used again for the
+// next of that number.
+struct LaneSlot {
+  uint32_t id = 0;
+  std::shared_ptr<StreamImpl> stream;
+  std::atomic<memory::Lane*> memory{nullptr};  // null while closed
+  base::Mutex size_mutex;                      // serialises applying want_bytes
+  std::atomic<uint64_t> applied_bytes{0};      // size that memory has been given
+  std::atomic<uint64_t> want_bytes{0};         // size that the scheduler promises
+  base::Status place_status;                   // why memory is null; by who acts
+
+  // Who has the lane, or had it last: whose the stream is. Taken by allocations that come with a stream.
+  mutable base::Mutex owner_mutex;
+  std::shared_ptr<SessionImpl> owner GPUSHARE_GUARDED_BY(owner_mutex);
+  std::shared_ptr<SessionImpl> current_owner() const {
+    base::MutexLock lock(owner_mutex);
+    return owner;
+  }
+  // Returns the one before, for the caller to let go where it may.
+  std::shared_ptr<SessionImpl> set_owner(std::shared_ptr<SessionImpl> session) {
+    base::MutexLock lock(owner_mutex);
+    owner.swap(session);
+    return session;
+  }
+
+  // Guarded by the runtime's lock, but slots of `ring` belong to the holder or the reaper meanwhile.
+  SessionImpl* holder = nullptr;  // has an iteration open here
+  uint64_t last_session_id = 0;   // for counting switches
+  std::vector<InFlight> ring;     // depth + 1: the one before the head keeps its end event for the timeline
+  uint64_t head = 0;              // sequence number of the oldest in flight
+  uint64_t next = 0;              // of the next to be granted
+  uint32_t in_flight = 0;         // ended by the host, not by the device
+  bool reaping = false;           // somebody waits for the head's end event
+  std::atomic<bool> profiling{false};  // its holder is being profiled
+  uint64_t last_end_ns = 0;            // device clock at the end event of head - 1
+  device::Event anchor;                // stands for head - 1 before the first
+  bool anchored = false;
+  std::unique_ptr<Work> pushed;  // granted, for the worker
+  bool worker_busy = false;
+  base::ConditionVariable worker_wakes, reaper_wakes;
+  bool reaper_sleeps = false;
+  std::thread worker, reaper;
+
+  InFlight& at(uint64_t sequence) { return ring[sequence % ring.size()]; }
+};
+
+struct Action {
+  enum class Kind : uint8_t { kOpenLane, kResizeLane, kCloseLane, kAdmit, kPageOut, kPageIn, kTeardown } kind;
+  uint32_t lane = UINT32_MAX;
+  uint64_t bytes = 0;
+  std::shared_ptr<SessionImpl> session;
+  bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
+};
+
+// What must be done without the lock, after a section that held it. Declare it before the lock.
+class Outbox {
+ public:
+  explicit Outbox(RuntimeImpl& runtime) : runtime_(runtime) {}
+  ~Outbox() { flush(); }
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+  void flush();
+
+  struct Finished {
+    std::shared_ptr<SessionImpl> session;
+    Progress progress;
+  };
+  std::vector<Finished> finished;
+  std::vector<std::unique_ptr<Work>> dropped;
+  std::vector<std::shared_ptr<SessionImpl>> sessions;  // last pointers, perhaps
+  std::vector<std::shared_ptr<TicketImpl>> tickets;
+  bool memory_changed = false;  // a point for the timeline
+  bool empty() const { return finished.empty() && dropped.empty() && !memory_changed; }
+
+ private:
+  RuntimeImpl& runtime_;
+};
+
+// While one lives, the calling thread may not wait for the runtime: it runs a function that the runtime's
+// progress depends on.
+class NoWaitScope {
+ public:
+  NoWaitScope();
+  ~NoWaitScope();
+  NoWaitScope(const NoWaitScope&) = delete;
+  NoWaitScope& operator=(const NoWaitScope&) = delete;
+  static bool active();
+};
+
+// While one lives, the calling thread runs a callback of a runtime, which it may not close.
+class CallbackScope {
+ public:
+  CallbackScope();
+  ~CallbackScope();
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+  static bool active();
+};
+
+// The iterations that a thread has open, innermost last.
+struct Binding {
+  std::shared_ptr<SessionImpl> session;
+  uint64_t serial = 0;
+};
+std::vector<Binding>& thread_bindings();
+
+class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<RuntimeImpl> {
+ public:
+  RuntimeImpl() = default;
+  ~RuntimeImpl() override;
+  base::Status open(RuntimeOptions options);
+
+  base::Status close() override;
+  base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) override;
+  base::Result<RuntimeInfo> info() override;
+  base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
+  base::Status synchronize(uint64_t timeout_ns) override;
+  base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
+                                      uint64_t alignment) override;
+  base::Status free(memory::Address address) override;
+  base::Status record_use(memory::Address address, const Stream& stream) override;
+  base::Result<memory::BlockInfo> find(memory::Address address) override;
+  base::Status set_out_of_memory_function(OutOfMemoryFunction function) override;
+  base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) override;
+  base::Status write_timeline(const std::string& path) override;
+  base::Result<memory::MemorySnapshot> snapshot() override;
+  bool records_allocations() const override { return record_allocations_; }
+  device::Device& device() override { return *device_; }
+  std::string check() override;
+
+ private:
+  friend class IterationImpl;
+  friend class Outbox;
+  friend class SessionImpl;
+  friend class StreamImpl;
+  friend class TicketImpl;
+
+  uint64_t now() const { return device_->now_ns(); }
+  bool virtual_time() const { return virtual_time_; }
+  SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(mutex_);
+  base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
+  // OK, or why the session takes no more calls.
+  base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+
+  // ---- dispatch.cpp: turns, from ready to finished ----
+  void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+  // Grants what can be granted. `current`: a session whose waiting thread is the caller.
+  void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void dispatch(LaneSlot& lane, const SessionImpl* current) GPUSHARE_REQUIRES(mutex_);
+  // After anything that the scheduler was told: new actions, new grants.
+  void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  // The iteration granted to `session` begins: memory, events. Without the lock.
+  base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
+  // It ends with `outcome`; `begun` is what start_iteration said.
+  base::Status finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
+                                const base::Status& begun);
+  // Retires the lane's iterations up to `sequence`, whose end events have passed.
+  void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
+  // reaping.
+  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  // Retires what has finished, without waiting.
+  void poll(Outbox& outbox) GPUSHARE_EXCLUDES(mutex_);
+  void kick_reapers() GPUSHARE_REQUIRES(mutex_);
+  // Waits on `changed` once, seeing to it that somebody waits for the device; may return for no reason. False
+  // if `deadline` has passed.
+  bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
+      GPUSHARE_REQUIRES(mutex_);
+  bool reaper_wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(mutex_);
+  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox)
+      GPUSHARE_REQUIRES(mutex_);
+  void maybe_tear_down(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+  void fail_session(SessionImpl& session, base::Status status);
+  // The device is gone: everything ends, once.
+  void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void note(const base::Status& status);  // lose(), if that is what it says; without the lock
+  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
+  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
+  void run_worker(LaneSlot& lane);
+  void run_reaper(LaneSlot& lane);
+  bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
+
+  // ---- actions.cpp: what decisions mean for memory ----
+  void collect_actions() GPUSHARE_REQUIRES(mutex_);
+  // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
+  // meanwhile; returns when nobody is at it.
+  void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  base::Status open_lane(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Result<LaneSlot*> make_slot(uint32_t id);
+  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
+  base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
+  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void run_service();
+  void record(const Timeline::Record& record) GPUSHARE_REQUIRES(mutex_);
+  void record_memory() GPUSHARE_EXCLUDES(mutex_);
+
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<memory::DeviceMemory> memory_;
+  WideGate memory_gate_;  // calls into memory_ that belong to no session or iteration
+  bool virtual_time_ = false;
+  bool record_timeline_ = false;
+  bool record_allocations_ = false;
+  uint32_t depth_ = 2;
+  ProgressFunction on_progress_;
+
+  mutable base::Mutex mutex_;
+  std::unique_ptr<sched::Scheduler> scheduler_ GPUSHARE_GUARDED_BY(mutex_);
+  bool closing_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool stop_threads_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  base::Status lost_ GPUSHARE_GUARDED_BY(mutex_);
+  base::Status lane_failure_ GPUSHARE_GUARDED_BY(mutex_);  // why a lane could not be made at all
+  uint64_t next_session_id_ GPUSHARE_GUARDED_BY(mutex_) = 1;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<SessionImpl>> sessions_
+      GPUSHARE_GUARDED_BY(mutex_);                                            // not torn down
+  std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(mutex_);  // by lane id
+  std::vector<LaneSlot*> open_slots_ GPUSHARE_GUARDED_BY(mutex_);
+  std::deque<Action> actions_ GPUSHARE_GUARDED_BY(mutex_);
+  bool acting_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  // Reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending.
+  uint64_t demand_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  SessionImpl* profiled_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
+  uint64_t switches_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t busy_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t paging_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<StreamImpl>> side_streams_ GPUSHARE_GUARDED_BY(mutex_);
+  Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
+  base::ConditionVariable actor_done_, service_wakes_, retired_;
+  device::Stream paging_stream_;  // of whoever acts
+  device::Event paging_start_, paging_end_;
+  std::thread service_;
+};
+
+}  // namespace gpushare::executor

@@ -1,0 +1,360 @@
+// Opening and closing a runtime, opening sessions, and what is asked of the whole.
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/runtime.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <system_error>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
+  auto runtime = std::make_shared<RuntimeImpl>();
+  GPUSHARE_RETURN_IF_ERROR(runtime->open(std::move(options)));
+  // Sessions and streams keep the RuntimeImpl; the last pointer handed out here closes it.
+  RuntimeImpl* raw = runtime.get();
+  return std::shared_ptr<Runtime>(raw, [runtime = std::move(runtime)](Runtime*) mutable {
+    const base::Status status = runtime->close();
+    if (!status.ok() && status.code() != GPUSHARE_INVALID_STATE)
+      base::log(base::kWarning, status.with_context("closing a runtime").to_string());
+    runtime.reset();
+  });
+}
+
+RuntimeImpl::~RuntimeImpl() = default;
+
+base::Status RuntimeImpl::open(RuntimeOptions options) {
+  if (options.max_lanes > kMaxLanes)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("max_lanes is %u; at most %u are allowed", options.max_lanes, kMaxLanes)};
+  if (options.enqueue_depth > kMaxDepth)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("enqueue_depth is %u; at most %u is allowed", options.enqueue_depth, kMaxDepth)};
+  if (options.policy == nullptr) {
+    GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(options.device));
+  memory::DeviceMemoryOptions memory_options;
+  memory_options.capacity_bytes = options.capacity_bytes;
+  memory_options.layout = options.layout;
+  memory_options.record_allocations = options.record_allocations;
+  GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
+  virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+  record_timeline_ = options.record_timeline;
+  record_allocations_ = options.record_allocations;
+  if (options.enqueue_depth > 0) depth_ = options.enqueue_depth;
+  on_progress_ = std::move(options.on_progress);
+  sched::SchedulerOptions scheduling;
+  scheduling.capacity_bytes = memory_->capacity_bytes();
+  scheduling.granularity_bytes = memory_->granularity_bytes();
+  scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
+  scheduling.paging = memory_->can_page();
+  {
+    base::MutexLock lock(mutex_);
+    scheduler_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+  }
+  memory_gate_.open();
+  try {
+    service_ = std::thread([this] { run_service(); });
+  } catch (const std::system_error& error) {
+    return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the runtime's thread: ") + error.what(),
+            error.code().value()};
+  }
+  return {};
+}
+
+base::Status RuntimeImpl::check_open() const {
+  if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  return lost_;
+}
+
+SessionImpl* RuntimeImpl::find_session(uint64_t id) {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+base::Status RuntimeImpl::close() {
+  if (NoWaitScope::active() || CallbackScope::active())
+    return {GPUSHARE_INVALID_STATE, "a runtime cannot be closed from inside a callback"};
+  for (const Binding& binding : thread_bindings())
+    if (binding.session->runtime_.get() == this &&
+        binding.session->iteration_.serial_.load(std::memory_order_relaxed) == binding.serial)
+      return {GPUSHARE_INVALID_STATE, "the runtime cannot be closed inside the iteration that session '" +
+                                          binding.session->name() +
+                                          "' has open on this thread: end it first"};
+  {
+    Outbox outbox(*this);
+    base::MutexLock lock(mutex_);
+    if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed already"};
+    closing_ = true;
+    std::vector<std::shared_ptr<SessionImpl>> all;
+    for (const auto& [id, session] : sessions_) all.push_back(session);
+    for (const auto& session : all) {
+      session->closed_ = true;
+      end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
+    }
+    settle(nullptr, outbox);
+    while (!sessions_.empty()) {
+      LaneSlot* busy = nullptr;
+      for (LaneSlot* lane : open_slots_)
+        if (lane->in_flight > 0 && !lane->reaping) busy = lane;
+      if (!acting_ && !actions_.empty())
+        run_actions(true, outbox);
+      else if (busy != nullptr)
+        reap(*busy, outbox);
+      else
+        wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+    }
+    run_actions(true, outbox);
+    stop_threads_ = true;
+    service_wakes_.notify_all();
+    for (const auto& slot : slots_) {
+      if (slot == nullptr) continue;
+      slot->worker_wakes.notify_all();
+      slot->reaper_wakes.notify_all();
+    }
+  }
+  service_.join();
+  memory_gate_.close();
+  std::vector<std::unique_ptr<LaneSlot>> slots;
+  std::vector<std::weak_ptr<StreamImpl>> side_streams;
+  std::unique_ptr<sched::Scheduler> scheduler;
+  {
+    base::MutexLock lock(mutex_);
+    slots.swap(slots_);
+    side_streams.swap(side_streams_);
+    open_slots_.clear();
+    scheduler.swap(scheduler_);
+    closed_ = true;
+  }
+  for (const auto& slot : slots) {
+    if (slot == nullptr) continue;
+    if (slot->worker.joinable()) slot->worker.join();
+    if (slot->reaper.joinable()) slot->reaper.join();
+    slot->stream->shut();
+  }
+  for (const auto& weak : side_streams)
+    if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
+  scheduler.reset();  // and with it the policy
+  memory_.reset();
+  slots.clear();
+  paging_start_ = {};
+  paging_end_ = {};
+  paging_stream_ = {};
+  return device_->close();
+}
+
+base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
+  SessionOptions complete = options;
+  if (!std::isfinite(options.weight) || options.weight <= 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("weight %g must be finite and above 0", options.weight));
+  if (options.quota_bytes > 0 && (options.persistent_bytes > options.quota_bytes ||
+                                  options.ephemeral_bytes > options.quota_bytes - options.persistent_bytes))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "session '" + options.name +
+                            "': persistent_bytes and ephemeral_bytes together are above quota_bytes, " +
+                            base::format_bytes(options.quota_bytes));
+  Outbox outbox(*this);
+  base::MutexLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  const uint64_t id = next_session_id_++;
+  if (complete.name.empty())
+    complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
+  sched::SessionSpec spec;
+  spec.id = id;
+  spec.name = complete.name;
+  spec.cls = options.cls;
+  spec.priority = options.priority;
+  spec.weight = options.weight;
+  spec.persistent_bytes = options.persistent_bytes;
+  spec.ephemeral_bytes = options.ephemeral_bytes;
+  spec.remaining_ns = options.remaining_ns > 0 ? options.remaining_ns : sched::kUnknown;
+  spec.iterations_total = options.iterations_total;
+  spec.may_queue = options.allow_queueing;
+  const uint64_t time = now();
+  auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
+  session->arrived_ns_ = time;
+  session->persistent_promise_ = options.persistent_bytes;
+  session->ephemeral_promise_ = options.ephemeral_bytes;
+  // An undeclared need is not claimed from the start: the session would keep all others out until its first
+  // iteration came.
+  session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
+  GPUSHARE_RETURN_IF_ERROR(scheduler_->arrive(spec, time));
+  sessions_.emplace(id, session);
+  if (record_timeline_) timeline_.name_session(id, session->name());
+  settle(nullptr, outbox);
+  run_actions(false, outbox);
+  if (session->ended_) {
+    // It could not be placed, or the device was lost meanwhile.
+    base::Status why = session->end_state_ == SessionState::kFailed ? session->end_status_ : check_open();
+    if (why.ok()) why = {GPUSHARE_CANCELLED, "the runtime was closed"};
+    session->closed_ = true;
+    return why;
+  }
+  return std::shared_ptr<Session>(std::move(session));
+}
+
+base::Result<RuntimeInfo> RuntimeImpl::info() {
+  {
+    Outbox outbox(*this);
+    poll(outbox);
+  }
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  RuntimeInfo info;
+  const memory::DeviceMemoryStats stats = memory_->stats();
+  info.layout = memory_->layout();
+  info.capabilities = device_->info().capabilities;
+  info.capacity_bytes = stats.capacity_bytes;
+  info.persistent_bytes = stats.persistent_bytes;
+  info.ephemeral_bytes = stats.ephemeral_bytes;
+  info.peak_bytes = stats.peak_bytes;
+  info.paged_out_bytes_total = stats.paged_out_bytes_total;
+  info.paged_in_bytes_total = stats.paged_in_bytes_total;
+  info.device = device_->spec();
+  base::MutexLock lock(mutex_);
+  info.lanes = static_cast<uint32_t>(open_slots_.size());
+  for (const auto& [id, session] : sessions_) {
+    if (session->ended_) continue;
+    if (!session->placed_)
+      ++info.sessions_queued;
+    else if (scheduler_->state(id) == sched::SessionState::kPagedOut)
+      ++info.sessions_paged_out;
+    else
+      ++info.sessions_resident;
+  }
+  info.promised_bytes = scheduler_->promised_bytes();
+  info.switches = switches_;
+  info.iterations_done = iterations_done_;
+  info.paging_ns = paging_ns_;
+  info.device_busy_ns = busy_ns_;
+  info.now_ns = now();
+  info.policy = std::string(scheduler_->policy().name());
+  return info;
+}
+
+base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
+  if (policy == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the policy is null"};
+  Outbox outbox(*this);
+  base::MutexLock lock(mutex_);
+  if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  scheduler_->set_policy(std::move(policy), now());
+  settle(nullptr, outbox);
+  return {};
+}
+
+base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  Outbox outbox(*this);
+  if (timeout_ns == 0) poll(outbox);
+  base::MutexLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
+  for (LaneSlot* lane : open_slots_) targets.emplace_back(lane, lane->head + lane->in_flight);
+  for (const auto& [lane, target] : targets) {
+    while (lane->head < target && lane->in_flight > 0) {
+      if (timeout_ns == 0 || deadline.passed())
+        return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
+      if (NoWaitScope::active())
+        return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
+      if (!lane->reaping && (deadline.never() || virtual_time_)) {
+        reap(*lane, outbox);
+      } else {
+        ++sync_waiters_;
+        wait(retired_, deadline, outbox);
+        --sync_waiters_;
+      }
+    }
+    GPUSHARE_RETURN_IF_ERROR(lost_);
+    if (closing_) break;
+  }
+  return lost_;
+}
+
+base::Status RuntimeImpl::set_out_of_memory_function(OutOfMemoryFunction function) {
+  base::MutexLock lock(mutex_);
+  if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  out_of_memory_.swap(function);
+  return {};
+}
+
+base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priority) {
+  {
+    base::MutexLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+  }
+  const GatePass pass(memory_gate_.mine());  // keeps the device open
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  const auto& range = device_->info();
+  auto made = device_->create_stream(std::clamp(priority, range.priority_highest, range.priority_lowest));
+  if (!made.ok()) {
+    note(made.status());
+    return made.status();
+  }
+  auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(*made), nullptr);
+  base::MutexLock lock(mutex_);
+  std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
+  side_streams_.push_back(stream);
+  return std::shared_ptr<Stream>(std::move(stream));
+}
+
+base::Status RuntimeImpl::write_timeline(const std::string& path) {
+  if (!record_timeline_)
+    return {GPUSHARE_INVALID_STATE,
+            "the runtime keeps no timeline: open it with record_timeline (GPUSHARE_RECORD_TIMELINE)"};
+  Timeline copy;
+  {
+    Outbox outbox(*this);
+    poll(outbox);
+  }
+  {
+    base::MutexLock lock(mutex_);
+    if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+    copy = timeline_;
+    const uint64_t time = now();
+    for (const auto& [id, session] : sessions_) {  // what is still going on
+      const bool resident = session->placed_ && scheduler_->state(id) == sched::SessionState::kResident;
+      if (resident)
+        copy.add({Timeline::Kind::kResident, UINT32_MAX, id, session->resident_since_ns_, time});
+      else if (!session->placed_)
+        copy.add({Timeline::Kind::kQueued, UINT32_MAX, id, session->arrived_ns_, time});
+    }
+  }
+  return copy.write_to(path);
+}
+
+base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  return memory_->snapshot();
+}
+
+std::string RuntimeImpl::check() {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return {};
+  if (std::string wrong = memory_->check(); !wrong.empty()) return "memory: " + wrong;
+  base::MutexLock lock(mutex_);
+  if (std::string wrong = scheduler_->check(); !wrong.empty()) return "scheduler: " + wrong;
+  uint64_t demand = 0;
+  for (const auto& [id, session] : sessions_) {
+    demand += session->pushes_.size() + (session->pull_waits_ ? 1 : 0) + (session->ended_ ? 1 : 0);
+    if (session->open_ && (session->lane_ == nullptr || session->lane_->holder != session.get()))
+      return "session " + session->name() + " has an iteration open that no lane knows";
+    if (session->in_flight_ + (session->open_ ? 1 : 0) != scheduler_->view(id).in_flight && lost_.ok())
+      return "session " + session->name() + ": the scheduler counts other iterations in flight";
+  }
+  if (demand_ < demand) return "somebody waits and is not counted";
+  for (const LaneSlot* lane : open_slots_) {
+    if (lane->head + lane->in_flight + (lane->holder != nullptr ? 1 : 0) != lane->next)
+      return "a lane lost an iteration";
+    if (lane->in_flight > depth_) return "a lane has more in flight than its depth";
+  }
+  return {};
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,332 @@
+// A session's calls: begin, submit, close and what they wait for; iterations and tickets.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+namespace {
+
+base::Status would_wait() {
+  return {GPUSHARE_INVALID_STATE,
+          "this call would wait for the device inside a function that the device or the runtime waits for "
+          "(progress function, "
+          "host function): make it from another thread"};
+}
+
+}  // namespace
+
+SessionImpl::SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options)
+    : runtime_(std::move(runtime)), id_(id), options_(std::move(options)) {}
+
+base::Status RuntimeImpl::check_live(const SessionImpl& session) const {
+  if (session.closed_) return {GPUSHARE_INVALID_STATE, "session '" + session.name() + "' is closed"};
+  if (!session.ended_) return check_open();
+  if (session.end_state_ == SessionState::kCancelled)
+    return {GPUSHARE_CANCELLED, "session '" + session.name() + "' was cancelled"};
+  if (session.end_status_.code() == GPUSHARE_DEVICE_LOST) return session.end_status_;
+  return {GPUSHARE_INVALID_STATE, "session '" + session.name() + "' has failed: " +
+                                      session.end_status_.to_string() + ". Close it and open another"};
+}
+
+base::Status SessionImpl::close() {
+  RuntimeImpl& runtime = *runtime_;
+  for (const Binding& binding : thread_bindings())
+    if (binding.session.get() == this && binding.serial == iteration_.serial_.load(std::memory_order_relaxed))
+      return {
+          GPUSHARE_INVALID_STATE,
+          "session '" + name() + "' cannot be closed from inside its own iteration: end the iteration first"};
+  Outbox outbox(runtime);
+  base::MutexLock lock(runtime.mutex_);
+  if (NoWaitScope::active()) return would_wait();
+  const bool first = !closed_;
+  closed_ = true;
+  runtime.end_session(*this, SessionState::kCancelled,
+                      {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
+  runtime.settle(nullptr, outbox);
+  while (!torn_down_) {
+    if (!runtime.acting_ && !runtime.actions_.empty()) {
+      runtime.run_actions(true, outbox);
+    } else if (in_flight_ > 0 && lane_->in_flight > 0 && !lane_->reaping) {
+      runtime.reap(*lane_, outbox);
+    } else {
+      runtime.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+    }
+  }
+  if (!runtime.acting_) runtime.run_actions(false, outbox);  // lanes closed, others admitted
+  if (!first) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed already"};
+  return {};
+}
+
+base::Status SessionImpl::cancel() {
+  Outbox outbox(*runtime_);
+  base::MutexLock lock(runtime_->mutex_);
+  if (closed_) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed"};
+  runtime_->end_session(*this, SessionState::kCancelled,
+                        {GPUSHARE_CANCELLED, "session '" + name() + "' was cancelled"}, outbox);
+  runtime_->settle(nullptr, outbox);
+  return {};
+}
+
+base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  base::MutexLock lock(runtime.mutex_);
+  bool asked = false;
+  for (;;) {
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+    const sched::SessionState state = runtime.scheduler_->state(id_);
+    if (placed_ && state == sched::SessionState::kResident) return {};
+    if (state == sched::SessionState::kPagedOut && !asked) {
+      asked = true;
+      runtime.scheduler_->wake(id_, runtime.now());
+      runtime.settle(nullptr, outbox);
+    }
+    if (timeout_ns == 0 || deadline.passed())
+      return {GPUSHARE_TIMED_OUT, "session '" + name() + "' still waits for admission"};
+    if (NoWaitScope::active()) return would_wait();
+    runtime.wait(state_changed_, deadline, outbox);
+  }
+}
+
+// Until the session has its memory on the device.
+base::Status SessionImpl::wait_usable() {
+  base::Status status = wait_admitted(GPUSHARE_NO_TIMEOUT);
+  return status;
+}
+
+SessionInfo SessionImpl::info() const {
+  RuntimeImpl& runtime = *runtime_;
+  {
+    Outbox outbox(runtime);
+    runtime.poll(outbox);
+  }
+  SessionInfo info;
+  memory::HeapStats heap;
+  memory::LaneStats lane;
+  auto& gate = const_cast<Gate&>(heap_gate_);
+  if (const GatePass pass(gate); pass) heap = heap_.load()->stats();
+  auto& iteration_gate = const_cast<Gate&>(iteration_.gate_);
+  if (const GatePass pass(iteration_gate); pass) lane = iteration_.lane_.load()->memory.load()->stats();
+  base::MutexLock lock(runtime.mutex_);
+  const bool known = !torn_down_ && runtime.scheduler_ != nullptr;
+  info.session_id = id_;
+  if (ended_) {
+    info.state = end_state_;
+    if (end_state_ == SessionState::kFailed) info.status = end_status_;
+  } else if (!placed_) {
+    info.state = SessionState::kQueued;
+  } else {
+    info.state = runtime.scheduler_->state(id_) == sched::SessionState::kPagedOut ? SessionState::kPagedOut
+                                                                                  : SessionState::kResident;
+  }
+  if (known) {
+    info.lane = runtime.scheduler_->lane_of(id_);
+    info.remaining_ns = runtime.scheduler_->view(id_).remaining_ns;
+    info.promised_persistent_bytes = persistent_promise_;
+    info.promised_ephemeral_bytes = ephemeral_promise_;
+  } else {
+    info.remaining_ns = remaining_ns_;
+  }
+  info.persistent_bytes = heap.live_bytes;
+  info.ephemeral_bytes = lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
+  info.peak_bytes = std::max(peak_bytes_, heap.live_bytes + info.ephemeral_bytes);
+  info.promoted_bytes = heap.promoted_bytes;
+  info.spilled_bytes = heap.spilled_bytes;
+  info.iterations_done = iterations_done_;
+  info.iterations_queued = pushes_.size() + (pull_waits_ ? 1 : 0);
+  info.service_ns = service_ns_;
+  info.queued_ns = placed_ || torn_down_ ? queued_ns_ : known ? runtime.now() - arrived_ns_ : 0;
+  info.waited_ns = waited_ns_;
+  info.planned_iterations = planned_iterations_;
+  return info;
+}
+
+base::Status SessionImpl::set_priority(int32_t priority) {
+  Outbox outbox(*runtime_);
+  base::MutexLock lock(runtime_->mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  runtime_->scheduler_->set_priority(id_, priority, runtime_->now());
+  runtime_->settle(nullptr, outbox);
+  return {};
+}
+
+base::Status SessionImpl::set_weight(double weight) {
+  if (!std::isfinite(weight) || weight <= 0)
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("weight %g must be finite and above 0", weight)};
+  Outbox outbox(*runtime_);
+  base::MutexLock lock(runtime_->mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  runtime_->scheduler_->set_weight(id_, weight);
+  runtime_->settle(nullptr, outbox);
+  return {};
+}
+
+base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
+  Outbox outbox(*runtime_);
+  base::MutexLock lock(runtime_->mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  runtime_->scheduler_->set_remaining(id_, remaining_ns, runtime_->now());
+  runtime_->settle(nullptr, outbox);
+  return {};
+}
+
+base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
+  RuntimeImpl& runtime = *runtime_;
+  LaneSlot* lane = nullptr;
+  {
+    Outbox outbox(runtime);
+    base::MutexLock lock(runtime.mutex_);
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+    if (pull_waits_ || (open_ && iteration_.can_end_.load()))
+      return base::Status(
+          GPUSHARE_INVALID_STATE,
+          "session '" + name() + "' has an iteration open already, or another thread waits to begin one");
+    pull_waits_ = true;
+    pull_order_ = next_order_++;
+    ++runtime.demand_;
+    if (pushes_.empty() && !open_) waiting_since_ns_ = runtime.now();
+    runtime.refresh_ready(*this);
+    runtime.dispatch_all(this, outbox);
+    runtime.collect_actions();
+    if (!runtime.actions_.empty() && !runtime.acting_) runtime.service_wakes_.notify_one();
+    base::Status failure;
+    if (granted_ == nullptr) failure = wait_for_turn(timeout_ns, outbox);
+    lane = std::exchange(granted_, nullptr);
+    if (lane == nullptr) {
+      if (pull_waits_) --runtime.demand_;
+      pull_waits_ = false;
+      runtime.refresh_ready(*this);
+      runtime.settle(nullptr, outbox);
+      return failure;
+    }
+    iteration_.can_end_.store(true);
+  }
+  base::Status begun = runtime.start_iteration(*this, *lane);
+  if (!begun.ok()) {
+    iteration_.can_end_.store(false);
+    const base::Status finished = runtime.finish_iteration(*this, *lane, {}, begun);
+    return finished.ok() ? begun : finished;
+  }
+  return std::shared_ptr<Iteration>(shared_from_this(), &iteration_);
+}
+
+base::Status SessionImpl::wait_for_turn(uint64_t timeout_ns, Outbox& outbox) {
+  RuntimeImpl& runtime = *runtime_;
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  for (bool polled = false;; polled = true) {
+    if (granted_ != nullptr) return {};
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+    const bool resident = placed_ && runtime.scheduler_->state(id_) == sched::SessionState::kResident;
+    const sched::LaneId id = resident ? runtime.scheduler_->lane_of(id_) : sched::kNoLane;
+    LaneSlot* lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;
+    if (lane != nullptr && !polled && lane->in_flight >= runtime.depth_ &&
+        timeout_ns != GPUSHARE_NO_TIMEOUT) {
+      runtime.mutex_.unlock();
+      outbox.flush();
+      runtime.poll(outbox);
+      runtime.mutex_.lock();
+      continue;
+    }
+    if (timeout_ns == 0 || deadline.passed())
+      return {GPUSHARE_TIMED_OUT, "session '" + name() + "': its turn did not come in time"};
+    if (NoWaitScope::active()) return would_wait();
+    if (lane != nullptr && lane->holder != nullptr && runtime.binds_lane(lane))
+      return {GPUSHARE_INVALID_STATE, base::format("session '%s' shares lane %u with the iteration that this "
+                                                   "thread has open: it would wait for itself",
+                                                   name().c_str(), lane->id)};
+    // The one who waits for the device may as well be us.
+    if (lane != nullptr && lane->in_flight >= runtime.depth_ && !lane->reaping &&
+        (deadline.never() || runtime.virtual_time()))
+      runtime.reap(*lane, outbox);
+    else
+      runtime.wait(turn_came_, deadline, outbox);
+  }
+}
+
+base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>& work) {
+  if (work == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "the work is null");
+  RuntimeImpl& runtime = *runtime_;
+  auto ticket = std::make_shared<TicketImpl>(runtime_, shared_from_this());
+  Outbox outbox(runtime);
+  base::MutexLock lock(runtime.mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+  if (pushes_.size() >= kMaxQueuedIterations)
+    return base::Status(GPUSHARE_QUEUE_FULL,
+                        base::format("session '%s' has %u iterations queued, which is the limit",
+                                     name().c_str(), kMaxQueuedIterations));
+  if (pushes_.empty() && !open_ && !pull_waits_) waiting_since_ns_ = runtime.now();
+  pushes_.push_back({std::move(work), ticket, next_order_++});
+  ++runtime.demand_;
+  if (told_ready_ || open_) {
+    runtime.kick_reapers();
+  } else {
+    runtime.refresh_ready(*this);
+    runtime.settle(nullptr, outbox);
+  }
+  return std::shared_ptr<Ticket>(std::move(ticket));
+}
+
+base::Status TicketImpl::wait(uint64_t timeout_ns) {
+  if (done_.load(std::memory_order_acquire)) return outcome_;
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  if (timeout_ns == 0) runtime.poll(outbox);
+  base::MutexLock lock(runtime.mutex_);
+  while (!done_.load(std::memory_order_relaxed)) {
+    if (timeout_ns == 0 || deadline.passed())
+      return {GPUSHARE_TIMED_OUT, "the iteration has not finished yet"};
+    if (NoWaitScope::active()) return would_wait();
+    LaneSlot* lane = lane_;
+    if (lane == nullptr) {
+      const sched::LaneId id = runtime.scheduler_->lane_of(session_->id_);
+      lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;
+    }
+    if (lane != nullptr && runtime.binds_lane(lane))
+      return {
+          GPUSHARE_INVALID_STATE,
+          base::format("an iteration of lane %u waits for another of the same lane: it would wait for itself",
+                       lane->id)};
+    if (lane != nullptr && lane->in_flight > 0 && !lane->reaping &&
+        (deadline.never() || runtime.virtual_time()))
+      runtime.reap(*lane, outbox);
+    else
+      runtime.wait(done_changed_, deadline, outbox);
+  }
+  return outcome_;
+}
+
+uint64_t IterationImpl::session_id() const {
+  return session_.id_;
+}
+
+base::Result<std::shared_ptr<Stream>> IterationImpl::stream() {
+  const GatePass pass(gate_);
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the iteration has ended");
+  return std::shared_ptr<Stream>(lane_.load(std::memory_order_relaxed)->stream);
+}
+
+base::Status IterationImpl::end() {
+  return end_with({});
+}
+
+base::Status IterationImpl::fail(base::Status status) {
+  const int32_t group = status.code() / 100;
+  if (group < 2 || group > 4)
+    status = {GPUSHARE_CALLBACK_FAILED, status.message().empty() ? "the iteration failed" : status.message()};
+  return end_with(status.with_context("session '" + session_.name() + "'"));
+}
+
+base::Status IterationImpl::end_with(base::Status outcome) {
+  if (!can_end_.exchange(false))
+    return {GPUSHARE_INVALID_STATE,
+            "the iteration has ended already, or was submitted and ends when its function returns"};
+  return session_.runtime_->finish_iteration(session_, *lane_.load(std::memory_order_relaxed),
+                                             std::move(outcome), {});
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/stream.hpp"
+
+#include <exception>
+
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+StreamImpl::StreamImpl(std::shared_ptr<RuntimeImpl> runtime, device::Stream stream, LaneSlot* lane)
+    : runtime_(std::move(runtime)), stream_(std::move(stream)), lane_(lane) {
+  gate_.open();
+}
+
+StreamImpl::~StreamImpl() {
+  // A side stream dropped without release(). Lanes' are shut by the runtime.
+  if (stream_) shut();
+}
+
+void StreamImpl::shut() {
+  gate_.close();
+  { const device::Stream gone = std::move(stream_); }
+  // Functions that a lost device never ran hold sessions.
+  std::deque<HostCall> calls;
+  base::MutexLock lock(mutex_);
+  calls.swap(calls_);
+  spare_calls_.clear();
+}
+
+// What runs on a stream may tell that the device is lost.
+base::Status StreamImpl::checked(base::Status status) const {
+  if (status.code() == GPUSHARE_DEVICE_LOST) runtime_->note(status);
+  return status;
+}
+
+template <class F>
+base::Status StreamImpl::use(F&& body) const {
+  base::Status status;
+  {
+    const GatePass pass(gate_);
+    if (!pass) return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
+    status = body();
+  }
+  return status.ok() ? status : checked(std::move(status));
+}
+
+base::Result<void*> StreamImpl::native() const {
+  void* native = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(use([&]() -> base::Status {
+    native = stream_.native();
+    return {};
+  }));
+  return native;
+}
+
+base::Status StreamImpl::synchronize() {
+  return use([&] { return stream_.synchronize(); });
+}
+
+StreamImpl::HostCall* StreamImpl::take_call() {
+  base::MutexLock lock(mutex_);
+  if (spare_calls_.empty()) {
+    calls_.emplace_back();
+    spare_calls_.reserve(calls_.size());  // giving back must not fail
+    return &calls_.back();
+  }
+  HostCall* call = spare_calls_.back();
+  spare_calls_.pop_back();
+  return call;
+}
+
+void StreamImpl::give_call(HostCall* call) {
+  const std::shared_ptr<SessionImpl> session = std::move(call->session);
+  base::MutexLock lock(mutex_);
+  spare_calls_.push_back(call);
+}
+
+void StreamImpl::run_host_call(void* user_data) {
+  auto* call = static_cast<HostCall*>(user_data);
+  const NoWaitScope scope;
+  StreamImpl& stream = *call->stream;
+  const gpushare_host_function function = call->function;
+  void* const function_data = call->user_data;
+  const std::shared_ptr<SessionImpl> session = call->session;
+  stream.give_call(call);
+  if (session == nullptr) {
+    function(function_data);  // what it throws is the side stream's own failure
+    return;
+  }
+  // A lane's stream is shared: what a session's function throws ends that session, not the stream.
+  std::string what;
+  try {
+    function(function_data);
+    return;
+  } catch (const std::exception& error) {
+    what = std::string(": ") + error.what();
+  } catch (...) {
+  }
+  session->runtime_->fail_session(
+      *session,
+      {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': a host function threw" + what});
+}
+
+base::Status StreamImpl::launch_host(gpushare_host_function function, void* user_data) {
+  if (function == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the host function is null"};
+  return use([&]() -> base::Status {
+    std::shared_ptr<SessionImpl> session = lane_ != nullptr ? lane_->current_owner() : nullptr;
+    HostCall* call = take_call();
+    *call = {this, function, user_data, std::move(session)};
+    base::Status status = stream_.launch_host(run_host_call, call);
+    if (!status.ok()) give_call(call);
+    return status;
+  });
+}
+
+base::Status StreamImpl::copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) {
+  return use([&] { return stream_.copy(destination, source, bytes, kind); });
+}
+
+base::Status StreamImpl::fill(memory::Address address, uint8_t value, uint64_t bytes) {
+  return use([&] { return stream_.fill(address, value, bytes); });
+}
+
+base::Status StreamImpl::work(const gpushare_backend_work& work) {
+  return use([&] { return stream_.work(work); });
+}
+
+base::Status StreamImpl::release() {
+  if (lane_ != nullptr)
+    return {GPUSHARE_INVALID_ARGUMENT, "a lane's stream belongs to the lane: only side streams are released"};
+  if (NoWaitScope::active())
+    return {GPUSHARE_INVALID_STATE,
+            "a stream cannot be released inside a host function or progress function"};
+  if (released_.exchange(true))
+    return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
+  shut();
+  return {};
+}
+
+}  // namespace gpushare::executor
