@@ -208,8 +208,10 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
   if (persistent_bytes == kKeep) persistent_bytes = before_p;
   if (ephemeral_bytes == kKeep) ephemeral_bytes = before_e;
-  GPUSHARE_RETURN_IF_ERROR(
-      runtime.scheduler_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+  if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
+    GPUSHARE_RETURN_IF_ERROR(
+        runtime.scheduler_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+  }
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
   // What was promised may be on its way back from others.
@@ -287,7 +289,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
-    status = size <= lane.want_bytes.load() ? apply() : promise(kKeep, size, apply);
+    status = promise(kKeep, size <= lane.want_bytes.load() ? kKeep : size, apply);
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }
   return status;
