@@ -34,6 +34,8 @@ class BlockOwner {
   virtual base::Status free_block(Address address) = 0;
   virtual base::Status add_use(Address address, const FencePtr& use) = 0;
   virtual base::Status find_block(Address address, BlockInfo* out_info) = 0;
+  // The stream that reuse is ordered on in any case: uses on it need no record. null if there is none.
+  virtual const device::Stream* home_stream() const = 0;
 };
 
 inline base::Status no_such_block(Address address) {

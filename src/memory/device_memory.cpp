@@ -46,6 +46,10 @@ class DeviceMemoryImpl final : public DeviceMemory {
   base::Status record_use(Address address, const device::Stream& stream) override {
     BlockOwner* owner = shared_.index.find(address);
     if (owner == nullptr) return no_such_block(address);
+    if (owner->home_stream() == &stream) {
+      BlockInfo ignored;
+      return owner->find_block(address, &ignored);
+    }
     GPUSHARE_ASSIGN_OR_RETURN(const FencePtr use, shared_.fences.use_of(stream));
     return owner->add_use(address, use);
   }

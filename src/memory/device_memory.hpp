@@ -70,19 +70,32 @@ class PersistentHeap {
  public:
   virtual ~PersistentHeap() = default;
   virtual SessionId session() const = 0;
-  // alignment: a power of two up to 2 MiB, 0 = 256. Never calls the driver, never blocks.
-  // Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked, largest hole, promise, live).
+  // alignment: a power of two up to 2 MiB, 0 = 256. Never blocks; asks the driver nothing unless it is about
+  // to fail and freed blocks wait for other streams (then whether their events have passed, else the
+  // session's stream is made to wait for them). Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented:
+  // asked, largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment,
+  // kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // The same from host memory the device can address, outside the promise (spill). Errors: UNSUPPORTED,
-  // HOST_OUT_OF_MEMORY.
+  // The same from host memory the device can address, outside the promise (spill). Kernels may use it;
+  // whether copies and fills of the backend take such addresses as device memory is the backend's affair (the
+  // host device's do not). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // Changes the promise. Shrinking below the live bytes is INVALID_STATE. May call the driver.
+  // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
+  // least the block's size (and alignment): what is added may lie apart from what is there. May call the
+  // driver; waits on the host only for device work of others that still uses the bytes while no stream is
+  // set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged out; shrinking below
+  // the live bytes, or below the end of the last live block: the message says which). Nothing has changed
+  // then.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
-  // Frees of blocks are ordered on `stream` from now on (the lane's). The caller has ordered the streams.
+  // Frees of blocks are ordered on `stream` from now on (the lane's). The caller has ordered the streams. Set
+  // before every iteration; null before the stream goes (no work uses the blocks then).
   virtual void set_stream(const device::Stream* stream) = 0;
   // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses
   // stay reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the
-  // contiguous layout.
+  // contiguous layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. Blocks
+  // may be freed while it is out, not allocated; its promise is not held then. After a failure it is where it
+  // was, with all its bytes. Errors: HOST_OUT_OF_MEMORY, DEVICE_OUT_OF_MEMORY (page_in), INVALID_STATE, the
+  // stream's own.
   virtual base::Status page_out(const device::Stream& stream) = 0;
   virtual base::Status page_in(const device::Stream& stream) = 0;
   virtual bool paged_out() const = 0;
@@ -107,21 +120,27 @@ class Lane {
   virtual uint32_t id() const = 0;
   // Starts an iteration of `owner`. INVALID_STATE if one is under way. `use_plan`: record until an iteration
   // repeats, then place by the solved plan, falling back to the heap at the first deviation. Plans are kept
-  // per owner.
+  // per owner. Solving happens once, in the end_iteration that saw the repetition, and takes up to about 0.2
+  // s (8,192 blocks at most; larger iterations are not planned). `owner` must be of this DeviceMemory.
   virtual base::Status begin_iteration(PersistentHeap& owner, bool use_plan) = 0;
   // O(1); helper threads of a framework may call it concurrently. Errors: DEVICE_OUT_OF_MEMORY (as
   // PersistentHeap::alloc), INVALID_STATE outside an iteration.
   virtual base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
   virtual base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) = 0;
   // Promotes a block to its session: it stays where it is, outlives the iteration, counts in its heap's live
-  // bytes.
+  // bytes. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise does not cover it (grow it by
+  // the block's size and try again): the block stays ephemeral.
   virtual base::Status keep(Address address) = 0;
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
-  // range may move (free: it is empty; with promoted blocks it stays). `uses_plan_fully` tells whether a plan
-  // served all of it.
+  // range may move (free: it is empty; with promoted blocks it stays). The host does not wait; the lane's
+  // stream waits for recorded uses on other streams. `out_planned` (may be null) tells whether a plan served
+  // all of it.
   virtual base::Status end_iteration(bool* out_planned) = 0;
-  // New size, taking effect now if the lane is idle and its stream has passed the last iteration, else at the
-  // next boundary.
+  // New size, taking effect at once where it can: growing in place at any time; shrinking when no live block
+  // lies above; anything when no iteration is under way and no promoted block pins the range. Else at the
+  // next boundary that allows it, for which growing takes its bytes now, so that the boundary cannot fail:
+  // until then a contiguous lane may hold the old and the new range. Errors: DEVICE_OUT_OF_MEMORY (the size
+  // stays).
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
 };
@@ -156,10 +175,10 @@ struct DeviceMemoryStats {
   uint64_t capacity_bytes = 0;
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
-  uint64_t peak_bytes = 0;
+  uint64_t peak_bytes = 0;  // most persistent bytes and last iteration's peaks of all lanes together
   uint64_t paged_out_bytes_total = 0;
   uint64_t paged_in_bytes_total = 0;
-  uint64_t mapped_bytes = 0;  // physical granules in use (virtual), or the buffer (contiguous)
+  uint64_t mapped_bytes = 0;  // physical granules held, cached ones too (virtual), or the buffer (contiguous)
 };
 
 class DeviceMemory {
@@ -180,21 +199,25 @@ class DeviceMemory {
   // Owned by DeviceMemory until closed. promised_bytes may be 0 (grows by resize).
   virtual base::Result<PersistentHeap*> open_heap(SessionId session, std::string name,
                                                   uint64_t promised_bytes) = 0;
-  // Returns every block; work that uses them must have finished or be ordered before the next user by the
-  // caller.
+  // Returns every block, promoted and spilled ones too. The next user of the bytes is ordered after the work
+  // now on the stream set last and after recorded uses; other work must have finished. No host wait.
   virtual base::Status close_heap(PersistentHeap* heap) = 0;
   // `stream` must outlive the lane.
   virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) = 0;
-  // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed.
+  // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed;
+  // those bytes are then neither a lane's nor a promise's, see report(). The next user is ordered after the
+  // work now on its stream.
   virtual base::Status close_lane(Lane* lane) = 0;
 
   // Frees a live block wherever it lies, in its owner's stream order. Errors: NOT_FOUND (nothing changes).
   virtual base::Status free(Address address) = 0;
-  // The block may be reused only after the work now on `stream` has passed.
+  // The block may be reused only after the work now on `stream` has passed. One event record, unless it is
+  // the owner's stream (then nothing). `stream` may go at any time afterwards.
   virtual base::Status record_use(Address address, const device::Stream& stream) = 0;
   virtual base::Result<BlockInfo> find(Address address) const = 0;
 
   // Gives cached physical granules and host buffers back to the system. Part of the out-of-memory ladder.
+  // Returns the bytes. Calls the driver; does not wait for device work.
   virtual uint64_t trim() = 0;
   // "free 1.12 GiB of 16.00 GiB, largest hole ...; sessions: resnet50 2.10 GiB, ...": for out-of-memory
   // messages.

@@ -16,6 +16,7 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
     options.granule_bytes = kBlockGranuleBytes;
     options.max_blocks = 1u << 20;
     GPUSHARE_ASSIGN_OR_RETURN(heap_, Heap::create(options));
+    replay_.emplace(&*heap_);
   }
   id_.store(id);
   stream_ = &stream;
@@ -43,6 +44,7 @@ base::Status LaneImpl::close() {
               "lane " + std::to_string(id()) + " runs an iteration: end it before closing the lane"};
     open_.store(false);
   }
+  spill_owner_.stream.store(nullptr);
   drop_ahead();
   pending_bytes_ = 0;
   shared_.lane_peak_bytes.fetch_sub(peak_share_, std::memory_order_relaxed);
@@ -79,7 +81,6 @@ bool LaneImpl::reclaim_closed() {
     shared_.layout->give(range, fences);
   }
   closing_fences_.clear();
-  spill_owner_.stream.store(nullptr);
   return true;
 }
 
@@ -223,7 +224,41 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   owner_ = &heap;
   spill_owner_.session.store(heap.session());
   heap_->reset_high_water();
+  replaying_ = recording_ = false;
+  if (use_plan) {
+    if (const auto plan = heap.plan().begin(); plan != nullptr) {
+      replaying_ = replay_->begin(plan);
+      arena_bytes_ = plan->arena_bytes;
+      if (!replaying_) heap.plan().end_replay(false);  // no room for the arena in one piece
+    }
+    recording_ = heap.plan().recording();
+  }
   return {};
+}
+
+BlockHandle LaneImpl::allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) {
+  return replaying_ ? replay_->allocate(bytes, alignment, tag) : heap_->allocate(bytes, alignment, tag);
+}
+
+BlockHandle LaneImpl::ordinary_block(Address address) {
+  const uint64_t offset = address - range_.base;
+  if (offset >= range_.bytes) return {};
+  if (HeapBlock planned; on_plan() && replay_->find(offset, &planned) && replay_->leave() != HeapStatus::kOk)
+    return {};
+  const BlockHandle handle = heap_->find(offset);
+  // Tag 0 is the arena of a plan.
+  if (!handle || heap_->tag(handle) == 0 || (heap_->tag(handle) & BlockTag::kFreed)) return {};
+  return handle;
+}
+
+uint64_t LaneImpl::live_bytes() const {
+  uint64_t bytes = heap_->live_bytes() - deferred_bytes_;
+  if (on_plan()) {
+    bytes -= arena_bytes_;
+    replay_->for_each_planned(
+        [&](const HeapBlock& block) { bytes += round_up(block.size_bytes, kBlockGranuleBytes); });
+  }
+  return bytes;
 }
 
 base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
@@ -232,11 +267,11 @@ base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
   ShortLockGuard lock(lock_);
   if (owner_ == nullptr)
     return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
-  BlockHandle handle = heap_->allocate(bytes, alignment, tag);
+  BlockHandle handle = allocate(bytes, alignment, tag);
   if (!handle && uses_.deferred() > 0) {
     const auto give_back = [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); };
-    if (uses_.take_passed(give_back)) handle = heap_->allocate(bytes, alignment, tag);
-    if (!handle && uses_.take_ordered(*stream_, give_back)) handle = heap_->allocate(bytes, alignment, tag);
+    if (uses_.take_passed(give_back)) handle = allocate(bytes, alignment, tag);
+    if (!handle && uses_.take_ordered(*stream_, give_back)) handle = allocate(bytes, alignment, tag);
   }
   if (!handle) {
     shared_.recorder.record(AllocationEvent::Action::kOutOfMemory, Kind::kEphemeral, 0, bytes, stream_,
@@ -244,6 +279,8 @@ base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
     return out_of_memory(bytes, handle.status);
   }
   const Address address = range_.base + handle.offset_bytes;
+  if (recording_ && owner_->plan().recording())
+    owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
   peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
   if (shared_.recorder.enabled())
     shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral, address, bytes, stream_,
@@ -279,16 +316,13 @@ base::Status LaneImpl::keep(Address address) {
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     owner = owner_;
-    const uint64_t offset = address - range_.base;
-    const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
-    if (handle) {
+    if (const BlockHandle handle = ordinary_block(address); handle) {
       const uint64_t tag = heap_->tag(handle);
-      if (tag & BlockTag::kFreed) return no_such_block(address);
       if (tag & BlockTag::kPromoted) return {};
       const uint64_t size = heap_->size_bytes(handle);
       GPUSHARE_RETURN_IF_ERROR(owner_->add_promoted(size));
       heap_->set_tag(handle, tag | BlockTag::kPromoted);
-      promoted_[offset] = owner_;
+      promoted_[handle.offset_bytes] = owner_;
       promoted_bytes_ += size;
       return {};
     }
@@ -307,13 +341,16 @@ void LaneImpl::release(uint64_t offset) {
 // else O(blocks).
 void LaneImpl::reclaim_all() {
   if (shared_.recorder.enabled()) {
-    heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      if (!block.live || (block.tag & (BlockTag::kPromoted | BlockTag::kFreed))) return;
+    const auto record = [&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      if (!block.live || block.tag == 0 || (block.tag & (BlockTag::kPromoted | BlockTag::kFreed))) return;
       shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral,
                               range_.base + block.offset_bytes, BlockTag::bytes(block.tag), stream_,
-                              session_of(block.offset_bytes, block.tag));
-    });
+                              owner_->session());
+    };
+    heap_->for_each_block(record);
+    if (on_plan()) replay_->for_each_planned(record);
   }
+  if (replaying_) replay_->end();
   deferred_bytes_ = 0;
   if (heap_->live_blocks() == promoted_.size()) return;
   if (promoted_.empty()) {
@@ -332,16 +369,26 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
   base::MutexLock control(control_);
   FenceList fences;
   uint64_t peak = 0;
+  bool planned = false, replayed = false, recorded = false;
+  PersistentHeapImpl* owner = nullptr;
   {
     ShortLockGuard lock(lock_);
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     peak = iteration_peak_ = heap_->high_water_bytes();
     if (!uses_.empty()) fences = uses_.drain();
+    planned = on_plan();
+    replayed = replaying_;
+    recorded = recording_;
     reclaim_all();
+    owner = owner_;
     owner_ = nullptr;
+    replaying_ = recording_ = false;
   }
-  if (out_planned != nullptr) *out_planned = false;
+  // Without the lock: no block can be placed before the next iteration begins, and that waits for control_.
+  if (replayed) owner->plan().end_replay(planned);
+  if (recorded && owner->plan().recording()) owner->plan().end_recording();
+  if (out_planned != nullptr) *out_planned = planned;
   order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
@@ -360,16 +407,31 @@ SessionId LaneImpl::session_of(uint64_t offset, uint64_t tag) const {
   return owner_ == nullptr ? 0 : owner_->session();
 }
 
+// On a plan, and no promoted block: planned blocks have no uses on other streams.
+base::Status LaneImpl::free_planned(uint64_t offset) {
+  HeapBlock block{};
+  if (shared_.recorder.enabled()) replay_->find(offset, &block);
+  if (replay_->free_at(offset) != HeapStatus::kOk) return no_such_block(range_.base + offset);
+  if (block.live)
+    shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, range_.base + offset,
+                            BlockTag::bytes(block.tag), stream_, owner_->session());
+  return {};
+}
+
 base::Status LaneImpl::free_block(Address address) {
   bool drained = false;
   {
     ShortLockGuard lock(lock_);
     const uint64_t offset = address - range_.base;
     if (offset >= range_.bytes) return no_such_block(address);
-    const BlockHandle handle = heap_->find(offset);
+    // On a plan, only promoted blocks are the heap's own.
+    const bool may_be_ordinary = !on_plan() || !promoted_.empty() || deferred_bytes_ > 0;
+    const BlockHandle handle = may_be_ordinary ? heap_->find(offset) : BlockHandle{};
+    if (on_plan() && (!handle || heap_->tag(handle) == 0)) return free_planned(offset);
     if (!handle) return no_such_block(address);
     const uint64_t tag = heap_->tag(handle);
     if (tag & BlockTag::kFreed) return no_such_block(address);
+    if (recording_ && owner_->plan().recording()) owner_->plan().freed(offset);
     bool wait = (tag & BlockTag::kUsed) != 0;
     const device::Stream* stream = stream_;
     SessionId session = 0;
@@ -438,20 +500,23 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
 
 base::Status LaneImpl::add_use(Address address, const FencePtr& use) {
   ShortLockGuard lock(lock_);
-  const uint64_t offset = address - range_.base;
-  const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
-  if (!handle || (heap_->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  const BlockHandle handle = ordinary_block(address);
+  if (!handle) return no_such_block(address);
   heap_->set_tag(handle, heap_->tag(handle) | BlockTag::kUsed);
-  uses_.add(offset, use);
+  uses_.add(handle.offset_bytes, use);
   return {};
 }
 
 base::Status LaneImpl::find_block(Address address, BlockInfo* out_info) {
   ShortLockGuard lock(lock_);
   const uint64_t offset = address - range_.base;
-  const BlockHandle handle = offset < range_.bytes ? heap_->find(offset) : BlockHandle{};
-  if (!handle || (heap_->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
-  const uint64_t tag = heap_->tag(handle);
+  if (offset >= range_.bytes) return no_such_block(address);
+  uint64_t tag = 0;
+  if (HeapBlock planned; on_plan() && replay_->find(offset, &planned))
+    tag = planned.tag;
+  else if (const BlockHandle handle = heap_->find(offset); handle)
+    tag = heap_->tag(handle);
+  if (tag == 0 || (tag & BlockTag::kFreed)) return no_such_block(address);
   *out_info = {address,
                BlockTag::bytes(tag),
                Kind::kEphemeral,
@@ -466,7 +531,8 @@ LaneStats LaneImpl::stats() const {
   ShortLockGuard lock(lock_);
   LaneStats stats;
   stats.size_bytes = range_.bytes;
-  stats.live_bytes = heap_->live_bytes() - deferred_bytes_;
+  stats.live_bytes = live_bytes();
+  stats.planned_allocs = replay_->planned_allocations();
   stats.peak_bytes = peak_;
   stats.iteration_peak_bytes = owner_ != nullptr ? heap_->high_water_bytes() : iteration_peak_;
   stats.promoted_bytes = promoted_bytes_;
@@ -482,11 +548,16 @@ void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
   if (is_open()) segment.stream = reinterpret_cast<uintptr_t>(stream_->native());
   segment.name = (is_open() ? "lane " : "closed lane ") + std::to_string(id());
   heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    if (!block.live || (block.tag & BlockTag::kFreed)) return;
+    if (!block.live || block.tag == 0 || (block.tag & BlockTag::kFreed)) return;
     segment.blocks.push_back({range_.base + block.offset_bytes, BlockTag::bytes(block.tag), Kind::kEphemeral,
                               session_of(block.offset_bytes, block.tag), id(),
                               (block.tag & BlockTag::kPromoted) != 0, false});
   });
+  if (on_plan())
+    replay_->for_each_planned([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      segment.blocks.push_back({range_.base + block.offset_bytes, BlockTag::bytes(block.tag),
+                                Kind::kEphemeral, owner_->session(), id(), false, false});
+    });
   out_segments->push_back(std::move(segment));
 }
 

@@ -8,6 +8,8 @@
 // Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
 // shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
 // freed. Objects are pooled like persistent heaps.
+// An iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or
+// sharing one of them leaves the plan.
 //
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
 // the blocks. Order: control_, lock_, then a persistent heap's lock, then the layout's.
@@ -57,6 +59,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
   base::Status find_block(Address address, BlockInfo* out_info) override;
+  const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
 
   bool is_open() const { return open_.load(); }
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
@@ -64,13 +67,20 @@ class LaneImpl final : public Lane, public BlockOwner {
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
-  base::Status grow(uint64_t bytes);
-  bool shrink(uint64_t bytes);
-  void boundary();
-  void adopt_ahead();
-  void drop_ahead();
+  base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  void boundary() GPUSHARE_REQUIRES(control_);
+  void adopt_ahead() GPUSHARE_REQUIRES(control_);
+  void drop_ahead() GPUSHARE_REQUIRES(control_);
   FenceList own_fence() const;
+  base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(lock_);
   void reclaim_all() GPUSHARE_REQUIRES(lock_);
+  BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) GPUSHARE_REQUIRES(lock_);
+  // The live block at `address` as an ordinary block of the heap: leaves the plan if it is a planned one.
+  // Empty if there is none.
+  BlockHandle ordinary_block(Address address) GPUSHARE_REQUIRES(lock_);
+  bool on_plan() const GPUSHARE_REQUIRES(lock_) { return replaying_ && replay_->on_plan(); }
+  uint64_t live_bytes() const GPUSHARE_REQUIRES(lock_);
   void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
   SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(lock_);
@@ -95,13 +105,17 @@ class LaneImpl final : public Lane, public BlockOwner {
   Range range_;               // changed under both locks
   std::optional<Heap> heap_;  // offsets in range_; capacity = range_.bytes; made by the first open
   PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // of the iteration under way
+  std::optional<PlanReplay> replay_;                                // over heap_
+  bool replaying_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration began on a plan
+  bool recording_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration is recorded for one
+  uint64_t arena_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;             // of the plan it began on
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);                        // by offset
   absl::flat_hash_map<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
   uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  SpillOwner spill_owner_;
+  SpillOwner spill_owner_;  // its stream is null unless the lane is open
 };
 
 }  // namespace gpushare::memory

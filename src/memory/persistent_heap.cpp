@@ -41,6 +41,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
   base::MutexLock control(control_);
   spill_owner_.session.store(session);
   spill_owner_.stream.store(nullptr);
+  plan_.reset();
   {
     ShortLockGuard lock(lock_);
     name_ = std::move(name);

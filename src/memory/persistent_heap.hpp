@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memory/block_owner.hpp"
+#include "memory/lane_plan.hpp"
 #include "memory/short_lock.hpp"
 #include "memory/spill.hpp"
 
@@ -47,6 +48,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
   base::Status find_block(Address address, BlockInfo* out_info) override;
+  const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
 
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.
@@ -55,6 +57,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   bool is_open() const { return residency_.load() != Residency::kClosed; }
   const device::Stream* stream() const { return spill_owner_.stream.load(); }
   SpillOwner& spill_owner() { return spill_owner_; }
+  // Used by the lane that runs the session's iteration, nobody else.
+  LanePlan& plan() { return plan_; }
   std::string name() const;
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
   // Appends the extents' ranges; says what is wrong, if anything is.
@@ -72,11 +76,11 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
     uint64_t bytes;
   };
 
-  base::Result<Heap> take_heap();
-  base::Status add_extent(uint64_t bytes);
-  base::Status extend(size_t extent, uint64_t bytes);
-  base::Status grow(uint64_t bytes);
-  base::Status shrink(uint64_t promised_bytes);
+  base::Result<Heap> take_heap() GPUSHARE_REQUIRES(control_);
+  base::Status add_extent(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  base::Status extend(size_t extent, uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  base::Status shrink(uint64_t promised_bytes) GPUSHARE_REQUIRES(control_);
   void settle_fences(const FenceList& fences);
   FenceList own_fences() const;
   Extent* extent_of(Address address) GPUSHARE_REQUIRES(lock_);
@@ -85,10 +89,11 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   void release(Address address) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
   base::Status copy_runs(const std::vector<Run>& runs, const std::vector<uint64_t>& skip_bytes,
-                         const device::Stream& stream, bool out);
+                         const device::Stream& stream, bool out) GPUSHARE_REQUIRES(control_);
 
   Shared& shared_;
   SpillOwner spill_owner_;  // session, stream, spilled bytes
+  LanePlan plan_;
   std::atomic<Residency> residency_{Residency::kClosed};
 
   mutable base::Mutex control_;

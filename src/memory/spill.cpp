@@ -230,7 +230,7 @@ void SpillStore::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
     segment.address = pool->base;
     segment.bytes = pool->bytes;
     segment.name = "host memory";
-    pool->heap.for_each_block([&](const HeapBlock& block) {
+    pool->heap.for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
       const auto found = blocks_.find(pool->base + block.offset_bytes);
       if (!block.live || found == blocks_.end()) return;
       const Block& b = found->second;

@@ -60,6 +60,7 @@ class SpillStore final : public BlockOwner {
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
   base::Status find_block(Address address, BlockInfo* out_info) override;
+  const device::Stream* home_stream() const override { return nullptr; }
 
   uint64_t trim();
   uint64_t host_bytes() const;

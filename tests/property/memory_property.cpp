@@ -41,7 +41,7 @@ constexpr size_t kSessions = 10;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kDefaultSteps = 6'000;
 #else
-constexpr uint64_t kDefaultSteps = 50'000;
+constexpr uint64_t kDefaultSteps = 60'000;
 #endif
 
 uint64_t steps() {
@@ -145,7 +145,7 @@ class World {
 
   void step() {
     if (faults_ && chance(10)) arm_fault();
-    switch (pick(24)) {
+    switch (pick(25)) {
       case 0:
         open_session();
         break;
@@ -201,6 +201,9 @@ class World {
       case 22:
         page();
         break;
+      case 24:
+        scripted();
+        break;
       case 23:
         odds_and_ends();
         break;
@@ -225,6 +228,7 @@ class World {
     const auto stats = memory_->stats();
     REQUIRE(stats.persistent_bytes == 0);
     REQUIRE(stats.ephemeral_bytes == 0);
+    if (steps_ >= 5'000) REQUIRE(planned_ > 0);
     for (device::Stream& stream : streams_) must(stream.synchronize());
     memory_->trim();
     for (const auto& segment : memory_->snapshot().segments) REQUIRE(segment.blocks.empty());
@@ -517,7 +521,12 @@ class World {
     const size_t s = pick(kSessions);
     Session& session = sessions_[s];
     if (lane.lane == nullptr || session.heap == nullptr || session.running_in != SIZE_MAX) return;
-    const auto status = lane.lane->begin_iteration(*session.heap, chance(2));
+    begin_in(i, s, chance(2));
+  }
+  void begin_in(size_t i, size_t s, bool use_plan) {
+    LaneModel& lane = lanes_[i];
+    Session& session = sessions_[s];
+    const auto status = lane.lane->begin_iteration(*session.heap, use_plan);
     if (lane.running != SIZE_MAX || session.out) {
       REQUIRE(status.code() == GPUSHARE_INVALID_STATE);
       return;
@@ -563,10 +572,13 @@ class World {
     lane.blocks.erase(lane.blocks.begin() + static_cast<ptrdiff_t>(b));
   }
   void keep() {
-    LaneModel& lane = lanes_[pick(kLanes)];
-    if (lane.blocks.empty() || chance(2)) return;
+    const size_t i = pick(kLanes);
+    if (lanes_[i].blocks.empty() || chance(2)) return;
+    keep_in(i, pick(lanes_[i].blocks.size()));
+  }
+  void keep_in(size_t i, size_t b) {
+    LaneModel& lane = lanes_[i];
     Session& session = sessions_[lane.running];
-    const size_t b = pick(lane.blocks.size());
     Block block = lane.blocks[b];
     const auto before = session.heap->stats();
     const auto status = lane.lane->keep(block.address);
@@ -583,19 +595,21 @@ class World {
     session.blocks.push_back(block);
     lane.blocks.erase(lane.blocks.begin() + static_cast<ptrdiff_t>(b));
   }
-  void end_in(size_t i) {
+  bool end_in(size_t i) {
+    bool planned = false;
     LaneModel& lane = lanes_[i];
     for (const Block& block : lane.blocks) {
       probe(block, &streams_[i]);
       died(block);
     }
-    must(lane.lane->end_iteration(nullptr));
+    must(lane.lane->end_iteration(&planned));
     lane.blocks.clear();
     sessions_[lane.running].running_in = SIZE_MAX;
     lane.running = SIZE_MAX;
     lane.bytes = std::max(lane.lane->stats().size_bytes, pending(lane));
     const auto stats = lane.lane->stats();
     REQUIRE(stats.live_bytes == stats.promoted_bytes);
+    return planned;
   }
   // A pinned lane may still hold what it took ahead.
   static uint64_t pending(const LaneModel& lane) {
@@ -604,6 +618,47 @@ class World {
   void end() {
     const size_t i = pick(kLanes);
     if (lanes_[i].lane != nullptr && lanes_[i].running != SIZE_MAX) end_in(i);
+  }
+
+  // A whole iteration that a session repeats again and again, now and then with a deviation: plans are
+  // solved, replayed and left.
+  void scripted() {
+    const size_t i = pick(kLanes), s = pick(kSessions);
+    LaneModel& lane = lanes_[i];
+    Session& session = sessions_[s];
+    if (lane.lane == nullptr || lane.running != SIZE_MAX || session.heap == nullptr || session.out ||
+        session.running_in != SIZE_MAX)
+      return;
+    begin_in(i, s, true);
+    Random script(session.id);
+    const uint64_t deviate_at = chance(6) ? pick(24) : UINT64_MAX;
+    for (uint64_t step = 0; step < 24; ++step) {
+      const uint64_t bytes = 256 + test::uniform(script, 0, 64 * 1024),
+                     which = test::uniform(script, 0, 1 << 20);
+      if (which % 5 < 2 && !lane.blocks.empty()) {
+        const size_t b = which % lane.blocks.size();
+        probe(lane.blocks[b], &streams_[i]);
+        must(memory_->free(lane.blocks[b].address));
+        REQUIRE(memory_->free(lane.blocks[b].address).code() == GPUSHARE_NOT_FOUND);
+        died(lane.blocks[b]);
+        lane.blocks.erase(lane.blocks.begin() + static_cast<ptrdiff_t>(b));
+        continue;
+      }
+      auto address = lane.lane->alloc(step == deviate_at ? bytes + 4096 : bytes, which % 3 == 0 ? 512 : 0);
+      if (!address.ok()) {
+        REQUIRE(address.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+        break;
+      }
+      lane.blocks.push_back(make(*address, step == deviate_at ? bytes + 4096 : bytes));
+      born(lane.blocks.back(), &streams_[i]);
+      if (step == deviate_at && chance(2)) keep_in(i, lane.blocks.size() - 1);
+      if (step == deviate_at && chance(2)) invariants(true);
+    }
+    uint64_t live = lane.lane->stats().promoted_bytes;
+    for (const Block& block : lane.blocks)
+      if (!block.spilled) live += granules(block.bytes, 256);
+    REQUIRE(lane.lane->stats().live_bytes == live);
+    planned_ += end_in(i) ? 1 : 0;
   }
 
   // What closed lanes still hold for promoted blocks is promised to nobody, but it is not free.
@@ -650,9 +705,9 @@ class World {
     }
   }
 
-  void invariants() {
+  void invariants(bool all = false) {
     REQUIRE(wrong_.load() == 0);
-    if (++steps_ % 128 != 0) return;
+    if (++steps_ % 128 != 0 && !all) return;
     check();
     size_t blocks = 0;
     for (const auto& segment : memory_->snapshot().segments) {
@@ -691,6 +746,7 @@ class World {
   std::map<Address, uint64_t> live_;
   std::atomic<uint64_t> wrong_{0};
   uint64_t orphaned_ = 0;
+  uint64_t planned_ = 0;
   uint64_t last_session_ = 0;
   uint64_t born_ = 0;
   uint64_t steps_ = 0;

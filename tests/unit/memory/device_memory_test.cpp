@@ -3,6 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/device_memory.hpp"
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -130,4 +133,331 @@ TEMPLATE_TEST_CASE_SIG("blocks of sessions and lanes are found, freed and return
   CHECK(f.memory->free(model).code() == GPUSHARE_NOT_FOUND);
   CHECK(f.memory->stats().persistent_bytes == 0);
   CHECK_OK(stream.synchronize());
+}
+
+TEST_CASE("wrong calls are refused and change nothing") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 4 * kMiB, stream);
+  CHECK(heap->alloc(Kind::kModel, 0, 0).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(heap->alloc(Kind::kModel, UINT64_MAX, 0).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(heap->alloc(Kind::kModel, 1, 3).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(heap->alloc(Kind::kModel, 1, 4 * kMiB).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(heap->alloc(Kind::kEphemeral, 1, 0).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(f.memory->free(0).code() == GPUSHARE_NOT_FOUND);
+  CHECK(f.memory->free(UINT64_MAX).code() == GPUSHARE_NOT_FOUND);
+  CHECK(f.memory->record_use(12345, stream).code() == GPUSHARE_NOT_FOUND);
+  CHECK(f.memory->close_heap(nullptr).code() == GPUSHARE_INVALID_HANDLE);
+  CHECK(f.memory->close_lane(nullptr).code() == GPUSHARE_INVALID_HANDLE);
+  CHECK(lane->end_iteration(nullptr).code() == GPUSHARE_INVALID_STATE);
+  CHECK(lane->keep(0).code() == GPUSHARE_INVALID_STATE);
+  CHECK(heap->page_out(stream).code() == GPUSHARE_UNSUPPORTED);
+  CHECK(heap->page_in(stream).code() == GPUSHARE_INVALID_STATE);
+  CHECK(f.memory->open_heap(2, "big", 64 * kMiB).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(f.memory->open_lane(2, 64 * kMiB, stream).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK(f.memory->close_lane(lane).code() == GPUSHARE_INVALID_STATE);
+  CHECK_OK(f.memory->close_heap(heap));
+  CHECK(f.memory->close_heap(heap).code() == GPUSHARE_INVALID_STATE);
+}
+
+TEST_CASE("open refuses what the device cannot give") {
+  auto device = device::Device::open(host());
+  REQUIRE(device.ok());
+  memory::DeviceMemoryOptions options;
+  options.capacity_bytes = 257 * kMiB;
+  CHECK(DeviceMemory::open(**device, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  options.capacity_bytes = 1000;
+  CHECK(DeviceMemory::open(**device, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  gpushare_backend_fault fault{sizeof(fault), GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY, 1, 0};
+  CHECK_OK((*device)->set_fault(fault));
+  options.capacity_bytes = 64 * kMiB;
+  options.layout = Layout::kContiguous;
+  CHECK(DeviceMemory::open(**device, options).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  options.capacity_bytes = 0;  // all that is free
+  options.layout = Layout::kAuto;
+  auto memory = DeviceMemory::open(**device, options);
+  REQUIRE(memory.ok());
+  CHECK((*memory)->layout() == Layout::kVirtual);
+  CHECK((*memory)->capacity_bytes() > 200 * kMiB);
+}
+
+TEST_CASE("out-of-memory messages name the session, what it asked and why there is no room") {
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB, true);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(3, 4 * kMiB);
+  must(heap->alloc(Kind::kModel, 3 * kMiB, 0));
+  auto refused = heap->alloc(Kind::kModel, 2 * kMiB, 0).status();
+  CHECK(refused.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  for (const char* part : {"'s3'", "2.00 MiB", "3.00 MiB", "4.00 MiB", "1.00 MiB"}) {
+    INFO(refused.message());
+    CHECK(refused.message().find(part) != std::string::npos);
+  }
+  Lane* lane = f.lane(5, 4 * kMiB, stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  refused = lane->alloc(5 * kMiB, 0).status();
+  for (const char* part : {"'s3'", "lane 5", "5.00 MiB", "4.00 MiB"}) {
+    INFO(refused.message());
+    CHECK(refused.message().find(part) != std::string::npos);
+  }
+  const std::string report = f.memory->report();
+  INFO(report);
+  CHECK(report.find("s3 3.00 MiB of 4.00 MiB") != std::string::npos);
+  CHECK(report.find("free 56.00 MiB of 64.00 MiB") != std::string::npos);
+  const auto events = f.memory->snapshot().events;
+  REQUIRE(events.size() == 3);
+  CHECK(events[1].action == memory::AllocationEvent::Action::kOutOfMemory);
+  CHECK_OK(lane->end_iteration(nullptr));
+}
+
+TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stream order") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto upper_stream = f.stream(), lower_stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 2 * kMiB);
+  Lane* upper = f.lane(0, 16 * kMiB, upper_stream);
+  Lane* lower = f.lane(1, 8 * kMiB, lower_stream);
+  CHECK_OK(upper->begin_iteration(*heap, false));
+  const Address a = must(upper->alloc(16 * kMiB, 0));
+  // The device still writes to the upper lane when it is closed and its bytes go to the lower one.
+  std::atomic<bool> go{false};
+  CHECK_OK(upper_stream.launch_host(
+      [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+        }
+      },
+      &go));
+  CHECK_OK(upper_stream.fill(a, 1, 16 * kMiB));
+  CHECK_OK(upper->end_iteration(nullptr));
+  CHECK_OK(lower->begin_iteration(*heap, false));
+  const Address before = must(lower->alloc(8 * kMiB, 0));
+  CHECK_OK(f.memory->close_lane(upper));
+  CHECK_OK(lower->end_iteration(nullptr));
+  CHECK_OK(lower->begin_iteration(*heap, false));
+  const Address after = must(lower->alloc(8 * kMiB, 0));
+  CHECK(after == before + 16 * kMiB);  // at the top, over the end of the upper lane's range
+  CHECK_OK(lower_stream.fill(after, 2, 8 * kMiB));
+  CHECK(lower_stream.query().code() == GPUSHARE_NOT_READY);
+  go = true;
+  CHECK_OK(lower_stream.synchronize());
+  CHECK_OK(upper_stream.synchronize());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(after);
+  CHECK(std::count(bytes, bytes + 8 * kMiB, 2) == static_cast<ptrdiff_t>(8 * kMiB));
+  CHECK_OK(lower->end_iteration(nullptr));
+}
+
+TEMPLATE_TEST_CASE_SIG("a block used on another stream is reused only after that use", "", ((int V), V), 0,
+                       1) {
+  Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), side = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 4 * kMiB, stream);
+  std::atomic<bool> go{false};
+  const auto hold = [](void* flag) {
+    while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+    }
+  };
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  heap->set_stream(&stream);
+  const bool persistent = GENERATE(false, true);
+  const Address a = must(persistent ? heap->alloc(Kind::kModel, 4 * kMiB, 0) : lane->alloc(4 * kMiB, 0));
+  CHECK_OK(side.launch_host(hold, &go));
+  CHECK_OK(f.memory->record_use(a, side));
+  CHECK_OK(f.memory->free(a));
+  CHECK(f.memory->free(a).code() == GPUSHARE_NOT_FOUND);
+  // Nothing else is free: the stream waits for the side stream by event, the host does not.
+  const Address b = must(persistent ? heap->alloc(Kind::kModel, 4 * kMiB, 0) : lane->alloc(4 * kMiB, 0));
+  CHECK(a == b);
+  CHECK_OK(stream.fill(b, 7, 256));
+  CHECK(stream.query().code() == GPUSHARE_NOT_READY);
+  go = true;
+  CHECK_OK(stream.synchronize());
+  // At the boundary the whole lane comes after uses on other streams.
+  if (!persistent) {
+    go = false;
+    CHECK_OK(side.launch_host(hold, &go));
+    CHECK_OK(f.memory->record_use(b, side));
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(lane->stats().live_bytes == 0);
+    CHECK_OK(stream.fill(b, 8, 256));
+    CHECK(stream.query().code() == GPUSHARE_NOT_READY);
+    go = true;
+    CHECK_OK(stream.synchronize());
+  } else {
+    CHECK_OK(lane->end_iteration(nullptr));
+  }
+  CHECK_OK(side.synchronize());
+}
+
+TEMPLATE_TEST_CASE_SIG("a kept block outlives its iteration, its lane, and goes with its session", "",
+                       ((int V), V), 0, 1) {
+  Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 8 * kMiB, stream);
+  heap->set_stream(&stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(3 * kMiB, 0));
+  const Address second = must(lane->alloc(3 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->keep(kept));
+  CHECK(lane->keep(kept + 1).code() == GPUSHARE_NOT_FOUND);
+  // 3 of 4 MiB promised are taken: keeping another three is not safe.
+  CHECK(lane->keep(second).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(heap->stats().promoted_bytes == 3 * kMiB);
+  CHECK(heap->stats().live_bytes == 3 * kMiB);
+  CHECK(lane->stats().promoted_bytes == 3 * kMiB);
+  CHECK(heap->alloc(Kind::kModel, 2 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(f.memory->find(kept)->promoted);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address other = must(lane->alloc(5 * kMiB, 0));
+  CHECK((other >= kept + 3 * kMiB || other + 5 * kMiB <= kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK(f.memory->find(kept)->promoted);
+  CHECK(f.memory->check() == "");
+  SECTION("freed") {
+    CHECK_OK(f.memory->free(kept));
+  }
+  SECTION("closed") {
+    CHECK_OK(f.memory->close_heap(heap));
+    heap = nullptr;
+  }
+  CHECK(f.memory->find(kept).status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(f.memory->stats().persistent_bytes == 0);
+  if (heap != nullptr) CHECK_OK(f.memory->close_heap(heap));
+  // All of it is there again.
+  auto whole = f.memory->open_heap(2, "whole", f.memory->capacity_bytes());
+  CHECK(whole.ok());
+}
+
+TEST_CASE("a session paged out keeps its addresses and gets its bytes back") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 40 * kMiB);
+  heap->set_stream(&stream);
+  struct Saved {
+    Address address;
+    uint64_t bytes;
+    uint8_t value;
+  };
+  std::vector<Saved> blocks;
+  for (uint8_t i = 1; i <= 12; ++i) {
+    const uint64_t bytes = i * 500'000;
+    blocks.push_back({must(heap->alloc(Kind::kModel, bytes, 0)), bytes, i});
+    CHECK_OK(stream.fill(blocks.back().address, i, bytes));
+  }
+  CHECK_OK(f.memory->free(blocks[3].address));
+  blocks.erase(blocks.begin() + 3);
+  const bool pressure = GENERATE(false, true);
+  CHECK_OK(heap->page_out(stream));
+  CHECK(heap->paged_out());
+  CHECK(heap->page_out(stream).code() == GPUSHARE_INVALID_STATE);
+  CHECK(heap->alloc(Kind::kModel, 1, 0).status().code() == GPUSHARE_INVALID_STATE);
+  CHECK(heap->resize(0).code() == GPUSHARE_INVALID_STATE);
+  CHECK(f.memory->find(blocks[0].address)->spilled);
+  CHECK_OK(f.memory->free(blocks[0].address));
+  blocks.erase(blocks.begin());
+  if (pressure) {  // others take the memory and write all over it
+    PersistentHeap* other = f.heap(2, 64 * kMiB);
+    CHECK(heap->page_in(stream).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(heap->paged_out());
+    const Address all = must(other->alloc(Kind::kModel, 64 * kMiB, 0));
+    CHECK_OK(stream.fill(all, 0xEE, 64 * kMiB));
+    CHECK_OK(stream.synchronize());
+    CHECK_OK(f.memory->close_heap(other));
+  }
+  CHECK_OK(heap->page_in(stream));
+  CHECK_OK(stream.synchronize());
+  for (const Saved& block : blocks) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(block.address);
+    CHECK(std::count(bytes, bytes + block.bytes, block.value) == static_cast<ptrdiff_t>(block.bytes));
+  }
+  CHECK(f.memory->stats().paged_out_bytes_total >= 37'000'000);
+  must(heap->alloc(Kind::kModel, 400'000, 0));
+}
+
+TEST_CASE("paging that fails leaves the session where it was") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 20 * kMiB);
+  const Address a = must(heap->alloc(Kind::kModel, 20 * kMiB, 0));
+  CHECK_OK(stream.fill(a, 9, 20 * kMiB));
+  const auto arm = [&](uint32_t kind, uint64_t at_call) {
+    gpushare_backend_fault fault{sizeof(fault), kind, at_call, 0};
+    CHECK_OK(f.device->set_fault(fault));
+  };
+  arm(GPUSHARE_FAULT_HOST_OUT_OF_MEMORY, 2);
+  CHECK(heap->page_out(stream).code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  CHECK_FALSE(heap->paged_out());
+  arm(GPUSHARE_FAULT_LAUNCH_FAILS, 2);
+  CHECK_FALSE(heap->page_out(stream).ok());
+  CHECK_FALSE(heap->paged_out());
+  CHECK_OK(heap->page_out(stream));
+  f.memory->trim();  // gives the granules back, so that paging in maps anew
+  arm(GPUSHARE_FAULT_MAP_FAILS, 4);
+  CHECK_FALSE(heap->page_in(stream).ok());
+  CHECK(heap->paged_out());
+  arm(GPUSHARE_FAULT_LAUNCH_FAILS, 1);
+  CHECK_FALSE(heap->page_in(stream).ok());
+  CHECK(heap->paged_out());
+  CHECK(f.memory->check() == "");
+  CHECK_OK(heap->page_in(stream));
+  const auto* bytes = reinterpret_cast<const uint8_t*>(a);
+  CHECK(std::count(bytes, bytes + 20 * kMiB, 9) == static_cast<ptrdiff_t>(20 * kMiB));
+}
+
+TEST_CASE("an iteration that repeats itself is planned, and a deviation is served all the same") {
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 32 * kMiB, stream);
+  const auto iterate = [&](uint64_t extra, bool keep) {
+    bool planned = false;
+    CHECK_OK(lane->begin_iteration(*heap, true));
+    std::vector<Address> blocks;
+    for (uint64_t i = 1; i <= 20; ++i) {
+      blocks.push_back(must(lane->alloc(i * 10'000 + (i == 12 ? extra : 0), i % 4 == 0 ? 4096 : 0)));
+      if (i % 3 == 0) {
+        CHECK_OK(f.memory->free(blocks[blocks.size() / 2]));
+        CHECK(f.memory->free(blocks[blocks.size() / 2]).code() == GPUSHARE_NOT_FOUND);
+        blocks.erase(blocks.begin() + static_cast<ptrdiff_t>(blocks.size() / 2));
+      }
+      if (keep && i == 15) CHECK_OK(lane->keep(blocks[3]));
+    }
+    for (Address a : blocks) CHECK(f.memory->find(a)->session == 1);
+    CHECK(f.memory->check() == "");
+    CHECK_OK(lane->end_iteration(&planned));
+    if (keep) CHECK_OK(f.memory->free(blocks[3]));
+    return planned;
+  };
+  CHECK_FALSE(iterate(0, false));
+  CHECK_FALSE(iterate(0, false));
+  CHECK(iterate(0, false));
+  CHECK(lane->stats().planned_allocs == 20);
+  CHECK_FALSE(iterate(777, false));
+  CHECK(iterate(0, false));
+  CHECK_FALSE(iterate(0, true));
+  CHECK(iterate(0, false));
+  for (int i = 0; i < 4; ++i) CHECK_FALSE(iterate(1000, false));  // gives the plan up
+  CHECK_FALSE(iterate(0, false));
+  CHECK(lane->stats().live_bytes == 0);
+}
+
+TEST_CASE("sessions open and close without end") {
+  // 10^6 under GPUSHARE_MEMORY_SESSIONS; each leaves nothing behind.
+  const char* text = std::getenv("GPUSHARE_MEMORY_SESSIONS");
+  const uint64_t count = text != nullptr ? std::strtoull(text, nullptr, 10) : 20'000;
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  for (uint64_t i = 0; i < count; ++i) {
+    auto heap = f.memory->open_heap(i + 1, "x", 4 * kMiB);
+    if (!heap.ok()) FAIL(heap.status().to_string());
+    (*heap)->set_stream(&stream);
+    if (!(*heap)->alloc(Kind::kModel, 1 * kMiB, 0).ok()) FAIL("alloc");
+    if (!f.memory->close_heap(*heap).ok()) FAIL("close");
+  }
+  CHECK(f.memory->stats().mapped_bytes <= 64 * kMiB);
+  CHECK(f.memory->stats().persistent_bytes == 0);
 }

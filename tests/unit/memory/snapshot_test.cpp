@@ -14,6 +14,7 @@
 #include <string>
 
 #include "memory/allocation_log.hpp"
+#include "memory/trace_io.hpp"
 #include "support/catch.hpp"
 
 using namespace gpushare;
@@ -187,4 +188,44 @@ TEST_CASE("the allocation log is RMM's, without frees of blocks that it does not
   REQUIRE(std::getline(lines, line));
   CHECK(line == "43,01:02:03.000006,free,0x4000000000001000,512,0x4d");
   CHECK_FALSE(std::getline(lines, line));
+}
+
+TEST_CASE("what a device memory recorded comes back through the readers of traces") {
+  auto device = device::Device::open("sim?total_bytes=64MiB");
+  REQUIRE(device.ok());
+  memory::DeviceMemoryOptions options;
+  options.capacity_bytes = 32 << 20;
+  options.record_allocations = true;
+  auto stream = (*device)->create_stream();
+  REQUIRE(stream.ok());
+  {
+    auto memory = memory::DeviceMemory::open(**device, options);
+    REQUIRE(memory.ok());
+    auto heap = (*memory)->open_heap(1, "bert", 4 << 20);
+    auto lane = (*memory)->open_lane(0, 4 << 20, *stream);
+    REQUIRE(heap.ok());
+    REQUIRE(lane.ok());
+    const auto model = (*heap)->alloc(Kind::kModel, 1000, 0);
+    REQUIRE((*lane)->begin_iteration(**heap, false).ok());
+    const auto a = (*lane)->alloc(2000, 0);
+    const auto b = (*lane)->alloc(3000, 0);
+    REQUIRE((*lane)->alloc(5 << 20, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(((*memory)->free(*a).ok() && b.ok()));
+    REQUIRE((*lane)->end_iteration(nullptr).ok());  // frees b
+    const MemorySnapshot snapshot = (*memory)->snapshot();
+    TempFile log, json;
+    REQUIRE(memory::write_allocation_log(snapshot.events, log.path).ok());
+    REQUIRE(write_snapshot(snapshot, SnapshotFormat::kJson, json.path).ok());
+    for (const std::string& path : {log.path, json.path}) {
+      const auto loaded = memory::read_trace(path);
+      INFO(loaded.status().to_string());
+      REQUIRE(loaded.ok());
+      CHECK(loaded->trace.block_count == 3);
+      CHECK(loaded->trace.ops.size() == 5);
+      CHECK(loaded->trace.peak_live_bytes == 6000);
+      CHECK(loaded->skipped_frees == 0);
+    }
+    CHECK((*memory)->close_lane(*lane).ok());
+    CHECK((*memory)->free(*model).ok());
+  }
 }

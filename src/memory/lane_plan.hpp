@@ -1,0 +1,121 @@
+// lane_plan.hpp: when a session's iterations are recorded, when their placement is solved, and when the plan
+// is given up. Training repeats itself: the first iteration whose calls equal those of the one before is
+// solved at its boundary, and later ones replay the plan (plan.hpp) until they deviate too often.
+//
+// Solving is bounded: at most kMaxBlocks blocks and kWorkLimit comparisons, together below about 0.2 s, once;
+// iterations with more blocks are not planned. A session that does not repeat itself is left alone for longer
+// and longer.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "memory/plan.hpp"
+
+namespace gpushare::memory {
+
+// Of one session. Guarded by the lane that runs its iteration; between iterations nobody uses it.
+class LanePlan {
+ public:
+  static constexpr uint32_t kMaxBlocks = 8192;
+  static constexpr uint64_t kWorkLimit = 50'000'000;
+
+  void reset() { *this = LanePlan(); }
+
+  // The plan to replay, or null; then the iteration may be recorded: see recording().
+  std::shared_ptr<const Plan> begin() {
+    if (plan_ != nullptr) return plan_;
+    if (rest_ > 0) --rest_;
+    recording_ = rest_ == 0;
+    recorder_.clear();
+    live_.clear();
+    blocks_ = 0;
+    fingerprint_ = kSeed;
+    return nullptr;
+  }
+  bool recording() const { return recording_; }
+  void allocated(uint64_t bytes, uint64_t alignment_bytes, uint64_t offset_bytes) {
+    if (++blocks_ > kMaxBlocks) {
+      rest();
+      return;
+    }
+    live_[offset_bytes] = recorder_.allocate(bytes, alignment_bytes, offset_bytes);
+    mix(bytes * 4 + 1);
+    mix(alignment_bytes);
+  }
+  // Ignores blocks of earlier iterations.
+  void freed(uint64_t offset_bytes) {
+    const auto found = live_.find(offset_bytes);
+    if (found == live_.end()) return;
+    recorder_.free(found->second);
+    mix(uint64_t{found->second} * 4 + 2);
+    live_.erase(found);
+  }
+  // The iteration was recorded to its end: solves if it repeated the one before. Slow then.
+  void end_recording() {
+    recording_ = false;
+    live_.clear();
+    if (blocks_ > 0 && fingerprint_ == last_fingerprint_) {
+      auto solved = recorder_.finish(kWorkLimit);
+      if (solved.ok())
+        plan_ = std::move(*solved);
+      else
+        rest();
+      recorder_.clear();
+      last_fingerprint_ = 0;
+      tries_ = 0;
+      return;
+    }
+    last_fingerprint_ = fingerprint_;
+    if (++tries_ >= kTries) rest();
+  }
+  // An iteration that began on the plan: did it stay on it to the end?
+  void end_replay(bool stayed) {
+    if (stayed) {
+      misses_ = 0;
+      return;
+    }
+    if (++misses_ < kMisses) return;
+    plan_.reset();
+    misses_ = 0;
+    rest();
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 0x9E3779B97F4A7C15u;
+  static constexpr uint32_t kTries = 8;       // recordings without a repetition
+  static constexpr uint32_t kMisses = 4;      // deviations in a row
+  static constexpr uint32_t kMaxRest = 1024;  // iterations
+
+  void mix(uint64_t value) {
+    fingerprint_ ^= value;
+    fingerprint_ *= 0xFF51AFD7ED558CCDu;
+    fingerprint_ ^= fingerprint_ >> 32;
+  }
+  void rest() {
+    recording_ = false;
+    recorder_.clear();
+    live_.clear();
+    tries_ = 0;
+    last_fingerprint_ = 0;
+    rest_ = next_rest_;
+    next_rest_ = next_rest_ * 2 > kMaxRest ? kMaxRest : next_rest_ * 2;
+  }
+
+  std::shared_ptr<const Plan> plan_;
+  PlanRecorder recorder_;
+  absl::flat_hash_map<uint64_t, uint32_t> live_;  // offset -> the recorder's block
+  uint64_t fingerprint_ = 0;
+  uint64_t last_fingerprint_ = 0;  // 0: none
+  bool recording_ = false;
+  uint32_t blocks_ = 0;
+  uint32_t tries_ = 0;
+  uint32_t misses_ = 0;
+  uint32_t rest_ = 0;
+  uint32_t next_rest_ = 16;
+};
+
+}  // namespace gpushare::memory
