@@ -116,6 +116,9 @@ class ServeCommand final : public Command {
     app.add_option("--decode-ms", rule_.decode_ms_per_token, "Public layout: ms a generated token [20]")
         ->type_name("X");
     app.add_option("--time-scale", time_scale_, "host: all durations times this [1]")->type_name("X");
+    app.add_option("--work", work_,
+                   "host: 'arithmetic', or 'wait' for as long, as for a device elsewhere [arithmetic]")
+        ->type_name("KIND");
     json_.declare(app);
     app.add_option("--report", report_, "HTML page with charts")->type_name("FILE");
   }
@@ -129,6 +132,7 @@ class ServeCommand final : public Command {
     if (!(c0_ >= 0 && c0_ <= 1e6)) return bad("--c0-x-mean: give a number from 0 to 1e6");
     if (!(c1_ > 0 && c1_ <= 1e6)) return bad("--c1: give a number above 0, up to 1e6");
     if (!(burst_ >= 0 && burst_ <= 10)) return bad("--burstiness: give a number from 0 to 10");
+    if (work_ != "arithmetic" && work_ != "wait") return bad("--work: give 'arithmetic' or 'wait'");
     if (!(time_scale_ > 0 && time_scale_ <= 1000))
       return bad("--time-scale: give a number above 0, up to 1000");
     if (!(rule_.prefill_ms_per_token >= 0) || !(rule_.decode_ms_per_token >= 0))
@@ -184,8 +188,9 @@ class ServeCommand final : public Command {
           options.c1 = c1_;
           options.slo_x_p99 = slo;
           options.time_decisions = true;
-          const auto result = device_ == "host" ? serve_on_host(requests, policy, options, time_scale_)
-                                                : sim::serve(requests, policy, options);
+          const auto result =
+              device_ == "host" ? serve_on_host(requests, policy, options, time_scale_, work_ == "arithmetic")
+                                : sim::serve(requests, policy, options);
           if (!result.ok()) return result.status();
           cases.push_back({synthetic_.empty() ? requests_ : synthetic_, slo, load, policy, *result});
         }
@@ -315,7 +320,7 @@ class ServeCommand final : public Command {
   }
 
   std::string requests_, synthetic_, policy_ = "clipper,nexus,clockwork,orloj,gpushare", slo_ = "1.5,2,3,4,5",
-                                     load_, device_ = "sim", report_;
+                                     load_, device_ = "sim", work_ = "arithmetic", report_;
   double c0_ = 0.9, c1_ = 0.1, burst_ = 0, time_scale_ = 1;
   size_t limit_ = 0;
   uint64_t seed_ = 1;

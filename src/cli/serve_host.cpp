@@ -34,7 +34,7 @@ double work_until(uint64_t end_ns) {
 
 base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedRequest>& requests,
                                                std::string_view policy, const sim::ServingOptions& options,
-                                               double time_scale) {
+                                               double time_scale, bool arithmetic) {
   const double p99 = options.p99_ns > 0 ? options.p99_ns : sim::execution_quantile_ns(requests, 0.99);
   const auto scaled = [time_scale](double ns) {
     return static_cast<uint64_t>(std::max(0.0, ns * time_scale));
@@ -70,7 +70,12 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
     for (uint64_t id : batch.requests) longest = std::max(longest, requests[id].execution_ns);
     const uint64_t begin = base::host_now_ns();
     const double k = static_cast<double>(batch.requests.size());
-    sink = work_until(begin + scaled(options.c0_ns + options.c1 * k * static_cast<double>(longest)));
+    const uint64_t until = begin + scaled(options.c0_ns + options.c1 * k * static_cast<double>(longest));
+    if (arithmetic) {
+      sink = work_until(until);
+    } else if (until > begin) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(until - begin));
+    }
     const uint64_t end = base::host_now_ns();
     busy_ns += end - begin;
     last_end_ns = end;

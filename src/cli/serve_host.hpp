@@ -11,11 +11,12 @@
 namespace gpushare::cli {
 
 // Submits the requests from four threads at their arrival times and runs every batch as arithmetic for c0 +
-// c1 k max l on one thread. All durations are multiplied by `time_scale`. Latencies in the result are
-// unscaled again. Blocks for as long as the requests last. Errors: those of RequestServer::start; INTERNAL if
-// a request was lost or answered twice.
+// c1 k max l on one thread. All durations are multiplied by `time_scale`. Without `arithmetic` a batch only
+// waits for as long, as if a device elsewhere worked. Latencies in the result are unscaled again. Blocks for
+// as long as the requests last. Errors: those of RequestServer::start; INTERNAL if a request was lost or
+// answered twice.
 base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedRequest>& requests,
                                                std::string_view policy, const sim::ServingOptions& options,
-                                               double time_scale);
+                                               double time_scale, bool arithmetic = true);
 
 }  // namespace gpushare::cli
