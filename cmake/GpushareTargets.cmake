@@ -21,7 +21,8 @@ configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
                "${PROJECT_BINARY_DIR}/include/gpushare/version.h" @ONLY)
 
 find_package(Threads REQUIRED)
-find_package(Boost REQUIRED)
+# 1.81 brought the flat hash tables.
+find_package(Boost 1.81 REQUIRED)
 
 # Abseil's archives, not its shared libraries: linked in and hidden, so that a host program may carry another Abseil.
 find_package(PkgConfig REQUIRED)
@@ -38,6 +39,7 @@ target_link_libraries(gpushare_absl INTERFACE ${gpushare_absl_archives} Threads:
 
 # What every target of the project compiles with.
 add_library(gpushare_options INTERFACE)
+target_link_libraries(gpushare_options INTERFACE Boost::headers)
 target_include_directories(gpushare_options INTERFACE
   "${PROJECT_SOURCE_DIR}/include" "${PROJECT_BINARY_DIR}/include")
 target_compile_options(gpushare_options INTERFACE

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/allocation_log.hpp"
 
-#include "absl/container/flat_hash_set.h"
+#include "base/flat_hash.hpp"
 #include "memory/file_sink.hpp"
 
 namespace gpushare::memory {
@@ -9,7 +9,7 @@ namespace gpushare::memory {
 base::Status write_allocation_log(std::span<const AllocationEvent> events, const std::string& path) {
   FileSink sink(path);
   sink.write("Thread,Time,Action,Pointer,Size,Stream\n");
-  absl::flat_hash_set<Address> live;
+  base::FlatHashSet<Address> live;
   for (const AllocationEvent& event : events) {
     if (sink.failed()) break;
     const char* action = "allocate failure";

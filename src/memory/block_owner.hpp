@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/status.hpp"
 #include "memory/address_index.hpp"
 #include "memory/device_memory.hpp"
@@ -155,7 +155,7 @@ class UseTable {
     uint64_t key;
     FenceList fences;
   };
-  absl::flat_hash_map<uint64_t, FenceList> uses_;
+  base::FlatHashMap<uint64_t, FenceList> uses_;
   std::vector<Freed> freed_;
 };
 

@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
@@ -80,7 +80,7 @@ class Fences {
   mutable base::Mutex mutex_;
   std::vector<device::Event> pool_ GPUSHARE_GUARDED_BY(mutex_);
   base::Mutex uses_mutex_;  // taken before mutex_
-  absl::flat_hash_map<gpushare_backend_stream*, FencePtr> open_uses_ GPUSHARE_GUARDED_BY(uses_mutex_);
+  base::FlatHashMap<gpushare_backend_stream*, FencePtr> open_uses_ GPUSHARE_GUARDED_BY(uses_mutex_);
 };
 
 }  // namespace gpushare::memory

@@ -110,7 +110,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   bool recording_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration is recorded for one
   uint64_t arena_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;             // of the plan it began on
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);                        // by offset
-  absl::flat_hash_map<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
+  base::FlatHashMap<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
   uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;

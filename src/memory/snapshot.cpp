@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "memory/file_sink.hpp"
 
 namespace gpushare::memory {
@@ -57,7 +57,7 @@ class PickleEmitter {
     for (int i = 0; i < bytes; ++i) sink_.put(static_cast<char>(value >> (8 * i)));
   }
   FileSink& sink_;
-  absl::flat_hash_map<std::string, uint8_t> memo_;  // some thirty keys
+  base::FlatHashMap<std::string, uint8_t> memo_;  // some thirty keys
 };
 
 class JsonEmitter {

@@ -8,8 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
+#include "base/flat_hash.hpp"
 #include "memory/block_owner.hpp"
 #include "memory/short_lock.hpp"
 
@@ -99,8 +98,8 @@ class SpillStore final : public BlockOwner {
   HostChunks chunks_{shared_.device};
   mutable base::Mutex mutex_;
   std::vector<std::unique_ptr<Pool>> pools_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Address, Block> blocks_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<const SpillOwner*, absl::flat_hash_set<Address>> of_owner_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Address, Block> blocks_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<const SpillOwner*, base::FlatHashSet<Address>> of_owner_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Freed> freed_ GPUSHARE_GUARDED_BY(mutex_);
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/trace_io.hpp"
 
-#include <absl/container/flat_hash_map.h>
-#include <absl/container/flat_hash_set.h>
+#include "base/flat_hash.hpp"
 
 #include <array>
 #include <cerrno>
@@ -124,7 +123,7 @@ base::Result<std::vector<Buffer>> parse_lifetimes(std::string_view text, const s
     return malformed(name, 1, "header is " + quoted(line) + "; allowed: id,lower,upper,size in any order");
 
   std::vector<Buffer> buffers;
-  absl::flat_hash_set<std::string_view> ids;
+  base::FlatHashSet<std::string_view> ids;
   uint64_t total = 0;
   while (lines.next(&line)) {
     const size_t found = split(line, &fields);
@@ -169,7 +168,7 @@ base::Result<LoadedTrace> parse_rmm_csv(std::string_view text, const std::string
   if (!lines.next(&line) || line != kRmmHeader)
     return malformed(name, 1, "header is " + quoted(line) + "; allowed: " + std::string(kRmmHeader));
   TraceBuilder builder;
-  absl::flat_hash_map<uint64_t, uint32_t> live;
+  base::FlatHashMap<uint64_t, uint32_t> live;
   Fields fields;
   size_t ops = 0;
   while (lines.next(&line)) {
@@ -244,7 +243,7 @@ base::Status add_device_trace(const Json& events, size_t device, const std::stri
     completes = completes || (action != event.end() && *action == "free_completed");
   }
   TraceBuilder builder;
-  absl::flat_hash_map<uint64_t, uint32_t> live;
+  base::FlatHashMap<uint64_t, uint32_t> live;
   for (size_t k = 0; k < events.size(); ++k) {
     const Json& event = events[k];
     const std::string where = at(name, device, k);

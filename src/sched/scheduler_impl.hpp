@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <absl/container/flat_hash_map.h>
+#include "base/flat_hash.hpp"
 
 #include "sched/scheduler.hpp"
 
@@ -58,7 +58,7 @@ struct Scheduler::Impl {
   std::unique_ptr<Policy> policy;
   PolicyTraits traits;
   std::shared_ptr<const Interference> interference;
-  absl::flat_hash_map<SessionId, std::unique_ptr<SessionRecord>> sessions;
+  base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::vector<LaneRecord> lanes;
   std::vector<SessionRecord*> waiting;  // in the policy's order
   std::vector<Action> actions;

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/cuda/cuda_context.hpp"
@@ -73,9 +73,9 @@ class Device {
   gpushare_backend_device_info facts_{};  // fixed at open
 
   mutable base::Mutex mutex_;
-  absl::flat_hash_map<Stream*, std::unique_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Event*, std::unique_ptr<Event>> live_events_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Partition*, std::unique_ptr<Partition>> live_partitions_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Stream*, std::unique_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Event*, std::unique_ptr<Event>> live_events_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Partition*, std::unique_ptr<Partition>> live_partitions_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gpushare::device::cuda

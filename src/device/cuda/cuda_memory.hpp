@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/cuda/cuda_context.hpp"
@@ -121,9 +121,9 @@ class Memory {
   std::map<Address, uint64_t> allocations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, uint64_t> reservations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Physical*, std::unique_ptr<Physical>> memories_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Physical*, std::unique_ptr<Physical>> memories_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Granule> pool_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<void*, HostBlock> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<void*, HostBlock> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Chunk>> chunks_ GPUSHARE_GUARDED_BY(mutex_);
 };
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/host/host_stream.hpp"
@@ -54,8 +54,8 @@ class Device {
   Bus to_device_;
   Bus to_host_;
   mutable base::Mutex mutex_;
-  absl::flat_hash_map<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gpushare::device::host

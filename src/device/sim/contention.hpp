@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::device::sim {
@@ -41,7 +41,7 @@ class ContentionModel {
 
   bool sharing_ = true;
   double overhead_ = 0;
-  absl::flat_hash_map<uint64_t, double> pairs_;  // (class, other class) -> speed of class
+  base::FlatHashMap<uint64_t, double> pairs_;  // (class, other class) -> speed of class
 };
 
 }  // namespace gpushare::device::sim

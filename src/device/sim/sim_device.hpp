@@ -28,7 +28,7 @@
 #include <random>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/sim/contention.hpp"
@@ -194,8 +194,8 @@ class Device {
   std::vector<Stream*> in_memory_ GPUSHARE_GUARDED_BY(mutex_);
   std::array<std::deque<Stream*>, 2> buses_ GPUSHARE_GUARDED_BY(mutex_);  // the front has the bus
   std::deque<Stream*> due_callbacks_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
   // Scratch of move_clock().
   std::vector<ContentionModel::Load> loads_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<double> speeds_ GPUSHARE_GUARDED_BY(mutex_);

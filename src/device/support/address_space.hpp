@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "gpushare/backend.h"
@@ -108,8 +108,8 @@ class AddressSpace {
   RangeMap allocations_ GPUSHARE_GUARDED_BY(mutex_);
   RangeMap reservations_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<void*, uint64_t> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Memory*, std::unique_ptr<Memory>> memories_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<void*, uint64_t> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<Memory*, std::unique_ptr<Memory>> memories_ GPUSHARE_GUARDED_BY(mutex_);
   Address imaginary_end_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, uint64_t> imaginary_holes_
       GPUSHARE_GUARDED_BY(mutex_);  // below imaginary_end_, coalesced

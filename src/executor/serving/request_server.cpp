@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/serving/request_server.hpp"
 
-#include <absl/container/flat_hash_map.h>
+#include "base/flat_hash.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -225,7 +225,7 @@ class RequestServer::Impl {
   base::ConditionVariable work_;      // for the runner
   base::ConditionVariable answered_;  // for drain and stop
   std::unique_ptr<Batcher> batcher_ GPUSHARE_PT_GUARDED_BY(mutex_);
-  absl::flat_hash_map<RequestId, uint64_t> deadlines_
+  base::FlatHashMap<RequestId, uint64_t> deadlines_
       GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
   std::deque<Batch> waiting_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);

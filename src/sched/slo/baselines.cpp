@@ -324,7 +324,7 @@ class Clockwork final : public BatcherBase {
     return *std::max_element(at->second.begin(), at->second.end());  // 0.99 of ten is the greatest
   }
   KeyedOrder order_;
-  std::vector<absl::flat_hash_map<uint32_t, std::deque<double>>> recent_;
+  std::vector<base::FlatHashMap<uint32_t, std::deque<double>>> recent_;
   uint64_t free_at_ns_ = 0;  // when the device is expected to have done all it was sent
 };
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <absl/container/btree_set.h>
-#include <absl/container/flat_hash_map.h>
+#include "base/flat_hash.hpp"
 
 #include "sched/slo/batcher.hpp"
 #include "sched/slo/knowledge.hpp"
@@ -72,9 +72,9 @@ class BatcherBase : public Batcher {
 
  private:
   std::string name_;
-  absl::flat_hash_map<RequestId, Held> held_;
-  absl::flat_hash_map<BatchId, Flight> flights_;
-  absl::flat_hash_map<BatchId, std::vector<RequestId>> in_flight_;
+  base::FlatHashMap<RequestId, Held> held_;
+  base::FlatHashMap<BatchId, Flight> flights_;
+  base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
   std::vector<Drop> drops_;
   BatchId next_batch_ = 1;
 };

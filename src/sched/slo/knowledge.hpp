@@ -10,7 +10,7 @@
 #include <deque>
 #include <vector>
 
-#include <absl/container/flat_hash_map.h>
+#include "base/flat_hash.hpp"
 
 #include "sched/slo/batch_time.hpp"
 #include "sched/slo/batcher.hpp"
@@ -36,7 +36,7 @@ class Knowledge {
     ModelSpec spec;
     BatchTimeModel time;
     std::deque<Application> applications;  // stable addresses
-    absl::flat_hash_map<uint32_t, uint32_t> index_of;
+    base::FlatHashMap<uint32_t, uint32_t> index_of;
     Distribution mix_alone;    // by observed shares
     Distribution equal_alone;  // every application alike, as Orloj
     double mean_ns = 0;        // of mix_alone

@@ -180,7 +180,7 @@ class Orloj final : public BatcherBase {
   }
 
   std::vector<Model> models_;
-  absl::flat_hash_map<RequestId, Places> places_;
+  base::FlatHashMap<RequestId, Places> places_;
 };
 
 }  // namespace
