@@ -35,6 +35,38 @@ double lane_start(std::span<const LayerCost> layers, const GroupingCosts& costs)
   return start;
 }
 
+// Runs the pipeline of a grouping, calls `visit` with the times of each group; returns when the last is done.
+template <class Visit>
+base::Result<double> simulate(std::span<const LayerCost> layers, const GroupingCosts& costs,
+                              std::span<const uint32_t> ends, Visit visit) {
+  GPUSHARE_RETURN_IF_ERROR(check(layers, costs));
+  GroupTimes times;
+  times.arrived_ms = costs.link_busy_ms;
+  times.done_ms = lane_start(layers, costs);
+  uint32_t begin = costs.resident_layers;
+  for (const uint32_t end : ends) {
+    if (end <= begin || end > layers.size())
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("group ends must ascend from %u to %zu; %u does not", begin, layers.size(), end));
+    double execute = 0;
+    times.send_ms = times.arrived_ms;
+    times.arrived_ms += costs.call_overhead_ms;
+    for (uint32_t i = begin; i < end; ++i) {
+      times.arrived_ms += layers[i].transmit_ms;
+      execute += layers[i].execute_ms;
+    }
+    times.start_ms = std::max(times.done_ms, times.arrived_ms);
+    times.done_ms = times.start_ms + costs.group_overhead_ms + execute;
+    visit(times);
+    begin = end;
+  }
+  if (begin != layers.size())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("the last group ends at layer %u of %zu", begin, layers.size()));
+  return times.done_ms;
+}
+
 // The rows of the recurrence over one orientation: send_[i], run_[i] of item i, overheads a >= c.
 class Rows {
  public:
@@ -189,28 +221,16 @@ base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const Grou
 
 base::Result<double> grouping_makespan_ms(std::span<const LayerCost> layers, const GroupingCosts& costs,
                                           std::span<const uint32_t> ends) {
-  GPUSHARE_RETURN_IF_ERROR(check(layers, costs));
-  double arrived = costs.link_busy_ms;
-  double done = lane_start(layers, costs);
-  uint32_t begin = costs.resident_layers;
-  for (const uint32_t end : ends) {
-    if (end <= begin || end > layers.size())
-      return base::Status(
-          GPUSHARE_INVALID_ARGUMENT,
-          base::format("group ends must ascend from %u to %zu; %u does not", begin, layers.size(), end));
-    double execute = 0;
-    arrived += costs.call_overhead_ms;
-    for (uint32_t i = begin; i < end; ++i) {
-      arrived += layers[i].transmit_ms;
-      execute += layers[i].execute_ms;
-    }
-    done = std::max(done, arrived) + costs.group_overhead_ms + execute;
-    begin = end;
-  }
-  if (begin != layers.size())
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("the last group ends at layer %u of %zu", begin, layers.size()));
-  return done;
+  return simulate(layers, costs, ends, [](const GroupTimes&) {});
+}
+
+base::Result<std::vector<GroupTimes>> group_times(std::span<const LayerCost> layers,
+                                                  const GroupingCosts& costs,
+                                                  std::span<const uint32_t> ends) {
+  std::vector<GroupTimes> out;
+  const auto done = simulate(layers, costs, ends, [&](const GroupTimes& times) { out.push_back(times); });
+  GPUSHARE_RETURN_IF_ERROR(done.status());
+  return out;
 }
 
 std::vector<uint32_t> one_shot_groups(size_t layers, uint32_t resident_layers) {

@@ -16,7 +16,8 @@
 // flatters), G does not decrease in j while the second term decreases in i, so the best i is at their
 // crossing, and the crossing only moves right as j grows: one sweep of two pointers a row. For a < c the
 // reversed instance with (S,a) and (E,c) swapped has the same optimum. L and F enter at the end: f_k = max(F
-// + k c + E[n], L + makespan without them). SPDX-License-Identifier: Apache-2.0
+// + k c + E[n], L + makespan without them).
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -60,6 +61,18 @@ base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const Grou
 // are not a grouping.
 base::Result<double> grouping_makespan_ms(std::span<const LayerCost> layers, const GroupingCosts& costs,
                                           std::span<const uint32_t> ends);
+
+// When one group is sent, has arrived, starts to execute (its overhead included) and is done.
+struct GroupTimes {
+  double send_ms = 0;
+  double arrived_ms = 0;
+  double start_ms = 0;
+  double done_ms = 0;
+};
+
+// The same simulation, group by group: for pictures of the pipeline.
+base::Result<std::vector<GroupTimes>> group_times(std::span<const LayerCost> layers,
+                                                  const GroupingCosts& costs, std::span<const uint32_t> ends);
 
 // What the plan is compared with. Without a cap on bytes (they would break it).
 std::vector<uint32_t> one_shot_groups(size_t layers, uint32_t resident_layers);

@@ -184,3 +184,105 @@ TEST_CASE("bad costs are refused by name") {
   CHECK_FALSE(loader::grouping_makespan_ms(layers, GroupingCosts{}, std::vector<uint32_t>{2}).ok());
   CHECK(loader::plan_groups({}, GroupingCosts{})->makespan_ms == 0);
 }
+
+namespace {
+
+// PipeSwitch's own search (Bai et al., OSDI 2020, algorithm 1) with both prunings: exponential in the worst
+// case. T(x, i) counts one call's overhead; B.delay is what the lane is still busy with when the link is
+// free.
+class PipeSwitchSearch {
+ public:
+  PipeSwitchSearch(const std::vector<LayerCost>& layers, double call_ms, double group_ms)
+      : layers_(layers), call_ms_(call_ms), group_ms_(group_ms) {}
+
+  // Time until the last layer is done, from when the link is free for layer `x`.
+  double best_from(size_t x, double delay) {
+    ++calls_;
+    const size_t n = layers_.size();
+    if (x == n) return delay;
+    size_t first = x;
+    for (size_t i = x; i < n && transmit(x, i + 1) <= delay; ++i) first = i;
+    double best = kInfinity;
+    for (size_t i = first; i < n; ++i) {
+      const double sent = transmit(x, i + 1);
+      if (best < kInfinity) {
+        const double all_sent = sent + (i + 1 < n ? transmit(i + 1, n) : 0);
+        const double all_run =
+            std::max(sent, delay) + execute(x, i + 1) + (i + 1 < n ? execute(i + 1, n) : 0);
+        if (std::min(all_sent, all_run) > best) continue;
+      }
+      best = std::min(best, sent + best_from(i + 1, std::max(sent, delay) + execute(x, i + 1) - sent));
+    }
+    return best;
+  }
+  uint64_t calls() const { return calls_; }
+
+ private:
+  double transmit(size_t begin, size_t end) const {
+    double sum = call_ms_;
+    for (size_t i = begin; i < end; ++i) sum += layers_[i].transmit_ms;
+    return sum;
+  }
+  double execute(size_t begin, size_t end) const {
+    double sum = group_ms_;
+    for (size_t i = begin; i < end; ++i) sum += layers_[i].execute_ms;
+    return sum;
+  }
+  const std::vector<LayerCost>& layers_;
+  const double call_ms_, group_ms_;
+  uint64_t calls_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("the plan equals PipeSwitch's own pruned search") {
+  const uint64_t seed = test::seed() + 7;
+  INFO("seed " << seed);
+  test::Random random(seed);
+  uint64_t calls = 0, unpruned = 0;
+  for (int round = 0; round < 2'000; ++round) {
+    Instance instance = random_instance(random, 14);
+    const double lane_busy = instance.costs.lane_busy_ms;
+    instance.costs.link_busy_ms = 0;
+    instance.costs.resident_layers = 0;
+    instance.costs.group_cap_bytes = 0;
+    const auto plan = loader::plan_groups(instance.layers, instance.costs);
+    REQUIRE(plan.ok());
+    PipeSwitchSearch search(instance.layers, instance.costs.call_overhead_ms,
+                            instance.costs.group_overhead_ms);
+    INFO("round " << round);
+    REQUIRE(search.best_from(0, lane_busy) == plan->makespan_ms);
+    calls += search.calls();
+    unpruned += uint64_t{1} << instance.layers.size();
+  }
+  // Otherwise the reference would be brute force under another name.
+  CHECK(calls < unpruned / 2);
+}
+
+TEST_CASE("group times are the pipeline of the plan") {
+  const uint64_t seed = test::seed() + 8;
+  INFO("seed " << seed);
+  test::Random random(seed);
+  for (int round = 0; round < 500; ++round) {
+    const Instance instance = random_instance(random, 30);
+    const auto plan = loader::plan_groups(instance.layers, instance.costs);
+    REQUIRE(plan.ok());
+    const auto times = loader::group_times(instance.layers, instance.costs, plan->ends);
+    REQUIRE(times.ok());
+    REQUIRE(times->size() == plan->ends.size());
+    double link_free = instance.costs.link_busy_ms, lane_free = instance.costs.lane_busy_ms;
+    for (const loader::GroupTimes& group : *times) {
+      CHECK(group.send_ms == link_free);
+      CHECK(group.arrived_ms >= group.send_ms + instance.costs.call_overhead_ms);
+      CHECK(group.start_ms >= group.arrived_ms);
+      CHECK(group.start_ms >= lane_free);
+      CHECK(group.done_ms >= group.start_ms + instance.costs.group_overhead_ms);
+      link_free = group.arrived_ms;
+      lane_free = group.done_ms;
+    }
+    if (!times->empty()) CHECK(lane_free == plan->makespan_ms);
+  }
+  const std::vector<LayerCost> layers(3, LayerCost{1, 1, 1});
+  CHECK(loader::group_times(layers, {}, std::vector<uint32_t>{2}).status().code() ==
+        GPUSHARE_INVALID_ARGUMENT);
+}
