@@ -38,36 +38,105 @@ class Random {
   uint64_t state_;
 };
 
-// Places items one by one, each at the lowest offset that fits, keeping those placed sorted by offset.
-class Stacker {
+// Items sorted by offset, in chunks so that an insertion moves little.
+class OffsetList {
  public:
-  explicit Stacker(uint64_t* work) : work_(work) {}
-  void clear() { placed_.clear(); }
-  uint32_t place(const Item& item) {
-    uint32_t floor = 0;
-    size_t k = 0;
-    for (const size_t count = placed_.size(); k < count; ++k) {
-      const Placed& p = placed_[k];
-      if ((p.lower < item.upper) & (p.upper > item.lower)) {
-        if (p.offset >= floor && p.offset - floor >= item.size) break;
-        floor = std::max(floor, p.end);
-      }
-    }
-    *work_ += k + 16;
-    insert(item, floor);
-    return floor;
-  }
-  void insert(const Item& item, uint32_t offset) {
-    const auto at = std::upper_bound(placed_.begin(), placed_.end(), offset,
-                                     [](uint32_t value, const Placed& p) { return value < p.offset; });
-    placed_.insert(at, {offset, offset + item.size, item.lower, item.upper});
-  }
-
- private:
   struct Placed {
     uint32_t offset, end, lower, upper;
   };
-  std::vector<Placed> placed_;
+  void insert(const Placed& placed) {
+    // The last chunk that begins at or below it.
+    size_t c =
+        static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), placed.offset) - first_.begin());
+    if (c == 0) {
+      if (first_.empty()) {
+        order_.push_back(0);
+        first_.push_back(placed.offset);
+        chunks_.emplace_back();
+      }
+      first_[0] = placed.offset;
+    } else {
+      --c;
+    }
+    Chunk* chunk = &chunks_[order_[c]];
+    if (chunk->count == kChunk) {
+      Chunk upper;
+      upper.count = kChunk / 2;
+      std::copy(chunk->items + kChunk / 2, chunk->items + kChunk, upper.items);
+      chunk->count = kChunk / 2;
+      const auto next = static_cast<std::ptrdiff_t>(c + 1);
+      order_.insert(order_.begin() + next, static_cast<uint32_t>(chunks_.size()));
+      first_.insert(first_.begin() + next, upper.items[0].offset);
+      chunks_.push_back(upper);
+      if (placed.offset >= upper.items[0].offset) ++c;
+      chunk = &chunks_[order_[c]];
+    }
+    Placed* const end = chunk->items + chunk->count;
+    Placed* const at = std::upper_bound(chunk->items, end, placed.offset,
+                                        [](uint32_t value, const Placed& p) { return value < p.offset; });
+    std::copy_backward(at, end, end + 1);
+    *at = placed;
+    ++chunk->count;
+  }
+  // The lowest offset at which `item` fits; adds the number of comparisons to *work.
+  uint32_t lowest_fit(const Item& item, uint64_t* work) const {
+    uint32_t floor = 0;
+    for (const uint32_t c : order_) {
+      const Chunk& chunk = chunks_[c];
+      *work += chunk.count;
+      for (const Placed *p = chunk.items, *end = p + chunk.count; p != end; ++p) {
+        if ((p->lower < item.upper) & (p->upper > item.lower)) {
+          if (p->offset >= floor && p->offset - floor >= item.size) return floor;
+          floor = std::max(floor, p->end);
+        }
+      }
+    }
+    return floor;
+  }
+
+ private:
+  static constexpr uint32_t kChunk = 64;
+  struct Chunk {
+    uint32_t count = 0;
+    Placed items[kChunk];
+  };
+  std::vector<Chunk> chunks_;
+  std::vector<uint32_t> order_;  // chunk numbers by offset
+  std::vector<uint32_t> first_;  // their lowest offsets
+};
+
+// Places items one by one, each at the lowest offset that fits. Most items are short-lived, so besides the
+// list of all there is one for each part of the time axis, halved again and again: an item is compared only
+// with those that touch the smallest part that holds its lifetime.
+class Stacker {
+ public:
+  Stacker(uint32_t times, size_t items, uint64_t* work)
+      : leaves_(items < 4096 ? 1 : 16),
+        width_(times / leaves_ + 1),
+        lists_(size_t{2} * leaves_),
+        work_(work) {}
+  uint32_t place(const Item& item) {
+    uint32_t first = item.lower / width_ + leaves_;
+    uint32_t last = (item.upper - 1) / width_ + leaves_;
+    uint32_t left = first, right = last;
+    while (left != right) {
+      left /= 2;
+      right /= 2;
+    }
+    const uint32_t offset = lists_[left].lowest_fit(item, work_);
+    for (; first != 0; first /= 2, last /= 2) {
+      for (uint32_t part = first; part <= last; ++part)
+        lists_[part].insert({offset, offset + item.size, item.lower, item.upper});
+      *work_ += kInsertionWork * (last - first + 1);
+    }
+    return offset;
+  }
+
+ private:
+  static constexpr uint64_t kInsertionWork = 64;  // in comparisons
+  uint32_t leaves_;                               // a power of two
+  uint32_t width_;
+  std::vector<OffsetList> lists_;  // a heap-ordered binary tree: 1 the whole, leaves_.. the leaves
   uint64_t* work_;
 };
 
@@ -79,6 +148,7 @@ struct Solver {
   std::vector<Item> items;
   std::vector<uint32_t> contention;  // largest load while the item lives
   unsigned shift = 0;                // bytes to granules
+  uint32_t times = 0;                // distinct instants
   uint32_t lower_bound = 0;
   uint32_t target = 0;
   uint64_t work = 0;
@@ -102,21 +172,22 @@ struct Solver {
 };
 
 void Solver::load(std::span<const Buffer> buffers, uint64_t total) {
-  std::vector<uint64_t> times;
-  times.reserve(2 * buffers.size());
+  std::vector<uint64_t> instants;
+  instants.reserve(2 * buffers.size());
   for (const Buffer& b : buffers) {
-    times.push_back(b.lower);
-    times.push_back(b.upper);
+    instants.push_back(b.lower);
+    instants.push_back(b.upper);
   }
-  std::sort(times.begin(), times.end());
-  times.erase(std::unique(times.begin(), times.end()), times.end());
+  std::sort(instants.begin(), instants.end());
+  instants.erase(std::unique(instants.begin(), instants.end()), instants.end());
+  times = static_cast<uint32_t>(instants.size());
   const auto rank = [&](uint64_t time) {
-    return static_cast<uint32_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
+    return static_cast<uint32_t>(std::lower_bound(instants.begin(), instants.end(), time) - instants.begin());
   };
   // 32-bit offsets: even the sum of all sizes must fit, so very large arenas are placed in coarser granules.
   shift = static_cast<unsigned>(std::countr_zero(options.granule_bytes));
   while ((total >> shift) + buffers.size() >= (uint64_t{1} << 31)) ++shift;
-  std::vector<int64_t> delta(times.size() + 1, 0);
+  std::vector<int64_t> delta(instants.size() + 1, 0);
   for (const Buffer& b : buffers) {
     items.push_back({rank(b.lower), rank(b.upper), static_cast<uint32_t>(((b.size_bytes - 1) >> shift) + 1)});
     delta[items.back().lower] += items.back().size;
@@ -124,14 +195,14 @@ void Solver::load(std::span<const Buffer> buffers, uint64_t total) {
   }
   std::vector<std::vector<uint32_t>> highest(1);  // sparse table: highest[k][t] = max load over [t, t + 2^k)
   int64_t load_now = 0;
-  for (size_t t = 0; t < times.size(); ++t) {
+  for (size_t t = 0; t < instants.size(); ++t) {
     load_now += delta[t];
     highest[0].push_back(static_cast<uint32_t>(load_now));
     lower_bound = std::max(lower_bound, highest[0].back());
   }
-  for (size_t width = 2; width <= times.size(); width *= 2) {
+  for (size_t width = 2; width <= instants.size(); width *= 2) {
     const std::vector<uint32_t>& half = highest.back();
-    std::vector<uint32_t> row(times.size() - width + 1);
+    std::vector<uint32_t> row(instants.size() - width + 1);
     for (size_t t = 0; t < row.size(); ++t) row[t] = std::max(half[t], half[t + width / 2]);
     highest.push_back(std::move(row));
   }
@@ -186,7 +257,7 @@ void Solver::simple_orders(std::vector<double>* best_priority) {
       const double size = items[i].size;
       priority[i] = kind == 0 ? size : kind == 1 ? size * std::sqrt(life) : life + size * 0x1p-40;
     }
-    Stacker stacker(&work);
+    Stacker stacker(times, items.size(), &work);
     const uint32_t arena = stack(order_by(priority, all), &offsets, &stacker);
     keep(arena, offsets, names[kind]);
     if (arena < best_order) {
@@ -206,7 +277,7 @@ void Solver::improve(const std::vector<double>& priority) {
     if (share > 0) {
       if (core.size() < 64 || core.size() * 8 > items.size() * 7) continue;
       rest = order_by(priority, rest);
-      Stacker stacker(&work);
+      Stacker stacker(times, items.size(), &work);
       if (stack(order_by(priority, core), &offsets, &stacker, best) == UINT32_MAX ||
           stack(rest, &offsets, &stacker, best) == UINT32_MAX)
         continue;  // the rest finds no room over this core
@@ -220,8 +291,12 @@ void Solver::improve(const std::vector<double>& priority) {
 void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_t>& rest,
                     std::vector<double> priority) {
   constexpr int kMaxFruitless = 4;
-  constexpr double kBoosts[] = {30, 3, 300, 1.5};
+  // How much what sticks out is boosted, and from which share of the excess over the lower bound on it counts
+  // as sticking out: hard pushes on much of it get large instances moving, soft ones on its tip finish small
+  // ones.
+  constexpr struct { double boost, share; } kWheels[] = {{30, 0.1}, {3, 0.9}, {300, 0.1}, {1.2, 0.9}};
   std::vector<uint32_t> offsets(items.size());
+  const std::vector<double> initial = priority;
   std::vector<double> best_priority = priority;
   uint32_t core_best = UINT32_MAX;
   int fruitless = 0;
@@ -229,7 +304,7 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
   // The arena under `priority`: of the core if that is no better than the best, else of everything.
   const auto evaluate = [&] {
     work += core.size() * 16;  // the sort
-    Stacker stacker(&work);
+    Stacker stacker(times, items.size(), &work);
     uint32_t arena = stack(order_by(priority, core), &offsets, &stacker);
     if (arena < best) {
       const uint32_t outside = stack(rest, &offsets, &stacker);
@@ -249,10 +324,11 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
   };
   std::vector<Change> changes;
   const auto count = static_cast<uint32_t>(core.size());
+  const int steps = count > 4096 ? 48 : 256;
   evaluate();
   for (int round = 0; go_on(); ++round) {
     priority = best_priority;
-    for (int step = 0; step < (round == 0 ? 12 : 48) && go_on(); ++step) {  // random changes
+    for (int step = 0; step < (round == 0 ? 12 : steps) && go_on(); ++step) {  // random changes
       const uint32_t most = std::min(count, round % 3 == 0 ? 40u : round % 3 == 1 ? 8u : count / 64 + 1);
       changes.clear();
       for (uint32_t k = 0, changed = 1 + random.below(most); k < changed; ++k) {
@@ -265,12 +341,13 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
         for (auto change = changes.rbegin(); change != changes.rend(); ++change)
           priority[change->item] = change->old;
     }
-    priority = best_priority;
+    const auto& wheel = kWheels[round % 4];
+    priority = wheel.boost > 10 ? best_priority : initial;
     evaluate();
-    for (int step = 0; step < 48 && go_on(); ++step) {  // squeaky wheel
-      const uint32_t high = lower_bound + (core_best - lower_bound) / 10;
+    for (int step = 0; step < steps && go_on(); ++step) {  // squeaky wheel
+      const uint32_t high = lower_bound + static_cast<uint32_t>(wheel.share * (core_best - lower_bound));
       for (uint32_t i : core)
-        if (offsets[i] + items[i].size > high) priority[i] *= kBoosts[round % 4];
+        if (offsets[i] + items[i].size > high) priority[i] *= wheel.boost;
       evaluate();
     }
     // Boosts pile up: keep priorities in the range of a double.
