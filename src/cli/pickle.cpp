@@ -23,13 +23,12 @@ struct Value {
 };
 
 constexpr size_t kMostDepth = 200;
-// Sharing can make a small file unfold without end.
-constexpr size_t kMostValues = 30'000'000;
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::string& name, const std::vector<std::string>& skipped)
-      : text_(text), name_(name), skipped_(skipped) {}
+  Parser(std::string_view text, const std::string& name, const std::vector<std::string>& skipped,
+         size_t most_values)
+      : text_(text), name_(name), skipped_(skipped), most_values_(most_values) {}
 
   base::Result<nlohmann::json> parse() {
     while (!done_) GPUSHARE_RETURN_IF_ERROR(step());
@@ -268,7 +267,7 @@ class Parser {
   base::Status unfold(const Value& value, nlohmann::json& out, size_t depth) {
     if (depth > kMostDepth) return error("values nested too deep");
     unfolded_ += 1 + (value.scalar.is_string() ? value.scalar.get_ref<const std::string&>().size() / 32 : 0);
-    if (unfolded_ > kMostValues) return error("too many values");
+    if (unfolded_ > most_values_) return error("too many values");
     switch (value.kind) {
       case Value::Kind::kScalar:
         out = value.scalar;
@@ -292,6 +291,7 @@ class Parser {
   std::string_view text_;
   const std::string& name_;
   const std::vector<std::string>& skipped_;
+  const size_t most_values_;
   size_t at_ = 0;
   bool done_ = false;
   std::vector<Ref> stack_;
@@ -308,8 +308,8 @@ bool is_pickle(std::string_view text) {
 }
 
 base::Result<nlohmann::json> parse_pickle(std::string_view text, const std::string& name,
-                                          const std::vector<std::string>& skipped) {
-  return Parser(text, name, skipped).parse();
+                                          const std::vector<std::string>& skipped, size_t most_values) {
+  return Parser(text, name, skipped, most_values).parse();
 }
 
 }  // namespace gpushare::cli

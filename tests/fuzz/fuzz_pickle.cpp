@@ -10,7 +10,7 @@ using namespace gpushare;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  const auto parsed = cli::parse_pickle(text, "fuzz.pickle", {"frames"});
+  const auto parsed = cli::parse_pickle(text, "fuzz.pickle", {"frames"}, 1'000'000);
   if (!parsed.ok()) {
     if (parsed.status().message().find("byte") == std::string::npos) std::abort();
     return 0;

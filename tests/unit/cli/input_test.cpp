@@ -103,7 +103,8 @@ TEST_CASE("pickle: refuses what could do harm", "[cli]") {
   std::string laughs = bytes({0x80, 2, ']', 'q', 0, '0'});
   for (int i = 0; i < 40; ++i) laughs += bytes({']', 'q', i + 1, '(', 'h', i, 'h', i, 'e', '0'});
   laughs += bytes({'h', 40, '.'});
-  CHECK(parse_pickle(laughs, "f").status().message().find("too many values") != std::string::npos);
+  CHECK(parse_pickle(laughs, "f", {}, 100'000).status().message().find("too many values") !=
+        std::string::npos);
   CHECK_FALSE(parse_pickle(bytes({0x80, 2, 'N', 'r', 255, 255, 255, 255, '.'}), "f").ok());
   CHECK_FALSE(parse_pickle(bytes({0x80, 2, 0x8d, 255, 255, 255, 255, 255, 255, 255, 255, '.'}), "f").ok());
 }
@@ -119,7 +120,7 @@ TEST_CASE("pickle: every truncation and many corruptions are errors or values, n
     std::string text = whole;
     for (int k = 0; k < 3; ++k)
       text[test::uniform(random, 0, text.size() - 1)] = static_cast<char>(test::uniform(random, 0, 255));
-    refused += parse_pickle(text, "f").ok() ? 0 : 1;
+    refused += parse_pickle(text, "f", {}, 100'000).ok() ? 0 : 1;
   }
   CHECK(refused > 10'000);
 }
