@@ -17,7 +17,7 @@ struct WorkBlock {
 // Threads: const methods may run concurrently, on different blocks.
 class HostWork {
  public:
-  // Measures this machine for about 50 ms.
+  // Measures this machine for about 100 ms.
   HostWork();
   explicit HostWork(double round_ns, double page_ns) : round_ns_(round_ns), page_ns_(page_ns) {}
 

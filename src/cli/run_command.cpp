@@ -133,7 +133,6 @@ class RunCommand final : public Command {
     options_.interference = interference_ != "none";
     sim::JobFileOptions reading;
     reading.limit = limit_count_;
-    reading.time_scale = options_.time_scale;
     reading.load = load_factor_;
     reading.table = table ? &*table : nullptr;
     GPUSHARE_ASSIGN_OR_RETURN(sim::JobFile file, sim::read_jobs(jobs_, reading));
@@ -203,10 +202,13 @@ class RunCommand final : public Command {
     return json_.check();
   }
 
-  // The reader has scaled the arrivals.
   void scale(sim::JobFile& file) const {
     if (options_.time_scale == 1.0) return;
-    for (sim::Job& job : file.jobs) job.iteration_ns *= options_.time_scale;
+    for (sim::Job& job : file.jobs) {
+      job.iteration_ns *= options_.time_scale;
+      job.arrival_ns =
+          static_cast<uint64_t>(std::min(static_cast<double>(job.arrival_ns) * options_.time_scale, 9e18));
+    }
     file.notes.push_back(
         base::format("--time-scale: arrivals and iterations take %g times as long as the file says; the "
                      "durations above are "
