@@ -1,0 +1,126 @@
+// measure_reading FILE [rounds]: a model file read into a pinned image three ways, beside plain sequential
+// reads of the same file into one buffer (what dd does), cold and warm, in turns within one run. Cold =
+// dropped from the page cache with posix_fadvise. SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "loader/file.hpp"
+#include "loader/image.hpp"
+
+namespace {
+
+using namespace gpushare;
+using loader::ReadOptions;
+
+constexpr uint64_t kReadBytes = 8ull << 20;
+
+struct FreeDeleter {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+base::Status plain_read(const std::string& path, loader::File::Mode mode) {
+  GPUSHARE_ASSIGN_OR_RETURN(const loader::File file, loader::File::open(path, mode));
+  const std::unique_ptr<void, FreeDeleter> buffer(std::aligned_alloc(4096, kReadBytes));
+  if (buffer == nullptr) return {GPUSHARE_HOST_OUT_OF_MEMORY, "no buffer"};
+  for (uint64_t at = 0; at < file.size();) {
+    // Whole blocks, as direct I/O wants them; the file's end cuts the last one short.
+    const ssize_t got = ::pread(file.descriptor(), buffer.get(), kReadBytes, static_cast<off_t>(at));
+    if (got <= 0) return {GPUSHARE_IO_ERROR, "plain read failed"};
+    at += static_cast<uint64_t>(got);
+  }
+  return {};
+}
+
+base::Status drop(const std::string& path) {
+  GPUSHARE_ASSIGN_OR_RETURN(const loader::File file, loader::File::open(path));
+  if (::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED) != 0)
+    return {GPUSHARE_IO_ERROR, "posix_fadvise failed"};
+  return {};
+}
+
+struct Way {
+  const char* name;
+  std::function<base::Status()> read;
+  std::vector<double> seconds[2] = {};  // cold, warm
+};
+
+base::Status measure(const std::string& path, int rounds) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open("host"));
+  loader::ChunkPool pool(*device, 64ull << 20);
+  const auto image = [&](ReadOptions::Path how, uint32_t in_flight) {
+    return [&pool, &path, how, in_flight]() -> base::Status {
+      ReadOptions options;
+      options.path = how;
+      options.reads_in_flight = in_flight;
+      options.read_bytes = kReadBytes;
+      return loader::load_image(pool, path, options).status();
+    };
+  };
+  Way ways[] = {
+      {"plain read", [&] { return plain_read(path, loader::File::Mode::kBuffered); }},
+      {"plain direct read", [&] { return plain_read(path, loader::File::Mode::kDirect); }},
+      {"image, buffered x1", image(ReadOptions::Path::kBuffered, 1)},
+      {"image, buffered x4", image(ReadOptions::Path::kBuffered, 4)},
+      {"image, direct x1", image(ReadOptions::Path::kDirect, 1)},
+      {"image, direct x4", image(ReadOptions::Path::kDirect, 4)},
+      {"image, mapped x4", image(ReadOptions::Path::kMapped, 4)},
+  };
+  // The chunks' pages are touched once before anything is timed: a cache that runs has them.
+  GPUSHARE_RETURN_IF_ERROR(image(ReadOptions::Path::kBuffered, 4)());
+  for (int round = 0; round < rounds; ++round) {
+    for (const bool warm : {false, true}) {
+      for (Way& way : ways) {
+        if (warm)
+          GPUSHARE_RETURN_IF_ERROR(plain_read(path, loader::File::Mode::kBuffered));
+        else
+          GPUSHARE_RETURN_IF_ERROR(drop(path));
+        const uint64_t begin_ns = base::host_now_ns();
+        const base::Status status = way.read();
+        if (!status.ok()) return status.with_context(way.name);
+        way.seconds[warm].push_back(static_cast<double>(base::host_now_ns() - begin_ns) / 1e9);
+      }
+    }
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const loader::File file, loader::File::open(path));
+  const double gigabytes = static_cast<double>(file.size()) / 1e9;
+  const auto median = [](std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  };
+  double best[2] = {0, 0};  // of the plain reads
+  std::printf("%s, %.2f GB, median of %d rounds (host; best = the faster plain read)\n", path.c_str(),
+              gigabytes, rounds);
+  std::printf("%-20s %10s %8s %10s %8s\n", "", "cold GB/s", "/best", "warm GB/s", "/best");
+  for (size_t i = 0; i < std::size(ways); ++i) {
+    double rate[2];
+    for (int warm = 0; warm < 2; ++warm) {
+      rate[warm] = gigabytes / median(ways[i].seconds[warm]);
+      if (i == 0) best[warm] = std::max(rate[warm], gigabytes / median(ways[1].seconds[warm]));
+    }
+    std::printf("%-20s %10.2f %8.2f %10.2f %8.2f\n", ways[i].name, rate[0], rate[0] / best[0], rate[1],
+                rate[1] / best[1]);
+  }
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 3;
+  if (argc < 2 || rounds < 1) {
+    std::fprintf(stderr, "usage: measure_reading FILE.safetensors [rounds]\n");
+    return 2;
+  }
+  const base::Status status = measure(argv[1], rounds);
+  if (!status.ok()) std::fprintf(stderr, "measure_reading: %s\n", status.message().c_str());
+  return status.ok() ? 0 : 1;
+}
