@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/residency.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace gpushare::sched {
+namespace {
+
+base::Status unknown(ModelId model) {
+  return {GPUSHARE_NOT_FOUND,
+          base::format("model %llu is not known; add it first", static_cast<unsigned long long>(model))};
+}
+
+base::Status wrong_state(ModelId model, const char* what) {
+  return {GPUSHARE_INVALID_STATE,
+          base::format("model %llu %s", static_cast<unsigned long long>(model), what)};
+}
+
+}  // namespace
+
+base::Status Residency::add(ModelId model, uint64_t bytes, uint64_t load_ns) {
+  if (bytes > capacity_bytes_)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("model %llu has %llu bytes, models may have %llu on the device together",
+                         static_cast<unsigned long long>(model), static_cast<unsigned long long>(bytes),
+                         static_cast<unsigned long long>(capacity_bytes_))};
+  Model entry;
+  entry.bytes = bytes;
+  entry.load_ns = load_ns;
+  if (!models_.emplace(model, entry).second)
+    return {GPUSHARE_ALREADY_EXISTS,
+            base::format("model %llu is known already", static_cast<unsigned long long>(model))};
+  return {};
+}
+
+base::Status Residency::remove(ModelId model) {
+  const auto entry = models_.find(model);
+  if (entry == models_.end()) return unknown(model);
+  if (entry->second.pins > 0) return wrong_state(model, "is pinned; unpin it first");
+  if (entry->second.resident) resident_bytes_ -= entry->second.bytes;
+  models_.erase(entry);
+  return {};
+}
+
+base::Result<Residency::Decision> Residency::request(ModelId id, uint64_t now_ns) {
+  const auto entry = models_.find(id);
+  if (entry == models_.end()) return unknown(id);
+  now_ns_ = std::max(now_ns_, now_ns);
+  Model& model = entry->second;
+  const double halvings = static_cast<double>(now_ns_ - model.last_ns) / static_cast<double>(half_life_ns_);
+  model.requests = (half_life_ns_ == 0 ? 0 : model.requests * std::exp2(-halvings)) + 1;
+  model.last_ns = now_ns_;
+  model.turn = ++turns_;
+  Decision decision;
+  if (model.resident) return decision;
+
+  decision.load = true;
+  const uint64_t free_bytes = capacity_bytes_ - resident_bytes_;
+  if (model.bytes > free_bytes) {
+    uint64_t droppable_bytes = 0;
+    std::vector<Candidate> candidates;
+    for (const auto& [other_id, other] : models_) {
+      if (!other.resident || other.pins > 0) continue;
+      candidates.push_back({other_id, other.bytes, other.turn, worth_of(other, now_ns_)});
+      droppable_bytes += other.bytes;
+    }
+    if (model.bytes - free_bytes > droppable_bytes)
+      return base::Status(
+          GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          base::format("model %llu has %llu bytes; %llu are free and %llu in models that are not pinned",
+                       static_cast<unsigned long long>(id), static_cast<unsigned long long>(model.bytes),
+                       static_cast<unsigned long long>(free_bytes),
+                       static_cast<unsigned long long>(droppable_bytes)));
+    decision.drops = choose(std::move(candidates), model.bytes - free_bytes);
+    for (const ModelId dropped : decision.drops) {
+      Model& other = models_.at(dropped);
+      other.resident = false;
+      resident_bytes_ -= other.bytes;
+    }
+  }
+  model.resident = true;
+  resident_bytes_ += model.bytes;
+  return decision;
+}
+
+// Candidates together have `room_bytes` or more; room_bytes is above 0.
+std::vector<ModelId> Residency::choose(std::vector<Candidate> candidates, uint64_t room_bytes) const {
+  std::vector<ModelId> drops;
+  uint64_t made_bytes = 0;
+  // Dropping what has no bytes makes no room.
+  std::erase_if(candidates, [](const Candidate& candidate) { return candidate.bytes == 0; });
+  if (policy_ == ResidencyPolicy::kLeastRecentlyUsed) {
+    std::sort(candidates.begin(), candidates.end(),
+              [](const Candidate& a, const Candidate& b) { return a.turn < b.turn; });
+    for (size_t i = 0; made_bytes < room_bytes; ++i) {
+      drops.push_back(candidates[i].id);
+      made_bytes += candidates[i].bytes;
+    }
+    return drops;
+  }
+  const auto by_byte = [](const Candidate& a) { return a.worth / static_cast<double>(a.bytes); };
+  std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    const double worth_a = by_byte(a), worth_b = by_byte(b);
+    return worth_a != worth_b ? worth_a < worth_b : a.turn < b.turn;
+  });
+  // Small ones are taken into the prefix; one that makes all the room that is missing closes it, which is a
+  // solution, and is left out to go on.
+  double best_worth = std::numeric_limits<double>::infinity();
+  double prefix_worth = 0;
+  std::vector<ModelId> prefix;
+  for (const Candidate& candidate : candidates) {
+    if (made_bytes + candidate.bytes < room_bytes) {
+      prefix.push_back(candidate.id);
+      prefix_worth += candidate.worth;
+      made_bytes += candidate.bytes;
+    } else if (prefix_worth + candidate.worth < best_worth) {
+      best_worth = prefix_worth + candidate.worth;
+      drops = prefix;
+      drops.push_back(candidate.id);
+    }
+  }
+  return drops;
+}
+
+base::Status Residency::pin(ModelId model) {
+  const auto entry = models_.find(model);
+  if (entry == models_.end()) return unknown(model);
+  if (!entry->second.resident) return wrong_state(model, "is not on the device; request it first");
+  ++entry->second.pins;
+  return {};
+}
+
+base::Status Residency::unpin(ModelId model) {
+  const auto entry = models_.find(model);
+  if (entry == models_.end()) return unknown(model);
+  if (entry->second.pins == 0) return wrong_state(model, "is not pinned");
+  --entry->second.pins;
+  return {};
+}
+
+bool Residency::resident(ModelId model) const {
+  const auto entry = models_.find(model);
+  return entry != models_.end() && entry->second.resident;
+}
+
+double Residency::worth(ModelId model, uint64_t now_ns) const {
+  const auto entry = models_.find(model);
+  return entry == models_.end() ? 0 : worth_of(entry->second, std::max(now_ns, now_ns_));
+}
+
+double Residency::worth_of(const Model& model, uint64_t now_ns) const {
+  if (half_life_ns_ == 0) return 0;
+  const double halvings = static_cast<double>(now_ns - model.last_ns) / static_cast<double>(half_life_ns_);
+  return model.requests * std::exp2(-halvings) * static_cast<double>(model.load_ns);
+}
+
+}  // namespace gpushare::sched

@@ -1,0 +1,86 @@
+// residency.hpp: with more models than device memory, which ones stay on it. A decision object: it is told
+// of requests and of time, and answers what to load and what to drop; it moves nothing itself.
+//
+// least_recently_used drops the model that was requested longest ago, and the next, until there is room.
+// weighted keeps what is dear to bring back: a model's worth is its request rate times the time to load it,
+// and the set to drop is one of little worth that makes enough room (a minimum knapsack). Size counts because
+// a large model of some worth may have to go in place of several small ones of less. The set is found
+// greedily by worth a byte, closing each prefix with the one model that makes the rest of the room, and costs
+// at most twice the best set's worth (Csirik, Frenk, Labbe, Zhang 1991). The rate is a count of requests that
+// halves every `half_life_ns`, so a model that was once popular does not stay for ever.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace gpushare::sched {
+
+using ModelId = uint64_t;
+
+enum class ResidencyPolicy : uint8_t { kLeastRecentlyUsed, kWeighted };
+
+// Not thread-safe. Times are of one clock of the caller's; one that goes back counts as the latest.
+class Residency {
+ public:
+  struct Decision {
+    bool load = false;           // false: the model is on the device already
+    std::vector<ModelId> drops;  // first these go, in this order
+  };
+
+  Residency(uint64_t capacity_bytes, ResidencyPolicy policy, uint64_t half_life_ns = 60'000'000'000)
+      : capacity_bytes_(capacity_bytes), policy_(policy), half_life_ns_(half_life_ns) {}
+
+  // Makes a model known; it is not on the device. `load_ns`: time to bring it there. Errors: ALREADY_EXISTS;
+  // INVALID_ARGUMENT if it is larger than the capacity.
+  base::Status add(ModelId model, uint64_t bytes, uint64_t load_ns);
+  // Forgets it, on the device or not. Errors: NOT_FOUND; INVALID_STATE while it is pinned.
+  base::Status remove(ModelId model);
+
+  // A request for `model`: counts it, decides, and takes the decision for done. Pinned models stay. A miss
+  // costs O(n log n) for n models on the device. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY if it does not fit
+  // beside the pinned ones (the request still counts, nothing else changes).
+  base::Result<Decision> request(ModelId model, uint64_t now_ns);
+
+  // A pinned model is not dropped: it executes, or is on its way. Pins nest. Errors: NOT_FOUND; INVALID_STATE
+  // (not on the device; not pinned).
+  base::Status pin(ModelId model);
+  base::Status unpin(ModelId model);
+
+  bool resident(ModelId model) const;
+  uint64_t resident_bytes() const { return resident_bytes_; }
+  // Request rate times load time, as of `now_ns`; what weighted compares. 0 for an unknown model.
+  double worth(ModelId model, uint64_t now_ns) const;
+
+ private:
+  struct Model {
+    uint64_t bytes = 0;
+    uint64_t load_ns = 0;
+    double requests = 0;  // decayed to last_ns
+    uint64_t last_ns = 0;
+    uint64_t turn = 0;  // of the last request: breaks ties of time
+    uint32_t pins = 0;
+    bool resident = false;
+  };
+  struct Candidate {
+    ModelId id;
+    uint64_t bytes;
+    uint64_t turn;
+    double worth;
+  };
+  double worth_of(const Model& model, uint64_t now_ns) const;
+  std::vector<ModelId> choose(std::vector<Candidate> candidates, uint64_t room_bytes) const;
+
+  const uint64_t capacity_bytes_;
+  const ResidencyPolicy policy_;
+  const uint64_t half_life_ns_;
+  std::unordered_map<ModelId, Model> models_;
+  uint64_t resident_bytes_ = 0;
+  uint64_t now_ns_ = 0;
+  uint64_t turns_ = 0;
+};
+
+}  // namespace gpushare::sched
