@@ -132,6 +132,12 @@ void wait_for_context(Call& call, Context* context) {
   }
 }
 
+void wait_for_all(Call& call) {
+  std::vector<Stream*> streams;
+  for (const auto& [raw, stream] : world().streams) streams.push_back(stream.get());
+  for (Stream* stream : streams) wait_completed(call.lock(), stream, stream->enqueued);
+}
+
 uint64_t add_block(BlockKind kind, Context* context, const std::string& born, uint64_t bytes,
                    uint64_t accounted) {
   const uint64_t address = place(bytes, 512, PROT_READ | PROT_WRITE);
@@ -201,16 +207,15 @@ void drop_physical_if_unused(uint64_t handle) {
 
 CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range) {
   World& w = world();
-  uint64_t at = range.address;
   const uint64_t end = range.address + range.bytes;
-  while (at < end) {
-    Block* block = block_at(at);
+  // The whole range first: an op that is refused touches nothing.
+  for (uint64_t at = range.address; at < end;) {
+    const Block* block = block_at(at);
     if (block == nullptr) {
       return call.misuse(CUDA_ERROR_INVALID_VALUE, std::string(range.writes ? "write" : "read") + " of " +
                                                        hex(at) + ", " + why_gone(at));
     }
-    const uint64_t base = base_of(at);
-    const uint64_t stop = std::min(end, base + block->bytes);
+    const uint64_t stop = std::min(end, base_of(at) + block->bytes);
     if (stop < end && block->kind != BlockKind::kMapping) {
       return call.misuse(CUDA_ERROR_INVALID_VALUE, "past the end: " + hex(range.address) + " + " +
                                                        std::to_string(range.bytes) +
@@ -221,6 +226,11 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
       return call.misuse(CUDA_ERROR_INVALID_VALUE,
                          "the mapping of " + block->born + " has no access yet (cuMemSetAccess)");
     }
+    at = stop;
+  }
+  for (uint64_t at = range.address; at < end;) {
+    Block* block = block_at(at);
+    const uint64_t stop = std::min(end, base_of(at) + block->bytes);
     for (const Access& earlier : block->accesses) {
       if (earlier.stream == stream->id || (!earlier.writes && !range.writes)) continue;
       if (earlier.end <= at || earlier.begin >= stop) continue;
@@ -260,6 +270,9 @@ size_t list_leaks(std::string* out_text) {
   const auto counts = [](const Context* context) {
     return root(const_cast<Context*>(context))->error == CUDA_SUCCESS;
   };
+  bool poisoned = false;
+  for (const auto& [raw, context] : w.contexts)
+    poisoned = poisoned || root(context.get())->error != CUDA_SUCCESS;
   for (const auto& [raw, context] : w.contexts) {
     if (context->alive() && counts(context.get()))
       add(context->primary ? "retained primary context of " : "context of ", context->born);
@@ -272,11 +285,8 @@ size_t list_leaks(std::string* out_text) {
     if (event->alive() && counts(event->context)) add("event of ", event->born);
   }
   for (const auto& [address, block] : w.blocks) {
-    if (block.context == nullptr || counts(block.context)) add("memory of ", block.born);
+    if (block.context != nullptr ? counts(block.context) : !poisoned) add("memory of ", block.born);
   }
-  bool poisoned = false;
-  for (const auto& [raw, context] : w.contexts)
-    poisoned = poisoned || root(context.get())->error != CUDA_SUCCESS;
   // Virtual memory belongs to the process, not to a context; after a poisoned one it cannot be released any
   // more.
   for (const auto& [address, reservation] : w.reservations) {
@@ -563,6 +573,7 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   STANDIN_ENTRY(cuMemUnmap);
   if (call.unsafe_during_capture()) return call.verdict();
   World& w = world();
+  bool under_work = false;
   for (uint64_t at = address; at < address + bytes;) {
     const auto it = w.blocks.find(at);
     if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping ||
@@ -575,9 +586,12 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     if (const Access* access = unfinished(it->second); access != nullptr) {
       record_misuse(call.text(), "unmap under work: the host has not seen " + access->call +
                                      " finish, which uses the mapping of " + it->second.born);
+      under_work = true;
     }
     at += it->second.bytes;
   }
+  // Told already; the work may end in peace, where the GPU would fault.
+  if (under_work) wait_for_all(call);
   for (uint64_t at = address; at < address + bytes;) {
     const Block block = std::move(w.blocks[at]);
     w.blocks.erase(at);

@@ -1,0 +1,272 @@
+// Every way in which the driver fails, and what the backend makes of it.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/log.hpp"
+#include "cuda_support.hpp"
+
+using namespace cuda_test;     // NOLINT(google-build-using-namespace)
+using namespace standin_test;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+// Collects error lines while it lives.
+struct LogCapture {
+  std::vector<std::string> lines;
+  LogCapture() {
+    gpushare::base::set_log_sink(
+        [](void* self, int32_t, const char* message) {
+          static_cast<LogCapture*>(self)->lines.emplace_back(message);
+        },
+        this, gpushare::base::kError);
+  }
+  ~LogCapture() { gpushare::base::set_log_sink(nullptr, nullptr, gpushare::base::kWarning); }
+};
+
+}  // namespace
+
+TEST_CASE("out of memory of the driver is the device's, with the numbers", "[cuda]") {
+  auto device = open();
+  standin_fail_call("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  const auto refused = device->alloc(4096);
+  CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(refused.status().native_code() == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(mentions(refused.status(), "4.00 KiB"));
+  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+
+  // Virtual memory: at any granule, with nothing left behind.
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  standin_fail_call("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->phys_create(4 * granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+
+  // Pinned memory is the host's.
+  standin_fail_call("cuMemHostAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->host_alloc(4096).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
+  auto device = open();
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(4 * granule);
+  const auto memory = device->phys_create(4 * granule);
+  for (const uint64_t at : {1, 2, 4}) {
+    standin_fail_call("cuMemMap", at, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(device->va_map(*range, 4 * granule, *memory, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  }
+  standin_fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, 4 * granule, *memory, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
+  REQUIRE_OK(device->va_unmap(*range, 4 * granule));
+  REQUIRE_OK(device->phys_release(*memory));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("memory released while it is being mapped in vain goes when the attempt ends", "[cuda]") {
+  auto device = open("pool_bytes=0");
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(granule);
+  const auto memory = device->phys_create(granule);
+  standin_fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_FALSE(device->va_map(*range, granule, *memory, 0).ok());
+  REQUIRE_OK(device->phys_release(*memory));
+  CHECK(device->refresh_info()->free_bytes == device->info().total_bytes);
+  REQUIRE_OK(device->va_free(*range, granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("native errors keep their name and code", "[cuda]") {
+  auto device = open();
+  struct Case {
+    CUresult result;
+    int32_t status;
+    const char* name;
+  };
+  for (const Case& c :
+       {Case{1, GPUSHARE_INVALID_ARGUMENT, "CUDA_ERROR_INVALID_VALUE"},
+        Case{801, GPUSHARE_UNSUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+        Case{304, GPUSHARE_IO_ERROR, "CUDA_ERROR_OPERATING_SYSTEM"}, Case{304, GPUSHARE_IO_ERROR, "(304)"},
+        Case{999, GPUSHARE_UNKNOWN, "CUDA_ERROR_UNKNOWN"}, Case{4242, GPUSHARE_UNKNOWN, "(4242)"}}) {
+    standin_fail_call("cuStreamCreateWithPriority", 1, c.result);
+    const auto stream = device->create_stream();
+    CHECK(stream.status().code() == c.status);
+    CHECK(stream.status().native_code() == c.result);
+    CHECK(mentions(stream.status(), c.name));
+    CHECK(mentions(stream.status(), "cuStreamCreateWithPriority"));
+  }
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a launch that fails leaves the stream usable", "[cuda]") {
+  auto device = open();
+  int runs = 0;
+  const auto count = [](void* n) { ++*static_cast<int*>(n); };
+  {
+    const auto stream = device->create_stream();
+    standin_fail_call("cuLaunchHostFunc", 1, CUDA_ERROR_INVALID_VALUE);
+    CHECK(stream->launch_host(count, &runs).code() == GPUSHARE_INVALID_ARGUMENT);
+    REQUIRE_OK(stream->launch_host(count, &runs));
+    REQUIRE_OK(stream->synchronize());
+  }
+  CHECK(runs == 1);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a sticky error is DEVICE_LOST with its cause, logged once, and the process closes cleanly",
+          "[cuda]") {
+  auto device = open();
+  LogCapture log;
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto block = device->alloc(4096);
+  const auto pinned = device->host_alloc(4096);
+  const auto range = device->va_reserve(granule);
+  const auto memory = device->phys_create(granule);
+  REQUIRE_OK(device->va_map(*range, granule, *memory, 0));
+  auto stream = device->create_stream();
+  auto other = device->create_stream();
+  auto event = device->create_event(GPUSHARE_EVENT_TIMING);
+  REQUIRE_OK(other->record(*event));
+
+  standin_fail_work("cuMemsetD8Async", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  REQUIRE_OK(stream->fill(*block, 1, 4096));
+  const Status found = stream->synchronize();
+  CHECK(found.code() == GPUSHARE_DEVICE_LOST);
+  CHECK(found.native_code() == CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHECK(mentions(found, "CUDA_ERROR_ILLEGAL_ADDRESS"));
+  CHECK(mentions(found, "cuda:0"));
+
+  // From now on every op that asks something of the device says the same, and calls no driver.
+  const uint64_t calls = standin_calls("cuCtxGetCurrent");
+  for (const Status& later :
+       {stream->query(), other->synchronize(), event->query(), event->synchronize(),
+        other->launch_host([](void*) {}, nullptr), device->alloc(64).status(),
+        device->host_alloc(64).status(), device->create_stream().status(), device->create_event().status(),
+        device->va_reserve(granule).status(), device->phys_create(granule).status(), other->record(*event),
+        other->wait(*event), other->fill(*block, 0, 1), device->partition_info().status()}) {
+    CHECK(later.code() == GPUSHARE_DEVICE_LOST);
+    CHECK(later.message().find("CUDA_ERROR_ILLEGAL_ADDRESS") != std::string::npos);
+  }
+  CHECK(standin_calls("cuCtxGetCurrent") == calls);
+  CHECK(device->refresh_info().ok());
+  // What is released goes quietly.
+  REQUIRE_OK(device->va_unmap(*range, granule));
+  REQUIRE_OK(device->phys_release(*memory));
+  REQUIRE_OK(device->va_free(*range, granule));
+  REQUIRE_OK(device->free(*block));
+  REQUIRE_OK(device->host_free(*pinned));
+  { auto gone = std::move(*stream); }
+  { auto gone = std::move(*other); }
+  { auto gone = std::move(*event); }
+  REQUIRE_OK(device->close());
+  CHECK(log.lines.size() == 1);
+  // The primary context was released: the next user of the device gets a new one.
+  auto fresh = open();
+  REQUIRE_OK(fresh->free(*fresh->alloc(64)));
+  REQUIRE_OK(fresh->close());
+}
+
+TEST_CASE("losing the device in any op is noticed there", "[cuda]") {
+  for (const char* call :
+       {"cuMemAlloc", "cuStreamCreateWithPriority", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent",
+        "cuMemcpyHtoDAsync", "cuLaunchHostFunc", "cuMemGetInfo", "cuMemCreate"}) {
+    INFO(call);
+    auto device = open("wait=spin");
+    LogCapture log;
+    const auto block = device->alloc(64);
+    {
+      const auto stream = device->create_stream();
+      const auto recorded = device->create_event();
+      REQUIRE_OK(stream->record(*recorded));
+      REQUIRE_OK(stream->synchronize());
+      standin_fail_call(call, 1, CUDA_ERROR_LAUNCH_FAILED);
+      char byte = 0;
+      (void)device->alloc(64);
+      (void)device->create_stream();
+      (void)device->create_event(GPUSHARE_EVENT_TIMING);
+      (void)stream->record(*recorded);
+      (void)stream->wait(*recorded);
+      (void)stream->copy(*block, reinterpret_cast<uint64_t>(&byte), 1, GPUSHARE_COPY_HOST_TO_DEVICE);
+      (void)stream->launch_host([](void*) {}, nullptr);
+      (void)device->refresh_info();
+      (void)device->phys_create(device->info().mapping_granularity_bytes);
+      CHECK(stream->query().code() == GPUSHARE_DEVICE_LOST);
+      CHECK(log.lines.size() == 1);
+      CHECK(log.lines.at(0).find(call) != std::string::npos);
+      // The driver itself is fine; let it agree that the context is gone.
+      standin_poison(0, CUDA_ERROR_LAUNCH_FAILED);
+    }
+    (void)device->close();
+  }
+  standin_clear_faults();
+}
+
+TEST_CASE("a host function that throws fails its stream alone", "[cuda]") {
+  auto device = open();
+  int runs = 0;
+  const auto count = [](void* n) { ++*static_cast<int*>(n); };
+  {
+    const auto stream = device->create_stream();
+    const auto other = device->create_stream();
+    const auto before = device->create_event();
+    const auto after = device->create_event();
+    std::atomic<bool> go{false};
+    // Held back so that all of this is enqueued before the function throws.
+    REQUIRE_OK(stream->launch_host(
+        [](void* flag) {
+          while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+          }
+        },
+        &go));
+    REQUIRE_OK(stream->record(*before));
+    REQUIRE_OK(stream->launch_host([](void*) { throw std::runtime_error("planted"); }, nullptr));
+    REQUIRE_OK(stream->launch_host(count, &runs));
+    REQUIRE_OK(stream->record(*after));
+    go = true;
+    const Status failed = stream->synchronize();
+    CHECK(failed.code() == GPUSHARE_CALLBACK_FAILED);
+    CHECK(mentions(failed, "planted"));
+    CHECK(runs == 0);
+    CHECK(stream->launch_host(count, &runs).code() == GPUSHARE_CALLBACK_FAILED);
+    CHECK(before->synchronize().ok());
+    CHECK(after->synchronize().code() == GPUSHARE_CALLBACK_FAILED);
+    REQUIRE_OK(other->launch_host(count, &runs));
+    REQUIRE_OK(other->synchronize());
+    CHECK(runs == 1);
+  }
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("ops inside a host function are refused before the driver sees them", "[cuda]") {
+  auto device = open();
+  struct Data {
+    Device* device;
+    std::vector<int32_t> codes;
+  } data{device.get(), {}};
+  {
+    const auto stream = device->create_stream();
+    REQUIRE_OK(stream->launch_host(
+        [](void* d) {
+          Data& self = *static_cast<Data*>(d);
+          self.codes.push_back(self.device->alloc(64).status().code());
+          self.codes.push_back(self.device->create_stream().status().code());
+          self.codes.push_back(self.device->create_event().status().code());
+          self.codes.push_back(self.device->refresh_info().status().code());
+        },
+        &data));
+    REQUIRE_OK(stream->synchronize());
+  }
+  CHECK(data.codes == std::vector<int32_t>(4, GPUSHARE_INVALID_STATE));
+  REQUIRE_OK(device->close());
+  check_clean();
+}

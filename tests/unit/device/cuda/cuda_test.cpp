@@ -1,0 +1,318 @@
+// What the cuda backend does with a driver: finding it, contexts, capacity, pools, waits.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "cuda_support.hpp"
+#include "device/registry.hpp"
+
+using namespace cuda_test;     // NOLINT(google-build-using-namespace)
+using namespace standin_test;  // NOLINT(google-build-using-namespace)
+
+TEST_CASE("no driver is UNAVAILABLE with the reason, and probe agrees", "[cuda]") {
+  const auto device = Device::open("cuda?driver=/no/such/libcuda.so.1");
+  CHECK(device.status().code() == GPUSHARE_UNAVAILABLE);
+  CHECK(mentions(device.status(), "/no/such/libcuda.so.1"));
+
+  const gpushare_backend_ops* ops = gpushare::device::find_backend("cuda");
+  REQUIRE(ops != nullptr);
+  REQUIRE(setenv("GPUSHARE_CUDA_DRIVER", "/no/such/libcuda.so.2", 1) == 0);
+  uint32_t count = 77;
+  CHECK(ops->probe(&count) == GPUSHARE_UNAVAILABLE);
+  CHECK(count == 77);
+  // Not remembered: a driver may appear.
+  REQUIRE(setenv("GPUSHARE_CUDA_DRIVER", GPUSHARE_CUDA_STANDIN, 1) == 0);
+  CHECK(ops->probe(&count) == GPUSHARE_OK);
+  CHECK(count == 1);
+  REQUIRE(unsetenv("GPUSHARE_CUDA_DRIVER") == 0);
+}
+
+TEST_CASE("a library that is no driver is UNAVAILABLE and what it lacks is named", "[cuda]") {
+  const auto device = Device::open("cuda?driver=/lib/x86_64-linux-gnu/libm.so.6");
+  CHECK(device.status().code() == GPUSHARE_UNAVAILABLE);
+  CHECK((mentions(device.status(), "cuMemAlloc_v2 (CUDA 3.2)") || mentions(device.status(), "cannot open")));
+}
+
+TEST_CASE("a driver that cannot start or shows no device is UNAVAILABLE", "[cuda]") {
+  REQUIRE(standin_configure("devices", 1) == 0);
+  const auto missing = Device::open(spec("", "5"));
+  CHECK(missing.status().code() == GPUSHARE_UNAVAILABLE);
+  CHECK(mentions(missing.status(), "shows 1 device; asked for index 5"));
+  check_clean();
+}
+
+TEST_CASE("an old driver serves without what it lacks", "[cuda]") {
+  const auto device = Device::open("cuda?driver=" GPUSHARE_CUDA_STANDIN_OLD);
+  REQUIRE_OK(device.status());
+  CHECK_FALSE((*device)->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY));
+  CHECK_FALSE((*device)->can(GPUSHARE_DEVICE_CAP_PARTITIONS));
+  CHECK((*device)->info().mapping_granularity_bytes == 0);
+  const auto range = (*device)->va_reserve(2 << 20);
+  CHECK(range.status().code() == GPUSHARE_UNSUPPORTED);
+  CHECK(mentions(range.status(), "CUDA 10.2"));
+  CHECK((*device)->partition_info().status().code() == GPUSHARE_UNSUPPORTED);
+  const auto block = (*device)->alloc(4096);
+  REQUIRE_OK(block.status());
+  {
+    const auto stream = (*device)->create_stream();
+    REQUIRE_OK(stream->fill(*block, 1, 4096));
+    REQUIRE_OK(stream->synchronize());
+  }
+  REQUIRE_OK((*device)->free(*block));
+  REQUIRE_OK((*device)->close());
+}
+
+TEST_CASE("options out of range are named", "[cuda]") {
+  for (const char* options :
+       {"driver=relative.so", "wait=sometimes", "fraction=0", "fraction=1.5", "fraction=0.5&total_gib=1",
+        "total_bytes=0", "granularity=3MiB", "total_bytes=1MiB", "no_such_option=1", "context=not_a_number",
+        "pinned_chunk_bytes=1"}) {
+    INFO(options);
+    const bool names_driver = std::strncmp(options, "driver", 6) == 0;
+    const auto device = Device::open(names_driver ? std::string("cuda?") + options : spec(options));
+    CHECK(device.status().code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(mentions(device.status(), "cuda"));
+  }
+  check_clean();
+}
+
+TEST_CASE("the caller's current context is as it was, on every thread", "[cuda]") {
+  auto device = open();
+  CUcontext other = nullptr;
+  CUcontext current = nullptr;
+  REQUIRE(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+  {
+    const auto stream = device->create_stream();
+    REQUIRE_OK(stream.status());
+    const auto block = device->alloc(4096);
+    REQUIRE_OK(stream->fill(*block, 1, 4096));
+    REQUIRE_OK(stream->synchronize());
+    REQUIRE_OK(device->free(*block));
+    CHECK(device->alloc(1ull << 50).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+    CHECK(current == other);
+    std::thread([&] {
+      CHECK(stream->query().ok());
+      REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+      CHECK(current == nullptr);
+    }).join();
+  }
+  REQUIRE_OK(device->close());
+  REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+  CHECK(current == other);
+  REQUIRE(cuCtxDestroy_v2(other) == CUDA_SUCCESS);
+  check_clean();
+}
+
+TEST_CASE("when the context is current already, no op pushes it", "[cuda]") {
+  auto device = open();
+  CUcontext primary = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&primary, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPushCurrent_v2(primary) == CUDA_SUCCESS);
+  const uint64_t pushes = standin_calls("cuCtxPushCurrent");
+  {
+    const auto stream = device->create_stream();
+    for (int i = 0; i < 10; ++i) CHECK(stream->query().ok());
+  }
+  CHECK(standin_calls("cuCtxPushCurrent") == pushes);
+  REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a given context is used and not released", "[cuda]") {
+  CUcontext given = nullptr;
+  REQUIRE(cuInit(0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxCreate_v2(&given, 0, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+  auto device = open("context=" + std::to_string(reinterpret_cast<uintptr_t>(given)));
+  const auto block = device->alloc(64);
+  REQUIRE_OK(block.status());
+  // The block belongs to the given context: the context cannot go unnoticed before it.
+  REQUIRE(cuCtxDestroy_v2(nullptr) != CUDA_SUCCESS);
+  CHECK(misused("cuCtxDestroy", "not a context"));
+  REQUIRE_OK(device->free(*block));
+  REQUIRE_OK(device->close());
+  REQUIRE(cuCtxDestroy_v2(given) == CUDA_SUCCESS);
+  check_clean();
+}
+
+TEST_CASE("capacity can be a share, and follows the other users of the GPU", "[cuda]") {
+  auto device = open("fraction=0.5");
+  CHECK(device->info().total_bytes == 512u << 20);
+  CHECK(device->refresh_info()->free_bytes == 512u << 20);
+  const auto refused = device->alloc(513u << 20);
+  CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(mentions(refused.status(), "512.00 MiB"));
+  // Somebody else takes 900 of the 1024 MiB: what is free is less than our share.
+  REQUIRE(standin_configure("other_user_bytes", 900ull << 20) == 0);
+  CHECK(device->refresh_info()->free_bytes == 124u << 20);
+  const auto taken = device->alloc(200u << 20);
+  CHECK(taken.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(mentions(taken.status(), "other"));
+  REQUIRE(standin_configure("other_user_bytes", 0) == 0);
+  const auto block = device->alloc(200u << 20);
+  REQUIRE_OK(block.status());
+  CHECK(device->refresh_info()->free_bytes == 312u << 20);
+  REQUIRE_OK(device->free(*block));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("events come from a pool and forget their last owner", "[cuda]") {
+  auto device = open();
+  {
+    const auto stream = device->create_stream();
+    { REQUIRE_OK(stream->record(*device->create_event(GPUSHARE_EVENT_TIMING))); }
+    const uint64_t created = standin_calls("cuEventCreate");
+    for (int i = 0; i < 20; ++i) {
+      const auto event = device->create_event(GPUSHARE_EVENT_TIMING);
+      CHECK(event->query().ok());
+      CHECK(event->elapsed_since(*event).status().code() == GPUSHARE_INVALID_STATE);
+      REQUIRE_OK(stream->record(*event));
+    }
+    CHECK(standin_calls("cuEventCreate") == created);
+    // The two kinds do not mix.
+    const auto plain = device->create_event();
+    CHECK(standin_calls("cuEventCreate") == created + 1);
+    CHECK(plain->elapsed_since(*plain).status().code() == GPUSHARE_INVALID_STATE);
+  }
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("pinned memory is cut from chunks that are given back", "[cuda]") {
+  auto device = open("pinned_chunk_bytes=1MiB");
+  const uint64_t before = standin_calls("cuMemHostAlloc");
+  std::vector<void*> blocks;
+  for (int i = 0; i < 40; ++i) {
+    const auto block = device->host_alloc(static_cast<uint64_t>(1000 + i * 977));
+    REQUIRE_OK(block.status());
+    std::memset(*block, i, static_cast<size_t>(1000 + i * 977));
+    for (void* other : blocks) CHECK(*block != other);
+    blocks.push_back(*block);
+  }
+  CHECK(standin_calls("cuMemHostAlloc") == before + 1);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto* bytes = static_cast<const unsigned char*>(blocks[i]);
+    CHECK((bytes[0] == i && bytes[999 + i * 977] == i));
+  }
+  for (size_t i = 0; i < blocks.size(); i += 2) REQUIRE_OK(device->host_free(blocks[i]));
+  for (size_t i = 1; i < blocks.size(); i += 2) REQUIRE_OK(device->host_free(blocks[i]));
+  CHECK(device->host_free(blocks[0]).code() == GPUSHARE_NOT_FOUND);
+  // All holes joined again: the biggest block that a chunk serves fits.
+  const auto quarter = device->host_alloc(256u << 10);
+  REQUIRE_OK(quarter.status());
+  CHECK(standin_calls("cuMemHostAlloc") == before + 1);
+  const auto large = device->host_alloc(2u << 20);
+  CHECK(standin_calls("cuMemHostAlloc") == before + 2);
+  REQUIRE_OK(device->host_free(*large));
+  REQUIRE_OK(device->host_free(*quarter));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("pinned memory is mapped: the device reads what the host wrote, at the same address", "[cuda]") {
+  auto device = open();
+  const auto host = device->host_alloc(256);
+  const auto block = device->alloc(256);
+  {
+    const auto stream = device->create_stream();
+    std::memset(*host, 9, 256);
+    REQUIRE_OK(stream->copy(*block, reinterpret_cast<uint64_t>(*host), 256, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+    REQUIRE_OK(stream->fill(reinterpret_cast<uint64_t>(*host), 1, 256));
+    REQUIRE_OK(stream->copy(reinterpret_cast<uint64_t>(*host), *block, 1, GPUSHARE_COPY_DEVICE_TO_HOST));
+    REQUIRE_OK(stream->synchronize());
+  }
+  CHECK(static_cast<unsigned char*>(*host)[0] == 9);
+  CHECK(static_cast<unsigned char*>(*host)[255] == 1);
+  REQUIRE_OK(device->free(*block));
+  REQUIRE_OK(device->host_free(*host));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("released granules are reused, and give way when memory is short", "[cuda]") {
+  auto device = open("pool_bytes=64MiB");
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const uint64_t total = device->info().total_bytes;
+  auto memory = device->phys_create(4 * granule);
+  REQUIRE_OK(memory.status());
+  const uint64_t created = standin_calls("cuMemCreate");
+  REQUIRE_OK(device->phys_release(*memory));
+  CHECK(device->refresh_info()->free_bytes == total);  // pooled is free
+  memory = device->phys_create(4 * granule);
+  CHECK(standin_calls("cuMemCreate") == created);
+  REQUIRE_OK(device->phys_release(*memory));
+  const uint64_t released = standin_calls("cuMemRelease");
+  const auto all = device->alloc(total);
+  REQUIRE_OK(all.status());
+  CHECK(standin_calls("cuMemRelease") == released + 4);
+  REQUIRE_OK(device->free(*all));
+  // Above its limit the pool gives granules back at once.
+  memory = device->phys_create(40 * granule);
+  REQUIRE_OK(device->phys_release(*memory));
+  CHECK(standin_calls("cuMemRelease") == released + 4 + 8);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("the granularity can be raised, and a mapping is one driver call a granule", "[cuda]") {
+  auto device = open("granularity=8MiB");
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  CHECK(granule == 8u << 20);
+  const auto range = device->va_reserve(4 * granule);
+  const auto memory = device->phys_create(2 * granule);
+  const uint64_t maps = standin_calls("cuMemMap");
+  const uint64_t accesses = standin_calls("cuMemSetAccess");
+  const uint64_t unmaps = standin_calls("cuMemUnmap");
+  REQUIRE_OK(device->va_map(*range + granule, 2 * granule, *memory, 0));
+  CHECK(standin_calls("cuMemMap") == maps + 2);
+  CHECK(standin_calls("cuMemSetAccess") == accesses + 1);
+  REQUIRE_OK(device->va_unmap(*range + granule, 2 * granule));
+  CHECK(standin_calls("cuMemUnmap") == unmaps + 1);
+  REQUIRE_OK(device->phys_release(*memory));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("waits block or spin by option", "[cuda]") {
+  for (const char* options : {"wait=block", "wait=spin"}) {
+    INFO(options);
+    auto device = open(options);
+    int runs = 0;
+    {
+      const auto stream = device->create_stream();
+      const uint64_t spins = standin_calls("cuStreamSynchronize");
+      for (int i = 0; i < 50; ++i)
+        REQUIRE_OK(stream->launch_host([](void* n) { ++*static_cast<int*>(n); }, &runs));
+      REQUIRE_OK(stream->synchronize());
+      CHECK(runs == 50);
+      CHECK((standin_calls("cuStreamSynchronize") == spins) == (std::string(options) == "wait=block"));
+    }
+    REQUIRE_OK(device->close());
+  }
+  check_clean();
+}
+
+TEST_CASE("the native handle is the driver's stream", "[cuda]") {
+  auto device = open();
+  {
+    const auto stream = device->create_stream(device->info().priority_highest);
+    const auto native = static_cast<CUstream>(stream->native());
+    CUcontext primary = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&primary, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxPushCurrent_v2(primary) == CUDA_SUCCESS);
+    CHECK(cuStreamQuery(native) == CUDA_SUCCESS);
+    REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+    CHECK(device->create_stream(device->info().priority_highest - 1).status().code() ==
+          GPUSHARE_INVALID_ARGUMENT);
+  }
+  REQUIRE_OK(device->close());
+  check_clean();
+}
