@@ -206,3 +206,9 @@ TEST_CASE("contiguous layout under many threads") {
 TEST_CASE("virtual layout under many threads") {
   run(Layout::kVirtual, "host?total_bytes=128MiB");
 }
+TEST_CASE("contiguous layout under many threads, cuda on the stand-in for its driver") {
+  run(Layout::kContiguous, "cuda?total_bytes=128MiB&driver=" GPUSHARE_CUDA_STANDIN);
+}
+TEST_CASE("virtual layout under many threads, cuda on the stand-in for its driver") {
+  run(Layout::kVirtual, "cuda?total_bytes=128MiB&driver=" GPUSHARE_CUDA_STANDIN);
+}
