@@ -23,6 +23,7 @@ ExitCode exit_code(const base::Status& status) {
 std::vector<std::unique_ptr<Command>> commands() {
   std::vector<std::unique_ptr<Command>> out;
   out.push_back(make_run_command());
+  out.push_back(make_replay_command());
   out.push_back(make_serve_command());
   out.push_back(make_plan_command());
 #ifdef GPUSHARE_CLI_HAS_C_ABI

@@ -49,6 +49,7 @@ class Command {
 };
 
 std::unique_ptr<Command> make_run_command();
+std::unique_ptr<Command> make_replay_command();
 std::unique_ptr<Command> make_serve_command();
 std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_devices_command();
