@@ -53,8 +53,7 @@ typedef struct gpushare_heap_s* gpushare_heap;           /* a block heap over of
 
 #define GPUSHARE_NO_TIMEOUT UINT64_MAX /* wait for ever */
 
-/* ======================================================================================== version and errors
- * == */
+/* ---- version and errors ---- */
 
 /* The library's version as (major << 22) | (minor << 12) | patch, comparable with GPUSHARE_VERSION. */
 GPUSHARE_API uint32_t gpushare_version(void);
@@ -89,8 +88,7 @@ typedef void (*gpushare_log_fn)(void* user_data, int32_t level, const char* mess
  * WARNING). Process-wide. `fn` may be called from any thread and must not call gpushare. */
 GPUSHARE_API int32_t gpushare_log_set(gpushare_log_fn fn, void* user_data, int32_t level);
 
-/* ============================================================================================ devices,
- * backends == */
+/* ---- devices, backends ---- */
 
 /* Adds a backend to the process (see backend.h for the rules that `ops` must keep). The known prefix is
  * copied. Errors: INVALID_ARGUMENT (missing op, half-filled group, wrong ABI major), ALREADY_EXISTS. */
@@ -126,8 +124,7 @@ GPUSHARE_API int32_t gpushare_device_count(uint32_t* out_count);
  * driver. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_device_get_info(uint32_t index, gpushare_device_info* out_info);
 
-/* =====================================================================================================
- * policies == */
+/* ---- policies ---- */
 
 /* Job classes. Guaranteed sessions get what they were admitted with; opportunistic ones use what is spare. */
 enum { GPUSHARE_CLASS_GUARANTEED = 0, GPUSHARE_CLASS_OPPORTUNISTIC = 1 };
@@ -177,8 +174,7 @@ GPUSHARE_API uint32_t gpushare_policy_count(void);
 /* Name of built-in policy `index`; null past the end. Static storage. */
 GPUSHARE_API const char* gpushare_policy_name(uint32_t index);
 
-/* ======================================================================================================
- * runtime == */
+/* ---- runtime ---- */
 
 enum {
   GPUSHARE_LAYOUT_AUTO = 0, /* virtual where the device can, else contiguous */
@@ -275,8 +271,7 @@ GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const
 /* Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns);
 
-/* ======================================================================================================
- * session == */
+/* ---- session ---- */
 
 enum {
   GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* may wait for admission instead of being refused */
@@ -363,8 +358,7 @@ GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, doubl
 /* Declares the device time still needed (srtf's order). */
 GPUSHARE_API int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns);
 
-/* =======================================================================================================
- * memory == */
+/* ---- memory ---- */
 
 enum {
   GPUSHARE_KIND_MODEL = 0,     /* persistent: parameters, optimizer state; few, large */
@@ -419,8 +413,7 @@ GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtim
                                                                  gpushare_out_of_memory_fn fn,
                                                                  void* user_data);
 
-/* ====================================================================================================
- * iteration == */
+/* ---- iteration ---- */
 
 /* Waits for the session's turn in its lane. At most one iteration of a session is open at a time; the thread
  * that begins it is bound to it until it ends. Blocks up to timeout_ns. Errors: TIMED_OUT (no turn was lost),
@@ -472,8 +465,7 @@ GPUSHARE_API int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeo
 /* Gives the ticket back; the iteration runs all the same. */
 GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
 
-/* ======================================================================================================
- * streams == */
+/* ---- streams ---- */
 
 /* A side stream of the runtime, outside all lanes; the caller releases it. */
 GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,
@@ -495,8 +487,7 @@ GPUSHARE_API int32_t gpushare_stream_fill(gpushare_stream stream, gpushare_devic
 /* Enqueues work of a known cost on a simulating device. Errors: UNSUPPORTED elsewhere. */
 GPUSHARE_API int32_t gpushare_stream_work(gpushare_stream stream, const gpushare_backend_work* work);
 
-/* ======================================================================================================
- * exports == */
+/* ---- exports ---- */
 
 /* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track a lane with its iterations, a
  * track a session with queueing and residency, counters of memory. Needs RECORD_TIMELINE (INVALID_STATE).
@@ -515,8 +506,7 @@ GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, c
  */
 GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path);
 
-/* ================================================================================================= the block
- * heap == */
+/* ---- the block heap ---- */
 
 /* The allocator alone: places blocks in [0, capacity) of anything; touches no memory of it. Not thread-safe:
  * the caller orders calls on one heap. */

@@ -1,0 +1,162 @@
+// c_api: the extern "C" bodies of gpushare.h, one file a noun, each a thin step from handles and structs to the C++ core. Calls
+// everything below it; called by nobody but users. guard.hpp turns exceptions and Status into codes and the thread's last error,
+// abi.hpp reads and writes the sized structs, handles.hpp tells live handles from stale ones.
+//
+// handles.hpp: handles are not pointers. A handle is (type, generation, slot) packed into a pointer-sized value; looking it up compares the
+// generation, so a stale, foreign or random handle is refused and never followed.
+//
+// A lookup pins the object: a release that happens meanwhile invalidates the handle at once, and the object goes when its last pin goes.
+// Lookup is wait-free (one fetch_add); slots live in chunks that are never freed, so a stale handle always has a slot to be compared with.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+
+namespace gpushare::capi {
+
+// T: the object. Tag: 1 to 15, one per handle type.
+template <class T, unsigned Tag>
+class HandleTable {
+ private:
+  struct Slot {
+    // generation (32 bits) | retired (1) | pins (31). Even generations are free, odd ones live.
+    std::atomic<uint64_t> word{0};
+    uint32_t index = 0;
+    std::shared_ptr<T> object;
+  };
+  static constexpr uint64_t kRetired = 1ull << 31;
+  static constexpr uint64_t kPins = kRetired - 1;
+  static constexpr uint32_t kChunkBits = 12;
+  static constexpr uint32_t kMaxChunks = 1u << 12;  // 16.7 million live handles of a type
+  static constexpr uint64_t kIndexBits = 24;
+  static_assert(kChunkBits + 12 == kIndexBits);
+  static_assert(sizeof(void*) == 8, "a handle packs 4 + 36 + 24 bits");
+
+ public:
+  // Keeps the object alive; empty if the handle was not live.
+  class Pin {
+   public:
+    Pin() = default;
+    Pin(HandleTable* table, Slot* slot) : table_(table), slot_(slot) {}
+    Pin(Pin&& other) noexcept : table_(other.table_), slot_(std::exchange(other.slot_, nullptr)) {}
+    Pin& operator=(Pin&& other) noexcept {
+      std::swap(table_, other.table_);
+      std::swap(slot_, other.slot_);
+      return *this;
+    }
+    ~Pin() {
+      if (slot_ != nullptr) table_->unpin(*slot_);
+    }
+    explicit operator bool() const { return slot_ != nullptr; }
+    T* operator->() const { return slot_->object.get(); }
+    T& operator*() const { return *slot_->object; }
+    const std::shared_ptr<T>& shared() const { return slot_->object; }
+
+   private:
+    HandleTable* table_ = nullptr;
+    Slot* slot_ = nullptr;
+  };
+
+  // One table a type in the process. Never destroyed: handles may be used while static destructors run.
+  static HandleTable& instance() {
+    static HandleTable* table = new HandleTable;
+    return *table;
+  }
+
+  // null when every slot is taken.
+  void* add(std::shared_ptr<T> object) {
+    uint32_t index = 0;
+    {
+      base::MutexLock lock(mutex_);
+      if (!free_.empty()) {
+        index = free_.back();
+        free_.pop_back();
+      } else {
+        if ((next_ & ((1u << kChunkBits) - 1)) == 0) {
+          if ((next_ >> kChunkBits) >= kMaxChunks) return nullptr;
+          // Room for every index before it can be needed: pushing to free_ must not fail in unpin().
+          free_.reserve(static_cast<size_t>(next_) + (1u << kChunkBits));
+          chunks_[next_ >> kChunkBits].store(new std::array<Slot, 1u << kChunkBits>, std::memory_order_release);
+        }
+        index = next_++;
+      }
+    }
+    Slot& slot = *find_slot(index);
+    slot.index = index;
+    slot.object = std::move(object);
+    // An addition, not a store: a stale lookup may hold a short-lived pin.
+    const uint64_t word = slot.word.fetch_add(1ull << 32, std::memory_order_release);
+    return pack(index, ((word >> 32) + 1) & 0xffffffffull);
+  }
+
+  Pin find(const void* handle) {
+    uint32_t index = 0;
+    uint64_t generation = 0;
+    Slot* slot = nullptr;
+    if (!unpack(handle, &index, &generation) || (slot = find_slot(index)) == nullptr) return {};
+    const uint64_t word = slot->word.fetch_add(1, std::memory_order_acquire);
+    Pin pin(this, slot);
+    if ((word >> 32) != generation || (word & kRetired) != 0) return {};
+    return pin;
+  }
+
+  // Invalidates the handle; true for exactly one caller. The object goes with its last pin, or with *out_object.
+  bool remove(const void* handle, std::shared_ptr<T>* out_object = nullptr) {
+    Pin pin = find(handle);
+    if (!pin) return false;
+    uint32_t index = 0;
+    uint64_t generation = 0;
+    (void)unpack(handle, &index, &generation);
+    Slot& slot = *find_slot(index);
+    uint64_t word = slot.word.load(std::memory_order_acquire);
+    do {
+      if ((word >> 32) != generation || (word & kRetired) != 0) return false;
+    } while (!slot.word.compare_exchange_weak(word, word | kRetired, std::memory_order_acq_rel));
+    if (out_object != nullptr) *out_object = slot.object;
+    return true;
+  }
+
+ private:
+  void unpin(Slot& slot) {
+    uint64_t word = slot.word.fetch_sub(1, std::memory_order_acq_rel) - 1;
+    if ((word & kRetired) == 0 || (word & kPins) != 0) return;
+    // The last pin of a retired slot frees it. A stale lookup may pin meanwhile: then this fails, and its unpin comes here.
+    const uint64_t freed = ((word >> 32) + 1) << 32;
+    if (!slot.word.compare_exchange_strong(word, freed, std::memory_order_acq_rel)) return;
+    const std::shared_ptr<T> object = std::move(slot.object);
+    slot.object.reset();
+    base::MutexLock lock(mutex_);
+    free_.push_back(slot.index);
+  }
+
+  Slot* find_slot(uint32_t index) const {
+    auto* slots = chunks_[index >> kChunkBits].load(std::memory_order_acquire);
+    return slots == nullptr ? nullptr : &(*slots)[index & ((1u << kChunkBits) - 1)];
+  }
+  static void* pack(uint32_t index, uint64_t generation) {
+    const uint64_t value = (static_cast<uint64_t>(Tag) << 60) | ((generation & 0xffffffffull) << kIndexBits) | index;
+    return reinterpret_cast<void*>(value);  // NOLINT(performance-no-int-to-ptr): never followed
+  }
+  static bool unpack(const void* handle, uint32_t* index, uint64_t* generation) {
+    const auto value = reinterpret_cast<uint64_t>(handle);
+    if ((value >> 60) != Tag) return false;
+    *index = static_cast<uint32_t>(value & ((1ull << kIndexBits) - 1));
+    *generation = (value >> kIndexBits) & 0xffffffffull;
+    return ((value >> (kIndexBits + 32)) & 0xf) == 0 && (*generation & 1) == 1;
+  }
+
+  base::Mutex mutex_;
+  std::vector<uint32_t> free_ GPUSHARE_GUARDED_BY(mutex_);
+  uint32_t next_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::array<std::atomic<std::array<Slot, 1u << kChunkBits>*>, kMaxChunks> chunks_{};
+};
+
+}  // namespace gpushare::capi
