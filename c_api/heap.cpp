@@ -1,0 +1,103 @@
+// The block heap and the placement solver, without a device.
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/heap.hpp"
+
+#include <limits>
+#include <vector>
+
+#include "base/units.hpp"
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/handles.hpp"
+#include "c_api/tags.hpp"
+#include "gpushare/gpushare.h"
+
+using namespace gpushare;
+
+namespace {
+
+constexpr uint64_t kMaxHeapBytes = 1ull << 50;
+
+base::Status no_heap() {
+  return {GPUSHARE_INVALID_HANDLE, "heap is null, released, or not a heap"};
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* out_heap) {
+  return capi::guard([&]() -> base::Status {
+    if (out_heap == nullptr) return capi::null_argument("out_heap");
+    gpushare_heap_params read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
+    const uint64_t granule = read.alignment_bytes == 0 ? 256 : read.alignment_bytes;
+    if (granule < 16 || granule > (1u << 30) || (granule & (granule - 1)) != 0)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("alignment_bytes is %llu, allowed are powers of two from 16 to 2^30, or 0 for 256",
+                           static_cast<unsigned long long>(granule))};
+    if (read.capacity_bytes < granule || read.capacity_bytes > kMaxHeapBytes)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("capacity_bytes is %llu, allowed are one granule (%llu) to 2^50",
+                           static_cast<unsigned long long>(read.capacity_bytes), static_cast<unsigned long long>(granule))};
+    memory::HeapOptions options;
+    options.capacity_bytes = read.capacity_bytes;
+    options.granule_bytes = granule;
+    GPUSHARE_ASSIGN_OR_RETURN(memory::Heap heap, memory::Heap::create(options));
+    void* handle = capi::HeapHandles::instance().add(std::make_shared<memory::Heap>(std::move(heap)));
+    if (handle == nullptr) return capi::too_many_handles("heaps");
+    *out_heap = static_cast<gpushare_heap>(handle);
+    return {};
+  });
+}
+
+int32_t gpushare_heap_release(gpushare_heap heap) {
+  return capi::guard(
+      [&]() -> base::Status { return capi::HeapHandles::instance().remove(heap) ? base::Status() : no_heap(); });
+}
+
+int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
+  return capi::guard([&]() -> base::Status {
+    if (out_offset == nullptr) return capi::null_argument("out_offset");
+    const auto pin = capi::HeapHandles::instance().find(heap);
+    if (!pin) return no_heap();
+    if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "bytes is 0; a block has at least one byte"};
+    const memory::BlockHandle block = pin->allocate(bytes);
+    if (block) {
+      *out_offset = block.offset_bytes;
+      return {};
+    }
+    if (block.status == memory::HeapStatus::kNoRecords)
+      return {GPUSHARE_HOST_OUT_OF_MEMORY, base::format("the heap holds %u blocks and cannot keep records of more", pin->live_blocks())};
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+            "asked for " + base::format_bytes(bytes) + "; " + base::format_bytes(pin->free_bytes()) + " of " +
+                base::format_bytes(pin->capacity_bytes()) + " are free, the largest hole is " +
+                base::format_bytes(pin->largest_hole_bytes())};
+  });
+}
+
+int32_t gpushare_heap_free(gpushare_heap heap, uint64_t offset) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::HeapHandles::instance().find(heap);
+    if (!pin) return no_heap();
+    if (pin->free_at(offset) == memory::HeapStatus::kOk) return {};
+    return {GPUSHARE_NOT_FOUND,
+            base::format("no live block starts at offset %llu", static_cast<unsigned long long>(offset))};
+  });
+}
+
+int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::HeapHandles::instance().find(heap);
+    if (!pin) return no_heap();
+    gpushare_heap_info info = GPUSHARE_HEAP_INFO_INIT;
+    info.capacity_bytes = pin->capacity_bytes();
+    info.live_bytes = pin->live_bytes();
+    info.live_blocks = pin->live_blocks();
+    info.largest_hole_bytes = pin->largest_hole_bytes();
+    info.high_water_bytes = pin->high_water_bytes();
+    return capi::write_struct("out_info", info, out_info);
+  });
+}
+
+}  // extern "C"
