@@ -15,11 +15,11 @@ namespace gpushare::capi {
 // The size of a struct as first published, by its last field then; never today's sizeof.
 template <class T>
 struct V1Size;
-#define GPUSHARE_V1_SIZE(type, last)                                                        \
-  template <>                                                                               \
-  struct V1Size<type> {                                                                     \
+#define GPUSHARE_V1_SIZE(type, last)                                                                  \
+  template <>                                                                                         \
+  struct V1Size<type> {                                                                               \
     static constexpr size_t value = offsetof(type, last) + sizeof(static_cast<type*>(nullptr)->last); \
-    static_assert(value <= sizeof(type));                                                   \
+    static_assert(value <= sizeof(type));                                                             \
   }
 GPUSHARE_V1_SIZE(gpushare_error_info, backend);
 GPUSHARE_V1_SIZE(gpushare_device_info, reason);
@@ -30,7 +30,7 @@ GPUSHARE_V1_SIZE(gpushare_runtime_params, on_progress_user_data);
 GPUSHARE_V1_SIZE(gpushare_runtime_info, policy);
 GPUSHARE_V1_SIZE(gpushare_session_params, reserved);
 GPUSHARE_V1_SIZE(gpushare_session_info, planned_iterations);
-GPUSHARE_V1_SIZE(gpushare_block_info, promoted);
+GPUSHARE_V1_SIZE(gpushare_block_info, reserved);
 GPUSHARE_V1_SIZE(gpushare_heap_params, alignment_bytes);
 GPUSHARE_V1_SIZE(gpushare_heap_info, high_water_bytes);
 GPUSHARE_V1_SIZE(gpushare_backend_work, reserved);
@@ -45,12 +45,14 @@ inline base::Status null_argument(const char* name) {
 
 inline base::Status check_struct_size(const char* name, uint32_t size, size_t smallest) {
   if (size >= smallest && size <= kMaxStructSize) return {};
-  return {GPUSHARE_INVALID_ARGUMENT,
-          base::format("%s: struct_size is %u, allowed are %zu to %u; initialise the struct with its _INIT macro", name, size,
-                       smallest, kMaxStructSize)};
+  return {
+      GPUSHARE_INVALID_ARGUMENT,
+      base::format("%s: struct_size is %u, allowed are %zu to %u; initialise the struct with its _INIT macro",
+                   name, size, smallest, kMaxStructSize)};
 }
 
-// Copies the fields that the caller's struct has; those it does not know keep their zero. A larger struct must end in zeros.
+// Copies the fields that the caller's struct has; those it does not know keep their zero. A larger struct
+// must end in zeros.
 template <class T>
 base::Status read_struct(const char* name, const T* in, T* out) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -62,9 +64,11 @@ base::Status read_struct(const char* name, const T* in, T* out) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] != 0)
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("%s: the field at byte %zu is set but unknown to version %s; clear it or use a newer library", name, i,
-                           gpushare_version_string())};
+      return {
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format(
+              "%s: the field at byte %zu is set but unknown to version %s; clear it or use a newer library",
+              name, i, gpushare_version_string())};
   }
   return {};
 }

@@ -67,7 +67,8 @@ int32_t gpushare_device_get_info(uint32_t index, gpushare_device_info* out_info)
   return capi::guard([&]() -> base::Status {
     const std::vector<Row> all = rows();
     if (index >= all.size())
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("index is %u, there are %zu devices", index, all.size())};
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("index is %u, there are %zu devices", index, all.size())};
     const Row& row = all[index];
     gpushare_device_info info = GPUSHARE_DEVICE_INFO_INIT;
     std::string spec = row.ops->name;

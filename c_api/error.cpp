@@ -24,7 +24,9 @@ int32_t report(const base::Status& status) noexcept {
   return status.code();
 }
 
-const base::Status& last_error() noexcept { return t_last_error; }
+const base::Status& last_error() noexcept {
+  return t_last_error;
+}
 
 int32_t report_out_of_memory() noexcept {
   try {
@@ -41,13 +43,21 @@ using namespace gpushare;
 
 extern "C" {
 
-uint32_t gpushare_version(void) { return GPUSHARE_VERSION; }
+uint32_t gpushare_version(void) {
+  return GPUSHARE_VERSION;
+}
 
-const char* gpushare_version_string(void) { return GPUSHARE_VERSION_STRING; }
+const char* gpushare_version_string(void) {
+  return GPUSHARE_VERSION_STRING;
+}
 
-const char* gpushare_status_name(int32_t status) { return base::status_name(status); }
+const char* gpushare_status_name(int32_t status) {
+  return base::status_name(status);
+}
 
-const char* gpushare_last_error_message(void) { return capi::last_error().message().c_str(); }
+const char* gpushare_last_error_message(void) {
+  return capi::last_error().message().c_str();
+}
 
 int32_t gpushare_last_error(gpushare_error_info* out_info) {
   // Not through guard: reading the last error must not replace it.
@@ -66,7 +76,8 @@ int32_t gpushare_last_error(gpushare_error_info* out_info) {
 int32_t gpushare_log_set(gpushare_log_fn fn, void* user_data, int32_t level) {
   return capi::guard([&]() -> base::Status {
     if (level < GPUSHARE_LOG_ERROR || level > GPUSHARE_LOG_DEBUG)
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("level is %d, allowed are 0 (error) to 3 (debug)", level)};
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("level is %d, allowed are 0 (error) to 3 (debug)", level)};
     base::set_log_sink(fn, user_data, level);
     return {};
   });

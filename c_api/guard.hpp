@@ -1,5 +1,5 @@
-// guard.hpp: the one wrapper around every extern "C" body: Status and exceptions become a code and the thread's last error.
-// SPDX-License-Identifier: Apache-2.0
+// guard.hpp: the one wrapper around every extern "C" body: Status and exceptions become a code and the
+// thread's last error. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <exception>

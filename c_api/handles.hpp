@@ -1,13 +1,15 @@
-// c_api: the extern "C" bodies of gpushare.h, one file a noun, each a thin step from handles and structs to the C++ core. Calls
-// everything below it; called by nobody but users. guard.hpp turns exceptions and Status into codes and the thread's last error,
-// abi.hpp reads and writes the sized structs, handles.hpp tells live handles from stale ones.
+// c_api: the extern "C" bodies of gpushare.h, one file a noun, each a thin step from handles and structs to
+// the C++ core. Calls everything below it; called by nobody but users. guard.hpp turns exceptions and Status
+// into codes and the thread's last error, abi.hpp reads and writes the sized structs, handles.hpp tells live
+// handles from stale ones.
 //
-// handles.hpp: handles are not pointers. A handle is (type, generation, slot) packed into a pointer-sized value; looking it up compares the
-// generation, so a stale, foreign or random handle is refused and never followed.
+// handles.hpp: handles are not pointers. A handle is (type, generation, slot) packed into a pointer-sized
+// value; looking it up compares the generation, so a stale, foreign or random handle is refused and never
+// followed.
 //
-// A lookup pins the object: a release that happens meanwhile invalidates the handle at once, and the object goes when its last pin goes.
-// Lookup is wait-free (one fetch_add); slots live in chunks that are never freed, so a stale handle always has a slot to be compared with.
-// SPDX-License-Identifier: Apache-2.0
+// A lookup pins the object: a release that happens meanwhile invalidates the handle at once, and the object
+// goes when its last pin goes. Lookup is wait-free (one fetch_add); slots live in chunks that are never
+// freed, so a stale handle always has a slot to be compared with. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>
@@ -84,7 +86,8 @@ class HandleTable {
           if ((next_ >> kChunkBits) >= kMaxChunks) return nullptr;
           // Room for every index before it can be needed: pushing to free_ must not fail in unpin().
           free_.reserve(static_cast<size_t>(next_) + (1u << kChunkBits));
-          chunks_[next_ >> kChunkBits].store(new std::array<Slot, 1u << kChunkBits>, std::memory_order_release);
+          chunks_[next_ >> kChunkBits].store(new std::array<Slot, 1u << kChunkBits>,
+                                             std::memory_order_release);
         }
         index = next_++;
       }
@@ -108,7 +111,8 @@ class HandleTable {
     return pin;
   }
 
-  // Invalidates the handle; true for exactly one caller. The object goes with its last pin, or with *out_object.
+  // Invalidates the handle; true for exactly one caller. The object goes with its last pin, or with
+  // *out_object.
   bool remove(const void* handle, std::shared_ptr<T>* out_object = nullptr) {
     Pin pin = find(handle);
     if (!pin) return false;
@@ -128,7 +132,8 @@ class HandleTable {
   void unpin(Slot& slot) {
     uint64_t word = slot.word.fetch_sub(1, std::memory_order_acq_rel) - 1;
     if ((word & kRetired) == 0 || (word & kPins) != 0) return;
-    // The last pin of a retired slot frees it. A stale lookup may pin meanwhile: then this fails, and its unpin comes here.
+    // The last pin of a retired slot frees it. A stale lookup may pin meanwhile: then this fails, and its
+    // unpin comes here.
     const uint64_t freed = ((word >> 32) + 1) << 32;
     if (!slot.word.compare_exchange_strong(word, freed, std::memory_order_acq_rel)) return;
     const std::shared_ptr<T> object = std::move(slot.object);
@@ -142,7 +147,8 @@ class HandleTable {
     return slots == nullptr ? nullptr : &(*slots)[index & ((1u << kChunkBits) - 1)];
   }
   static void* pack(uint32_t index, uint64_t generation) {
-    const uint64_t value = (static_cast<uint64_t>(Tag) << 60) | ((generation & 0xffffffffull) << kIndexBits) | index;
+    const uint64_t value =
+        (static_cast<uint64_t>(Tag) << 60) | ((generation & 0xffffffffull) << kIndexBits) | index;
     return reinterpret_cast<void*>(value);  // NOLINT(performance-no-int-to-ptr): never followed
   }
   static bool unpack(const void* handle, uint32_t* index, uint64_t* generation) {

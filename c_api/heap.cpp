@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMaxHeapBytes = 1ull << 50;
 
 base::Status no_heap() {
-  return {GPUSHARE_INVALID_HANDLE, "heap is null, released, or not a heap"};
+  return capi::stale("heap");
 }
 
 }  // namespace
@@ -39,7 +39,8 @@ int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* 
     if (read.capacity_bytes < granule || read.capacity_bytes > kMaxHeapBytes)
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("capacity_bytes is %llu, allowed are one granule (%llu) to 2^50",
-                           static_cast<unsigned long long>(read.capacity_bytes), static_cast<unsigned long long>(granule))};
+                           static_cast<unsigned long long>(read.capacity_bytes),
+                           static_cast<unsigned long long>(granule))};
     memory::HeapOptions options;
     options.capacity_bytes = read.capacity_bytes;
     options.granule_bytes = granule;
@@ -52,8 +53,9 @@ int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* 
 }
 
 int32_t gpushare_heap_release(gpushare_heap heap) {
-  return capi::guard(
-      [&]() -> base::Status { return capi::HeapHandles::instance().remove(heap) ? base::Status() : no_heap(); });
+  return capi::guard([&]() -> base::Status {
+    return capi::HeapHandles::instance().remove(heap) ? base::Status() : no_heap();
+  });
 }
 
 int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
@@ -68,7 +70,8 @@ int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_of
       return {};
     }
     if (block.status == memory::HeapStatus::kNoRecords)
-      return {GPUSHARE_HOST_OUT_OF_MEMORY, base::format("the heap holds %u blocks and cannot keep records of more", pin->live_blocks())};
+      return {GPUSHARE_HOST_OUT_OF_MEMORY,
+              base::format("the heap holds %u blocks and cannot keep records of more", pin->live_blocks())};
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
             "asked for " + base::format_bytes(bytes) + "; " + base::format_bytes(pin->free_bytes()) + " of " +
                 base::format_bytes(pin->capacity_bytes()) + " are free, the largest hole is " +

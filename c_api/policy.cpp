@@ -7,7 +7,8 @@
 namespace gpushare::capi {
 
 void release_policy(const gpushare_policy_ops* ops) noexcept {
-  if (ops == nullptr || ops->struct_size < V1Size<gpushare_policy_ops>::value || ops->release == nullptr) return;
+  if (ops == nullptr || ops->struct_size < V1Size<gpushare_policy_ops>::value || ops->release == nullptr)
+    return;
   try {
     ops->release(ops->user_data);
   } catch (...) {  // NOLINT(bugprone-empty-catch): the embedder's exception must not cross the ABI
@@ -33,7 +34,9 @@ using namespace gpushare;
 
 extern "C" {
 
-uint32_t gpushare_policy_count(void) { return static_cast<uint32_t>(sched::policy_names().size()); }
+uint32_t gpushare_policy_count(void) {
+  return static_cast<uint32_t>(sched::policy_names().size());
+}
 
 const char* gpushare_policy_name(uint32_t index) {
   return index < sched::policy_names().size() ? sched::policy_names()[index] : nullptr;

@@ -2,7 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
+#include <memory>
+
 #include "c_api/handles.hpp"
+#include "executor/runtime.hpp"
+#include "gpushare/gpushare.h"
 
 namespace gpushare::memory {
 class Heap;
@@ -10,10 +15,43 @@ class Heap;
 
 namespace gpushare::capi {
 
+// An iteration as the ABI shows it: from its begin to its end. The executor uses one Iteration object a
+// session again and again; this one is new each time, so that a stale handle is stale.
+struct IterationObject {
+  explicit IterationObject(std::shared_ptr<executor::Iteration> of) : iteration(std::move(of)) {}
+  ~IterationObject();
+  std::shared_ptr<executor::Iteration> iteration;
+  // Handle of the lane's stream, made when first asked for; goes with the iteration.
+  std::atomic<void*> stream{nullptr};
+};
+
+using RuntimeHandles = HandleTable<executor::Runtime, 1>;
+using SessionHandles = HandleTable<executor::Session, 2>;
+using IterationHandles = HandleTable<IterationObject, 3>;
+using StreamHandles = HandleTable<executor::Stream, 4>;
+using TicketHandles = HandleTable<executor::Ticket, 5>;
 using HeapHandles = HandleTable<memory::Heap, 6>;
+
+inline IterationObject::~IterationObject() {
+  if (void* handle = stream.load()) StreamHandles::instance().remove(handle);
+}
 
 inline base::Status too_many_handles(const char* what) {
   return {GPUSHARE_HOST_OUT_OF_MEMORY, base::format("too many %s are open at once (16,777,216)", what)};
+}
+
+inline base::Status stale(const char* noun) {
+  return {GPUSHARE_INVALID_HANDLE,
+          base::format("%s is null, closed or released, or no %s handle", noun, noun)};
+}
+
+// Puts an object into its table and its handle into *out.
+template <class Table, class Handle, class T>
+base::Status publish(std::shared_ptr<T> object, const char* plural, Handle* out) {
+  void* handle = Table::instance().add(std::move(object));
+  if (handle == nullptr) return too_many_handles(plural);
+  *out = static_cast<Handle>(handle);
+  return {};
 }
 
 }  // namespace gpushare::capi

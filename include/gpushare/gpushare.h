@@ -199,7 +199,7 @@ typedef struct gpushare_progress {
   uint64_t device_ns;       /* device time of the iteration that has just finished */
 } gpushare_progress;
 /* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
- * May call gpushare. */
+ * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {
@@ -249,16 +249,17 @@ typedef struct gpushare_runtime_info {
   uint64_t iterations_done;
   uint64_t paged_out_bytes_total; /* moved to host so far */
   uint64_t paged_in_bytes_total;  /* moved back */
+  uint64_t paging_ns;             /* device time of those copies */
   uint64_t device_busy_ns;        /* sum of device time over lanes */
   uint64_t now_ns;                /* the device's clock */
   char device[64];                /* spec */
   char policy[32];
 } gpushare_runtime_info;
-#define GPUSHARE_RUNTIME_INFO_INIT                                                              \
-  {                                                                                             \
-    sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, { \
-      0                                                                                         \
-    }                                                                                           \
+#define GPUSHARE_RUNTIME_INFO_INIT                                                                 \
+  {                                                                                                \
+    sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, { \
+      0                                                                                            \
+    }                                                                                              \
   }
 
 GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info);
@@ -374,9 +375,9 @@ enum {
 GPUSHARE_API int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
                                             uint64_t alignment_bytes, gpushare_device_address* out_address);
 
-/* Allocates for whoever owns `stream`, else for the session whose iteration the calling thread runs
- * (frameworks allocate from helper threads: pass the stream). EPHEMERAL outside an iteration becomes
- * FRAMEWORK. Errors: as gpushare_session_alloc, and NOT_FOUND when there is no owner. */
+/* Allocates, of any kind, for the iteration that has the lane of `stream`, else for the innermost open
+ * iteration that the calling thread began (frameworks allocate from helper threads: pass the stream).
+ * `stream` may be null. Errors: as gpushare_session_alloc, and NOT_FOUND when there is no such iteration. */
 GPUSHARE_API int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind,
                                            uint64_t bytes, uint64_t alignment_bytes,
                                            gpushare_device_address* out_address);
@@ -398,9 +399,11 @@ typedef struct gpushare_block_info {
   uint64_t session_id;
   uint32_t lane;     /* UINT32_MAX for persistent blocks */
   uint32_t promoted; /* 1: outlived its iteration */
+  uint32_t spilled;  /* 1: lives in host memory */
+  uint32_t reserved;
 } gpushare_block_info;
 #define GPUSHARE_BLOCK_INFO_INIT \
-  { sizeof(gpushare_block_info), 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_block_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Describes the live block that starts at `address`. Errors: NOT_FOUND. */
 GPUSHARE_API int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,

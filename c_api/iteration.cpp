@@ -1,0 +1,164 @@
+// Iterations by pull and by push, and tickets.
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/tags.hpp"
+#include "executor/runtime.hpp"
+#include "gpushare/gpushare.h"
+
+using namespace gpushare;
+
+namespace {
+
+// A submitted function with its data, given back exactly once.
+class SubmittedWork final : public executor::Work {
+ public:
+  SubmittedWork(gpushare_iteration_fn fn, void* user_data, void (*release)(void*))
+      : fn_(fn), user_data_(user_data), release_(release) {}
+  ~SubmittedWork() override {
+    if (!owned_ || release_ == nullptr) return;
+    try {
+      release_(user_data_);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
+    }
+  }
+  // The submission failed: user_data stays the caller's.
+  void disown() { owned_ = false; }
+
+  base::Status run(const std::shared_ptr<executor::Iteration>& iteration) override {
+    void* handle = capi::IterationHandles::instance().add(std::make_shared<capi::IterationObject>(iteration));
+    if (handle == nullptr) return capi::too_many_handles("iterations");
+    struct Remove {
+      void* handle;
+      ~Remove() { capi::IterationHandles::instance().remove(handle); }
+    } remove{handle};
+    const int32_t code = fn_(user_data_, static_cast<gpushare_iteration>(handle));
+    if (code == GPUSHARE_OK) return {};
+    // The message of the function's own failing call, if that is what it returned.
+    const base::Status& last = capi::last_error();
+    if (last.code() == code) return last;
+    return {code, base::format("the iteration's function returned %s (%d)", base::status_name(code), code)};
+  }
+
+ private:
+  gpushare_iteration_fn fn_;
+  void* user_data_;
+  void (*release_)(void*);
+  bool owned_ = true;
+};
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
+                                 gpushare_iteration* out_iteration) {
+  return capi::guard([&]() -> base::Status {
+    if (out_iteration == nullptr) return capi::null_argument("out_iteration");
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Iteration> iteration, pin->begin(timeout_ns));
+    // From here on the iteration must not stay open without a handle.
+    base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the iteration's handle");
+    try {
+      status = capi::publish<capi::IterationHandles>(std::make_shared<capi::IterationObject>(iteration),
+                                                     "iterations", out_iteration);
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
+    }
+    if (!status.ok()) (void)iteration->end();
+    return status;
+  });
+}
+
+int32_t gpushare_iteration_end(gpushare_iteration iteration) {
+  return capi::guard([&]() -> base::Status {
+    std::shared_ptr<capi::IterationObject> object;
+    if (!capi::IterationHandles::instance().remove(iteration, &object)) return capi::stale("iteration");
+    return object->iteration->end();
+  });
+}
+
+int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status, const char* message) {
+  return capi::guard([&]() -> base::Status {
+    std::shared_ptr<capi::IterationObject> object;
+    if (!capi::IterationHandles::instance().remove(iteration, &object)) return capi::stale("iteration");
+    return object->iteration->fail(
+        base::Status(status == GPUSHARE_OK ? GPUSHARE_CALLBACK_FAILED : status,
+                     message == nullptr ? "the iteration was ended as failed" : message));
+  });
+}
+
+int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment_bytes,
+                                 gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::IterationHandles::instance().find(iteration);
+    if (!pin) return capi::stale("iteration");
+    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->iteration->alloc(bytes, alignment_bytes));
+    return {};
+  });
+}
+
+int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::IterationHandles::instance().find(iteration);
+    return pin ? pin->iteration->keep(address) : capi::stale("iteration");
+  });
+}
+
+int32_t gpushare_iteration_get_stream(gpushare_iteration iteration, gpushare_stream* out_stream) {
+  return capi::guard([&]() -> base::Status {
+    if (out_stream == nullptr) return capi::null_argument("out_stream");
+    const auto pin = capi::IterationHandles::instance().find(iteration);
+    if (!pin) return capi::stale("iteration");
+    void* handle = pin->stream.load();
+    if (handle == nullptr) {
+      GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Stream> stream, pin->iteration->stream());
+      void* made = capi::StreamHandles::instance().add(std::move(stream));
+      if (made == nullptr) return capi::too_many_handles("streams");
+      if (pin->stream.compare_exchange_strong(handle, made))
+        handle = made;
+      else
+        capi::StreamHandles::instance().remove(made);  // another thread asked at the same time
+    }
+    *out_stream = static_cast<gpushare_stream>(handle);
+    return {};
+  });
+}
+
+int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn fn, void* user_data,
+                                void (*release)(void*), gpushare_ticket* out_ticket) {
+  return capi::guard([&]() -> base::Status {
+    if (fn == nullptr) return capi::null_argument("fn");
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    auto submitted = std::make_unique<SubmittedWork>(fn, user_data, release);
+    SubmittedWork* raw = submitted.get();
+    std::unique_ptr<executor::Work> work = std::move(submitted);
+    base::Result<std::shared_ptr<executor::Ticket>> ticket = pin->submit(work);
+    if (!ticket.ok()) {
+      if (work != nullptr) raw->disown();
+      return ticket.status();
+    }
+    if (out_ticket != nullptr)
+      return capi::publish<capi::TicketHandles>(std::move(*ticket), "tickets", out_ticket);
+    return {};
+  });
+}
+
+int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::TicketHandles::instance().find(ticket);
+    return pin ? pin->wait(timeout_ns) : capi::stale("ticket");
+  });
+}
+
+int32_t gpushare_ticket_release(gpushare_ticket ticket) {
+  return capi::guard([&]() -> base::Status {
+    return capi::TicketHandles::instance().remove(ticket) ? base::Status() : capi::stale("ticket");
+  });
+}
+
+}  // extern "C"

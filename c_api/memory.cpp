@@ -1,0 +1,70 @@
+// Blocks by address and by stream.
+// SPDX-License-Identifier: Apache-2.0
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/tags.hpp"
+#include "executor/runtime.hpp"
+#include "gpushare/gpushare.h"
+
+using namespace gpushare;
+
+extern "C" {
+
+int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind, uint64_t bytes,
+                              uint64_t alignment_bytes, gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    if (kind > GPUSHARE_KIND_EPHEMERAL)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("kind is %u, allowed are 0 (model), 1 (framework), 2 (ephemeral)", kind)};
+    capi::StreamHandles::Pin owner;
+    if (stream != nullptr) {
+      owner = capi::StreamHandles::instance().find(stream);
+      if (!owner) return capi::stale("stream");
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(
+        *out_address,
+        pin->alloc(owner ? &*owner : nullptr, static_cast<memory::Kind>(kind), bytes, alignment_bytes));
+    return {};
+  });
+}
+
+int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    return pin ? pin->free(address) : capi::stale("runtime");
+  });
+}
+
+int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,
+                                   gpushare_stream stream) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    const auto on = capi::StreamHandles::instance().find(stream);
+    if (!on) return capi::stale("stream");
+    return pin->record_use(address, *on);
+  });
+}
+
+int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,
+                                 gpushare_block_info* out_info) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    GPUSHARE_ASSIGN_OR_RETURN(const memory::BlockInfo block, pin->find(address));
+    gpushare_block_info out = GPUSHARE_BLOCK_INFO_INIT;
+    out.kind = static_cast<uint32_t>(block.kind);
+    out.address = block.address;
+    out.bytes = block.bytes;
+    out.session_id = block.session;
+    out.lane = block.lane;
+    out.promoted = block.promoted ? 1 : 0;
+    out.spilled = block.spilled ? 1 : 0;
+    return capi::write_struct("out_info", out, out_info);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,196 @@
+// Runtimes and what they export.
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/runtime.hpp"
+
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/policy.hpp"
+#include "c_api/tags.hpp"
+#include "gpushare/gpushare.h"
+#include "memory/allocation_log.hpp"
+#include "memory/snapshot.hpp"
+
+using namespace gpushare;
+
+namespace {
+
+base::Status check_params(const gpushare_runtime_params& params) {
+  if (params.layout > GPUSHARE_LAYOUT_VIRTUAL)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("layout is %u, allowed are 0 (auto), 1 (contiguous), 2 (virtual)", params.layout)};
+  if (params.enqueue_depth > executor::kMaxDepth)
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("enqueue_depth is %u, allowed are 1 to %u, or 0 for 2",
+                                                    params.enqueue_depth, executor::kMaxDepth)};
+  if (params.max_lanes > executor::kMaxLanes)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("max_lanes is %u, allowed are 1 to %u, or 0 for the policy's own limit",
+                         params.max_lanes, executor::kMaxLanes)};
+  constexpr uint32_t kKnown = GPUSHARE_RECORD_TIMELINE | GPUSHARE_RECORD_ALLOCATIONS;
+  if ((params.record & ~kKnown) != 0)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("record is 0x%x, known bits are 0x%x", params.record, kKnown)};
+  return {};
+}
+
+gpushare_progress to_c(const executor::Progress& progress) {
+  gpushare_progress out{};
+  out.struct_size = sizeof out;
+  out.lane = progress.lane;
+  out.session_id = progress.session_id;
+  out.session_name = progress.session_name;
+  out.iterations_done = progress.iterations_done;
+  out.service_ns = progress.service_ns;
+  out.device_ns = progress.device_ns;
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_runtime* out_runtime) {
+  return capi::guard([&]() -> base::Status {
+    gpushare_runtime_params read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
+    base::Status status = out_runtime == nullptr ? capi::null_argument("out_runtime") : check_params(read);
+    if (!status.ok()) {
+      capi::release_policy(read.policy_ops);
+      return status;
+    }
+    executor::RuntimeOptions options;
+    if (read.device != nullptr) options.device = read.device;
+    options.layout = static_cast<memory::Layout>(read.layout);
+    options.capacity_bytes = read.capacity_bytes;
+    options.max_lanes = read.max_lanes;
+    options.enqueue_depth = read.enqueue_depth;
+    options.record_timeline = (read.record & GPUSHARE_RECORD_TIMELINE) != 0;
+    options.record_allocations = (read.record & GPUSHARE_RECORD_ALLOCATIONS) != 0;
+    if (read.on_progress != nullptr) {
+      options.on_progress = [fn = read.on_progress,
+                             user_data = read.on_progress_user_data](const executor::Progress& progress) {
+        const gpushare_progress shown = to_c(progress);
+        fn(user_data, &shown);
+      };
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(options.policy, capi::open_policy(read.policy, read.policy_ops));
+    GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Runtime> runtime,
+                              executor::Runtime::open(std::move(options)));
+    return capi::publish<capi::RuntimeHandles>(std::move(runtime), "runtimes", out_runtime);
+  });
+}
+
+int32_t gpushare_runtime_close(gpushare_runtime runtime) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    const base::Status status = pin->close();
+    // Refused from inside a callback: the handle stays good. Any other verdict is that of a closed runtime.
+    if (status.code() != GPUSHARE_INVALID_STATE || !pin->info().ok())
+      capi::RuntimeHandles::instance().remove(runtime);
+    return status;
+  });
+}
+
+int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, pin->info());
+    gpushare_runtime_info out = GPUSHARE_RUNTIME_INFO_INIT;
+    out.layout = static_cast<uint32_t>(info.layout);
+    out.capabilities = info.capabilities;
+    out.lanes = info.lanes;
+    out.sessions_resident = info.sessions_resident;
+    out.sessions_queued = info.sessions_queued;
+    out.sessions_paged_out = info.sessions_paged_out;
+    out.capacity_bytes = info.capacity_bytes;
+    out.promised_bytes = info.promised_bytes;
+    out.persistent_bytes = info.persistent_bytes;
+    out.ephemeral_bytes = info.ephemeral_bytes;
+    out.peak_bytes = info.peak_bytes;
+    out.switches = info.switches;
+    out.iterations_done = info.iterations_done;
+    out.paged_out_bytes_total = info.paged_out_bytes_total;
+    out.paged_in_bytes_total = info.paged_in_bytes_total;
+    out.paging_ns = info.paging_ns;
+    out.device_busy_ns = info.device_busy_ns;
+    out.now_ns = info.now_ns;
+    capi::copy_text(out.device, info.device);
+    capi::copy_text(out.policy, info.policy);
+    return capi::write_struct("out_info", out, out_info);
+  });
+}
+
+int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
+                                    const gpushare_policy_ops* policy_ops) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    base::Status status;
+    if (!pin) status = capi::stale("runtime");
+    if (pin && policy == nullptr && policy_ops == nullptr) status = capi::null_argument("policy");
+    if (!status.ok()) {
+      capi::release_policy(policy_ops);
+      return status;
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> made, capi::open_policy(policy, policy_ops));
+    return pin->set_policy(std::move(made));
+  });
+}
+
+int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    return pin ? pin->synchronize(timeout_ns) : capi::stale("runtime");
+  });
+}
+
+int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gpushare_out_of_memory_fn fn,
+                                                    void* user_data) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    if (fn == nullptr) return pin->set_out_of_memory_function({});
+    return pin->set_out_of_memory_function([fn, user_data](uint64_t session_id, uint64_t bytes) {
+      return fn(user_data, session_id, bytes) != 0;
+    });
+  });
+}
+
+int32_t gpushare_runtime_write_timeline(gpushare_runtime runtime, const char* path) {
+  return capi::guard([&]() -> base::Status {
+    if (path == nullptr) return capi::null_argument("path");
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    return pin ? pin->write_timeline(path) : capi::stale("runtime");
+  });
+}
+
+int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* path, uint32_t format) {
+  return capi::guard([&]() -> base::Status {
+    if (path == nullptr) return capi::null_argument("path");
+    if (format > GPUSHARE_SNAPSHOT_JSON)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("format is %u, allowed are 0 (pickle) and 1 (JSON)", format)};
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    GPUSHARE_ASSIGN_OR_RETURN(const memory::MemorySnapshot snapshot, pin->snapshot());
+    return memory::write_snapshot(
+        snapshot,
+        format == GPUSHARE_SNAPSHOT_PICKLE ? memory::SnapshotFormat::kPickle : memory::SnapshotFormat::kJson,
+        path);
+  });
+}
+
+int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path) {
+  return capi::guard([&]() -> base::Status {
+    if (path == nullptr) return capi::null_argument("path");
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    if (!pin->records_allocations())
+      return {GPUSHARE_INVALID_STATE,
+              "the runtime does not record allocations; open it with GPUSHARE_RECORD_ALLOCATIONS"};
+    GPUSHARE_ASSIGN_OR_RETURN(const memory::MemorySnapshot snapshot, pin->snapshot());
+    return memory::write_allocation_log(snapshot.events, path);
+  });
+}
+
+}  // extern "C"

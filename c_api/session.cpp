@@ -1,0 +1,168 @@
+// Sessions.
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/tags.hpp"
+#include "executor/runtime.hpp"
+#include "gpushare/gpushare.h"
+
+using namespace gpushare;
+
+namespace {
+
+base::Status check_weight(double weight) {
+  if (std::isfinite(weight) && weight > 0) return {};
+  return {GPUSHARE_INVALID_ARGUMENT, base::format("weight is %g; it must be finite and above 0", weight)};
+}
+
+base::Result<executor::SessionOptions> to_options(const gpushare_session_params& params) {
+  if (params.session_class > GPUSHARE_CLASS_OPPORTUNISTIC)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("session_class is %u, allowed are 0 (guaranteed) and 1 (opportunistic)",
+                                     params.session_class));
+  constexpr uint32_t kKnown = GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_ALLOW_SPILL;
+  if ((params.flags & ~kKnown) != 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("flags is 0x%x, known bits are 0x%x", params.flags, kKnown));
+  executor::SessionOptions options;
+  if (params.weight != 0) {
+    GPUSHARE_RETURN_IF_ERROR(check_weight(params.weight));
+    options.weight = params.weight;
+  }
+  if (params.name != nullptr) options.name = params.name;
+  options.cls = static_cast<sched::SessionClass>(params.session_class);
+  options.persistent_bytes = params.persistent_bytes;
+  options.ephemeral_bytes = params.ephemeral_bytes;
+  options.remaining_ns = params.remaining_ns;
+  options.iterations_total = params.iterations_total;
+  options.quota_bytes = params.quota_bytes;
+  options.priority = params.priority;
+  options.allow_queueing = (params.flags & GPUSHARE_SESSION_ALLOW_QUEUEING) != 0;
+  options.allow_spill = (params.flags & GPUSHARE_SESSION_ALLOW_SPILL) != 0;
+  options.plan_iterations = params.plan_iterations != 0;
+  return options;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
+                              gpushare_session* out_session) {
+  return capi::guard([&]() -> base::Status {
+    if (out_session == nullptr) return capi::null_argument("out_session");
+    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    if (!pin) return capi::stale("runtime");
+    gpushare_session_params read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
+    GPUSHARE_ASSIGN_OR_RETURN(const executor::SessionOptions options, to_options(read));
+    GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, pin->open_session(options));
+    return capi::publish<capi::SessionHandles>(std::move(session), "sessions", out_session);
+  });
+}
+
+int32_t gpushare_session_close(gpushare_session session) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    const base::Status status = pin->close();
+    if (status.ok()) {
+      capi::SessionHandles::instance().remove(session);
+      return status;
+    }
+    // Closed with its runtime: giving the handle back is all that is left to do. Refused from inside its own
+    // iteration: it stays.
+    const executor::SessionInfo info = pin->info();
+    if (info.lane == UINT32_MAX && info.persistent_bytes == 0 &&
+        (info.state == executor::SessionState::kCancelled || info.state == executor::SessionState::kFailed)) {
+      if (capi::SessionHandles::instance().remove(session) && status.code() == GPUSHARE_INVALID_STATE)
+        return {};
+    }
+    return status;
+  });
+}
+
+int32_t gpushare_session_cancel(gpushare_session session) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    return pin ? pin->cancel() : capi::stale("session");
+  });
+}
+
+int32_t gpushare_session_wait_admitted(gpushare_session session, uint64_t timeout_ns) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    return pin ? pin->wait_admitted(timeout_ns) : capi::stale("session");
+  });
+}
+
+int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    const executor::SessionInfo info = pin->info();
+    gpushare_session_info out = GPUSHARE_SESSION_INFO_INIT;
+    out.state = static_cast<uint32_t>(info.state);
+    out.session_id = info.session_id;
+    out.status = info.status.code();
+    out.lane = info.lane;
+    out.persistent_bytes = info.persistent_bytes;
+    out.ephemeral_bytes = info.ephemeral_bytes;
+    out.peak_bytes = info.peak_bytes;
+    out.promised_persistent_bytes = info.promised_persistent_bytes;
+    out.promised_ephemeral_bytes = info.promised_ephemeral_bytes;
+    out.promoted_bytes = info.promoted_bytes;
+    out.spilled_bytes = info.spilled_bytes;
+    out.iterations_done = info.iterations_done;
+    out.iterations_queued = info.iterations_queued;
+    out.service_ns = info.service_ns;
+    out.queued_ns = info.queued_ns;
+    out.waited_ns = info.waited_ns;
+    out.remaining_ns = info.remaining_ns;
+    out.planned_iterations = info.planned_iterations;
+    return capi::write_struct("out_info", out, out_info);
+  });
+}
+
+int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    return pin ? pin->set_priority(priority) : capi::stale("session");
+  });
+}
+
+int32_t gpushare_session_set_weight(gpushare_session session, double weight) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    GPUSHARE_RETURN_IF_ERROR(check_weight(weight));
+    return pin->set_weight(weight);
+  });
+}
+
+int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::SessionHandles::instance().find(session);
+    return pin ? pin->set_remaining(remaining_ns) : capi::stale("session");
+  });
+}
+
+int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
+                               uint64_t alignment_bytes, gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::SessionHandles::instance().find(session);
+    if (!pin) return capi::stale("session");
+    if (kind > GPUSHARE_KIND_FRAMEWORK)
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("kind is %u, allowed are 0 (model) and 1 (framework); "
+                                                      "ephemeral blocks come from gpushare_iteration_alloc",
+                                                      kind)};
+    GPUSHARE_ASSIGN_OR_RETURN(*out_address,
+                              pin->alloc(static_cast<memory::Kind>(kind), bytes, alignment_bytes));
+    return {};
+  });
+}
+
+}  // extern "C"
