@@ -67,20 +67,10 @@ int32_t gpushare_session_close(gpushare_session session) {
   return capi::guard([&]() -> base::Status {
     const auto pin = capi::SessionHandles::instance().find(session);
     if (!pin) return capi::stale("session");
-    const base::Status status = pin->close();
-    if (status.ok()) {
-      capi::SessionHandles::instance().remove(session);
-      return status;
-    }
-    // Closed with its runtime: giving the handle back is all that is left to do. Refused from inside its own
-    // iteration: it stays.
-    const executor::SessionInfo info = pin->info();
-    if (info.lane == UINT32_MAX && info.persistent_bytes == 0 &&
-        (info.state == executor::SessionState::kCancelled || info.state == executor::SessionState::kFailed)) {
-      if (capi::SessionHandles::instance().remove(session) && status.code() == GPUSHARE_INVALID_STATE)
-        return {};
-    }
-    return status;
+    // Refused (from inside its own iteration): the handle stays good.
+    GPUSHARE_RETURN_IF_ERROR(pin->close());
+    capi::SessionHandles::instance().remove(session);
+    return {};
   });
 }
 
