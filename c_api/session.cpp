@@ -67,10 +67,12 @@ int32_t gpushare_session_close(gpushare_session session) {
   return capi::guard([&]() -> base::Status {
     const auto pin = capi::SessionHandles::instance().find(session);
     if (!pin) return capi::stale("session");
-    // Refused (from inside its own iteration): the handle stays good.
-    GPUSHARE_RETURN_IF_ERROR(pin->close());
-    capi::SessionHandles::instance().remove(session);
-    return {};
+    const base::Status status = pin->close();
+    // Closed with its runtime: giving the handle back is all that is left to do. Refused from inside its own iteration: the handle
+    // stays good.
+    const bool closed = status.ok() || pin->wait_admitted(0).code() == GPUSHARE_INVALID_STATE;
+    if (!closed) return status;
+    return capi::SessionHandles::instance().remove(session) ? base::Status() : capi::stale("session");
   });
 }
 

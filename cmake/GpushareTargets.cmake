@@ -26,7 +26,7 @@ find_package(Boost 1.81 REQUIRED)
 
 # Abseil's archives, not its shared libraries: linked in and hidden, so that a host program may carry another Abseil.
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(GPUSHARE_ABSL REQUIRED absl_flat_hash_map absl_inlined_vector)
+pkg_check_modules(GPUSHARE_ABSL REQUIRED absl_btree absl_inlined_vector)
 set(gpushare_absl_archives)
 foreach(library IN LISTS GPUSHARE_ABSL_STATIC_LIBRARIES)
   if(library MATCHES "^absl_")

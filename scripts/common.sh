@@ -8,7 +8,10 @@ jobs=${GPUSHARE_JOBS:-$(nproc)}
 say() { printf '\n==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-build_packages=(build-essential cmake ninja-build pkg-config python3 libabsl-dev libboost-dev nlohmann-json3-dev libcli11-dev)
+# Debian 12's libboost-dev is 1.74, before the flat hash tables.
+boost_package=libboost-dev
+grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && boost_package=libboost1.81-dev
+build_packages=(build-essential cmake ninja-build pkg-config python3 libabsl-dev "$boost_package" nlohmann-json3-dev libcli11-dev)
 test_packages=(catch2 libbenchmark-dev libmimalloc-dev libjemalloc-dev)
 
 # need_packages <package>...: installs what is missing with apt where we may, otherwise says exactly what to install.

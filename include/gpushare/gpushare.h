@@ -335,7 +335,7 @@ typedef struct gpushare_session_info {
   uint32_t lane;             /* UINT32_MAX without one */
   uint64_t persistent_bytes; /* live, promoted blocks included */
   uint64_t ephemeral_bytes;  /* live now */
-  uint64_t peak_bytes;
+  uint64_t peak_bytes;                /* most of its persistent bytes, plus its largest iteration */
   uint64_t promised_persistent_bytes; /* P */
   uint64_t promised_ephemeral_bytes;  /* E */
   uint64_t promoted_bytes;            /* ephemeral blocks that outlived their iteration */

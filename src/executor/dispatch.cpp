@@ -225,7 +225,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
     device = lane.stream->device_stream().record(slot.end);
     const base::Status reclaimed = lane_memory->end_iteration(&planned);
     if (device.ok()) device = reclaimed;
-    if (session.profile_left_ > 0) peak = lane_memory->stats().iteration_peak_bytes;
+    peak = lane_memory->stats().iteration_peak_bytes;
     if (device.ok()) {
       const base::Status query = slot.end.query();
       passed = query.ok();
@@ -241,6 +241,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   lane.holder = nullptr;
   session.open_ = false;
   if (planned) ++session.planned_iterations_;
+  session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, peak);
   if (session.profile_left_ > 0 && profiled_ == &session) profile_end(session, lane, peak);
   ++lane.in_flight;
   ++session.in_flight_;

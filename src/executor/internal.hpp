@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/clock.hpp"
 #include "base/mutex.hpp"
 #include "executor/gate.hpp"
@@ -170,7 +170,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t iterations_done_ = 0, planned_iterations_ = 0;
   uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
   uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
-  uint64_t peak_bytes_ = 0;
+  uint64_t peak_bytes_ = 0;            // of its persistent blocks, known at its end
+  uint64_t iteration_peak_bytes_ = 0;  // its largest iteration
   uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
   base::ConditionVariable turn_came_;      // for the pull that waits
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
@@ -402,7 +403,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status lost_ GPUSHARE_GUARDED_BY(mutex_);
   base::Status lane_failure_ GPUSHARE_GUARDED_BY(mutex_);  // why a lane could not be made at all
   uint64_t next_session_id_ GPUSHARE_GUARDED_BY(mutex_) = 1;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<SessionImpl>> sessions_
+  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions_
       GPUSHARE_GUARDED_BY(mutex_);                                            // not torn down
   std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(mutex_);  // by lane id
   std::vector<LaneSlot*> open_slots_ GPUSHARE_GUARDED_BY(mutex_);

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::executor {
@@ -56,7 +56,7 @@ class Timeline {
   std::vector<Record> records_;  // a ring once full
   size_t oldest_ = 0;
   uint64_t dropped_ = 0;
-  absl::flat_hash_map<uint64_t, std::string> names_;
+  base::FlatHashMap<uint64_t, std::string> names_;
   uint64_t oldest_name_ = 1;  // session ids ascend
 };
 

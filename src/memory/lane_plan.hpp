@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/flat_hash.hpp"
 #include "memory/plan.hpp"
 
 namespace gpushare::memory {
@@ -107,7 +107,7 @@ class LanePlan {
 
   std::shared_ptr<const Plan> plan_;
   PlanRecorder recorder_;
-  absl::flat_hash_map<uint64_t, uint32_t> live_;  // offset -> the recorder's block
+  base::FlatHashMap<uint64_t, uint32_t> live_;  // offset -> the recorder's block
   uint64_t fingerprint_ = 0;
   uint64_t last_fingerprint_ = 0;  // 0: none
   bool recording_ = false;

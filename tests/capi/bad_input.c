@@ -95,7 +95,7 @@ static void sessions(void) {
   CHECK_STATUS(gpushare_session_alloc(keep, 9, 1, 0, &address), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 1, 3, &address), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 1, 4 * MIB, &address), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, UINT64_MAX, 0, &address), GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, UINT64_MAX, 0, &address), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 60 * MIB, 0, &address), GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(strstr(gpushare_last_error_message(), "keep") != NULL);
   CHECK_STATUS(gpushare_memory_free(runtime, 0), GPUSHARE_NOT_FOUND);

@@ -95,8 +95,11 @@ static void push(const char* device) {
   CHECK_STATUS(gpushare_ticket_release(bad), GPUSHARE_OK);
   /* Closing the runtime closes the session. */
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
-  CHECK(gpushare_session_get_info(other, &info) != GPUSHARE_OK);
-  (void)gpushare_session_close(other);
+  CHECK_STATUS(gpushare_session_get_info(other, &info), GPUSHARE_OK);
+  CHECK(info.state == GPUSHARE_SESSION_CANCELLED && info.persistent_bytes == 0);
+  CHECK(gpushare_session_submit(other, submitted, &runs, NULL, NULL) != GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(other), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(other), GPUSHARE_INVALID_HANDLE);
   CHECK(released == 21);
 }
 
