@@ -26,6 +26,8 @@ using sim::TimedRequest;
 
 constexpr size_t kRequests = 3000;
 constexpr uint64_t kSeeds = 5;
+constexpr uint64_t kFirstSeed =
+    101;  // the policy was tuned on seeds 1 to 5, the calibration made with 11 and 12
 constexpr const char* kFour[] = {"clipper", "nexus", "clockwork", "orloj"};
 constexpr double kLoads[] = {0.5, 0.75, 1, 1.25, 1.5};
 
@@ -95,7 +97,9 @@ std::function<std::vector<TimedRequest>(uint64_t)> drawer(const std::string& syn
   const sim::SyntheticSpec spec = *sim::parse_synthetic(synthetic);
   const double rate = load / (sim::mean_execution_ns(spec) / 1e9);
   return [=](uint64_t seed) {
-    return sim::draw(spec, {.requests = kRequests, .rate_per_s = rate, .burstiness = burst, .seed = seed});
+    return sim::draw(
+        spec,
+        {.requests = kRequests, .rate_per_s = rate, .burstiness = burst, .seed = kFirstSeed - 1 + seed});
   };
 }
 
@@ -335,9 +339,9 @@ std::vector<TimedRequest> two_halves(const sim::SyntheticSpec& first, const sim:
   uint64_t start = 0;
   for (const sim::SyntheticSpec* spec : {&first, &second}) {
     const double rate = load / (sim::mean_execution_ns(*spec) / 1e9);
-    for (TimedRequest request :
-         sim::draw(*spec,
-                   {.requests = kRequests / 2, .rate_per_s = rate, .seed = seed + (all.empty() ? 0 : 100)})) {
+    for (TimedRequest request : sim::draw(*spec, {.requests = kRequests / 2,
+                                                 .rate_per_s = rate,
+                                                 .seed = kFirstSeed - 1 + seed + (all.empty() ? 0 : 100)})) {
       request.arrival_ns += start;
       if (spec == &second) request.application += offset;
       all.push_back(request);
@@ -558,6 +562,10 @@ int experiments(int argc, char** argv) {
       "no virtual time. Every policy is told 256 "
       "execution times an application beforehand and each finished one's afterwards, and the true c0 and c1 "
       "to start from.\n"
+      "- gpushare's two parameters that matter, opportunity and hold, were chosen on bimodal:1, modes:1 and "
+      "modes:4 at hand-picked loads "
+      "with seeds 1 to 5; the calibration used 11 and 12; everything below uses 101 to 105. The rest is as "
+      "first written down.\n"
       "- Finish rate = finished in time / all. Deviations are over five seeds; all policies see the same "
       "requests.\n"
       "- Clockwork: window and schedule-ahead 10 ms, 5 ms off each deadline, the greatest of the last ten "

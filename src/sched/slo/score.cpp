@@ -67,7 +67,7 @@ ScoreCurve::ScoreCurve(const Distribution& batch, double mean_ns, double delay_r
     if (!runs_.empty() && runs_.back().rising == rising)
       runs_.back().end_ns = end;
     else
-      runs_.push_back({pieces_[i].start_ns, end, rising});
+      runs_.push_back({pieces_[i].start_ns, end, rising, i});
   }
 }
 
@@ -75,6 +75,13 @@ size_t ScoreCurve::piece_at(double slack_ns) const {
   const auto next = std::upper_bound(pieces_.begin(), pieces_.end(), slack_ns,
                                      [](double slack, const Piece& piece) { return slack < piece.start_ns; });
   return next == pieces_.begin() ? SIZE_MAX : static_cast<size_t>(next - pieces_.begin()) - 1;
+}
+
+double ScoreCurve::at_near(size_t near, double slack_ns) const {
+  while (near + 1 < pieces_.size() && slack_ns >= pieces_[near + 1].start_ns) ++near;
+  while (slack_ns < pieces_[near].start_ns)
+    if (near-- == 0) return 0;
+  return value_in(pieces_[near], slack_ns);
 }
 
 double ScoreCurve::at(double slack_ns) const {

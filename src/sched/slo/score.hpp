@@ -40,6 +40,7 @@ class ScoreCurve {
     double start_ns;
     double end_ns;  // infinity for the last
     bool rising;
+    size_t first_piece;
   };
 
   ScoreCurve() = default;
@@ -50,6 +51,8 @@ class ScoreCurve {
 
   // The score at this slack; 0 where even the shortest duration misses, and for an empty curve.
   double at(double slack_ns) const;
+  // The same, the piece being looked for from `near` on: for slacks close to a known piece.
+  double at_near(size_t near, double slack_ns) const;
   // Index of the piece that holds the slack, or SIZE_MAX below the first.
   size_t piece_at(double slack_ns) const;
   double delay_rate() const { return delay_rate_; }

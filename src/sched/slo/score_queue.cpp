@@ -73,24 +73,27 @@ class SlackIndex final : public ScoreQueue {
     std::optional<Best> best;
     for (Class& of : classes_) {
       if (of.by_deadline.empty()) continue;
-      const auto offer = [&](const std::pair<uint64_t, Handle>& candidate) {
-        const double score = of.curve.at(slack_of(candidate.first, now_ns));
+      const auto offer = [&](const std::pair<uint64_t, Handle>& candidate, size_t near) {
+        const double score = of.curve.at_near(near, slack_of(candidate.first, now_ns));
         if (!best || score > best->score) best = Best{candidate.second, items_[candidate.second].id, score};
       };
-      // A class that nobody can serve in time any more scores 0 throughout; its first stands for all.
-      if (of.curve.empty()) offer(*of.by_deadline.begin());
-      std::span<const ScoreCurve::Run> runs = of.curve.runs();
+      const auto first = of.by_deadline.begin();
+      const std::span<const ScoreCurve::Run> runs = of.curve.runs();
       for (size_t i = 0; i < runs.size(); ++i) {
         // The far end of a rising run is where the next, falling, one starts: one search serves both.
-        const double peak = runs[i].rising ? runs[i].end_ns : runs[i].start_ns;
+        const bool rising = runs[i].rising;
+        const double peak = rising ? runs[i].end_ns : runs[i].start_ns;
+        const size_t near = rising && i + 1 < runs.size() ? runs[i + 1].first_piece : runs[i].first_piece;
         const auto after = of.by_deadline.lower_bound({deadline_at(now_ns, peak), 0});
-        if (after != of.by_deadline.end()) offer(*after);
-        if (runs[i].rising) {
-          if (after != of.by_deadline.begin()) offer(*std::prev(after));
-          if (i + 1 < runs.size()) ++i;
-        }
+        if (after != of.by_deadline.end()) offer(*after, near);
+        if (!rising) continue;
+        if (after != first) offer(*std::prev(after), near);
+        if (i + 1 < runs.size()) ++i;
       }
-      if (runs.size() == 0 || !best) offer(*of.by_deadline.begin());
+      // A class that nobody can serve in time any more scores 0 throughout: its first stands for all.
+      if (!best)
+        best = Best{first->second, items_[first->second].id,
+                    of.curve.empty() ? 0 : of.curve.at(slack_of(first->first, now_ns))};
     }
     return best;
   }
