@@ -78,7 +78,7 @@ class RunCommand final : public Command {
            "capacity_bytes, notes[], and\n"
            "policies[] {policy, jobs, makespan_s, jct_mean_s, jct_p95_s, queue_mean_s, utilization, "
            "switches, peak_bytes, oom,\n"
-           "completed, refused, failed, jct_p50_s, page_outs, page_ins, paged_bytes, not_completed[] {name, "
+           "completed, refused, failed, jct_p50_s, paged_bytes, not_completed[] {name, "
            "state, reason}}.\n"
            "\n"
            "Exit codes: 0 all jobs completed; 1 a job was refused or failed, or a file could not be written; "

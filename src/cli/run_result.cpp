@@ -90,7 +90,7 @@ std::string render_table(const RunResult& result) {
   bool failed = false;
   for (const PolicyRun& run : result.policies) {
     largest = std::max(largest, run.makespan_s);
-    paged = paged || run.page_outs > 0;
+    paged = paged || run.paged_bytes > 0;
     refused = refused || run.refused > 0;
     failed = failed || run.failed > 0;
   }
@@ -107,7 +107,7 @@ std::string render_table(const RunResult& result) {
   table.add_column(timed("mean\nqueueing"), Table::Align::kRight);
   table.add_column("utili-\nsation", Table::Align::kRight);
   table.add_column("switches", Table::Align::kRight);
-  if (paged) table.add_column("paged\nout", Table::Align::kRight);
+  if (paged) table.add_column("paged\n(to, fro)", Table::Align::kRight);
   table.add_column("peak\nmemory", Table::Align::kRight);
   table.add_column("oom", Table::Align::kRight);
   for (const PolicyRun& run : result.policies) {
@@ -118,7 +118,7 @@ std::string render_table(const RunResult& result) {
       row.push_back(unit.number(seconds));
     row.push_back(base::format("%.1f%%", 100 * run.utilization));
     row.push_back(std::to_string(run.switches));
-    if (paged) row.push_back(std::to_string(run.page_outs));
+    if (paged) row.push_back(base::format_bytes(run.paged_bytes));
     row.push_back(base::format_bytes(run.peak_bytes));
     row.push_back(std::to_string(run.oom));
     table.add_row(std::move(row));
@@ -155,8 +155,6 @@ nlohmann::ordered_json to_json(const RunResult& result) {
                         {"switches", run.switches},
                         {"peak_bytes", run.peak_bytes},
                         {"oom", run.oom},
-                        {"page_outs", run.page_outs},
-                        {"page_ins", run.page_ins},
                         {"paged_bytes", run.paged_bytes},
                         {"not_completed", std::move(refusals)}});
   }

@@ -33,11 +33,9 @@ struct PolicyRun {
   double makespan_s = 0;         // first arrival to last completion
   double utilization = 0;        // share of the makespan in which at least one lane ran an iteration
   uint64_t switches = 0;
-  uint64_t peak_bytes = 0;  // most live at once
-  uint64_t oom = 0;         // times a job got an out-of-memory error, or live bytes exceeded capacity
-  uint64_t page_outs = 0;   // sessions moved to host memory to let another in
-  uint64_t page_ins = 0;
-  uint64_t paged_bytes = 0;  // both ways
+  uint64_t peak_bytes = 0;   // most live at once
+  uint64_t oom = 0;          // times a job got an out-of-memory error, or live bytes exceeded capacity
+  uint64_t paged_bytes = 0;  // of sessions moved to host memory to let another in, and back
 
   // Filled in by summarize().
   uint64_t completed = 0;

@@ -155,8 +155,6 @@ void copy_result(const sim::SimulationResult& from, PolicyRun& to) {
   to.switches = from.switches;
   to.peak_bytes = from.peak_bytes;
   to.oom = from.oom;
-  to.page_outs = from.page_outs;
-  to.page_ins = from.page_ins;
   to.paged_bytes = from.paged_bytes;
   for (const sim::JobResult& job : from.jobs) {
     JobOutcome outcome;
