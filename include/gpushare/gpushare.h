@@ -2,26 +2,30 @@
  *
  * The contract
  * ------------
- * Versioning. GPUSHARE_VERSION_* is the header's version, gpushare_version() the library's. Within a major
- * version functions, status codes and struct fields are only added, at the end; SOVERSION is the major
- * version. Structs. Option and info structs begin with `struct_size`. Initialise options with their _INIT
- * macro. The library accepts any size from the first published one up, reads a field only if struct_size
- * covers it, refuses a larger struct whose unknown tail is not zero, and writes at most struct_size bytes
- * back. Handles. Opaque; created by an `open`, `create`, `begin` or `submit` call and given back by the
- * matching `close`, `release` or `end`. A stale or foreign handle is refused with GPUSHARE_INVALID_HANDLE; it
- * is never followed. Closing an object ends what depends on it; the dependents' handles then report
- * GPUSHARE_INVALID_STATE or INVALID_HANDLE and must still be released where they have a release call.
- * Threads. Every function may be called from any thread, concurrently, unless its comment says otherwise.
- * Different sessions never share a lock on the allocation path. Blocking. A function blocks only if its
- * comment says so. No lock of the library is held while a callback of yours runs, so a callback may call back
- * in, except where its comment says otherwise. Strings. UTF-8, NUL-terminated. Strings passed in are copied.
- * Strings handed out belong to the library and live as long as the comment says. Errors. Functions return a
- * status of status.h; outputs are written only on success. gpushare_last_error_message() tells the thread
- * what failed, which limit was met and what to do. Success never clears it. Failures of asynchronous work are
- *   reported by the iteration, ticket or session they belong to.
- * Process. The library never aborts, exits, or installs signal handlers, and starts threads only inside a
- * runtime. Units. Sizes are bytes, times nanoseconds; the name says so. SPDX-License-Identifier: Apache-2.0
- */
+ * Versioning.  GPUSHARE_VERSION_* is the header's version, gpushare_version() the library's. Within a major
+ *   version functions, status codes and struct fields are only added, at the end; SOVERSION is the major.
+ * Structs.  Option and info structs begin with `struct_size`. Initialise options with their _INIT macro. The
+ *   library accepts any size from the first published one up, reads a field only if struct_size covers it,
+ *   refuses a larger struct whose unknown tail is not zero, and writes at most struct_size bytes back.
+ * Handles.  Opaque; created by an `open`, `create`, `begin` or `submit` call and given back by the matching
+ *   `close`, `release` or `end`. A stale or foreign handle is refused with GPUSHARE_INVALID_HANDLE; it is never
+ *   followed. Closing an object ends what depends on it; the dependents' handles then report
+ *   GPUSHARE_INVALID_STATE (get_info still tells how they ended) until they are given back themselves.
+ * Threads.  Every function may be called from any thread, concurrently, unless its comment says otherwise.
+ *   Different sessions never share a lock on the allocation path.
+ * Blocking.  A function blocks only if its comment says so. No lock of the library is held while a callback of
+ *   yours runs, so a callback may call back in, except where its comment says otherwise.
+ * Strings.  UTF-8, NUL-terminated. Strings passed in are copied. Strings handed out belong to the library and
+ *   live as long as the comment says.
+ * Errors.  Functions return a status of status.h; outputs are written only on success.
+ *   gpushare_last_error_message() tells the thread what failed, which limit was met and what to do. Success
+ *   never clears it. Failures of asynchronous work are reported by the iteration, ticket or session they belong
+ *   to.
+ * Process.  The library never aborts, exits, or installs signal handlers, and starts threads only inside a
+ *   runtime.
+ * Units.  Sizes are bytes, times nanoseconds; the name says so.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_GPUSHARE_H_
 #define GPUSHARE_GPUSHARE_H_
 
