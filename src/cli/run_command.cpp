@@ -167,11 +167,7 @@ class RunCommand final : public Command {
   base::Result<RunResult> execute(const sim::JobFile& file, const sim::InterferenceTable* table,
                                   const Progress& progress) const {
     if (options_.device == "sim") return run_simulated(options_, file, table, progress);
-#ifdef GPUSHARE_CLI_HAS_C_ABI
     return run_measured(options_, file, progress);
-#else
-    return base::Status(GPUSHARE_UNAVAILABLE, "--device: this build has sim only");
-#endif
   }
 
   base::Status check_options() {
