@@ -34,6 +34,10 @@ GPUSHARE_V1_SIZE(gpushare_block_info, reserved);
 GPUSHARE_V1_SIZE(gpushare_heap_params, alignment_bytes);
 GPUSHARE_V1_SIZE(gpushare_heap_info, high_water_bytes);
 GPUSHARE_V1_SIZE(gpushare_backend_work, reserved);
+GPUSHARE_V1_SIZE(gpushare_batcher_params, max_defer_ns);
+GPUSHARE_V1_SIZE(gpushare_batcher_model, c1);
+GPUSHARE_V1_SIZE(gpushare_request, cost);
+GPUSHARE_V1_SIZE(gpushare_batch, wake_ns);
 #undef GPUSHARE_V1_SIZE
 
 // A size above this is an uninitialised struct rather than a future one.

@@ -15,6 +15,8 @@ class Heap;
 
 namespace gpushare::capi {
 
+struct BatcherObject;  // batcher.cpp
+
 // An iteration as the ABI shows it: from its begin to its end. The executor uses one Iteration object a
 // session again and again; this one is new each time, so that a stale handle is stale.
 struct IterationObject {
@@ -31,6 +33,7 @@ using IterationHandles = HandleTable<IterationObject, 3>;
 using StreamHandles = HandleTable<executor::Stream, 4>;
 using TicketHandles = HandleTable<executor::Ticket, 5>;
 using HeapHandles = HandleTable<memory::Heap, 6>;
+using BatcherHandles = HandleTable<BatcherObject, 7>;
 
 inline IterationObject::~IterationObject() {
   if (void* handle = stream.load()) StreamHandles::instance().remove(handle);

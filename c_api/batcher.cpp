@@ -1,0 +1,213 @@
+// Deadline-aware batching: src/sched/slo as it is, a state machine that the caller drives.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/slo/batcher.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "c_api/abi.hpp"
+#include "c_api/guard.hpp"
+#include "c_api/handles.hpp"
+#include "c_api/tags.hpp"
+#include "gpushare/gpushare.h"
+
+using namespace gpushare;
+using sched::slo::DropReason;
+
+namespace gpushare::capi {
+
+struct BatcherObject {
+  std::unique_ptr<sched::slo::Batcher> batcher;
+  uint32_t largest_batch = 1;  // of all models
+  std::deque<sched::slo::Drop> drops;
+  std::vector<sched::slo::Drop> taken;  // scratch
+};
+
+}  // namespace gpushare::capi
+
+namespace {
+
+static_assert(GPUSHARE_DROP_EXPIRED == static_cast<int>(DropReason::kExpired));
+static_assert(GPUSHARE_DROP_HOPELESS == static_cast<int>(DropReason::kHopeless));
+static_assert(GPUSHARE_DROP_REJECTED == static_cast<int>(DropReason::kRejected));
+static_assert(GPUSHARE_DROP_CANCELLED == static_cast<int>(DropReason::kCancelled));
+
+// Runs `body` on the batcher behind the handle.
+template <class F>
+int32_t with(gpushare_batcher handle, F&& body) {
+  return capi::guard([&]() -> base::Status {
+    const auto pin = capi::BatcherHandles::instance().find(handle);
+    if (!pin) return capi::stale("batcher");
+    return body(*pin);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_batcher_create(const gpushare_batcher_params* params, gpushare_batcher* out_batcher) {
+  return capi::guard([&]() -> base::Status {
+    if (out_batcher == nullptr) return capi::null_argument("out_batcher");
+    gpushare_batcher_params read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
+    sched::slo::BatcherOptions options;
+    if (read.max_pending != 0) options.max_pending = read.max_pending;
+    options.max_defer_ms = static_cast<double>(read.max_defer_ns) / 1e6;
+    auto object = std::make_shared<capi::BatcherObject>();
+    GPUSHARE_ASSIGN_OR_RETURN(
+        object->batcher,
+        sched::slo::make_batcher(read.policy == nullptr ? "gpushare" : read.policy, options));
+    void* handle = capi::BatcherHandles::instance().add(std::move(object));
+    if (handle == nullptr) return capi::too_many_handles("batchers");
+    *out_batcher = static_cast<gpushare_batcher>(handle);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_release(gpushare_batcher batcher) {
+  return capi::guard([&]() -> base::Status {
+    return capi::BatcherHandles::instance().remove(batcher) ? base::Status() : capi::stale("batcher");
+  });
+}
+
+int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batcher_model* model,
+                                   uint32_t* out_model) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (out_model == nullptr) return capi::null_argument("out_model");
+    gpushare_batcher_model read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("model", model, &read));
+    sched::slo::ModelSpec spec;
+    spec.c0_ns = static_cast<double>(read.c0_ns);
+    spec.c1 = read.c1;
+    if (read.batch_size_count != 0) {
+      if (read.batch_sizes == nullptr) return capi::null_argument("model->batch_sizes");
+      if (read.batch_size_count > 4096)
+        return {GPUSHARE_INVALID_ARGUMENT,
+                base::format("batch_size_count is %u, allowed are up to 4096", read.batch_size_count)};
+      spec.batch_sizes.assign(read.batch_sizes, read.batch_sizes + read.batch_size_count);
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(const uint32_t added, object.batcher->add_model(spec));
+    object.largest_batch = std::max(object.largest_batch, spec.batch_sizes.back());
+    *out_model = added;
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_arrive(gpushare_batcher batcher, const gpushare_request* request, uint64_t now_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    gpushare_request read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("request", request, &read));
+    sched::slo::Request r;
+    r.id = read.id;
+    r.model = read.model;
+    r.application = read.application;
+    r.arrival_ns = read.arrival_ns;
+    r.deadline_ns = read.deadline_ns;
+    r.cost = read.cost;
+    return object.batcher->arrive(r, now_ns);
+  });
+}
+
+int32_t gpushare_batcher_cancel(gpushare_batcher batcher, uint64_t id, uint64_t now_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (object.batcher->cancel(id, now_ns)) return {};
+    return {GPUSHARE_NOT_FOUND,
+            base::format("request %llu is not waiting", static_cast<unsigned long long>(id))};
+  });
+}
+
+int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t now_ns, uint32_t in_flight,
+                              gpushare_batch* out_batch, uint64_t* out_ids, uint64_t capacity) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (out_ids == nullptr) return capi::null_argument("out_ids");
+    if (capacity < object.largest_batch)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("capacity is %llu; a batch may have %u requests",
+                           static_cast<unsigned long long>(capacity), object.largest_batch)};
+    // Before the decision: what it takes out must not be lost to a bad struct.
+    gpushare_batch batch = GPUSHARE_BATCH_INIT;
+    GPUSHARE_RETURN_IF_ERROR(capi::write_struct("out_batch", batch, out_batch));
+    const sched::slo::Decision decision = object.batcher->next(now_ns, in_flight);
+    batch.wake_ns = decision.wake_ns;
+    if (decision.batch) {
+      batch.model = decision.batch->model;
+      batch.id = decision.batch->id;
+      batch.count = decision.batch->requests.size();
+      batch.expected_ns = decision.batch->expected_ns;
+      batch.not_before_ns = decision.batch->not_before_ns;
+      batch.latest_start_ns = decision.batch->latest_start_ns;
+      std::copy(decision.batch->requests.begin(), decision.batch->requests.end(), out_ids);
+    }
+    GPUSHARE_RETURN_IF_ERROR(capi::write_struct("out_batch", batch, out_batch));
+    return decision.batch ? base::Status() : base::Status(GPUSHARE_NOT_READY, "no batch is to run now");
+  });
+}
+
+int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    object.batcher->started(batch_id, now_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id, uint64_t device_ns,
+                                  uint64_t now_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    object.batcher->finished(batch_id, device_ns, now_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    object.batcher->rejected(batch_id, now_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint32_t application,
+                                 uint64_t execution_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    object.batcher->observe(model, application, execution_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model, uint32_t k,
+                                       uint64_t longest_ns, uint64_t device_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    object.batcher->observe_batch(model, k, longest_ns, device_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_take_drops(gpushare_batcher batcher, gpushare_drop* out_drops, uint64_t capacity,
+                                    uint64_t* out_count) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (out_count == nullptr) return capi::null_argument("out_count");
+    if (out_drops == nullptr && capacity != 0) return capi::null_argument("out_drops");
+    object.taken.clear();
+    object.batcher->take_drops(object.taken);
+    object.drops.insert(object.drops.end(), object.taken.begin(), object.taken.end());
+    uint64_t count = 0;
+    for (; count < capacity && !object.drops.empty(); ++count) {
+      out_drops[count] = {object.drops.front().id, static_cast<uint32_t>(object.drops.front().reason), 0};
+      object.drops.pop_front();
+    }
+    *out_count = count;
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_get_pending(gpushare_batcher batcher, uint64_t* out_pending) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (out_pending == nullptr) return capi::null_argument("out_pending");
+    *out_pending = object.batcher->pending();
+    return {};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,102 @@
+/* Deadline-aware batching through the C ABI. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdint.h>
+
+#include "check.h"
+#include "gpushare/gpushare.h"
+
+static const uint64_t kMs = 1000000;
+
+static void refusals(void) {
+  gpushare_batcher batcher = NULL;
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+  gpushare_batch batch = GPUSHARE_BATCH_INIT;
+  uint64_t ids[16], count = 0;
+  uint32_t index = 7;
+  const uint32_t bad_sizes[2] = {4, 2};
+  CHECK_STATUS(gpushare_batcher_create(NULL, &batcher), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_create(&params, NULL), GPUSHARE_INVALID_ARGUMENT);
+  params.policy = "nope";
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_NOT_FOUND);
+  params.policy = NULL;
+  params.max_pending = 2;
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_ARGUMENT); /* no model yet */
+  model.c1 = 0;
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_INVALID_ARGUMENT);
+  model.c1 = 0.5;
+  model.batch_size_count = 2;
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_INVALID_ARGUMENT);
+  model.batch_sizes = bad_sizes;
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_INVALID_ARGUMENT);
+  model.batch_size_count = 0;
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, NULL), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  CHECK(index == 0);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 8), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, NULL, 16), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, NULL, ids, 16), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_NOT_READY);
+  CHECK(batch.wake_ns == UINT64_MAX);
+  request.deadline_ns = 100 * kMs;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 200 * kMs), GPUSHARE_TIMED_OUT);
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_ALREADY_EXISTS);
+  request.id = 1;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  request.id = 2;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_QUEUE_FULL);
+  CHECK_STATUS(gpushare_batcher_take_drops(batcher, NULL, 1, &count), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_take_drops(batcher, NULL, 0, NULL), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_get_pending(batcher, NULL), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_cancel(batcher, 99, 0), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_HANDLE);
+}
+
+static void serves(void) {
+  gpushare_batcher batcher = NULL;
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_batch batch = GPUSHARE_BATCH_INIT;
+  gpushare_drop drops[4];
+  uint64_t ids[16], count = 0, pending = 0, i;
+  uint32_t index = 0;
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+  model.c0_ns = 10 * kMs;
+  model.c1 = 0.5;
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  for (i = 0; i < 64; ++i) CHECK_STATUS(gpushare_batcher_observe(batcher, index, 0, 10 * kMs), GPUSHARE_OK);
+  for (i = 1; i <= 5; ++i) {
+    gpushare_request request = GPUSHARE_REQUEST_INIT;
+    request.id = i;
+    request.deadline_ns = 200 * kMs;
+    CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  }
+  CHECK_STATUS(gpushare_batcher_cancel(batcher, 3, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_OK);
+  CHECK(batch.count == 4);
+  CHECK(batch.latest_start_ns == UINT64_MAX);
+  CHECK(batch.expected_ns > 25 * kMs && batch.expected_ns < 35 * kMs); /* 10 + 0.5 * 4 * 10 */
+  for (i = 0; i < batch.count; ++i) CHECK(ids[i] >= 1 && ids[i] <= 5 && ids[i] != 3);
+  CHECK_STATUS(gpushare_batcher_started(batcher, batch.id, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_observe_batch(batcher, index, 4, 10 * kMs, 30 * kMs), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_finished(batcher, batch.id, 30 * kMs, 30 * kMs), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_rejected(batcher, batch.id, 30 * kMs), GPUSHARE_OK); /* over: ignored */
+  CHECK_STATUS(gpushare_batcher_take_drops(batcher, drops, 4, &count), GPUSHARE_OK);
+  CHECK(count == 1 && drops[0].id == 3 && drops[0].reason == GPUSHARE_DROP_CANCELLED);
+  CHECK_STATUS(gpushare_batcher_get_pending(batcher, &pending), GPUSHARE_OK);
+  CHECK(pending == 0);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+}
+
+int main(void) {
+  (void)open_runtime; /* of check.h, for tests with a device */
+  (void)open_session;
+  refusals();
+  serves();
+  return capi_result();
+}
