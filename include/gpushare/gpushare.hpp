@@ -616,7 +616,7 @@ class Batcher {
     if (ids_.size() < largest) ids_.resize(largest);
     return out;
   }
-  // False: back-pressure (QUEUE_FULL) or too late to finish (TIMED_OUT); gpushare_last_error_message says which.
+  // False: back-pressure (QUEUE_FULL) or too late to finish (TIMED_OUT); the thread's last error says which.
   bool arrive(const gpushare_request& request, uint64_t now_ns) {
     const int32_t status = gpushare_batcher_arrive(handle_.get(), &request, now_ns);
     if (status == GPUSHARE_QUEUE_FULL || status == GPUSHARE_TIMED_OUT) return false;

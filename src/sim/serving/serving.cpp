@@ -64,8 +64,10 @@ class Run {
     // The offline profile: samples spread over the whole list, of each application, not those about to be
     // served in order.
     std::map<uint32_t, std::vector<uint64_t>> by_application;
-    const size_t seen = options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
-    for (size_t i = 0; i < seen; ++i) by_application[requests_[i].application].push_back(requests_[i].execution_ns);
+    const size_t seen =
+        options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
+    for (size_t i = 0; i < seen; ++i)
+      by_application[requests_[i].application].push_back(requests_[i].execution_ns);
     for (const auto& [application, times] : by_application) {
       const size_t take = std::min(options_.warm_samples, times.size());
       for (size_t i = 0; i < take; ++i) batcher_.observe(0, application, times[i * times.size() / take]);
