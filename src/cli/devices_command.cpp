@@ -61,6 +61,7 @@ class DevicesCommand final : public Command {
     }
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     Table table;
+    std::string reasons;  // below the table, where they have room
     table.add_column("device", Table::Align::kLeft);
     table.add_column("name", Table::Align::kLeft);
     table.add_column("units", Table::Align::kRight);
@@ -79,19 +80,21 @@ class DevicesCommand final : public Command {
                       {"total_bytes", device.total_bytes},
                       {"free_bytes", device.free_bytes},
                       {"capabilities", capabilities_of(device)}});
-      std::string remark = "ok";
+      std::string remark = status;
       if (usable) {
+        remark = "ok";
         for (const std::string& capability : capabilities_of(device))
           remark += (remark == "ok" ? ": " : ", ") + capability;
       } else {
-        remark = status + ": " + device.reason;
+        reasons += std::string(device.spec) + ": " + wrap(device.reason, 100, 2) + '\n';
       }
       table.add_row({device.spec, device.name, usable ? std::to_string(device.compute_units) : "-",
                      usable ? base::format_bytes(device.total_bytes) : "-",
                      usable ? base::format_bytes(device.free_bytes) : "-", remark});
     }
     GPUSHARE_RETURN_IF_ERROR(json_.write({{"devices", rows}}));
-    if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(table.to_string()));
+    if (!json_.on_stdout())
+      GPUSHARE_RETURN_IF_ERROR(write_stdout(table.to_string() + (reasons.empty() ? "" : "\n" + reasons)));
     return kExitOk;
   }
 
