@@ -170,26 +170,25 @@ inline unsigned Heap::bin_of(uint64_t size) {
   return ((top - kBinLog) << kBinLog) + static_cast<unsigned>(size >> (top - kBinLog));
 }
 
-template <unsigned kWalk>
+// Behind the head if that is smaller, or as large and lower; else as the new head.
 inline void Heap::bin_insert(uint32_t index, unsigned bin) {
   Record& r = blocks_[index];
-  uint32_t after = heads_[bin];
-  uint32_t before = kNone;
-  for (unsigned steps = kWalk; after != kNone && steps != 0; --steps) {
-    const Record& a = blocks_[after];
-    if (a.size > r.size || (a.size == r.size && a.offset > r.offset)) break;
-    before = after;
-    after = a.links.next;
+  const uint32_t head = heads_[bin];
+  if (head != kNone) {
+    Record& h = blocks_[head];
+    if (h.size < r.size || (h.size == r.size && h.offset < r.offset)) {
+      const uint32_t second = h.links.next;
+      r.links = {head, second};
+      if (second != kNone) blocks_[second].links.prev = index;
+      h.links.next = index;
+      return;
+    }
+    h.links.prev = index;
   }
-  r.links = {before, after};
-  if (after != kNone) blocks_[after].links.prev = index;
-  if (before != kNone) {
-    blocks_[before].links.next = index;
-    return;
-  }
+  r.links = {kNone, head};
   heads_[bin] = index;
   row_bits_ |= uint64_t{1} << (bin >> kBinLog);
-  cell_bits_[bin >> kBinLog] |= uint32_t{1} << (bin & (kBinsPerDoubling - 1));
+  cell_bits_[bin >> kBinLog] |= uint64_t{1} << (bin & (kBinsPerDoubling - 1));
 }
 
 inline void Heap::bin_remove(uint32_t index, unsigned bin) {
@@ -202,20 +201,20 @@ inline void Heap::bin_remove(uint32_t index, unsigned bin) {
   heads_[bin] = links.next;
   if (links.next == kNone) {
     const unsigned row = bin >> kBinLog;
-    cell_bits_[row] &= ~(uint32_t{1} << (bin & (kBinsPerDoubling - 1)));
+    cell_bits_[row] &= ~(uint64_t{1} << (bin & (kBinsPerDoubling - 1)));
     if (cell_bits_[row] == 0) row_bits_ &= ~(uint64_t{1} << row);
   }
 }
 
 inline void Heap::make_hole(uint32_t index) {
   blocks_[index].offset |= kFreeBit;
-  bin_insert<kSortWalk>(index, bin_of(blocks_[index].size));
+  bin_insert(index, bin_of(blocks_[index].size));
 }
 
 inline unsigned Heap::next_bin(unsigned bin) const {
   const unsigned row = bin >> kBinLog;
   const unsigned cell = bin & (kBinsPerDoubling - 1);
-  const uint64_t cells = uint64_t{cell_bits_[row]} & (~uint64_t{1} << cell);
+  const uint64_t cells = cell_bits_[row] & (~uint64_t{1} << cell);
   if (cells != 0) return (row << kBinLog) + static_cast<unsigned>(std::countr_zero(cells));
   const uint64_t rows = row_bits_ & (~uint64_t{1} << row);
   if (rows == 0) return kBins;
@@ -223,15 +222,15 @@ inline unsigned Heap::next_bin(unsigned bin) const {
   return (found << kBinLog) + static_cast<unsigned>(std::countr_zero(cell_bits_[found]));
 }
 
-inline uint32_t Heap::best_in_bin(unsigned bin, uint64_t size, unsigned limit) const {
+// The smallest hole of a bin that holds `size`, lowest first among equals. O(holes in the bin).
+uint32_t Heap::best_in_bin(unsigned bin, uint64_t size) const {
   uint32_t best = kNone;
-  uint64_t best_size = ~uint64_t{0};
-  for (uint32_t i = heads_[bin]; i != kNone && limit != 0; i = blocks_[i].links.next, --limit) {
+  for (uint32_t i = heads_[bin]; i != kNone; i = blocks_[i].links.next) {
     const Record& r = blocks_[i];
-    if (r.size < size || r.size > best_size) continue;
-    if (r.size == best_size && r.offset > blocks_[best].offset) continue;
-    best = i;
-    best_size = r.size;
+    if (r.size < size) continue;
+    if (best == kNone || r.size < blocks_[best].size ||
+        (r.size == blocks_[best].size && r.offset < blocks_[best].offset))
+      best = i;
   }
   return best;
 }
@@ -239,16 +238,15 @@ inline uint32_t Heap::best_in_bin(unsigned bin, uint64_t size, unsigned limit) c
 inline uint32_t Heap::find_hole(uint64_t size, unsigned* out_bin) const {
   const unsigned bin = bin_of(size);
   *out_bin = bin;
-  uint32_t i = heads_[bin];
-  for (unsigned k = kScan; i != kNone && k != 0; i = blocks_[i].links.next, --k)
-    if (blocks_[i].size >= size) return i;
+  const uint32_t head = heads_[bin];
+  if (head != kNone && blocks_[head].size >= size) return head;
   const unsigned larger = next_bin(bin);
   if (larger != kBins) {
     *out_bin = larger;
     return heads_[larger];
   }
   // Only the rest of the request's own bin can still hold it; failing is worse than looking.
-  return best_in_bin(bin, size, ~0u);
+  return best_in_bin(bin, size);
 }
 
 uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
@@ -258,9 +256,7 @@ uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
     return front < blocks_[i].size && blocks_[i].size - front >= size;
   };
   const unsigned bin = bin_of(size);
-  unsigned limit = kScan;
-  for (uint32_t i = heads_[bin]; i != kNone && limit != 0; i = blocks_[i].links.next, --limit)
-    if (fits(i)) return i;
+  if (heads_[bin] != kNone && fits(heads_[bin])) return heads_[bin];
   if (size + alignment - 1 <= capacity_) {
     unsigned hole_bin = 0;
     const uint32_t hole = find_hole(size + alignment - 1, &hole_bin);
@@ -311,7 +307,7 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
     }
     if (bin_of(h.size) != bin) {  // usually it shrinks within its bin and stays where it hangs
       bin_remove(hole, bin);
-      bin_insert<kSortWalk>(hole, bin_of(h.size));
+      bin_insert(hole, bin_of(h.size));
     }
   }
   Record& l = blocks_[live];
@@ -352,7 +348,7 @@ inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size,
     const unsigned rest_bin = bin_of(rest);
     if (rest_bin != bin) {
       bin_remove(hole, bin);
-      bin_insert<1>(hole, rest_bin);
+      bin_insert(hole, rest_bin);
     }
   }
   live_ += size;
@@ -433,7 +429,7 @@ HeapStatus Heap::free(BlockHandle block) {
     blocks_[after].prev = prev;
     if (bin_of(blocks_[prev].size) != bin) {
       bin_remove(prev, bin);
-      bin_insert<kSortWalk>(prev, bin_of(blocks_[prev].size));
+      bin_insert(prev, bin_of(blocks_[prev].size));
     }
     return HeapStatus::kOk;
   }
@@ -446,7 +442,7 @@ HeapStatus Heap::free(BlockHandle block) {
   recycle(i);
   if (bin_of(n.size) != bin) {
     bin_remove(next, bin);
-    bin_insert<kSortWalk>(next, bin_of(n.size));
+    bin_insert(next, bin_of(n.size));
   }
   return HeapStatus::kOk;
 }
@@ -512,7 +508,7 @@ HeapStatus Heap::resize(uint64_t capacity_bytes) {
       recycle(last);
     } else {
       blocks_[last].size = capacity - floor;
-      bin_insert<kSortWalk>(last, bin_of(blocks_[last].size));
+      bin_insert(last, bin_of(blocks_[last].size));
     }
   } else {
     if (!records_available(1)) return HeapStatus::kNoRecords;
@@ -532,7 +528,7 @@ HeapStatus Heap::resize(uint64_t capacity_bytes) {
 uint64_t Heap::largest_hole_bytes() const {
   if (row_bits_ == 0) return 0;
   const unsigned row = 63u - static_cast<unsigned>(std::countl_zero(row_bits_));
-  const unsigned cell = 31u - static_cast<unsigned>(std::countl_zero(cell_bits_[row]));
+  const unsigned cell = 63u - static_cast<unsigned>(std::countl_zero(cell_bits_[row]));
   uint64_t largest = 0;
   for (uint32_t i = heads_[row * kBinsPerDoubling + cell]; i != kNone; i = blocks_[i].links.next)
     largest = std::max(largest, blocks_[i].size);
