@@ -165,6 +165,7 @@ class HostAllocator {
  public:
   HostAllocator(uint64_t, uint32_t) {}
   static bool available() { return functions().malloc != nullptr; }
+  static const std::string& reason() { return functions().reason; }
   void* allocate(uint32_t, uint64_t bytes) { return functions().malloc(bytes); }
   static bool ok(void* pointer) { return pointer != nullptr; }
   void free(void* pointer) { functions().free(pointer); }
@@ -174,6 +175,7 @@ class HostAllocator {
   struct Functions {
     void* (*malloc)(size_t) = nullptr;
     void (*free)(void*) = nullptr;
+    std::string reason;
   };
   static const Functions& functions() {
     static const Functions loaded = [] {
@@ -183,6 +185,8 @@ class HostAllocator {
         found.malloc =
             reinterpret_cast<void* (*)(size_t)>(library->find(kWhich == 0 ? "mi_malloc" : "malloc"));
         found.free = reinterpret_cast<void (*)(void*)>(library->find(kWhich == 0 ? "mi_free" : "free"));
+      } else {
+        found.reason = library.status().message();
       }
       return found;
     }();
@@ -203,7 +207,7 @@ void register_all(const std::string& allocator) {
 template <int kWhich>
 void register_host(const char* name) {
   if (!HostAllocator<kWhich>::available()) {
-    std::fprintf(stderr, "%s is not installed: its rows are left out\n", name);
+    std::fprintf(stderr, "%s is left out: %s\n", name, HostAllocator<kWhich>::reason().c_str());
     return;
   }
   benchmark::RegisterBenchmark((std::string(name) + "/random_live").c_str(),
