@@ -799,3 +799,14 @@ TEST_CASE("sim, contiguous, faults") {
 TEST_CASE("sim, virtual, faults") {
   run(kSim, Layout::kVirtual, true);
 }
+// Not run by default: the device that GPUSHARE_MEMORY_SPEC names, for scripts/gpu-suite.
+TEST_CASE("named device, contiguous", "[.]") {
+  const char* spec = std::getenv("GPUSHARE_MEMORY_SPEC");
+  REQUIRE(spec != nullptr);
+  run(spec, Layout::kContiguous, false);
+}
+TEST_CASE("named device, virtual", "[.]") {
+  const char* spec = std::getenv("GPUSHARE_MEMORY_SPEC");
+  REQUIRE(spec != nullptr);
+  run(spec, Layout::kVirtual, false);
+}
