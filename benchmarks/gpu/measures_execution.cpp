@@ -44,7 +44,7 @@ void measure_iteration_overhead(const Driver& driver, const Settings& settings, 
                    stream.synchronize();
                  }));
     }
-    Runtime runtime = Runtime::open({.device = "cuda:0", .capacity_bytes = 4 * settings.fill_bytes});
+    Runtime runtime = Runtime::open({.device = "cuda:0", .capacity_bytes = (64u << 20) + 4 * settings.fill_bytes});
     Session session = runtime.open_session(
         {.persistent_bytes = 2u << 20, .ephemeral_bytes = settings.fill_bytes, .allow_queueing = false});
     report.add(group, what, "gpushare", "us/iter", time_host_us(settings.repeats, iterations, [&] {
@@ -64,7 +64,7 @@ void measure_switch(const Driver& driver, const Settings& settings, Report& repo
   for (const uint32_t depth : {1u, 2u, 4u}) {
     Runtime runtime = Runtime::open({.device = "cuda:0",
                                      .policy = "fair",
-                                     .capacity_bytes = 4 * settings.fill_bytes,
+                                     .capacity_bytes = (64u << 20) + 4 * settings.fill_bytes,
                                      .max_lanes = 1,
                                      .enqueue_depth = depth});
     std::deque<TimingEvent> events;
@@ -167,7 +167,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     completions.clear();
     for (int r = 0; r <= repeats; ++r) {
       Runtime runtime =
-          Runtime::open({.device = "cuda:0", .policy = policy, .capacity_bytes = (jobs.size() + 2) * bytes});
+          Runtime::open({.device = "cuda:0", .policy = policy, .capacity_bytes = (64u << 20) + (jobs.size() + 2) * bytes});
       std::vector<Session> sessions;
       for (const Job& job : jobs) {
         sessions.push_back(runtime.open_session({.persistent_bytes = 2u << 20,
@@ -187,7 +187,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
               for (int k = 0; k < jobs[j].pieces; ++k) iteration.stream().fill(block, static_cast<uint8_t>(k), bytes);
             });
           }
-          last.wait();
+          last.get();
+          sessions[j].close();  // fifo and srtf let the next job in only then
           done[j] = us_since(start) / 1e3;
         });
       }
@@ -204,7 +205,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
   // the one with least service is compared with the fair share since the last arrival or departure.
   std::vector<double> shares;
   for (int r = 0; r < repeats; ++r) {
-    Runtime runtime = Runtime::open({.device = "cuda:0", .policy = "fair", .capacity_bytes = 5 * bytes, .max_lanes = 1});
+    Runtime runtime = Runtime::open({.device = "cuda:0", .policy = "fair", .capacity_bytes = (64u << 20) + 5 * bytes, .max_lanes = 1});
     std::vector<Session> sessions(3);
     std::vector<std::thread> threads;
     std::atomic<bool> stop[3] = {false, false, false};
@@ -277,7 +278,7 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
           const Address block = iteration.alloc_bytes(bytes);
           for (int k = 0; k < 4; ++k) iteration.stream().fill(block, 1, bytes);
         })
-        .wait();
+        .get();
     latencies.push_back(us_since(start));
   }
   report.add(group, "request of one of 42 resident models", "gpushare", "us", latencies);
