@@ -16,11 +16,11 @@ void RuntimeImpl::collect_actions() {
     switch (decided.kind) {
       case sched::ActionKind::kOpenLane:
         action.kind = Action::Kind::kOpenLane;
+        want_lane(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kResizeLane:
         action.kind = Action::Kind::kResizeLane;
-        if (decided.lane < slots_.size() && slots_[decided.lane] != nullptr)
-          slots_[decided.lane]->want_bytes.store(decided.bytes, std::memory_order_relaxed);
+        want_lane(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kCloseLane:
         action.kind = Action::Kind::kCloseLane;
@@ -42,6 +42,15 @@ void RuntimeImpl::collect_actions() {
     }
     actions_.push_back(std::move(action));
   }
+}
+
+// Growth by an allocation looks at the size promised last, wherever in the queue the action that makes it so
+// is.
+void RuntimeImpl::want_lane(uint32_t id, uint64_t bytes) {
+  if (lane_wants_.size() <= id) lane_wants_.resize(id + 1);
+  lane_wants_[id] = bytes;
+  if (id < slots_.size() && slots_[id] != nullptr)
+    slots_[id]->want_bytes.store(bytes, std::memory_order_relaxed);
 }
 
 void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
@@ -89,7 +98,6 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       if (lane != nullptr) {
         memory::Lane* closing = lane->memory.exchange(nullptr);
         open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
-        lane->want_bytes.store(0);
         lane->applied_bytes.store(0);
         lane->last_session_id = 0;
         outbox.sessions.push_back(lane->set_owner(nullptr));
@@ -112,7 +120,10 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       page(*action.session, lane, true, outbox);
       break;
     case Action::Kind::kPageIn:
-      page(*action.session, lane, false, outbox);
+      if (lane == nullptr || lane->memory.load() == nullptr)
+        not_placed(*action.session, lane == nullptr ? lane_failure_ : lane->place_status, outbox);
+      else
+        page(*action.session, lane, false, outbox);
       break;
     case Action::Kind::kTeardown:
       tear_down(*action.session, outbox);
@@ -185,7 +196,7 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes) {
     }
     return status;
   }
-  slot->want_bytes.store(bytes);
+  slot->want_bytes.store(lane_wants_[id]);
   slot->applied_bytes.store(bytes);
   slot->memory.store(opened);
   open_slots_.push_back(slot);
@@ -253,14 +264,14 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   session.state_changed_.notify_all();
 }
 
-// Waiting helps only if something else is there that may leave.
+// Waiting helps only if something else is there that may leave or free what it keeps.
 void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
     lose(status, outbox);
     return;
   }
-  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && session.options_.allow_queueing &&
-      scheduler_->residents() > 1) {
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
+      (session.options_.allow_queueing || session.placed_) && sessions_.size() > 1) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
     scheduler_->unplaced(session.id_, now());
     refresh_ready(session);
@@ -273,6 +284,14 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
 
 void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
+  if (heap == nullptr) {
+    // Ranked out again before there was anything to move; what comes in is then new.
+    if (!out) admit(session, *lane, session.persistent_promise_, outbox);
+    if (out || session.placed_) scheduler_->page_done(session.id_, now());
+    refresh_ready(session);
+    session.state_changed_.notify_all();
+    return;
+  }
   const uint64_t start_ns = now();
   mutex_.unlock();
   base::Status status;

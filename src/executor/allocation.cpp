@@ -13,7 +13,6 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint64_t kBlockGranuleBytes = 256;
-constexpr uint64_t kKeep = UINT64_MAX;  // a promise as it is
 // Of the whole ladder in one allocation: others may take what was freed for it.
 constexpr int kMaxRounds = 8;
 
@@ -149,10 +148,13 @@ base::Status IterationImpl::keep(memory::Address address) {
 base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, base::Status why) {
   bool made_room = false;
   uint64_t promised_bytes = 0;
-  if (const GatePass pass(heap_gate_); pass) promised_bytes = heap_.load()->stats().promised_bytes;
+  {
+    base::MutexLock lock(runtime_->mutex_);
+    promised_bytes = persistent_promise_;
+  }
   auto result = climb(wanted, std::move(why), &made_room);
   // A growth that did not help is given back.
-  if (!result.ok() && wanted.lane == nullptr && promised_bytes > 0) shrink_persistent(promised_bytes);
+  if (!result.ok() && wanted.lane == nullptr) shrink_persistent(promised_bytes);
   if (made_room) {
     Outbox outbox(*runtime_);
     base::MutexLock lock(runtime_->mutex_);
@@ -206,8 +208,8 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   base::MutexLock lock(runtime.mutex_);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
-  if (persistent_bytes == kKeep) persistent_bytes = before_p;
-  if (ephemeral_bytes == kKeep) ephemeral_bytes = before_e;
+  persistent_bytes = std::max(persistent_bytes, before_p);
+  ephemeral_bytes = std::max(ephemeral_bytes, before_e);
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
         runtime.scheduler_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
@@ -243,7 +245,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
     if (step > runtime_->memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t wanted = round_up(stats.promised_bytes + step, granularity);
-    status = promise(wanted, kKeep, [&]() -> base::Status {
+    status = promise(wanted, 0, [&]() -> base::Status {
       const GatePass pass(heap_gate_);
       if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
       // Free bytes at the end go first, so that what comes back in their place is one piece.
@@ -259,8 +261,15 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
 
 void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
   base::MutexLock growing(grow_mutex_);
-  if (const GatePass pass(heap_gate_); !pass || !heap_.load()->resize(persistent_bytes).ok()) return;
-  const base::Status ignored = promise(persistent_bytes, kKeep, [] { return base::Status(); });
+  if (const GatePass pass(heap_gate_); !pass || (heap_.load()->stats().promised_bytes > persistent_bytes &&
+                                                 !heap_.load()->resize(persistent_bytes).ok()))
+    return;
+  Outbox outbox(*runtime_);
+  base::MutexLock lock(runtime_->mutex_);
+  if (!runtime_->check_live(*this).ok()) return;
+  if (runtime_->scheduler_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
+    persistent_promise_ = persistent_bytes;
+  runtime_->settle(nullptr, outbox);
 }
 
 base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
@@ -289,7 +298,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
-    status = promise(kKeep, size <= lane.want_bytes.load() ? kKeep : size, apply);
+    status = promise(0, size, apply);
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }
   return status;

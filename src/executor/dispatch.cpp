@@ -83,9 +83,10 @@ bool RuntimeImpl::binds_lane(const LaneSlot* lane) const {
 }
 
 void RuntimeImpl::refresh_ready(SessionImpl& session) {
+  // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
+  // back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
-  // Before it has memory the scheduler must not pick it; paged out, it must know to bring it back.
-  if (wanted && !session.placed_) wanted = scheduler_->state(session.id_) != sched::SessionState::kResident;
+  if (wanted && !session.placed_) wanted = scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
   if (wanted && session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session) wanted = false;
   if (wanted == session.told_ready_) return;
   session.told_ready_ = wanted;
@@ -96,15 +97,18 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
 }
 
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
-  if (!lost_.ok()) return;
-  for (LaneSlot* lane : open_slots_) dispatch(*lane, current);
+  if (!lost_.ok() || paused_) return;
+  uint64_t time = 0;  // one reading for all lanes
+  for (LaneSlot* lane : open_slots_) {
+    if (lane->holder != nullptr || lane->in_flight >= depth_ ||
+        lane->memory.load(std::memory_order_relaxed) == nullptr)
+      continue;
+    if (time == 0) time = now();
+    dispatch(*lane, current, time);
+  }
 }
 
-void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current) {
-  if (lane.holder != nullptr || lane.in_flight >= depth_ ||
-      lane.memory.load(std::memory_order_relaxed) == nullptr)
-    return;
-  const uint64_t time = now();
+void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) {
   const auto picked = scheduler_->pick(lane.id, time);
   if (!picked) return;
   SessionImpl* session = find_session(*picked);

@@ -124,7 +124,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status grow_persistent(uint64_t bytes, uint64_t alignment);
   void shrink_persistent(uint64_t persistent_bytes);
   base::Status grow_ephemeral(const Attempt& wanted);
-  // Raises the promise to (P, E), UINT64_MAX: as it is, and lets `apply` make it so; takes it back if that
+  // Raises the promise to at least (P, E) and lets `apply` make it so; takes it back if that
   // fails.
   template <class Apply>
   base::Status promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply);
@@ -333,7 +333,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
   void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void dispatch(LaneSlot& lane, const SessionImpl* current) GPUSHARE_REQUIRES(mutex_);
+  void dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) GPUSHARE_REQUIRES(mutex_);
   // After anything that the scheduler was told: new actions, new grants.
   void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   // The iteration granted to `session` begins: memory, events. Without the lock.
@@ -370,6 +370,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   // ---- actions.cpp: what decisions mean for memory ----
   void collect_actions() GPUSHARE_REQUIRES(mutex_);
+  void want_lane(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
   // meanwhile; returns when nobody is at it.
   void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
@@ -407,8 +408,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
       GPUSHARE_GUARDED_BY(mutex_);                                            // not torn down
   std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(mutex_);  // by lane id
   std::vector<LaneSlot*> open_slots_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<uint64_t> lane_wants_ GPUSHARE_GUARDED_BY(mutex_);  // sizes promised last, by lane id
   std::deque<Action> actions_ GPUSHARE_GUARDED_BY(mutex_);
   bool acting_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool paused_ GPUSHARE_GUARDED_BY(mutex_) = false;  // by check(): no grants
   // Reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending.
   uint64_t demand_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   SessionImpl* profiled_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;

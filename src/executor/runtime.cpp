@@ -337,8 +337,26 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
 std::string RuntimeImpl::check() {
   const GatePass pass(memory_gate_.mine());
   if (!pass) return {};
-  if (std::string wrong = memory_->check(); !wrong.empty()) return "memory: " + wrong;
+  Outbox outbox(*this);
   base::MutexLock lock(mutex_);
+  // Memory's books hold when nobody works on them: no action, no pushed iteration. What the caller's own
+  // iterations do is up to the caller.
+  while (acting_) actor_done_.wait(mutex_);
+  acting_ = paused_ = true;
+  std::string failure;
+  const bool quiet = std::none_of(open_slots_.begin(), open_slots_.end(), [](const LaneSlot* lane) {
+    return lane->holder != nullptr && !lane->holder->iteration_.can_end_.load();
+  });
+  if (quiet) {
+    lock.unlock();
+    std::string wrong = memory_->check();
+    lock.lock();
+    if (!wrong.empty()) failure = "memory: " + wrong;
+  }
+  acting_ = paused_ = false;
+  actor_done_.notify_all();
+  settle(nullptr, outbox);
+  if (!failure.empty()) return failure;
   if (std::string wrong = scheduler_->check(); !wrong.empty()) return "scheduler: " + wrong;
   uint64_t demand = 0;
   for (const auto& [id, session] : sessions_) {

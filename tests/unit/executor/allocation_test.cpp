@@ -124,18 +124,21 @@ TEST_CASE("the owner is found by stream, then by thread") {
   CHECK(owner(runtime->alloc(nullptr, memory::Kind::kEphemeral, 10, 0)) == b->id());
   const auto stream_of_a = *(*of_a)->stream();
   CHECK(owner(runtime->alloc(stream_of_a.get(), memory::Kind::kEphemeral, 10, 0)) == a->id());
-  std::thread helper([&] {
-    CHECK(runtime->alloc(nullptr, memory::Kind::kModel, 10, 0).status().code() == GPUSHARE_NOT_FOUND);
-    CHECK(owner(runtime->alloc(stream_of_a.get(), memory::Kind::kModel, 10, 0)) == a->id());
-  });
-  helper.join();
+  base::Result<memory::Address> without = base::Status(), with = base::Status();
+  std::thread([&] {
+    without = runtime->alloc(nullptr, memory::Kind::kModel, 10, 0);
+    with = runtime->alloc(stream_of_a.get(), memory::Kind::kModel, 10, 0);
+  }).join();
+  CHECK(without.status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(owner(with) == a->id());
   REQUIRE((*of_a)->end().ok());  // not the innermost: b stays bound
   CHECK(owner(runtime->alloc(nullptr, memory::Kind::kEphemeral, 10, 0)) == b->id());
   const auto between = runtime->alloc(stream_of_a.get(), memory::Kind::kEphemeral, 10, 0);
   REQUIRE(between.ok());
   CHECK(runtime->find(*between)->kind == memory::Kind::kFramework);
-  std::thread ender([&] { CHECK((*of_b)->end().ok()); });
-  ender.join();
+  bool ended = false;
+  std::thread([&] { ended = (*of_b)->end().ok(); }).join();
+  CHECK(ended);
   CHECK(runtime->alloc(nullptr, memory::Kind::kEphemeral, 10, 0).status().code() == GPUSHARE_NOT_FOUND);
   auto side = runtime->create_stream(0);
   REQUIRE(side.ok());
