@@ -1,5 +1,6 @@
 // guard.hpp: the one wrapper around every extern "C" body: Status and exceptions become a code and the
-// thread's last error. SPDX-License-Identifier: Apache-2.0
+// thread's last error.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <exception>

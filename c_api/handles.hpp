@@ -9,7 +9,8 @@
 //
 // A lookup pins the object: a release that happens meanwhile invalidates the handle at once, and the object
 // goes when its last pin goes. Lookup is wait-free (one fetch_add); slots live in chunks that are never
-// freed, so a stale handle always has a slot to be compared with. SPDX-License-Identifier: Apache-2.0
+// freed, so a stale handle always has a slot to be compared with.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 // policy.hpp: from a name or a table of the embedder's to a policy object, with the table's one promised call
-// of release. SPDX-License-Identifier: Apache-2.0
+// of release.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>

@@ -13,7 +13,8 @@ namespace {
 
 class Lottery final : public gs::Policy {
  public:
-  uint32_t pick(uint32_t /*lane*/, const gpushare_candidate* candidates, uint32_t count, uint64_t /*now_ns*/) override {
+  uint32_t pick(uint32_t /*lane*/, const gpushare_candidate* candidates, uint32_t count,
+                uint64_t /*now_ns*/) override {
     int64_t tickets = 0;
     for (uint32_t i = 0; i < count; ++i) tickets += candidates[i].priority;
     if (tickets <= 0) return 0;

@@ -65,7 +65,8 @@ int main() {
         // A finished job gives its place to those that wait; one left open would block a head-of-line policy.
         const gpushare_session_info info = sessions[k].info();
         std::printf("  %-8s %3llu iterations, %.2f ms device time\n", plans[k].name,
-                    static_cast<unsigned long long>(info.iterations_done), static_cast<double>(info.service_ns) / 1e6);
+                    static_cast<unsigned long long>(info.iterations_done),
+                    static_cast<double>(info.service_ns) / 1e6);
         sessions[k].close();
       });
     }

@@ -40,6 +40,8 @@ int main(int argc, char** argv) {
   runtime.write_snapshot(folder + "/snapshot.pickle");
   runtime.write_snapshot(folder + "/snapshot.json", GPUSHARE_SNAPSHOT_JSON);
   runtime.write_allocation_log(folder + "/allocations.csv");
-  std::printf("open timeline.json at https://ui.perfetto.dev and snapshot.pickle at https://pytorch.org/memory_viz\n");
+  std::printf(
+      "open timeline.json at https://ui.perfetto.dev and snapshot.pickle at "
+      "https://pytorch.org/memory_viz\n");
   return 0;
 }

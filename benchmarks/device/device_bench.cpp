@@ -1,5 +1,6 @@
 // What the devices cost the layers above them: events and queries on the hot path of an iteration, a round
-// trip to a stream's thread, and copies beside plain memcpy. SPDX-License-Identifier: Apache-2.0
+// trip to a stream's thread, and copies beside plain memcpy.
+// SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 
 #include <cstring>

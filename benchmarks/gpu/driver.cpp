@@ -28,8 +28,10 @@ Driver::Driver() {
   cuMemFreeAsync = reinterpret_cast<decltype(cuMemFreeAsync)>(dlsym(library, "cuMemFreeAsync"));
   cuDeviceGetDefaultMemPool =
       reinterpret_cast<decltype(cuDeviceGetDefaultMemPool)>(dlsym(library, "cuDeviceGetDefaultMemPool"));
-  cuMemPoolSetAttribute = reinterpret_cast<decltype(cuMemPoolSetAttribute)>(dlsym(library, "cuMemPoolSetAttribute"));
-  if (cuInit == nullptr || cuCtxPushCurrent == nullptr) throw std::runtime_error("no driver: symbols are missing");
+  cuMemPoolSetAttribute =
+      reinterpret_cast<decltype(cuMemPoolSetAttribute)>(dlsym(library, "cuMemPoolSetAttribute"));
+  if (cuInit == nullptr || cuCtxPushCurrent == nullptr)
+    throw std::runtime_error("no driver: symbols are missing");
   must(cuInit(0), "no device: cuInit");
   must(cuDeviceGet(&device_, 0), "no device: cuDeviceGet");
   CUcontext context = nullptr;

@@ -2,7 +2,8 @@
 // run. Started by scripts/gpu-suite; the page docs/design/gpu-suite.md says what each figure means.
 //
 // driver.hpp: the driver, for the baselines and for device time. Opened as the library does: GPUSHARE_CUDA_DRIVER if set, else
-// libcuda.so.1. SPDX-License-Identifier: Apache-2.0
+// libcuda.so.1.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -45,9 +46,13 @@ class Driver {
   CUresult (*cuDeviceGetDefaultMemPool)(void**, CUdevice) = nullptr;
   CUresult (*cuMemPoolSetAttribute)(void*, int, void*) = nullptr;
 
-  std::string device_name() const { return device_name_; }
+  std::string device_name() const {
+    return device_name_;
+  }
   std::string version() const;
-  bool is_standin() const { return device_name_.rfind("CUDA stand-in", 0) == 0; }
+  bool is_standin() const {
+    return device_name_.rfind("CUDA stand-in", 0) == 0;
+  }
 
  private:
   std::string device_name_;
@@ -95,7 +100,9 @@ class PlainBlock {
 // A timing event.
 class TimingEvent {
  public:
-  explicit TimingEvent(const Driver& driver) : driver_(driver) { must(driver.cuEventCreate(&handle_, 0), "cuEventCreate"); }
+  explicit TimingEvent(const Driver& driver) : driver_(driver) {
+    must(driver.cuEventCreate(&handle_, 0), "cuEventCreate");
+  }
   ~TimingEvent() { (void)driver_.cuEventDestroy(handle_); }
   TimingEvent(const TimingEvent&) = delete;
   TimingEvent& operator=(const TimingEvent&) = delete;

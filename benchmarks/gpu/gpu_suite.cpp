@@ -59,11 +59,13 @@ int main(int argc, char** argv) {
   report.device = driver->device_name();
   report.driver = driver->version();
   report.date = today();
-  report.label = driver->is_standin() ? "stand-in for the driver: the figures say nothing about a GPU" : "GPU";
+  report.label =
+      driver->is_standin() ? "stand-in for the driver: the figures say nothing about a GPU" : "GPU";
 
   using Measure = void (*)(const Driver&, const Settings&, Report&);
-  const Measure measures[] = {measure_allocation,  measure_iteration_overhead, measure_switch,    measure_policies,
-                              measure_many_models, measure_virtual_memory,     measure_partitions};
+  const Measure measures[] = {measure_allocation, measure_iteration_overhead, measure_switch,
+                              measure_policies,   measure_many_models,        measure_virtual_memory,
+                              measure_partitions};
   int failed = 0;
   for (int i = 1; i <= 7; ++i) {
     if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;

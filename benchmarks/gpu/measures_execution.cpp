@@ -1,4 +1,5 @@
-// Measurements 2, 3, 4, 5 and 7. SPDX-License-Identifier: Apache-2.0
+// Measurements 2, 3, 4, 5 and 7.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,7 +27,8 @@ CUstream native(const Iteration& iteration) {
 
 // `pieces` fills of the block on the stream: the device work of one iteration.
 void fill(const Driver& driver, CUstream stream, CUdeviceptr block, uint64_t bytes, int pieces) {
-  for (int i = 0; i < pieces; ++i) must(driver.cuMemsetD8Async(block, static_cast<unsigned char>(i), bytes, stream), "fill");
+  for (int i = 0; i < pieces; ++i)
+    must(driver.cuMemsetD8Async(block, static_cast<unsigned char>(i), bytes, stream), "fill");
 }
 
 }  // namespace
@@ -34,17 +36,20 @@ void fill(const Driver& driver, CUstream stream, CUdeviceptr block, uint64_t byt
 void measure_iteration_overhead(const Driver& driver, const Settings& settings, Report& report) {
   const std::string group = "2 iteration overhead";
   for (const int pieces : {1, 10, 100}) {
-    const std::string what = std::to_string(pieces) + " fills of " + std::to_string(settings.fill_bytes >> 20) + " MiB";
+    const std::string what =
+        std::to_string(pieces) + " fills of " + std::to_string(settings.fill_bytes >> 20) + " MiB";
     const int iterations = std::max(1, settings.iterations / pieces);
     {
       const PlainStream stream(driver);
       const PlainBlock block(driver, settings.fill_bytes);
       report.add(group, what, "plain stream", "us/iter", time_host_us(settings.repeats, iterations, [&] {
-                   for (int i = 0; i < iterations; ++i) fill(driver, stream.get(), block.get(), settings.fill_bytes, pieces);
+                   for (int i = 0; i < iterations; ++i)
+                     fill(driver, stream.get(), block.get(), settings.fill_bytes, pieces);
                    stream.synchronize();
                  }));
     }
-    Runtime runtime = Runtime::open({.device = "cuda:0", .capacity_bytes = (64u << 20) + 4 * settings.fill_bytes});
+    Runtime runtime =
+        Runtime::open({.device = "cuda:0", .capacity_bytes = (64u << 20) + 4 * settings.fill_bytes});
     Session session = runtime.open_session(
         {.persistent_bytes = 2u << 20, .ephemeral_bytes = settings.fill_bytes, .allow_queueing = false});
     report.add(group, what, "gpushare", "us/iter", time_host_us(settings.repeats, iterations, [&] {
@@ -148,7 +153,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
       threads.emplace_back([&, j] {
         CUcontext popped = nullptr;
         must(driver.cuCtxPushCurrent(context), "cuCtxPushCurrent");
-        for (int i = 0; i < jobs[j].iterations; ++i) fill(driver, streams[j]->get(), blocks[j]->get(), bytes, jobs[j].pieces);
+        for (int i = 0; i < jobs[j].iterations; ++i)
+          fill(driver, streams[j]->get(), blocks[j]->get(), bytes, jobs[j].pieces);
         streams[j]->synchronize();
         done[j] = us_since(start) / 1e3;
         must(driver.cuCtxPopCurrent(&popped), "cuCtxPopCurrent");
@@ -166,8 +172,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     makespans.clear();
     completions.clear();
     for (int r = 0; r <= repeats; ++r) {
-      Runtime runtime =
-          Runtime::open({.device = "cuda:0", .policy = policy, .capacity_bytes = (64u << 20) + (jobs.size() + 2) * bytes});
+      Runtime runtime = Runtime::open(
+          {.device = "cuda:0", .policy = policy, .capacity_bytes = (64u << 20) + (jobs.size() + 2) * bytes});
       std::vector<Session> sessions;
       for (const Job& job : jobs) {
         sessions.push_back(runtime.open_session({.persistent_bytes = 2u << 20,
@@ -184,7 +190,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
           for (int i = 0; i < jobs[j].iterations; ++i) {
             last = sessions[j].run([&, j](Iteration& iteration) {
               const Address block = iteration.alloc_bytes(bytes);
-              for (int k = 0; k < jobs[j].pieces; ++k) iteration.stream().fill(block, static_cast<uint8_t>(k), bytes);
+              for (int k = 0; k < jobs[j].pieces; ++k)
+                iteration.stream().fill(block, static_cast<uint8_t>(k), bytes);
             });
           }
           last.get();
@@ -195,7 +202,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
       for (std::thread& thread : threads) thread.join();
       if (r == 0) continue;
       makespans.push_back(*std::max_element(done.begin(), done.end()));
-      completions.push_back(std::accumulate(done.begin(), done.end(), 0.0) / static_cast<double>(done.size()));
+      completions.push_back(std::accumulate(done.begin(), done.end(), 0.0) /
+                            static_cast<double>(done.size()));
     }
     report.add(group, "makespan", std::string("gpushare ") + policy, "ms", makespans);
     report.add(group, "mean completion", std::string("gpushare ") + policy, "ms", completions);
@@ -205,7 +213,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
   // the one with least service is compared with the fair share since the last arrival or departure.
   std::vector<double> shares;
   for (int r = 0; r < repeats; ++r) {
-    Runtime runtime = Runtime::open({.device = "cuda:0", .policy = "fair", .capacity_bytes = (64u << 20) + 5 * bytes, .max_lanes = 1});
+    Runtime runtime = Runtime::open(
+        {.device = "cuda:0", .policy = "fair", .capacity_bytes = (64u << 20) + 5 * bytes, .max_lanes = 1});
     std::vector<Session> sessions(3);
     std::vector<std::thread> threads;
     std::atomic<bool> stop[3] = {false, false, false};
@@ -230,7 +239,9 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
         least = std::min(least, got);
         sum += got;
       }
-      if (sum > 0) shares.push_back(static_cast<double>(least) * static_cast<double>(to - from) / static_cast<double>(sum));
+      if (sum > 0)
+        shares.push_back(static_cast<double>(least) * static_cast<double>(to - from) /
+                         static_cast<double>(sum));
     };
     for (size_t i = 0; i < 3; ++i) arrive(i);
     settle(0, 3);
@@ -262,8 +273,9 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
     }
     report.add(group, "request of one model, alone on the GPU", "plain stream", "us", latencies);
   }
-  Runtime runtime = Runtime::open(
-      {.device = "cuda:0", .capacity_bytes = kModels * 2 * kModelBytes + 8 * std::max<uint64_t>(bytes, 32u << 20)});
+  Runtime runtime =
+      Runtime::open({.device = "cuda:0",
+                     .capacity_bytes = kModels * 2 * kModelBytes + 8 * std::max<uint64_t>(bytes, 32u << 20)});
   std::vector<Session> models;
   for (int i = 0; i < kModels; ++i) {
     models.push_back(runtime.open_session({.persistent_bytes = kModelBytes, .ephemeral_bytes = bytes}));

@@ -1,4 +1,5 @@
-// Measurements 1 and 6. SPDX-License-Identifier: Apache-2.0
+// Measurements 1 and 6.
+// SPDX-License-Identifier: Apache-2.0
 #include <gpushare/gpushare.hpp>
 #include <vector>
 
@@ -18,9 +19,12 @@ void measure_allocation(const Driver& driver, const Settings& settings, Report& 
   constexpr int kCalls = 100;
   {
     Runtime runtime = Runtime::open({.device = "cuda:0", .capacity_bytes = 512u << 20});
-    Session session = runtime.open_session(
-        {.name = "allocation", .persistent_bytes = 32u << 20, .ephemeral_bytes = 256u << 20, .allow_queueing = false});
-    for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{16} << 20}) {
+    Session session = runtime.open_session({.name = "allocation",
+                                            .persistent_bytes = 32u << 20,
+                                            .ephemeral_bytes = 256u << 20,
+                                            .allow_queueing = false});
+    for (const uint64_t bytes :
+         {uint64_t{1} << 10, uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{16} << 20}) {
       Iteration iteration = session.begin_iteration();
       report.add(group, "alloc + free, " + size_name(bytes), "gpushare, lane", "us",
                  time_host_us(settings.repeats, kCalls, [&] {
@@ -47,7 +51,8 @@ void measure_allocation(const Driver& driver, const Settings& settings, Report& 
     must(driver.cuDeviceGetDefaultMemPool(&pool, 0), "cuDeviceGetDefaultMemPool");
     must(driver.cuMemPoolSetAttribute(pool, kReleaseThreshold, &keep), "cuMemPoolSetAttribute");
   }
-  for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{16} << 20}) {
+  for (const uint64_t bytes :
+       {uint64_t{1} << 10, uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{16} << 20}) {
     const std::string what = "alloc + free, " + size_name(bytes);
     report.add(group, what, "cuMemAlloc", "us", time_host_us(settings.repeats, 10, [&] {
                  for (int i = 0; i < 10; ++i) const PlainBlock block(driver, bytes);
@@ -96,7 +101,8 @@ void measure_virtual_memory(const Driver& driver, const Settings& settings, Repo
         if (i > 0) out.push_back(std::chrono::duration<double, std::micro>(end - start).count() / per_mib);
       };
       once(create, [&] {
-        for (auto& handle : handles) must(driver.cuMemCreate(&handle, granule, &properties, 0), "cuMemCreate");
+        for (auto& handle : handles)
+          must(driver.cuMemCreate(&handle, granule, &properties, 0), "cuMemCreate");
       });
       once(map, [&] {
         for (uint64_t k = 0; k < count; ++k) {
@@ -105,7 +111,8 @@ void measure_virtual_memory(const Driver& driver, const Settings& settings, Repo
         }
       });
       once(unmap, [&] {
-        for (uint64_t k = 0; k < count; ++k) must(driver.cuMemUnmap(range + k * granule, granule), "cuMemUnmap");
+        for (uint64_t k = 0; k < count; ++k)
+          must(driver.cuMemUnmap(range + k * granule, granule), "cuMemUnmap");
       });
       for (const auto handle : handles) must(driver.cuMemRelease(handle), "cuMemRelease");
     }

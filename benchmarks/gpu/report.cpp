@@ -29,8 +29,8 @@ Figure summarise(std::vector<double> samples) {
   return {at(0.5), at(0.1), at(0.9), samples.size()};
 }
 
-void Report::add(const std::string& group, const std::string& what, const std::string& by, const std::string& unit,
-                 std::vector<double> samples) {
+void Report::add(const std::string& group, const std::string& what, const std::string& by,
+                 const std::string& unit, std::vector<double> samples) {
   if (samples.empty()) {
     skip(group, what + " (" + by + ")", "no samples");
     return;
@@ -48,9 +48,10 @@ std::string Report::table() const {
   char line[256];
   for (const Row& row : rows_) {
     if (row.group != group) text += "\n" + (group = row.group) + "\n";
-    std::snprintf(line, sizeof(line), "  %-48s %-22s %12s %-6s [%s, %s] n=%llu\n", row.what.c_str(), row.by.c_str(),
-                  number(row.figure.median).c_str(), row.unit.c_str(), number(row.figure.low).c_str(),
-                  number(row.figure.high).c_str(), static_cast<unsigned long long>(row.figure.samples));
+    std::snprintf(line, sizeof(line), "  %-48s %-22s %12s %-6s [%s, %s] n=%llu\n", row.what.c_str(),
+                  row.by.c_str(), number(row.figure.median).c_str(), row.unit.c_str(),
+                  number(row.figure.low).c_str(), number(row.figure.high).c_str(),
+                  static_cast<unsigned long long>(row.figure.samples));
     text += line;
   }
   for (const Skipped& skipped : skipped_)
@@ -66,30 +67,40 @@ std::string Report::json() const {
   out["date"] = date;
   out["rows"] = nlohmann::ordered_json::array();
   for (const Row& row : rows_) {
-    out["rows"].push_back({{"group", row.group}, {"what", row.what}, {"by", row.by}, {"unit", row.unit},
-                           {"median", row.figure.median}, {"p10", row.figure.low}, {"p90", row.figure.high},
+    out["rows"].push_back({{"group", row.group},
+                           {"what", row.what},
+                           {"by", row.by},
+                           {"unit", row.unit},
+                           {"median", row.figure.median},
+                           {"p10", row.figure.low},
+                           {"p90", row.figure.high},
                            {"samples", row.figure.samples}});
   }
   out["not_measured"] = nlohmann::ordered_json::array();
   for (const Skipped& skipped : skipped_)
-    out["not_measured"].push_back({{"group", skipped.group}, {"what", skipped.what}, {"reason", skipped.reason}});
+    out["not_measured"].push_back(
+        {{"group", skipped.group}, {"what", skipped.what}, {"reason", skipped.reason}});
   return out.dump(2) + "\n";
 }
 
 std::string Report::markdown() const {
-  std::string text = "# GPU suite: " + device + "\n\n" + label + ", driver CUDA " + driver + ", " + date +
-                     ". Medians over repeats, in brackets the 10th and 90th percentile. Made by `scripts/gpu-suite`.\n";
+  std::string text =
+      "# GPU suite: " + device + "\n\n" + label + ", driver CUDA " + driver + ", " + date +
+      ". Medians over repeats, in brackets the 10th and 90th percentile. Made by `scripts/gpu-suite`.\n";
   std::string group;
   for (const Row& row : rows_) {
     if (row.group != group) {
       group = row.group;
-      text += "\n## " + group + "\n\n| what | by | median | unit | [p10, p90] | n |\n|---|---|---|---|---|---|\n";
+      text +=
+          "\n## " + group + "\n\n| what | by | median | unit | [p10, p90] | n |\n|---|---|---|---|---|---|\n";
     }
     text += "| " + row.what + " | " + row.by + " | " + number(row.figure.median) + " | " + row.unit + " | [" +
-            number(row.figure.low) + ", " + number(row.figure.high) + "] | " + std::to_string(row.figure.samples) + " |\n";
+            number(row.figure.low) + ", " + number(row.figure.high) + "] | " +
+            std::to_string(row.figure.samples) + " |\n";
   }
   if (!skipped_.empty()) text += "\n## Not measured\n\n";
-  for (const Skipped& skipped : skipped_) text += "- " + skipped.group + ", " + skipped.what + ": " + skipped.reason + "\n";
+  for (const Skipped& skipped : skipped_)
+    text += "- " + skipped.group + ", " + skipped.what + ": " + skipped.reason + "\n";
   return text;
 }
 

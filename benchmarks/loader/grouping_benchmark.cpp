@@ -1,5 +1,6 @@
 // Time to plan the groups of real models and of large ones. Figures with their command:
-// docs/design/loader.md. SPDX-License-Identifier: Apache-2.0
+// docs/design/loader.md.
+// SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 
 #include "loader/grouping.hpp"

@@ -1,6 +1,7 @@
 // measure_reading FILE [rounds]: a model file read into a pinned image three ways, beside plain sequential
 // reads of the same file into one buffer (what dd does), cold and warm, in turns within one run. Cold =
-// dropped from the page cache with posix_fadvise. SPDX-License-Identifier: Apache-2.0
+// dropped from the page cache with posix_fadvise.
+// SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <unistd.h>
 

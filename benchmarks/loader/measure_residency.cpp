@@ -2,7 +2,8 @@
 // many loads and how much load time. Arrival times are those of the Azure LLM 2023 conversation trace, where
 // the shared data folder is there, else one every 180 ms; which model a request is for is drawn (the trace
 // names none): Zipf with the given exponent, and popularity moves on by a quarter of the models every quarter
-// of the trace. Everything here is computed; nothing is timed. SPDX-License-Identifier: Apache-2.0
+// of the trace. Everything here is computed; nothing is timed.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

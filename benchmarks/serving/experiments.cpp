@@ -1,5 +1,6 @@
 // Writes docs/experiments/serving.md: serving_experiments CALIBRATION.csv OUT.md [TRACE.csv]. Virtual time,
-// deterministic; only the time of a decision is wall time. SPDX-License-Identifier: Apache-2.0
+// deterministic; only the time of a decision is wall time.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
 #include <cmath>

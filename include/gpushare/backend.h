@@ -65,8 +65,8 @@ enum {
   GPUSHARE_DEVICE_CAP_PRIORITIES = 1 << 2,       /* stream priorities have an effect */
   GPUSHARE_DEVICE_CAP_VIRTUAL_TIME = 1 << 3, /* clock_now is simulated time, advanced by waiting on work */
   GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4, /* group "modelled work" works */
-  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5,          /* group "faults" works (test backends) */
-  GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6       /* group "partitions" works */
+  GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5,       /* group "faults" works (test backends) */
+  GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6    /* group "partitions" works */
 };
 
 /* Details of the last failing op of the calling thread. */
@@ -133,11 +133,12 @@ typedef struct gpushare_backend_fault {
 
 /* How the compute units of a device can be shared out (group "partitions"). */
 typedef struct gpushare_backend_partition_info {
-  uint32_t struct_size;         /* set by the caller; the backend writes at most this many bytes */
-  uint32_t compute_units;       /* of the whole device */
-  uint32_t partitionable_units; /* of them, what partitions can have together (the rest serves streams without one) */
-  uint32_t granularity_units;   /* a partition has a multiple of this many */
-  uint32_t free_units;          /* in no partition now */
+  uint32_t struct_size;   /* set by the caller; the backend writes at most this many bytes */
+  uint32_t compute_units; /* of the whole device */
+  uint32_t
+      partitionable_units; /* of them, what partitions can have together (the rest serves streams without one) */
+  uint32_t granularity_units; /* a partition has a multiple of this many */
+  uint32_t free_units;        /* in no partition now */
   uint32_t reserved;
 } gpushare_backend_partition_info;
 

@@ -336,10 +336,10 @@ typedef struct gpushare_session_info {
   uint32_t struct_size;
   uint32_t state; /* GPUSHARE_SESSION_* state */
   uint64_t session_id;
-  int32_t status;            /* why it FAILED; OK otherwise */
-  uint32_t lane;             /* UINT32_MAX without one */
-  uint64_t persistent_bytes; /* live, promoted blocks included */
-  uint64_t ephemeral_bytes;  /* live now */
+  int32_t status;                     /* why it FAILED; OK otherwise */
+  uint32_t lane;                      /* UINT32_MAX without one */
+  uint64_t persistent_bytes;          /* live, promoted blocks included */
+  uint64_t ephemeral_bytes;           /* live now */
   uint64_t peak_bytes;                /* most of its persistent bytes, plus its largest iteration */
   uint64_t promised_persistent_bytes; /* P */
   uint64_t promised_ephemeral_bytes;  /* E */

@@ -23,6 +23,8 @@ DynamicLibrary::~DynamicLibrary() {
   if (handle_ != nullptr) dlclose(handle_);
 }
 
-void* DynamicLibrary::find(const char* symbol) const { return dlsym(handle_, symbol); }
+void* DynamicLibrary::find(const char* symbol) const {
+  return dlsym(handle_, symbol);
+}
 
 }  // namespace gpushare::base

@@ -32,7 +32,9 @@ void set_log_sink(LogFunction function, void* user_data, int32_t level) {
   g_level.store(level, std::memory_order_relaxed);
 }
 
-bool log_enabled(int32_t level) { return level <= g_level.load(std::memory_order_relaxed); }
+bool log_enabled(int32_t level) {
+  return level <= g_level.load(std::memory_order_relaxed);
+}
 
 void log(int32_t level, const std::string& message) {
   if (!log_enabled(level)) return;
@@ -43,7 +45,8 @@ void log(int32_t level, const std::string& message) {
     return;
   }
   static constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
-  std::fprintf(stderr, "gpushare: %s: %s\n", kNames[level < 0 ? 0 : (level > 3 ? 3 : level)], message.c_str());
+  std::fprintf(stderr, "gpushare: %s: %s\n", kNames[level < 0 ? 0 : (level > 3 ? 3 : level)],
+               message.c_str());
 }
 
 }  // namespace gpushare::base

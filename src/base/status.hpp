@@ -23,8 +23,8 @@ class [[nodiscard]] Status {
   Status() = default;
   Status(int32_t code, std::string message, int64_t native_code = 0, std::string backend = {})
       : detail_(code == GPUSHARE_OK ? nullptr
-                                    : std::make_shared<const Detail>(Detail{code, native_code, std::move(message),
-                                                                            std::move(backend)})) {}
+                                    : std::make_shared<const Detail>(Detail{
+                                          code, native_code, std::move(message), std::move(backend)})) {}
 
   bool ok() const { return detail_ == nullptr; }
   int32_t code() const { return detail_ ? detail_->code : GPUSHARE_OK; }
@@ -48,7 +48,9 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-inline Status ok_status() { return {}; }
+inline Status ok_status() {
+  return {};
+}
 
 // Static name of a code: "OK", "NOT_READY", ... "UNRECOGNIZED" for a number that is none.
 const char* status_name(int32_t code);
@@ -57,8 +59,8 @@ const char* status_name(int32_t code);
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}        // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   T& value() & { return *value_; }
@@ -80,17 +82,17 @@ std::string format(const char* format, ...) __attribute__((format(printf, 1, 2))
 
 }  // namespace gpushare::base
 
-#define GPUSHARE_RETURN_IF_ERROR(expr)                                      \
-  do {                                                                      \
-    if (::gpushare::base::Status gpushare_status_ = (expr); !gpushare_status_.ok()) \
-      return gpushare_status_;                                              \
+#define GPUSHARE_RETURN_IF_ERROR(expr)                                                                       \
+  do {                                                                                                       \
+    if (::gpushare::base::Status gpushare_status_ = (expr); !gpushare_status_.ok()) return gpushare_status_; \
   } while (0)
 
 #define GPUSHARE_CONCAT_INNER_(a, b) a##b
 #define GPUSHARE_CONCAT_(a, b) GPUSHARE_CONCAT_INNER_(a, b)
 // GPUSHARE_ASSIGN_OR_RETURN(auto x, f()); declares x from f()'s value or returns f()'s status.
-#define GPUSHARE_ASSIGN_OR_RETURN(declaration, expr)                                  \
-  auto GPUSHARE_CONCAT_(gpushare_result_, __LINE__) = (expr);                         \
-  if (!GPUSHARE_CONCAT_(gpushare_result_, __LINE__).ok())                             \
-    return GPUSHARE_CONCAT_(gpushare_result_, __LINE__).status();                     \
-  declaration = std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses)
+#define GPUSHARE_ASSIGN_OR_RETURN(declaration, expr)              \
+  auto GPUSHARE_CONCAT_(gpushare_result_, __LINE__) = (expr);     \
+  if (!GPUSHARE_CONCAT_(gpushare_result_, __LINE__).ok())         \
+    return GPUSHARE_CONCAT_(gpushare_result_, __LINE__).status(); \
+  declaration =                                                   \
+      std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses)

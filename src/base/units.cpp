@@ -34,12 +34,15 @@ Result<uint64_t> parse_uint64(std::string_view text) {
   return parse_whole<uint64_t>(text, "a whole number of 0 or more");
 }
 
-Result<int64_t> parse_int64(std::string_view text) { return parse_whole<int64_t>(text, "a whole number"); }
+Result<int64_t> parse_int64(std::string_view text) {
+  return parse_whole<int64_t>(text, "a whole number");
+}
 
 Result<uint64_t> parse_bytes(std::string_view text) {
   static constexpr const char* kWanted = "a size such as 4096, 64KiB, 1.5GiB, 16G or 16GB (up to 8 EiB)";
   size_t digits = 0;
-  while (digits < text.size() && (text[digits] == '.' || (text[digits] >= '0' && text[digits] <= '9'))) ++digits;
+  while (digits < text.size() && (text[digits] == '.' || (text[digits] >= '0' && text[digits] <= '9')))
+    ++digits;
   std::string_view suffix = text.substr(digits);
   while (!suffix.empty() && suffix.front() == ' ') suffix.remove_prefix(1);
   struct Unit {
@@ -47,14 +50,24 @@ Result<uint64_t> parse_bytes(std::string_view text) {
     double factor;
   };
   static constexpr double kKi = 1024.0;
-  static constexpr std::array<Unit, 18> kUnits{{{"", 1}, {"B", 1},
-                                                {"K", kKi}, {"KiB", kKi}, {"KB", 1e3}, {"kB", 1e3},
-                                                {"M", kKi * kKi}, {"MiB", kKi * kKi}, {"MB", 1e6},
-                                                {"G", kKi * kKi * kKi}, {"GiB", kKi * kKi * kKi}, {"GB", 1e9},
-                                                {"T", kKi * kKi * kKi * kKi}, {"TiB", kKi * kKi * kKi * kKi},
+  static constexpr std::array<Unit, 18> kUnits{{{"", 1},
+                                                {"B", 1},
+                                                {"K", kKi},
+                                                {"KiB", kKi},
+                                                {"KB", 1e3},
+                                                {"kB", 1e3},
+                                                {"M", kKi * kKi},
+                                                {"MiB", kKi * kKi},
+                                                {"MB", 1e6},
+                                                {"G", kKi * kKi * kKi},
+                                                {"GiB", kKi * kKi * kKi},
+                                                {"GB", 1e9},
+                                                {"T", kKi * kKi * kKi * kKi},
+                                                {"TiB", kKi * kKi * kKi * kKi},
                                                 {"TB", 1e12},
                                                 {"P", kKi * kKi * kKi * kKi * kKi},
-                                                {"PiB", kKi * kKi * kKi * kKi * kKi}, {"PB", 1e15}}};
+                                                {"PiB", kKi * kKi * kKi * kKi * kKi},
+                                                {"PB", 1e15}}};
   for (const Unit& unit : kUnits) {
     if (unit.name != suffix) continue;
     const std::string_view number = text.substr(0, digits);

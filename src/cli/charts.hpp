@@ -1,5 +1,6 @@
 // charts.hpp: line and area charts as inline SVG, styled by the page's CSS classes (report.cpp), without
-// script or anything external. SPDX-License-Identifier: Apache-2.0
+// script or anything external.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 // `gpushare run` on a real device, through the public API alone: one session and one thread a job, iterations
-// by pull. SPDX-License-Identifier: Apache-2.0
+// by pull.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,6 @@
 // host_work.hpp: what an iteration of `gpushare run --device host` does: real arithmetic of a known length on
-// real memory, and a check that nobody else wrote there. SPDX-License-Identifier: Apache-2.0
+// real memory, and a check that nobody else wrote there.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

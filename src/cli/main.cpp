@@ -1,5 +1,6 @@
 // The `gpushare` tool: parses the command line, runs one command, and is the only place that decides how the
-// process ends. SPDX-License-Identifier: Apache-2.0
+// process ends.
+// SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>

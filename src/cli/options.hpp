@@ -1,5 +1,6 @@
 // options.hpp: option values that CLI11 passes as text, checked with messages that name the option and what
-// is allowed. SPDX-License-Identifier: Apache-2.0
+// is allowed.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // `gpushare plan`: in which groups a model's layers are best sent to the device, and what that gains over
-// the plain ways. SPDX-License-Identifier: Apache-2.0
+// the plain ways.
+// SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>

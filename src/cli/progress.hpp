@@ -1,5 +1,6 @@
 // progress.hpp: one line on the terminal that is overwritten as work goes on; nothing at all when stderr is
-// no terminal. SPDX-License-Identifier: Apache-2.0
+// no terminal.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>

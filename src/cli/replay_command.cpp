@@ -1,5 +1,6 @@
 // `gpushare replay`: recorded allocations on the block heap, a lane and a planned lane: speed, and the memory
-// they need. SPDX-License-Identifier: Apache-2.0
+// they need.
+// SPDX-License-Identifier: Apache-2.0
 #include "memory/replay.hpp"
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,6 @@
 // run_options.hpp: what `gpushare run` was asked for, after parsing and checking, and the two engines that
-// can do it. SPDX-License-Identifier: Apache-2.0
+// can do it.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // run_result.hpp: what a run of jobs under several policies came to, whatever device it ran on; and its table
-// and JSON. SPDX-License-Identifier: Apache-2.0
+// and JSON.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

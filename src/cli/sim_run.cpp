@@ -1,5 +1,6 @@
 // `gpushare run --device sim`: the simulator of src/sim, with what it tells recorded for charts, timeline and
-// snapshot. SPDX-License-Identifier: Apache-2.0
+// snapshot.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
 

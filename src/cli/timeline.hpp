@@ -1,5 +1,6 @@
 // timeline.hpp: the events of a simulated run, kept in bounded memory and written as a Chrome trace that
-// opens in Perfetto. SPDX-License-Identifier: Apache-2.0
+// opens in Perfetto.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -242,8 +242,9 @@ base::Result<gpushare_backend_partition_info> Device::partition_info() {
 
 base::Result<Device::Partition> Device::create_partition(uint32_t compute_units) {
   Partition partition{};
-  GPUSHARE_RETURN_IF_ERROR(status(
-      ops_->partition_create(device_, compute_units, &partition.handle, &partition.compute_units), "partition_create"));
+  GPUSHARE_RETURN_IF_ERROR(
+      status(ops_->partition_create(device_, compute_units, &partition.handle, &partition.compute_units),
+             "partition_create"));
   return partition;
 }
 

@@ -59,14 +59,14 @@ bool good_name(const char* name) {
   });
 }
 
-#define GPUSHARE_MANDATORY_OPS(X)                                                                  \
-  X(probe)                                                                                         \
-  X(device_open)                                                                                   \
-  X(device_close) X(device_info) X(clock_now) X(last_error) X(mem_alloc) X(mem_free) X(host_alloc) \
-      X(host_free) X(stream_create) X(stream_destroy) X(stream_query) X(stream_synchronize)        \
-          X(stream_wait_event) X(stream_native) X(event_create) X(event_destroy) X(event_record)   \
-              X(event_query) X(event_synchronize) X(event_elapsed) X(copy_async) X(fill_async)     \
-                  X(launch_host)
+#define GPUSHARE_MANDATORY_OPS(X)                                                                   \
+  X(probe)                                                                                          \
+  X(device_open)                                                                                    \
+  X(device_close)                                                                                   \
+  X(device_info) X(clock_now) X(last_error) X(mem_alloc) X(mem_free) X(host_alloc) X(host_free)     \
+      X(stream_create) X(stream_destroy) X(stream_query) X(stream_synchronize) X(stream_wait_event) \
+          X(stream_native) X(event_create) X(event_destroy) X(event_record) X(event_query)          \
+              X(event_synchronize) X(event_elapsed) X(copy_async) X(fill_async) X(launch_host)
 #define GPUSHARE_VIRTUAL_MEMORY_OPS(X) \
   X(va_reserve) X(va_free) X(phys_create) X(phys_release) X(va_map) X(va_unmap)
 #define GPUSHARE_PARTITION_OPS(X) \

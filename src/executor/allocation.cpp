@@ -1,6 +1,7 @@
 // Allocation, its owner, and the out-of-memory ladder: memory's own steps (inside alloc), grow the promise if
 // that is safe, spill if the session allows it, give caches back, page out sessions of a lower class, ask the
-// user's function, and then the error with all numbers. SPDX-License-Identifier: Apache-2.0
+// user's function, and then the error with all numbers.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
 #include <exception>

@@ -1,6 +1,7 @@
 // gate.hpp: keeps an object from going away under its users without a lock between them: users enter and
 // leave (one atomic each), whoever takes the object away closes the gate, which waits until the last user has
-// left. SPDX-License-Identifier: Apache-2.0
+// left.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

@@ -8,7 +8,8 @@
 //
 // What must be done to memory after a decision (open a lane, admit, page, close) is queued as an action and
 // carried out in order, one at a time, without the lock, by a caller that may block or by the service thread
-// (actions.cpp). SPDX-License-Identifier: Apache-2.0
+// (actions.cpp).
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
@@ -18,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/flat_hash.hpp"
 #include "base/clock.hpp"
+#include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "executor/gate.hpp"
 #include "executor/runtime.hpp"
@@ -170,8 +171,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t iterations_done_ = 0, planned_iterations_ = 0;
   uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
   uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
-  uint64_t peak_bytes_ = 0;            // of its persistent blocks, known at its end
-  uint64_t iteration_peak_bytes_ = 0;  // its largest iteration
+  uint64_t peak_bytes_ = 0;                // of its persistent blocks, known at its end
+  uint64_t iteration_peak_bytes_ = 0;      // its largest iteration
   uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
   base::ConditionVariable turn_came_;      // for the pull that waits
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down

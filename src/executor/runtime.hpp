@@ -9,7 +9,8 @@
 //
 // Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. A thread that waits for the device
 // moves the clock of a device with virtual time, and nothing else does: on such a device completion is
-// noticed when somebody waits or asks. SPDX-License-Identifier: Apache-2.0
+// noticed when somebody waits or asks.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -133,7 +133,8 @@ SessionInfo SessionImpl::info() const {
   }
   info.persistent_bytes = heap.live_bytes;
   info.ephemeral_bytes = lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
-  info.peak_bytes = std::max(peak_bytes_, heap.peak_bytes) + std::max(iteration_peak_bytes_, info.ephemeral_bytes);
+  info.peak_bytes =
+      std::max(peak_bytes_, heap.peak_bytes) + std::max(iteration_peak_bytes_, info.ephemeral_bytes);
   info.promoted_bytes = heap.promoted_bytes;
   info.spilled_bytes = heap.spilled_bytes;
   info.iterations_done = iterations_done_;

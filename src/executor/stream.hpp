@@ -1,5 +1,6 @@
 // stream.hpp: streams as they are handed out: safe to use late, and host functions that cannot poison a lane.
-// Not for other folders. SPDX-License-Identifier: Apache-2.0
+// Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

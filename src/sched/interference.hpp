@@ -1,5 +1,6 @@
 // interference.hpp: how much sessions slow each other when their lanes run at the same time. Optional
-// knowledge: a policy that is not given any decides by memory alone. SPDX-License-Identifier: Apache-2.0
+// knowledge: a policy that is not given any decides by memory alone.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <span>

@@ -1,6 +1,7 @@
 // lane_finder.hpp: which lane a new session joins, or that a lane is opened or enlarged for it, or that it
 // must wait. Salus, algorithm 2.1, and alternatives measured against it (docs/design/sched.md). A pure
-// function: the scheduler applies it. SPDX-License-Identifier: Apache-2.0
+// function: the scheduler applies it.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

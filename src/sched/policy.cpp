@@ -1,5 +1,6 @@
 // The stateless policies and the table of names. Their state (service, virtual time, remaining) is the
-// scheduler's, in the views. SPDX-License-Identifier: Apache-2.0
+// scheduler's, in the views.
+// SPDX-License-Identifier: Apache-2.0
 #include "sched/policy.hpp"
 
 #include <array>

@@ -12,7 +12,8 @@
 //
 // Threads: the driver serialises calls. Cost: pick is O(candidates of the lane), other events O(1) unless
 // they free memory or a session arrives: then O(waiting * lanes), and O(residents^2) where paging is
-// considered. SPDX-License-Identifier: Apache-2.0
+// considered.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events, picks) and admission.cpp (who
-// gets in, who is paged out). Not for other folders. SPDX-License-Identifier: Apache-2.0
+// gets in, who is paged out). Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

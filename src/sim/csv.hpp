@@ -1,5 +1,6 @@
 // csv.hpp: lines of comma-separated fields with quotes, and whole files as text. Strict: what is odd is an
-// error that names the line. SPDX-License-Identifier: Apache-2.0
+// error that names the line.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

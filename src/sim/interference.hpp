@@ -1,5 +1,6 @@
 // interference.hpp: how fast iterations run when lanes run together: from a table of measured pairs, and
-// where it has none, from a contention model. SPDX-License-Identifier: Apache-2.0
+// where it has none, from a contention model.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

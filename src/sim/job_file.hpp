@@ -8,7 +8,8 @@
 //
 // MB are 10^6 bytes. Columns of the first layout may come in any order. class is guaranteed or opportunistic;
 // demand and config feed the interference model. What the public layouts leave out is filled in from
-// published facts (known_models.hpp), and the notes say how. SPDX-License-Identifier: Apache-2.0
+// published facts (known_models.hpp), and the notes say how.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,8 @@
 // M). Ephemeral memory is not published: 300 MB of workspace plus activations per sample, estimated from the
 // layers' shapes: ResNet-18 on CIFAR-10 6.5 MB, ResNet-50 76 MB (the slope of Salus's measured peaks between
 // batch 50 and 75), Transformer 18 MB a sentence, LM 14 MB (35 tokens of softmax over the vocabulary),
-// Recommendation 0.32 MB; A3C 200 MB and CycleGAN 4,000 MB in all. SPDX-License-Identifier: Apache-2.0
+// Recommendation 0.32 MB; A3C 200 MB and CycleGAN 4,000 MB in all.
+// SPDX-License-Identifier: Apache-2.0
 #include "sim/known_models.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // known_models.hpp: published facts about the models that the public traces name, for what those traces leave
-// out. SPDX-License-Identifier: Apache-2.0
+// out.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -91,12 +91,16 @@ static void sessions(void) {
 
   CHECK_STATUS(gpushare_session_set_weight(keep, 0.0), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 0, 0, &address), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_EPHEMERAL, 1, 0, &address), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_EPHEMERAL, 1, 0, &address),
+               GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, 9, 1, 0, &address), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 1, 3, &address), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 1, 4 * MIB, &address), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, UINT64_MAX, 0, &address), GPUSHARE_INVALID_ARGUMENT);
-  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 60 * MIB, 0, &address), GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 1, 4 * MIB, &address),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, UINT64_MAX, 0, &address),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 60 * MIB, 0, &address),
+               GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(strstr(gpushare_last_error_message(), "keep") != NULL);
   CHECK_STATUS(gpushare_memory_free(runtime, 0), GPUSHARE_NOT_FOUND);
   CHECK_STATUS(gpushare_memory_free(runtime, UINT64_MAX), GPUSHARE_NOT_FOUND);
@@ -150,7 +154,8 @@ static void heaps(void) {
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_OK);
   CHECK_STATUS(gpushare_heap_release(heap), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_heap_alloc(heap, 1, &a), GPUSHARE_INVALID_HANDLE);
-  CHECK_STATUS(gpushare_placement_solve(2, lower, upper, size, 0, offsets, &arena), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_placement_solve(2, lower, upper, size, 0, offsets, &arena),
+               GPUSHARE_INVALID_ARGUMENT);
   CHECK(strstr(gpushare_last_error_message(), "buffer 1") != NULL);
   CHECK_STATUS(gpushare_placement_solve(1, lower, upper, size, 0, NULL, &arena), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_placement_solve(0, NULL, NULL, NULL, 0, NULL, &arena), GPUSHARE_OK);
@@ -165,7 +170,8 @@ static void others(void) {
   CHECK(count >= 2);
   CHECK_STATUS(gpushare_device_get_info(count, &device), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_last_error(&error), GPUSHARE_OK);
-  CHECK(error.status == GPUSHARE_INVALID_ARGUMENT && strcmp(error.message, gpushare_last_error_message()) == 0);
+  CHECK(error.status == GPUSHARE_INVALID_ARGUMENT &&
+        strcmp(error.message, gpushare_last_error_message()) == 0);
   CHECK_STATUS(gpushare_backend_register(NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_backend_load("relative.so"), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_log_set(NULL, NULL, 9), GPUSHARE_INVALID_ARGUMENT);

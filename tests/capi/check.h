@@ -9,27 +9,27 @@
 
 static int check_count, check_failures;
 
-#define CHECK(condition)                                                                                     \
-  do {                                                                                                       \
-    ++check_count;                                                                                           \
-    if (!(condition)) {                                                                                      \
-      ++check_failures;                                                                                      \
-      fprintf(stderr, "%s:%d: CHECK(%s) failed; last error: %s\n", __FILE__, __LINE__, #condition,           \
-              gpushare_last_error_message());                                                                \
-    }                                                                                                        \
+#define CHECK(condition)                                                                           \
+  do {                                                                                             \
+    ++check_count;                                                                                 \
+    if (!(condition)) {                                                                            \
+      ++check_failures;                                                                            \
+      fprintf(stderr, "%s:%d: CHECK(%s) failed; last error: %s\n", __FILE__, __LINE__, #condition, \
+              gpushare_last_error_message());                                                      \
+    }                                                                                              \
   } while (0)
 
 /* Checks a status by name, so that a failure prints both. */
-#define CHECK_STATUS(call, expected)                                                                         \
-  do {                                                                                                       \
-    const int32_t check_status = (call);                                                                     \
-    ++check_count;                                                                                           \
-    if (check_status != (expected)) {                                                                        \
-      ++check_failures;                                                                                      \
-      fprintf(stderr, "%s:%d: %s is %s, expected %s; last error: %s\n", __FILE__, __LINE__, #call,           \
-              gpushare_status_name(check_status), gpushare_status_name(expected),                            \
-              gpushare_last_error_message());                                                                \
-    }                                                                                                        \
+#define CHECK_STATUS(call, expected)                                                               \
+  do {                                                                                             \
+    const int32_t check_status = (call);                                                           \
+    ++check_count;                                                                                 \
+    if (check_status != (expected)) {                                                              \
+      ++check_failures;                                                                            \
+      fprintf(stderr, "%s:%d: %s is %s, expected %s; last error: %s\n", __FILE__, __LINE__, #call, \
+              gpushare_status_name(check_status), gpushare_status_name(expected),                  \
+              gpushare_last_error_message());                                                      \
+    }                                                                                              \
   } while (0)
 
 static int capi_result(void) {

@@ -44,7 +44,8 @@ static void pull(const char* device) {
     CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
     CHECK_STATUS(gpushare_iteration_begin(session, 0, &nested), GPUSHARE_INVALID_STATE);
     CHECK_STATUS(gpushare_iteration_alloc(iteration, 10 * MIB, 0, &scratch), GPUSHARE_OK);
-    CHECK_STATUS(gpushare_memory_alloc(runtime, NULL, GPUSHARE_KIND_EPHEMERAL, 1 * MIB, 0, &second), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_memory_alloc(runtime, NULL, GPUSHARE_KIND_EPHEMERAL, 1 * MIB, 0, &second),
+                 GPUSHARE_OK);
     CHECK_STATUS(gpushare_memory_free(runtime, second), GPUSHARE_OK);
     CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_OK);
     CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_INVALID_HANDLE);
@@ -76,7 +77,8 @@ static void push(const char* device) {
   released = 0;
   for (int i = 0; i < 20; ++i)
     CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, count_release, &tickets[i]), GPUSHARE_OK);
-  for (int i = 0; i < 20; ++i) CHECK_STATUS(gpushare_ticket_wait(tickets[i], GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  for (int i = 0; i < 20; ++i)
+    CHECK_STATUS(gpushare_ticket_wait(tickets[i], GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
   CHECK(runs == 20);
   for (int i = 0; i < 20; ++i) CHECK_STATUS(gpushare_ticket_release(tickets[i]), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_release(tickets[0]), GPUSHARE_INVALID_HANDLE);

@@ -1,5 +1,6 @@
 // Runs the suites over one backend: is it there, do its excuses name tests, do the tests pass, do the excused
-// ones fail. SPDX-License-Identifier: Apache-2.0
+// ones fail.
+// SPDX-License-Identifier: Apache-2.0
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else

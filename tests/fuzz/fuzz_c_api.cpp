@@ -97,9 +97,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (status == GPUSHARE_OK) sessions.push_back(session);
         break;
       }
-      case 1: status = gpushare_session_close(choose(sessions, input)); break;
-      case 2: status = gpushare_session_cancel(choose(sessions, input)); break;
-      case 3: status = gpushare_session_wait_admitted(choose(sessions, input), 0); break;
+      case 1:
+        status = gpushare_session_close(choose(sessions, input));
+        break;
+      case 2:
+        status = gpushare_session_cancel(choose(sessions, input));
+        break;
+      case 3:
+        status = gpushare_session_wait_admitted(choose(sessions, input), 0);
+        break;
       case 4:
       case 5: {
         gpushare_device_address address = 0;
@@ -115,46 +121,65 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (status == GPUSHARE_OK) iterations.push_back(iteration);
         break;
       }
-      case 8: status = gpushare_iteration_end(choose(iterations, input)); break;
-      case 9: status = gpushare_iteration_fail(choose(iterations, input), input.byte() * 4, "fuzz"); break;
+      case 8:
+        status = gpushare_iteration_end(choose(iterations, input));
+        break;
+      case 9:
+        status = gpushare_iteration_fail(choose(iterations, input), input.byte() * 4, "fuzz");
+        break;
       case 10:
       case 11: {
         gpushare_device_address address = 0;
-        status = gpushare_iteration_alloc(choose(iterations, input), input.size(), input.byte() % 3 * 256, &address);
+        status = gpushare_iteration_alloc(choose(iterations, input), input.size(), input.byte() % 3 * 256,
+                                          &address);
         if (status == GPUSHARE_OK) addresses.push_back(address);
         break;
       }
-      case 12: status = gpushare_iteration_keep(choose(iterations, input), addresses[input.byte() % addresses.size()]); break;
-      case 13: status = gpushare_memory_free(choose(runtimes, input), addresses[input.byte() % addresses.size()]); break;
+      case 12:
+        status =
+            gpushare_iteration_keep(choose(iterations, input), addresses[input.byte() % addresses.size()]);
+        break;
+      case 13:
+        status = gpushare_memory_free(choose(runtimes, input), addresses[input.byte() % addresses.size()]);
+        break;
       case 14: {
         gpushare_device_address address = 0;
-        status = gpushare_memory_alloc(choose(runtimes, input), choose(streams, input), input.byte() % 4, input.size(), 0, &address);
+        status = gpushare_memory_alloc(choose(runtimes, input), choose(streams, input), input.byte() % 4,
+                                       input.size(), 0, &address);
         if (status == GPUSHARE_OK) addresses.push_back(address);
         break;
       }
       case 15: {
         gpushare_stream stream = nullptr;
-        status = input.byte() % 2 == 0 ? gpushare_stream_create(choose(runtimes, input), input.byte(), &stream)
-                                       : gpushare_iteration_get_stream(choose(iterations, input), &stream);
+        status = input.byte() % 2 == 0
+                     ? gpushare_stream_create(choose(runtimes, input), input.byte(), &stream)
+                     : gpushare_iteration_get_stream(choose(iterations, input), &stream);
         if (status == GPUSHARE_OK) streams.push_back(stream);
         break;
       }
-      case 16: status = gpushare_stream_release(choose(streams, input)); break;
+      case 16:
+        status = gpushare_stream_release(choose(streams, input));
+        break;
       case 17:
-        status = gpushare_memory_record_use(choose(runtimes, input), addresses[input.byte() % addresses.size()], choose(streams, input));
+        status = gpushare_memory_record_use(
+            choose(runtimes, input), addresses[input.byte() % addresses.size()], choose(streams, input));
         break;
       case 18: {
         gpushare_ticket ticket = nullptr;
         int fails = 0;
-        status = gpushare_session_submit(choose(sessions, input), iteration_body, input.byte() % 8 == 0 ? &fails : nullptr, nullptr,
+        status = gpushare_session_submit(choose(sessions, input), iteration_body,
+                                         input.byte() % 8 == 0 ? &fails : nullptr, nullptr,
                                          input.byte() % 2 == 0 ? &ticket : nullptr);
         if (status == GPUSHARE_OK && ticket != nullptr) tickets.push_back(ticket);
         break;
       }
       case 19:
-        status = input.byte() % 2 == 0 ? gpushare_ticket_wait(choose(tickets, input), 0) : gpushare_ticket_release(choose(tickets, input));
+        status = input.byte() % 2 == 0 ? gpushare_ticket_wait(choose(tickets, input), 0)
+                                       : gpushare_ticket_release(choose(tickets, input));
         break;
-      case 20: status = gpushare_runtime_set_policy(choose(runtimes, input), policies[input.byte() % 8], nullptr); break;
+      case 20:
+        status = gpushare_runtime_set_policy(choose(runtimes, input), policies[input.byte() % 8], nullptr);
+        break;
       case 21: {
         gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
         params.capacity_bytes = input.size();
@@ -177,12 +202,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         session.struct_size -= input.byte() % 2 * 8;
         (void)gpushare_session_get_info(choose(sessions, input), &session);
         status = gpushare_runtime_get_info(choose(runtimes, input), &runtime);
-        if (status == GPUSHARE_OK) require(runtime.promised_bytes <= runtime.capacity_bytes, "safety: promised <= capacity");
+        if (status == GPUSHARE_OK)
+          require(runtime.promised_bytes <= runtime.capacity_bytes, "safety: promised <= capacity");
         break;
       }
     }
     if (status != GPUSHARE_OK)
-      require(std::strcmp(gpushare_status_name(status), "UNRECOGNIZED") != 0 && status != GPUSHARE_INTERNAL, "a known status, not INTERNAL");
+      require(std::strcmp(gpushare_status_name(status), "UNRECOGNIZED") != 0 && status != GPUSHARE_INTERNAL,
+              "a known status, not INTERNAL");
   }
 
   for (gpushare_iteration iteration : iterations) (void)gpushare_iteration_end(iteration);
@@ -192,7 +219,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (gpushare_heap heap : heaps) (void)gpushare_heap_release(heap);
   gpushare_runtime_info info = GPUSHARE_RUNTIME_INFO_INIT;
   require(gpushare_runtime_get_info(main_runtime, &info) == GPUSHARE_OK, "the runtime still answers");
-  require(info.promised_bytes == 0 && info.persistent_bytes == 0 && info.ephemeral_bytes == 0, "closing every session returns every byte");
+  require(info.promised_bytes == 0 && info.persistent_bytes == 0 && info.ephemeral_bytes == 0,
+          "closing every session returns every byte");
   require(gpushare_runtime_close(main_runtime) == GPUSHARE_OK, "the runtime closes");
   return 0;
 }

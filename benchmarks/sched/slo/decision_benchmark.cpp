@@ -1,6 +1,6 @@
 // One scheduling decision with 140 requests pending, 5 batch sizes, 32 bins: wall time of Batcher::next
-// alone. The batch that it takes out is put back as new requests, untimed. SPDX-License-Identifier:
-// Apache-2.0
+// alone. The batch that it takes out is put back as new requests, untimed.
+// SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 
 #include <chrono>

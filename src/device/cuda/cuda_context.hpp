@@ -3,7 +3,8 @@
 // Every op that calls the driver does so inside a ContextScope: the caller's current context is as it was
 // when the op returns, on any thread, beside any other user of CUDA in the process. When our context is
 // current already, which is the rule beside the CUDA runtime, the scope costs one read of the driver's
-// thread-local state. SPDX-License-Identifier: Apache-2.0
+// thread-local state.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

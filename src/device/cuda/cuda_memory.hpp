@@ -7,7 +7,8 @@
 // size: cuMemMap accepts no offset into a handle, the contract of va_map does. Released granules are kept for
 // reuse up to pool_bytes: cuMemCreate clears its memory, which costs far more than a map. The pool gives way
 // before an allocation fails. Pooled granules count as free. Pinned memory. cuMemHostAlloc takes milliseconds
-// and pins whole pages, so that small blocks are cut from chunks. SPDX-License-Identifier: Apache-2.0
+// and pins whole pages, so that small blocks are cut from chunks.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

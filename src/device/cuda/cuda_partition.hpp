@@ -2,7 +2,8 @@
 //
 // The SMs are split once into groups of the smallest size that the device allows; a partition takes whole
 // groups, no group serves two partitions, and a closed partition's groups serve again. One split, because the
-// driver only joins groups of the same split into one green context. SPDX-License-Identifier: Apache-2.0
+// driver only joins groups of the same split into one green context.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 // itself whether it was recorded. Host functions. A function that throws fails its stream alone: later host
 // functions of the stream are skipped, and ops on it return CALLBACK_FAILED. Copies and kernels that are
 // enqueued already cannot be called back. Waits. Blocking waits (the default) sleep in the driver; with
-// wait=spin the thread polls, which reacts sooner and burns a core. SPDX-License-Identifier: Apache-2.0
+// wait=spin the thread polls, which reacts sooner and burns a core.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

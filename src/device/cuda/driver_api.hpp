@@ -9,7 +9,8 @@
 //
 // driver_api.hpp: declarations of the CUDA driver's public, stable C ABI. tests/unit/device/cuda/abi_test.cpp
 // compares each with cuda.h where a toolkit is installed. Also used by the stand-in for the driver
-// (tests/doubles). SPDX-License-Identifier: Apache-2.0
+// (tests/doubles).
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,8 @@
 //
 // Options: total_gib or total_bytes (capacity, default 1 GiB), granularity (of mappings, default 2 MiB),
 // copy_gbps (bandwidth of each direction between host and device, 10^9 bytes a second; 0, the default, is as
-// fast as memcpy goes). SPDX-License-Identifier: Apache-2.0
+// fast as memcpy goes).
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "gpushare/backend.h"

@@ -5,7 +5,8 @@
 // path: on an idle stream a record, a wait for a passed event and a small copy are done by the calling
 // thread, under two uncontended locks; the stream's thread starts with the first op that has to run behind
 // the caller's back. Lock order: Event::mutex_ before Stream::mutex_; nothing is held while an op runs, a
-// small inline copy aside. SPDX-License-Identifier: Apache-2.0
+// small inline copy aside.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

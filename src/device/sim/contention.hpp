@@ -8,7 +8,8 @@
 // every speed by 1 + overhead * (n - 1). Pair table: with measured speeds of co-located classes (as in
 // Gavel's throughput tables) a work's speed is the product of its pair speeds with all others that run; a
 // pair that was not measured counts 1 / max(1, sum of the two demands). Priorities and overhead do not enter
-// then. SPDX-License-Identifier: Apache-2.0
+// then.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,8 @@
 // Threads. One lock guards everything and is not held while a host function runs. Several threads may wait:
 // each takes steps while there are any, and while one runs a host function the others go on with what does
 // not depend on it, so that a host function may itself wait for other threads. With one thread a run is a
-// function of its calls and the seed; with several, of their order under the lock. SPDX-License-Identifier:
-// Apache-2.0
+// function of its calls and the seed; with several, of their order under the lock.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

@@ -7,7 +7,8 @@
 // descriptors are not); a released range is punched out. Mapping it somewhere is mmap(MAP_FIXED |
 // MAP_SHARED), so data moves with the physical memory; unmapping restores PROT_NONE. Imaginary addresses
 // (sim) lie above 2^62, where no pointer is valid, and are the same in every run; each range still has
-// storage behind it, unless the data are left out. SPDX-License-Identifier: Apache-2.0
+// storage behind it, unless the data are left out.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // fault_table.hpp: the scripted faults of one test device (group "faults" of backend.h). Thread-safe. With no
-// fault set a check costs one relaxed load. SPDX-License-Identifier: Apache-2.0
+// fault set a check costs one relaxed load.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

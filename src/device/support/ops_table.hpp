@@ -1,7 +1,7 @@
 // ops_table.hpp: the C functions of a backend that is written as three classes, Device, Stream and Event
 // (host and sim are; cuda replaces probe and stream_native). The functions check handles and outputs, ask for
-// lost devices and scripted faults, and frame the call; the classes do the rest. SPDX-License-Identifier:
-// Apache-2.0
+// lost devices and scripted faults, and frame the call; the classes do the rest.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>

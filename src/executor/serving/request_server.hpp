@@ -4,7 +4,8 @@
 // the host.
 //
 // Threads of its own: one that decides (and sleeps until something happens or the batcher's wake time), one
-// that runs batches. SPDX-License-Identifier: Apache-2.0
+// that runs batches.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -7,8 +7,8 @@
 // choice.
 //
 // Threads: the driver serialises calls. No call blocks or reads a clock. Every request that arrived is
-// answered exactly once: in a batch that finishes, or in a drop with its reason. SPDX-License-Identifier:
-// Apache-2.0
+// answered exactly once: in a batch that finishes, or in a drop with its reason.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

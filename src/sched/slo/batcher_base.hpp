@@ -1,6 +1,6 @@
 // batcher_base.hpp: what all batchers share: the requests held, the batches in flight, drops, refusals,
-// knowledge. A policy adds its order and its choice. Private to sched/slo. SPDX-License-Identifier:
-// Apache-2.0
+// knowledge. A policy adds its order and its choice. Private to sched/slo.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>

@@ -8,8 +8,8 @@
 // batch grows. The batches considered: for each application present, taken as the longest allowed, and each
 // size k, the k earliest deadlines among requests of applications no longer than it that can bear a batch of
 // that length; so short requests are not padded to long ones unless that pays. Durations are those of the
-// very composition: the CDF of the maximum is the product of the members' CDFs. SPDX-License-Identifier:
-// Apache-2.0
+// very composition: the CDF of the maximum is the product of the members' CDFs.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -9,7 +9,8 @@
 // What makes it fast: a bridge stays what it is unless an inserted point lies above its line, or a removed
 // point is one of its two ends, both tested in O(1); and once the point lies strictly under a bridge, nothing
 // above changes. So an update mostly costs one descent, one leaf and few searches. Worst case O(log^2 n)
-// amortised (subtrees that lean too far are rebuilt), query O(log n). SPDX-License-Identifier: Apache-2.0
+// amortised (subtrees that lean too far are rebuilt), query O(log n).
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

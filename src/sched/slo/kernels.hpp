@@ -1,5 +1,6 @@
 // kernels.hpp: the inner loops of the queues and of the batch weighing, for AVX-512, AVX2 and portable,
-// chosen once at run time. SPDX-License-Identifier: Apache-2.0
+// chosen once at run time.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

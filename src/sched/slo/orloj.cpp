@@ -1,6 +1,7 @@
 // orloj.cpp: Orloj as printed (000, 4.3-4.4, algorithm 4.1): a queue per batch size, scores from the batch
 // duration of the equal mix of all applications, feasible sets, and a full batch of the chosen size or none.
-// What the text leaves open is in BatcherOptions. SPDX-License-Identifier: Apache-2.0
+// What the text leaves open is in BatcherOptions.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
 

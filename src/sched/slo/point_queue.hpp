@@ -14,7 +14,8 @@
 // Answers agree up to the rounding of alpha * w + beta. Equal points and equal alphas are fine.
 //
 // Threads: none of its own; the owner serialises calls. Memory grows with the most points ever held, and is
-// kept. SPDX-License-Identifier: Apache-2.0
+// kept.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

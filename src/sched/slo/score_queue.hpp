@@ -12,7 +12,8 @@
 // All give the same answer up to rounding; of equal scores any may come.
 //
 // Threads: none of its own; the owner serialises calls. Times are nanoseconds on any clock; they may stand
-// still or go back. SPDX-License-Identifier: Apache-2.0
+// still or go back.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // serving.hpp: runs a batcher over a list of requests on virtual time: one device that takes a batch after
-// another, as the batcher decides, and c0 + c1 k max l for each. Deterministic. SPDX-License-Identifier:
-// Apache-2.0
+// another, as the batcher decides, and c0 + c1 k max l for each. Deterministic.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ struct ServingOptions {
   double p99_ns = 0;     // 0: of the requests
   size_t warm_samples =
       256;  // execution times told to the batcher beforehand for each application: its offline profile
-  size_t warm_from = 0;       // the offline profile sees only the first so many requests; 0 = all
-  bool profile = true;  // tell the execution time of each finished request (the online profiler)
+  size_t warm_from = 0;  // the offline profile sees only the first so many requests; 0 = all
+  bool profile = true;   // tell the execution time of each finished request (the online profiler)
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
   sched::slo::BatcherOptions batcher;

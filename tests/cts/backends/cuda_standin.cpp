@@ -1,5 +1,6 @@
 // The cuda backend over the strict stand-in for the driver (tests/doubles): the process fails if any test
-// misuses CUDA. SPDX-License-Identifier: Apache-2.0
+// misuses CUDA.
+// SPDX-License-Identifier: Apache-2.0
 #include "cts.hpp"
 #include "cuda_excuses.hpp"
 

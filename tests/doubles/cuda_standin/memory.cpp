@@ -2,7 +2,8 @@
 //
 // A block is an anonymous mapping with a guard page behind it. Physical memory is a range of one memory file;
 // mapping it is mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory. A range is readable
-// only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. SPDX-License-Identifier: Apache-2.0
+// only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap.
+// SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -8,7 +8,8 @@
 // op its own next op comes after (by event waits); the process knows up to which op it has seen each stream
 // finish (by waits, successful queries and host functions). An access races with an earlier one on another
 // stream unless one of the two covers it. Both are known when the op is enqueued, so that the verdict does
-// not depend on timing. SPDX-License-Identifier: Apache-2.0
+// not depend on timing.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <condition_variable>

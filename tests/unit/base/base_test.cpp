@@ -74,8 +74,11 @@ TEST_CASE("a deadline too far away never passes and does not overflow") {
 
 TEST_CASE("the log sink gets lines of its level and more severe ones only") {
   std::vector<std::string> lines;
-  base::set_log_sink([](void* user, int32_t, const char* text) { static_cast<std::vector<std::string>*>(user)->emplace_back(text); },
-                     &lines, base::kWarning);
+  base::set_log_sink(
+      [](void* user, int32_t, const char* text) {
+        static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+      },
+      &lines, base::kWarning);
   base::log(base::kError, "a");
   base::log(base::kInfo, "b");
   base::set_log_sink(nullptr, nullptr, base::kWarning);

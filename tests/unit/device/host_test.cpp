@@ -1,5 +1,6 @@
 // The host device's own promises: the capped bus and what runs on the calling thread. What every device does
-// is tests/cts. SPDX-License-Identifier: Apache-2.0
+// is tests/cts.
+// SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
 #include <iterator>
 #include <memory>

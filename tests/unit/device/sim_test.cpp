@@ -1,5 +1,6 @@
 // The sim device's own promises: its clock, its costs, its contention model, determinism. What every device
-// does is tests/cts. SPDX-License-Identifier: Apache-2.0
+// does is tests/cts.
+// SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>
 #include <string>

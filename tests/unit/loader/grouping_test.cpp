@@ -1,5 +1,6 @@
 // The grouping plan against brute force over all 2^(n-1) groupings, and against a feasibility test that
-// shares nothing with it. SPDX-License-Identifier: Apache-2.0
+// shares nothing with it.
+// SPDX-License-Identifier: Apache-2.0
 #include "loader/grouping.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Images read from files and sent to a device: every path of reading, the cache, the pipeline, and what goes
-// wrong. SPDX-License-Identifier: Apache-2.0
+// wrong.
+// SPDX-License-Identifier: Apache-2.0
 #include "loader/image.hpp"
 
 #include <unistd.h>

@@ -1,5 +1,6 @@
 // Compares driver_api.hpp with cuda.h at compile time: the shape of every signature, every constant and every
-// struct. SPDX-License-Identifier: Apache-2.0
+// struct.
+// SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <type_traits>
 

@@ -1,5 +1,6 @@
 // standin_support.hpp: the driver's entry points as linked functions, and the stage that every test of the
-// stand-in stands on. SPDX-License-Identifier: Apache-2.0
+// stand-in stands on.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
 // What the stand-in does when nothing is wrong: faults on demand, kernels, graphs, the symbol table, virtual
-// memory. SPDX-License-Identifier: Apache-2.0
+// memory.
+// SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 #include <vector>
 

@@ -1,5 +1,6 @@
 // The request server on real threads: nothing lost, nothing answered twice, back-pressure, cancels, failures,
-// stop at any time. SPDX-License-Identifier: Apache-2.0
+// stop at any time.
+// SPDX-License-Identifier: Apache-2.0
 #include "executor/serving/request_server.hpp"
 
 #include <atomic>
