@@ -59,6 +59,7 @@ bool good_name(const char* name) {
   });
 }
 
+// clang-format off
 #define GPUSHARE_MANDATORY_OPS(X)                                                                   \
   X(probe)                                                                                          \
   X(device_open)                                                                                    \
@@ -67,6 +68,7 @@ bool good_name(const char* name) {
       X(stream_create) X(stream_destroy) X(stream_query) X(stream_synchronize) X(stream_wait_event) \
           X(stream_native) X(event_create) X(event_destroy) X(event_record) X(event_query)          \
               X(event_synchronize) X(event_elapsed) X(copy_async) X(fill_async) X(launch_host)
+// clang-format on
 #define GPUSHARE_VIRTUAL_MEMORY_OPS(X) \
   X(va_reserve) X(va_free) X(phys_create) X(phys_release) X(va_map) X(va_unmap)
 #define GPUSHARE_PARTITION_OPS(X) \
