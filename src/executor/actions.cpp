@@ -87,7 +87,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       break;
     }
     case Action::Kind::kResizeLane:
-      if (lane != nullptr) {
+      if (lane != nullptr && lane->memory.load() != nullptr) {
         mutex_.unlock();
         base::Status status = apply_size(*lane, true);
         mutex_.lock();

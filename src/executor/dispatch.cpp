@@ -113,8 +113,9 @@ void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   if (!picked) return;
   SessionImpl* session = find_session(*picked);
   if (session == nullptr) return;
-  if (session->profile_left_ > 0) profile_begin(*session, lane);
   scheduler_->dispatched(session->id_, lane.id, time);
+  // After that: a change of needs may page out whoever has nothing in flight.
+  if (session->profile_left_ > 0) profile_begin(*session, lane);
   session->told_ready_ = false;
   session->open_ = true;
   session->lane_ = &lane;

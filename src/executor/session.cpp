@@ -55,7 +55,7 @@ base::Status SessionImpl::close() {
       runtime.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     }
   }
-  if (!runtime.acting_) runtime.run_actions(false, outbox);  // lanes closed, others admitted
+  runtime.run_actions(false, outbox);  // its lane is closed, others are admitted
   if (!first) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed already"};
   return {};
 }

@@ -321,9 +321,8 @@ class Driver {
                                           draw(1, 6 * kMiB), 0);
     if (block.ok())
       job.blocks.push_back(*block);
-    else
-      expect(block.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY || job.dead || job.may_fail,
-             "alloc failed otherwise");
+    else if (block.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY && !job.dead && !job.may_fail)
+      fail_with("alloc failed: ", block.status());
   }
 
   void close(size_t index) {
