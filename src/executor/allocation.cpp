@@ -103,8 +103,11 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
       GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));  // queued or paged out
       continue;
     }
-    if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
-      return out_of_memory(wanted, result.status());
+    if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+      result = out_of_memory(wanted, result.status());
+      if (result.status().code() == GPUSHARE_INVALID_STATE) continue;  // paged out meanwhile
+      return result;
+    }
     runtime_->note(result.status());
     return result;
   }
