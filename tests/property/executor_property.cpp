@@ -316,7 +316,9 @@ class Driver {
       job.blocks.pop_back();
       return;
     }
-    if (job.session->wait_admitted(0).code() != GPUSHARE_OK) return;  // it would wait
+    // Only inside an iteration: else the session may be paged out at any time, and the call waits for others to leave, which
+    // are this thread's to close.
+    if (job.open == nullptr) return;
     const auto block = job.session->alloc(draw(0, 1) == 0 ? memory::Kind::kModel : memory::Kind::kFramework,
                                           draw(1, 6 * kMiB), 0);
     if (block.ok())
