@@ -251,7 +251,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     for (std::thread& thread : threads) thread.join();
   }
   report.add(group, "least service over the fair share, three equal jobs", "gpushare fair", "ratio", shares);
-  report.skip(group, "time slicing of separate processes", "run scripts/gpu-suite: it starts the processes");
+  report.skip(group, "time slicing of separate processes", "not written");
 }
 
 void measure_many_models(const Driver& driver, const Settings& settings, Report& report) {
@@ -264,6 +264,8 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
     const PlainStream stream(driver);
     const PlainBlock block(driver, bytes);
     std::vector<double> latencies;
+    fill(driver, stream.get(), block.get(), bytes, 4);
+    stream.synchronize();
     for (int i = 0; i < settings.iterations; ++i) {
       std::this_thread::sleep_for(pause);
       const auto start = Clock::now();
@@ -281,16 +283,21 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
     models.push_back(runtime.open_session({.persistent_bytes = kModelBytes, .ephemeral_bytes = bytes}));
     (void)models.back().alloc_bytes(Kind::model, kModelBytes / 2);
   }
-  std::vector<double> latencies;
-  for (int i = 0; i < settings.iterations; ++i) {
-    std::this_thread::sleep_for(pause);
-    const auto start = Clock::now();
-    models[static_cast<size_t>(i * 5 % kModels)]
+  const auto request = [&](int model) {
+    models[static_cast<size_t>(model)]
         .run([&](Iteration& iteration) {
           const Address block = iteration.alloc_bytes(bytes);
           for (int k = 0; k < 4; ++k) iteration.stream().fill(block, 1, bytes);
         })
         .get();
+  };
+  // A lane's first use pays once for what the model keeps: threads, and on the stand-in the pages of its memory.
+  for (int i = 0; i < kModels; ++i) request(i);
+  std::vector<double> latencies;
+  for (int i = 0; i < settings.iterations; ++i) {
+    std::this_thread::sleep_for(pause);
+    const auto start = Clock::now();
+    request(i * 5 % kModels);
     latencies.push_back(us_since(start));
   }
   report.add(group, "request of one of 42 resident models", "gpushare", "us", latencies);

@@ -277,6 +277,10 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (bytes == 0) return {};
+  if (kind != GPUSHARE_COPY_DEVICE_TO_HOST)
+    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy to", destination, bytes));
+  if (kind != GPUSHARE_COPY_HOST_TO_DEVICE)
+    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy from", source, bytes));
   const Driver& driver = context_->driver();
   const api::CUstream handle = stream->handle();
   if (kind == GPUSHARE_COPY_HOST_TO_DEVICE) {
@@ -297,6 +301,7 @@ base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address addres
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (bytes == 0) return {};
+  GPUSHARE_RETURN_IF_ERROR(memory_->check_access("fill of", address, bytes));
   return context_->status(context_->driver().cuMemsetD8Async(address, value, bytes, stream->handle()),
                           "cuMemsetD8Async");
 }

@@ -177,6 +177,47 @@ base::Status Memory::free(Address address) {
   return context_.status(driver().cuMemFree(address), "cuMemFree");
 }
 
+base::Status Memory::check_access(const char* op, Address address, uint64_t bytes) {
+  const auto outside = [&](const char* why) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("%s 0x%llx of %llu bytes: %s", op,
+                                                                static_cast<unsigned long long>(address),
+                                                                static_cast<unsigned long long>(bytes), why));
+  };
+  if (bytes > UINT64_MAX - address) return outside("the range passes the end of the address space");
+  // The holder of `address` in a map from start to bytes; null if none.
+  const auto holder = [address](const auto& map, const auto& size_of) {
+    auto it = map.upper_bound(address);
+    if (it == map.begin()) return map.end();
+    --it;
+    return address - it->first < size_of(it->second) ? it : map.end();
+  };
+  const auto size = [](uint64_t held) { return held; };
+  {
+    base::MutexLock lock(mutex_);
+    if (const auto it = holder(allocations_, size); it != allocations_.end())
+      return bytes <= it->first + it->second - address ? base::Status()
+                                                       : outside("it passes the end of its allocation");
+    if (holder(reservations_, size) != reservations_.end()) {
+      const Address end = address + bytes;
+      auto it = holder(mappings_, [](const Mapping& mapping) { return mapping.bytes; });
+      for (Address at = address; at < end; ++it) {
+        if (it == mappings_.end() || it->first > at) return outside("part of it is reserved but not mapped");
+        at = it->first + it->second.bytes;
+      }
+      return {};
+    }
+  }
+  // Somebody else's: memory of the CUDA runtime or of PyTorch, host memory that the device can address.
+  unsigned type = 0;
+  for (const Address end : {address, address + bytes - 1}) {
+    const api::CUresult result =
+        driver().cuPointerGetAttribute(&type, api::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, end);
+    if (result == api::CUDA_ERROR_INVALID_VALUE) return outside("it is in no memory that the driver knows");
+    GPUSHARE_RETURN_IF_ERROR(context_.status(result, "cuPointerGetAttribute"));
+  }
+  return {};
+}
+
 // --- pinned host memory
 // ---------------------------------------------------------------------------------------------
 

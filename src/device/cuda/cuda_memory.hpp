@@ -64,6 +64,11 @@ class Memory {
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
 
+  // That [address, address + bytes) is memory, before the driver is asked to touch it: our own allocations and
+  // mappings are known here, of others' the driver says whether the two ends are its. No driver call for our
+  // own. Errors: INVALID_ARGUMENT.
+  base::Status check_access(const char* op, Address address, uint64_t bytes);
+
   // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
 

@@ -78,6 +78,7 @@ enum : int {
   CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
   CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 };
 // cuGetProcAddress: "all symbols except their per-thread-default-stream versions".
 inline constexpr unsigned long long CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1;
@@ -141,6 +142,8 @@ struct CUdevResource {
   X(required, cuMemGetInfo, cuMemGetInfo_v2, 3020, (size_t * free, size_t * total))                         \
   X(required, cuMemAlloc, cuMemAlloc_v2, 3020, (CUdeviceptr * address, size_t bytes))                       \
   X(required, cuMemFree, cuMemFree_v2, 3020, (CUdeviceptr address))                                         \
+  X(required, cuPointerGetAttribute, cuPointerGetAttribute, 4000,                                           \
+    (void* data, int attribute, CUdeviceptr address))                                                       \
   X(required, cuMemHostAlloc, cuMemHostAlloc, 2020, (void** pointer, size_t bytes, unsigned flags))         \
   X(required, cuMemFreeHost, cuMemFreeHost, 2000, (void* pointer))                                          \
   X(required, cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050,                                 \

@@ -419,6 +419,20 @@ STANDIN_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out_address, void
   return CUDA_SUCCESS;
 }
 
+STANDIN_API CUresult cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
+  STANDIN_ENTRY(cuPointerGetAttribute);
+  STANDIN_CONTEXT();
+  if (data == nullptr || attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "no output, or an attribute that the stand-in does not know");
+  const Block* block = block_at(address);
+  if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;  // how one asks: no misuse
+  constexpr unsigned kHost = 1;
+  constexpr unsigned kDevice = 2;
+  *static_cast<unsigned*>(data) = block->kind == BlockKind::kPinned ? kHost : kDevice;
+  return CUDA_SUCCESS;
+}
+
 // ---- virtual memory
 // ------------------------------------------------------------------------------------------------
 

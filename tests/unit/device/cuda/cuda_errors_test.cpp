@@ -270,3 +270,39 @@ TEST_CASE("ops inside a host function are refused before the driver sees them", 
   REQUIRE_OK(device->close());
   check_clean();
 }
+
+TEST_CASE("memory of other users of the context can be copied and filled, memory of nobody cannot",
+          "[cuda]") {
+  auto device = open();
+  CUcontext context = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+  CUdeviceptr theirs = 0;
+  void* pinned = nullptr;
+  REQUIRE(cuMemAlloc_v2(&theirs, 4096) == CUDA_SUCCESS);
+  REQUIRE(cuMemHostAlloc(&pinned, 4096, 0) == CUDA_SUCCESS);
+  const auto ours = device->alloc(4096);
+  {
+    const auto stream = device->create_stream();
+    REQUIRE_OK(stream->fill(theirs, 9, 4096));
+    REQUIRE_OK(stream->copy(*ours, theirs, 4096, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+    // Host memory that the device can address, as blocks that were spilled there.
+    REQUIRE_OK(stream->copy(reinterpret_cast<uint64_t>(pinned), *ours, 4096, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+    REQUIRE_OK(stream->synchronize());
+    CHECK(static_cast<unsigned char*>(pinned)[4095] == 9);
+    int nobody = 0;
+    const Status refused = stream->fill(reinterpret_cast<uint64_t>(&nobody), 0, 4);
+    CHECK(refused.code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(mentions(refused, "no memory that the driver knows"));
+    const Status past = stream->fill(*ours + 4000, 0, 200);
+    CHECK(past.code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(mentions(past, "passes the end of its allocation"));
+  }
+  CHECK(cuMemFree_v2(theirs) == CUDA_SUCCESS);
+  CHECK(cuMemFreeHost(pinned) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  REQUIRE_OK(device->free(*ours));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
