@@ -188,15 +188,14 @@ double Ticks::ns_per_tick() {
 #endif
 }
 
-uint64_t Ticks::overhead() {
-  static const uint64_t value = [] {
-    std::vector<uint64_t> samples(1001);
-    for (uint64_t& sample : samples) {
+double Ticks::overhead() {
+  static const double value = [] {
+    std::vector<double> samples(10'000);
+    for (double& sample : samples) {
       const uint64_t start = now();
-      sample = now() - start;
+      sample = static_cast<double>(now() - start);
     }
-    std::nth_element(samples.begin(), samples.begin() + 500, samples.end());
-    return samples[500];
+    return calm_mean(samples);
   }();
   return value;
 }

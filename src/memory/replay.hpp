@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +37,7 @@ struct ReplayOptions {
 
 struct ReplayResult {
   double ns_per_op = 0;  // allocations and frees; median over replays of the whole trace
-  double p99_ns = 0;     // 99th percentile over the trace's allocations of each one's median over replays
+  double p99_ns = 0;     // 99th percentile over the trace's allocations of each one's calm_mean over replays
   uint64_t operations = 0;
   uint64_t peak_live_bytes = 0;  // sizes as asked for
   // heap, lane: a capacity with which the replay succeeds and with one granule less fails (bisection from the
@@ -65,10 +66,19 @@ class Ticks {
 #endif
   }
   // Nanoseconds a tick, measured once against the clock (20 ms), and the ticks that two calls of now() with
-  // nothing between them take (median of many), which is subtracted from every single-operation time.
+  // nothing between them take (calm_mean of many), which is subtracted from every single-operation time.
   static double ns_per_tick();
-  static uint64_t overhead();
+  static double overhead();
 };
+
+// Mean of the lower two thirds (reorders `values`, which is not empty): what an operation takes when nothing interrupts it.
+// A mean, not a median: some machines' tick counters move in steps longer than an operation (10 ns), and only a mean sees below a step.
+inline double calm_mean(std::vector<double>& values) {
+  const size_t kept = (values.size() * 2 + 2) / 3;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(kept - 1), values.end());
+  return std::accumulate(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(kept), 0.0) /
+         static_cast<double>(kept);
+}
 
 struct Timing {
   double ns_per_op = 0;
@@ -106,8 +116,8 @@ Timing time_trace(const Trace& trace, Allocator& allocator, uint64_t time_ns) {
   timing.replays = means.size();
   timing.ns_per_op = median(means);
 
-  const uint64_t overhead = Ticks::overhead();
-  constexpr size_t kSamples = 9;
+  const double overhead = Ticks::overhead();
+  constexpr size_t kSamples = 30;
   std::vector<std::vector<double>> samples(trace.block_count);
   const uint64_t begin_singles = base::host_now_ns();
   for (size_t run = 0; run < 3 || (run < kSamples && base::host_now_ns() - begin_singles < time_ns / 2);
@@ -120,13 +130,13 @@ Timing time_trace(const Trace& trace, Allocator& allocator, uint64_t time_ns) {
       const uint64_t start = Ticks::now();
       handles[op.block] = allocator.allocate(op.block, op.size_bytes);
       const uint64_t ticks = Ticks::now() - start;
-      samples[op.block].push_back(static_cast<double>(ticks > overhead ? ticks - overhead : 0));
+      samples[op.block].push_back(static_cast<double>(ticks));
     }
     allocator.finish();
   }
   std::vector<double> typical;
   typical.reserve(samples.size());
-  for (std::vector<double>& sample : samples) typical.push_back(median(sample));
+  for (std::vector<double>& sample : samples) typical.push_back(std::max(0.0, calm_mean(sample) - overhead));
   const auto at = typical.begin() + static_cast<std::ptrdiff_t>(typical.size() * 99 / 100);
   std::nth_element(typical.begin(), at, typical.end());
   timing.alloc_p99_ns = *at * Ticks::ns_per_tick();
