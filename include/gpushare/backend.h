@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
-#define GPUSHARE_BACKEND_ABI_MINOR 1u /* 1: group "partitions" */
+#define GPUSHARE_BACKEND_ABI_MINOR 2u /* 1: group "partitions"; 2: group "ipc" */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -66,7 +66,8 @@ enum {
   GPUSHARE_DEVICE_CAP_VIRTUAL_TIME = 1 << 3, /* clock_now is simulated time, advanced by waiting on work */
   GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4, /* group "modelled work" works */
   GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5,       /* group "faults" works (test backends) */
-  GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6    /* group "partitions" works */
+  GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6,   /* group "partitions" works */
+  GPUSHARE_DEVICE_CAP_IPC = 1 << 7           /* group "ipc" works */
 };
 
 /* Details of the last failing op of the calling thread. */
@@ -114,9 +115,10 @@ typedef struct gpushare_backend_work {
 /* Kinds of scripted fault (group "faults"). `at_call` counts matching calls, from 1. */
 enum {
   GPUSHARE_FAULT_NONE = 0, /* clears all faults that have not fired; a lost device stays lost */
-  GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY = 1, /* the at_call-th mem_alloc or phys_create fails */
-  GPUSHARE_FAULT_MAP_FAILS = 2,            /* the at_call-th va_map fails with DEVICE_OUT_OF_MEMORY */
-  GPUSHARE_FAULT_STREAM_CREATE_FAILS = 3,  /* the at_call-th stream_create fails */
+  GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY =
+      1,                        /* the at_call-th mem_alloc, phys_create or phys_create_shared fails */
+  GPUSHARE_FAULT_MAP_FAILS = 2, /* the at_call-th va_map fails with DEVICE_OUT_OF_MEMORY */
+  GPUSHARE_FAULT_STREAM_CREATE_FAILS = 3, /* the at_call-th stream_create fails */
   GPUSHARE_FAULT_LAUNCH_FAILS = 4, /* the at_call-th launch, copy, fill or work fails with UNKNOWN at once */
   GPUSHARE_FAULT_DEVICE_LOST = 5,  /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
   GPUSHARE_FAULT_SLOW_STREAM = 6,  /* the stream of the at_call-th enqueue is slow from that work on: all of
@@ -130,6 +132,9 @@ typedef struct gpushare_backend_fault {
   uint64_t at_call; /* 1 = the next one */
   double factor;    /* SLOW_STREAM only: 1 to 1000 */
 } gpushare_backend_fault;
+
+/* What an importer of shared memory may do with it (group "ipc"). */
+enum { GPUSHARE_ACCESS_READ = 1, GPUSHARE_ACCESS_READ_WRITE = 3 };
 
 /* How the compute units of a device can be shared out (group "partitions"). */
 typedef struct gpushare_backend_partition_info {
@@ -251,6 +256,26 @@ typedef struct gpushare_backend_ops {
   /* As stream_create, on the partition's units. */
   int32_t (*partition_stream_create)(gpushare_backend_partition* partition, int32_t priority,
                                      gpushare_backend_stream** out_stream);
+
+  /* ---- since ABI 1.2: group "ipc": all or none; needs "virtual memory" ----------------------------------- */
+
+  /* As phys_create; the memory can be exported, and is shared with nobody until it is. */
+  int32_t (*phys_create_shared)(gpushare_backend_device* device, uint64_t bytes,
+                                gpushare_backend_memory** out_memory);
+  /* A file descriptor through which a process that is sent it, or inherits it, can import `memory`. The caller closes it; it is
+   * close-on-exec. The memory lives until the last handle, mapping and descriptor in any process has gone; processes that die
+   * let go. `access` (GPUSHARE_ACCESS_*) limits every importer where the system can hold it to that (host); where it cannot
+   * (cuda) it is the import's `access` that counts. Errors: INVALID_ARGUMENT (not of phys_create_shared; access), IO_ERROR (no
+   * descriptors left). */
+  int32_t (*phys_export)(gpushare_backend_device* device, gpushare_backend_memory* memory, uint32_t access,
+                         int32_t* out_descriptor);
+  /* The memory of `bytes` (as it was created) behind a descriptor that phys_export of the same kind of device gave. The
+   * descriptor stays the caller's and may be closed at once; importing it again gives another handle of the same memory. The
+   * result is mapped with va_map and dropped with phys_release as any other, is not counted in this device's total, and cannot
+   * be exported. With READ its mappings are read-only: copies and fills into them are INVALID_ARGUMENT or a fault of the
+   * stream. Errors: INVALID_ARGUMENT (not such a descriptor; other bytes; more access than was exported). */
+  int32_t (*phys_import)(gpushare_backend_device* device, int32_t descriptor, uint64_t bytes, uint32_t access,
+                         gpushare_backend_memory** out_memory);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

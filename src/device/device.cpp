@@ -233,6 +233,25 @@ base::Status Device::va_unmap(Address address, uint64_t bytes) {
   return status(ops_->va_unmap(device_, address, bytes), "va_unmap");
 }
 
+base::Result<gpushare_backend_memory*> Device::phys_create_shared(uint64_t bytes) {
+  gpushare_backend_memory* memory = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_shared(device_, bytes, &memory), "phys_create_shared"));
+  return memory;
+}
+
+base::Result<int> Device::phys_export(gpushare_backend_memory* memory, uint32_t access) {
+  int32_t descriptor = -1;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_export(device_, memory, access, &descriptor), "phys_export"));
+  return static_cast<int>(descriptor);
+}
+
+base::Result<gpushare_backend_memory*> Device::phys_import(int descriptor, uint64_t bytes, uint32_t access) {
+  gpushare_backend_memory* memory = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(
+      status(ops_->phys_import(device_, descriptor, bytes, access, &memory), "phys_import"));
+  return memory;
+}
+
 base::Result<gpushare_backend_partition_info> Device::partition_info() {
   gpushare_backend_partition_info info{};
   info.struct_size = sizeof(info);

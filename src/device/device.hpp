@@ -108,6 +108,11 @@ class Device {
   base::Status va_map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status va_unmap(Address address, uint64_t bytes);
 
+  // Group "ipc". The descriptor of phys_export is the caller's to close; phys_import leaves it with the caller.
+  base::Result<gpushare_backend_memory*> phys_create_shared(uint64_t bytes);
+  base::Result<int> phys_export(gpushare_backend_memory* memory, uint32_t access);
+  base::Result<gpushare_backend_memory*> phys_import(int descriptor, uint64_t bytes, uint32_t access);
+
   base::Status set_fault(const gpushare_backend_fault& fault);
 
   // Group "partitions". The partition belongs to the caller; its streams must go before it.

@@ -74,6 +74,8 @@ bool good_name(const char* name) {
 #define GPUSHARE_PARTITION_OPS(X) \
   X(partition_info) X(partition_create) X(partition_destroy) X(partition_stream_create)
 
+#define GPUSHARE_IPC_OPS(X) X(phys_create_shared) X(phys_export) X(phys_import)
+
 // Refuses a half-filled group, fills an absent one.
 #define GPUSHARE_COUNT_OP(op) \
   present += ops.op != nullptr ? 1 : 0, total += 1, missing += ops.op != nullptr ? "" : " " #op;
@@ -88,6 +90,7 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   present = total = 0;
   missing.clear();
   GPUSHARE_VIRTUAL_MEMORY_OPS(GPUSHARE_COUNT_OP)
+  const bool has_virtual_memory = present == total;
   if (present == 0) {
     GPUSHARE_VIRTUAL_MEMORY_OPS(GPUSHARE_FILL_OP)
   } else if (present != total) {
@@ -100,6 +103,16 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
     GPUSHARE_PARTITION_OPS(GPUSHARE_FILL_OP)
   } else if (present != total) {
     return invalid(name, "group \"partitions\" is all or none; missing:" + missing);
+  }
+  present = total = 0;
+  missing.clear();
+  GPUSHARE_IPC_OPS(GPUSHARE_COUNT_OP)
+  if (present == 0) {
+    GPUSHARE_IPC_OPS(GPUSHARE_FILL_OP)
+  } else if (present != total) {
+    return invalid(name, "group \"ipc\" is all or none; missing:" + missing);
+  } else if (!has_virtual_memory) {
+    return invalid(name, "group \"ipc\" needs group \"virtual memory\"");
   }
   // Groups of one op cannot be half-filled.
   if (ops.work_launch == nullptr) fill_unsupported(ops.work_launch);

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "child.hpp"
 #include "runner.hpp"
 
 extern char** environ;
@@ -113,5 +114,7 @@ int main_of(int argc, char** argv) {
 }  // namespace gpushare::cts
 
 int main(int argc, char** argv) {
+  int exit_status = 0;
+  if (gpushare::cts::is_child(&exit_status)) return exit_status;
   return gpushare::cts::main_of(argc, argv);
 }

@@ -17,7 +17,11 @@ struct HostClasses {
 }  // namespace
 
 const gpushare_backend_ops* host_backend() {
-  static const gpushare_backend_ops ops = OpsTable<HostClasses>::make();
+  static const gpushare_backend_ops ops = [] {
+    gpushare_backend_ops table = OpsTable<HostClasses>::make();
+    OpsTable<HostClasses>::add_ipc(table);
+    return table;
+  }();
   return &ops;
 }
 

@@ -48,8 +48,8 @@ base::Status Device::leaks() const {
 
 void Device::info(gpushare_backend_device_info* out_info) const {
   gpushare_backend_device_info info{};
-  info.capabilities =
-      GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE | GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY | GPUSHARE_DEVICE_CAP_FAULTS;
+  info.capabilities = GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE | GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY |
+                      GPUSHARE_DEVICE_CAP_FAULTS | GPUSHARE_DEVICE_CAP_IPC;
   std::strncpy(info.name, "host", sizeof(info.name) - 1);
   info.total_bytes = memory_->total_bytes();
   info.free_bytes = memory_->free_bytes();
@@ -126,10 +126,10 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   op.destination = reinterpret_cast<char*>(destination);
   op.source = reinterpret_cast<const char*>(source);
   if (kind != GPUSHARE_COPY_DEVICE_TO_HOST) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes));
+    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes, /*write=*/true));
   }
   if (kind != GPUSHARE_COPY_HOST_TO_DEVICE) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes));
+    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes, /*write=*/false));
   }
   if (kind == GPUSHARE_COPY_HOST_TO_DEVICE) op.bus = &to_device_;
   if (kind == GPUSHARE_COPY_DEVICE_TO_HOST) op.bus = &to_host_;
@@ -143,7 +143,7 @@ base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address addres
   op.kind = Op::Kind::kFill;
   op.bytes = bytes;
   op.value = value;
-  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes));
+  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes, /*write=*/true));
   if (bytes == 0) return check_lost();
   return enqueue(stream, std::move(op));
 }

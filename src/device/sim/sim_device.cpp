@@ -161,10 +161,10 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   op.destination = reinterpret_cast<char*>(destination);
   op.source = reinterpret_cast<const char*>(source);
   if (kind != GPUSHARE_COPY_DEVICE_TO_HOST) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes));
+    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes, /*write=*/true));
   }
   if (kind != GPUSHARE_COPY_HOST_TO_DEVICE) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes));
+    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes, /*write=*/false));
   }
   if (op.source == nullptr) op.destination = nullptr;  // data are not kept
   if (kind == GPUSHARE_COPY_DEVICE_TO_DEVICE) {
@@ -188,7 +188,7 @@ base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address addres
   op.bytes = bytes;
   op.fill_value = value;
   op.duration_ns = memory_ns(bytes);
-  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes));
+  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes, /*write=*/true));
   if (bytes == 0) return check_lost();
   return enqueue(*stream, std::move(op));
 }

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,6 +19,8 @@ constexpr uint64_t kImaginaryBase = 1ull << 62;
 constexpr uint64_t kImaginaryStride = 1ull << 52;  // address space of one device
 constexpr uint64_t kImaginaryDevices = 256;        // until ranges of devices repeat
 constexpr uint64_t kLargestBytes = 1ull << 46;     // of one range: what an x86-64 process can map at most
+
+constexpr int kSharedSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 uint64_t round_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -76,6 +79,8 @@ AddressSpace::~AddressSpace() {
   for (const auto& [address, range] : allocations_) give_back(address, range);
   for (const auto& [address, range] : reservations_) give_back(address, range);
   for (const auto& [pointer, bytes] : host_blocks_) munmap(pointer, bytes);
+  for (const auto& [raw, memory] : memories_)
+    if (memory->own_file >= 0) close(memory->own_file);
   if (memory_file_ >= 0) close(memory_file_);
 }
 
@@ -250,7 +255,9 @@ base::Result<gpushare_backend_memory*> AddressSpace::create_physical(uint64_t by
   if (memory_file_ >= 0 && ftruncate(memory_file_, static_cast<off_t>(file_end_ + bytes)) != 0) {
     return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "growing the memory file", bytes);
   }
-  auto memory = std::make_unique<Memory>(Memory{bytes, file_end_});
+  auto memory = std::make_unique<Memory>();
+  memory->bytes = bytes;
+  memory->file_offset = file_end_;
   Memory* raw = memory.get();
   memories_[raw] = std::move(memory);
   file_end_ += bytes;
@@ -258,14 +265,92 @@ base::Result<gpushare_backend_memory*> AddressSpace::create_physical(uint64_t by
   return reinterpret_cast<gpushare_backend_memory*>(raw);
 }
 
+base::Result<gpushare_backend_memory*> AddressSpace::create_shared(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "physical memory of 0 bytes");
+  auto memory = std::make_unique<Memory>();
+  base::MutexLock lock(mutex_);
+  if (bytes > options_.total_bytes - used_bytes_) return out_of_memory("shared physical memory", bytes);
+  const int file = memfd_create("gpushare-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (file < 0) return system_error(GPUSHARE_IO_ERROR, "memfd_create for shared memory", bytes);
+  // Sealed: an importer that shrank it would make every other's next access a bus error.
+  if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || fcntl(file, F_ADD_SEALS, kSharedSeals) != 0) {
+    const base::Status failed = system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "sizing shared memory", bytes);
+    close(file);
+    return failed;
+  }
+  memory->bytes = bytes;
+  memory->own_file = file;
+  Memory* raw = memory.get();
+  memories_[raw] = std::move(memory);
+  used_bytes_ += bytes;
+  return reinterpret_cast<gpushare_backend_memory*>(raw);
+}
+
+base::Result<int32_t> AddressSpace::export_physical(gpushare_backend_memory* handle, uint32_t access) {
+  base::MutexLock lock(mutex_);
+  Memory* memory = reinterpret_cast<Memory*>(handle);
+  if (!memories_.contains(memory) || memory->released) {
+    return base::Status(GPUSHARE_INVALID_HANDLE, "not live physical memory (released?)");
+  }
+  if (memory->own_file < 0 || memory->imported) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "only memory that phys_create_shared of this device made can be exported");
+  }
+  // A new open file, whose mode mmap checks; a duplicate would carry the right to write.
+  const int mode = access == GPUSHARE_ACCESS_READ ? O_RDONLY : O_RDWR;
+  const int file = open(("/proc/self/fd/" + std::to_string(memory->own_file)).c_str(), mode | O_CLOEXEC);
+  if (file < 0)
+    return system_error(GPUSHARE_IO_ERROR, "opening a descriptor (needs /proc) of shared memory",
+                        memory->bytes);
+  return file;
+}
+
+base::Result<gpushare_backend_memory*> AddressSpace::import_physical(int32_t descriptor, uint64_t bytes,
+                                                                     uint32_t access) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  if (bytes == 0 || seals < 0 || (seals & kSharedSeals) != kSharedSeals) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("descriptor %d is not of phys_export", descriptor));
+  }
+  struct stat file {};
+  const int mode = fcntl(descriptor, F_GETFL);
+  if (mode < 0 || fstat(descriptor, &file) != 0)
+    return system_error(GPUSHARE_IO_ERROR, "asking a descriptor of shared memory", bytes);
+  if (static_cast<uint64_t>(file.st_size) != bytes) {
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("the exported memory has %lld bytes, the import names %llu",
+                     static_cast<long long>(file.st_size), static_cast<unsigned long long>(bytes)));
+  }
+  if (access == GPUSHARE_ACCESS_READ_WRITE && (mode & O_ACCMODE) != O_RDWR) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "the memory was exported for reading; import it with GPUSHARE_ACCESS_READ");
+  }
+  auto memory = std::make_unique<Memory>();
+  memory->bytes = bytes;
+  memory->own_file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (memory->own_file < 0)
+    return system_error(GPUSHARE_IO_ERROR, "keeping a descriptor of shared memory", bytes);
+  memory->imported = true;
+  memory->writable = access == GPUSHARE_ACCESS_READ_WRITE;
+  base::MutexLock lock(mutex_);
+  Memory* raw = memory.get();
+  memories_[raw] = std::move(memory);
+  return reinterpret_cast<gpushare_backend_memory*>(raw);
+}
+
 void AddressSpace::drop_if_unused(Memory* memory) {
   if (!memory->released || memory->mappings > 0) return;
-  if (memory_file_ >= 0) {
+  if (memory->own_file >= 0) {
+    close(memory->own_file);
+  } else if (memory_file_ >= 0) {
     // A failure only delays the return of the pages to the system until the device closes.
     (void)fallocate(memory_file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     static_cast<off_t>(memory->file_offset), static_cast<off_t>(memory->bytes));
   }
-  used_bytes_ -= memory->bytes;
+  if (!memory->imported) used_bytes_ -= memory->bytes;
   memories_.erase(memory);
 }
 
@@ -314,7 +399,9 @@ base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend
   }
   if (options_.keep_data) {
     char* target = reservation->second.storage + (address - reservation->first);
-    if (mmap(target, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, memory_file_,
+    const int protection = PROT_READ | (memory->writable ? PROT_WRITE : 0);
+    const int file = memory->own_file >= 0 ? memory->own_file : memory_file_;
+    if (mmap(target, bytes, protection, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, file,
              static_cast<off_t>(memory->file_offset + offset)) == MAP_FAILED) {
       return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
     }
@@ -356,33 +443,33 @@ AddressSpace::RangeMap::const_iterator AddressSpace::holder(const RangeMap& rang
   return offset <= it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges.end();
 }
 
-bool AddressSpace::fully_mapped(Address address, uint64_t bytes) const {
+bool AddressSpace::fully_mapped(Address address, uint64_t bytes, bool write) const {
   auto it = mappings_.upper_bound(address);
   if (it == mappings_.begin()) return false;
   --it;
   for (Address covered = address; it != mappings_.end() && it->first <= covered; ++it) {
     const Address end = it->first + it->second.bytes;
-    if (end <= covered) return false;
+    if (end <= covered || (write && !it->second.memory->writable)) return false;
     if (end - address >= bytes) return true;
     covered = end;
   }
   return false;
 }
 
-base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes) const {
+base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool write) const {
   if (bytes == 0) return static_cast<char*>(nullptr);
   base::MutexLock lock(mutex_);
   auto it = holder(allocations_, address, bytes);
   bool found = it != allocations_.end();
   if (!found) {
     it = holder(reservations_, address, bytes);
-    found = it != reservations_.end() && fully_mapped(address, bytes);
+    found = it != reservations_.end() && fully_mapped(address, bytes, write);
   }
   if (!found) {
-    return base::Status(
-        GPUSHARE_INVALID_ARGUMENT,
-        base::format("%llu bytes at 0x%llx are not inside one allocation or mapped range",
-                     static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address)));
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("%llu bytes at 0x%llx are not inside one allocation or%s mapped range",
+                                     static_cast<unsigned long long>(bytes),
+                                     static_cast<unsigned long long>(address), write ? " writable" : ""));
   }
   return it->second.storage == nullptr ? nullptr : it->second.storage + (address - it->first);
 }

@@ -4,7 +4,8 @@
 //
 // Storage. An allocation is an anonymous mapping that the kernel fills on first touch. Physical memory is a
 // range of one sparse memory file that only ever grows at its end (file offsets are plentiful, file
-// descriptors are not); a released range is punched out. Mapping it somewhere is mmap(MAP_FIXED |
+// descriptors are not); a released range is punched out. Memory that other processes may map has a file of its
+// own, so that whoever gets its descriptor sees nothing else, sealed against changes of size. Mapping it somewhere is mmap(MAP_FIXED |
 // MAP_SHARED), so data moves with the physical memory; unmapping restores PROT_NONE. Imaginary addresses
 // (sim) lie above 2^62, where no pointer is valid, and are the same in every run; each range still has
 // storage behind it, unless the data are left out.
@@ -62,10 +63,16 @@ class AddressSpace {
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
 
+  // Group "ipc"; needs data. Errors: INVALID_ARGUMENT (not shared; a descriptor that is not of export_physical,
+  // of other bytes, or of less access), IO_ERROR.
+  base::Result<gpushare_backend_memory*> create_shared(uint64_t bytes);
+  base::Result<int32_t> export_physical(gpushare_backend_memory* memory, uint32_t access);
+  base::Result<gpushare_backend_memory*> import_physical(int32_t descriptor, uint64_t bytes, uint32_t access);
+
   // Where the bytes of [address, address + bytes) are stored; null if data are not kept or bytes is 0.
   // Errors: INVALID_ARGUMENT unless the whole range lies in one allocation or in mapped ranges of one
-  // reservation.
-  base::Result<char*> storage(Address address, uint64_t bytes) const;
+  // reservation, none of them read-only if it is to be written.
+  base::Result<char*> storage(Address address, uint64_t bytes, bool write) const;
 
   // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
@@ -76,8 +83,11 @@ class AddressSpace {
     char* storage;
   };
   struct Memory {
-    uint64_t bytes;
-    uint64_t file_offset;
+    uint64_t bytes = 0;
+    uint64_t file_offset = 0;
+    int own_file = -1;      // shared memory: not in memory_file_
+    bool imported = false;  // another device counts it
+    bool writable = true;
     uint64_t mappings = 0;
     bool released = false;
   };
@@ -99,7 +109,7 @@ class AddressSpace {
   base::Status check_granules(const char* what, uint64_t value) const;
   // The range of `ranges` that holds all of [address, address + bytes), or end().
   static RangeMap::const_iterator holder(const RangeMap& ranges, Address address, uint64_t bytes);
-  bool fully_mapped(Address address, uint64_t bytes) const GPUSHARE_REQUIRES(mutex_);
+  bool fully_mapped(Address address, uint64_t bytes, bool write) const GPUSHARE_REQUIRES(mutex_);
 
   const AddressSpaceOptions options_;
   const int memory_file_;  // -1 without data

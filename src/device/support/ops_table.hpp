@@ -67,6 +67,36 @@ class OpsTable {
     });
   }
 
+  // Group "ipc", for backends whose memory() has create_shared, export_physical and import_physical.
+  static void add_ipc(gpushare_backend_ops& ops) {
+    ops.phys_create_shared = [](gpushare_backend_device* device, uint64_t bytes,
+                                gpushare_backend_memory** out_memory) {
+      return on_live(device, "phys_create_shared", [&](Device& d) -> base::Status {
+        if (out_memory == nullptr) return null_output();
+        if (d.faults().fires(GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY))
+          return scripted_out_of_memory("phys_create_shared", bytes);
+        return store(d.memory().create_shared(bytes), out_memory);
+      });
+    };
+    ops.phys_export = [](gpushare_backend_device* device, gpushare_backend_memory* memory, uint32_t access,
+                         int32_t* out_descriptor) {
+      return on_live(device, "phys_export", [&](Device& d) -> base::Status {
+        if (memory == nullptr) return null_handle("memory");
+        if (out_descriptor == nullptr) return null_output();
+        GPUSHARE_RETURN_IF_ERROR(check_access(access));
+        return store(d.memory().export_physical(memory, access), out_descriptor);
+      });
+    };
+    ops.phys_import = [](gpushare_backend_device* device, int32_t descriptor, uint64_t bytes, uint32_t access,
+                         gpushare_backend_memory** out_memory) {
+      return on_live(device, "phys_import", [&](Device& d) -> base::Status {
+        if (out_memory == nullptr) return null_output();
+        GPUSHARE_RETURN_IF_ERROR(check_access(access));
+        return store(d.memory().import_physical(descriptor, bytes, access), out_memory);
+      });
+    };
+  }
+
   // The frame, for ops that a backend adds or writes itself.
   using Device = typename B::Device;
   using Stream = typename B::Stream;
@@ -344,6 +374,12 @@ class OpsTable {
     return on_any(device, "fault_set", [&](Device& d) { return d.faults().set(fault); });
   }
 
+  static base::Status check_access(uint32_t access) {
+    if (access == GPUSHARE_ACCESS_READ || access == GPUSHARE_ACCESS_READ_WRITE) return {};
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("access is %u; allowed are GPUSHARE_ACCESS_READ and GPUSHARE_ACCESS_READ_WRITE",
+                         access)};
+  }
   static base::Status scripted_out_of_memory(const char* op, uint64_t bytes) {
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, base::format("%s of %llu bytes fails: scripted fault", op,
                                                         static_cast<unsigned long long>(bytes))};

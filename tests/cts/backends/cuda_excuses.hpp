@@ -10,6 +10,7 @@ namespace gpushare::cts {
 
 inline std::vector<Excuse> cuda_excuses() {
   return {
+      {"ipc: *", "not in the cuda backend yet"},
       {"work: *", "a GPU does real work; modelled work is for simulating devices"},
       {"faults: *",
        "scripted faults are for test devices; tests/unit/device/cuda makes the stand-in's driver fail "

@@ -4,7 +4,8 @@
 namespace gpushare::cts {
 
 const Backend& backend() {
-  static const Backend sim{"sim", "sim?total_gib=1", {kExactMemory}, {}, {}};
+  static const Backend sim{
+      "sim", "sim?total_gib=1", {kExactMemory}, {{"ipc: *", "simulated memory belongs to one process"}}, {}};
   return sim;
 }
 

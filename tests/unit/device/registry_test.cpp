@@ -19,6 +19,7 @@ using gpushare::device::load_backend;
 using gpushare::device::register_backend;
 using gpushare::test::add_virtual_memory;
 using gpushare::test::fake_backend;
+using gpushare::test::set_ok;
 
 namespace {
 
@@ -80,6 +81,25 @@ TEST_CASE("a half-filled group is refused and named", "[registry]") {
   CHECK(mentions(status, "va_unmap"));
   CHECK_FALSE(mentions(status, "va_map "));
   CHECK(find_backend("half") == nullptr);
+}
+
+TEST_CASE("group ipc is all or none and needs virtual memory", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("ipc");
+  set_ok(ops.phys_create_shared);
+  set_ok(ops.phys_export);
+  Status status = register_backend(&ops);
+  CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(mentions(status, "phys_import"));
+  set_ok(ops.phys_import);
+  status = register_backend(&ops);
+  CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(mentions(status, "virtual memory"));
+  add_virtual_memory(ops);
+  CHECK(register_backend(&ops).ok());
+  CHECK(find_backend("ipc")->phys_import == ops.phys_import);
+  int32_t descriptor = 0;
+  CHECK(find_backend("bare")->phys_export(nullptr, nullptr, GPUSHARE_ACCESS_READ, &descriptor) ==
+        GPUSHARE_UNSUPPORTED);
 }
 
 TEST_CASE("missing mandatory ops are refused and named", "[registry]") {
