@@ -40,27 +40,22 @@ std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t need
 }  // namespace
 
 base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
-  const bool limited = options_.quota_bytes > 0;
-  if (limited) quota_mutex_.lock();
-  base::Result<memory::Address> result = base::Status();
-  base::Status quota = limited ? check_quota(wanted.bytes) : base::Status();
-  if (!quota.ok()) {
-    result = std::move(quota);
-  } else if (wanted.lane == nullptr) {
+  if (options_.quota_bytes == 0) return attempt_within_quota(wanted);
+  // Held over the allocation too, so that two threads cannot pass the quota together.
+  const base::MutexLock lock(quota_mutex_);
+  if (base::Status quota = check_quota(wanted.bytes); !quota.ok()) return quota;
+  return attempt_within_quota(wanted);
+}
+
+base::Result<memory::Address> SessionImpl::attempt_within_quota(const Attempt& wanted) {
+  if (wanted.lane == nullptr) {
     const GatePass pass(heap_gate_);
-    if (pass)
-      result = heap_.load(std::memory_order_relaxed)->alloc(wanted.kind, wanted.bytes, wanted.alignment);
-    else
-      result = base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
-  } else {
-    const GatePass pass(iteration_.gate_);
-    if (pass && iteration_.serial_.load(std::memory_order_relaxed) == wanted.serial)
-      result = wanted.lane->memory.load(std::memory_order_relaxed)->alloc(wanted.bytes, wanted.alignment);
-    else
-      result = iteration_ended();
+    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the session has no memory on the device");
+    return heap_.load(std::memory_order_relaxed)->alloc(wanted.kind, wanted.bytes, wanted.alignment);
   }
-  if (limited) quota_mutex_.unlock();
-  return result;
+  const GatePass pass(iteration_.gate_);
+  if (!pass || iteration_.serial_.load(std::memory_order_relaxed) != wanted.serial) return iteration_ended();
+  return wanted.lane->memory.load(std::memory_order_relaxed)->alloc(wanted.bytes, wanted.alignment);
 }
 
 base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted) {

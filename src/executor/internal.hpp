@@ -119,6 +119,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
     uint64_t bytes, alignment;
   };
   base::Result<memory::Address> attempt(const Attempt& wanted);
+  base::Result<memory::Address> attempt_within_quota(const Attempt& wanted);
   base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
   base::Result<memory::Address> out_of_memory(const Attempt& wanted, base::Status why);
   base::Result<memory::Address> climb(const Attempt& wanted, base::Status why, bool* out_made_room);
@@ -133,9 +134,6 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   base::Status wait_usable();
-
-  // session.cpp; needs the runtime's lock.
-  base::Status wait_for_turn(uint64_t timeout_ns, Outbox& outbox);
 
   const std::shared_ptr<RuntimeImpl> runtime_;
   const uint64_t id_;
@@ -329,6 +327,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
+      GPUSHARE_REQUIRES(mutex_);
 
   // ---- dispatch.cpp: turns, from ready to finished ----
   void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);

@@ -195,7 +195,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     runtime.collect_actions();
     if (!runtime.actions_.empty() && !runtime.acting_) runtime.service_wakes_.notify_one();
     base::Status failure;
-    if (granted_ == nullptr) failure = wait_for_turn(timeout_ns, outbox);
+    if (granted_ == nullptr) failure = runtime.wait_for_turn(*this, timeout_ns, outbox);
     lane = std::exchange(granted_, nullptr);
     if (lane == nullptr) {
       if (pull_waits_) --runtime.demand_;
@@ -215,36 +215,34 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
   return std::shared_ptr<Iteration>(shared_from_this(), &iteration_);
 }
 
-base::Status SessionImpl::wait_for_turn(uint64_t timeout_ns, Outbox& outbox) {
-  RuntimeImpl& runtime = *runtime_;
+base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   for (bool polled = false;; polled = true) {
-    if (granted_ != nullptr) return {};
-    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
-    const bool resident = placed_ && runtime.scheduler_->state(id_) == sched::SessionState::kResident;
-    const sched::LaneId id = resident ? runtime.scheduler_->lane_of(id_) : sched::kNoLane;
-    LaneSlot* lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;
-    if (lane != nullptr && !polled && lane->in_flight >= runtime.depth_ &&
-        timeout_ns != GPUSHARE_NO_TIMEOUT) {
-      runtime.mutex_.unlock();
+    if (session.granted_ != nullptr) return {};
+    GPUSHARE_RETURN_IF_ERROR(check_live(session));
+    const bool resident = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kResident;
+    const sched::LaneId id = resident ? scheduler_->lane_of(session.id_) : sched::kNoLane;
+    LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+    if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
+      mutex_.unlock();
       outbox.flush();
-      runtime.poll(outbox);
-      runtime.mutex_.lock();
+      poll(outbox);
+      mutex_.lock();
       continue;
     }
     if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT, "session '" + name() + "': its turn did not come in time"};
+      return {GPUSHARE_TIMED_OUT, "session '" + session.name() + "': its turn did not come in time"};
     if (NoWaitScope::active()) return would_wait();
-    if (lane != nullptr && lane->holder != nullptr && runtime.binds_lane(lane))
+    if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
       return {GPUSHARE_INVALID_STATE, base::format("session '%s' shares lane %u with the iteration that this "
                                                    "thread has open: it would wait for itself",
-                                                   name().c_str(), lane->id)};
+                                                   session.name().c_str(), lane->id)};
     // The one who waits for the device may as well be us.
-    if (lane != nullptr && lane->in_flight >= runtime.depth_ && !lane->reaping &&
-        (deadline.never() || runtime.virtual_time()))
-      runtime.reap(*lane, outbox);
+    if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
+        (deadline.never() || virtual_time()))
+      reap(*lane, outbox);
     else
-      runtime.wait(turn_came_, deadline, outbox);
+      wait(session.turn_came_, deadline, outbox);
   }
 }
 

@@ -27,10 +27,9 @@ base::Status work(const ChildTask& task) {
   GPUSHARE_ASSIGN_OR_RETURN(const auto device, device::Device::open(device_spec()));
   const uint64_t granule = device->info().mapping_granularity_bytes;
   const bool writes = task.what == "invert";
-  GPUSHARE_ASSIGN_OR_RETURN(
-      gpushare_backend_memory * memory,
-      device->phys_import(task.descriptor, task.bytes,
-                          writes ? GPUSHARE_ACCESS_READ_WRITE : GPUSHARE_ACCESS_READ));
+  GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory,
+                            device->phys_import(task.descriptor, task.bytes,
+                                                writes ? GPUSHARE_ACCESS_READ_WRITE : GPUSHARE_ACCESS_READ));
   const uint64_t offset = task.what == "read_last_granule" ? task.bytes - granule : 0;
   const uint64_t bytes = task.bytes - offset;
   GPUSHARE_ASSIGN_OR_RETURN(const device::Address address, device->va_reserve(bytes));

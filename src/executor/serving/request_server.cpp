@@ -125,15 +125,15 @@ class RequestServer::Impl {
   }
 
   // Calls done_ for each and forgets them. The lock is given up meanwhile.
-  void report(std::vector<RequestOutcome>& outcomes, base::MutexLock& lock) GPUSHARE_REQUIRES(mutex_) {
+  void report(std::vector<RequestOutcome>& outcomes) GPUSHARE_REQUIRES(mutex_) {
     if (outcomes.empty()) return;
     for (RequestOutcome& outcome : outcomes) {
       outcome.finished_ns = base::host_now_ns();
       outcome.deadline_ns = deadlines_.find(outcome.id)->second;
     }
-    lock.unlock();
+    mutex_.unlock();
     for (const RequestOutcome& outcome : outcomes) done_(outcome);
-    lock.lock();
+    mutex_.lock();
     for (const RequestOutcome& outcome : outcomes) deadlines_.erase(outcome.id);
     outcomes.clear();
     if (deadlines_.empty()) answered_.notify_all();
@@ -155,7 +155,7 @@ class RequestServer::Impl {
         work_.notify_one();
         poked_ = true;  // policies that plan ahead may have more
       }
-      report(outcomes, lock);
+      report(outcomes);
       if (ended_) return;
       if (poked_) continue;
       if (decision.wake_ns == kNever) {
@@ -214,7 +214,7 @@ class RequestServer::Impl {
         outcome.status = status.ok() ? GPUSHARE_OK : GPUSHARE_CALLBACK_FAILED;
         outcomes.push_back(outcome);
       }
-      report(outcomes, lock);
+      report(outcomes);
     }
   }
 

@@ -129,8 +129,8 @@ CTS_TEST("ipc: a copy into a read-only import is refused") {
   const auto stream = cts.stream();
   CHECK(cts.download(stream, import.address, shared.bytes) == shared.data);
   CHECK(is_call_error(stream.fill(import.address, 1, 16)));
-  CHECK(is_call_error(stream.copy(import.address, address_of(shared.data.data()), 16,
-                                  GPUSHARE_COPY_HOST_TO_DEVICE)));
+  CHECK(is_call_error(
+      stream.copy(import.address, address_of(shared.data.data()), 16, GPUSHARE_COPY_HOST_TO_DEVICE)));
   CHECK(is_call_error(stream.copy(import.address, shared.address, 16, GPUSHARE_COPY_DEVICE_TO_DEVICE)));
   CHECK(cts.download(stream, import.address, shared.bytes) == shared.data);
 }
