@@ -1,0 +1,32 @@
+# libtraining_cuda.so, or one line that says why not.
+find_program(GPUSHARE_NVCC nvcc HINTS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
+find_path(GPUSHARE_CUDNN_INCLUDE cudnn.h HINTS ENV CUDNN_HOME ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES include)
+find_path(GPUSHARE_CUBLAS_INCLUDE cublasLt.h HINTS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES include)
+foreach(library cublas cublasLt cudnn cudart_static)
+  find_library(GPUSHARE_LIB_${library} ${library} HINTS ENV CUDNN_HOME ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES lib64 lib)
+endforeach()
+foreach(part NVCC CUDNN_INCLUDE CUBLAS_INCLUDE LIB_cublas LIB_cublasLt LIB_cudnn LIB_cudart_static)
+  if(NOT GPUSHARE_${part})
+    message(STATUS "training_cuda: skipped, no ${part} (nvcc, cuBLAS and cuDNN are needed)")
+    return()
+  endif()
+endforeach()
+
+set(codes)
+foreach(architecture IN LISTS GPUSHARE_CUDA_ARCHITECTURES)
+  list(APPEND codes -gencode "arch=compute_${architecture},code=sm_${architecture}")
+  set(last ${architecture})
+endforeach()
+list(APPEND codes -gencode "arch=compute_${last},code=compute_${last}")
+separate_arguments(nvcc_flags UNIX_COMMAND "${GPUSHARE_NVCC_FLAGS}")
+set(kernels "${CMAKE_CURRENT_BINARY_DIR}/kernels.o")
+add_custom_command(OUTPUT "${kernels}"
+  COMMAND "${GPUSHARE_NVCC}" -std=c++17 ${nvcc_flags} ${codes} -Xcompiler -fPIC,-fvisibility=hidden
+          -c "${CMAKE_CURRENT_SOURCE_DIR}/kernels.cu" -o "${kernels}"
+  DEPENDS kernels.cu kernels.hpp COMMENT "Compiling CUDA kernels" VERBATIM)
+add_library(training_cuda SHARED cuda_math.cpp "${kernels}")
+target_link_libraries(training_cuda PRIVATE gpushare_options ${GPUSHARE_LIB_cublas} ${GPUSHARE_LIB_cublasLt}
+                      ${GPUSHARE_LIB_cudnn} ${GPUSHARE_LIB_cudart_static} Threads::Threads ${CMAKE_DL_LIBS} rt)
+target_include_directories(training_cuda SYSTEM PRIVATE "${GPUSHARE_CUBLAS_INCLUDE}" "${GPUSHARE_CUDNN_INCLUDE}")
+# cuDNN's plain calls are marked deprecated in favour of its graphs; they are what it needs here.
+target_compile_options(training_cuda PRIVATE -Wno-deprecated-declarations)
