@@ -1,0 +1,44 @@
+// image_reader.hpp: reads images from disk on a thread of its own, so that the server keeps turning turns.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "loader/image.hpp"
+
+namespace gpushare::daemon {
+
+class ImageReader {
+ public:
+  struct Done {
+    uint64_t worker = 0;
+    base::Result<std::shared_ptr<const loader::Image>> image;
+  };
+  // `on_done` is called from the thread whenever take() has something.
+  ImageReader(loader::ImageCache& cache, std::function<void()> on_done);
+  ~ImageReader();  // finishes the read it is at, forgets the rest
+
+  void read(uint64_t worker, std::string path);
+  std::vector<Done> take();
+
+ private:
+  void work();
+
+  loader::ImageCache& cache_;
+  const std::function<void()> on_done_;
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::deque<std::pair<uint64_t, std::string>> waiting_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<Done> done_ GPUSHARE_GUARDED_BY(mutex_);
+  bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace gpushare::daemon

@@ -1,0 +1,265 @@
+// What the server decides: who is attached to what, whose turn it is, which models are on the device.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "daemon/server.hpp"
+#include "loader/grouping.hpp"
+
+namespace gpushare::daemon {
+namespace {
+
+// Residency's answers here can only be OK; anything else is a bug of ours, which must not end the daemon.
+void expect(const base::Status& status, const char* what) {
+  if (!status.ok()) base::log(base::kError, status.with_context(std::string("daemon: ") + what).to_string());
+}
+
+}  // namespace
+
+base::Status Server::attach(Connection& c, const Request& request) {
+  if (c.state != State::kConnected)
+    return {GPUSHARE_INVALID_STATE, "this worker is attached already; a connection has one model"};
+  const uint64_t granule = device_->info().mapping_granularity_bytes;
+  if (request.scratch_bytes > capacity_bytes_)
+    return {GPUSHARE_EXCEEDS_CAPACITY, "scratch memory of " + base::format_bytes(request.scratch_bytes) +
+                                           " asked; the daemon has " + base::format_bytes(capacity_bytes_)};
+  c.name = request.name;
+  c.execute_ns = request.execute_ns;
+  c.scratch_bytes = (request.scratch_bytes + granule - 1) / granule * granule;
+  c.state = State::kReading;
+  reader_->read(c.id, request.path);
+  return {};
+}
+
+void Server::image_is_read(ImageReader::Done done) {
+  const auto found = connections_.find(done.worker);
+  if (found == connections_.end() || found->second->state != State::kReading) return;
+  Connection& c = *found->second;
+  c.state = State::kConnected;
+  base::Status status = done.image.status();
+  if (status.ok()) status = finish_attach(c, *std::move(done.image));
+  if (!status.ok()) reply(c, status);
+}
+
+base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::Image> image) {
+  if (image->bytes() == 0)
+    return {GPUSHARE_INVALID_ARGUMENT, "model " + image->name() + " has no bytes to load"};
+  GPUSHARE_ASSIGN_OR_RETURN(c.ends, plan(*image, c.execute_ns));
+  std::vector<TableLayer> table;
+  for (const loader::Layer& layer : image->layers())
+    table.push_back({layer.name, layer.offset_bytes, layer.bytes});
+  GPUSHARE_ASSIGN_OR_RETURN(const Descriptor layers, make_table_file(encode_layers(table)));
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Board> board, Board::create());
+
+  // Workers of one image share its region.
+  std::shared_ptr<Model> model;
+  for (const auto& [id, other] : models_)
+    if (other->image() == image) model = other;
+  if (model == nullptr)
+    model = std::make_shared<Model>(*device_, link_stream_, image, c.ends, next_id_++);
+  if (model->region_bytes() + c.scratch_bytes > capacity_bytes_) {
+    return {GPUSHARE_EXCEEDS_CAPACITY,
+            base::format("model %s of %s and scratch memory of %s do not fit into the daemon's %s",
+                         image->name().c_str(), base::format_bytes(model->region_bytes()).c_str(),
+                         base::format_bytes(c.scratch_bytes).c_str(), base::format_bytes(capacity_bytes_).c_str())};
+  }
+  if (!models_.contains(model->id())) {
+    GPUSHARE_RETURN_IF_ERROR(residency_->add(model->id(), model->region_bytes(), load_ns(*model)));
+    models_.emplace(model->id(), model);
+  }
+  c.model = std::move(model);
+  c.board = std::move(board);
+  c.state = State::kAttached;
+
+  Reply message = make_reply(c.sequence, {});
+  message.image_bytes = image->bytes();
+  message.region_bytes = c.model->region_bytes();
+  message.scratch_bytes = c.scratch_bytes;
+  message.worker = c.id;
+  message.layers = static_cast<uint32_t>(image->layers().size());
+  std::memcpy(message.device, worker_device_.c_str(), worker_device_.size());
+  message.descriptors = 2;
+  const int descriptors[] = {c.board->file(), layers.get()};
+  send(c, message, descriptors);
+  return {};
+}
+
+base::Result<std::vector<uint32_t>> Server::plan(const loader::Image& image, uint64_t execute_ns) const {
+  std::vector<loader::LayerCost> layers = loader::layer_costs(image, link_, {});
+  // What is known is the whole iteration: layers are taken to execute in proportion to their bytes.
+  double transmit_ms = 0;
+  for (const loader::LayerCost& layer : layers) transmit_ms += layer.transmit_ms;
+  const double ratio =
+      execute_ns == 0 || transmit_ms <= 0 ? 1.0 : static_cast<double>(execute_ns) / 1e6 / transmit_ms;
+  for (loader::LayerCost& layer : layers) layer.execute_ms = layer.transmit_ms * ratio;
+  loader::GroupingCosts costs;
+  costs.call_overhead_ms = link_.call_overhead_ms;
+  costs.group_overhead_ms = link_.group_overhead_ms;
+  GPUSHARE_ASSIGN_OR_RETURN(loader::Grouping grouping, loader::plan_groups(layers, costs));
+  return std::move(grouping.ends);
+}
+
+size_t Server::workers_of(const Model& model) const {
+  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second->model.get() == &model;
+  }));
+}
+
+uint64_t Server::load_ns(const Model& model) const {
+  if (link_.bytes_per_ms <= 0) return 0;
+  return static_cast<uint64_t>(static_cast<double>(model.region_bytes()) / link_.bytes_per_ms * 1e6);
+}
+
+bool Server::other_loading(const Model& model) const {
+  return std::any_of(models_.begin(), models_.end(), [&](const auto& entry) {
+    return entry.second.get() != &model && entry.second->state() == Model::State::kLoading;
+  });
+}
+
+void Server::give_turns() {
+  while (holder_ == nullptr && !waiting_.empty()) {
+    Connection& next = *waiting_.front();
+    // A load that is under way cannot be dropped to make room, and holds the link: it ends first.
+    const bool needs_room = next.model->state() == Model::State::kOff || next.scratch_bytes > 0;
+    if (needs_room && other_loading(*next.model)) break;
+    waiting_.pop_front();
+    next.state = State::kAttached;
+    const base::Status given = give_turn(next);
+    if (!given.ok()) reply(next, given);
+  }
+  const bool wanted = holder_ != nullptr && !waiting_.empty();
+  if (holder_ != nullptr) holder_->board->set_wanted(wanted);
+  if (!wanted) {
+    wanted_since_ns_ = 0;
+  } else if (wanted_since_ns_ == 0) {
+    wanted_since_ns_ = base::host_now_ns();
+  }
+}
+
+base::Status Server::give_turn(Connection& c) {
+  Model& model = *c.model;
+  if (model.state() == Model::State::kFailed) forget(model);
+  GPUSHARE_ASSIGN_OR_RETURN(const sched::Residency::Decision decision,
+                            residency_->request(model.id(), base::host_now_ns()));
+  for (const sched::ModelId id : decision.drops) {
+    models_.at(id)->drop();
+    ++counts_.drops;
+  }
+  if (decision.load) {
+    model.set_ends(c.ends);
+    const base::Status loading = model.load([this] { wake(); });
+    if (!loading.ok()) {
+      forget(model);
+      return loading;
+    }
+    ++counts_.loads;
+    expect(residency_->pin(model.id()), "pinning a load");
+  }
+  expect(residency_->pin(model.id()), "pinning a turn");
+  Descriptor scratch;
+  base::Result<Descriptor> region = model.share();
+  base::Status ready = region.status();
+  if (ready.ok() && c.scratch_bytes > 0) ready = make_scratch(c, &scratch);
+  if (!ready.ok()) {
+    expect(residency_->unpin(model.id()), "unpinning a turn");
+    return ready;
+  }
+  holder_ = &c;
+  wanted_since_ns_ = 0;
+  c.state = State::kTurn;
+  c.turn_began_ns = base::host_now_ns();
+  ++c.turns;
+  ++counts_.turns;
+  model.watch(c.board);
+
+  Reply message = make_reply(c.sequence, {});
+  message.image_bytes = model.image()->bytes();
+  message.region_bytes = model.region_bytes();
+  message.scratch_bytes = c.scratch_bytes;
+  message.worker = c.id;
+  message.arrived = model.arrived();
+  const int descriptors[] = {region->get(), scratch.get()};
+  message.descriptors = scratch ? 2 : 1;
+  send(c, message, std::span<const int>(descriptors, message.descriptors));
+  return {};
+}
+
+// The worker's own memory for this turn, counted like a model that cannot be dropped.
+base::Status Server::make_scratch(Connection& c, Descriptor* out_shared) {
+  const uint64_t id = next_id_++;
+  GPUSHARE_RETURN_IF_ERROR(residency_->add(id, c.scratch_bytes, 0));
+  const auto decision = residency_->request(id, base::host_now_ns());
+  base::Status status = decision.status();
+  if (status.ok()) {
+    for (const sched::ModelId dropped : decision->drops) {
+      models_.at(dropped)->drop();
+      ++counts_.drops;
+    }
+    const auto memory = device_->phys_create_shared(c.scratch_bytes);
+    status = memory.status();
+    if (status.ok()) {
+      const auto exported = device_->phys_export(*memory, GPUSHARE_ACCESS_READ_WRITE);
+      status = exported.status();
+      if (status.ok()) {
+        *out_shared = Descriptor(*exported);
+        c.scratch = *memory;
+        c.scratch_id = id;
+        expect(residency_->pin(id), "pinning scratch memory");
+        return {};
+      }
+      expect(device_->phys_release(*memory), "releasing scratch memory");
+    }
+  }
+  expect(residency_->remove(id), "forgetting scratch memory");
+  return status.with_context("scratch memory");
+}
+
+void Server::end_turn(Connection& c) {
+  holder_ = nullptr;
+  wanted_since_ns_ = 0;
+  c.state = State::kAttached;
+  c.turn_ns += base::host_now_ns() - c.turn_began_ns;
+  c.model->unwatch(c.board.get());
+  expect(residency_->unpin(c.model->id()), "unpinning a turn");
+  if (c.scratch != nullptr) {
+    expect(device_->phys_release(std::exchange(c.scratch, nullptr)), "releasing scratch memory");
+    expect(residency_->unpin(c.scratch_id), "unpinning scratch memory");
+    expect(residency_->remove(c.scratch_id), "forgetting scratch memory");
+  }
+  if (c.model->state() == Model::State::kFailed) forget(*c.model);
+}
+
+void Server::look_at_loads() {
+  std::vector<std::shared_ptr<Model>> loading;
+  for (const auto& [id, model] : models_)
+    if (model->state() == Model::State::kLoading) loading.push_back(model);
+  for (const std::shared_ptr<Model>& model : loading) {
+    model->poll();
+    if (model->state() == Model::State::kLoading) continue;
+    expect(residency_->unpin(model->id()), "unpinning a load");
+    if (model->state() == Model::State::kFailed) {
+      base::log(base::kWarning, "daemon: " + model->failure().to_string());
+      if (holder_ == nullptr || holder_->model != model) forget(*model);
+    }
+    if (workers_of(*model) == 0) retire(model);
+  }
+}
+
+// Off the device, and known as such.
+void Server::forget(Model& model) {
+  expect(residency_->remove(model.id()), "forgetting a model");
+  model.drop();
+  expect(residency_->add(model.id(), model.region_bytes(), load_ns(model)), "adding a model");
+}
+
+// Nobody is attached to it any more. One that is loading goes when it has loaded.
+void Server::retire(const std::shared_ptr<Model>& model) {
+  if (model->state() == Model::State::kLoading) return;
+  expect(residency_->remove(model->id()), "retiring a model");
+  models_.erase(model->id());
+}
+
+}  // namespace gpushare::daemon
