@@ -13,7 +13,7 @@ BatchTimeModel::BatchTimeModel(double c0_ns, double c1, double memory)
       published_c0_(c0_ns_),
       published_c1_(c1_) {}
 
-void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns) {
+void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns, double least_spread) {
   if (frozen_ || k == 0 || !(longest_ns > 0) || !(measured_ns > 0) || !std::isfinite(longest_ns) ||
       !std::isfinite(measured_ns))
     return;
@@ -25,7 +25,7 @@ void BatchTimeModel::observe(unsigned k, double longest_ns, double measured_ns) 
   xy_ = xy_ * keep_ + x * measured_ns;
   if (++seen_ < 8) return;
   const double spread = n_ * xx_ - x_ * x_;
-  if (spread > 1e-6 * n_ * xx_) {
+  if (spread > least_spread * n_ * xx_) {
     c1_ = std::max(0.0, (n_ * xy_ - x_ * y_) / spread);
     c0_ns_ = (y_ - c1_ * x_) / n_;
     if (c0_ns_ < 0) {  // through the origin

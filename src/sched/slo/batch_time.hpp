@@ -20,7 +20,9 @@ class BatchTimeModel {
   // Duration of a batch of `k` whose longest request takes `longest_ns` alone.
   double duration_ns(unsigned k, double longest_ns) const { return c0_ns_ + c1_ * k * longest_ns; }
   // A finished batch. Both stay >= 0; a measurement that is not a positive number is ignored.
-  void observe(unsigned k, double longest_ns, double measured_ns);
+  // Until the k * longest_ns seen have a relative variance of least_spread c0 and c1 keep their proportion:
+  // larger where longest_ns is an expectation, whose own small movements would pass for a slope.
+  void observe(unsigned k, double longest_ns, double measured_ns, double least_spread = 1e-6);
   // Keeps c0 and c1 as they are from now on.
   void freeze() { frozen_ = true; }
   // Raised when c0 or c1 moved by more than a part in a thousand since it was raised last.

@@ -80,6 +80,14 @@ struct ModelSpec {
                                     16};  // ascending; policies that fill partly use any size up to the last
 };
 
+// What a batcher has learned of an application of a model.
+struct Profile {
+  double c0_ns = 0, c1 = 0;
+  uint64_t samples = 0;  // durations in the window
+  uint64_t drifts = 0;   // times that the distribution was seen to shift, and the past forgotten
+  double mean_ns = 0, p50_ns = 0, p99_ns = 0;
+};
+
 enum class SizeOrder : uint32_t { kDescending = 0, kEarliestDeadline };
 
 struct BatcherOptions {
@@ -131,6 +139,12 @@ class Batcher {
   virtual void observe(uint32_t model, uint32_t application, uint64_t execution_ns) = 0;
   // Measured duration of a batch of k whose longest takes longest_ns alone.
   virtual void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) = 0;
+  // A finished batch as a whole: its members' applications, and what each took or would take alone where that
+  // is known (0 or an empty span: it is not; then the batch's duration tells, see Knowledge::observe_run).
+  virtual void observe_run(uint32_t model, std::span<const uint32_t> applications,
+                           std::span<const uint64_t> execution_ns, uint64_t device_ns) = 0;
+  // What is known. Errors: NOT_FOUND (no such model, an application never seen).
+  virtual base::Result<Profile> profile(uint32_t model, uint32_t application) = 0;
 
   // ---- what next
   // ------------------------------------------------------------------------------------------- in_flight:

@@ -163,6 +163,33 @@ void BatcherBase::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns,
   if (model < knowledge_.models()) knowledge_.observe_batch(model, k, longest_ns, device_ns);
 }
 
+void BatcherBase::observe_run(uint32_t model, std::span<const uint32_t> applications,
+                              std::span<const uint64_t> execution_ns, uint64_t device_ns) {
+  if (model < knowledge_.models()) knowledge_.observe_run(model, applications, execution_ns, device_ns);
+}
+
+base::Result<Profile> BatcherBase::profile(uint32_t model, uint32_t application) {
+  if (model >= knowledge_.models())
+    return base::Status(GPUSHARE_NOT_FOUND,
+                        base::format("no model %u, there are %zu", model, knowledge_.models()));
+  Knowledge::Model& of = knowledge_.model(model);
+  const auto at = of.index_of.find(application);
+  if (at == of.index_of.end())
+    return base::Status(GPUSHARE_NOT_FOUND,
+                        base::format("model %u has seen no request of application %u", model, application));
+  const Histogram& histogram = of.applications[at->second].histogram;
+  const Distribution durations = histogram.distribution(options_.bins);
+  Profile profile;
+  profile.c0_ns = of.time.c0_ns();
+  profile.c1 = of.time.c1();
+  profile.samples = histogram.count();
+  profile.drifts = histogram.drifts();
+  profile.mean_ns = durations.mean_ns();
+  profile.p50_ns = durations.quantile_ns(0.5);
+  profile.p99_ns = durations.quantile_ns(0.99);
+  return profile;
+}
+
 void BatcherBase::take_drops(std::vector<Drop>& out) {
   out.insert(out.end(), drops_.begin(), drops_.end());
   drops_.clear();

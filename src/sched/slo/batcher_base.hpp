@@ -28,6 +28,9 @@ class BatcherBase : public Batcher {
   void rejected(BatchId id, uint64_t now_ns) override;
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) override;
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) override;
+  void observe_run(uint32_t model, std::span<const uint32_t> applications,
+                   std::span<const uint64_t> execution_ns, uint64_t device_ns) override;
+  base::Result<Profile> profile(uint32_t model, uint32_t application) override;
   void take_drops(std::vector<Drop>& out) override;
   size_t pending() const override { return held_.size(); }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/slo/knowledge.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace gpushare::sched::slo {
@@ -9,7 +10,26 @@ namespace {
 // Distributions are computed anew after this many new durations or arrivals (the first 64 at once, so that a
 // start is quick).
 constexpr uint64_t kRefreshEvery = 64;
+constexpr size_t kLongestPoints = 64;         // of the integral for the expected longest
+constexpr double kInferredSpread = 0.05;      // see BatchTimeModel::observe
 constexpr double kShareKeep = 1 - 1.0 / 512;  // the mix remembers about 512 arrivals
+
+// E[max] of one draw of each: the integral of 1 - product of F.
+double expected_longest_ns(std::span<const Distribution* const> members) {
+  double low = 0, high = 0;
+  for (const Distribution* each : members) {
+    low = std::max(low, each->min_ns());
+    high = std::max(high, each->max_ns());
+  }
+  const double step = (high - low) / kLongestPoints;
+  double sum = 0;
+  for (size_t i = 0; i < kLongestPoints; ++i) {
+    double below = 1;
+    for (const Distribution* each : members) below *= each->cdf(low + (static_cast<double>(i) + 0.5) * step);
+    sum += 1 - below;
+  }
+  return low + sum * step;
+}
 
 }  // namespace
 
@@ -64,6 +84,70 @@ void Knowledge::observe(uint32_t model, uint32_t number, uint64_t execution_ns) 
 
 void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
   models_[model].time.observe(k, static_cast<double>(longest_ns), static_cast<double>(device_ns));
+}
+
+void Knowledge::observe_run(uint32_t model, std::span<const uint32_t> applications,
+                            std::span<const uint64_t> execution_ns, uint64_t device_ns) {
+  if (applications.empty() || device_ns == 0) return;
+  bool all = execution_ns.size() == applications.size();
+  uint64_t longest = 0;
+  for (size_t i = 0; i < applications.size() && i < execution_ns.size(); ++i) {
+    all = all && execution_ns[i] != 0;
+    if (execution_ns[i] == 0) continue;
+    observe(model, applications[i], execution_ns[i]);
+    longest = std::max(longest, execution_ns[i]);
+  }
+  if (all)
+    observe_batch(model, static_cast<uint32_t>(applications.size()), longest, device_ns);
+  else if (longest == 0)
+    infer_run(model, applications, static_cast<double>(device_ns));
+}
+
+void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications, double device_ns) {
+  refresh(model);
+  Model& of = models_[model];
+  const auto k = static_cast<uint32_t>(applications.size());
+  const bool known = !of.mix_alone.empty();
+  // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
+  // that larger batches gain nothing never tries one.
+  if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
+    of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 2);
+  members_.clear();
+  for (uint32_t each : applications)
+    members_.push_back(&of.applications[application(model, each)].alone);  // the mixture if it is new
+  if (known) of.time.observe(k, expected_longest_ns(members_), device_ns, kInferredSpread);
+  const double longest = (device_ns - of.time.c0_ns()) / (std::max(of.time.c1(), 1e-12) * k);
+  if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
+  if (k == 1 || !known) {
+    for (uint32_t each : applications) observe(model, each, static_cast<uint64_t>(longest));
+    return;
+  }
+  // P(member i is the longest | the longest took this) is in proportion to f_i / F_i there.
+  chances_.clear();
+  double total = 0;
+  for (const Distribution* each : members_) {
+    const double rise = each->cdf(longest * 1.02) - each->cdf(longest * 0.98);
+    chances_.push_back((rise + 1e-9) / (each->cdf(longest) + 1e-9));
+    total += chances_.back();
+  }
+  size_t who = 0;
+  for (double left = unit_random() * total; who + 1 < k && left >= chances_[who]; ++who)
+    left -= chances_[who];
+  for (size_t i = 0; i < k; ++i) {
+    const double below = members_[i]->cdf(longest);
+    const double took =
+        i == who || below <= 0 ? longest : std::min(longest, members_[i]->quantile_ns(unit_random() * below));
+    chances_[i] = std::max(took, 1.0);
+  }
+  // Not before all are drawn: recording may refresh what members_ points to.
+  for (size_t i = 0; i < k; ++i) observe(model, applications[i], static_cast<uint64_t>(chances_[i]));
+}
+
+double Knowledge::unit_random() {
+  random_ ^= random_ << 13;
+  random_ ^= random_ >> 7;
+  random_ ^= random_ << 17;
+  return (static_cast<double>(random_ >> 12) + 0.5) * 0x1p-52;
 }
 
 bool Knowledge::refresh(uint32_t model) {

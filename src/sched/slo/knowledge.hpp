@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "base/flat_hash.hpp"
@@ -57,12 +58,25 @@ class Knowledge {
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
+  // A finished batch; see Batcher::observe_run. Where its members' times alone are not told they are inferred
+  // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k); which
+  // one that was is drawn in proportion to its chance, and the others from their distributions below it
+  // (stochastic EM). c0 and c1 are fitted to the expected longest. Scaling all times up and c1 down by as
+  // much changes nothing that can be measured, so c1 and the times then mean something together only.
+  void observe_run(uint32_t model, std::span<const uint32_t> applications,
+                   std::span<const uint64_t> execution_ns, uint64_t device_ns);
   // Recomputes the distributions if enough has changed; true if it did.
   bool refresh(uint32_t model);
 
  private:
+  void infer_run(uint32_t model, std::span<const uint32_t> applications, double device_ns);
+  double unit_random();  // in (0, 1)
+
   BatcherOptions options_;
   std::deque<Model> models_;
+  uint64_t random_ = 0x9e3779b97f4a7c15u;
+  std::vector<const Distribution*> members_;  // scratch of infer_run
+  std::vector<double> chances_;
 };
 
 }  // namespace gpushare::sched::slo

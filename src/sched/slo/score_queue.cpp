@@ -282,6 +282,7 @@ std::unique_ptr<ScoreQueue> make_score_queue(ScoreBackend backend) {
       return std::make_unique<PointScores>(PointBackend::kKinetic);
     case ScoreBackend::kHull:
       return std::make_unique<PointScores>(PointBackend::kHull);
+    case ScoreBackend::kAutomatic:
     case ScoreBackend::kSlackIndex:
       break;
   }

@@ -28,7 +28,7 @@
 
 namespace gpushare::sched::slo {
 
-enum class ScoreBackend : uint32_t { kSlackIndex = 0, kAutomaticPoints, kScan, kKinetic, kHull };
+enum class ScoreBackend : uint32_t { kAutomatic = 0, kSlackIndex, kScan, kKinetic, kHull, kAutomaticPoints };
 
 class ScoreQueue {
  public:
@@ -55,6 +55,6 @@ class ScoreQueue {
   size_t pop(uint64_t now_ns, size_t count, std::vector<uint64_t>& out);
 };
 
-std::unique_ptr<ScoreQueue> make_score_queue(ScoreBackend backend = ScoreBackend::kSlackIndex);
+std::unique_ptr<ScoreQueue> make_score_queue(ScoreBackend backend = ScoreBackend::kAutomatic);
 
 }  // namespace gpushare::sched::slo

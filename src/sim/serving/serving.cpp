@@ -121,13 +121,19 @@ class Run {
     last_end_ns_ = end_ns_;
     ++result_.batches;
     ++result_.batch_sizes[current_.requests.size()];
+    applications_.clear();
     for (uint64_t id : current_.requests) {
       ++answered_[id];
       (end_ns_ <= deadline_ns(id) ? result_.finished_in_time : result_.finished_late) += 1;
       latencies_.push_back(end_ns_ - requests_[id].arrival_ns);
-      if (options_.profile) batcher_.observe(0, requests_[id].application, requests_[id].execution_ns);
+      applications_.push_back(requests_[id].application);
+      if (options_.profile && !options_.infer)
+        batcher_.observe(0, requests_[id].application, requests_[id].execution_ns);
     }
-    batcher_.observe_batch(0, static_cast<uint32_t>(current_.requests.size()), longest_ns_, took);
+    if (options_.infer)
+      batcher_.observe_run(0, applications_, {}, took);
+    else
+      batcher_.observe_batch(0, static_cast<uint32_t>(current_.requests.size()), longest_ns_, took);
     batcher_.finished(current_.id, took, now_ns_);
   }
   void ask() {
@@ -184,6 +190,7 @@ class Run {
   std::vector<uint32_t> answered_;
   std::vector<uint64_t> latencies_;
   std::vector<Drop> drops_;
+  std::vector<uint32_t> applications_;  // of the batch that finished
   std::deque<Batch> waiting_;
   Batch current_;
   bool running_ = false;
@@ -200,8 +207,10 @@ base::Result<ServingResult> serve(const std::vector<TimedRequest>& requests, std
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             sched::slo::make_batcher(policy, options.batcher));
   sched::slo::ModelSpec model;
-  model.c0_ns = options.c0_ns;
-  model.c1 = options.c1;
+  if (options.told_batch_time) {
+    model.c0_ns = options.c0_ns;
+    model.c1 = options.c1;
+  }
   model.batch_sizes = options.batch_sizes;
   const base::Result<uint32_t> added = batcher->add_model(model);
   if (!added.ok()) return added.status();

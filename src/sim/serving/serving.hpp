@@ -24,6 +24,8 @@ struct ServingOptions {
       256;  // execution times told to the batcher beforehand for each application: its offline profile
   size_t warm_from = 0;  // the offline profile sees only the first so many requests; 0 = all
   bool profile = true;   // tell the execution time of each finished request (the online profiler)
+  bool infer = false;    // instead tell the duration of each batch alone: what its members took is inferred
+  bool told_batch_time = true;  // the batcher starts from c0 and c1; otherwise from 0 and 1
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
   sched::slo::BatcherOptions batcher;

@@ -267,3 +267,26 @@ TEST_CASE("the public request trace, or a small one like it") {
   REQUIRE(ours.ok());
   CHECK(ours->finish_rate > serve(requests, "edf", options)->finish_rate);
 }
+
+TEST_CASE("told nothing, a batcher learns what requests take from the durations of batches") {
+  for (const char* name : {"modes:1", "modes:3", "modes:8"}) {
+    const SyntheticSpec spec = *parse_synthetic(name);
+    const double mean = mean_execution_ns(spec);
+    for (const double load : {0.5, 2.0, 4.0}) {
+      double told = 0, learned = 0;
+      for (uint64_t seed = 1; seed <= 3; ++seed) {
+        const auto requests = draw(spec, {.requests = 5000, .rate_per_s = load / (mean / 1e9), .seed = seed});
+        ServingOptions options;
+        options.c0_ns = 0.9 * mean;
+        options.c1 = 0.1;
+        told += serve(requests, "gpushare", options)->finish_rate / 3;
+        options.warm_samples = 0;
+        options.infer = true;
+        options.told_batch_time = false;
+        learned += serve(requests, "gpushare", options)->finish_rate / 3;
+      }
+      INFO(name << " at load " << load << ": told " << told << ", learned " << learned);
+      CHECK(learned > told - 0.06);
+    }
+  }
+}
