@@ -34,10 +34,15 @@ GPUSHARE_V1_SIZE(gpushare_block_info, reserved);
 GPUSHARE_V1_SIZE(gpushare_heap_params, alignment_bytes);
 GPUSHARE_V1_SIZE(gpushare_heap_info, high_water_bytes);
 GPUSHARE_V1_SIZE(gpushare_backend_work, reserved);
-GPUSHARE_V1_SIZE(gpushare_batcher_params, max_defer_ns);
+GPUSHARE_V1_SIZE(gpushare_batcher_params, nexus_overhead_ns);
 GPUSHARE_V1_SIZE(gpushare_batcher_model, c1);
-GPUSHARE_V1_SIZE(gpushare_request, cost);
+GPUSHARE_V1_SIZE(gpushare_request, later_step_count);
 GPUSHARE_V1_SIZE(gpushare_batch, wake_ns);
+GPUSHARE_V1_SIZE(gpushare_profile, p99_ns);
+GPUSHARE_V1_SIZE(gpushare_request_queue_info, decision_ns);
+GPUSHARE_V1_SIZE(gpushare_histogram_params, window);
+GPUSHARE_V1_SIZE(gpushare_histogram_info, max_ns);
+GPUSHARE_V1_SIZE(gpushare_score_class, steps);
 #undef GPUSHARE_V1_SIZE
 
 // A size above this is an uninitialised struct rather than a future one.

@@ -4,23 +4,24 @@
 
 #include <algorithm>
 #include <deque>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/handles.hpp"
+#include "c_api/serving.hpp"
 #include "c_api/tags.hpp"
 #include "gpushare/gpushare.h"
 
 using namespace gpushare;
-using sched::slo::DropReason;
 
 namespace gpushare::capi {
 
 struct BatcherObject {
   std::unique_ptr<sched::slo::Batcher> batcher;
   uint32_t largest_batch = 1;  // of all models
+  uint32_t models = 0;
   std::deque<sched::slo::Drop> drops;
   std::vector<sched::slo::Drop> taken;  // scratch
 };
@@ -28,11 +29,6 @@ struct BatcherObject {
 }  // namespace gpushare::capi
 
 namespace {
-
-static_assert(GPUSHARE_DROP_EXPIRED == static_cast<int>(DropReason::kExpired));
-static_assert(GPUSHARE_DROP_HOPELESS == static_cast<int>(DropReason::kHopeless));
-static_assert(GPUSHARE_DROP_REJECTED == static_cast<int>(DropReason::kRejected));
-static_assert(GPUSHARE_DROP_CANCELLED == static_cast<int>(DropReason::kCancelled));
 
 // Runs `body` on the batcher behind the handle.
 template <class F>
@@ -53,13 +49,9 @@ int32_t gpushare_batcher_create(const gpushare_batcher_params* params, gpushare_
     if (out_batcher == nullptr) return capi::null_argument("out_batcher");
     gpushare_batcher_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
-    sched::slo::BatcherOptions options;
-    if (read.max_pending != 0) options.max_pending = read.max_pending;
-    options.max_defer_ms = static_cast<double>(read.max_defer_ns) / 1e6;
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::BatcherOptions options, capi::batcher_options(read));
     auto object = std::make_shared<capi::BatcherObject>();
-    GPUSHARE_ASSIGN_OR_RETURN(
-        object->batcher,
-        sched::slo::make_batcher(read.policy == nullptr ? "gpushare" : read.policy, options));
+    GPUSHARE_ASSIGN_OR_RETURN(object->batcher, sched::slo::make_batcher(capi::policy_name(read), options));
     void* handle = capi::BatcherHandles::instance().add(std::move(object));
     if (handle == nullptr) return capi::too_many_handles("batchers");
     *out_batcher = static_cast<gpushare_batcher>(handle);
@@ -77,20 +69,10 @@ int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batc
                                    uint32_t* out_model) {
   return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (out_model == nullptr) return capi::null_argument("out_model");
-    gpushare_batcher_model read;
-    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("model", model, &read));
-    sched::slo::ModelSpec spec;
-    spec.c0_ns = static_cast<double>(read.c0_ns);
-    spec.c1 = read.c1;
-    if (read.batch_size_count != 0) {
-      if (read.batch_sizes == nullptr) return capi::null_argument("model->batch_sizes");
-      if (read.batch_size_count > 4096)
-        return {GPUSHARE_INVALID_ARGUMENT,
-                base::format("batch_size_count is %u, allowed are up to 4096", read.batch_size_count)};
-      spec.batch_sizes.assign(read.batch_sizes, read.batch_sizes + read.batch_size_count);
-    }
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::ModelSpec spec, capi::model_spec(model));
     GPUSHARE_ASSIGN_OR_RETURN(const uint32_t added, object.batcher->add_model(spec));
     object.largest_batch = std::max(object.largest_batch, spec.batch_sizes.back());
+    object.models = added + 1;
     *out_model = added;
     return {};
   });
@@ -98,15 +80,7 @@ int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batc
 
 int32_t gpushare_batcher_arrive(gpushare_batcher batcher, const gpushare_request* request, uint64_t now_ns) {
   return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
-    gpushare_request read;
-    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("request", request, &read));
-    sched::slo::Request r;
-    r.id = read.id;
-    r.model = read.model;
-    r.application = read.application;
-    r.arrival_ns = read.arrival_ns;
-    r.deadline_ns = read.deadline_ns;
-    r.cost = read.cost;
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Request r, capi::request(request));
     return object.batcher->arrive(r, now_ns);
   });
 }
@@ -181,6 +155,30 @@ int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model,
   return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->observe_batch(model, k, longest_ns, device_ns);
     return {};
+  });
+}
+
+int32_t gpushare_batcher_observe_run(gpushare_batcher batcher, uint32_t model, const uint32_t* applications,
+                                     const uint64_t* execution_ns, uint64_t count, uint64_t device_ns) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (applications == nullptr) return capi::null_argument("applications");
+    if (count == 0 || count > 4096)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("count is %llu, allowed are 1 to 4096", static_cast<unsigned long long>(count))};
+    if (model >= object.models)
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("model %u of %u", model, object.models)};
+    const std::span<const uint64_t> known =
+        execution_ns == nullptr ? std::span<const uint64_t>() : std::span(execution_ns, count);
+    object.batcher->observe_run(model, std::span(applications, count), known, device_ns);
+    return {};
+  });
+}
+
+int32_t gpushare_batcher_get_profile(gpushare_batcher batcher, uint32_t model, uint32_t application,
+                                     gpushare_profile* out_profile) {
+  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Profile profile, object.batcher->profile(model, application));
+    return capi::write_profile(profile, out_profile);
   });
 }
 

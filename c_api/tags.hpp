@@ -12,10 +12,15 @@
 namespace gpushare::memory {
 class Heap;
 }
+namespace gpushare::sched::slo {
+class Histogram;
+class ScoreQueue;
+}  // namespace gpushare::sched::slo
 
 namespace gpushare::capi {
 
-struct BatcherObject;  // batcher.cpp
+struct BatcherObject;       // batcher.cpp
+struct RequestQueueObject;  // request_queue.cpp
 
 // An iteration as the ABI shows it: from its begin to its end. The executor uses one Iteration object a
 // session again and again; this one is new each time, so that a stale handle is stale.
@@ -34,6 +39,9 @@ using StreamHandles = HandleTable<executor::Stream, 4>;
 using TicketHandles = HandleTable<executor::Ticket, 5>;
 using HeapHandles = HandleTable<memory::Heap, 6>;
 using BatcherHandles = HandleTable<BatcherObject, 7>;
+using RequestQueueHandles = HandleTable<RequestQueueObject, 8>;
+using HistogramHandles = HandleTable<sched::slo::Histogram, 9>;
+using ScoreQueueHandles = HandleTable<sched::slo::ScoreQueue, 10>;
 
 inline IterationObject::~IterationObject() {
   if (void* handle = stream.load()) StreamHandles::instance().remove(handle);

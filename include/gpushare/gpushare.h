@@ -22,7 +22,7 @@
  *   never clears it. Failures of asynchronous work are reported by the iteration, ticket or session they belong
  *   to.
  * Process.  The library never aborts, exits, or installs signal handlers, and starts threads only inside a
- *   runtime.
+ *   runtime or a request queue.
  * Units.  Sizes are bytes, times nanoseconds; the name says so.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -54,7 +54,6 @@ typedef struct gpushare_iteration_s* gpushare_iteration; /* one mini-batch, betw
 typedef struct gpushare_stream_s* gpushare_stream;       /* an in-order queue of device work */
 typedef struct gpushare_ticket_s* gpushare_ticket;       /* the outcome of a submitted iteration */
 typedef struct gpushare_heap_s* gpushare_heap;           /* a block heap over offsets, without a device */
-typedef struct gpushare_batcher_s* gpushare_batcher;     /* deadline-aware batching, decisions only */
 
 #define GPUSHARE_NO_TIMEOUT UINT64_MAX /* wait for ever */
 
@@ -554,110 +553,10 @@ GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lo
                                               const uint64_t* size_bytes, uint64_t alignment_bytes,
                                               uint64_t* out_offsets, uint64_t* out_arena_bytes);
 
-/* ---- deadline-aware batching ---- */
-
-/* Requests with deadlines go in, batches come out. A batcher decides and does nothing else: it has no thread
- * and reads no clock, the caller runs the batches and tells what happened. Times are nanoseconds on any one
- * clock. Threads: the caller orders calls on one batcher. Nothing here blocks. Every request that
- * gpushare_batcher_arrive accepted is answered once: in a batch, or by gpushare_batcher_take_drops. */
-typedef struct gpushare_batcher_params {
-  uint32_t struct_size;
-  uint32_t reserved;
-  const char*
-      policy; /* null = "gpushare"; or fifo, edf, clipper, clipper-aimd, nexus, clockwork, maxdelay, orloj */
-  uint64_t max_pending;  /* requests held at most; 0 = 100,000 */
-  uint64_t max_defer_ns; /* gpushare: how long an unfilled batch may wait for company; 0 = not at all */
-} gpushare_batcher_params;
-#define GPUSHARE_BATCHER_PARAMS_INIT \
-  { sizeof(gpushare_batcher_params), 0, 0, 0, 0 }
-/* Errors: NOT_FOUND (no such policy; the message lists them), INVALID_ARGUMENT. */
-GPUSHARE_API int32_t gpushare_batcher_create(const gpushare_batcher_params* params,
-                                             gpushare_batcher* out_batcher);
-GPUSHARE_API int32_t gpushare_batcher_release(gpushare_batcher batcher);
-
-/* A model: a batch of k whose longest request takes l alone takes c0 + c1 k l; both are refined from
- * gpushare_batcher_observe_batch. */
-typedef struct gpushare_batcher_model {
-  uint32_t struct_size;
-  uint32_t batch_size_count;   /* 0: sizes 1, 2, 4, 8, 16 */
-  const uint32_t* batch_sizes; /* prepared sizes, ascending from 1 to 4096; read during the call only */
-  uint64_t c0_ns;
-  double c1; /* > 0 */
-} gpushare_batcher_model;
-#define GPUSHARE_BATCHER_MODEL_INIT \
-  { sizeof(gpushare_batcher_model), 0, 0, 0, 1.0 }
-/* Models are numbered from 0. Errors: INVALID_ARGUMENT (the message names the number). */
-GPUSHARE_API int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batcher_model* model,
-                                                uint32_t* out_model);
-
-typedef struct gpushare_request {
-  uint32_t struct_size;
-  uint32_t model;
-  uint64_t id;          /* unique among the requests held */
-  uint32_t application; /* requests of one application share a distribution of execution times; any number */
-  uint32_t reserved;
-  uint64_t arrival_ns;
-  uint64_t deadline_ns;
-  double cost; /* of missing the deadline, > 0 */
-} gpushare_request;
-#define GPUSHARE_REQUEST_INIT \
-  { sizeof(gpushare_request), 0, 0, 0, 0, 0, 0, 1.0 }
-/* Errors, nothing being held then: QUEUE_FULL (back-pressure), TIMED_OUT (it cannot finish in time; the
- * message has the numbers), ALREADY_EXISTS (the id is held), INVALID_ARGUMENT. */
-GPUSHARE_API int32_t gpushare_batcher_arrive(gpushare_batcher batcher, const gpushare_request* request,
-                                             uint64_t now_ns);
-/* The caller gave up; a drop follows. Errors: NOT_FOUND (not held, or in a batch already). */
-GPUSHARE_API int32_t gpushare_batcher_cancel(gpushare_batcher batcher, uint64_t id, uint64_t now_ns);
-
-typedef struct gpushare_batch {
-  uint32_t struct_size;
-  uint32_t model;
-  uint64_t id;
-  uint64_t count;
-  uint64_t expected_ns;     /* how long the policy thinks it takes */
-  uint64_t not_before_ns;   /* start no earlier; 0 = at once */
-  uint64_t latest_start_ns; /* past it do not start, call gpushare_batcher_rejected; UINT64_MAX = any time */
-  uint64_t wake_ns;         /* with NOT_READY: ask again then if nothing happens before; UINT64_MAX = never */
-} gpushare_batch;
-#define GPUSHARE_BATCH_INIT \
-  { sizeof(gpushare_batch), 0, 0, 0, 0, 0, 0, 0 }
-/* What to run next; in_flight is the number of batches handed out and neither finished nor rejected (most
- * policies answer at 0 only). The ids go to out_ids, which has room for `capacity`, at least the largest
- * batch size of any model. Errors: NOT_READY (nothing to run now; out_batch->wake_ns is set),
- * INVALID_ARGUMENT (capacity; nothing changed). */
-GPUSHARE_API int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t now_ns, uint32_t in_flight,
-                                           gpushare_batch* out_batch, uint64_t* out_ids, uint64_t capacity);
-/* A batch began; it ended after device_ns; it was not started. Unknown ids are ignored. */
-GPUSHARE_API int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
-GPUSHARE_API int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id,
-                                               uint64_t device_ns, uint64_t now_ns);
-GPUSHARE_API int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
-/* What a request of this application took, or would take, alone: the profile that decisions rest on. */
-GPUSHARE_API int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint32_t application,
-                                              uint64_t execution_ns);
-/* What a batch of k took whose longest takes longest_ns alone. */
-GPUSHARE_API int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model, uint32_t k,
-                                                    uint64_t longest_ns, uint64_t device_ns);
-
-enum {
-  GPUSHARE_DROP_EXPIRED = 0,  /* its deadline passed while it waited */
-  GPUSHARE_DROP_HOPELESS = 1, /* it could not have finished in time any more */
-  GPUSHARE_DROP_REJECTED = 2, /* its batch was rejected */
-  GPUSHARE_DROP_CANCELLED = 4
-};
-typedef struct gpushare_drop {
-  uint64_t id;
-  uint32_t reason; /* GPUSHARE_DROP_* */
-  uint32_t reserved;
-} gpushare_drop;
-/* Moves up to `capacity` drops to out_drops, oldest first; the rest stays. Call it after every other call. */
-GPUSHARE_API int32_t gpushare_batcher_take_drops(gpushare_batcher batcher, gpushare_drop* out_drops,
-                                                 uint64_t capacity, uint64_t* out_count);
-/* Requests held, not yet in a batch. */
-GPUSHARE_API int32_t gpushare_batcher_get_pending(gpushare_batcher batcher, uint64_t* out_pending);
-
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+#include "gpushare/serving.h"
 
 #endif /* GPUSHARE_GPUSHARE_H_ */

@@ -586,99 +586,6 @@ class Heap {
   detail::Handle<gpushare_heap, gpushare_heap_release> handle_;
 };
 
-// Deadline-aware batching, decisions only; see gpushare_batcher_* for what each call means. Move-only; the
-// caller orders calls.
-class Batcher {
- public:
-  struct Batch {
-    gpushare_batch info;
-    std::vector<uint64_t> ids;
-  };
-  // null: "gpushare". max_pending 0: 100,000.
-  explicit Batcher(const char* policy = nullptr, uint64_t max_pending = 0, uint64_t max_defer_ns = 0) {
-    gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
-    params.policy = policy;
-    params.max_pending = max_pending;
-    params.max_defer_ns = max_defer_ns;
-    gpushare_batcher out = nullptr;
-    check(gpushare_batcher_create(&params, &out));
-    handle_ = detail::Handle<gpushare_batcher, gpushare_batcher_release>(out);
-  }
-  uint32_t add_model(uint64_t c0_ns, double c1, const std::vector<uint32_t>& batch_sizes = {}) {
-    gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
-    model.c0_ns = c0_ns;
-    model.c1 = c1;
-    model.batch_sizes = batch_sizes.data();
-    model.batch_size_count = static_cast<uint32_t>(batch_sizes.size());
-    uint32_t out = 0;
-    check(gpushare_batcher_add_model(handle_.get(), &model, &out));
-    const uint32_t largest = batch_sizes.empty() ? 16 : batch_sizes.back();
-    if (ids_.size() < largest) ids_.resize(largest);
-    return out;
-  }
-  // False: back-pressure (QUEUE_FULL) or too late to finish (TIMED_OUT); the thread's last error says which.
-  bool arrive(const gpushare_request& request, uint64_t now_ns) {
-    const int32_t status = gpushare_batcher_arrive(handle_.get(), &request, now_ns);
-    if (status == GPUSHARE_QUEUE_FULL || status == GPUSHARE_TIMED_OUT) return false;
-    check(status);
-    return true;
-  }
-  // False if it was not waiting.
-  bool cancel(uint64_t id, uint64_t now_ns) {
-    const int32_t status = gpushare_batcher_cancel(handle_.get(), id, now_ns);
-    if (status == GPUSHARE_NOT_FOUND) return false;
-    check(status);
-    return true;
-  }
-  // Empty when nothing is to run now; *wake_ns then says when to ask again.
-  std::optional<Batch> next(uint64_t now_ns, uint32_t in_flight, uint64_t* wake_ns = nullptr) {
-    Batch batch{GPUSHARE_BATCH_INIT, {}};
-    if (ids_.empty()) ids_.resize(1);
-    const int32_t status =
-        gpushare_batcher_next(handle_.get(), now_ns, in_flight, &batch.info, ids_.data(), ids_.size());
-    if (wake_ns != nullptr) *wake_ns = batch.info.wake_ns;
-    if (status == GPUSHARE_NOT_READY) return std::nullopt;
-    check(status);
-    batch.ids.assign(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(batch.info.count));
-    return batch;
-  }
-  void started(uint64_t batch_id, uint64_t now_ns) {
-    check(gpushare_batcher_started(handle_.get(), batch_id, now_ns));
-  }
-  void finished(uint64_t batch_id, uint64_t device_ns, uint64_t now_ns) {
-    check(gpushare_batcher_finished(handle_.get(), batch_id, device_ns, now_ns));
-  }
-  void rejected(uint64_t batch_id, uint64_t now_ns) {
-    check(gpushare_batcher_rejected(handle_.get(), batch_id, now_ns));
-  }
-  void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
-    check(gpushare_batcher_observe(handle_.get(), model, application, execution_ns));
-  }
-  void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
-    check(gpushare_batcher_observe_batch(handle_.get(), model, k, longest_ns, device_ns));
-  }
-  // All drops since the last call.
-  std::vector<gpushare_drop> take_drops() {
-    std::vector<gpushare_drop> out;
-    gpushare_drop some[64];
-    uint64_t count = 0;
-    do {
-      check(gpushare_batcher_take_drops(handle_.get(), some, 64, &count));
-      out.insert(out.end(), some, some + count);
-    } while (count == 64);
-    return out;
-  }
-  uint64_t pending() const {
-    uint64_t out = 0;
-    check(gpushare_batcher_get_pending(handle_.get(), &out));
-    return out;
-  }
-
- private:
-  detail::Handle<gpushare_batcher, gpushare_batcher_release> handle_;
-  std::vector<uint64_t> ids_;
-};
-
 // The devices of this machine, unusable ones included (their `status` and `reason` say why).
 inline std::vector<gpushare_device_info> devices() {
   uint32_t count = 0;
@@ -693,5 +600,7 @@ inline std::vector<gpushare_device_info> devices() {
 }
 
 }  // namespace gpushare
+
+#include "gpushare/serving.hpp"
 
 #endif  // GPUSHARE_GPUSHARE_HPP_

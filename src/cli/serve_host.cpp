@@ -47,9 +47,10 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
                      &server_options.batcher.nexus_overhead_ms})
     *ms *= time_scale;
   server_options.batcher.delay_rate_per_ms /= time_scale;
-  server_options.model.c0_ns = options.c0_ns * time_scale;
-  server_options.model.c1 = options.c1;
-  server_options.model.batch_sizes = options.batch_sizes;
+  sched::slo::ModelSpec model;
+  model.c0_ns = options.c0_ns * time_scale;
+  model.c1 = options.c1;
+  model.batch_sizes = options.batch_sizes;
 
   sim::ServingResult result;
   result.requests = requests.size();
@@ -63,9 +64,8 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
   const uint64_t start_ns = base::host_now_ns() + 20'000'000;
   for (size_t i = 0; i < requests.size(); ++i)
     arrivals[i] = start_ns + scaled(static_cast<double>(requests[i].arrival_ns));
-  RequestServer* observer = nullptr;
 
-  const auto run = [&](const Batch& batch) {
+  const auto run = [&](const Batch& batch, executor::BatchReport& report) {
     uint64_t longest = 0;
     for (uint64_t id : batch.requests) longest = std::max(longest, requests[id].execution_ns);
     const uint64_t begin = base::host_now_ns();
@@ -79,11 +79,9 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
     const uint64_t end = base::host_now_ns();
     busy_ns += end - begin;
     last_end_ns = end;
-    for (uint64_t id : batch.requests)
-      observer->observe(0, requests[id].application,
-                        std::max<uint64_t>(1, scaled(static_cast<double>(requests[id].execution_ns))));
-    observer->observe_batch(0, static_cast<uint32_t>(batch.requests.size()),
-                            scaled(static_cast<double>(longest)), end - begin);
+    for (size_t i = 0; i < batch.requests.size(); ++i)
+      report.execution_ns[i] =
+          std::max<uint64_t>(1, scaled(static_cast<double>(requests[batch.requests[i]].execution_ns)));
     const std::lock_guard lock(mutex);
     ++result.batches;
     ++result.batch_sizes[batch.requests.size()];
@@ -99,9 +97,9 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
     (outcome.finished_ns <= outcome.deadline_ns ? result.finished_in_time : result.finished_late) += 1;
     latencies.push_back(outcome.finished_ns - arrivals[outcome.id]);
   };
-  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<RequestServer> server,
-                            RequestServer::start(server_options, run, done));
-  observer = server.get();
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<RequestServer> server, RequestServer::start(server_options));
+  const base::Result<uint32_t> added = server->add_model(model, run);
+  if (!added.ok()) return added.status();
   std::map<uint32_t, std::vector<uint64_t>> by_application;
   for (const sim::TimedRequest& request : requests)
     by_application[request.application].push_back(request.execution_ns);
@@ -125,7 +123,7 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
             requests[i].slo_ns != 0 ? static_cast<double>(requests[i].slo_ns) : options.slo_x_p99 * p99;
         request.deadline_ns = arrivals[i] + scaled(slo);
         request.execution_ns = scaled(static_cast<double>(requests[i].execution_ns));
-        const base::Status status = server->submit(request);
+        const base::Status status = server->submit(request, done);
         if (status.ok()) continue;
         ++answered[i];
         const std::lock_guard lock(mutex);
@@ -134,12 +132,13 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
       }
     });
   for (std::thread& producer : producers) producer.join();
-  server->drain();
-  result.decisions = server->decisions();
+  GPUSHARE_RETURN_IF_ERROR(server->drain());
+  const executor::RequestServerStats stats = server->stats();
+  result.decisions = stats.decisions;
+  result.most_pending = stats.most_held;
   if (result.decisions > 0)
-    result.decision_us =
-        static_cast<double>(server->decision_ns()) / 1e3 / static_cast<double>(result.decisions);
-  server->stop();
+    result.decision_us = static_cast<double>(stats.decision_ns) / 1e3 / static_cast<double>(result.decisions);
+  GPUSHARE_RETURN_IF_ERROR(server->stop());
   for (size_t i = 0; i < answered.size(); ++i)
     if (answered[i] != 1)
       return base::Status(GPUSHARE_INTERNAL,

@@ -55,8 +55,8 @@ base::Result<Listener> Listener::open(const std::string& path) {
   if (!listener.lock_) return system_error(GPUSHARE_IO_ERROR, "cannot open the lock file " + lock_path);
   if (flock(listener.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (!would_block(errno)) return system_error(GPUSHARE_IO_ERROR, "cannot lock " + lock_path);
-    return base::Status(GPUSHARE_ALREADY_EXISTS, "a daemon serves " + path +
-                                                     " already; stop it (SIGTERM), or choose another socket");
+    return base::Status(GPUSHARE_ALREADY_EXISTS,
+                        "a daemon serves " + path + " already; stop it (SIGTERM), or choose another socket");
   }
   // The lock is ours, so a socket here is what a dead daemon left.
   struct stat there {};
@@ -73,7 +73,8 @@ base::Result<Listener> Listener::open(const std::string& path) {
       bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
     return system_error(GPUSHARE_IO_ERROR, "cannot bind " + path);
   listener.path_ = path;  // from here on it is ours to remove
-  if (listen(listener.socket_.get(), 64) != 0) return system_error(GPUSHARE_IO_ERROR, "cannot listen at " + path);
+  if (listen(listener.socket_.get(), 64) != 0)
+    return system_error(GPUSHARE_IO_ERROR, "cannot listen at " + path);
   return listener;
 }
 
@@ -107,9 +108,9 @@ base::Result<Descriptor> connect_to(const std::string& path) {
                          : error == EACCES || error == EPERM
                              ? "it serves its own user alone"
                              : "start one with: gpushare daemon --socket PATH";
-    return base::Status(GPUSHARE_UNAVAILABLE,
-                        base::format("no daemon answers at %s (%s); %s", path.c_str(), std::strerror(error), advice),
-                        error);
+    return base::Status(
+        GPUSHARE_UNAVAILABLE,
+        base::format("no daemon answers at %s (%s); %s", path.c_str(), std::strerror(error), advice), error);
   }
   return descriptor;
 }
@@ -183,7 +184,8 @@ base::Status wait_readable(int socket, const base::Deadline& deadline) {
   for (;;) {
     int timeout_ms = -1;
     if (!deadline.never()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.at() - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline.at() - std::chrono::steady_clock::now());
       timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30));
     }
     pollfd item{socket, POLLIN, 0};

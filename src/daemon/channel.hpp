@@ -71,7 +71,8 @@ base::Result<Descriptor> accept_peer(int listener, Peer* out_peer);
 base::Result<Descriptor> connect_to(const std::string& path);
 
 // Sends without blocking. Errors: UNAVAILABLE (the peer is gone), QUEUE_FULL (it does not read).
-base::Status send_message(int socket, std::span<const std::byte> message, std::span<const int> descriptors = {});
+base::Status send_message(int socket, std::span<const std::byte> message,
+                          std::span<const int> descriptors = {});
 template <class T>
 std::span<const std::byte> bytes_of(const T& message) {
   return std::as_bytes(std::span<const T, 1>(&message, 1));

@@ -33,8 +33,8 @@ const char* state_name(Model::State state) {
   return "failed";
 }
 
-Model::Model(device::Device& device, const device::Stream& stream,
-             std::shared_ptr<const loader::Image> image, std::vector<uint32_t> ends, uint64_t id)
+Model::Model(device::Device& device, const device::Stream& stream, std::shared_ptr<const loader::Image> image,
+             std::vector<uint32_t> ends, uint64_t id)
     : device_(device),
       stream_(stream),
       image_(std::move(image)),

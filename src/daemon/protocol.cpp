@@ -46,15 +46,17 @@ base::Result<std::string> take_text(const char (&field)[N], const char* what) {
 base::Result<Header> take_header(std::span<const std::byte> message) {
   Header header;
   if (message.size() < sizeof(header))
-    return malformed(base::format("a message of %zu bytes; a header has %zu", message.size(), sizeof(header)));
+    return malformed(
+        base::format("a message of %zu bytes; a header has %zu", message.size(), sizeof(header)));
   std::memcpy(&header, message.data(), sizeof(header));
   if (header.magic != kMagic)
     return malformed(base::format("a message starts with 0x%08x, not with gpushare's mark", header.magic));
   if (header.version != kProtocolVersion) {
-    return base::Status(GPUSHARE_UNSUPPORTED,
-                        base::format("the message is of protocol version %u, this side speaks %u; use the same "
-                                     "gpushare for daemon and workers",
-                                     header.version, kProtocolVersion));
+    return base::Status(
+        GPUSHARE_UNSUPPORTED,
+        base::format("the message is of protocol version %u, this side speaks %u; use the same "
+                     "gpushare for daemon and workers",
+                     header.version, kProtocolVersion));
   }
   if (header.bytes != message.size())
     return malformed(
@@ -150,12 +152,13 @@ base::Result<Request> parse_request(std::span<const std::byte> message) {
         return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;
       });
       if (request.name.empty() || !printable)
-        return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                            "the worker's name is empty or has control characters; give 1 to 63 bytes of text");
+        return base::Status(
+            GPUSHARE_INVALID_ARGUMENT,
+            "the worker's name is empty or has control characters; give 1 to 63 bytes of text");
       if (request.path.empty() || request.path.front() != '/')
-        return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                            "the model's path '" + request.path + "' is not absolute: the daemon has another "
-                            "current directory");
+        return base::Status(GPUSHARE_INVALID_ARGUMENT, "the model's path '" + request.path +
+                                                           "' is not absolute: the daemon has another "
+                                                           "current directory");
       return request;
     }
     case MessageType::kBegin: {
@@ -242,8 +245,8 @@ base::Result<std::vector<TableLayer>> parse_layers(std::string_view table, uint6
     layer.bytes = in.number<uint64_t>();
     layer.name = in.text();
     if (layer.offset_bytes > image_bytes || layer.bytes > image_bytes - layer.offset_bytes)
-      return malformed(base::format("layer %llu of the table lies outside the image",
-                                    static_cast<unsigned long long>(i)));
+      return malformed(
+          base::format("layer %llu of the table lies outside the image", static_cast<unsigned long long>(i)));
     layers.push_back(std::move(layer));
   }
   if (!in.at_end()) return malformed("the layer table is cut or has bytes behind its end");

@@ -72,7 +72,7 @@ struct Reply {
   uint64_t scratch_bytes = 0;  // rounded up to granules
   uint64_t worker = 0;         // the server's number of it
   uint32_t layers = 0;
-  uint32_t arrived = 0;  // layers that were on the device when the turn was given
+  uint32_t arrived = 0;   // layers that were on the device when the turn was given
   char device[256] = {};  // what the worker opens
   char text[512] = {};    // why not
 };

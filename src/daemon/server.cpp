@@ -52,27 +52,27 @@ base::Result<std::unique_ptr<Server>> Server::start(ServerOptions options) {
 
 base::Status Server::open() {
   started_ns_ = base::host_now_ns();
-  if (options_.max_workers == 0) return {GPUSHARE_INVALID_ARGUMENT, "max_workers is 0; allowed is 1 and more"};
+  if (options_.max_workers == 0)
+    return {GPUSHARE_INVALID_ARGUMENT, "max_workers is 0; allowed is 1 and more"};
   if (options_.lease_ns == 0) return {GPUSHARE_INVALID_ARGUMENT, "the lease is 0; give a time above 0"};
   // First, so that a second daemon takes no device memory.
   GPUSHARE_ASSIGN_OR_RETURN(listener_, Listener::open(options_.socket));
   GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(options_.device));
   if (!device_->can(GPUSHARE_DEVICE_CAP_IPC)) {
-    return {GPUSHARE_UNSUPPORTED,
-            "device '" + options_.device + "' cannot share memory between processes (capability ipc); use a "
-            "device that 'gpushare devices' lists with ipc, such as host"};
+    return {GPUSHARE_UNSUPPORTED, "device '" + options_.device +
+                                      "' cannot share memory between processes (capability ipc); use a "
+                                      "device that 'gpushare devices' lists with ipc, such as host"};
   }
   worker_device_ = options_.device == "auto" ? device_->spec() : options_.device;
   if (worker_device_.size() >= sizeof(Reply::device))
-    return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("the device has %zu characters; allowed are %zu", worker_device_.size(),
-                         sizeof(Reply::device) - 1)};
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
+                                                    worker_device_.size(), sizeof(Reply::device) - 1)};
   const uint64_t free_bytes = device_->info().free_bytes;
   capacity_bytes_ = options_.capacity_bytes == 0 ? free_bytes : options_.capacity_bytes;
   if (capacity_bytes_ > free_bytes) {
-    return {GPUSHARE_EXCEEDS_CAPACITY,
-            "a capacity of " + base::format_bytes(capacity_bytes_) + " asked; device '" + options_.device +
-                "' has " + base::format_bytes(free_bytes) + " free"};
+    return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes_) +
+                                           " asked; device '" + options_.device + "' has " +
+                                           base::format_bytes(free_bytes) + " free"};
   }
   if (options_.link) {
     link_ = *options_.link;
@@ -180,8 +180,8 @@ void Server::accept_workers() {
     }
     base::Status refused;
     if (peer.uid != geteuid()) {
-      refused = {GPUSHARE_UNAVAILABLE, base::format("this daemon serves user %u alone; you are user %u",
-                                                    geteuid(), peer.uid)};
+      refused = {GPUSHARE_UNAVAILABLE,
+                 base::format("this daemon serves user %u alone; you are user %u", geteuid(), peer.uid)};
     } else if (connections_.size() >= options_.max_workers) {
       refused = {GPUSHARE_QUEUE_FULL,
                  base::format("%u workers are connected, as many as allowed; wait for one to leave, or start "
@@ -192,8 +192,7 @@ void Server::accept_workers() {
     connection->id = next_id_++;
     connection->peer = peer;
     connection->socket = std::move(*socket);
-    if (refused.ok())
-      refused = watch_descriptor(epoll_.get(), connection->socket.get(), connection->id);
+    if (refused.ok()) refused = watch_descriptor(epoll_.get(), connection->socket.get(), connection->id);
     if (!refused.ok()) {
       ++counts_.refused;
       (void)send_message(connection->socket.get(), bytes_of(make_reply(0, refused)));
@@ -220,7 +219,8 @@ void Server::receive(Connection& c) {
   ++counts_.refused;
   c.sequence = sequence_of(*message);
   if (request.ok()) {
-    reply(c, {GPUSHARE_INVALID_STATE, "a request before the reply to the last one; the connection is closed"});
+    reply(c,
+          {GPUSHARE_INVALID_STATE, "a request before the reply to the last one; the connection is closed"});
     remove(c, "it sends requests out of turn");
     return;
   }
@@ -239,8 +239,9 @@ void Server::handle(Connection& c, const Request& request) {
     }
     case MessageType::kBegin:
       if (c.state != State::kAttached) {
-        reply(c, {GPUSHARE_INVALID_STATE, c.state == State::kTurn ? "this worker has the turn already; end it first"
-                                                                  : "attach first"});
+        reply(c,
+              {GPUSHARE_INVALID_STATE,
+               c.state == State::kTurn ? "this worker has the turn already; end it first" : "attach first"});
         return;
       }
       c.state = State::kWaiting;
@@ -276,17 +277,16 @@ void Server::look_at_clock() {
     }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     c.state = State::kAttached;
-    reply(c, {GPUSHARE_TIMED_OUT,
-              holder_ == nullptr ? std::string("the turn was not given in time")
-                                 : "worker '" + holder_->name + "' still has the turn"});
+    reply(c, {GPUSHARE_TIMED_OUT, holder_ == nullptr ? std::string("the turn was not given in time")
+                                                     : "worker '" + holder_->name + "' still has the turn"});
   }
   if (wanted_since_ns_ == 0 || options_.lease_ns == kNoTimeout || now - wanted_since_ns_ < options_.lease_ns)
     return;
   ++counts_.cut_off;
-  holder_->board->fail({GPUSHARE_TIMED_OUT,
-                        "the daemon cut this worker off: it held the turn for more than " +
-                            base::format_duration_ns(options_.lease_ns) +
-                            " while another waited; end turns when they are wanted, or raise the lease"});
+  holder_->board->fail(
+      {GPUSHARE_TIMED_OUT, "the daemon cut this worker off: it held the turn for more than " +
+                               base::format_duration_ns(options_.lease_ns) +
+                               " while another waited; end turns when they are wanted, or raise the lease"});
   remove(*holder_, "it held the turn longer than the lease");
   give_turns();
 }
@@ -306,7 +306,8 @@ void Server::remove(Connection& c, const std::string& why) {
   if (!why.empty())
     base::log(base::kInfo, base::format("daemon: worker '%s' (pid %d) is disconnected: %s", c.name.c_str(),
                                         c.peer.pid, why.c_str()));
-  if (c.state == State::kTurn || c.state == State::kWaiting || c.state == State::kReading) ++counts_.reclaimed;
+  if (c.state == State::kTurn || c.state == State::kWaiting || c.state == State::kReading)
+    ++counts_.reclaimed;
   std::erase(waiting_, &c);
   if (holder_ == &c) end_turn(c);
   c.state = State::kGone;
@@ -350,7 +351,8 @@ DaemonStatus Server::status() const {
                         : c->state == State::kWaiting ? "waiting"
                         : c->state == State::kTurn    ? "turn"
                                                       : "attached";
-    const uint64_t turn_ns = c->turn_ns + (c->state == State::kTurn ? base::host_now_ns() - c->turn_began_ns : 0);
+    const uint64_t turn_ns =
+        c->turn_ns + (c->state == State::kTurn ? base::host_now_ns() - c->turn_began_ns : 0);
     out.workers.push_back({c->id, c->peer.pid, c->name, state, c->model ? c->model->path() : "", c->turns,
                            turn_ns, c->scratch_bytes});
   }

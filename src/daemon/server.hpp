@@ -32,15 +32,15 @@ namespace gpushare::daemon {
 
 struct ServerOptions {
   std::string socket;
-  std::string device = "auto";                // must have GPUSHARE_DEVICE_CAP_IPC
-  uint64_t capacity_bytes = 0;                // of models and scratch memory together; 0 = what is free at start
-  uint64_t images_bytes = 4ull << 30;         // host cache of images
-  uint64_t chunk_bytes = 16ull << 20;         // of pinned host memory
-  uint64_t lease_ns = 10'000'000'000;         // of a turn while another worker waits; kNoTimeout = for ever
-  uint32_t max_workers = 256;                 // connections at once
+  std::string device = "auto";         // must have GPUSHARE_DEVICE_CAP_IPC
+  uint64_t capacity_bytes = 0;         // of models and scratch memory together; 0 = what is free at start
+  uint64_t images_bytes = 4ull << 30;  // host cache of images
+  uint64_t chunk_bytes = 16ull << 20;  // of pinned host memory
+  uint64_t lease_ns = 10'000'000'000;  // of a turn while another worker waits; kNoTimeout = for ever
+  uint32_t max_workers = 256;          // connections at once
   sched::ResidencyPolicy residency = sched::ResidencyPolicy::kWeighted;
   loader::ReadOptions read;
-  std::optional<loader::LinkCosts> link;      // measured at start if absent (64 MiB of device and host memory)
+  std::optional<loader::LinkCosts> link;  // measured at start if absent (64 MiB of device and host memory)
 };
 
 class Server {

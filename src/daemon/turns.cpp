@@ -58,13 +58,13 @@ base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::
   std::shared_ptr<Model> model;
   for (const auto& [id, other] : models_)
     if (other->image() == image) model = other;
-  if (model == nullptr)
-    model = std::make_shared<Model>(*device_, link_stream_, image, c.ends, next_id_++);
+  if (model == nullptr) model = std::make_shared<Model>(*device_, link_stream_, image, c.ends, next_id_++);
   if (model->region_bytes() + c.scratch_bytes > capacity_bytes_) {
     return {GPUSHARE_EXCEEDS_CAPACITY,
             base::format("model %s of %s and scratch memory of %s do not fit into the daemon's %s",
                          image->name().c_str(), base::format_bytes(model->region_bytes()).c_str(),
-                         base::format_bytes(c.scratch_bytes).c_str(), base::format_bytes(capacity_bytes_).c_str())};
+                         base::format_bytes(c.scratch_bytes).c_str(),
+                         base::format_bytes(capacity_bytes_).c_str())};
   }
   if (!models_.contains(model->id())) {
     GPUSHARE_RETURN_IF_ERROR(residency_->add(model->id(), model->region_bytes(), load_ns(*model)));

@@ -42,10 +42,11 @@ base::Result<Reply> receive_reply(int socket, uint32_t sequence, const base::Dea
     if (reply.header.sequence != sequence && reply.header.sequence != 0) continue;
     if (reply.code != GPUSHARE_OK) return base::Status(reply.code, reply.text);
     if (reply.descriptors != descriptors.size())
-      return base::Status(GPUSHARE_IO_ERROR,
-                          base::format("the daemon sent %u descriptors, %zu came: this process has no room for "
-                                       "more open files",
-                                       reply.descriptors, descriptors.size()));
+      return base::Status(
+          GPUSHARE_IO_ERROR,
+          base::format("the daemon sent %u descriptors, %zu came: this process has no room for "
+                       "more open files",
+                       reply.descriptors, descriptors.size()));
     if (out_descriptors != nullptr) *out_descriptors = std::move(descriptors);
     return reply;
   }
@@ -61,23 +62,20 @@ base::Result<std::unique_ptr<Worker>> Worker::attach(const WorkerOptions& option
 
 base::Status Worker::connect(const WorkerOptions& options) {
   if (options.name.empty() || options.name.size() >= sizeof(AttachRequest::name))
-    return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("the worker's name has %zu bytes; allowed are 1 to %zu", options.name.size(),
-                         sizeof(AttachRequest::name) - 1)};
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the worker's name has %zu bytes; allowed are 1 to %zu",
+                                                    options.name.size(), sizeof(AttachRequest::name) - 1)};
   std::error_code error;
   const std::string path = std::filesystem::absolute(options.path, error).string();
   if (options.path.empty() || error || path.size() >= sizeof(AttachRequest::path))
-    return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("the model's path has %zu bytes; allowed are 1 to %zu", path.size(),
-                         sizeof(AttachRequest::path) - 1)};
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("the model's path has %zu bytes; allowed are 1 to %zu",
+                                                    path.size(), sizeof(AttachRequest::path) - 1)};
   socket_path_ = options.socket;
   GPUSHARE_ASSIGN_OR_RETURN(socket_, connect_to(options.socket));
   base::MutexLock lock(mutex_);
   std::vector<Descriptor> descriptors;
-  GPUSHARE_ASSIGN_OR_RETURN(
-      const Reply reply,
-      ask(make_attach(next_sequence(), options.name, path, options.execute_ns, options.scratch_bytes),
-          options.timeout_ns, &descriptors));
+  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, ask(make_attach(next_sequence(), options.name, path,
+                                                               options.execute_ns, options.scratch_bytes),
+                                                   options.timeout_ns, &descriptors));
   if (descriptors.size() != 2) return {GPUSHARE_MALFORMED_INPUT, "the daemon's answer lacks its descriptors"};
   GPUSHARE_ASSIGN_OR_RETURN(board_, Board::open(std::move(descriptors[0])));
   GPUSHARE_ASSIGN_OR_RETURN(const std::string table, read_table_file(descriptors[1].get()));
@@ -122,7 +120,8 @@ base::Result<Reply> Worker::ask(const T& request, uint64_t timeout_ns,
                           base::Deadline::after(sent.ok() ? timeout_ns : 0), out_descriptors);
   if (reply.ok()) return reply;
   const bool cut = hung_up(socket_.get());
-  if (reply.status().code() == GPUSHARE_TIMED_OUT && !cut && reply.status().message() == "no message in time") {
+  if (reply.status().code() == GPUSHARE_TIMED_OUT && !cut &&
+      reply.status().message() == "no message in time") {
     // An answer may still come; there is no telling what the daemon has done by then.
     broken_.store(true);
     shutdown(socket_.get(), SHUT_RDWR);
@@ -155,15 +154,16 @@ base::Status Worker::begin(uint64_t timeout_ns) {
   base::MutexLock lock(mutex_);
   if (in_turn()) return {GPUSHARE_INVALID_STATE, "this worker has the turn already; end it first"};
   std::vector<Descriptor> descriptors;
-  GPUSHARE_ASSIGN_OR_RETURN(
-      const Reply reply, ask(make_begin(next_sequence(), timeout_ns), add(timeout_ns, kGraceNs), &descriptors));
+  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, ask(make_begin(next_sequence(), timeout_ns),
+                                                   add(timeout_ns, kGraceNs), &descriptors));
   base::Status status;
   if (descriptors.size() != (scratch_bytes_ > 0 ? 2 : 1) || reply.region_bytes != region_bytes_)
     status = {GPUSHARE_MALFORMED_INPUT, "the daemon's answer contradicts its last one"};
   if (status.ok())
     status = map(descriptors[0].get(), region_bytes_, region_, GPUSHARE_ACCESS_READ, &region_mapping_);
   if (status.ok() && scratch_bytes_ > 0)
-    status = map(descriptors[1].get(), scratch_bytes_, scratch_, GPUSHARE_ACCESS_READ_WRITE, &scratch_mapping_);
+    status =
+        map(descriptors[1].get(), scratch_bytes_, scratch_, GPUSHARE_ACCESS_READ_WRITE, &scratch_mapping_);
   if (!status.ok()) {
     unmap(region_bytes_, region_, &region_mapping_);
     unmap(scratch_bytes_, scratch_, &scratch_mapping_);
@@ -178,8 +178,8 @@ base::Status Worker::begin(uint64_t timeout_ns) {
 
 base::Status Worker::wait_layers(uint32_t first, uint32_t end, uint64_t timeout_ns) const {
   if (first >= end || end > layers_.size())
-    return {GPUSHARE_INVALID_ARGUMENT, base::format("layers [%u, %u) asked; there are [0, %zu)", first, end,
-                                                    layers_.size())};
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("layers [%u, %u) asked; there are [0, %zu)", first, end, layers_.size())};
   base::Deadline deadline;
   bool timed = false;
   for (;;) {
@@ -216,7 +216,8 @@ base::Result<DaemonStatus> query_status(const std::string& socket, uint64_t time
   GPUSHARE_RETURN_IF_ERROR(receive_reply(descriptor.get(), 1, base::Deadline::after(timeout_ns), &tables)
                                .status()
                                .with_context("daemon at " + socket));
-  if (tables.size() != 1) return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon's answer lacks its table");
+  if (tables.size() != 1)
+    return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon's answer lacks its table");
   GPUSHARE_ASSIGN_OR_RETURN(const std::string table, read_table_file(tables[0].get()));
   return parse_status(table);
 }

@@ -26,8 +26,8 @@ namespace gpushare::daemon {
 struct WorkerOptions {
   std::string socket;
   std::string name;
-  std::string path;            // of the model; relative to this process
-  uint64_t execute_ns = 0;     // of an iteration, for the plan; 0 = as long as the load
+  std::string path;         // of the model; relative to this process
+  uint64_t execute_ns = 0;  // of an iteration, for the plan; 0 = as long as the load
   uint64_t scratch_bytes = 0;
   uint64_t timeout_ns = kNoTimeout;  // of attaching, which includes reading the model
 };

@@ -94,6 +94,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options);
   uint64_t id() const override { return id_; }
   const std::string& name() const override { return options_.name; }
+  bool belongs_to(const Runtime& runtime) const override;
   base::Status close() override;
   base::Status cancel() override;
   base::Status wait_admitted(uint64_t timeout_ns) override;

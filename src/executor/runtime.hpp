@@ -192,6 +192,7 @@ class Session {
   virtual ~Session() = default;
   virtual uint64_t id() const = 0;
   virtual const std::string& name() const = 0;
+  virtual bool belongs_to(const Runtime& runtime) const = 0;
 
   // Cancels what is queued, waits for the running iteration and its device work, returns all memory. Blocks.
   // INVALID_STATE from inside one of its own iterations on this thread, and when closed already. A close that

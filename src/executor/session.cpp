@@ -31,6 +31,10 @@ base::Status RuntimeImpl::check_live(const SessionImpl& session) const {
                                       session.end_status_.to_string() + ". Close it and open another"};
 }
 
+bool SessionImpl::belongs_to(const Runtime& runtime) const {
+  return runtime_.get() == &runtime;
+}
+
 base::Status SessionImpl::close() {
   RuntimeImpl& runtime = *runtime_;
   for (const Binding& binding : thread_bindings())

@@ -16,6 +16,7 @@ static void refusals(void) {
   uint64_t ids[16], count = 0;
   uint32_t index = 7;
   const uint32_t bad_sizes[2] = {4, 2};
+  gpushare_profile profile = GPUSHARE_PROFILE_INIT;
   CHECK_STATUS(gpushare_batcher_create(NULL, &batcher), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_batcher_create(&params, NULL), GPUSHARE_INVALID_ARGUMENT);
   params.policy = "nope";
@@ -52,6 +53,11 @@ static void refusals(void) {
   CHECK_STATUS(gpushare_batcher_take_drops(batcher, NULL, 0, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_batcher_get_pending(batcher, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_batcher_cancel(batcher, 99, 0), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_batcher_observe_run(batcher, 0, NULL, NULL, 1, 1), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_observe_run(batcher, 0, &index, NULL, 0, 1), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_observe_run(batcher, 1, &index, NULL, 1, 1), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_get_profile(batcher, 0, 99, &profile), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_batcher_get_profile(batcher, 0, 0, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
   CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_HANDLE);
@@ -93,10 +99,51 @@ static void serves(void) {
   CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
 }
 
+/* Later cost steps: a request that missed its first deadline is kept for the second. */
+static void costs(void) {
+  gpushare_batcher batcher = NULL;
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_batch batch = GPUSHARE_BATCH_INIT;
+  gpushare_profile profile = GPUSHARE_PROFILE_INIT;
+  const gpushare_cost_step step = {500000000, 2.0};
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+  gpushare_drop drops[4];
+  uint64_t ids[16], count = 0, i;
+  uint32_t index = 0;
+  const uint32_t applications[2] = {0, 3};
+  const uint64_t execution_ns[2] = {9000000, 11000000};
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  for (i = 0; i < 64; ++i) CHECK_STATUS(gpushare_batcher_observe(batcher, index, 0, 10 * kMs), GPUSHARE_OK);
+  request.id = 1;
+  request.deadline_ns = 20 * kMs;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  request.id = 2;
+  request.later_step_count = 65;
+  request.later_steps = &step;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_ARGUMENT);
+  request.later_step_count = 1;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 100 * kMs, 0, &batch, ids, 16), GPUSHARE_OK);
+  CHECK(batch.count == 1 && ids[0] == 2);
+  CHECK_STATUS(gpushare_batcher_take_drops(batcher, drops, 4, &count), GPUSHARE_OK);
+  CHECK(count == 1 && drops[0].id == 1 && drops[0].reason == GPUSHARE_DROP_EXPIRED);
+  CHECK_STATUS(gpushare_batcher_observe_run(batcher, index, applications, execution_ns, 2, 25 * kMs),
+               GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_observe_run(batcher, index, applications, NULL, 1, 10 * kMs), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_get_profile(batcher, index, 0, &profile), GPUSHARE_OK);
+  CHECK(profile.samples == 66 && profile.mean_ns > 9.5e6 && profile.mean_ns < 10.5e6);
+  CHECK_STATUS(gpushare_batcher_get_profile(batcher, index, 3, &profile), GPUSHARE_OK);
+  CHECK(profile.samples == 1 && profile.p50_ns > 10.9e6 && profile.p50_ns < 11.1e6);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+}
+
 int main(void) {
   (void)open_runtime; /* of check.h, for tests with a device */
   (void)open_session;
   refusals();
   serves();
+  costs();
   return capi_result();
 }

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/gpushare.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +45,13 @@ T choose(const std::vector<T>& handles, Input& input) {
   return handles[which % handles.size()];
 }
 
+struct ServingHandles {
+  std::vector<gpushare_request_queue> queues;
+  std::vector<gpushare_histogram> histograms;
+  std::vector<gpushare_score_queue> scores;
+  std::atomic<int> unanswered{0};
+};
+
 void require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "broken: %s; last error: %s\n", what, gpushare_last_error_message());
@@ -54,6 +62,111 @@ int32_t iteration_body(void* user_data, gpushare_iteration iteration) {
   gpushare_device_address address = 0;
   (void)gpushare_iteration_alloc(iteration, 4096, 0, &address);
   return user_data != nullptr ? GPUSHARE_CALLBACK_FAILED : GPUSHARE_OK;
+}
+
+int32_t batch_body(void* user_data, gpushare_iteration iteration, const gpushare_queued_batch* batch) {
+  gpushare_device_address address = 0;
+  (void)gpushare_iteration_alloc(iteration, 64 * batch->count, 0, &address);
+  batch->execution_ns[0] = 1000;
+  return user_data != nullptr ? GPUSHARE_DEVICE_OUT_OF_MEMORY : GPUSHARE_OK;
+}
+
+void answer_body(void* user_data, const gpushare_request_outcome*) {
+  --*static_cast<std::atomic<int>*>(user_data);
+}
+
+// One call on a request queue, a batcher, a histogram or a score queue.
+int32_t serving_call(ServingHandles& handles, gpushare_runtime runtime, gpushare_session session,
+                     Input& input) {
+  static const char* const kPolicies[] = {nullptr, "orloj", "clockwork", "nexus", "none"};
+  switch (input.byte() % 12) {
+    case 0: {
+      gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+      params.policy = kPolicies[input.byte() % 5];
+      params.max_pending = input.byte() % 8;
+      params.bins = input.byte() % 64;
+      gpushare_request_queue queue = nullptr;
+      const int32_t status = gpushare_request_queue_create(runtime, &params, &queue);
+      if (status == GPUSHARE_OK) handles.queues.push_back(queue);
+      return status;
+    }
+    case 1: {
+      gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+      const uint32_t sizes[2] = {input.byte(), input.byte()};
+      model.batch_size_count = input.byte() % 3;
+      model.batch_sizes = sizes;
+      model.c0_ns = input.size() % 1000;
+      uint32_t index = 0;
+      static int fails = 0;
+      return gpushare_request_queue_add_model(choose(handles.queues, input), session, &model, batch_body,
+                                              input.byte() % 4 == 0 ? &fails : nullptr, nullptr, &index);
+    }
+    case 2:
+    case 3: {
+      gpushare_request request = GPUSHARE_REQUEST_INIT;
+      const gpushare_cost_step step = {input.size(), static_cast<double>(input.byte())};
+      request.id = input.byte();
+      request.model = input.byte() % 3;
+      request.application = input.byte() % 5;
+      request.deadline_ns = gpushare_now_ns() + input.size() * 1000;
+      request.later_step_count = input.byte() % 2;
+      request.later_steps = &step;
+      ++handles.unanswered;
+      const int32_t status = gpushare_request_queue_submit(choose(handles.queues, input), &request,
+                                                           answer_body, &handles.unanswered);
+      if (status != GPUSHARE_OK) --handles.unanswered;
+      return status;
+    }
+    case 4:
+      return gpushare_request_queue_cancel(choose(handles.queues, input), input.byte());
+    case 5:
+      return gpushare_request_queue_observe(choose(handles.queues, input), input.byte() % 3, input.byte() % 5,
+                                            input.size());
+    case 6: {
+      gpushare_request_queue_info info = GPUSHARE_REQUEST_QUEUE_INFO_INIT;
+      gpushare_profile profile = GPUSHARE_PROFILE_INIT;
+      (void)gpushare_request_queue_get_profile(choose(handles.queues, input), 0, input.byte() % 5, &profile);
+      return gpushare_request_queue_get_info(choose(handles.queues, input), &info);
+    }
+    case 7:  // no close: it would wait for an iteration that this thread has open
+      return gpushare_request_queue_drain(choose(handles.queues, input), 0);
+    case 8: {
+      gpushare_histogram_params params = GPUSHARE_HISTOGRAM_PARAMS_INIT;
+      params.window = input.byte();
+      gpushare_histogram histogram = nullptr;
+      const int32_t status = gpushare_histogram_create(&params, &histogram);
+      if (status == GPUSHARE_OK) handles.histograms.push_back(histogram);
+      return status;
+    }
+    case 9: {
+      double value = 0;
+      (void)gpushare_histogram_get_quantile(choose(handles.histograms, input), input.byte() / 200.0,
+                                            input.byte(), &value);
+      return input.byte() % 4 == 0
+                 ? gpushare_histogram_merge(choose(handles.histograms, input),
+                                            choose(handles.histograms, input))
+                 : gpushare_histogram_record(choose(handles.histograms, input), input.size());
+    }
+    case 10: {
+      gpushare_score_class of = GPUSHARE_SCORE_CLASS_INIT;
+      of.histogram = choose(handles.histograms, input);
+      of.k = input.byte();
+      of.delay_rate_per_ms = input.byte() % 3 * 1e-3;
+      gpushare_score_queue queue = nullptr;
+      if (input.byte() % 4 == 0 && gpushare_score_queue_create(input.byte() % 6, &queue) == GPUSHARE_OK)
+        handles.scores.push_back(queue);
+      uint32_t index = 0;
+      return gpushare_score_queue_add_class(choose(handles.scores, input), &of, &index);
+    }
+    default: {
+      const gpushare_score_queue queue = choose(handles.scores, input);
+      uint32_t entry = 0;
+      uint64_t ids[4], count = 0;
+      (void)gpushare_score_queue_insert(queue, input.byte() % 3, input.size(), input.byte(), &entry);
+      if (input.byte() % 2 == 0) (void)gpushare_score_queue_erase(queue, input.byte());
+      return gpushare_score_queue_pop(queue, input.size(), input.byte() % 5, ids, &count);
+    }
+  }
 }
 
 }  // namespace
@@ -67,6 +180,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<gpushare_ticket> tickets;
   std::vector<gpushare_stream> streams;
   std::vector<gpushare_heap> heaps;
+  ServingHandles serving;
   std::vector<uint64_t> addresses{0};
   const char* const policies[] = {"fifo", "srtf", "pack", "fair", "priority", "none", "", nullptr};
 
@@ -81,7 +195,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   for (int calls = 0; !input.empty() && calls < 200; ++calls) {
     int32_t status = GPUSHARE_OK;
-    switch (input.byte() % 24) {
+    switch (input.byte() % 28) {
       case 0: {
         gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
         params.persistent_bytes = input.size();
@@ -196,6 +310,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (status == GPUSHARE_OK && input.byte() % 2 == 0) status = gpushare_heap_free(heap, offset);
         break;
       }
+      case 23:
+      case 24:
+      case 25:
+      case 26:
+        status = serving_call(serving, choose(runtimes, input), choose(sessions, input), input);
+        break;
       default: {
         gpushare_session_info session = GPUSHARE_SESSION_INFO_INIT;
         gpushare_runtime_info runtime = GPUSHARE_RUNTIME_INFO_INIT;
@@ -212,8 +332,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
               "a known status, not INTERNAL");
   }
 
+  // A batch may wait for its session: iterations, then sessions, then the queues.
   for (gpushare_iteration iteration : iterations) (void)gpushare_iteration_end(iteration);
   for (gpushare_session session : sessions) (void)gpushare_session_close(session);
+  for (gpushare_request_queue queue : serving.queues) (void)gpushare_request_queue_close(queue);
+  require(serving.unanswered == 0, "every accepted request was answered");
+  for (gpushare_histogram histogram : serving.histograms) (void)gpushare_histogram_release(histogram);
+  for (gpushare_score_queue queue : serving.scores) (void)gpushare_score_queue_release(queue);
   for (gpushare_ticket ticket : tickets) (void)gpushare_ticket_release(ticket);
   for (gpushare_stream stream : streams) (void)gpushare_stream_release(stream);
   for (gpushare_heap heap : heaps) (void)gpushare_heap_release(heap);

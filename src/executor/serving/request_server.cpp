@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/serving/request_server.hpp"
 
-#include "base/flat_hash.hpp"
-
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <exception>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "base/clock.hpp"
+#include "base/flat_hash.hpp"
+#include "base/log.hpp"
 #include "base/mutex.hpp"
+#include "gpushare/gpushare.h"
 
 namespace gpushare::executor {
 
@@ -21,28 +22,84 @@ using sched::slo::Decision;
 using sched::slo::Drop;
 using sched::slo::DropReason;
 using sched::slo::kNever;
+using sched::slo::ModelSpec;
+using sched::slo::Profile;
 using sched::slo::Request;
 using sched::slo::RequestId;
 
+namespace {
+
+thread_local const void* inside_server = nullptr;
+
+}  // namespace
+
 class RequestServer::Impl {
  public:
-  Impl(std::unique_ptr<Batcher> batcher, RunBatch run, Done done)
-      : run_(std::move(run)), done_(std::move(done)), batcher_(std::move(batcher)) {
+  Impl(std::unique_ptr<Batcher> batcher, size_t max_pending)
+      : most_held_(2 * max_pending + 4096), batcher_(std::move(batcher)) {
     decider_ = std::thread([this] { decide(); });
-    runner_ = std::thread([this] { run_batches(); });
+    try {
+      runner_ = std::thread([this] { run_batches(); });
+    } catch (...) {
+      (void)stop();
+      throw;
+    }
   }
-  ~Impl() { stop(); }
+  ~Impl() { (void)stop(); }
 
-  base::Status submit(const Request& request) {
+  base::Result<uint32_t> add_model(const ModelSpec& spec, RunBatch run) {
     base::MutexLock lock(mutex_);
-    if (draining_)
+    if (draining_) return closed();
+    GPUSHARE_ASSIGN_OR_RETURN(const uint32_t model, batcher_->add_model(spec));
+    models_.push_back({std::make_shared<const RunBatch>(std::move(run)), {}});
+    return model;
+  }
+
+  base::Status submit(const Request& request, Answer answer, void* tag) {
+    base::MutexLock lock(mutex_);
+    if (draining_) return closed();
+    if (request.model < models_.size() && !models_[request.model].ended.ok())
       return base::Status(GPUSHARE_INVALID_STATE,
-                          "the request server takes no more requests: it is draining or stopped");
-    if (deadlines_.contains(request.id))
+                          base::format("model %u runs no more batches: %s", request.model,
+                                       models_[request.model].ended.message().c_str()));
+    if (entries_.contains(request.id))
       return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is not answered yet",
                                                                 static_cast<unsigned long long>(request.id)));
-    GPUSHARE_RETURN_IF_ERROR(batcher_->arrive(request, base::host_now_ns()));
-    deadlines_.emplace(request.id, request.deadline_ns);
+    if (entries_.size() >= most_held_) {
+      ++stats_.refused_full;
+      return base::Status(
+          GPUSHARE_QUEUE_FULL,
+          base::format(
+              "request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
+              static_cast<unsigned long long>(request.id), entries_.size()));
+    }
+    // Before the batcher holds it: nothing may fail in between.
+    const auto entry =
+        entries_
+            .try_emplace(request.id, Entry{request.deadline_ns, request.application, tag, std::move(answer)})
+            .first;
+    const uint64_t now = base::host_now_ns();
+    base::Status status;
+    try {
+      if (request.arrival_ns != 0) {
+        status = batcher_->arrive(request, now);
+      } else {
+        Request arrived = request;
+        arrived.arrival_ns = now;
+        status = batcher_->arrive(arrived, now);
+      }
+    } catch (...) {
+      entries_.erase(entry);
+      throw;
+    }
+    if (!status.ok()) {
+      entries_.erase(entry);
+      if (status.code() == GPUSHARE_QUEUE_FULL) ++stats_.refused_full;
+      if (status.code() == GPUSHARE_TIMED_OUT) ++stats_.refused_hopeless;
+      return status;
+    }
+    ++stats_.accepted;
+    stats_.most_held = std::max<uint64_t>(stats_.most_held, entries_.size());
     poke();
     return base::ok_status();
   }
@@ -62,28 +119,37 @@ class RequestServer::Impl {
     base::MutexLock lock(mutex_);
     batcher_->observe_batch(model, k, longest_ns, device_ns);
   }
+  base::Result<Profile> profile(uint32_t model, uint32_t application) {
+    base::MutexLock lock(mutex_);
+    return batcher_->profile(model, application);
+  }
+  RequestServerStats stats() const {
+    base::MutexLock lock(mutex_);
+    RequestServerStats stats = stats_;
+    stats.pending = batcher_->pending();
+    stats.held = entries_.size();
+    return stats;
+  }
+  std::string_view policy() const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return batcher_->name(); }  // constant
 
-  size_t pending() const {
-    base::MutexLock lock(mutex_);
-    return batcher_->pending();
-  }
-  uint64_t decisions() const {
-    base::MutexLock lock(mutex_);
-    return decisions_;
-  }
-  uint64_t decision_ns() const {
-    base::MutexLock lock(mutex_);
-    return decision_ns_;
-  }
-
-  void drain() {
+  base::Status drain(uint64_t timeout_ns) {
+    if (inside_server == this) return from_inside("drain");
+    const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
     draining_ = true;
     poke();
-    while (!deadlines_.empty()) answered_.wait(mutex_);
+    while (!entries_.empty()) {
+      if (deadline.never())
+        answered_.wait(mutex_);
+      else if (!answered_.wait_until(mutex_, deadline.at()) && !entries_.empty())
+        return base::Status(GPUSHARE_TIMED_OUT,
+                            base::format("%zu requests are not answered yet", entries_.size()));
+    }
+    return base::ok_status();
   }
 
-  void stop() {
+  base::Status stop() {
+    if (inside_server == this) return from_inside("closed");
     {
       base::MutexLock lock(mutex_);
       draining_ = true;
@@ -91,28 +157,52 @@ class RequestServer::Impl {
         stopping_ = true;
         // What waits is cancelled; what the device holds already runs to its end.
         std::vector<RequestId> ids;
-        ids.reserve(deadlines_.size());
-        for (const auto& [id, deadline] : deadlines_) ids.push_back(id);
+        ids.reserve(entries_.size());
+        for (const auto& [id, entry] : entries_) ids.push_back(id);
         for (RequestId id : ids) batcher_->cancel(id, base::host_now_ns());
       }
       poke();
-      while (!deadlines_.empty()) answered_.wait(mutex_);
+      while (!entries_.empty()) answered_.wait(mutex_);
       ended_ = true;
       poke();
       work_.notify_all();
     }
+    const std::lock_guard joining(join_mutex_);
     if (decider_.joinable()) decider_.join();
     if (runner_.joinable()) runner_.join();
+    return base::ok_status();
   }
 
  private:
+  struct Entry {
+    uint64_t deadline_ns;
+    uint32_t application;
+    void* tag;
+    Answer answer;
+  };
+  struct Model {
+    std::shared_ptr<const RunBatch> run;
+    base::Status ended;  // not OK: runs nothing any more
+  };
+  struct Answered {
+    RequestOutcome outcome;
+    Answer answer;
+  };
+
+  static base::Status closed() {
+    return {GPUSHARE_INVALID_STATE, "the request queue takes no more requests: it is draining or closed"};
+  }
+  static base::Status from_inside(const char* what) {
+    return {GPUSHARE_INVALID_STATE,
+            base::format("the request queue cannot be %s from a function that it called", what)};
+  }
   void poke() GPUSHARE_REQUIRES(mutex_) {
     poked_ = true;
     changed_.notify_all();
   }
 
   // Moves the batcher's drops into outcomes, to be reported without the lock.
-  void take_drops(std::vector<RequestOutcome>& out) GPUSHARE_REQUIRES(mutex_) {
+  void take_drops(std::vector<Answered>& out) GPUSHARE_REQUIRES(mutex_) {
     drops_.clear();
     batcher_->take_drops(drops_);
     for (const Drop& drop : drops_) {
@@ -120,34 +210,59 @@ class RequestServer::Impl {
       outcome.id = drop.id;
       outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
       outcome.dropped = drop.reason;
-      out.push_back(outcome);
+      ++stats_.dropped[static_cast<size_t>(drop.reason)];
+      out.push_back({outcome, {}});
     }
   }
 
-  // Calls done_ for each and forgets them. The lock is given up meanwhile.
-  void report(std::vector<RequestOutcome>& outcomes) GPUSHARE_REQUIRES(mutex_) {
+  // Answers each and forgets it. The lock is given up meanwhile; ids count as held until all are answered.
+  void report(std::vector<Answered>& outcomes) GPUSHARE_REQUIRES(mutex_) {
     if (outcomes.empty()) return;
-    for (RequestOutcome& outcome : outcomes) {
-      outcome.finished_ns = base::host_now_ns();
-      outcome.deadline_ns = deadlines_.find(outcome.id)->second;
+    const uint64_t now = base::host_now_ns();
+    for (Answered& each : outcomes) {
+      Entry& entry = entries_.find(each.outcome.id)->second;
+      each.outcome.finished_ns = now;
+      each.outcome.deadline_ns = entry.deadline_ns;
+      each.answer = std::move(entry.answer);
+      if (each.outcome.dropped) continue;
+      if (each.outcome.status != GPUSHARE_OK)
+        ++stats_.failed;
+      else
+        ++(now <= entry.deadline_ns ? stats_.in_time : stats_.late);
     }
     mutex_.unlock();
-    for (const RequestOutcome& outcome : outcomes) done_(outcome);
+    {
+      const InsideServer inside(this);
+      for (Answered& each : outcomes) {
+        try {
+          if (each.answer) each.answer(each.outcome);
+        } catch (const std::exception& error) {
+          base::log(GPUSHARE_LOG_ERROR,
+                    base::format("request %llu: the function that takes its outcome threw: %s",
+                                 static_cast<unsigned long long>(each.outcome.id), error.what()));
+        } catch (...) {
+          base::log(GPUSHARE_LOG_ERROR,
+                    base::format("request %llu: the function that takes its outcome threw",
+                                 static_cast<unsigned long long>(each.outcome.id)));
+        }
+        each.answer = nullptr;
+      }
+    }
     mutex_.lock();
-    for (const RequestOutcome& outcome : outcomes) deadlines_.erase(outcome.id);
+    for (const Answered& each : outcomes) entries_.erase(each.outcome.id);
     outcomes.clear();
-    if (deadlines_.empty()) answered_.notify_all();
+    if (entries_.empty()) answered_.notify_all();
   }
 
   void decide() {
-    std::vector<RequestOutcome> outcomes;
+    std::vector<Answered> outcomes;
     base::MutexLock lock(mutex_);
     while (true) {
       poked_ = false;
       const uint64_t now = base::host_now_ns();
       Decision decision = batcher_->next(now, in_flight_);
-      ++decisions_;
-      decision_ns_ += base::host_now_ns() - now;
+      ++stats_.decisions;
+      stats_.decision_ns += base::host_now_ns() - now;
       take_drops(outcomes);
       if (decision.batch) {
         ++in_flight_;
@@ -172,87 +287,124 @@ class RequestServer::Impl {
   }
 
   void run_batches() {
-    std::vector<RequestOutcome> outcomes;
+    std::vector<Answered> outcomes;
+    std::vector<uint32_t> applications;
+    BatchReport told;
     base::MutexLock lock(mutex_);
     while (true) {
       while (waiting_.empty() && !ended_) work_.wait(mutex_);
       if (waiting_.empty()) return;
-      Batch batch = std::move(waiting_.front());
+      const Batch batch = std::move(waiting_.front());
       waiting_.pop_front();
-      uint64_t now = base::host_now_ns();
-      if (batch.not_before_ns > now) {
-        lock.unlock();
-        std::this_thread::sleep_for(std::chrono::nanoseconds(batch.not_before_ns - now));
-        lock.lock();
-        now = base::host_now_ns();
-      }
-      if (now > batch.latest_start_ns) {
-        batcher_->rejected(batch.id, now);
+      if (!wait_for_start(batch)) {
+        batcher_->rejected(batch.id, base::host_now_ns());
         --in_flight_;
         poke();  // the decider reports the drops
         continue;
       }
-      batcher_->started(batch.id, now);
-      lock.unlock();
-      base::Status status;
-      try {
-        status = run_(batch);
-      } catch (const std::exception& error) {
-        status = base::Status(GPUSHARE_CALLBACK_FAILED, error.what());
-      } catch (...) {
-        status = base::Status(GPUSHARE_CALLBACK_FAILED,
-                              "the batch function threw something that is no std::exception");
+      const uint64_t begin = base::host_now_ns();
+      batcher_->started(batch.id, begin);
+      applications.clear();
+      told.tags.clear();
+      for (RequestId id : batch.requests) {
+        const Entry& entry = entries_.find(id)->second;
+        applications.push_back(entry.application);
+        told.tags.push_back(entry.tag);
       }
+      told.started_ns = begin;
+      told.execution_ns.assign(batch.requests.size(), 0);
+      told.model_ended = false;
+      told.server = this;
+      const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
+      lock.unlock();
+      const base::Status status = call(*run, batch, told);
       lock.lock();
       const uint64_t end = base::host_now_ns();
-      batcher_->finished(batch.id, end - now, end);
+      const uint64_t took = end - std::clamp(told.started_ns, begin, end);
+      if (status.ok()) {
+        told.execution_ns.resize(batch.requests.size());
+        batcher_->observe_run(batch.model, applications, told.execution_ns, took);
+      }
+      batcher_->finished(batch.id, took, end);
+      if (told.model_ended) models_[batch.model].ended = status;
       --in_flight_;
+      ++stats_.batches;
+      stats_.batched_requests += batch.requests.size();
+      stats_.busy_ns += took;
       poke();
       for (RequestId id : batch.requests) {
         RequestOutcome outcome;
         outcome.id = id;
-        outcome.status = status.ok() ? GPUSHARE_OK : GPUSHARE_CALLBACK_FAILED;
-        outcomes.push_back(outcome);
+        outcome.status = status.code();
+        outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
+        outcomes.push_back({outcome, {}});
       }
       report(outcomes);
     }
   }
 
-  const RunBatch run_;
-  const Done done_;
+  // False when its latest start has passed.
+  bool wait_for_start(const Batch& batch) GPUSHARE_REQUIRES(mutex_) {
+    uint64_t now = base::host_now_ns();
+    if (batch.not_before_ns > now) {
+      mutex_.unlock();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(batch.not_before_ns - now));
+      mutex_.lock();
+      now = base::host_now_ns();
+    }
+    return now <= batch.latest_start_ns;
+  }
+
+  base::Status call(const RunBatch& run, const Batch& batch, BatchReport& told) const {
+    const InsideServer inside(this);
+    try {
+      return run(batch, told);
+    } catch (const std::exception& error) {
+      return {GPUSHARE_CALLBACK_FAILED, error.what()};
+    } catch (...) {
+      return {GPUSHARE_CALLBACK_FAILED, "the batch function threw something that is no std::exception"};
+    }
+  }
+
+  const size_t most_held_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;   // for the decider
   base::ConditionVariable work_;      // for the runner
   base::ConditionVariable answered_;  // for drain and stop
   std::unique_ptr<Batcher> batcher_ GPUSHARE_PT_GUARDED_BY(mutex_);
-  base::FlatHashMap<RequestId, uint64_t> deadlines_
-      GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
+  std::vector<Model> models_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<RequestId, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
   std::deque<Batch> waiting_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
+  RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool poked_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool ended_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  uint64_t decisions_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t decision_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::mutex join_mutex_;
   std::thread decider_, runner_;
 };
 
-base::Result<std::unique_ptr<RequestServer>> RequestServer::start(const RequestServerOptions& options,
-                                                                  RunBatch run, Done done) {
+InsideServer::InsideServer(const void* server) : before_(std::exchange(inside_server, server)) {}
+InsideServer::~InsideServer() {
+  inside_server = before_;
+}
+
+base::Result<std::unique_ptr<RequestServer>> RequestServer::start(const RequestServerOptions& options) {
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             sched::slo::make_batcher(options.policy, options.batcher));
-  const base::Result<uint32_t> model = batcher->add_model(options.model);
-  if (!model.ok()) return model.status();
   return std::unique_ptr<RequestServer>(
-      new RequestServer(std::make_unique<Impl>(std::move(batcher), std::move(run), std::move(done))));
+      new RequestServer(std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending)));
 }
 
 RequestServer::RequestServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RequestServer::~RequestServer() = default;
-base::Status RequestServer::submit(const Request& request) {
-  return impl_->submit(request);
+base::Result<uint32_t> RequestServer::add_model(const ModelSpec& spec, RunBatch run) {
+  return impl_->add_model(spec, std::move(run));
+}
+base::Status RequestServer::submit(const Request& request, Answer answer, void* tag) {
+  return impl_->submit(request, std::move(answer), tag);
 }
 bool RequestServer::cancel(RequestId id) {
   return impl_->cancel(id);
@@ -263,20 +415,20 @@ void RequestServer::observe(uint32_t model, uint32_t application, uint64_t execu
 void RequestServer::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
   impl_->observe_batch(model, k, longest_ns, device_ns);
 }
-size_t RequestServer::pending() const {
-  return impl_->pending();
+base::Result<Profile> RequestServer::profile(uint32_t model, uint32_t application) {
+  return impl_->profile(model, application);
 }
-uint64_t RequestServer::decisions() const {
-  return impl_->decisions();
+RequestServerStats RequestServer::stats() const {
+  return impl_->stats();
 }
-uint64_t RequestServer::decision_ns() const {
-  return impl_->decision_ns();
+std::string_view RequestServer::policy() const {
+  return impl_->policy();
 }
-void RequestServer::drain() {
-  impl_->drain();
+base::Status RequestServer::drain(uint64_t timeout_ns) {
+  return impl_->drain(timeout_ns);
 }
-void RequestServer::stop() {
-  impl_->stop();
+base::Status RequestServer::stop() {
+  return impl_->stop();
 }
 
 }  // namespace gpushare::executor

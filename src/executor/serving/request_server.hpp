@@ -1,18 +1,20 @@
 // executor/serving: requests with deadlines on real threads. The batcher (src/sched/slo) decides, this drives
 // it on the wall clock, as src/sim/serving does on a virtual one. May be called from c_api and the cli; calls
-// sched/slo and base. What runs a batch is a function of the caller's: an iteration of a session, or work on
-// the host.
+// sched/slo, executor and base. What runs a batch is a function a model brings: an iteration of a session
+// (iteration_batch.hpp), or work on the host.
 //
 // Threads of its own: one that decides (and sleeps until something happens or the batcher's wake time), one
-// that runs batches.
+// that runs batches. What finished batches took goes back to the batcher: the online profiler.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "sched/slo/batcher.hpp"
@@ -22,53 +24,101 @@ namespace gpushare::executor {
 // How a request ended.
 struct RequestOutcome {
   sched::slo::RequestId id = 0;
-  // OK: its batch ran (late or not). CALLBACK_FAILED: the batch function failed or threw. TIMED_OUT: dropped
-  // for its deadline. CANCELLED: by cancel() or stop().
+  // OK: its batch ran, in time or late. TIMED_OUT: dropped for its deadline, `dropped` says how. CANCELLED: by
+  // cancel() or stop(). Else its batch failed with this; CALLBACK_FAILED if the batch function threw.
   int32_t status = 0;
-  std::optional<sched::slo::DropReason> dropped;  // set unless its batch ran
+  std::optional<sched::slo::DropReason> dropped;  // set unless it was in a batch that started
+  uint32_t batch_size = 0;                        // 0 if dropped
   uint64_t finished_ns = 0;                       // base::host_now_ns
   uint64_t deadline_ns = 0;
+};
+
+// What the function that runs a batch may tell.
+struct BatchReport {
+  uint64_t started_ns = 0;  // base::host_now_ns when its work began; 0: when the function was called
+  // By member: what it took or would take alone; 0: not known. All zeros as it comes.
+  std::vector<uint64_t> execution_ns;
+  bool model_ended = false;      // this model can run nothing any more: further requests are refused
+  std::vector<void*> tags;       // of the members, as given to submit; not to be changed
+  const void* server = nullptr;  // whose batch it is, for InsideServer
+};
+
+// While it lives, this thread runs a function of the caller's on behalf of `server`, so that calls which wait
+// for that function are refused instead of waiting for ever. The server makes one around every function it
+// calls; a batch function that hands its work to another thread makes one there.
+class InsideServer {
+ public:
+  explicit InsideServer(const void* server);
+  ~InsideServer();
+  InsideServer(const InsideServer&) = delete;
+  InsideServer& operator=(const InsideServer&) = delete;
+
+ private:
+  const void* before_;
 };
 
 struct RequestServerOptions {
   std::string policy = "gpushare";
   sched::slo::BatcherOptions batcher;
-  sched::slo::ModelSpec model;
+};
+
+struct RequestServerStats {
+  uint64_t accepted = 0;
+  uint64_t refused_full = 0;      // QUEUE_FULL
+  uint64_t refused_hopeless = 0;  // TIMED_OUT at submit
+  uint64_t in_time = 0;
+  uint64_t late = 0;
+  uint64_t failed = 0;  // in a batch that failed
+  std::array<uint64_t, sched::slo::kDropReasons> dropped{};
+  uint64_t pending = 0;    // not yet in a batch
+  uint64_t held = 0;       // accepted and not answered: pending and in batches
+  uint64_t most_held = 0;  // ever
+  uint64_t batches = 0;
+  uint64_t batched_requests = 0;
+  uint64_t busy_ns = 0;  // sum of what batches took
+  uint64_t decisions = 0;
+  uint64_t decision_ns = 0;  // wall time spent in them
 };
 
 class RequestServer {
  public:
   // Runs a batch and returns when it has finished on the device; a status that is not OK, or an exception,
   // fails its requests alone.
-  using RunBatch = std::function<base::Status(const sched::slo::Batch&)>;
-  // Called once for every request that submit() accepted, from a thread of the server, without locks held;
-  // may call submit and cancel, not stop.
-  using Done = std::function<void(const RequestOutcome&)>;
+  using RunBatch = std::function<base::Status(const sched::slo::Batch&, BatchReport&)>;
+  // Called once for a request that submit() accepted, from a thread of the server, without locks held; what
+  // it throws is logged and dropped. May be empty.
+  using Answer = std::function<void(const RequestOutcome&)>;
 
-  // Errors: those of make_batcher and add_model.
-  static base::Result<std::unique_ptr<RequestServer>> start(const RequestServerOptions& options, RunBatch run,
-                                                            Done done);
-  // stop().
+  // Errors: those of make_batcher.
+  static base::Result<std::unique_ptr<RequestServer>> start(const RequestServerOptions& options);
+  // stop(). Not from a function that the server called.
   ~RequestServer();
   RequestServer(const RequestServer&) = delete;
   RequestServer& operator=(const RequestServer&) = delete;
 
-  // Any thread; does not block on the device. Times are base::host_now_ns. Errors, with nothing held and done
-  // not called: those of Batcher::arrive (QUEUE_FULL is back-pressure, TIMED_OUT a hopeless deadline),
-  // INVALID_STATE after stop.
-  base::Status submit(const sched::slo::Request& request);
+  // Models are numbered from 0. Errors: those of Batcher::add_model, INVALID_STATE after drain or stop.
+  base::Result<uint32_t> add_model(const sched::slo::ModelSpec& spec, RunBatch run);
+  // Any thread; does not block on the device. Times are base::host_now_ns; an arrival of 0 is now. The tag comes
+  // back in the batch's report. Errors,
+  // with nothing held and `answer` not called: those of Batcher::arrive (QUEUE_FULL is back-pressure, also
+  // when twice max_pending and 4,096 wait for their answers to be taken; TIMED_OUT a hopeless deadline), ALREADY_EXISTS (the id is not answered yet), INVALID_STATE after drain or
+  // stop and for a model that ended (the message says of what).
+  base::Status submit(const sched::slo::Request& request, Answer answer, void* tag = nullptr);
   // True if it was waiting; its outcome follows. False if its batch is under way or over.
   bool cancel(sched::slo::RequestId id);
-  // Execution time alone of one request of an application, measured or known; see Batcher::observe.
+  // See Batcher: what is known beforehand.
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
-  size_t pending() const;
-  uint64_t decisions() const;
-  uint64_t decision_ns() const;  // wall time spent in them
-  // Refuses new requests, waits for all accepted ones to be answered.
-  void drain();
+  base::Result<sched::slo::Profile> profile(uint32_t model, uint32_t application);
+  RequestServerStats stats() const;
+  std::string_view policy() const;
+
+  // Refuses new requests and waits until all accepted ones are answered. Errors: TIMED_OUT (they still
+  // will be), INVALID_STATE from a function that the server called.
+  base::Status drain(uint64_t timeout_ns = UINT64_MAX);
   // Refuses new requests, cancels what waits, waits for the running batch, ends the threads. Idempotent.
-  void stop();
+  // Errors: INVALID_STATE from a function that the server called; nothing changed.
+  base::Status stop();
 
  private:
   class Impl;

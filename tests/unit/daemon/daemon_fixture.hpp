@@ -18,11 +18,11 @@ namespace gpushare::test {
 
 inline constexpr uint64_t kGranule = 64 << 10;
 
-#define REQUIRE_OK(expression)                                        \
-  do {                                                                \
-    const ::gpushare::base::Status required_ = (expression);          \
-    INFO(required_.to_string());                                      \
-    REQUIRE(required_.ok());                                          \
+#define REQUIRE_OK(expression)                               \
+  do {                                                       \
+    const ::gpushare::base::Status required_ = (expression); \
+    INFO(required_.to_string());                             \
+    REQUIRE(required_.ok());                                 \
   } while (0)
 
 struct Daemon {

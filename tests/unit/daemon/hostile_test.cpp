@@ -189,7 +189,8 @@ TEST_CASE("what a worker gets cannot be turned against the daemon or other worke
   raw.send(bytes_of(daemon::make_end(3)));
   CHECK(raw.answer() == GPUSHARE_OK);
   check_serves(daemon, path, contents);
-  CHECK(std::all_of(region + raw.last.image_bytes, region + raw.last.region_bytes, [](char c) { return c == 0; }));
+  CHECK(std::all_of(region + raw.last.image_bytes, region + raw.last.region_bytes,
+                    [](char c) { return c == 0; }));
   munmap(const_cast<char*>(region), raw.last.region_bytes);
 }
 
@@ -228,7 +229,8 @@ TEST_CASE("other users are refused") {
       std::array<std::byte, sizeof(daemon::Reply) + 1> buffer;
       (void)daemon::wait_readable(connected->get(), base::Deadline::after(30'000'000'000));
       const auto message = daemon::receive_message(connected->get(), buffer);
-      const auto reply = message.ok() ? daemon::parse_reply(*message) : base::Result<daemon::Reply>(message.status());
+      const auto reply =
+          message.ok() ? daemon::parse_reply(*message) : base::Result<daemon::Reply>(message.status());
       _exit(reply.ok() && reply->code == GPUSHARE_UNAVAILABLE ? 3 : 4);
     }
     int status = 0;
@@ -256,8 +258,10 @@ void register_failing_host() {
     static const gpushare_backend_ops* host = device::find_backend("host");
     static gpushare_backend_ops ops = *host;
     ops.name = "failing_host";
-    ops.phys_create_shared = [](gpushare_backend_device* device, uint64_t bytes, gpushare_backend_memory** out) {
-      return takes(g_create_fails) ? GPUSHARE_DEVICE_OUT_OF_MEMORY : host->phys_create_shared(device, bytes, out);
+    ops.phys_create_shared = [](gpushare_backend_device* device, uint64_t bytes,
+                                gpushare_backend_memory** out) {
+      return takes(g_create_fails) ? GPUSHARE_DEVICE_OUT_OF_MEMORY
+                                   : host->phys_create_shared(device, bytes, out);
     };
     ops.va_map = [](gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
                     gpushare_backend_memory* memory, uint64_t offset) {
@@ -268,7 +272,8 @@ void register_failing_host() {
                          int32_t* out) {
       return takes(g_export_fails) ? GPUSHARE_IO_ERROR : host->phys_export(device, memory, access, out);
     };
-    ops.copy_async = [](gpushare_backend_stream* stream, uint64_t to, uint64_t from, uint64_t bytes, uint32_t kind) {
+    ops.copy_async = [](gpushare_backend_stream* stream, uint64_t to, uint64_t from, uint64_t bytes,
+                        uint32_t kind) {
       return takes(g_copy_fails) ? GPUSHARE_UNKNOWN : host->copy_async(stream, to, from, bytes, kind);
     };
     return device::register_backend(&ops).ok();

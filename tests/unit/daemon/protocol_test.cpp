@@ -61,8 +61,8 @@ TEST_CASE("replies are read as they were written") {
 }
 
 TEST_CASE("a request of another size, mark, version or type is refused") {
-  for (const auto& whole : {bytes(make_attach(1, "n", "/p", 0, 0)), bytes(make_begin(1, 0)), bytes(make_end(1)),
-                            bytes(make_status(1))}) {
+  for (const auto& whole : {bytes(make_attach(1, "n", "/p", 0, 0)), bytes(make_begin(1, 0)),
+                            bytes(make_end(1)), bytes(make_status(1))}) {
     REQUIRE(parse_request(whole).ok());
     for (size_t length = 0; length < whole.size(); length += length < 64 ? 1 : 97)
       CHECK(parse_request(std::span(whole).first(length)).status().code() == GPUSHARE_MALFORMED_INPUT);
@@ -98,7 +98,8 @@ TEST_CASE("texts of an attach request are checked") {
   bad.path[100] = 'x';  // behind the end
   CHECK(parse_request(bytes(bad)).status().code() == GPUSHARE_MALFORMED_INPUT);
   for (const char* name : {"", "a\nb", "\x7f"})
-    CHECK(parse_request(bytes(make_attach(1, name, "/p", 0, 0))).status().code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(parse_request(bytes(make_attach(1, name, "/p", 0, 0))).status().code() ==
+          GPUSHARE_INVALID_ARGUMENT);
   for (const char* path : {"", "relative"})
     CHECK(parse_request(bytes(make_attach(1, "n", path, 0, 0))).status().code() == GPUSHARE_INVALID_ARGUMENT);
 }
@@ -131,7 +132,8 @@ TEST_CASE("status tables are read as they were written and refused when cut") {
   CHECK(read->workers[0].turn_ns == 6);
   REQUIRE(read->models.size() == 1);
   CHECK(read->models[0].arrived == 4);
-  for (size_t length = 0; length < table.size(); ++length) CHECK_FALSE(parse_status(table.substr(0, length)).ok());
+  for (size_t length = 0; length < table.size(); ++length)
+    CHECK_FALSE(parse_status(table.substr(0, length)).ok());
   CHECK_FALSE(parse_status(table + "x").ok());
 }
 

@@ -15,6 +15,7 @@
 #include "support/random.hpp"
 
 using namespace gpushare;
+using executor::BatchReport;
 using executor::RequestOutcome;
 using executor::RequestServer;
 using executor::RequestServerOptions;
@@ -61,21 +62,22 @@ TEST_CASE("four producers under every policy: each request is answered exactly o
     auto answers = std::make_unique<Answers>(kProducers * kEach);
     RequestServerOptions options;
     options.policy = policy;
-    options.model.c0_ns = 5e3;
-    options.model.c1 = 0.1;
+    sched::slo::ModelSpec model;
+    model.c0_ns = 5e3;
+    model.c1 = 0.1;
     options.batcher.max_pending = 500;
     options.batcher.clockwork_slack_ms = 0.1;
     options.batcher.max_delay_ms = 0.1;
     std::atomic<uint64_t> work{0};
-    auto server = RequestServer::start(
-        options,
-        [&](const Batch& batch) {
-          for (uint64_t i = 0; i < 2000 * batch.requests.size(); ++i)
-            work.fetch_add(i, std::memory_order_relaxed);
-          return base::ok_status();
-        },
-        [&](const RequestOutcome& outcome) { (*answers)(outcome); });
+    auto server = RequestServer::start(options);
     REQUIRE(server.ok());
+    CHECK((*server)->policy() == policy);
+    CHECK(*(*server)->add_model(model, [&](const Batch& batch, BatchReport&) {
+      for (uint64_t i = 0; i < 2000 * batch.requests.size(); ++i)
+        work.fetch_add(i, std::memory_order_relaxed);
+      return base::ok_status();
+    }) == 0);
+    const auto answer = [&](const RequestOutcome& outcome) { (*answers)(outcome); };
     for (uint32_t application = 0; application < 3; ++application)
       for (int i = 0; i < 32; ++i) (*server)->observe(0, application, 20'000);
     std::atomic<size_t> refused{0};
@@ -87,7 +89,8 @@ TEST_CASE("four producers under every policy: each request is answered exactly o
           const uint64_t id = p * kEach + i;
           const base::Status status =
               (*server)->submit(request(id, test::uniform(random, 0, kSecond / 20),
-                                        static_cast<uint32_t>(test::uniform(random, 0, 2))));
+                                        static_cast<uint32_t>(test::uniform(random, 0, 2))),
+                                answer);
           if (!status.ok()) {
             ++refused;
             ++answers->of[id];
@@ -98,10 +101,18 @@ TEST_CASE("four producers under every policy: each request is answered exactly o
         }
       });
     for (std::thread& producer : producers) producer.join();
-    (*server)->drain();
-    CHECK((*server)->pending() == 0);
-    CHECK((*server)->submit(request(1, kSecond)).code() == GPUSHARE_INVALID_STATE);
-    (*server)->stop();
+    CHECK((*server)->drain().ok());
+    const executor::RequestServerStats stats = (*server)->stats();
+    CHECK(stats.pending == 0);
+    CHECK(stats.held == 0);
+    CHECK(stats.accepted + refused == kProducers * kEach);
+    CHECK(stats.refused_full + stats.refused_hopeless == refused);
+    CHECK(stats.in_time + stats.late == answers->ran);
+    CHECK(stats.batched_requests == answers->ran);
+    CHECK(stats.most_held <= 2 * options.batcher.max_pending + 4096);
+    CHECK((*server)->submit(request(1, kSecond), answer).code() == GPUSHARE_INVALID_STATE);
+    CHECK((*server)->add_model({}, {}).status().code() == GPUSHARE_INVALID_STATE);
+    CHECK((*server)->stop().ok());
     size_t wrong = 0;
     for (const auto& count : answers->of) wrong += count != 1 ? 1 : 0;
     CHECK(wrong == 0);
@@ -111,62 +122,156 @@ TEST_CASE("four producers under every policy: each request is answered exactly o
 
 TEST_CASE("a failing or throwing batch fails its own requests alone") {
   Answers answers(3);
-  RequestServerOptions options;
-  options.model.batch_sizes = {1};
-  std::atomic<int> runs{0};
-  auto server = RequestServer::start(
-      options,
-      [&](const Batch&) -> base::Status {
-        const int run = ++runs;
-        if (run == 1) return base::Status(GPUSHARE_INTERNAL, "no");
-        if (run == 2) throw std::runtime_error("no");
-        return base::ok_status();
-      },
-      [&](const RequestOutcome& outcome) { answers(outcome); });
+  const auto answer = [&](const RequestOutcome& outcome) { answers(outcome); };
+  auto server = RequestServer::start({});
   REQUIRE(server.ok());
-  for (uint64_t id = 0; id < 3; ++id) CHECK((*server)->submit(request(id, 1000 * kSecond)).ok());
-  (*server)->drain();
+  std::atomic<int> runs{0};
+  sched::slo::ModelSpec model;
+  model.batch_sizes = {1};
+  REQUIRE((*server)
+              ->add_model(model,
+                          [&](const Batch&, BatchReport&) -> base::Status {
+                            const int run = ++runs;
+                            if (run == 1) return base::Status(GPUSHARE_CALLBACK_FAILED, "no");
+                            if (run == 2) throw std::runtime_error("no");
+                            return base::ok_status();
+                          })
+              .ok());
+  for (uint64_t id = 0; id < 3; ++id) CHECK((*server)->submit(request(id, 1000 * kSecond), answer).ok());
+  CHECK((*server)->drain().ok());
   CHECK(answers.failed == 2);
   CHECK(answers.ran == 1);
+  CHECK((*server)->stats().failed == 2);
+}
+
+TEST_CASE("a model that ended refuses further requests, another one goes on") {
+  Answers answers(4);
+  const auto answer = [&](const RequestOutcome& outcome) { answers(outcome); };
+  auto server = RequestServer::start({});
+  REQUIRE(server.ok());
+  sched::slo::ModelSpec model;
+  model.batch_sizes = {1};
+  REQUIRE((*server)
+              ->add_model(model,
+                          [&](const Batch&, BatchReport& report) {
+                            report.model_ended = true;
+                            return base::Status(GPUSHARE_CALLBACK_FAILED, "the session was closed");
+                          })
+              .ok());
+  REQUIRE((*server)->add_model(model, [&](const Batch&, BatchReport&) { return base::ok_status(); }).ok());
+  CHECK((*server)->submit(request(0, 1000 * kSecond), answer).ok());
+  while (answers.failed == 0) std::this_thread::yield();
+  const base::Status refused = (*server)->submit(request(1, 1000 * kSecond), answer);
+  CHECK(refused.code() == GPUSHARE_INVALID_STATE);
+  CHECK(refused.message().find("the session was closed") != std::string::npos);
+  Request other = request(2, 1000 * kSecond);
+  other.model = 1;
+  CHECK((*server)->submit(other, answer).ok());
+  other.model = 2;
+  other.id = 3;
+  CHECK((*server)->submit(other, answer).code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK((*server)->drain().ok());
+  CHECK(answers.ran == 1);
+}
+
+TEST_CASE("what answers and batches may not do is refused, and their exceptions stay where they are") {
+  auto server = RequestServer::start({});
+  REQUIRE(server.ok());
+  std::atomic<int> in_batch{0}, in_answer{0};
+  std::atomic<bool> submitted{false};
+  REQUIRE((*server)
+              ->add_model({},
+                          [&](const Batch&, BatchReport&) {
+                            in_batch = (*server)->stop().code();
+                            return base::ok_status();
+                          })
+              .ok());
+  CHECK((*server)
+            ->submit(request(0, 1000 * kSecond),
+                     [&](const RequestOutcome&) {
+                       in_answer = (*server)->drain().code();
+                       // From an answer more may be submitted.
+                       submitted = (*server)->submit(request(1, 1000 * kSecond), {}).ok();
+                       throw std::runtime_error("thrown by an answer");
+                     })
+            .ok());
+  while (!submitted) std::this_thread::yield();
+  CHECK((*server)->drain().ok());
+  CHECK(in_batch == GPUSHARE_INVALID_STATE);
+  CHECK(in_answer == GPUSHARE_INVALID_STATE);
+  CHECK((*server)->stats().in_time == 2);
 }
 
 TEST_CASE("back-pressure, duplicates, expired deadlines and stop with work waiting") {
   Answers answers(100);
+  const auto answer = [&](const RequestOutcome& outcome) { answers(outcome); };
   RequestServerOptions options;
   options.batcher.max_pending = 10;
-  options.model.batch_sizes = {1};
   std::atomic<bool> release{false}, running{false};
-  auto server = RequestServer::start(
-      options,
-      [&](const Batch&) {
-        running = true;
-        while (!release) std::this_thread::yield();
-        return base::ok_status();
-      },
-      [&](const RequestOutcome& outcome) { answers(outcome); });
+  auto server = RequestServer::start(options);
   REQUIRE(server.ok());
-  CHECK((*server)->submit(request(0, 1000 * kSecond)).ok());
+  sched::slo::ModelSpec model;
+  model.batch_sizes = {1};
+  REQUIRE((*server)
+              ->add_model(model,
+                          [&](const Batch&, BatchReport&) {
+                            running = true;
+                            while (!release) std::this_thread::yield();
+                            return base::ok_status();
+                          })
+              .ok());
+  CHECK((*server)->submit(request(0, 1000 * kSecond), answer).ok());
   while (!running) std::this_thread::yield();
-  for (uint64_t id = 1; id <= 10; ++id) CHECK((*server)->submit(request(id, 1000 * kSecond)).ok());
-  CHECK((*server)->submit(request(11, 1000 * kSecond)).code() == GPUSHARE_QUEUE_FULL);
+  for (uint64_t id = 1; id <= 10; ++id) CHECK((*server)->submit(request(id, 1000 * kSecond), answer).ok());
+  CHECK((*server)->submit(request(11, 1000 * kSecond), answer).code() == GPUSHARE_QUEUE_FULL);
+  CHECK((*server)->stats().refused_full == 1);
   CHECK((*server)->cancel(5));
-  CHECK((*server)->submit(request(6, 1000 * kSecond)).code() == GPUSHARE_ALREADY_EXISTS);
-  CHECK((*server)->submit(request(12, 0)).code() == GPUSHARE_TIMED_OUT);
+  CHECK((*server)->submit(request(6, 1000 * kSecond), answer).code() == GPUSHARE_ALREADY_EXISTS);
+  CHECK((*server)->submit(request(12, 0), answer).code() == GPUSHARE_TIMED_OUT);
   CHECK_FALSE((*server)->cancel(0));  // runs
   CHECK_FALSE((*server)->cancel(99));
+  CHECK((*server)->drain(1).code() == GPUSHARE_TIMED_OUT);
   std::thread releaser([&] {
     std::this_thread::yield();
     release = true;
   });
-  (*server)->stop();
+  CHECK((*server)->stop().ok());
   releaser.join();
   CHECK(answers.ran + answers.cancelled == 11);
   CHECK(answers.cancelled >= 1);
-  (*server)->stop();
+  CHECK((*server)->stop().ok());
   RequestServerOptions wrong;
   wrong.policy = "none";
-  CHECK(RequestServer::start(wrong, {}, {}).status().code() == GPUSHARE_NOT_FOUND);
-  wrong.policy = "gpushare";
-  wrong.model.batch_sizes.clear();
-  CHECK(RequestServer::start(wrong, {}, {}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(RequestServer::start(wrong).status().code() == GPUSHARE_NOT_FOUND);
+  auto empty = RequestServer::start({});
+  REQUIRE(empty.ok());
+  model.batch_sizes.clear();
+  CHECK((*empty)->add_model(model, {}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("cancelled requests whose answers nobody takes do not pile up") {
+  RequestServerOptions options;
+  options.batcher.max_pending = 50;
+  auto server = RequestServer::start(options);
+  REQUIRE(server.ok());
+  std::atomic<bool> release{false};
+  std::atomic<uint64_t> answered{0};
+  REQUIRE((*server)->add_model({}, [](const Batch&, BatchReport&) { return base::ok_status(); }).ok());
+  const auto slow = [&](const RequestOutcome&) {
+    while (!release) std::this_thread::yield();
+    ++answered;
+  };
+  uint64_t accepted = 0, id = 0;
+  base::Status status;
+  for (; id < 100'000 && status.code() != GPUSHARE_QUEUE_FULL; ++id) {
+    status = (*server)->submit(request(id, 1000 * kSecond), slow);
+    if (!status.ok()) continue;
+    ++accepted;
+    (*server)->cancel(id);
+  }
+  CHECK(status.code() == GPUSHARE_QUEUE_FULL);
+  CHECK(accepted <= 2 * 50 + 4096);
+  release = true;
+  CHECK((*server)->drain().ok());
+  CHECK(answered == accepted);
 }

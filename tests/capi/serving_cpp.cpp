@@ -1,0 +1,105 @@
+// serving.hpp: the request queue, histograms and score queues in C++.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstdio>
+#include <gpushare/gpushare.hpp>
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+int failures = 0;
+void check_that(bool ok, int line) {
+  if (ok) return;
+  ++failures;
+  std::fprintf(stderr, "serving_cpp.cpp:%d failed; last error: %s\n", line, gpushare_last_error_message());
+}
+#define CHECK(condition) check_that(condition, __LINE__)
+
+constexpr uint64_t kHourNs = 3'600'000'000'000;
+
+gpushare_request request(uint64_t id, uint64_t slack_ns = kHourNs) {
+  gpushare_request out = GPUSHARE_REQUEST_INIT;
+  out.id = id;
+  out.deadline_ns = gpushare::now_ns() + slack_ns;
+  return out;
+}
+
+void queue() {
+  gpushare::RuntimeOptions options;
+  options.device = "host";
+  options.capacity_bytes = 16 << 20;
+  gpushare::Runtime runtime = gpushare::Runtime::open(options);
+  gpushare::Session session = runtime.open_session({});
+  std::atomic<int> batches{0}, answers{0};
+  {
+    gpushare::RequestQueue queue(runtime);
+    const uint32_t model =
+        queue.add_model(session,
+                        [&](gpushare::Iteration& iteration, const gpushare_queued_batch& batch) {
+                          ++batches;
+                          iteration.alloc<float>(1024);
+                          for (uint64_t i = 0; i < batch.count; ++i)
+                            if (batch.ids[i] == 7) throw std::runtime_error("seven");
+                        },
+                        0, 1.0, {1});
+    queue.observe(model, 0, 1000);
+    for (uint64_t id = 0; id < 20; ++id)
+      CHECK(queue.submit(request(id), [&](const gpushare_request_outcome& outcome) {
+        if (outcome.status == (outcome.id == 7 ? GPUSHARE_CALLBACK_FAILED : GPUSHARE_OK)) ++answers;
+      }));
+    std::future<gpushare_request_outcome> last = queue.submit(request(20));
+    CHECK(last.get().status == GPUSHARE_OK);
+    try {
+      (void)queue.submit(request(21, 0));
+      CHECK(false);
+    } catch (const gpushare::Error& error) {
+      CHECK(error.status() == GPUSHARE_TIMED_OUT);
+    }
+    CHECK(!queue.cancel(99));
+    CHECK(queue.drain());
+    CHECK(answers == 20);
+    CHECK(batches == 21);
+    CHECK(queue.info().failed == 1);
+    CHECK(queue.profile(model, 0).samples >= 2);
+    queue.close();
+  }
+  session.close();
+  try {
+    gpushare::RequestQueue none(runtime, "nope");
+    CHECK(false);
+  } catch (const gpushare::Error& error) {
+    CHECK(error.status() == GPUSHARE_NOT_FOUND);
+  }
+}
+
+void scores() {
+  gpushare::Histogram durations;
+  for (uint64_t i = 0; i < 100; ++i) durations.record(1'000'000 + i * 10'000);
+  const gpushare::Histogram copy = gpushare::Histogram::parse(durations.serialize());
+  CHECK(copy.info().count == 100);
+  CHECK(copy.quantile_ns(0.5, 8) > copy.quantile_ns(0.5));
+  gpushare::ScoreQueue queue;
+  gpushare_score_class of = GPUSHARE_SCORE_CLASS_INIT;
+  of.histogram = copy.get();
+  of.k = 4;
+  of.c0_ns = 5e6;
+  const uint32_t index = queue.add_class(of);
+  CHECK(!queue.best(0));
+  const uint32_t entry = queue.insert(index, 50'000'000, 1);
+  queue.insert(index, 60'000'000, 2);
+  queue.insert(index, 70'000'000, 3);
+  CHECK(queue.best(0)->id == 1);
+  queue.erase(entry);
+  queue.set_class(index, of);
+  CHECK((queue.pop(0, 8) == std::vector<uint64_t>{2, 3}));
+  CHECK(queue.size() == 0);
+}
+
+}  // namespace
+
+int main() {
+  queue();
+  scores();
+  return failures == 0 ? 0 : 1;
+}
