@@ -115,6 +115,10 @@ int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_inf
     out.paging_ns = info.paging_ns;
     out.device_busy_ns = info.device_busy_ns;
     out.now_ns = info.now_ns;
+    out.compute_units = info.compute_units;
+    out.partitionable_compute_units = info.partitionable_compute_units;
+    out.granularity_compute_units = info.granularity_compute_units;
+    out.promised_compute_units = info.promised_compute_units;
     capi::copy_text(out.device, info.device);
     capi::copy_text(out.policy, info.policy);
     return capi::write_struct("out_info", out, out_info);

@@ -42,6 +42,7 @@ base::Result<executor::SessionOptions> to_options(const gpushare_session_params&
   options.allow_queueing = (params.flags & GPUSHARE_SESSION_ALLOW_QUEUEING) != 0;
   options.allow_spill = (params.flags & GPUSHARE_SESSION_ALLOW_SPILL) != 0;
   options.plan_iterations = params.plan_iterations != 0;
+  options.compute_units = params.compute_units;
   return options;
 }
 
@@ -114,6 +115,7 @@ int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_inf
     out.waited_ns = info.waited_ns;
     out.remaining_ns = info.remaining_ns;
     out.planned_iterations = info.planned_iterations;
+    out.compute_units = info.compute_units;
     return capi::write_struct("out_info", out, out_info);
   });
 }

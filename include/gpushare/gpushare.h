@@ -258,12 +258,15 @@ typedef struct gpushare_runtime_info {
   uint64_t now_ns;                /* the device's clock */
   char device[64];                /* spec */
   char policy[32];
+  uint32_t compute_units;               /* of the device: SMs on cuda */
+  uint32_t partitionable_compute_units; /* of them, what lanes can have for themselves together; 0 = none */
+  uint32_t granularity_compute_units;   /* a lane's share is a multiple of it */
+  uint32_t promised_compute_units;      /* that lanes have now */
 } gpushare_runtime_info;
-#define GPUSHARE_RUNTIME_INFO_INIT                                                                 \
-  {                                                                                                \
-    sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, { \
-      0                                                                                            \
-    }                                                                                              \
+#define GPUSHARE_RUNTIME_INFO_INIT                                                                          \
+  {                                                                                                         \
+    sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0, 0, \
+        0, 0                                                                                                \
   }
 
 GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info);
@@ -306,16 +309,20 @@ typedef struct gpushare_session_params {
   double weight;             /* share under "fair"; 0 = 1.0 */
   uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by an offline plan of the first iteration that
                                 repeats */
-  uint32_t reserved;
+  uint32_t compute_units;    /* SMs that its lane has for itself: a partition of at least so many, shared only
+                                with sessions that ask for as many; 0 = its lane shares the device with all such
+                                lanes. Work of other partitions never runs there; work of lanes without one may.
+                                See gpushare_runtime_info */
 } gpushare_session_params;
 #define GPUSHARE_SESSION_PARAMS_INIT \
   { sizeof(gpushare_session_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /* Opens a session. Does not wait: with ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its
  * first iteration waits; without, the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A
- * session of undeclared need gets a profiling iteration alone, then its measured need. The caller owns
+ * session of undeclared need gets a profiling iteration alone, then its measured need. Compute units are
+ * promised like memory: with ALLOW_QUEUEING the session waits until so many are free. The caller owns
  * *out_session. Errors: EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT,
- * DEVICE_LOST. */
+ * UNSUPPORTED (compute_units on a device without partitions), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
                                            gpushare_session* out_session);
 
@@ -351,9 +358,11 @@ typedef struct gpushare_session_info {
   uint64_t waited_ns;          /* time its iterations waited for their turn */
   uint64_t remaining_ns;       /* estimate; UINT64_MAX when unknown */
   uint64_t planned_iterations; /* iterations placed wholly by the plan */
+  uint32_t compute_units;      /* that its lane has for itself, rounded up to the granularity; 0 = shares */
+  uint32_t reserved;
 } gpushare_session_info;
 #define GPUSHARE_SESSION_INFO_INIT \
-  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 GPUSHARE_API int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info);
 

@@ -290,6 +290,7 @@ struct SessionOptions {
   bool allow_queueing = true;
   bool allow_spill = false;
   bool plan_iterations = false;
+  uint32_t compute_units = 0;  // of its lane alone; 0 = shares the device
 };
 
 // One job. Closing waits for its running iteration and returns all its memory.
@@ -493,6 +494,7 @@ class Runtime {
                    (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U);
     params.weight = options.weight;
     params.plan_iterations = options.plan_iterations ? 1 : 0;
+    params.compute_units = options.compute_units;
     gpushare_session out = nullptr;
     check(gpushare_session_open(get(), &params, &out));
     return Session(out);

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -12,7 +13,7 @@ namespace gpushare::executor {
 
 void RuntimeImpl::collect_actions() {
   for (const sched::Action& decided : scheduler_->take_actions()) {
-    Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr};
+    Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr, decided.compute_units};
     switch (decided.kind) {
       case sched::ActionKind::kOpenLane:
         action.kind = Action::Kind::kOpenLane;
@@ -82,7 +83,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
   LaneSlot* lane = action.lane < slots_.size() ? slots_[action.lane].get() : nullptr;
   switch (action.kind) {
     case Action::Kind::kOpenLane: {
-      const base::Status status = open_lane(action.lane, action.bytes);
+      const base::Status status = open_lane(action.lane, action.bytes, action.compute_units);
       if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) lose(status, outbox);
       break;
     }
@@ -101,12 +102,12 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         lane->applied_bytes.store(0);
         lane->last_session_id = 0;
         outbox.sessions.push_back(lane->set_owner(nullptr));
-        if (closing != nullptr) {
-          mutex_.unlock();
-          const base::Status status = memory_->close_lane(closing);
-          mutex_.lock();
-          if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
-        }
+        mutex_.unlock();
+        base::Status status;
+        if (closing != nullptr) status = memory_->close_lane(closing);
+        if (lane->partition != nullptr) drop_stream(*lane);
+        mutex_.lock();
+        if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
       }
       break;
     case Action::Kind::kAdmit:
@@ -134,8 +135,6 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
 base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
   auto slot = std::make_unique<LaneSlot>();
   slot->id = id;
-  GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, device_->create_stream());
-  slot->stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(stream), slot.get());
   slot->ring.resize(depth_ + 1);
   for (InFlight& entry : slot->ring) {
     GPUSHARE_ASSIGN_OR_RETURN(entry.start, device_->create_event(GPUSHARE_EVENT_TIMING));
@@ -156,7 +155,51 @@ base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
   return raw;
 }
 
-base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes) {
+base::Status RuntimeImpl::make_stream(LaneSlot& slot, uint32_t compute_units) {
+  if (compute_units == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, device_->create_stream());
+    slot.stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(stream), &slot);
+    return {};
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const device::Device::Partition partition,
+                            device_->create_partition(compute_units));
+  auto stream = device_->create_stream_in(partition.handle);
+  if (!stream.ok()) {
+    const base::Status ignored = device_->destroy_partition(partition.handle);
+    return stream.status();
+  }
+  slot.partition = partition.handle;
+  slot.stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(*stream), &slot);
+  return {};
+}
+
+void RuntimeImpl::drop_stream(LaneSlot& slot) {
+  // Sessions that were paged out from here free their blocks in the order of this stream: no longer, and only
+  // once all its work is done.
+  (void)slot.stream->device_stream().synchronize();
+  std::vector<std::shared_ptr<SessionImpl>> users;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [id, session] : sessions_) {
+      if (session->stream_lane_ != &slot) continue;
+      session->stream_lane_ = nullptr;
+      users.push_back(session);
+    }
+  }
+  for (const auto& session : users) {
+    const GatePass pass(session->heap_gate_);
+    if (pass) session->heap_.load()->set_stream(nullptr);
+  }
+  for (const auto& session : users) session->heap_gate_.drain();
+  memory_gate_.drain();
+  slot.stream->shut();
+  slot.stream.reset();
+  if (slot.partition == nullptr) return;
+  const base::Status status = device_->destroy_partition(std::exchange(slot.partition, nullptr));
+  if (!status.ok()) base::log(base::kError, status.with_context("closing a lane's partition").to_string());
+}
+
+base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t compute_units) {
   LaneSlot* slot = id < slots_.size() ? slots_[id].get() : nullptr;
   const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
   mutex_.unlock();
@@ -171,6 +214,9 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes) {
       status = made.status();
     }
   }
+  // A slot keeps the stream of the whole device; that of a partition went when the lane closed.
+  if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
+  if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
   if (status.ok()) {
     auto result = memory_->open_lane(id, bytes, slot->stream->device_stream());
     if (result.ok())

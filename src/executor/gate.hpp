@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 
 namespace gpushare::executor {
 
@@ -22,6 +23,10 @@ class Gate {
   }
   void leave() {
     if (state_.fetch_sub(1, std::memory_order_release) == (kClosed | 1)) state_.notify_all();
+  }
+  // Waits until those who were inside when it was called have left; others may come and go meanwhile.
+  void drain() const {
+    while ((state_.load(std::memory_order_acquire) & ~kClosed) != 0) std::this_thread::yield();
   }
   void open() { state_.fetch_and(~kClosed, std::memory_order_release); }
   void close() {
@@ -50,6 +55,9 @@ class WideGate {
   }
   void close() {
     for (Stripe& stripe : stripes_) stripe.gate.close();
+  }
+  void drain() const {
+    for (const Stripe& stripe : stripes_) stripe.gate.drain();
   }
 
  private:

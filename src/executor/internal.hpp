@@ -189,7 +189,9 @@ struct InFlight {
 // next of that number.
 struct LaneSlot {
   uint32_t id = 0;
+  // Made when the lane opens and kept when it closes, except where it belongs to a partition, which goes then.
   std::shared_ptr<StreamImpl> stream;
+  gpushare_backend_partition* partition = nullptr;
   std::atomic<memory::Lane*> memory{nullptr};  // null while closed
   base::Mutex size_mutex;                      // serialises applying want_bytes
   std::atomic<uint64_t> applied_bytes{0};      // size that memory has been given
@@ -236,6 +238,7 @@ struct Action {
   uint32_t lane = UINT32_MAX;
   uint64_t bytes = 0;
   std::shared_ptr<SessionImpl> session;
+  uint32_t compute_units = 0;
   bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
 };
 
@@ -377,8 +380,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // meanwhile; returns when nobody is at it.
   void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  base::Status open_lane(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Status open_lane(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(mutex_);
   base::Result<LaneSlot*> make_slot(uint32_t id);
+  base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
+  // Destroys the stream of a lane that has closed, and gives its partition back.
+  void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(mutex_);
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
@@ -396,6 +402,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   uint32_t depth_ = 2;
+  // How lanes can share the compute units out; zeros without partitions.
+  uint32_t partitionable_units_ = 0, granularity_units_ = 0;
   ProgressFunction on_progress_;
 
   mutable base::Mutex mutex_;

@@ -53,6 +53,11 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   scheduling.granularity_bytes = memory_->granularity_bytes();
   scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
   scheduling.paging = memory_->can_page();
+  if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
+    GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());
+    scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;
+    scheduling.granularity_compute_units = granularity_units_ = partitions.granularity_units;
+  }
   {
     base::MutexLock lock(mutex_);
     scheduler_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
@@ -135,7 +140,11 @@ base::Status RuntimeImpl::close() {
     if (slot == nullptr) continue;
     if (slot->worker.joinable()) slot->worker.join();
     if (slot->reaper.joinable()) slot->reaper.join();
-    slot->stream->shut();
+    if (slot->stream != nullptr) slot->stream->shut();
+    if (slot->partition != nullptr) {
+      const base::Status status = device_->destroy_partition(slot->partition);
+      if (!status.ok()) base::log(base::kError, status.to_string());
+    }
   }
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
@@ -159,6 +168,10 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
                         "session '" + options.name +
                             "': persistent_bytes and ephemeral_bytes together are above quota_bytes, " +
                             base::format_bytes(options.quota_bytes));
+  if (options.compute_units > 0 && partitionable_units_ == 0)
+    return base::Status(GPUSHARE_UNSUPPORTED,
+                        "session '" + options.name + "' asks for compute units of its own, which device " +
+                            device_->spec() + " cannot give (capability PARTITIONS): leave compute_units 0");
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);
   GPUSHARE_RETURN_IF_ERROR(check_open());
@@ -175,6 +188,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
   spec.ephemeral_bytes = options.ephemeral_bytes;
   spec.remaining_ns = options.remaining_ns > 0 ? options.remaining_ns : sched::kUnknown;
   spec.iterations_total = options.iterations_total;
+  spec.compute_units = options.compute_units;
   spec.may_queue = options.allow_queueing;
   const uint64_t time = now();
   auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
@@ -229,6 +243,10 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
       ++info.sessions_resident;
   }
   info.promised_bytes = scheduler_->promised_bytes();
+  info.compute_units = device_->info().compute_units;
+  info.partitionable_compute_units = partitionable_units_;
+  info.granularity_compute_units = granularity_units_;
+  info.promised_compute_units = scheduler_->promised_compute_units();
   info.switches = switches_;
   info.iterations_done = iterations_done_;
   info.paging_ns = paging_ns_;
@@ -335,13 +353,13 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
 }
 
 std::string RuntimeImpl::check() {
-  const GatePass pass(memory_gate_.mine());
-  if (!pass) return {};
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);
   // Memory's books hold when nobody works on them: no action, no pushed iteration. What the caller's own
   // iterations do is up to the caller.
   while (acting_) actor_done_.wait(mutex_);
+  const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave
+  if (!pass) return {};
   acting_ = paused_ = true;
   std::string failure;
   const bool quiet = std::none_of(open_slots_.begin(), open_slots_.end(), [](const LaneSlot* lane) {

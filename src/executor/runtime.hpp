@@ -74,6 +74,11 @@ struct RuntimeInfo {
   uint32_t sessions_paged_out = 0;
   uint64_t capacity_bytes = 0;
   uint64_t promised_bytes = 0;  // never above capacity_bytes
+  uint32_t compute_units = 0;   // of the device
+  // What lanes can have for themselves, together and in multiples of; 0 without partitions. And what they have.
+  uint32_t partitionable_compute_units = 0;
+  uint32_t granularity_compute_units = 0;
+  uint32_t promised_compute_units = 0;
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
   uint64_t peak_bytes = 0;
@@ -100,6 +105,7 @@ struct SessionOptions {
   uint64_t remaining_ns = 0;      // 0 = unknown
   uint64_t iterations_total = 0;  // 0 = unknown
   uint64_t quota_bytes = 0;       // 0 = none
+  uint32_t compute_units = 0;     // of its lane alone; 0 = the lane shares the device
   int32_t priority = 0;
   double weight = 1.0;  // finite, > 0
   bool allow_queueing = true;
@@ -112,6 +118,7 @@ struct SessionInfo {
   uint64_t session_id = 0;
   base::Status status;  // why it failed
   uint32_t lane = UINT32_MAX;
+  uint32_t compute_units = 0;  // that its lane has for itself, 0 = shares
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
   uint64_t peak_bytes = 0;

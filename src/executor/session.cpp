@@ -129,6 +129,7 @@ SessionInfo SessionImpl::info() const {
   }
   if (known) {
     info.lane = runtime.scheduler_->lane_of(id_);
+    info.compute_units = runtime.scheduler_->lane_compute_units(info.lane);
     info.remaining_ns = runtime.scheduler_->view(id_).remaining_ns;
     info.promised_persistent_bytes = persistent_promise_;
     info.promised_ephemeral_bytes = ephemeral_promise_;

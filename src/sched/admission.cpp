@@ -57,6 +57,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     if (!lane.open) continue;
     // What was paged out for it made room where it runs next: not to queue behind its betters elsewhere.
     if (session.claiming && !runs_next(session, lane)) continue;
+    if (lane.compute_units != session.compute_units) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
     if (options.lane_finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;
@@ -74,8 +75,9 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     views.push_back(view);
   }
   const uint32_t limit = max_lanes();
-  Placement found = find_lane(options.lane_finder, session.persistent_bytes, session.ephemeral_bytes,
-                              free_bytes(), views, limit == 0 || lanes_open < limit);
+  Placement found = find_lane(
+      options.lane_finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
+      (limit == 0 || lanes_open < limit) && session.compute_units <= options.compute_units - compute_units);
   if (session.spec.profiling && found.kind != Placement::Kind::kNone) {
     // All that is free, on top of what the lane has.
     const uint64_t room = free_bytes() - session.persistent_bytes;
@@ -97,9 +99,11 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
     lane = LaneRecord{};
     lane.open = true;
     lane.bytes = lane.held = found.bytes;
+    lane.compute_units = session.compute_units;
     lane_bytes += lane.held;
+    compute_units += lane.compute_units;
     ++lanes_open;
-    actions.push_back({ActionKind::kOpenLane, id, kNoSession, lane.bytes});
+    actions.push_back({ActionKind::kOpenLane, id, kNoSession, lane.bytes, lane.compute_units});
   }
   if (session.spec.profiling) session.ephemeral_bytes = found.bytes;
   LaneRecord& lane = lanes[id];
@@ -162,8 +166,10 @@ void Scheduler::Impl::settle(LaneId id) {
   LaneRecord& lane = lanes[id];
   if (lane.members.empty()) {
     lane_bytes -= lane.held;
+    compute_units -= lane.compute_units;
     lane.open = false;
     lane.held = lane.bytes = 0;
+    lane.compute_units = 0;
     --lanes_open;
     actions.push_back({ActionKind::kCloseLane, id, kNoSession, 0});
     return;
@@ -193,6 +199,7 @@ bool Scheduler::Impl::fits_without(const SessionRecord& session,
            std::find(removed.begin(), removed.end(), member) != removed.end();
   };
   uint64_t used = 0;
+  uint32_t units = 0;
   size_t staying = 0;
   std::vector<LaneView> views;
   for (LaneId id = 0; id < lanes.size(); ++id) {
@@ -208,6 +215,8 @@ bool Scheduler::Impl::fits_without(const SessionRecord& session,
       runs_next = runs_next && policy->before(session.view, member->view);
     }
     used += view.bytes;
+    if (view.sessions > 0) units += lanes[id].compute_units;
+    runs_next = runs_next && lanes[id].compute_units == session.compute_units;
     if (view.sessions > 0 && runs_next) views.push_back(view);
     if (view.sessions > 0 && !runs_next)
       views.push_back({kNoLane, 0, 0, view.sessions});  // counts, but is no choice
@@ -215,7 +224,8 @@ bool Scheduler::Impl::fits_without(const SessionRecord& session,
   if (used > options.capacity_bytes) return false;
   if (traits.max_residents != 0 && staying >= traits.max_residents) return false;
   const uint32_t limit = max_lanes();
-  const bool may_open = limit == 0 || views.size() < limit;
+  const bool may_open =
+      (limit == 0 || views.size() < limit) && session.compute_units <= options.compute_units - units;
   std::erase_if(views, [](const LaneView& view) { return view.lane == kNoLane; });
   return find_lane(LaneFinderKind::kSalus, session.persistent_bytes, session.ephemeral_bytes,
                    options.capacity_bytes - used, views, may_open)
@@ -361,6 +371,13 @@ void Scheduler::Impl::freed(uint64_t now_ns) {
 
 std::string Scheduler::Impl::shortage(const SessionRecord& session) const {
   const SessionSpec& spec = session.spec;
+  if (session.compute_units > options.compute_units - compute_units)
+    return base::format(
+        "session '%s' needs %u compute units for itself; %u of %u can be promised, other lanes have the "
+        "rest. "
+        "Lower compute_units, close a session, or allow queueing",
+        spec.name.c_str(), session.compute_units, options.compute_units - compute_units,
+        options.compute_units);
   return base::format(
       "session '%s' needs %s (persistent %s, ephemeral %s); %s of %s can be promised: persistent %s of %zu "
       "sessions, lanes %s "

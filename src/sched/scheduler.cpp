@@ -69,7 +69,19 @@ base::Status Scheduler::Impl::validate(const SessionSpec& spec) const {
                          "could not run alone",
                          spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
                          base::format_bytes(options.capacity_bytes).c_str())};
+  if (rounded_units(spec.compute_units) > options.compute_units)
+    return {
+        GPUSHARE_EXCEEDS_CAPACITY,
+        base::format("session '%s' needs %u compute units for itself; of this device lanes can have %u, in "
+                     "multiples of %u",
+                     spec.name.c_str(), spec.compute_units, options.compute_units,
+                     options.granularity_compute_units)};
   return {};
+}
+
+uint64_t Scheduler::Impl::rounded_units(uint32_t units) const {
+  const uint64_t granule = std::max<uint32_t>(options.granularity_compute_units, 1);
+  return (units + granule - 1) / granule * granule;
 }
 
 Scheduler::Scheduler(SchedulerOptions options, std::unique_ptr<Policy> policy)
@@ -88,6 +100,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   session.spec = spec;
   session.persistent_bytes = impl_->rounded(spec.persistent_bytes);
   session.ephemeral_bytes = impl_->rounded(spec.ephemeral_bytes);
+  session.compute_units = static_cast<uint32_t>(impl_->rounded_units(spec.compute_units));
   session.declared_ns = spec.remaining_ns;
   SessionView& view = session.view;
   view.id = spec.id;
@@ -441,6 +454,12 @@ bool Scheduler::lane_is_open(LaneId lane) const {
 uint64_t Scheduler::lane_bytes(LaneId lane) const {
   return lane_is_open(lane) ? impl_->lanes[lane].held : 0;
 }
+uint32_t Scheduler::lane_compute_units(LaneId lane) const {
+  return lane_is_open(lane) ? impl_->lanes[lane].compute_units : 0;
+}
+uint32_t Scheduler::promised_compute_units() const {
+  return impl_->compute_units;
+}
 size_t Scheduler::residents() const {
   return impl_->residents;
 }
@@ -452,7 +471,7 @@ std::string Scheduler::check() const {
   const Impl& state = *impl_;
   uint64_t persistent = 0, lanes = 0;
   size_t residents = 0, ready = 0;
-  uint32_t open = 0;
+  uint32_t open = 0, units = 0;
   for (LaneId id = 0; id < state.lanes.size(); ++id) {
     const LaneRecord& lane = state.lanes[id];
     if (!lane.open) {
@@ -463,11 +482,14 @@ std::string Scheduler::check() const {
     if (lane.members.empty()) return base::format("open lane %u is empty", id);
     if (lane.held < lane.bytes) return base::format("lane %u holds less than its size", id);
     lanes += lane.held;
+    units += lane.compute_units;
     ready += lane.ready.size();
     for (const SessionRecord* member : lane.members) {
       if (member->lane != id) return base::format("lane %u has a session of another lane", id);
       if (member->ephemeral_bytes > lane.bytes)
         return base::format("lane %u is smaller than a session's E", id);
+      if (member->compute_units != lane.compute_units)
+        return base::format("lane %u has a session of another share of the device", id);
     }
     residents += lane.members.size();
   }
@@ -495,6 +517,8 @@ std::string Scheduler::check() const {
       open != state.lanes_open || waiting != state.waiting.size() || slots != ready ||
       evicting != state.evicting)
     return "a running total is wrong";
+  if (units != state.compute_units || units > state.options.compute_units)
+    return base::format("lanes have %u compute units of %u", units, state.options.compute_units);
   if (persistent + lanes > state.options.capacity_bytes)
     return base::format("promised %s of %s", base::format_bytes(persistent + lanes).c_str(),
                         base::format_bytes(state.options.capacity_bytes).c_str());

@@ -39,7 +39,8 @@ struct SessionSpec {
   uint64_t ephemeral_bytes = 0;      // E
   uint64_t remaining_ns = kUnknown;  // declared
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
-  bool may_queue = true;             // else arrive() refuses what cannot be admitted at once
+  uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
+  bool may_queue = true;       // else arrive() refuses what cannot be admitted at once
   // Need unknown: admitted with all that is free as E, in a lane of its own where one may be opened, once at
   // least persistent_bytes + ephemeral_bytes (then the least worth starting with) are free. set_need() ends
   // it.
@@ -50,7 +51,7 @@ struct SessionSpec {
 enum class SessionState : uint32_t { kQueued, kResident, kPagedOut };
 
 enum class ActionKind : uint32_t {
-  kOpenLane,    // lane, bytes
+  kOpenLane,    // lane, bytes, compute_units
   kResizeLane,  // lane, bytes: holds for iterations dispatched from now on; a shrink is promised to others
                 // only when those dispatched before have finished
   kCloseLane,   // lane: no session of it is left, nothing of it is in flight
@@ -64,13 +65,16 @@ struct Action {
   LaneId lane = kNoLane;
   SessionId session = kNoSession;
   uint64_t bytes = 0;
+  uint32_t compute_units = 0;
 };
 
 struct SchedulerOptions {
   uint64_t capacity_bytes = 0;
-  uint64_t granularity_bytes = 1;  // P and lane sizes are rounded up to it
-  uint32_t max_lanes = 0;          // on top of the policy's own limit; 0 = no limit
-  bool paging = true;              // the driver can page sessions out and keep their addresses
+  uint32_t compute_units = 0;              // that lanes can have for themselves, together; 0 = none
+  uint32_t granularity_compute_units = 1;  // such a lane's share is rounded up to it
+  uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
+  uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
+  bool paging = true;                      // the driver can page sessions out and keep their addresses
   LaneFinderKind lane_finder = LaneFinderKind::kSalus;
 };
 
@@ -80,8 +84,8 @@ class Scheduler {
   ~Scheduler();
 
   // ---- what happened --------------------------------------------------------------------------------------
-  // A session asks in. OK: admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E above capacity;
-  // message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false and it does not fit now; the message
+  // A session asks in. OK: admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or its compute
+  // units, above what there is; message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false and it does not fit now; the message
   // names need, what can be promised, persistent bytes of n sessions, lanes).
   base::Status arrive(const SessionSpec& spec, uint64_t now_ns);
   // It has an iteration to run; dispatched() uses that up. In any state; idempotent.
@@ -150,6 +154,8 @@ class Scheduler {
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;
   uint64_t lane_bytes(LaneId lane) const;
+  uint32_t lane_compute_units(LaneId lane) const;  // for itself; 0 = shares the device
+  uint32_t promised_compute_units() const;         // sum over lanes
   size_t residents() const;  // sessions that hold a promise, those being paged either way included
   size_t waiting() const;    // queued or paged out, holding none
   // Checks the invariants (safety, each resident in one lane, lane size >= max E); empty when they hold. For

@@ -24,6 +24,7 @@ struct SessionRecord {
   LaneId lane = kNoLane;
   uint64_t persistent_bytes = 0;  // rounded to the granularity
   uint64_t ephemeral_bytes = 0;
+  uint32_t compute_units = 0;       // rounded likewise
   size_t slot = kNoSlot;            // in its lane's ready views
   uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
   double expected_in_flight_ns = 0;
@@ -42,8 +43,9 @@ struct SessionRecord {
 
 struct LaneRecord {
   bool open = false;
-  uint64_t bytes = 0;  // what iterations dispatched from now on may use
-  uint64_t held = 0;   // what is promised: >= bytes until a shrink has settled
+  uint64_t bytes = 0;          // what iterations dispatched from now on may use
+  uint64_t held = 0;           // what is promised: >= bytes until a shrink has settled
+  uint32_t compute_units = 0;  // for itself: of each of its sessions
   uint64_t dispatched = 0;
   uint64_t completed = 0;
   uint64_t settles_at = 0;  // completed count at which held falls to bytes
@@ -65,6 +67,7 @@ struct Scheduler::Impl {
   std::vector<Action> actions;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
   uint64_t lane_bytes = 0;        // held, over lanes
+  uint32_t compute_units = 0;     // over lanes
   size_t residents = 0;           // sessions holding a promise
   uint32_t lanes_open = 0;
   bool any_pinned = false;
@@ -78,6 +81,7 @@ struct Scheduler::Impl {
   uint64_t free_bytes() const { return options.capacity_bytes - promised(); }
   uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
+  uint64_t rounded_units(uint32_t units) const;
   bool evictable(const SessionRecord& session) const {
     return session.state == SessionState::kResident && !session.evicting && !session.pinned;
   }

@@ -81,6 +81,10 @@ static void sessions(void) {
   params.flags = 0xff00;
   CHECK_STATUS(gpushare_session_open(runtime, &params, &session), GPUSHARE_INVALID_ARGUMENT);
   params.flags = 0;
+  /* The sim device has no partitions. */
+  params.compute_units = 1;
+  CHECK_STATUS(gpushare_session_open(runtime, &params, &session), GPUSHARE_UNSUPPORTED);
+  params.compute_units = 0;
 
   /* Refused without queueing, with the numbers. */
   keep = open_session(runtime, "keep", 30 * MIB, 30 * MIB);

@@ -205,6 +205,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         params.weight = input.byte() % 4;
         params.session_class = input.byte() % 3;
         params.plan_iterations = input.byte() % 2;
+        params.compute_units = input.byte() % 16 == 0 ? 1 : 0;
         params.quota_bytes = input.byte() % 8 == 0 ? input.size() : 0;
         gpushare_session session = nullptr;
         status = gpushare_session_open(choose(runtimes, input), &params, &session);

@@ -533,3 +533,46 @@ TEST_CASE("a session paged out while it was profiled asks for its least again") 
   scheduler.page_done(1, 1);
   CHECK(actions(scheduler) == Strings{"close 0", "open 0:40", "admit 2@0", "resize 0:80", "in 1@0"});
 }
+
+TEST_CASE("compute units are promised like memory, and lanes of unequal shares do not mix", "[sched]") {
+  SchedulerOptions options = capacity(1000);
+  options.compute_units = 24;
+  options.granularity_compute_units = 8;
+  Scheduler scheduler = make("fair", options);
+  const auto with_units = [](SessionId id, uint32_t units) {
+    SessionSpec made = spec(id, 10, 10);
+    made.compute_units = units;
+    return made;
+  };
+  REQUIRE(scheduler.arrive(with_units(1, 0), 0).ok());
+  REQUIRE(scheduler.arrive(with_units(2, 3), 0).ok());  // rounded up to 8
+  REQUIRE(scheduler.arrive(with_units(3, 16), 0).ok());
+  CHECK(scheduler.promised_compute_units() == 24);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(1)) == 0);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(2)) == 8);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(3)) == 16);
+  CHECK(scheduler.check() == "");
+
+  // No units are left: one of the same share joins, one of another waits, one without opens a lane.
+  REQUIRE(scheduler.arrive(with_units(4, 8), 0).ok());
+  CHECK(scheduler.lane_of(4) == scheduler.lane_of(2));
+  SessionSpec refused = with_units(5, 24);
+  refused.may_queue = false;
+  const base::Status full = scheduler.arrive(refused, 0);
+  CHECK(full.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(full.message().find("24 compute units for itself; 0 of 24") != std::string::npos);
+  REQUIRE(scheduler.arrive(with_units(6, 24), 0).ok());
+  CHECK(scheduler.state(6) == SessionState::kQueued);
+  REQUIRE(scheduler.arrive(with_units(7, 0), 0).ok());
+  CHECK(scheduler.state(7) == SessionState::kResident);
+  CHECK(scheduler.arrive(with_units(8, 25), 0).code() == GPUSHARE_EXCEEDS_CAPACITY);
+  CHECK(scheduler.check() == "");
+
+  // They come back when the lane closes.
+  for (const SessionId id : {2, 3, 4}) scheduler.leave(id, 1);
+  CHECK(scheduler.state(6) == SessionState::kResident);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(6)) == 24);
+  CHECK(scheduler.check() == "");
+  for (const SessionId id : {1, 6, 7}) scheduler.leave(id, 2);
+  CHECK(scheduler.promised_compute_units() == 0);
+}

@@ -1,0 +1,192 @@
+// Lanes with compute units of their own, on green contexts of the stand-in for the driver.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "standin.h"
+#include "support/executor_fixture.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+
+namespace {
+
+executor::RuntimeOptions standin(memory::Layout layout = memory::Layout::kVirtual,
+                                 const char* policy = "fair") {
+  return options_of({"cuda:0?driver=" GPUSHARE_CUDA_STANDIN "&total_bytes=268435456", layout}, policy);
+}
+
+executor::SessionOptions with_units(std::string name, uint32_t units) {
+  executor::SessionOptions options = need(std::move(name), 2 * kMiB, 4 * kMiB);
+  options.compute_units = units;
+  return options;
+}
+
+void iterate(executor::Session& session, int count) {
+  for (int i = 0; i < count; ++i) {
+    auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    auto block = (*iteration)->alloc(kMiB, 0);
+    REQUIRE(block.ok());
+    auto stream = (*iteration)->stream();
+    REQUIRE(stream.ok());
+    REQUIRE((*stream)->fill(*block, static_cast<uint8_t>(i), kMiB).ok());
+    REQUIRE((*iteration)->end().ok());
+  }
+}
+
+// The driver's view after a runtime has closed: nothing is left, nothing was done wrong.
+void check_clean() {
+  standin_clear_faults();
+  char text[512] = "";
+  CHECK(standin_leaks(text, sizeof(text)) == 0);
+  INFO(text);
+  char misuse[512] = "";
+  CHECK(standin_take_misuse(misuse, sizeof(misuse)) == 0);
+  INFO(misuse);
+}
+
+}  // namespace
+
+TEST_CASE("a session's lane has the SMs it asked for, others share the device", "[partitions]") {
+  for (const memory::Layout layout : {memory::Layout::kVirtual, memory::Layout::kContiguous}) {
+    auto runtime = open_runtime(standin(layout));
+    auto info = runtime->info();
+    REQUIRE(info.ok());
+    CHECK(info->compute_units == 132);
+    CHECK(info->partitionable_compute_units == 128);
+    CHECK(info->granularity_compute_units == 8);
+    CHECK(info->promised_compute_units == 0);
+    const uint64_t green = standin_calls("cuGreenCtxCreate");
+    auto heavy = open_session(*runtime, with_units("heavy", 0));
+    auto critical = open_session(*runtime, with_units("critical", 20));
+    auto beside = open_session(*runtime, with_units("beside", 100));
+    auto equal = open_session(*runtime, with_units("equal", 24));
+    CHECK(standin_calls("cuGreenCtxCreate") == green + 2);
+    CHECK(heavy->info().compute_units == 0);
+    CHECK(critical->info().compute_units == 24);
+    CHECK(beside->info().compute_units == 104);
+    // All are promised: one that asks for as much shares the lane.
+    CHECK(equal->info().lane == critical->info().lane);
+    CHECK(runtime->info()->promised_compute_units == 128);
+    std::vector<std::thread> threads;
+    for (auto* session : {&heavy, &critical, &beside, &equal})
+      threads.emplace_back([session] { iterate(**session, 20); });
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
+    CHECK(runtime->check() == "");
+    // The units of a lane that closes serve the next, also one of another size in the same place.
+    REQUIRE(critical->close().ok());
+    REQUIRE(equal->close().ok());
+    CHECK(runtime->info()->promised_compute_units == 104);
+    CHECK(standin_calls("cuGreenCtxDestroy") >= 1);
+    auto plain = open_session(*runtime, with_units("plain", 0));
+    auto small = open_session(*runtime, with_units("small", 8));
+    iterate(*plain, 3);
+    iterate(*small, 3);
+    CHECK(small->info().compute_units == 8);
+    REQUIRE(runtime->close().ok());
+    check_clean();
+  }
+}
+
+TEST_CASE("who asks for more SMs than are free waits, or is refused with the numbers", "[partitions]") {
+  auto runtime = open_runtime(standin());
+  auto first = open_session(*runtime, with_units("first", 64));
+  auto waits = open_session(*runtime, with_units("waits", 128));
+  CHECK(waits->info().state == executor::SessionState::kQueued);
+  executor::SessionOptions options = with_units("refused", 128);
+  options.allow_queueing = false;
+  const auto refused = runtime->open_session(options);
+  CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(refused.status().message().find("64 of 128 can be promised") != std::string::npos);
+  CHECK(runtime->open_session(with_units("never", 129)).status().code() == GPUSHARE_EXCEEDS_CAPACITY);
+  iterate(*first, 2);
+  REQUIRE(first->close().ok());
+  REQUIRE(waits->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  iterate(*waits, 2);
+  CHECK(waits->info().compute_units == 128);
+  REQUIRE(runtime->close().ok());
+  check_clean();
+}
+
+TEST_CASE("a driver that refuses the partition fails the session alone", "[partitions]") {
+  auto runtime = open_runtime(standin());
+  auto other = open_session(*runtime, with_units("other", 0));
+  for (const char* call : {"cuGreenCtxCreate", "cuGreenCtxStreamCreate"}) {
+    executor::SessionOptions options = with_units("unlucky", 8);
+    options.allow_queueing = false;
+    standin_fail_call(call, 1, 2);  // out of memory
+    CHECK(runtime->open_session(options).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(runtime->info()->promised_compute_units == 0);
+  }
+  iterate(*other, 2);
+  auto again = open_session(*runtime, with_units("again", 8));
+  iterate(*again, 2);
+  REQUIRE(runtime->close().ok());
+  check_clean();
+}
+
+TEST_CASE("a session paged out of a lane with SMs of its own comes back to another", "[partitions]") {
+  auto runtime = open_runtime(standin(memory::Layout::kVirtual, "priority"));
+  executor::SessionOptions low = with_units("low", 128);
+  auto paged = open_session(*runtime, low);
+  const auto kept = paged->alloc(memory::Kind::kModel, kMiB, 0);
+  const auto freed = paged->alloc(memory::Kind::kModel, kMiB / 2, 0);
+  REQUIRE(kept.ok());
+  REQUIRE(freed.ok());
+  iterate(*paged, 2);
+  executor::SessionOptions high = with_units("high", 64);
+  high.priority = 5;
+  auto urgent = open_session(*runtime, high);
+  REQUIRE(urgent->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  CHECK(paged->info().state == executor::SessionState::kPagedOut);
+  CHECK(urgent->info().compute_units == 64);
+  // Its stream is gone; its blocks can be freed all the same.
+  CHECK(runtime->free(*freed).ok());
+  iterate(*urgent, 3);
+  REQUIRE(urgent->close().ok());
+  iterate(*paged, 2);
+  CHECK(paged->info().compute_units == 128);
+  CHECK(runtime->free(*kept).ok());
+  REQUIRE(runtime->close().ok());
+  check_clean();
+}
+
+TEST_CASE("sessions with SMs of their own come and go under load", "[partitions]") {
+  auto runtime = open_runtime(standin());
+  std::atomic<int> failed{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t round = 0; round < 12; ++round) {
+        auto session = runtime->open_session(with_units("s", (t * 5 + round) % 7 * 8));
+        if (!session.ok()) {
+          ++failed;
+          continue;
+        }
+        for (int i = 0; i < 3; ++i) {
+          auto iteration = (*session)->begin(GPUSHARE_NO_TIMEOUT);
+          if (!iteration.ok() || !(*iteration)->alloc(4096, 0).ok() || !(*iteration)->end().ok()) ++failed;
+        }
+        if (!(*session)->close().ok()) ++failed;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failed == 0);
+  CHECK(runtime->check() == "");
+  CHECK(runtime->info()->promised_compute_units == 0);
+  REQUIRE(runtime->close().ok());
+  check_clean();
+}
+
+TEST_CASE("without partitions the device says so", "[partitions]") {
+  auto runtime = open_runtime(options_of(kSetups[0]));
+  const auto refused = runtime->open_session(with_units("wants", 1));
+  CHECK(refused.status().code() == GPUSHARE_UNSUPPORTED);
+  CHECK(refused.status().message().find("compute units of its own") != std::string::npos);
+  CHECK(runtime->info()->partitionable_compute_units == 0);
+  REQUIRE(runtime->close().ok());
+}
