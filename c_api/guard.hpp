@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.hpp"
+#include "sched/policy.hpp"
 
 namespace gpushare::capi {
 
@@ -21,6 +22,8 @@ int32_t report_out_of_memory() noexcept;
 template <class F>
 int32_t guard(F&& body) noexcept {
   try {
+    if (sched::in_custom_policy())
+      return report({GPUSHARE_INVALID_STATE, "a function of a custom policy cannot call gpushare"});
     return report(std::forward<F>(body)());
   } catch (const std::bad_alloc&) {
     return report_out_of_memory();

@@ -69,11 +69,11 @@ int32_t gpushare_session_close(gpushare_session session) {
     const auto pin = capi::SessionHandles::instance().find(session);
     if (!pin) return capi::stale("session");
     const base::Status status = pin->close();
-    // Closed with its runtime: giving the handle back is all that is left to do. Refused from inside its own iteration: the handle
-    // stays good.
-    const bool closed = status.ok() || pin->wait_admitted(0).code() == GPUSHARE_INVALID_STATE;
-    if (!closed) return status;
-    return capi::SessionHandles::instance().remove(session) ? base::Status() : capi::stale("session");
+    // Refused (from a callback, or inside its own iteration): the handle stays good. Closed with its runtime: giving the handle
+    // back is all that is left to do.
+    if (!status.ok() && !pin->closed()) return status;
+    const bool removed = capi::SessionHandles::instance().remove(session);
+    return status.ok() || removed ? base::Status() : capi::stale("session");
   });
 }
 

@@ -151,7 +151,8 @@ typedef struct gpushare_candidate {
   double weight; /* share under fair; > 0 */
 } gpushare_candidate;
 
-/* A policy of yours. Called with the scheduler's lock held: be quick, and do not call gpushare. All ops get
+/* A policy of yours. Called with the scheduler's lock held: be quick, and do not call gpushare (such calls
+ * fail with INVALID_STATE). An op that throws counts as its answer 0, pick as "leave idle". All ops get
  * `user_data`. The library copies the table; `release`, if given, is called exactly once: when the runtime is
  * done with the policy, or before the call that was given it fails. */
 typedef struct gpushare_policy_ops {

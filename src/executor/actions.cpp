@@ -258,9 +258,14 @@ base::Status RuntimeImpl::ensure_size(LaneSlot& lane, uint64_t bytes) {
                                             base::format_bytes(lane.want_bytes.load()).c_str(),
                                             base::format_bytes(bytes).c_str())};
   if (bytes <= lane.applied_bytes.load()) return {};
-  GPUSHARE_RETURN_IF_ERROR(lane_memory->set_size(bytes));
-  lane.applied_bytes.store(bytes);
-  return {};
+  return set_size(lane, *lane_memory, bytes);
+}
+
+base::Status RuntimeImpl::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes) {
+  base::Status status = lane_memory.set_size(bytes);
+  // A size that was still to come at a boundary is gone too when the next one fails.
+  lane.applied_bytes.store(status.ok() ? bytes : lane_memory.stats().size_bytes);
+  return status;
 }
 
 base::Status RuntimeImpl::apply_size(LaneSlot& lane, bool grow_on_demand) {
@@ -273,9 +278,32 @@ base::Status RuntimeImpl::apply_size(LaneSlot& lane, bool grow_on_demand) {
   if (grow_on_demand && wanted > applied && lane.profiling.load() &&
       memory_->layout() == memory::Layout::kVirtual)
     return {};
-  GPUSHARE_RETURN_IF_ERROR(lane_memory->set_size(wanted));
-  lane.applied_bytes.store(wanted);
-  return {};
+  return set_size(lane, *lane_memory, wanted);
+}
+
+// What is missing then is missed by the allocation that needs it.
+void RuntimeImpl::fit_lane(LaneSlot& lane) {
+  if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return;
+  {
+    // Promised already, but others have yet to give it back.
+    Outbox outbox(*this);
+    base::MutexLock lock(mutex_);
+    run_actions(true, outbox);
+  }
+  if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
+  // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves.
+  const uint64_t granule = memory_->granularity_bytes();
+  uint64_t low = lane.applied_bytes.load(), high = lane.want_bytes.load();
+  while (high > low + granule) {
+    const uint64_t middle = low + (high - low) / 2 / granule * granule;
+    const base::Status status = ensure_size(lane, middle);
+    if (status.ok())
+      low = middle;
+    else if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
+      high = middle;
+    else
+      return;
+  }
 }
 
 void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
@@ -296,6 +324,7 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   (*heap)->set_stream(&lane.stream->device_stream());
   session.stream_lane_ = &lane;
   session.heap_.store(*heap);
+  retry_ns_ = 0;
   session.placed_ = true;
   session.persistent_promise_ = bytes;
   session.lane_ = &lane;
@@ -310,7 +339,8 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   session.state_changed_.notify_all();
 }
 
-// Waiting helps only if something else is there that may leave or free what it keeps.
+// Waiting helps only if something else is there that may leave or free what it keeps. What is short may also
+// be held by others on the device, of whom nothing is heard: so it is tried again from time to time.
 void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
     lose(status, outbox);
@@ -321,6 +351,9 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
     scheduler_->unplaced(session.id_, now());
     refresh_ready(session);
+    retry_ns_ = std::clamp(2 * retry_ns_, kFirstRetryNs, kLastRetryNs);
+    if (!retry_at_) retry_at_ = base::Deadline::after(retry_ns_);
+    service_wakes_.notify_one();
     return;
   }
   end_session(session, SessionState::kFailed,
@@ -433,7 +466,15 @@ void RuntimeImpl::run_service() {
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);
   for (;;) {
-    while (!stop_threads_ && (actions_.empty() || acting_)) service_wakes_.wait(mutex_);
+    while (!stop_threads_ && (actions_.empty() || acting_)) {
+      if (!retry_at_) {
+        service_wakes_.wait(mutex_);
+      } else if (!service_wakes_.wait_until(mutex_, retry_at_->at()) && !stop_threads_) {
+        retry_at_.reset();
+        scheduler_->room_used(now());
+        settle(nullptr, outbox);
+      }
+    }
     if (stop_threads_) return;
     run_actions(true, outbox);
     lock.unlock();

@@ -140,7 +140,8 @@ base::Status IterationImpl::keep(memory::Address address) {
     if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || grown) return status;
     const auto block = session_.runtime_->find(address);
     if (!block.ok()) return block.status();
-    if (!session_.grow_persistent(block->bytes, 0).ok()) return status;
+    uint64_t seen_bytes = UINT64_MAX;  // grow, whatever it has now
+    if (!session_.grow_persistent(block->bytes, 0, &seen_bytes).ok()) return status;
   }
 }
 
@@ -168,10 +169,11 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
   RuntimeImpl& runtime = *runtime_;
   bool may_spill = options_.allow_spill, may_trim = true;
   int asked = 0;
+  uint64_t seen_bytes = 0;
   base::Status not_grown;
   for (int round = 0; round < kMaxRounds; ++round) {
-    not_grown =
-        wanted.lane != nullptr ? grow_ephemeral(wanted) : grow_persistent(wanted.bytes, wanted.alignment);
+    not_grown = wanted.lane != nullptr ? grow_ephemeral(wanted, &seen_bytes)
+                                       : grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
     if (!not_grown.ok()) {
       if (not_grown.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY &&
           not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY) {
@@ -229,7 +231,7 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   return status;
 }
 
-base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
+base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes) {
   base::MutexLock growing(grow_mutex_);
   const uint64_t granularity = runtime_->memory_->granularity_bytes();
   memory::HeapStats stats;
@@ -238,6 +240,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
     if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has no memory on the device"};
     stats = heap_.load()->stats();
   }
+  if (stats.promised_bytes > std::exchange(*seen_bytes, stats.promised_bytes)) return {};
   base::Status status;
   const uint64_t needed = footprint(bytes, alignment);
   for (const uint64_t step : growth_steps(stats.promised_bytes, stats.live_bytes, needed)) {
@@ -253,7 +256,10 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment) {
       if (!resized.ok() && step < needed) (void)heap_.load()->resize(stats.promised_bytes);
       return resized;
     });
-    if (status.ok()) return status;
+    if (status.ok()) {
+      *seen_bytes = wanted;
+      return status;
+    }
   }
   return status;
 }
@@ -271,7 +277,7 @@ void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
   runtime_->settle(nullptr, outbox);
 }
 
-base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
+base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes) {
   base::MutexLock growing(grow_mutex_);
   RuntimeImpl& runtime = *runtime_;
   LaneSlot& lane = *wanted.lane;
@@ -284,6 +290,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
     return {};
   };
   GPUSHARE_RETURN_IF_ERROR(measure());
+  if (stats.size_bytes > std::exchange(*seen_bytes, stats.size_bytes)) return {};
   base::Status status;
   for (const uint64_t step :
        growth_steps(stats.size_bytes, stats.live_bytes, footprint(wanted.bytes, wanted.alignment))) {
@@ -298,6 +305,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted) {
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
     status = promise(0, size, apply);
+    *seen_bytes = stats.size_bytes;
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }
   return status;

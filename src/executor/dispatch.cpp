@@ -190,7 +190,7 @@ base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) 
   }
   if (lane.current_owner().get() != &session) lane.set_owner(session.shared_from_this());
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
-    (void)apply_size(lane, true);  // what is missing then is missed by the allocation that needs it
+    fit_lane(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
   base::Status status =
       lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);
@@ -216,7 +216,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   InFlight& slot = lane.at(lane.next - 1);
   const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
   base::Status device = begun;
-  bool passed = false, planned = false;
+  bool passed = false, planned = false, marked = false;
   uint64_t peak = 0;
   if (begun.ok()) {
     iteration.gate_.close();
@@ -227,11 +227,22 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
       bindings.erase(bindings.begin() + static_cast<std::ptrdiff_t>(i));
       break;
     }
-    device = lane.stream->device_stream().record(slot.end);
+    const device::Stream& stream = lane.stream->device_stream();
+    device = stream.record(slot.end);
+    marked = device.ok();
+    if (!marked && device.code() != GPUSHARE_DEVICE_LOST) {
+      // Its end cannot be marked, so nobody can be told when it passes: wait for it here. If the stream is
+      // sound otherwise, this is the session's own failure.
+      base::Status refused = stream.synchronize();
+      std::swap(device, refused);
+      passed = device.ok();
+      if (passed && outcome.ok())
+        outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
+    }
     const base::Status reclaimed = lane_memory->end_iteration(&planned);
     if (device.ok()) device = reclaimed;
     peak = lane_memory->stats().iteration_peak_bytes;
-    if (device.ok()) {
+    if (marked && device.ok()) {
       const base::Status query = slot.end.query();
       passed = query.ok();
       if (!passed && query.code() != GPUSHARE_NOT_READY) device = query;
@@ -243,6 +254,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   base::MutexLock lock(mutex_);
   const uint64_t sequence = lane.next - 1;
   slot.outcome = outcome;
+  slot.marked = marked;
   lane.holder = nullptr;
   session.open_ = false;
   if (planned) ++session.planned_iterations_;
@@ -277,7 +289,7 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     InFlight& slot = lane.at(lane.head);
     SessionImpl& session = *slot.session;
     uint64_t device_ns = 0;
-    if (lost_.ok()) {
+    if (lost_.ok() && slot.marked) {
       const auto elapsed = slot.end.elapsed_since(slot.start);
       if (elapsed.ok()) device_ns = *elapsed;
       if (record_timeline_) {

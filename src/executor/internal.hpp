@@ -15,6 +15,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +40,8 @@ struct LaneSlot;
 // used and this much more.
 inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 8;
+// How long after a session could not be placed it is tried again; doubles from the first to the last.
+inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
@@ -96,6 +99,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   const std::string& name() const override { return options_.name; }
   bool belongs_to(const Runtime& runtime) const override;
   base::Status close() override;
+  bool closed() const override;
   base::Status cancel() override;
   base::Status wait_admitted(uint64_t timeout_ns) override;
   SessionInfo info() const override;
@@ -124,9 +128,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
   base::Result<memory::Address> out_of_memory(const Attempt& wanted, base::Status why);
   base::Result<memory::Address> climb(const Attempt& wanted, base::Status why, bool* out_made_room);
-  base::Status grow_persistent(uint64_t bytes, uint64_t alignment);
+  // OK at once if there is more already than *seen_bytes, what there was when the caller last tried: another
+  // thread has grown it.
+  base::Status grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes);
   void shrink_persistent(uint64_t persistent_bytes);
-  base::Status grow_ephemeral(const Attempt& wanted);
+  base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
   // Raises the promise to at least (P, E) and lets `apply` make it so; takes it back if that
   // fails.
   template <class Apply>
@@ -134,7 +140,6 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool make_room(uint64_t bytes);
   bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
-  base::Status wait_usable();
 
   const std::shared_ptr<RuntimeImpl> runtime_;
   const uint64_t id_;
@@ -180,6 +185,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
 // One iteration between its grant and the passing of its end event.
 struct InFlight {
   device::Event start, end;
+  bool marked = false;  // the events are this iteration's; else it is over as soon as those before it are
   SessionImpl* session = nullptr;
   std::shared_ptr<TicketImpl> ticket;
   base::Status outcome;
@@ -387,6 +393,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(mutex_);
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
+  static base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
+  void fit_lane(LaneSlot& lane);  // before an iteration, by whoever begins it; not for failing
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
@@ -433,6 +441,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<StreamImpl>> side_streams_ GPUSHARE_GUARDED_BY(mutex_);
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
+  // A session waits that could not be placed though the books have room for it.
+  std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t retry_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   base::ConditionVariable actor_done_, service_wakes_, retired_;
   device::Stream paging_stream_;  // of whoever acts
   device::Event paging_start_, paging_end_;

@@ -205,6 +205,8 @@ class Session {
   // INVALID_STATE from inside one of its own iterations on this thread, and when closed already. A close that
   // overlaps another waits for it, then INVALID_STATE.
   virtual base::Status close() = 0;
+  // True once it was closed, or its runtime, and has no memory left.
+  virtual bool closed() const = 0;
   // Stops at the next boundary. Its memory returns when its last iteration has finished. Does not block.
   virtual base::Status cancel() = 0;
   // Errors: TIMED_OUT, CANCELLED, DEVICE_LOST, or why the session failed.

@@ -64,6 +64,11 @@ base::Status SessionImpl::close() {
   return {};
 }
 
+bool SessionImpl::closed() const {
+  base::MutexLock lock(runtime_->mutex_);
+  return closed_ && torn_down_;
+}
+
 base::Status SessionImpl::cancel() {
   Outbox outbox(*runtime_);
   base::MutexLock lock(runtime_->mutex_);
@@ -94,12 +99,6 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
     if (NoWaitScope::active()) return would_wait();
     runtime.wait(state_changed_, deadline, outbox);
   }
-}
-
-// Until the session has its memory on the device.
-base::Status SessionImpl::wait_usable() {
-  base::Status status = wait_admitted(GPUSHARE_NO_TIMEOUT);
-  return status;
 }
 
 SessionInfo SessionImpl::info() const {

@@ -136,8 +136,9 @@ class Lane {
   // stream waits for recorded uses on other streams. `out_planned` (may be null) tells whether a plan served
   // all of it.
   virtual base::Status end_iteration(bool* out_planned) = 0;
-  // New size, taking effect at once where it can: growing in place at any time; shrinking when no live block
-  // lies above; anything when no iteration is under way and no promoted block pins the range. Else at the
+  // New size, taking effect at once where it can: growing in place at any time, elsewhere while no block is
+  // live in the range; shrinking when no live block lies above; anything when no iteration is under way and
+  // no promoted block pins the range. Else at the
   // next boundary that allows it, for which growing takes its bytes now, so that the boundary cannot fail:
   // until then a contiguous lane may hold the old and the new range. Errors: DEVICE_OUT_OF_MEMORY (the size
   // stays).

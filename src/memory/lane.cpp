@@ -141,16 +141,27 @@ void LaneImpl::drop_ahead() {
   ahead_fences_.clear();
 }
 
-void LaneImpl::adopt_ahead() {
-  const Range before = range_;
-  Range after = range_;
-  if (ahead_.base + ahead_.bytes != before.base) shared_.index.clear(before.base, before.bytes);
-  shared_.layout->adopt_ahead(after, ahead_, own_fence());
+// Goes over to what grow() took ahead, unless a block lies in the range: blocks do not move.
+bool LaneImpl::adopt_ahead() {
   order_all(ahead_fences_, *stream_);
+  Range before;
+  const bool joins = ahead_.base + ahead_.bytes == range_.base;
+  {
+    // From here on blocks are placed in the new range: nothing of the old one may be live.
+    ShortLockGuard lock(lock_);
+    if (heap_->live_blocks() > 0 || replaying_) return false;
+    before = range_;
+    range_ = ahead_;
+    if (joins) range_.bytes += before.bytes;
+    heap_->resize(range_.bytes);
+  }
+  if (!joins) {
+    shared_.index.clear(before.base, before.bytes);
+    shared_.layout->give(before, own_fence());
+  }
+  ahead_ = {};
   ahead_fences_.clear();
-  ShortLockGuard lock(lock_);
-  range_ = after;
-  heap_->resize(after.bytes);
+  return true;
 }
 
 // No iteration is under way; only promoted blocks are left. A new size takes effect and the range moves to
@@ -165,7 +176,7 @@ void LaneImpl::boundary() {
                        [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
     is_pinned = !promoted_.empty();
   }
-  if (ahead_.bytes > 0 && !is_pinned) adopt_ahead();
+  if (ahead_.bytes > 0) adopt_ahead();
   if (pending_bytes_ < range_.bytes && !shrink(pending_bytes_)) {
     uint64_t floor = 0;
     {
@@ -208,7 +219,10 @@ base::Status LaneImpl::set_size(uint64_t bytes) {
   } else {
     shrink(bytes);
   }
-  if (idle) boundary();
+  if (idle)
+    boundary();
+  else if (ahead_.bytes > 0)
+    adopt_ahead();  // in the middle of an iteration that has no block yet
   return {};
 }
 

@@ -70,7 +70,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
-  void adopt_ahead() GPUSHARE_REQUIRES(control_);
+  bool adopt_ahead() GPUSHARE_REQUIRES(control_);
   void drop_ahead() GPUSHARE_REQUIRES(control_);
   FenceList own_fence() const;
   base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(lock_);

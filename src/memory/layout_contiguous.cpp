@@ -88,17 +88,6 @@ class ContiguousLayout final : public RangeLayout {
     return {};
   }
 
-  void adopt_ahead(Range& range, Range& ahead, const FenceList& fences) override {
-    if (ahead.base + ahead.bytes == range.base) {
-      range.base = ahead.base;
-      range.bytes += ahead.bytes;
-    } else {
-      give(range, fences);
-      range = ahead;
-    }
-    ahead = {};
-  }
-
   bool would_settle(const Range& range) const override {
     base::MutexLock lock(mutex_);
     return best_place(range) != range.base - base_;

@@ -116,11 +116,6 @@ class VirtualLayout final : public RangeLayout {
   base::Status take_ahead(const Range&, uint64_t bytes, Range* out_ahead, FenceList* out_fences) override {
     return take(RangeUse::kLane, bytes, out_ahead, out_fences);
   }
-  void adopt_ahead(Range& range, Range& ahead, const FenceList& fences) override {
-    give(range, fences);
-    range = ahead;
-    ahead = {};
-  }
   bool would_settle(const Range&) const override { return false; }
   bool settle(Range&, const FenceList&, FenceList*) override { return false; }
 

@@ -51,8 +51,6 @@ class RangeLayout {
   // either directly below the range or a whole new range, so that the boundary cannot fail.
   virtual base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
                                   FenceList* out_fences) = 0;
-  // At the boundary, the range being empty: goes over to what take_ahead took.
-  virtual void adopt_ahead(Range& range, Range& ahead, const FenceList& fences) = 0;
   // At the boundary, the range being empty: moves it to where it lies best now. False if that is where it is.
   virtual bool would_settle(const Range& range) const = 0;
   virtual bool settle(Range& range, const FenceList& fences, FenceList* out_fences) = 0;

@@ -11,6 +11,16 @@
 namespace gpushare::sched {
 namespace {
 
+thread_local int t_in_policy = 0;
+
+// The scheduler's lock is held around a policy's functions: gpushare refuses calls from inside.
+struct PolicyCall {
+  PolicyCall() { ++t_in_policy; }
+  ~PolicyCall() { --t_in_policy; }
+  PolicyCall(const PolicyCall&) = delete;
+  PolicyCall& operator=(const PolicyCall&) = delete;
+};
+
 gpushare_candidate to_candidate(const SessionView& view) {
   gpushare_candidate out{};
   out.struct_size = sizeof(out);
@@ -35,6 +45,7 @@ class CustomPolicy final : public Policy {
       : ops_(ops), name_(ops.name != nullptr && ops.name[0] != '\0' ? ops.name : "custom") {}
   ~CustomPolicy() override {
     if (ops_.release == nullptr) return;
+    const PolicyCall inside;
     try {
       ops_.release(ops_.user_data);
     } catch (...) {
@@ -75,6 +86,7 @@ class CustomPolicy final : public Policy {
  private:
   template <class T, class Call>
   T guarded(const char* what, T otherwise, Call call) const {
+    const PolicyCall inside;
     try {
       return call();
     } catch (...) {
@@ -95,6 +107,10 @@ class CustomPolicy final : public Policy {
 };
 
 }  // namespace
+
+bool in_custom_policy() {
+  return t_in_policy > 0;
+}
 
 base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_ops* ops) {
   if (ops == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops is null");

@@ -1,0 +1,134 @@
+// Scripted faults of host and sim, through the executor: each kind at its n-th call, for every n that the
+// scenario reaches.
+// SPDX-License-Identifier: Apache-2.0
+#include "faults/scenario.hpp"
+
+namespace {
+
+using namespace gpushare;        // NOLINT
+using namespace gpushare::test;  // NOLINT
+
+void arm(executor::Runtime& runtime, uint32_t kind, uint64_t at_call, double factor = 0) {
+  gpushare_backend_fault fault{};
+  fault.struct_size = sizeof fault;
+  fault.kind = kind;
+  fault.at_call = at_call;
+  fault.factor = factor;
+  REQUIRE(runtime.device().set_fault(fault).ok());
+}
+
+// One call of the kind, straight to the device. True if it failed: the fault had not fired before.
+bool fires(device::Device& device, uint32_t kind) {
+  switch (kind) {
+    case GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY: {
+      const auto block = device.alloc(4096);
+      if (block.ok()) REQUIRE(device.free(*block).ok());
+      return !block.ok();
+    }
+    case GPUSHARE_FAULT_MAP_FAILS: {
+      const uint64_t granule = device.info().mapping_granularity_bytes;
+      const auto range = device.va_reserve(granule);
+      const auto memory = device.phys_create(granule);
+      REQUIRE((range.ok() && memory.ok()));
+      const base::Status mapped = device.va_map(*range, granule, *memory, 0);
+      if (mapped.ok()) REQUIRE(device.va_unmap(*range, granule).ok());
+      REQUIRE(device.phys_release(*memory).ok());
+      REQUIRE(device.va_free(*range, granule).ok());
+      return !mapped.ok();
+    }
+    case GPUSHARE_FAULT_STREAM_CREATE_FAILS:
+      return !device.create_stream().ok();
+    case GPUSHARE_FAULT_HOST_OUT_OF_MEMORY: {
+      const auto block = device.host_alloc(64);
+      if (block.ok()) REQUIRE(device.host_free(*block).ok());
+      return !block.ok();
+    }
+    default: {
+      const auto stream = device.create_stream();
+      REQUIRE(stream.ok());
+      const base::Status launched = stream->launch_host([](void*) {}, nullptr);
+      REQUIRE(stream->synchronize().ok());
+      return !launched.ok();
+    }
+  }
+}
+
+struct Kind {
+  const char* name;
+  uint32_t fault;
+  int32_t code;
+  uint64_t at_least;  // calls of the scenario in the virtual layout
+};
+constexpr Kind kKinds[] = {
+    {"device out of memory", GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY, GPUSHARE_DEVICE_OUT_OF_MEMORY, 10},
+    {"map fails", GPUSHARE_FAULT_MAP_FAILS, GPUSHARE_DEVICE_OUT_OF_MEMORY, 10},
+    {"stream create fails", GPUSHARE_FAULT_STREAM_CREATE_FAILS, GPUSHARE_UNKNOWN, 3},
+    {"launch fails", GPUSHARE_FAULT_LAUNCH_FAILS, GPUSHARE_UNKNOWN, 4},
+    {"host out of memory", GPUSHARE_FAULT_HOST_OUT_OF_MEMORY, GPUSHARE_HOST_OUT_OF_MEMORY, 2},
+};
+
+TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharmed, nothing left") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  const Kind kind = GENERATE(from_range(std::begin(kKinds), std::end(kKinds)));
+  uint64_t n = 0;
+  bool fired = true;
+  while (fired) {
+    ++n;
+    INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name << " at call "
+                      << n);
+    REQUIRE(n < 10'000);
+    Scenario scenario(setup.device, setup.layout);
+    arm(scenario.runtime(), kind.fault, n);
+    scenario.run();
+    for (uint64_t call = 0; call < n && fired; ++call) fired = !fires(scenario.runtime().device(), kind.fault);
+    arm(scenario.runtime(), GPUSHARE_FAULT_NONE, 0);
+    if (!fired && setup.layout == memory::Layout::kVirtual) {
+      for (const base::Status& failure : scenario.failures()) UNSCOPED_INFO(failure.to_string());
+      CHECK(scenario.failures().empty());
+    }
+    scenario.verify(false);
+  }
+  INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name);
+  if (setup.layout == memory::Layout::kVirtual) CHECK(n > kind.at_least);
+}
+
+TEST_CASE("the device is lost at enqueue n, for every n: everybody is told, and it can be closed") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  uint64_t n = 0;
+  for (bool lost = true; lost;) {
+    ++n;
+    INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": lost at call " << n);
+    REQUIRE(n < 1000);
+    Scenario scenario(setup.device, setup.layout);
+    arm(scenario.runtime(), GPUSHARE_FAULT_DEVICE_LOST, n);
+    scenario.run();
+    lost = scenario.failed_with(GPUSHARE_DEVICE_LOST);
+    if (!lost) arm(scenario.runtime(), GPUSHARE_FAULT_NONE, 0);
+    scenario.verify(lost);
+  }
+  CHECK(n > 3);
+}
+
+TEST_CASE("a slow stream makes nothing fail and nothing wait for ever") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  for (uint64_t n = 1; n < 8; ++n) {
+    INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": slow from call " << n);
+    Scenario scenario(setup.device, setup.layout, 20'000'000'000);
+    arm(scenario.runtime(), GPUSHARE_FAULT_SLOW_STREAM, n, 20);
+    scenario.run();
+    for (const base::Status& failure : scenario.failures()) UNSCOPED_INFO(failure.to_string());
+    if (setup.layout == memory::Layout::kVirtual) CHECK(scenario.failures().empty());
+    scenario.verify(false);
+  }
+}
+
+// Opening is the part that the scenario finds done already.
+TEST_CASE("opening a runtime on a device that is out of memory leaves nothing") {
+  for (const char* spec : {"host?total_bytes=1048576", "sim?total_bytes=1048576"}) {
+    executor::RuntimeOptions options;
+    options.device = spec;
+    CHECK_FALSE(executor::Runtime::open(std::move(options)).ok());
+  }
+}
+
+}  // namespace

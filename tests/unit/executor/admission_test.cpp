@@ -1,0 +1,110 @@
+// Sessions that wait for admission: what they submit meanwhile, and being let in.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "support/executor_fixture.hpp"
+
+namespace {
+
+using namespace gpushare;        // NOLINT
+using namespace gpushare::test;  // NOLINT
+
+constexpr const char* kPolicies[] = {"fifo", "srtf", "pack", "fair", "priority"};
+
+TEST_CASE("iterations pushed before the session is admitted run after it is, in order") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  const char* policy = GENERATE(from_range(std::begin(kPolicies), std::end(kPolicies)));
+  CAPTURE(setup.device, static_cast<int>(setup.layout), policy);
+  executor::RuntimeOptions options = options_of(setup, policy);
+  options.capacity_bytes = 64 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto first = open_session(*runtime, need("first", 40 * kMiB, 4 * kMiB));
+  REQUIRE(first->alloc(memory::Kind::kModel, 40 * kMiB, 0).ok());
+  // Kept busy, so that no policy may page it out for the others before it has ended.
+  auto held = first->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(held.ok());
+  struct Waiting {
+    std::shared_ptr<executor::Session> session;
+    std::vector<std::shared_ptr<executor::Ticket>> tickets;
+    std::vector<int> ran;
+  };
+  std::vector<Waiting> waiting(2);
+  for (Waiting& w : waiting) {
+    executor::SessionOptions of = need("waits", 30 * kMiB, 4 * kMiB);
+    of.remaining_ns = 1'000'000;
+    of.iterations_total = 5;
+    w.session = open_session(*runtime, of);
+    CHECK(w.session->info().state == executor::SessionState::kQueued);
+    for (int i = 0; i < 5; ++i) {
+      auto work = work_of([&w, i](const std::shared_ptr<executor::Iteration>& iteration) -> base::Status {
+        w.ran.push_back(i);
+        GPUSHARE_RETURN_IF_ERROR(iteration->alloc(3 * kMiB, 0).status());
+        GPUSHARE_ASSIGN_OR_RETURN(const auto stream, iteration->stream());
+        return enqueue(*stream, 10'000);
+      });
+      auto ticket = w.session->submit(work);
+      REQUIRE(ticket.ok());
+      w.tickets.push_back(*ticket);
+    }
+    CHECK(w.session->info().iterations_queued == 5);
+    CHECK(w.tickets[0]->wait(0).code() == GPUSHARE_TIMED_OUT);
+  }
+  REQUIRE((*held)->end().ok());
+  REQUIRE(first->close().ok());
+  for (Waiting& w : waiting) {
+    for (const auto& ticket : w.tickets) {
+      const base::Status outcome = ticket->wait(GPUSHARE_NO_TIMEOUT);
+      INFO(outcome.to_string());
+      CHECK(outcome.ok());
+    }
+    CHECK(w.ran == std::vector<int>{0, 1, 2, 3, 4});
+    CHECK(w.session->info().iterations_done == 5);
+    CHECK(runtime->check().empty());
+    CHECK(w.session->close().ok());  // some policies have one session resident at a time
+  }
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("a session whose queued iterations were all it had still counts as ended when it is closed early") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  executor::RuntimeOptions options = options_of(setup);
+  options.capacity_bytes = 64 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto first = open_session(*runtime, need("first", 40 * kMiB, 4 * kMiB));
+  auto queued = open_session(*runtime, need("queued", 30 * kMiB, 4 * kMiB));
+  std::atomic<int> ran{0};
+  auto work = work_of([&ran](const std::shared_ptr<executor::Iteration>&) -> base::Status {
+    ++ran;
+    return {};
+  });
+  auto ticket = queued->submit(work);
+  REQUIRE(ticket.ok());
+  REQUIRE(queued->close().ok());
+  CHECK((*ticket)->wait(GPUSHARE_NO_TIMEOUT).code() == GPUSHARE_CANCELLED);
+  CHECK(ran == 0);
+  CHECK(first->close().ok());
+  CHECK(runtime->close().ok());
+}
+
+// The books have room, the device does not: others use it too. No event tells when that ends.
+TEST_CASE("a session that the device had no memory for is tried again by itself") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  if (setup.layout != memory::Layout::kVirtual) return;  // contiguous has its memory from the beginning
+  auto runtime = open_runtime(options_of(setup));
+  auto resident = open_session(*runtime, need("resident", kMiB, kMiB));
+  gpushare_backend_fault fault{};
+  fault.struct_size = sizeof fault;
+  fault.kind = GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY;
+  fault.at_call = 1;
+  REQUIRE(runtime->device().set_fault(fault).ok());
+  auto late = open_session(*runtime, need("late", 8 * kMiB, 2 * kMiB));
+  CHECK(late->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  CHECK(late->alloc(memory::Kind::kModel, 8 * kMiB, 0).ok());
+  CHECK(late->close().ok());
+  CHECK(resident->close().ok());
+  CHECK(runtime->close().ok());
+}
+
+}  // namespace
