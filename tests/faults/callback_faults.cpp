@@ -86,7 +86,8 @@ struct Seen {
     close_runtime = gpushare_runtime_close(fixture->runtime);
     close = gpushare_session_close(session);
     begin = gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration);
-    if (begin == GPUSHARE_OK) (void)gpushare_iteration_end(iteration);  // it was its turn: nothing to wait for
+    if (begin == GPUSHARE_OK)
+      (void)gpushare_iteration_end(iteration);  // it was its turn: nothing to wait for
     ++calls;
   }
 };
@@ -149,12 +150,11 @@ TEST_CASE("a host function in a lane that throws ends its session alone; one tha
   gpushare_stream stream = nullptr;
   REQUIRE(gpushare_iteration_begin(seen.session, GPUSHARE_NO_TIMEOUT, &iteration) == GPUSHARE_OK);
   REQUIRE(gpushare_iteration_get_stream(iteration, &stream) == GPUSHARE_OK);
-  const auto function = throws ? [](void*) { throw std::runtime_error("scripted"); }
-                               : [](void* data) {
-                                   auto& s = *static_cast<Seen*>(data);
-                                   s.call_in();
-                                   s.synchronize = gpushare_runtime_synchronize(s.fixture->runtime, 1'000'000);
-                                 };
+  const auto function = throws ? [](void*) { throw std::runtime_error("scripted"); } : [](void* data) {
+    auto& s = *static_cast<Seen*>(data);
+    s.call_in();
+    s.synchronize = gpushare_runtime_synchronize(s.fixture->runtime, 1'000'000);
+  };
   REQUIRE(gpushare_stream_launch_host(stream, function, &seen) == GPUSHARE_OK);
   REQUIRE(gpushare_iteration_end(iteration) == GPUSHARE_OK);
   CHECK(gpushare_runtime_synchronize(fixture.runtime, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);

@@ -80,7 +80,8 @@ TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharme
     Scenario scenario(setup.device, setup.layout);
     arm(scenario.runtime(), kind.fault, n);
     scenario.run();
-    for (uint64_t call = 0; call < n && fired; ++call) fired = !fires(scenario.runtime().device(), kind.fault);
+    for (uint64_t call = 0; call < n && fired; ++call)
+      fired = !fires(scenario.runtime().device(), kind.fault);
     arm(scenario.runtime(), GPUSHARE_FAULT_NONE, 0);
     if (!fired && setup.layout == memory::Layout::kVirtual) {
       for (const base::Status& failure : scenario.failures()) UNSCOPED_INFO(failure.to_string());

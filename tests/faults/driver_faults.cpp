@@ -19,10 +19,10 @@ struct Call {
 };
 // 2 out of memory, 999 unknown.
 constexpr Call kCalls[] = {
-    {"cuMemCreate", 2},      {"cuMemMap", 2},     {"cuMemSetAccess", 2},    {"cuMemAddressReserve", 2},
-    {"cuStreamCreate", 2},   {"cuStreamCreateWithPriority", 999}, {"cuEventCreate", 2},
-    {"cuMemHostAlloc", 2},   {"cuLaunchHostFunc", 999}, {"cuMemsetD8Async", 999}, {"cuEventRecord", 2},
-    {"cuStreamWaitEvent", 2},
+    {"cuMemCreate", 2},         {"cuMemMap", 2},       {"cuMemSetAccess", 2},
+    {"cuMemAddressReserve", 2}, {"cuStreamCreate", 2}, {"cuStreamCreateWithPriority", 999},
+    {"cuEventCreate", 2},       {"cuMemHostAlloc", 2}, {"cuLaunchHostFunc", 999},
+    {"cuMemsetD8Async", 999},   {"cuEventRecord", 2},  {"cuStreamWaitEvent", 2},
 };
 
 TEST_CASE("a refused driver call, for every n: a clear status, the bystander unharmed, nothing left") {
