@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <vector>
 
 namespace {
@@ -56,6 +57,15 @@ void require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "broken: %s; last error: %s\n", what, gpushare_last_error_message());
   std::abort();
+}
+
+// Would gpushare_session_alloc return, whatever else happens? It waits while its session is queued or paged out, and here nobody else would
+// end that wait; a session with an open iteration is on the device and stays there.
+bool answers_at_once(gpushare_session session, const std::map<gpushare_session, gpushare_iteration>& open) {
+  gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
+  if (gpushare_session_get_info(session, &info) != GPUSHARE_OK) return true;
+  return info.state == GPUSHARE_SESSION_CANCELLED || info.state == GPUSHARE_SESSION_FAILED ||
+         open.count(session) != 0;
 }
 
 int32_t iteration_body(void* user_data, gpushare_iteration iteration) {
@@ -177,6 +187,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<gpushare_runtime> runtimes;
   std::vector<gpushare_session> sessions;
   std::vector<gpushare_iteration> iterations;
+  std::map<gpushare_session, gpushare_iteration> open;
+  const auto ended = [&open](gpushare_iteration iteration) {
+    for (auto at = open.begin(); at != open.end(); ++at)
+      if (at->second == iteration) {
+        open.erase(at);
+        return;
+      }
+  };
   std::vector<gpushare_ticket> tickets;
   std::vector<gpushare_stream> streams;
   std::vector<gpushare_heap> heaps;
@@ -224,24 +242,35 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 4:
       case 5: {
         gpushare_device_address address = 0;
-        status = gpushare_session_alloc(choose(sessions, input), input.byte() % 4, input.size(),
-                                        1ull << (input.byte() % 24), &address);
+        const gpushare_session session = choose(sessions, input);
+        if (!answers_at_once(session, open)) break;
+        status = gpushare_session_alloc(session, input.byte() % 4, input.size(), 1ull << (input.byte() % 24),
+                                        &address);
         if (status == GPUSHARE_OK) addresses.push_back(address);
         break;
       }
       case 6:
       case 7: {
         gpushare_iteration iteration = nullptr;
-        status = gpushare_iteration_begin(choose(sessions, input), 0, &iteration);
-        if (status == GPUSHARE_OK) iterations.push_back(iteration);
+        const gpushare_session session = choose(sessions, input);
+        status = gpushare_iteration_begin(session, 0, &iteration);
+        if (status != GPUSHARE_OK) break;
+        iterations.push_back(iteration);
+        open[session] = iteration;
         break;
       }
-      case 8:
-        status = gpushare_iteration_end(choose(iterations, input));
+      case 8: {
+        const gpushare_iteration iteration = choose(iterations, input);
+        status = gpushare_iteration_end(iteration);
+        if (status == GPUSHARE_OK) ended(iteration);
         break;
-      case 9:
-        status = gpushare_iteration_fail(choose(iterations, input), input.byte() * 4, "fuzz");
+      }
+      case 9: {
+        const gpushare_iteration iteration = choose(iterations, input);
+        status = gpushare_iteration_fail(iteration, input.byte() * 4, "fuzz");
+        if (status == GPUSHARE_OK) ended(iteration);
         break;
+      }
       case 10:
       case 11: {
         gpushare_device_address address = 0;
