@@ -43,6 +43,9 @@ GPUSHARE_V1_SIZE(gpushare_request_queue_info, decision_ns);
 GPUSHARE_V1_SIZE(gpushare_histogram_params, window);
 GPUSHARE_V1_SIZE(gpushare_histogram_info, max_ns);
 GPUSHARE_V1_SIZE(gpushare_score_class, steps);
+GPUSHARE_V1_SIZE(gpushare_worker_params, timeout_ns);
+GPUSHARE_V1_SIZE(gpushare_worker_info, device);
+GPUSHARE_V1_SIZE(gpushare_worker_layer, bytes);
 #undef GPUSHARE_V1_SIZE
 
 // A size above this is an uninitialised struct rather than a future one.

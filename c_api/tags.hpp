@@ -17,6 +17,10 @@ class Histogram;
 class ScoreQueue;
 }  // namespace gpushare::sched::slo
 
+namespace gpushare::daemon {
+class Worker;
+}
+
 namespace gpushare::capi {
 
 struct BatcherObject;       // batcher.cpp
@@ -42,6 +46,7 @@ using BatcherHandles = HandleTable<BatcherObject, 7>;
 using RequestQueueHandles = HandleTable<RequestQueueObject, 8>;
 using HistogramHandles = HandleTable<sched::slo::Histogram, 9>;
 using ScoreQueueHandles = HandleTable<sched::slo::ScoreQueue, 10>;
+using WorkerHandles = HandleTable<daemon::Worker, 15>;
 
 inline IterationObject::~IterationObject() {
   if (void* handle = stream.load()) StreamHandles::instance().remove(handle);

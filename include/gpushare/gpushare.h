@@ -568,5 +568,6 @@ GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lo
 #endif
 
 #include "gpushare/serving.h"
+#include "gpushare/worker.h"
 
 #endif /* GPUSHARE_GPUSHARE_H_ */

@@ -604,5 +604,6 @@ inline std::vector<gpushare_device_info> devices() {
 }  // namespace gpushare
 
 #include "gpushare/serving.hpp"
+#include "gpushare/worker.hpp"
 
 #endif  // GPUSHARE_GPUSHARE_HPP_

@@ -102,7 +102,16 @@ Worker::~Worker() {
   if (scratch_ != 0) log_failure(device_->va_free(scratch_, scratch_bytes_), "detaching a worker");
 }
 
+void Worker::detach() {
+  detached_.store(true);
+  // Properly if it can be done at once; the daemon takes back what a closed connection leaves, too.
+  if (in_turn()) (void)end();
+  broken_.store(true);
+  shutdown(socket_.get(), SHUT_RDWR);
+}
+
 base::Status Worker::gone() const {
+  if (detached_.load()) return {GPUSHARE_CANCELLED, "the worker was detached"};
   if (board_ != nullptr) GPUSHARE_RETURN_IF_ERROR(board_->failure());
   return {GPUSHARE_UNAVAILABLE, "the daemon at " + socket_path_ +
                                     " has gone; start it again, detach this worker and attach a new one"};

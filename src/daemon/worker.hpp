@@ -42,6 +42,9 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  // Calls that wait return CANCELLED, and so do all later ones but end(); the rest is for the destructor.
+  void detach();
+
   // Waits for the turn. Errors: TIMED_OUT; INVALID_STATE (has it already); UNAVAILABLE (the daemon is gone: attach
   // anew); DEVICE_OUT_OF_MEMORY, and what a load can fail with.
   base::Status begin(uint64_t timeout_ns = kNoTimeout);
@@ -97,6 +100,7 @@ class Worker {
   // Closed only by the destructor, so that waits may look at it without the lock.
   Descriptor socket_;
   std::atomic<bool> broken_{false};
+  std::atomic<bool> detached_{false};
   base::Mutex mutex_;  // one request at a time
   uint32_t sequence_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   Mapping region_mapping_ GPUSHARE_GUARDED_BY(mutex_);
