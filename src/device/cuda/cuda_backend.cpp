@@ -84,6 +84,7 @@ const gpushare_backend_ops* cuda_backend() {
     table.probe = probe;
     table.stream_native = stream_native;
     table.fault_set = nullptr;
+    Table::add_ipc(table);
     table.partition_info = partition_info;
     table.partition_create = partition_create;
     table.partition_destroy = partition_destroy;

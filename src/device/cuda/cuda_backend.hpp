@@ -5,7 +5,7 @@
 // GPUSHARE_CUDA_DRIVER does the same for a process), context (a CUcontext as a number, instead of the primary
 // context), fraction, total_gib or total_bytes (capacity, default all of the GPU), granularity (of mappings,
 // default the driver's), pool_bytes (released granules kept, default 64 MiB), pinned_chunk_bytes (default 8
-// MiB), wait (block, the default, or spin).
+// MiB), wait (block, the default, spin, or callback: cuda_stream.hpp says how).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

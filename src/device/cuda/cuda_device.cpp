@@ -17,7 +17,7 @@ namespace {
 struct DeviceOptions {
   std::string driver;
   uint64_t context = 0;
-  bool blocking_waits = true;
+  WaitMode waits = WaitMode::kBlock;
   MemoryOptions memory;
 };
 
@@ -46,8 +46,13 @@ base::Result<DeviceOptions> read_options(const char* text) {
       options.get_bytes("pinned_chunk_bytes", memory.pinned_chunk_bytes, 64u << 10, 1ull << 30));
   GPUSHARE_RETURN_IF_ERROR(options.finish());
   if (!read.driver.empty() && read.driver.front() != '/') return invalid("driver is an absolute path");
-  if (wait != "block" && wait != "spin") return invalid("wait is block or spin, not '" + wait + "'");
-  read.blocking_waits = wait == "block";
+  if (wait == "spin") {
+    read.waits = WaitMode::kSpin;
+  } else if (wait == "callback") {
+    read.waits = WaitMode::kCallback;
+  } else if (wait != "block") {
+    return invalid("wait is block, spin or callback, not '" + wait + "'");
+  }
   if (static_cast<int>(has_fraction) + static_cast<int>(has_gib) + static_cast<int>(has_bytes) > 1) {
     return invalid("fraction, total_gib and total_bytes are three ways to say the same: give one");
   }
@@ -64,16 +69,17 @@ base::Result<std::unique_ptr<Device>> Device::open(uint32_t index, const char* t
   GPUSHARE_ASSIGN_OR_RETURN(const Driver* driver, Driver::get(options.driver));
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Context> context, Context::open(*driver, index, options.context));
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Memory> memory, Memory::open(*context, options.memory));
-  std::unique_ptr<Device> device(new Device(std::move(context), std::move(memory), options.blocking_waits));
+  std::unique_ptr<Device> device(new Device(std::move(context), std::move(memory), options.waits));
   GPUSHARE_RETURN_IF_ERROR(device->read_facts());
   return device;
 }
 
-Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, bool blocking_waits)
+Device::Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits)
     : context_(std::move(context)),
       memory_(std::move(memory)),
-      blocking_waits_(blocking_waits),
-      events_(*context_, blocking_waits),
+      waits_(waits),
+      events_(*context_, waits == WaitMode::kBlock),
+      callback_waits_(*context_),
       partitions_(*context_) {}
 
 base::Status Device::read_facts() {
@@ -98,6 +104,7 @@ base::Status Device::read_facts() {
   facts_.mapping_granularity_bytes = memory_->granularity_bytes();
   if (memory_->granularity_bytes() != 0) facts_.capabilities |= GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY;
   if (least != greatest) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PRIORITIES;
+  if (memory_->can_share()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_IPC;
   if (partitions_.supported()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PARTITIONS;
   return {};
 }
@@ -155,7 +162,9 @@ Device::~Device() {
   for (Event* event : events) (void)destroy_event(event);
   for (Partition* partition : partitions) (void)destroy_partition(partition);
   ContextScope scope(*context_);
-  if (scope.status().ok()) events_.clear();
+  if (!scope.status().ok()) return;
+  events_.clear();
+  callback_waits_.clear();
 }
 
 base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partition) {
@@ -278,9 +287,9 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (bytes == 0) return {};
   if (kind != GPUSHARE_COPY_DEVICE_TO_HOST)
-    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy to", destination, bytes));
+    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy to", destination, bytes, true));
   if (kind != GPUSHARE_COPY_HOST_TO_DEVICE)
-    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy from", source, bytes));
+    GPUSHARE_RETURN_IF_ERROR(memory_->check_access("copy from", source, bytes, false));
   const Driver& driver = context_->driver();
   const api::CUstream handle = stream->handle();
   if (kind == GPUSHARE_COPY_HOST_TO_DEVICE) {
@@ -301,7 +310,7 @@ base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address addres
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (bytes == 0) return {};
-  GPUSHARE_RETURN_IF_ERROR(memory_->check_access("fill of", address, bytes));
+  GPUSHARE_RETURN_IF_ERROR(memory_->check_access("fill of", address, bytes, true));
   return context_->status(context_->driver().cuMemsetD8Async(address, value, bytes, stream->handle()),
                           "cuMemsetD8Async");
 }

@@ -43,7 +43,8 @@ class Device {
   Memory& memory() { return *memory_; }
   EventPool& events() { return events_; }
   PartitionTable& partitions() { return partitions_; }
-  bool blocking_waits() const { return blocking_waits_; }
+  WaitMode waits() const { return waits_; }
+  CallbackWaits& callback_waits() { return callback_waits_; }
   base::Status check_lost() const { return context_->check_lost(); }
   NoFaults faults() const { return {}; }
   uint64_t now_ns() const;
@@ -62,13 +63,14 @@ class Device {
   base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
 
  private:
-  Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, bool blocking_waits);
+  Device(std::unique_ptr<Context> context, std::unique_ptr<Memory> memory, WaitMode waits);
   base::Status read_facts();
 
   const std::unique_ptr<Context> context_;
   const std::unique_ptr<Memory> memory_;
-  const bool blocking_waits_;
+  const WaitMode waits_;
   EventPool events_;
+  CallbackWaits callback_waits_;
   PartitionTable partitions_;
   gpushare_backend_device_info facts_{};  // fixed at open
 

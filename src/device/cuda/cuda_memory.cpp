@@ -30,6 +30,7 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
 
   uint64_t granularity = 0;
   int supported = 0;
+  int can_share = 0;
   if (driver.has_virtual_memory()) {
     (void)driver.cuDeviceGetAttribute(
         &supported, api::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, context.device());
@@ -56,14 +57,19 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
     }
     limit -= limit % granularity;
   }
-  return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity));
+  if (granularity != 0 && driver.has_shareable()) {
+    (void)driver.cuDeviceGetAttribute(
+        &can_share, api::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, context.device());
+  }
+  return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity, can_share != 0));
 }
 
 Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes,
-               uint64_t granularity_bytes)
+               uint64_t granularity_bytes, bool can_share)
     : context_(context),
       limit_bytes_(limit_bytes),
       granularity_bytes_(granularity_bytes),
+      can_share_(can_share),
       pool_limit_(options.pool_bytes),
       pinned_chunk_bytes_(options.pinned_chunk_bytes) {}
 
@@ -177,7 +183,7 @@ base::Status Memory::free(Address address) {
   return context_.status(driver().cuMemFree(address), "cuMemFree");
 }
 
-base::Status Memory::check_access(const char* op, Address address, uint64_t bytes) {
+base::Status Memory::check_access(const char* op, Address address, uint64_t bytes, bool write) {
   const auto outside = [&](const char* why) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("%s 0x%llx of %llu bytes: %s", op,
                                                                 static_cast<unsigned long long>(address),
@@ -202,6 +208,7 @@ base::Status Memory::check_access(const char* op, Address address, uint64_t byte
       auto it = holder(mappings_, [](const Mapping& mapping) { return mapping.bytes; });
       for (Address at = address; at < end; ++it) {
         if (it == mappings_.end() || it->first > at) return outside("part of it is reserved but not mapped");
+        if (write && !it->second.memory->writable) return outside("it is shared memory imported for reading");
         at = it->first + it->second.bytes;
       }
       return {};

@@ -64,10 +64,17 @@ class Memory {
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
 
-  // That [address, address + bytes) is memory, before the driver is asked to touch it: our own allocations and
-  // mappings are known here, of others' the driver says whether the two ends are its. No driver call for our
-  // own. Errors: INVALID_ARGUMENT.
-  base::Status check_access(const char* op, Address address, uint64_t bytes);
+  // Memory for other processes (cuda_shared_memory.cpp): one handle for all of it, because a descriptor stands
+  // for one handle. Errors: also INVALID_ARGUMENT (not shared, no such descriptor), IO_ERROR.
+  bool can_share() const { return can_share_; }
+  base::Result<gpushare_backend_memory*> create_shared(uint64_t bytes);
+  base::Result<int32_t> export_physical(gpushare_backend_memory* memory, uint32_t access);
+  base::Result<gpushare_backend_memory*> import_physical(int32_t descriptor, uint64_t bytes, uint32_t access);
+
+  // That [address, address + bytes) is memory, writable if it is to be written, before the driver is asked to
+  // touch it: our own allocations and mappings are known here, of others' the driver says whether the two ends
+  // are its. No driver call for our own. Errors: INVALID_ARGUMENT.
+  base::Status check_access(const char* op, Address address, uint64_t bytes, bool write);
 
   // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
@@ -75,7 +82,11 @@ class Memory {
  private:
   using Granule = api::CUmemGenericAllocationHandle;
   struct Physical {
-    std::vector<Granule> granules;
+    std::vector<Granule> granules;  // of shared memory one, of all its bytes
+    uint64_t bytes = 0;
+    bool shared = false;
+    bool imported = false;  // another process counts it
+    bool writable = true;
     uint64_t mappings = 0;
     bool released = false;
   };
@@ -94,11 +105,18 @@ class Memory {
     Chunk* chunk;  // null: an allocation of its own
   };
 
-  Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes);
+  Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes,
+         bool can_share);
   const Driver& driver() const { return context_.driver(); }
   base::Status out_of_memory(const char* call, uint64_t bytes);
   base::Status check_granules(const char* what, uint64_t value) const;
   base::Status check_virtual() const;
+  base::Status check_shareable() const;
+  gpushare_backend_memory* keep(std::unique_ptr<Physical> memory);
+  // Drops a memory that nothing refers to any more.
+  void dispose(std::unique_ptr<Physical> memory);
+  // Read and write, or what the memory allows.
+  api::CUresult give_access(Address address, uint64_t bytes, bool writable);
   api::CUmemAllocationProp granule_properties() const;
 
   // Takes `bytes` of the limit, so that the check and the driver's call need no common lock.
@@ -112,12 +130,14 @@ class Memory {
   // Unmaps what map() had done so far; keeps the first error out of it.
   void unmap_quietly(Address address, uint64_t bytes);
   void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
-  // Forgets a mapping and hands back the granules of a released memory that it was the last of.
-  std::vector<Granule> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);
+  // Forgets a mapping and hands a released memory that it was the last of back, for dispose().
+  std::unique_ptr<Physical> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);
+  std::unique_ptr<Physical> forget(Physical* memory) GPUSHARE_REQUIRES(mutex_);
 
   Context& context_;
   const uint64_t limit_bytes_;
   const uint64_t granularity_bytes_;
+  const bool can_share_;
   const uint64_t pool_limit_;
   const uint64_t pinned_chunk_bytes_;
 

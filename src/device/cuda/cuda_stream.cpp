@@ -4,7 +4,9 @@
 #include <cmath>
 #include <exception>
 #include <string>
+#include <utility>
 
+#include "base/clock.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/support/ops_guard.hpp"
 
@@ -45,6 +47,71 @@ void EventPool::clear() {
     for (const api::CUevent event : free) (void)context_.driver().cuEventDestroy(event);
     free.clear();
   }
+}
+
+void CallbackWaits::wake(void* data) {
+  auto* waiter = static_cast<Waiter*>(data);
+  base::MutexLock lock(waiter->mutex);
+  waiter->passed = true;
+  waiter->woken.notify_one();
+}
+
+base::Result<std::unique_ptr<CallbackWaits::Waiter>> CallbackWaits::take() {
+  {
+    base::MutexLock lock(mutex_);
+    if (!free_.empty()) {
+      std::unique_ptr<Waiter> waiter = std::move(free_.back());
+      free_.pop_back();
+      return waiter;
+    }
+  }
+  auto waiter = std::make_unique<Waiter>();
+  GPUSHARE_RETURN_IF_ERROR(context_.status(
+      context_.driver().cuStreamCreateWithPriority(&waiter->stream, api::CU_STREAM_NON_BLOCKING, 0),
+      "cuStreamCreateWithPriority"));
+  return waiter;
+}
+
+base::Status CallbackWaits::wait(api::CUevent event) {
+  const Driver& driver = context_.driver();
+  if (const api::CUresult now = driver.cuEventQuery(event); now != api::CUDA_ERROR_NOT_READY)
+    return context_.status(now, "cuEventQuery");
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Waiter> waiter, take());
+  const char* call = "cuStreamWaitEvent";
+  api::CUresult result = driver.cuStreamWaitEvent(waiter->stream, event, 0);
+  if (result == api::CUDA_SUCCESS) {
+    call = "cuLaunchHostFunc";
+    result = driver.cuLaunchHostFunc(waiter->stream, &CallbackWaits::wake, waiter.get());
+  }
+  if (result == api::CUDA_SUCCESS) {
+    // A lost context may never run the function: look after it now and then.
+    constexpr uint64_t kLookNs = 100'000'000;
+    base::MutexLock lock(waiter->mutex);
+    while (!waiter->passed && (result == api::CUDA_SUCCESS || result == api::CUDA_ERROR_NOT_READY)) {
+      if (waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at())) continue;
+      call = "cuStreamQuery";
+      result = driver.cuStreamQuery(waiter->stream);
+    }
+    if (waiter->passed) {
+      call = "cuEventQuery";
+      result = driver.cuEventQuery(event);
+      waiter->passed = false;
+    }
+  }
+  const base::Status status = context_.status(result, call);
+  base::MutexLock lock(mutex_);
+  // If the context is lost the function may still come: what it touches is kept for good.
+  if (context_.lost())
+    (void)waiter.release();
+  else
+    free_.push_back(std::move(waiter));
+  return status;
+}
+
+void CallbackWaits::clear() {
+  base::MutexLock lock(mutex_);
+  for (const auto& waiter : free_) (void)context_.driver().cuStreamDestroy(waiter->stream);
+  free_.clear();
 }
 
 base::Status HostFunctions::launch(Context& context, api::CUstream stream, gpushare_host_function function,
@@ -134,7 +201,7 @@ base::Status Stream::synchronize() {
   GPUSHARE_ENTER_CONTEXT(context);
   GPUSHARE_RETURN_IF_ERROR(check_capturing("stream_synchronize"));
   CaptureRelaxed relaxed(context.driver());
-  if (!device_.blocking_waits()) {
+  if (device_.waits() == WaitMode::kSpin) {
     GPUSHARE_RETURN_IF_ERROR(
         context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
     return failure();
@@ -148,12 +215,16 @@ base::Status Stream::synchronize() {
   GPUSHARE_ASSIGN_OR_RETURN(const api::CUevent event, device_.events().take(/*timing=*/false));
   const char* call = "cuEventRecord";
   api::CUresult result = context.driver().cuEventRecord(event, handle_);
-  if (result == api::CUDA_SUCCESS) {
+  base::Status waited;
+  if (result == api::CUDA_SUCCESS && device_.waits() == WaitMode::kCallback) {
+    waited = device_.callback_waits().wait(event);
+  } else if (result == api::CUDA_SUCCESS) {
     call = "cuEventSynchronize";
     result = context.driver().cuEventSynchronize(event);
   }
   device_.events().put(event, /*timing=*/false);
   GPUSHARE_RETURN_IF_ERROR(context.status(result, call));
+  GPUSHARE_RETURN_IF_ERROR(waited);
   return failure();
 }
 
@@ -193,8 +264,12 @@ base::Status Event::synchronize() {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   CaptureRelaxed relaxed(context.driver());
-  GPUSHARE_RETURN_IF_ERROR(
-      context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
+  if (device_.waits() == WaitMode::kCallback) {
+    GPUSHARE_RETURN_IF_ERROR(device_.callback_waits().wait(handle_));
+  } else {
+    GPUSHARE_RETURN_IF_ERROR(
+        context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
+  }
   return recorded.functions->failure(recorded.launched);
 }
 

@@ -4,8 +4,9 @@
 // iterations need many. A pooled CUevent may have been recorded for its last owner, so that each Event knows
 // itself whether it was recorded. Host functions. A function that throws fails its stream alone: later host
 // functions of the stream are skipped, and ops on it return CALLBACK_FAILED. Copies and kernels that are
-// enqueued already cannot be called back. Waits. Blocking waits (the default) sleep in the driver; with
-// wait=spin the thread polls, which reacts sooner and burns a core.
+// enqueued already cannot be called back. Waits. With wait=block (the default) the thread sleeps in the driver;
+// with wait=spin it polls there, which reacts sooner and burns a core; with wait=callback it sleeps on a lock of
+// ours until a host function of the driver wakes it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -40,6 +41,34 @@ class EventPool {
   const bool blocking_;
   base::Mutex mutex_;
   std::vector<api::CUevent> free_[2] GPUSHARE_GUARDED_BY(mutex_);
+};
+
+enum class WaitMode { kBlock, kSpin, kCallback };
+
+// Waits by host function: a stream of our own waits for the event on the device, the function behind it wakes the
+// thread. A host function on the event's own stream would come after everything enqueued there meanwhile.
+// Thread-safe; needs the context to be current.
+class CallbackWaits {
+ public:
+  explicit CallbackWaits(Context& context) : context_(context) {}
+  // Until the event's last record has passed. Errors: the driver's.
+  base::Status wait(api::CUevent event);
+  // Destroys the streams. Nobody may be waiting.
+  void clear();
+
+ private:
+  struct Waiter {
+    api::CUstream stream = nullptr;
+    base::Mutex mutex;
+    base::ConditionVariable woken;
+    bool passed GPUSHARE_GUARDED_BY(mutex) = false;
+  };
+  static void wake(void* waiter);
+  base::Result<std::unique_ptr<Waiter>> take();
+
+  Context& context_;
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<Waiter>> free_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 // What host functions of a stream share with it. Outlives the stream as long as a function is pending.

@@ -131,45 +131,68 @@ base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
   GPUSHARE_RETURN_IF_ERROR(take("phys_create", bytes));
   CaptureRelaxed relaxed(driver());
   auto memory = std::make_unique<Physical>();
+  memory->bytes = bytes;
   memory->granules.reserve(bytes / granularity_bytes_);
   while (memory->granules.size() < bytes / granularity_bytes_) {
     Granule granule = 0;
     const api::CUresult result = make_granule(&granule);
     if (result != api::CUDA_SUCCESS) {
       give_back(bytes - memory->granules.size() * granularity_bytes_);
-      recycle(memory->granules);
+      dispose(std::move(memory));
       if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory("phys_create", bytes);
       return context_.status(result, "cuMemCreate");
     }
     memory->granules.push_back(granule);
   }
+  return keep(std::move(memory));
+}
+
+gpushare_backend_memory* Memory::keep(std::unique_ptr<Physical> memory) {
   base::MutexLock lock(mutex_);
   Physical* raw = memory.get();
   memories_[raw] = std::move(memory);
   return reinterpret_cast<gpushare_backend_memory*>(raw);
 }
 
-std::vector<Memory::Granule> Memory::drop_mapping(Physical* memory) {
+std::unique_ptr<Memory::Physical> Memory::forget(Physical* memory) {
+  const auto it = memories_.find(memory);
+  std::unique_ptr<Physical> dead = std::move(it->second);
+  memories_.erase(it);
+  return dead;
+}
+
+std::unique_ptr<Memory::Physical> Memory::drop_mapping(Physical* memory) {
   --memory->mappings;
-  if (!memory->released || memory->mappings > 0) return {};
-  std::vector<Granule> granules = std::move(memory->granules);
-  memories_.erase(memory);
-  return granules;
+  if (!memory->released || memory->mappings > 0) return nullptr;
+  return forget(memory);
+}
+
+void Memory::dispose(std::unique_ptr<Physical> memory) {
+  if (memory == nullptr) return;
+  if (!memory->shared) {
+    recycle(memory->granules);
+    return;
+  }
+  if (!memory->imported) give_back(memory->bytes);
+  ContextScope scope(context_);
+  if (!scope.status().ok()) return;
+  CaptureRelaxed relaxed(driver());
+  for (const Granule granule : memory->granules)
+    (void)context_.status(driver().cuMemRelease(granule), "cuMemRelease");
 }
 
 base::Status Memory::release_physical(gpushare_backend_memory* handle) {
   GPUSHARE_RETURN_IF_ERROR(check_virtual());
-  std::vector<Granule> granules;
+  std::unique_ptr<Physical> dead;
   {
     base::MutexLock lock(mutex_);
     const auto it = memories_.find(reinterpret_cast<Physical*>(handle));
     if (it == memories_.end() || it->second->released) return stale_memory();
     it->second->released = true;
     if (it->second->mappings > 0) return {};
-    granules = std::move(it->second->granules);
-    memories_.erase(it);
+    dead = forget(it->first);
   }
-  recycle(granules);
+  dispose(std::move(dead));
   return {};
 }
 
@@ -190,11 +213,16 @@ base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memor
     base::MutexLock lock(mutex_);
     const auto it = memories_.find(memory);
     if (it == memories_.end() || memory->released) return stale_memory();
-    const uint64_t held = memory->granules.size() * granularity_bytes_;
+    const uint64_t held = memory->bytes;
     if (offset > held || bytes > held - offset) {
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("va_map: offset %llu and size %llu pass the memory's end, %llu", hex(offset),
                            hex(bytes), hex(held))};
+    }
+    if (memory->shared && offset > 0) {
+      return {GPUSHARE_UNSUPPORTED,
+              base::format("va_map: shared memory is mapped from its start: CUDA accepts no offset, not %llu",
+                           hex(offset))};
     }
     auto holder = reservations_.upper_bound(address);
     if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
@@ -221,27 +249,29 @@ base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memor
   api::CUresult result = api::CUDA_SUCCESS;
   uint64_t done = 0;
   // The granules of a live memory do not change, and the mapping just entered keeps it alive.
-  for (; done < bytes && result == api::CUDA_SUCCESS; done += granularity_bytes_) {
+  if (memory->shared) {
+    result = driver().cuMemMap(address, bytes, 0, memory->granules.front(), 0);
+    if (result == api::CUDA_SUCCESS) done = bytes;
+  }
+  for (; !memory->shared && done < bytes && result == api::CUDA_SUCCESS; done += granularity_bytes_) {
     result = driver().cuMemMap(address + done, granularity_bytes_, 0,
                                memory->granules[(offset + done) / granularity_bytes_], 0);
     if (result != api::CUDA_SUCCESS) break;
   }
   if (result == api::CUDA_SUCCESS) {
-    const api::CUmemAccessDesc access{{api::CU_MEM_LOCATION_TYPE_DEVICE, context_.device()},
-                                      api::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     call = "cuMemSetAccess";
-    result = driver().cuMemSetAccess(address, bytes, &access, 1);
+    result = give_access(address, bytes, memory->writable);
   }
   if (result == api::CUDA_SUCCESS) return {};
 
   unmap_quietly(address, done);
-  std::vector<Granule> granules;
+  std::unique_ptr<Physical> dead;
   {
     base::MutexLock lock(mutex_);
     mappings_.erase(address);
-    granules = drop_mapping(memory);
+    dead = drop_mapping(memory);
   }
-  recycle(granules);
+  dispose(std::move(dead));
   if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory(call, bytes);
   return context_.status(result, call);
 }
@@ -266,13 +296,13 @@ base::Status Memory::unmap(Address address, uint64_t bytes) {
     CaptureRelaxed relaxed(driver());
     GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemUnmap(address, bytes), "cuMemUnmap"));
   }
-  std::vector<Granule> granules;
+  std::unique_ptr<Physical> dead;
   {
     base::MutexLock lock(mutex_);
     mappings_.erase(address);
-    granules = drop_mapping(memory);
+    dead = drop_mapping(memory);
   }
-  recycle(granules);
+  dispose(std::move(dead));
   return {};
 }
 

@@ -107,6 +107,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   const SymbolFinder finder(*library);
   std::string missing;
   bool virtual_memory = true;
+  bool shareable = true;
   bool partitions = true;
   bool capture = true;
   bool required = true;
@@ -122,6 +123,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
 #undef GPUSHARE_CUDA_FIND
   if (!required) return unavailable(driver->path_ + " lacks" + missing + "; update the driver");
   driver->has_virtual_memory_ = virtual_memory;
+  driver->has_shareable_ = shareable;
   driver->has_partitions_ = partitions;
   driver->has_capture_ = capture;
 

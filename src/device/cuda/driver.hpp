@@ -42,6 +42,9 @@ class Driver {
   bool has_virtual_memory() const {
     return has_virtual_memory_;
   }
+  bool has_shareable() const {
+    return has_shareable_;
+  }
   bool has_partitions() const {
     return has_partitions_;
   }
@@ -58,6 +61,7 @@ class Driver {
  private:
   static base::Result<Driver*> open(const std::string& path);
   bool has_virtual_memory_ = false;
+  bool has_shareable_ = false;
   bool has_partitions_ = false;
   bool has_capture_ = false;
   int version_ = 0;

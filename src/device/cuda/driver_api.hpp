@@ -56,6 +56,7 @@ enum : CUresult {
 enum : int {
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
 };
 enum : unsigned {
   CU_STREAM_NON_BLOCKING = 1,
@@ -68,7 +69,9 @@ enum : unsigned {
 enum : int {
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+  CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
   CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
   CU_DEV_RESOURCE_TYPE_SM = 1,
@@ -186,6 +189,10 @@ struct CUdevResource {
     (CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count))                       \
   X(virtual_memory, cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020,                    \
     (size_t * bytes, const CUmemAllocationProp* prop, int option))                                          \
+  X(shareable, cuMemExportToShareableHandle, cuMemExportToShareableHandle, 10020,                           \
+    (void* shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))             \
+  X(shareable, cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020,                       \
+    (CUmemGenericAllocationHandle * handle, void* shareable, int type))                                     \
   X(partitions, cuDeviceGetDevResource, cuDeviceGetDevResource, 12040,                                      \
     (CUdevice device, CUdevResource * resource, int type))                                                  \
   X(partitions, cuDevSmResourceSplitByCount, cuDevSmResourceSplitByCount, 12040,                            \

@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@ namespace standin {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+constexpr const char* kSharedName = "cuda-standin-shared";
 constexpr size_t kGraves = 8192;
 constexpr size_t kAccesses = 64;  // above this, those that cannot race any more are dropped
 
@@ -198,7 +200,12 @@ void drop_physical_if_unused(uint64_t handle) {
   World& w = world();
   Physical& physical = w.physicals[handle];
   if (!physical.released || physical.mappings > 0) return;
-  w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
+  if (!physical.imported) w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
+  if (physical.own_file >= 0) {
+    (void)close(physical.own_file);
+    physical.died = "released";
+    return;
+  }
   (void)fallocate(w.memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(physical.file_offset), static_cast<off_t>(physical.bytes));
   physical.died = "released";
@@ -226,6 +233,10 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
     if (!block->accessible) {
       return call.misuse(CUDA_ERROR_INVALID_VALUE,
                          "the mapping of " + block->born + " has no access yet (cuMemSetAccess)");
+    }
+    if (range.writes && !block->writable) {
+      return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                         "the mapping of " + block->born + " was given access for reading only");
     }
     at = stop;
   }
@@ -492,7 +503,8 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || flags != 0 ||
       prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id < 0 ||
       static_cast<uint64_t>(prop->location.id) >= w.setting("devices") ||
-      prop->win32HandleMetaData != nullptr)
+      prop->win32HandleMetaData != nullptr || prop->requestedHandleTypes < 0 ||
+      prop->requestedHandleTypes > CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or flags");
   if (bytes == 0 || !granular(bytes)) return bad_granules(call, "the size", bytes);
   if (bytes > free_on(prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -500,10 +512,19 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   physical.born = call.text();
   physical.device = prop->location.id;
   physical.bytes = bytes;
-  physical.file_offset = w.memory_file_end;
-  if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  w.memory_file_end += bytes;
+  if (prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    physical.own_file = memfd_create(kSharedName, MFD_CLOEXEC);
+    if (physical.own_file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (ftruncate(physical.own_file, static_cast<off_t>(bytes)) != 0) {
+      (void)close(physical.own_file);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  } else {
+    physical.file_offset = w.memory_file_end;
+    if (ftruncate(w.memory_file, static_cast<off_t>(w.memory_file_end + bytes)) != 0)
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    w.memory_file_end += bytes;
+  }
   w.devices[static_cast<size_t>(physical.device)].used_bytes += bytes;
   *out_handle = w.next_physical++;
   w.physicals[*out_handle] = std::move(physical);
@@ -544,7 +565,8 @@ STANDIN_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
   if (block_at(address) != nullptr || (next != w.blocks.end() && next->first < address + bytes))
     return call.misuse(CUDA_ERROR_INVALID_VALUE, hex(address) + " is mapped already");
   void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-                      w.memory_file, static_cast<off_t>(physical->second.file_offset));
+                      physical->second.own_file >= 0 ? physical->second.own_file : w.memory_file,
+                      static_cast<off_t>(physical->second.file_offset));
   if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   ++physical->second.mappings;
   unbury(address, bytes);
@@ -563,9 +585,12 @@ STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUm
                                     size_t count) {
   STANDIN_ENTRY(cuMemSetAccess);
   World& w = world();
-  if (access == nullptr || count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+  if (access == nullptr || count != 1 ||
+      (access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+       access->flags != CU_MEM_ACCESS_FLAGS_PROT_READ) ||
       access->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-    return call.misuse(CUDA_ERROR_INVALID_VALUE, "only read and write for one device is modelled");
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "only access of one device is modelled, to read or to read and write");
   for (uint64_t at = address; at < address + bytes;) {
     const auto it = w.blocks.find(at);
     if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping ||
@@ -578,7 +603,8 @@ STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUm
   for (uint64_t at = address; at < address + bytes;) {
     Block& block = w.blocks[at];
     block.accessible = true;
-    mprotect(reinterpret_cast<void*>(at), block.bytes, PROT_READ | PROT_WRITE);
+    block.writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    mprotect(reinterpret_cast<void*>(at), block.bytes, block.writable ? PROT_READ | PROT_WRITE : PROT_READ);
     at += block.bytes;
   }
   return CUDA_SUCCESS;
@@ -617,5 +643,53 @@ STANDIN_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     drop_physical_if_unused(block.physical);
     at += block.bytes;
   }
+  return CUDA_SUCCESS;
+}
+
+// ---- memory shared between processes: a memory file of its own, and descriptors of it
+
+STANDIN_API CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                                  int type, unsigned long long flags) {
+  STANDIN_ENTRY(cuMemExportToShareableHandle);
+  World& w = world();
+  if (shareable == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no output, or a type or flags that are not modelled");
+  const auto physical = w.physicals.find(handle);
+  if (physical == w.physicals.end() || physical->second.released)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "use after release: not live physical memory");
+  if (physical->second.own_file < 0 || physical->second.imported)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE,
+                       "the memory of " + physical->second.born + " was not created to be exported");
+  const int descriptor = dup(physical->second.own_file);
+  if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  *static_cast<int*>(shareable) = descriptor;
+  return CUDA_SUCCESS;
+}
+
+STANDIN_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out_handle, void* shareable,
+                                                    int type) {
+  STANDIN_ENTRY(cuMemImportFromShareableHandle);
+  STANDIN_CONTEXT();
+  World& w = world();
+  if (out_handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no output, or a type that is not modelled");
+  const auto descriptor = static_cast<int>(reinterpret_cast<uintptr_t>(shareable));
+  char name[128] = "";
+  const ssize_t length =
+      readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), name, sizeof(name) - 1);
+  struct stat file {};
+  // What another process sent may be anything: no misuse.
+  if (length < 0 || std::string(name).rfind(std::string("/memfd:") + kSharedName, 0) != 0 ||
+      fstat(descriptor, &file) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  Physical physical;
+  physical.born = call.text();
+  physical.device = context->device;
+  physical.bytes = static_cast<uint64_t>(file.st_size);
+  physical.own_file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  physical.imported = true;
+  if (physical.own_file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  *out_handle = w.next_physical++;
+  w.physicals[*out_handle] = std::move(physical);
   return CUDA_SUCCESS;
 }

@@ -38,6 +38,7 @@ enum : CUresult {
   CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
   CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
   CUDA_ERROR_INVALID_IMAGE = 200,
+  CUDA_ERROR_OPERATING_SYSTEM = 304,
 };
 
 using Clock = std::map<uint32_t, uint64_t>;  // stream id -> number of an op
@@ -151,6 +152,7 @@ struct Block : Object {
   uint64_t accounted = 0;
   uint64_t physical = 0;   // kMapping: the handle
   bool accessible = true;  // kMapping: after cuMemSetAccess
+  bool writable = true;    // kMapping: by cuMemSetAccess
   std::vector<Access> accesses;
 };
 struct Reservation : Object {
@@ -162,6 +164,8 @@ struct Physical : Object {
   uint64_t file_offset = 0;
   uint64_t mappings = 0;
   bool released = false;
+  int own_file = -1;      // made to be exported, or imported: a memory file of its own
+  bool imported = false;  // another handle, perhaps of another process, is accounted for it
 };
 
 struct Kernel {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.hpp"
@@ -210,6 +211,28 @@ TEST_CASE("losing the device in any op is noticed there", "[cuda]") {
   standin_clear_faults();
 }
 
+TEST_CASE("a wait by callback ends when the context is lost under it", "[cuda]") {
+  auto device = open("wait=callback");
+  LogCapture log;
+  {
+    const auto stream = device->create_stream();
+    const auto event = device->create_event();
+    std::atomic<bool> gate{false};
+    REQUIRE_OK(stream->launch_host(
+        [](void* open) {
+          while (!*static_cast<std::atomic<bool>*>(open)) std::this_thread::yield();
+        },
+        &gate));
+    REQUIRE_OK(stream->record(*event));
+    std::thread waits([&] { CHECK(event->synchronize().code() == GPUSHARE_DEVICE_LOST); });
+    standin_poison(0, CUDA_ERROR_LAUNCH_FAILED);
+    gate = true;
+    waits.join();
+  }
+  (void)device->close();
+  standin_clear_faults();
+}
+
 TEST_CASE("a host function that throws fails its stream alone", "[cuda]") {
   auto device = open();
   int runs = 0;
@@ -305,4 +328,40 @@ TEST_CASE("memory of other users of the context can be copied and filled, memory
   REQUIRE_OK(device->free(*ours));
   REQUIRE_OK(device->close());
   check_clean();
+}
+
+TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no support", "[cuda]") {
+  auto device = open("total_bytes=64MiB&pool_bytes=64MiB");
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  REQUIRE(device->can(GPUSHARE_DEVICE_CAP_IPC));
+  // Pooled granules give way to it.
+  const auto pooled = device->phys_create(32 * granule);
+  REQUIRE_OK(pooled.status());
+  REQUIRE_OK(device->phys_release(*pooled));
+  const auto shared = device->phys_create_shared(32 * granule);
+  REQUIRE_OK(shared.status());
+  CHECK(device->phys_create(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  standin_fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(device->phys_export(*shared, GPUSHARE_ACCESS_READ).status().code() == GPUSHARE_IO_ERROR);
+  const auto range = device->va_reserve(2 * granule);
+  REQUIRE_OK(range.status());
+  const Status offset = device->va_map(*range, granule, *shared, granule);
+  CHECK(offset.code() == GPUSHARE_UNSUPPORTED);
+  CHECK(mentions(offset, "from its start"));
+  standin_fail_call("cuMemMap", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map(*range, granule, *shared, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->va_map(*range, granule, *shared, 0));
+  REQUIRE_OK(device->va_unmap(*range, granule));
+  REQUIRE_OK(device->va_free(*range, 2 * granule));
+  REQUIRE_OK(device->phys_release(*shared));
+  standin_fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->phys_create_shared(granule).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(device->phys_release(*device->phys_create_shared(32 * granule)));
+  REQUIRE_OK(device->close());
+  check_clean();
+  auto old = Device::open("cuda:0?driver=" GPUSHARE_CUDA_STANDIN_OLD);
+  REQUIRE_OK(old.status());
+  CHECK_FALSE((*old)->can(GPUSHARE_DEVICE_CAP_IPC));
+  CHECK((*old)->phys_create_shared(1 << 21).status().code() == GPUSHARE_UNSUPPORTED);
+  REQUIRE_OK((*old)->close());
 }

@@ -1,5 +1,6 @@
 // What the cuda backend does with a driver: finding it, contexts, capacity, pools, waits.
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -280,8 +281,8 @@ TEST_CASE("the granularity can be raised, and a mapping is one driver call a gra
   check_clean();
 }
 
-TEST_CASE("waits block or spin by option", "[cuda]") {
-  for (const char* options : {"wait=block", "wait=spin"}) {
+TEST_CASE("waits block, spin or are called back by option", "[cuda]") {
+  for (const char* options : {"wait=block", "wait=spin", "wait=callback"}) {
     INFO(options);
     auto device = open(options);
     int runs = 0;
@@ -292,10 +293,43 @@ TEST_CASE("waits block or spin by option", "[cuda]") {
         REQUIRE_OK(stream->launch_host([](void* n) { ++*static_cast<int*>(n); }, &runs));
       REQUIRE_OK(stream->synchronize());
       CHECK(runs == 50);
-      CHECK((standin_calls("cuStreamSynchronize") == spins) == (std::string(options) == "wait=block"));
+      CHECK((standin_calls("cuStreamSynchronize") != spins) == (std::string(options) == "wait=spin"));
     }
     REQUIRE_OK(device->close());
   }
+  check_clean();
+}
+
+TEST_CASE("waits by callback end with their event, not with what comes behind it, from many threads",
+          "[cuda]") {
+  auto device = open("wait=callback");
+  const uint64_t sleeps = standin_calls("cuEventSynchronize");
+  {
+    const auto stream = device->create_stream();
+    const auto event = device->create_event();
+    std::atomic<bool> open_first{false}, open_second{false};
+    const auto hold = [](void* gate) {
+      while (!*static_cast<std::atomic<bool>*>(gate)) std::this_thread::yield();
+    };
+    REQUIRE_OK(stream->launch_host(hold, &open_first));
+    REQUIRE_OK(stream->record(*event));
+    REQUIRE_OK(stream->launch_host(hold, &open_second));
+    std::atomic<int> passed{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([&] {
+        if (event->synchronize().ok()) ++passed;
+      });
+    open_first = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(passed == 4);
+    CHECK(stream->query().code() == GPUSHARE_NOT_READY);
+    open_second = true;
+    REQUIRE_OK(stream->synchronize());
+    REQUIRE_OK(event->synchronize());
+  }
+  CHECK(standin_calls("cuEventSynchronize") == sleeps);
+  REQUIRE_OK(device->close());
   check_clean();
 }
 

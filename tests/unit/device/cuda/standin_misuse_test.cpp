@@ -286,3 +286,22 @@ TEST_CASE("arguments that the driver refuses", "[misuse]") {
   CHECK(cuStreamQuery(reinterpret_cast<CUstream>(&stream)) == CUDA_ERROR_INVALID_HANDLE);
   CHECK(misused("cuStreamQuery", "not a stream"));
 }
+
+TEST_CASE("memory shared between processes, used as it was not made for", "[misuse]") {
+  Stage stage;
+  const Mapped plain;
+  int descriptor = -1;
+  CHECK(cuMemExportToShareableHandle(&descriptor, plain.memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                     0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(misused("cuMemExportToShareableHandle", "not created to be exported"));
+  const CUmemAccessDesc reads{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+  REQUIRE(cuMemSetAccess(plain.range, kGranule, &reads, 1) == CUDA_SUCCESS);
+  CHECK(cuMemsetD8Async(plain.range, 0, 10, stage.a) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(misused("cuMemsetD8Async", "for reading only"));
+  plain.release();
+  // A descriptor may come from anybody: refused, and no misuse.
+  CUmemGenericAllocationHandle handle = 0;
+  CHECK(cuMemImportFromShareableHandle(&handle, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+        CUDA_ERROR_INVALID_VALUE);
+  CHECK(standin_misuse_count() == 0);
+}
