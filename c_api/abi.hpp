@@ -46,6 +46,18 @@ GPUSHARE_V1_SIZE(gpushare_score_class, steps);
 GPUSHARE_V1_SIZE(gpushare_worker_params, timeout_ns);
 GPUSHARE_V1_SIZE(gpushare_worker_info, device);
 GPUSHARE_V1_SIZE(gpushare_worker_layer, bytes);
+GPUSHARE_V1_SIZE(gpushare_link_costs, group_overhead_ns);
+GPUSHARE_V1_SIZE(gpushare_plan_params, group_cap_bytes);
+GPUSHARE_V1_SIZE(gpushare_loader_params, link);
+GPUSHARE_V1_SIZE(gpushare_loader_info, misses);
+GPUSHARE_V1_SIZE(gpushare_image_params, checksums);
+GPUSHARE_V1_SIZE(gpushare_image_info, replans);
+GPUSHARE_V1_SIZE(gpushare_layer_info, arrived);
+GPUSHARE_V1_SIZE(gpushare_load_params, reserved);
+GPUSHARE_V1_SIZE(gpushare_model_info, load_ns);
+GPUSHARE_V1_SIZE(gpushare_switcher_params, keep_bytes);
+GPUSHARE_V1_SIZE(gpushare_member_info, drops);
+GPUSHARE_V1_SIZE(gpushare_switcher_info, switch_ns);
 #undef GPUSHARE_V1_SIZE
 
 // A size above this is an uninitialised struct rather than a future one.

@@ -17,7 +17,9 @@ base::Status check_weight(double weight) {
   return {GPUSHARE_INVALID_ARGUMENT, base::format("weight is %g; it must be finite and above 0", weight)};
 }
 
-base::Result<executor::SessionOptions> to_options(const gpushare_session_params& params) {
+}  // namespace
+
+base::Result<executor::SessionOptions> capi::session_options(const gpushare_session_params& params) {
   if (params.session_class > GPUSHARE_CLASS_OPPORTUNISTIC)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("session_class is %u, allowed are 0 (guaranteed) and 1 (opportunistic)",
@@ -46,8 +48,6 @@ base::Result<executor::SessionOptions> to_options(const gpushare_session_params&
   return options;
 }
 
-}  // namespace
-
 extern "C" {
 
 int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
@@ -58,7 +58,7 @@ int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_p
     if (!pin) return capi::stale("runtime");
     gpushare_session_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
-    GPUSHARE_ASSIGN_OR_RETURN(const executor::SessionOptions options, to_options(read));
+    GPUSHARE_ASSIGN_OR_RETURN(const executor::SessionOptions options, capi::session_options(read));
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, pin->open_session(options));
     return capi::publish<capi::SessionHandles>(std::move(session), "sessions", out_session);
   });

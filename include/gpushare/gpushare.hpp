@@ -293,6 +293,29 @@ struct SessionOptions {
   uint32_t compute_units = 0;  // of its lane alone; 0 = shares the device
 };
 
+namespace detail {
+
+// Points into `options`.
+inline gpushare_session_params session_params(const SessionOptions& options) {
+  gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
+  params.session_class = static_cast<uint32_t>(options.cls);
+  params.name = options.name.empty() ? nullptr : options.name.c_str();
+  params.persistent_bytes = options.persistent_bytes;
+  params.ephemeral_bytes = options.ephemeral_bytes;
+  params.remaining_ns = detail::timeout_ns(options.remaining);
+  params.iterations_total = options.iterations_total;
+  params.quota_bytes = options.quota_bytes;
+  params.priority = options.priority;
+  params.flags = (options.allow_queueing ? uint32_t{GPUSHARE_SESSION_ALLOW_QUEUEING} : 0U) |
+                 (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U);
+  params.weight = options.weight;
+  params.plan_iterations = options.plan_iterations ? 1 : 0;
+  params.compute_units = options.compute_units;
+  return params;
+}
+
+}  // namespace detail
+
 // One job. Closing waits for its running iteration and returns all its memory.
 class Session {
  public:
@@ -481,20 +504,7 @@ class Runtime {
   void close() { handle_.close(); }
 
   Session open_session(const SessionOptions& options = {}) {
-    gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
-    params.session_class = static_cast<uint32_t>(options.cls);
-    params.name = options.name.empty() ? nullptr : options.name.c_str();
-    params.persistent_bytes = options.persistent_bytes;
-    params.ephemeral_bytes = options.ephemeral_bytes;
-    params.remaining_ns = detail::timeout_ns(options.remaining);
-    params.iterations_total = options.iterations_total;
-    params.quota_bytes = options.quota_bytes;
-    params.priority = options.priority;
-    params.flags = (options.allow_queueing ? uint32_t{GPUSHARE_SESSION_ALLOW_QUEUEING} : 0U) |
-                   (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U);
-    params.weight = options.weight;
-    params.plan_iterations = options.plan_iterations ? 1 : 0;
-    params.compute_units = options.compute_units;
+    const gpushare_session_params params = detail::session_params(options);
     gpushare_session out = nullptr;
     check(gpushare_session_open(get(), &params, &out));
     return Session(out);
@@ -603,6 +613,7 @@ inline std::vector<gpushare_device_info> devices() {
 
 }  // namespace gpushare
 
+#include "gpushare/loader.hpp"
 #include "gpushare/serving.hpp"
 #include "gpushare/worker.hpp"
 

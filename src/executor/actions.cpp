@@ -329,6 +329,7 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   session.persistent_promise_ = bytes;
   session.lane_ = &lane;
   session.heap_gate_.open();
+  session.residence_gate_.open();
   const uint64_t time = now();
   session.queued_ns_ = time - std::min(time, session.arrived_ns_);
   session.resident_since_ns_ = time;
@@ -387,6 +388,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
       status = stream.ok() ? start.ok() ? end.status() : start.status() : stream.status();
     }
   }
+  if (out) session.residence_gate_.close();
   if (status.ok()) {
     bytes = heap->stats().live_bytes;
     status = paging_stream_.record(paging_start_);
@@ -397,6 +399,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     }
     if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
   }
+  if (status.ok() != out) session.residence_gate_.open();  // in, or still in
   mutex_.lock();
   if (!status.ok()) {
     base::log(base::kWarning, status.to_string());
@@ -431,6 +434,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   const bool paged_out = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
   mutex_.unlock();
   if (heap != nullptr) {
+    session.residence_gate_.close();
     session.heap_gate_.close();
     session.heap_.store(nullptr);
     const uint64_t peak = heap->stats().peak_bytes;

@@ -108,6 +108,22 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
   }
 }
 
+base::Status SessionImpl::free(memory::Address address) {
+  const GatePass pass(heap_gate_);
+  if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has no memory on the device"};
+  return runtime_->memory_->free(address);
+}
+
+base::Status SessionImpl::with_residence(const std::function<base::Status()>& body) {
+  for (;;) {
+    {
+      const GatePass pass(residence_gate_);
+      if (pass) return body();
+    }
+    GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
+  }
+}
+
 base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alignment) {
   base::Result<memory::Address> result = base::Status();
   LaneSlot* lane = nullptr;

@@ -107,6 +107,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
+  base::Status free(memory::Address address) override;
+  base::Status with_residence(const std::function<base::Status()>& body) override;
+  const Runtime* runtime() const override;
   base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
 
@@ -148,6 +151,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
 
   std::atomic<memory::PersistentHeap*> heap_{nullptr};
   Gate heap_gate_;           // open from placement to teardown: users of heap_
+  Gate residence_gate_;      // the same, but closed while paged out
   base::Mutex grow_mutex_;   // one growth of its promises at a time
   base::Mutex quota_mutex_;  // with a quota: from the check to the allocation
 
@@ -272,17 +276,6 @@ class Outbox {
   RuntimeImpl& runtime_;
 };
 
-// While one lives, the calling thread may not wait for the runtime: it runs a function that the runtime's
-// progress depends on.
-class NoWaitScope {
- public:
-  NoWaitScope();
-  ~NoWaitScope();
-  NoWaitScope(const NoWaitScope&) = delete;
-  NoWaitScope& operator=(const NoWaitScope&) = delete;
-  static bool active();
-};
-
 // While one lives, the calling thread runs a callback of a runtime, which it may not close.
 class CallbackScope {
  public:
@@ -318,6 +311,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<memory::BlockInfo> find(memory::Address address) override;
   base::Status set_out_of_memory_function(OutOfMemoryFunction function) override;
   base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) override;
+  base::Status attach(std::weak_ptr<Dependent> dependent) override;
   base::Status write_timeline(const std::string& path) override;
   base::Result<memory::MemorySnapshot> snapshot() override;
   bool records_allocations() const override { return record_allocations_; }
@@ -440,6 +434,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<StreamImpl>> side_streams_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Dependent>> dependents_ GPUSHARE_GUARDED_BY(mutex_);
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
   // A session waits that could not be placed though the books have room for it.
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);

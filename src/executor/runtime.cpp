@@ -124,6 +124,13 @@ base::Status RuntimeImpl::close() {
     }
   }
   service_.join();
+  std::vector<std::weak_ptr<Dependent>> dependents;
+  {
+    base::MutexLock lock(mutex_);
+    dependents.swap(dependents_);
+  }
+  for (auto dependent = dependents.rbegin(); dependent != dependents.rend(); ++dependent)
+    if (const auto alive = dependent->lock()) alive->runtime_closing();
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
   std::vector<std::weak_ptr<StreamImpl>> side_streams;
@@ -319,6 +326,14 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priorit
   std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
   side_streams_.push_back(stream);
   return std::shared_ptr<Stream>(std::move(stream));
+}
+
+base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
+  base::MutexLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  std::erase_if(dependents_, [](const auto& weak) { return weak.expired(); });
+  dependents_.push_back(std::move(dependent));
+  return {};
 }
 
 base::Status RuntimeImpl::write_timeline(const std::string& path) {

@@ -1,6 +1,6 @@
 // executor: drives one device: sessions, lanes, iterations by pull and by push. It puts decisions
 // (sched::Scheduler), bytes (memory::DeviceMemory) and a device (device::Device) together and owns all
-// threads. Calls base, sched, memory and device; called by c_api only. runtime.hpp is the whole interface;
+// threads. Calls base, sched, memory and device; called by loader and c_api. runtime.hpp is the whole interface;
 // the rest of the folder is its making (docs/design/executor.md).
 //
 // Objects are shared: whoever holds a pointer may call it at any time, also after it was closed, and then
@@ -149,6 +149,31 @@ class Stream {
   virtual base::Status work(const gpushare_backend_work& work) = 0;
   // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
   virtual base::Status release() = 0;
+  // Calls `body` with the device's stream, which stays while it runs. For events; `body` must not wait.
+  virtual base::Status with_device_stream(
+      const std::function<base::Status(const device::Stream&)>& body) const = 0;
+  // Whose it is, for comparison only.
+  virtual const Runtime* runtime() const = 0;
+};
+
+// Something built on a runtime that holds parts of its device (events, pinned memory).
+class Dependent {
+ public:
+  virtual ~Dependent() = default;
+  // The runtime closes: its sessions are gone, its streams and its device still there. Gives back what it
+  // holds and returns when no thread uses it any more.
+  virtual void runtime_closing() = 0;
+};
+
+// While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends
+// on (a host function, a callback of a copy). Calls that would block return INVALID_STATE.
+class NoWaitScope {
+ public:
+  NoWaitScope();
+  ~NoWaitScope();
+  NoWaitScope(const NoWaitScope&) = delete;
+  NoWaitScope& operator=(const NoWaitScope&) = delete;
+  static bool active();
 };
 
 // An iteration of a session, from the grant to its end. A session has one such object and uses it again:
@@ -218,6 +243,16 @@ class Session {
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
   virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;
+  // Frees a persistent block of this session, also while it is paged out. INVALID_STATE once it has ended: its
+  // blocks went with it.
+  virtual base::Status free(memory::Address address) = 0;
+  // Calls `body` while the session's persistent bytes are on the device and stay there, so that it can enqueue
+  // work on them outside an iteration; that work must be recorded (Runtime::record_use) in it. `body` must be
+  // short and must not wait for the runtime. Blocks while the session is queued or paged out. Errors: as
+  // wait_admitted, and body's.
+  virtual base::Status with_residence(const std::function<base::Status()>& body) = 0;
+  // Whose it is, for comparison only.
+  virtual const Runtime* runtime() const = 0;
 
   // Blocks until it is this session's turn. Binds the calling thread to the iteration until it ends. Errors:
   // TIMED_OUT, CANCELLED, INVALID_STATE (one is open, or another thread waits to begin one; the session has
@@ -258,6 +293,8 @@ class Runtime {
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;
   // priority: clamped to what the device has.
   virtual base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) = 0;
+  // `dependent` is told when the runtime closes, those attached last first. INVALID_STATE when it has closed.
+  virtual base::Status attach(std::weak_ptr<Dependent> dependent) = 0;
 
   // INVALID_STATE unless recording (events need record_allocations).
   virtual base::Status write_timeline(const std::string& path) = 0;

@@ -101,6 +101,10 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   }
 }
 
+const Runtime* SessionImpl::runtime() const {
+  return runtime_.get();
+}
+
 SessionInfo SessionImpl::info() const {
   RuntimeImpl& runtime = *runtime_;
   {

@@ -125,6 +125,15 @@ base::Status StreamImpl::work(const gpushare_backend_work& work) {
   return use([&] { return stream_.work(work); });
 }
 
+base::Status StreamImpl::with_device_stream(
+    const std::function<base::Status(const device::Stream&)>& body) const {
+  return use([&] { return body(stream_); });
+}
+
+const Runtime* StreamImpl::runtime() const {
+  return runtime_.get();
+}
+
 base::Status StreamImpl::release() {
   if (lane_ != nullptr)
     return {GPUSHARE_INVALID_ARGUMENT, "a lane's stream belongs to the lane: only side streams are released"};

@@ -32,6 +32,9 @@ class StreamImpl final : public Stream {
   base::Status fill(memory::Address address, uint8_t value, uint64_t bytes) override;
   base::Status work(const gpushare_backend_work& work) override;
   base::Status release() override;
+  base::Status with_device_stream(
+      const std::function<base::Status(const device::Stream&)>& body) const override;
+  const Runtime* runtime() const override;
 
   LaneSlot* lane() const { return lane_; }
   // For the runtime, which knows that it is open.

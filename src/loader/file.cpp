@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -18,7 +20,13 @@ base::Status io_error(const char* verb, const std::string& path) {
   return {GPUSHARE_IO_ERROR, std::string("cannot ") + verb + " " + path + ": " + std::strerror(code), code};
 }
 
+std::atomic<ReadFunction> read_function{&::pread};
+
 }  // namespace
+
+void set_read_function(ReadFunction function) {
+  read_function.store(function != nullptr ? function : &::pread);
+}
 
 base::Result<File> File::open(const std::string& path, Mode mode) {
   const int flags = O_RDONLY | O_CLOEXEC | (mode == Mode::kDirect ? O_DIRECT : 0);
@@ -46,7 +54,8 @@ base::Status File::read_at(uint64_t offset, char* out, uint64_t bytes) const {
   while (bytes > 0) {
     // Linux transfers at most 2 GiB less a page at a time.
     const size_t step = static_cast<size_t>(std::min<uint64_t>(bytes, 1u << 30));
-    const ssize_t got = pread(descriptor_, out, step, static_cast<off_t>(offset));
+    const ssize_t got =
+        read_function.load(std::memory_order_relaxed)(descriptor_, out, step, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return io_error("read", path_);
     if (got == 0)
@@ -59,6 +68,18 @@ base::Status File::read_at(uint64_t offset, char* out, uint64_t bytes) const {
     bytes -= static_cast<uint64_t>(got);
   }
   return {};
+}
+
+double File::cached_share() const {
+  constexpr int kSamples = 64;
+  int cached = 0;
+  for (int i = 0; i < kSamples; ++i) {
+    char byte = 0;
+    iovec part{&byte, 1};
+    const auto offset = static_cast<off_t>(size_ / kSamples * static_cast<uint64_t>(i));
+    if (preadv2(descriptor_, &part, 1, offset, RWF_NOWAIT) == 1) ++cached;
+  }
+  return static_cast<double>(cached) / kSamples;
 }
 
 base::Result<std::string> File::version() const {

@@ -2,12 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
 #include "base/status.hpp"
 
 namespace gpushare::loader {
+
+// What read_at calls: pread, or a test's stand-in that is interrupted or reads short.
+using ReadFunction = ssize_t (*)(int descriptor, void* out, size_t bytes, off_t offset);
+// For tests; null restores pread. Not while files are read.
+void set_read_function(ReadFunction function);
 
 class File {
  public:
@@ -24,6 +31,8 @@ class File {
   int descriptor() const { return descriptor_; }
   // Reads exactly `bytes`. Errors: IO_ERROR; MALFORMED_INPUT if the file ends before.
   base::Status read_at(uint64_t offset, char* out, uint64_t bytes) const;
+  // How much of it the page cache has, by samples: 0 to 1. 0 where the system does not tell.
+  double cached_share() const;
   // What tells one content from another without reading it: size, time of modification, inode, as of now.
   base::Result<std::string> version() const;
 

@@ -10,12 +10,15 @@
 #include <thread>
 
 #include "base/units.hpp"
+#include "loader/checksum.hpp"
 #include "loader/file.hpp"
 
 namespace gpushare::loader {
 namespace {
 
 constexpr uint64_t kDirectAlignment = 4096;
+// kAuto: with so much of a file in the page cache, reading around it costs more than it saves.
+constexpr double kCachedShare = 0.5;
 
 uint64_t round_up(uint64_t value, uint64_t to) {
   return (value + to - 1) / to * to;
@@ -113,20 +116,11 @@ base::Status reorder(const std::vector<std::string>& order, const std::string& p
   return {};
 }
 
-base::Status check_options(const ReadOptions& options) {
-  if (options.reads_in_flight < 1 || options.reads_in_flight > 64)
-    return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("reads_in_flight is %u, allowed are 1 to 64", options.reads_in_flight)};
-  if (options.read_bytes < 4096 || options.read_bytes > (1ull << 30))
-    return {GPUSHARE_INVALID_ARGUMENT, base::format("read_bytes is %llu, allowed are 4096 to 2^30",
-                                                    static_cast<unsigned long long>(options.read_bytes))};
-  return {};
-}
-
 // All reads of a model, spread over reads_in_flight threads; the first error stops the others.
 class Reader {
  public:
-  Reader(const ReadOptions& options, std::vector<Read> reads) : options_(options), reads_(std::move(reads)) {}
+  Reader(const ChunkPool& pool, const ReadOptions& options, std::vector<Read> reads)
+      : pool_(pool), options_(options), reads_(std::move(reads)) {}
 
   base::Status open(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
@@ -138,14 +132,14 @@ class Reader {
         if (file.size() > 0 && mappings_.back().data() == nullptr)
           return {GPUSHARE_IO_ERROR, "cannot map " + path + ": " + std::strerror(errno), errno};
       }
-      if (options_.path == ReadOptions::Path::kDirect) {
-        base::Result<File> direct = File::open(path, File::Mode::kDirect);
-        if (direct.ok())
-          direct_.push_back(std::move(*direct));
-        else if (direct.status().code() == GPUSHARE_UNSUPPORTED)
-          direct_possible_ = false;
-        else
-          return direct.status();
+      bool direct = options_.path == ReadOptions::Path::kDirect;
+      if (options_.path == ReadOptions::Path::kAuto) direct = file.cached_share() < kCachedShare;
+      if (direct) {
+        base::Result<File> opened = File::open(path, File::Mode::kDirect);
+        if (opened.ok())
+          direct_.emplace(files_.size(), std::move(*opened));
+        else if (opened.status().code() != GPUSHARE_UNSUPPORTED)
+          return opened.status();
       }
       files_.push_back(std::move(file));
     }
@@ -184,7 +178,11 @@ class Reader {
       if (index >= reads_.size()) return;
       base::Status status;
       try {
-        status = one(reads_[index], bounce);
+        status =
+            pool_.stopped()
+                ? base::Status(GPUSHARE_INVALID_STATE,
+                               "the runtime closed while " + files_[reads_[index].file].path() + " was read")
+                : one(reads_[index], bounce);
       } catch (const std::bad_alloc&) {
         status = {GPUSHARE_HOST_OUT_OF_MEMORY,
                   "no host memory for a read buffer of " + base::format_bytes(reads_[index].bytes)};
@@ -198,8 +196,8 @@ class Reader {
   }
   base::Status one(const Read& read, std::vector<char>& bounce) {
     const File& file = files_[read.file];
-    if (options_.path == ReadOptions::Path::kDirect && direct_possible_)
-      return read_direct(direct_[read.file], file, read, bounce);
+    if (const auto direct = direct_.find(read.file); direct != direct_.end())
+      return read_direct(direct->second, file, read, bounce);
     if (options_.path == ReadOptions::Path::kMapped) {
       std::memcpy(read.host, mappings_[read.file].data() + read.file_offset, read.bytes);
       return {};
@@ -207,12 +205,13 @@ class Reader {
     return file.read_at(read.file_offset, read.host, read.bytes);
   }
 
+  const ChunkPool& pool_;
   const ReadOptions& options_;
   const std::vector<Read> reads_;
-  std::vector<File> files_, direct_;
+  std::vector<File> files_;
+  std::unordered_map<size_t, File> direct_;  // by index, those that are read so
   std::vector<Mapping> mappings_;
   std::vector<std::string> versions_;
-  bool direct_possible_ = true;
   std::atomic<size_t> next_{0};
   base::Mutex mutex_;
   base::Status error_ GPUSHARE_GUARDED_BY(mutex_);
@@ -220,11 +219,22 @@ class Reader {
 
 }  // namespace
 
+base::Status check_read_options(const ReadOptions& options) {
+  if (options.reads_in_flight < 1 || options.reads_in_flight > 64)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("reads_in_flight is %u, allowed are 1 to 64", options.reads_in_flight)};
+  if (options.read_bytes < 4096 || options.read_bytes > (1ull << 30))
+    return {GPUSHARE_INVALID_ARGUMENT, base::format("read_bytes is %llu, allowed are 4096 to 2^30",
+                                                    static_cast<unsigned long long>(options.read_bytes))};
+  return {};
+}
+
 ChunkPool::~ChunkPool() {
   trim();
 }
 
 base::Result<char*> ChunkPool::take() {
+  if (stopped()) return base::Status(GPUSHARE_INVALID_STATE, "the loader's runtime is closing");
   {
     base::MutexLock lock(mutex_);
     if (!free_.empty()) {
@@ -233,13 +243,17 @@ base::Result<char*> ChunkPool::take() {
       return chunk;
     }
   }
-  GPUSHARE_ASSIGN_OR_RETURN(void* chunk, device_.host_alloc(chunk_bytes_));
-  return static_cast<char*>(chunk);
+  GPUSHARE_ASSIGN_OR_RETURN(void* made, device_.host_alloc(chunk_bytes_));
+  char* const chunk = static_cast<char*>(made);
+  base::MutexLock lock(mutex_);
+  all_.push_back(chunk);
+  free_.reserve(all_.size());  // giving back must not fail
+  return chunk;
 }
 
 void ChunkPool::give(char* chunk) {
   base::MutexLock lock(mutex_);
-  free_.push_back(chunk);
+  if (!shut_) free_.push_back(chunk);
 }
 
 void ChunkPool::trim() {
@@ -247,9 +261,36 @@ void ChunkPool::trim() {
   {
     base::MutexLock lock(mutex_);
     chunks.swap(free_);
+    std::sort(chunks.begin(), chunks.end());
+    std::erase_if(all_, [&](char* chunk) { return std::binary_search(chunks.begin(), chunks.end(), chunk); });
+    free_.reserve(all_.size());
   }
   for (char* chunk : chunks) (void)device_.host_free(chunk);
 }
+
+void ChunkPool::shut() {
+  std::vector<char*> chunks;
+  {
+    base::MutexLock lock(mutex_);
+    shut_ = true;
+    free_.clear();
+    chunks.swap(all_);
+  }
+  for (char* chunk : chunks) (void)device_.host_free(chunk);
+}
+
+namespace {
+
+std::vector<uint64_t> sizes_of(std::span<const Layer> layers) {
+  std::vector<uint64_t> out;
+  for (const Layer& layer : layers) out.push_back(layer.bytes);
+  return out;
+}
+
+}  // namespace
+
+Image::Image(ChunkPool& pool, std::string name, std::vector<Layer> layers)
+    : pool_(pool), name_(std::move(name)), layers_(std::move(layers)), profile_(sizes_of(layers_)) {}
 
 base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string name,
                                                    std::vector<Layer> layers) {
@@ -287,101 +328,61 @@ std::vector<Image::Piece> Image::pieces(uint64_t offset_bytes, uint64_t bytes) c
   return out;
 }
 
+namespace {
+
+base::Status verify(const Image& image, const Checksums& checksums, const ReadOptions& options) {
+  std::atomic<size_t> next{0};
+  base::Mutex mutex;
+  base::Status error;
+  const auto work = [&] {
+    for (size_t i = next++; i < image.layers().size(); i = next++) {
+      const Layer& layer = image.layers()[i];
+      uint32_t sum = 0;
+      for (const Image::Piece& piece : image.pieces(layer.offset_bytes, layer.bytes))
+        sum = crc32c(sum, piece.host, piece.bytes);
+      const auto listed = checksums.find(layer.name);
+      if (listed != checksums.end() && listed->second == sum) continue;
+      base::MutexLock lock(mutex);
+      error = {GPUSHARE_MALFORMED_INPUT,
+               listed == checksums.end()
+                   ? base::format("%s: tensor '%s' is not listed in %s", image.name().c_str(),
+                                  layer.name.c_str(), options.checksums.c_str())
+                   : base::format("%s: tensor '%s' has checksum %08x, %s lists %08x: the file is damaged, or "
+                                  "the list is of another",
+                                  image.name().c_str(), layer.name.c_str(), sum, options.checksums.c_str(),
+                                  listed->second)};
+      next = image.layers().size();
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (uint32_t i = 1; i < options.reads_in_flight; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Fewer threads verify as well, only slower.
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  return error;
+}
+
+}  // namespace
+
 base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std::string& path,
                                                       const ReadOptions& options) {
-  GPUSHARE_RETURN_IF_ERROR(check_options(options));
+  GPUSHARE_RETURN_IF_ERROR(check_read_options(options));
   GPUSHARE_ASSIGN_OR_RETURN(ModelFiles model, read_model(path));
   GPUSHARE_RETURN_IF_ERROR(reorder(options.order, path, &model.tensors));
   std::vector<Layer> layers;
   for (const Tensor& tensor : model.tensors) layers.push_back({tensor.name, 0, tensor.bytes()});
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Image> image, Image::create(pool, path, std::move(layers)));
-  Reader reader(options, plan_reads(*image, model.tensors, options.read_bytes));
+  Reader reader(pool, options, plan_reads(*image, model.tensors, options.read_bytes));
   GPUSHARE_RETURN_IF_ERROR(reader.open(model.paths));
   GPUSHARE_RETURN_IF_ERROR(reader.run());
+  if (!options.checksums.empty()) {
+    GPUSHARE_ASSIGN_OR_RETURN(const Checksums checksums, read_checksums(options.checksums));
+    GPUSHARE_RETURN_IF_ERROR(verify(*image, checksums, options));
+  }
   return std::shared_ptr<const Image>(std::move(image));
-}
-
-void ImageCache::evict_for(uint64_t bytes) {
-  for (auto entry = entries_.end(); bytes_ + bytes > limit_bytes_ && entry != entries_.begin();) {
-    --entry;
-    // One reference is the cache's own: nobody can gain another without this lock.
-    if (entry->image == nullptr || entry->image.use_count() > 1) continue;
-    bytes_ -= entry->image->bytes();
-    entry = entries_.erase(entry);
-  }
-}
-
-base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& path) {
-  std::string version;
-  {
-    GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
-    GPUSHARE_ASSIGN_OR_RETURN(version, file.version());
-  }
-  base::MutexLock lock(mutex_);
-  for (;;) {
-    const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                    [&](const Entry& entry) { return entry.path == path; });
-    if (found == entries_.end()) break;
-    if (found->image == nullptr) {
-      loaded_.wait(mutex_);
-      continue;
-    }
-    if (found->version == version) {
-      ++hits_;
-      entries_.splice(entries_.begin(), entries_, found);
-      return found->image;
-    }
-    bytes_ -= found->image->bytes();
-    entries_.erase(found);
-    break;
-  }
-  ++misses_;
-  entries_.push_front({path, version, nullptr});
-  const auto entry = entries_.begin();
-  lock.unlock();
-  base::Result<ModelFiles> model = read_model(path);
-  base::Result<std::shared_ptr<const Image>> image = model.status();
-  lock.lock();
-  if (model.ok()) {
-    // Room before the read, so that the limit holds at every moment.
-    const uint64_t bytes = model->bytes + model->tensors.size() * kLayerAlignmentBytes;
-    evict_for(bytes);
-    if (bytes_ + bytes > limit_bytes_) {
-      image =
-          base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                       path + " needs " + base::format_bytes(bytes) + " of the image cache, which holds " +
-                           base::format_bytes(bytes_) + " in use of " + base::format_bytes(limit_bytes_));
-    } else {
-      bytes_ += bytes;
-      lock.unlock();
-      image = load_image(pool_, path, options_);
-      lock.lock();
-      bytes_ -= bytes;
-    }
-  }
-  if (image.ok()) {
-    entry->image = *image;
-    bytes_ += (*image)->bytes();
-  } else {
-    entries_.erase(entry);
-  }
-  loaded_.notify_all();
-  return image;
-}
-
-uint64_t ImageCache::bytes() const {
-  base::MutexLock lock(mutex_);
-  return bytes_;
-}
-
-uint64_t ImageCache::hits() const {
-  base::MutexLock lock(mutex_);
-  return hits_;
-}
-
-uint64_t ImageCache::misses() const {
-  base::MutexLock lock(mutex_);
-  return misses_;
 }
 
 }  // namespace gpushare::loader

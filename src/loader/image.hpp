@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "base/mutex.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
+#include "loader/profile.hpp"
 #include "loader/safetensors.hpp"
 
 namespace gpushare::loader {
@@ -28,7 +30,8 @@ struct Layer {
   uint64_t bytes = 0;
 };
 
-// Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it.
+// Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it,
+// or shut() must be called before the device goes.
 class ChunkPool {
  public:
   ChunkPool(device::Device& device, uint64_t chunk_bytes) : device_(device), chunk_bytes_(chunk_bytes) {}
@@ -41,12 +44,21 @@ class ChunkPool {
   void give(char* chunk);
   // Returns unused chunks to the system.
   void trim();
+  // From now on take() fails with INVALID_STATE and reading into chunks stops at the next read.
+  void stop() { stopped_.store(true); }
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+  // Returns all chunks to the system, also those of images, which keep their layout but no bytes. Stop, and wait
+  // for those who read or fill images, first.
+  void shut();
 
  private:
   device::Device& device_;
   const uint64_t chunk_bytes_;
+  std::atomic<bool> stopped_{false};
   base::Mutex mutex_;
   std::vector<char*> free_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<char*> all_ GPUSHARE_GUARDED_BY(mutex_);
+  bool shut_ GPUSHARE_GUARDED_BY(mutex_) = false;
 };
 
 // Immutable once loaded; shared by reference. Gives its chunks back when the last reference goes.
@@ -63,6 +75,10 @@ class Image {
   const std::string& name() const { return name_; }
   std::span<const Layer> layers() const { return layers_; }
   uint64_t bytes() const { return bytes_; }  // layout's end, padding included
+  // Host memory that it takes: whole chunks.
+  uint64_t held_bytes() const { return chunks_.size() * pool_.chunk_bytes(); }
+  // What executions of it have taught, for whoever plans its transmission.
+  Profile& profile() const { return profile_; }
   // What a device block needs for layers [first, end): from the first one's offset to the last one's end.
   uint64_t begin_of(size_t first) const { return layers_[first].offset_bytes; }
   uint64_t end_of(size_t last) const { return layers_[last].offset_bytes + layers_[last].bytes; }
@@ -76,11 +92,11 @@ class Image {
   std::vector<Piece> pieces(uint64_t offset_bytes, uint64_t bytes) const;
 
  private:
-  Image(ChunkPool& pool, std::string name, std::vector<Layer> layers)
-      : pool_(pool), name_(std::move(name)), layers_(std::move(layers)) {}
+  Image(ChunkPool& pool, std::string name, std::vector<Layer> layers);
   ChunkPool& pool_;
   std::string name_;
   std::vector<Layer> layers_;
+  mutable Profile profile_;
   std::vector<char*> chunks_;
   uint64_t bytes_ = 0;
 };
@@ -89,46 +105,73 @@ class Image {
 struct ReadOptions {
   uint32_t reads_in_flight = 4;      // 1 to 64
   uint64_t read_bytes = 8ull << 20;  // of each, 4 KiB to 1 GiB
-  enum class Path : uint8_t { kBuffered, kDirect, kMapped } path = Path::kBuffered;
+  // kAuto: kBuffered where the page cache has the file, else kDirect. kMapped: a file that is truncated meanwhile
+  // ends the process (SIGBUS), so it is never chosen by itself.
+  enum class Path : uint8_t { kBuffered, kDirect, kMapped, kAuto } path = Path::kBuffered;
   bool drop_page_cache = false;  // tell the system that the file's pages are not needed again
   std::vector<std::string>
       order;  // tensor names in execution order; empty = order in the files. Must name every tensor.
+  std::string checksums;  // path of a file with a CRC-32C a tensor (checksum.hpp), verified; empty = none
 };
+
+// INVALID_ARGUMENT naming what is out of range.
+base::Status check_read_options(const ReadOptions& options);
 
 // Reads a whole model (safetensors file or index). kDirect falls back to buffered reads where the file system
 // refuses. Blocks on the disk. Errors: read_model's; IO_ERROR also when a file changed while it was read
-// (nothing of it is kept).
+// (nothing of it is kept); MALFORMED_INPUT for a tensor whose checksum differs or is not listed.
 base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std::string& path,
                                                       const ReadOptions& options);
 
-// Images by path, least recently used first out, never above limit_bytes; images in use are not evicted. A
-// file that changed since (size, time of modification, inode) is loaded anew. Thread-safe; two callers of one
-// path share one read.
+// Images by path and order, least recently used first out, never above limit_bytes (of whole chunks); images in
+// use are not evicted. A file that changed since (size, time of modification, inode) is loaded anew.
+// Thread-safe; two callers of one path share one read.
 class ImageCache {
  public:
   ImageCache(ChunkPool& pool, uint64_t limit_bytes, ReadOptions options)
       : pool_(pool), limit_bytes_(limit_bytes), options_(std::move(options)) {}
   // Errors: load_image's; HOST_OUT_OF_MEMORY when the image does not fit beside those in use (message has the
   // numbers).
-  base::Result<std::shared_ptr<const Image>> get(const std::string& path);
+  base::Result<std::shared_ptr<const Image>> get(const std::string& path) { return get(path, options_); }
+  // Read with `options` if it is not there yet.
+  base::Result<std::shared_ptr<const Image>> get(const std::string& path, const ReadOptions& options);
+  // An image copied from the caller's memory, `sources[i]` being the bytes of layer i. Counts against the limit
+  // while somebody holds it; get() does not find it. Errors: HOST_OUT_OF_MEMORY, INVALID_ARGUMENT.
+  base::Result<std::shared_ptr<const Image>> create(std::string name, std::vector<Layer> layers,
+                                                    std::span<const void* const> sources);
   uint64_t bytes() const;
+  uint64_t limit_bytes() const { return limit_bytes_; }
+  uint64_t images() const;
   uint64_t hits() const;
   uint64_t misses() const;
+  // Forgets every image; those in use stay with their holders. Nobody may be in get() or create().
+  void clear();
 
  private:
   struct Entry {
-    std::string path;
+    std::string key;  // empty: from memory
     std::string version;
     std::shared_ptr<const Image> image;  // null while it is being read
+    uint64_t bytes = 0;                  // of the limit
   };
-  void evict_for(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  using Entries = std::list<Entry>;
+  // Takes `bytes` of the limit for `entry`, evicting others.
+  base::Status reserve(Entries::iterator entry, const std::string& name, uint64_t bytes)
+      GPUSHARE_REQUIRES(mutex_);
+  Entries::iterator erase(Entries::iterator entry) GPUSHARE_REQUIRES(mutex_);
+  base::Result<std::shared_ptr<const Image>> read(Entries::iterator entry, const std::string& path,
+                                                  const ReadOptions& options);
+  base::Result<std::shared_ptr<const Image>> fill(Entries::iterator entry, std::string name, uint64_t bytes,
+                                                  std::vector<Layer> layers,
+                                                  std::span<const void* const> sources);
+  uint64_t chunked(uint64_t bytes) const;
 
   ChunkPool& pool_;
   const uint64_t limit_bytes_;
   const ReadOptions options_;
   mutable base::Mutex mutex_;
   base::ConditionVariable loaded_;
-  std::list<Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);  // most recently used first
+  Entries entries_ GPUSHARE_GUARDED_BY(mutex_);  // most recently used first
   uint64_t bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t hits_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t misses_ GPUSHARE_GUARDED_BY(mutex_) = 0;

@@ -46,35 +46,39 @@ base::Status Transmission::enqueue(device::Device& device, const device::Stream&
     GPUSHARE_ASSIGN_OR_RETURN(device::Event event, device.create_event(GPUSHARE_EVENT_TIMING));
     events_.push_back(std::move(event));
   }
-  // From the first copy on, an early return leaves through the destructor, which waits for what was enqueued.
   GPUSHARE_RETURN_IF_ERROR(stream.record(started_));
   uint32_t first = resident_;
   for (size_t group = 0; group < ends_.size(); ++group) {
-    const uint64_t begin = image_->begin_of(first);
-    for (const Image::Piece& piece : image_->pieces(begin, image_->end_of(ends_[group] - 1) - begin)) {
-      const base::Status sent =
-          stream.copy(base_ + piece.offset_bytes, reinterpret_cast<uintptr_t>(piece.host), piece.bytes,
-                      GPUSHARE_COPY_HOST_TO_DEVICE);
-      if (!sent.ok()) {
-        // So that the destructor's wait covers the copies that did go out.
-        (void)stream.synchronize();
-        events_.clear();
-        return sent.with_context(base::format("group %zu of image '%s'", group, image_->name().c_str()));
-      }
+    const base::Status sent = enqueue_group(stream, group, first, on_group);
+    if (!sent.ok()) {
+      // Copies that did go out read the image: they must be done before it may go, and no event covers them.
+      (void)stream.synchronize();
+      events_.clear();
+      return sent.with_context(base::format("group %zu of image '%s'", group, image_->name().c_str()));
     }
-    if (on_group) {
-      notices_.push_back(std::make_unique<Notice>(Notice{on_group, group, first, ends_[group]}));
-      GPUSHARE_RETURN_IF_ERROR(stream.launch_host(
-          [](void* user_data) {
-            const auto* notice = static_cast<const Notice*>(user_data);
-            notice->call(notice->group, notice->first, notice->end);
-          },
-          notices_.back().get()));
-    }
-    GPUSHARE_RETURN_IF_ERROR(stream.record(events_[group]));
     first = ends_[group];
   }
   return {};
+}
+
+base::Status Transmission::enqueue_group(const device::Stream& stream, size_t group, uint32_t first,
+                                         const GroupCallback& on_group) {
+  const uint64_t begin = image_->begin_of(first);
+  for (const Image::Piece& piece : image_->pieces(begin, image_->end_of(ends_[group] - 1) - begin)) {
+    GPUSHARE_RETURN_IF_ERROR(stream.copy(base_ + piece.offset_bytes, reinterpret_cast<uintptr_t>(piece.host),
+                                         piece.bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
+    ++copies_;
+  }
+  if (on_group) {
+    notices_.push_back(std::make_unique<Notice>(Notice{on_group, group, first, ends_[group]}));
+    GPUSHARE_RETURN_IF_ERROR(stream.launch_host(
+        [](void* user_data) {
+          const auto* notice = static_cast<const Notice*>(user_data);
+          notice->call(notice->group, notice->first, notice->end);
+        },
+        notices_.back().get()));
+  }
+  return stream.record(events_[group]);
 }
 
 Transmission::~Transmission() {
@@ -143,25 +147,35 @@ struct Scratch {
 }  // namespace
 
 base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats) {
-  constexpr uint64_t kSmall = 4096, kLarge = 32ull << 20;
+  constexpr uint64_t kBytes = 32ull << 20;
+  Scratch scratch(device);
+  GPUSHARE_ASSIGN_OR_RETURN(scratch.address, device.alloc(kBytes));
+  return calibrate_on(device, scratch.address, kBytes, repeats);
+}
+
+base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address target, uint64_t bytes,
+                                     uint32_t repeats) {
+  constexpr uint64_t kSmall = 4096;
   constexpr int kCalls = 16;
   if (repeats == 0 || repeats > 1000)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("repeats is %u, allowed are 1 to 1000", repeats));
+  if (bytes < (1u << 20))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a calibration needs at least 1 MiB");
+  const uint64_t large_bytes = std::min<uint64_t>(bytes, 32ull << 20);
   Scratch scratch(device);
-  GPUSHARE_ASSIGN_OR_RETURN(scratch.address, device.alloc(kLarge));
-  GPUSHARE_ASSIGN_OR_RETURN(scratch.host, device.host_alloc(kLarge));
+  GPUSHARE_ASSIGN_OR_RETURN(scratch.host, device.host_alloc(large_bytes));
   GPUSHARE_ASSIGN_OR_RETURN(const device::Stream copies, device.create_stream());
   GPUSHARE_ASSIGN_OR_RETURN(const device::Stream lane, device.create_stream());
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event begin, device.create_event(GPUSHARE_EVENT_TIMING));
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event end, device.create_event(GPUSHARE_EVENT_TIMING));
   const auto host = reinterpret_cast<uintptr_t>(scratch.host);
 
-  // Times `calls` copies of `bytes` on the device's clock.
-  const auto time_copies = [&](uint64_t bytes, int calls) -> base::Result<double> {
+  // Times `calls` copies of `size` bytes on the device's clock.
+  const auto time_copies = [&](uint64_t size, int calls) -> base::Result<double> {
     GPUSHARE_RETURN_IF_ERROR(copies.record(begin));
     for (int i = 0; i < calls; ++i)
-      GPUSHARE_RETURN_IF_ERROR(copies.copy(scratch.address, host, bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
+      GPUSHARE_RETURN_IF_ERROR(copies.copy(target, host, size, GPUSHARE_COPY_HOST_TO_DEVICE));
     GPUSHARE_RETURN_IF_ERROR(copies.record(end));
     GPUSHARE_RETURN_IF_ERROR(end.synchronize());
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t ns, end.elapsed_since(begin));
@@ -170,7 +184,7 @@ base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats) {
   std::vector<double> small, large, launches;
   for (uint32_t i = 0; i <= repeats; ++i) {
     GPUSHARE_ASSIGN_OR_RETURN(const double small_ms, time_copies(kSmall, kCalls));
-    GPUSHARE_ASSIGN_OR_RETURN(const double large_ms, time_copies(kLarge, 1));
+    GPUSHARE_ASSIGN_OR_RETURN(const double large_ms, time_copies(large_bytes, 1));
     // A group's own cost on the lane: wait for an event, launch one thing.
     GPUSHARE_RETURN_IF_ERROR(lane.record(begin));
     for (int k = 0; k < kCalls; ++k) {
@@ -187,7 +201,7 @@ base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats) {
   }
   LinkCosts costs;
   const double large_ms = median(large), small_ms = median(small);
-  const double slope = std::max(large_ms - small_ms, 1e-6) / static_cast<double>(kLarge - kSmall);
+  const double slope = std::max(large_ms - small_ms, 1e-6) / static_cast<double>(large_bytes - kSmall);
   costs.bytes_per_ms = 1.0 / slope;
   costs.call_overhead_ms = std::max(0.0, small_ms - slope * static_cast<double>(kSmall));
   costs.group_overhead_ms = median(launches);

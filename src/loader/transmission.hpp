@@ -14,6 +14,7 @@
 #include "device/device.hpp"
 #include "loader/grouping.hpp"
 #include "loader/image.hpp"
+#include "loader/profile.hpp"
 
 namespace gpushare::loader {
 
@@ -50,36 +51,39 @@ class Transmission {
 
   device::Address address(uint32_t layer) const { return base_ + image_->layers()[layer].offset_bytes; }
   const Image& image() const { return *image_; }
+  const std::shared_ptr<const Image>& shared_image() const { return image_; }
   size_t groups() const { return ends_.size(); }
+  uint64_t copies() const { return copies_; }  // calls that it took
   // Device time from the start of the first copy to the arrival of group `group`. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group) const;
+  std::span<const uint32_t> group_ends() const { return ends_; }
+  // The group that brings `layer`; groups() for a resident one. Errors: INVALID_ARGUMENT (no such layer).
+  base::Result<size_t> group_of(uint32_t layer) const;
 
  private:
   struct Notice;
   Transmission(std::shared_ptr<const Image> image, device::Address base, std::vector<uint32_t> ends,
                uint32_t resident);
   base::Status enqueue(device::Device& device, const device::Stream& stream, const GroupCallback& on_group);
-  base::Result<size_t> group_of(uint32_t layer) const;
+  base::Status enqueue_group(const device::Stream& stream, size_t group, uint32_t first,
+                             const GroupCallback& on_group);
 
   std::shared_ptr<const Image> image_;
   device::Address base_;
   std::vector<uint32_t> ends_;
   uint32_t resident_;
+  uint64_t copies_ = 0;
   device::Event started_;
   std::vector<device::Event> events_;
   std::vector<std::unique_ptr<Notice>> notices_;
 };
 
-// What a device's copies and launches cost, for plan_groups.
-struct LinkCosts {
-  double call_overhead_ms = 0;  // of one copy, whatever its size
-  double bytes_per_ms = 0;
-  double group_overhead_ms = 0;  // of making a stream wait for an event and launching on it
-};
-
-// Measures them with `repeats` copies of small and large blocks (64 MiB of device memory at most, freed
-// again), medians. Takes tens of milliseconds. Errors: the device's.
+// Measures what copies and launches cost with `repeats` copies of small and large blocks (32 MiB of device
+// memory, freed again), medians. Takes tens of milliseconds. Errors: the device's.
 base::Result<LinkCosts> calibrate(device::Device& device, uint32_t repeats = 9);
+// The same on the `bytes` bytes at `scratch`, which it overwrites; 1 MiB or more.
+base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address scratch, uint64_t bytes,
+                                     uint32_t repeats = 9);
 
 // Fills transmit_ms of `layers` from the costs.
 std::vector<LayerCost> layer_costs(const Image& image, const LinkCosts& link,

@@ -124,6 +124,31 @@ std::vector<ModelId> Residency::choose(std::vector<Candidate> candidates, uint64
   return drops;
 }
 
+std::vector<ModelId> Residency::shed(uint64_t bytes, ModelId keep, uint64_t now_ns) {
+  now_ns_ = std::max(now_ns_, now_ns);
+  uint64_t droppable_bytes = 0;
+  std::vector<Candidate> candidates;
+  for (const auto& [id, model] : models_) {
+    if (!model.resident || model.pins > 0 || id == keep || model.bytes == 0) continue;
+    candidates.push_back({id, model.bytes, model.turn, worth_of(model, now_ns_)});
+    droppable_bytes += model.bytes;
+  }
+  if (candidates.empty()) return {};
+  const std::vector<ModelId> drops =
+      choose(std::move(candidates), std::min(std::max<uint64_t>(bytes, 1), droppable_bytes));
+  for (const ModelId id : drops) (void)drop(id);
+  return drops;
+}
+
+base::Status Residency::drop(ModelId id) {
+  const auto entry = models_.find(id);
+  if (entry == models_.end()) return unknown(id);
+  if (entry->second.pins > 0) return wrong_state(id, "is pinned; unpin it first");
+  if (entry->second.resident) resident_bytes_ -= entry->second.bytes;
+  entry->second.resident = false;
+  return {};
+}
+
 base::Status Residency::pin(ModelId model) {
   const auto entry = models_.find(model);
   if (entry == models_.end()) return unknown(model);

@@ -199,6 +199,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<gpushare_stream> streams;
   std::vector<gpushare_heap> heaps;
   ServingHandles serving;
+  std::vector<gpushare_loader> loaders;
+  std::vector<gpushare_image> images;
+  std::vector<gpushare_model> models;
+  std::vector<gpushare_switcher> switchers;
+  std::vector<uint64_t> members{0};
   std::vector<uint64_t> addresses{0};
   const char* const policies[] = {"fifo", "srtf", "pack", "fair", "priority", "none", "", nullptr};
 
@@ -213,7 +218,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   for (int calls = 0; !input.empty() && calls < 200; ++calls) {
     int32_t status = GPUSHARE_OK;
-    switch (input.byte() % 28) {
+    switch (input.byte() % 35) {
       case 0: {
         gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
         params.persistent_bytes = input.size();
@@ -346,6 +351,101 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 26:
         status = serving_call(serving, choose(runtimes, input), choose(sessions, input), input);
         break;
+      case 27: {
+        gpushare_loader_params params = GPUSHARE_LOADER_PARAMS_INIT;
+        gpushare_switcher_params switching = GPUSHARE_SWITCHER_PARAMS_INIT;
+        gpushare_loader loader = nullptr;
+        gpushare_switcher switcher = nullptr;
+        params.chunk_bytes = 65536;
+        params.limit_bytes = input.byte() % 2 == 0 ? 1 << 20 : input.size();
+        switching.residency = input.byte() % 3;
+        switching.keep_bytes = input.byte() % 2 == 0 ? 1 << 20 : input.size();
+        status = gpushare_loader_create(choose(runtimes, input), &params, &loader);
+        if (status == GPUSHARE_OK) {
+          loaders.push_back(loader);
+          status = gpushare_switcher_create(loader, &switching, &switcher);
+          if (status == GPUSHARE_OK) switchers.push_back(switcher);
+        }
+        break;
+      }
+      case 28: {
+        static char bytes[3000];
+        const gpushare_layer_source layers[3] = {
+            {"a", bytes, 1u + input.byte() % 3000u}, {"b", bytes, input.byte()}, {nullptr, bytes, 3000}};
+        gpushare_image image = nullptr;
+        status = gpushare_image_create(choose(loaders, input), "i", input.byte() % 4, layers, &image);
+        if (status == GPUSHARE_OK) images.push_back(image);
+        break;
+      }
+      case 29: {
+        gpushare_session_info session = GPUSHARE_SESSION_INFO_INIT;
+        const gpushare_session into = choose(sessions, input);
+        status = gpushare_session_get_info(into, &session);
+        if (status != GPUSHARE_OK || session.state == GPUSHARE_SESSION_QUEUED ||
+            session.state == GPUSHARE_SESSION_PAGED_OUT)
+          break;  // it would wait
+        gpushare_load_params params = GPUSHARE_LOAD_PARAMS_INIT;
+        const uint32_t ends[2] = {1u + input.byte() % 3u, input.byte() % 4u};
+        params.group_ends = ends;
+        params.group_count = input.byte() % 3;
+        gpushare_model model = nullptr;
+        status = gpushare_session_load(into, choose(images, input), &params, &model);
+        if (status == GPUSHARE_OK) models.push_back(model);
+        break;
+      }
+      case 30: {
+        gpushare_layer_info layer = GPUSHARE_LAYER_INFO_INIT;
+        gpushare_model_info model = GPUSHARE_MODEL_INFO_INIT;
+        (void)gpushare_model_get_info(choose(models, input), &model);
+        (void)gpushare_model_get_layer(choose(models, input), input.byte() % 4, &layer);
+        (void)gpushare_model_make_usable(choose(models, input), input.byte() % 4, input.byte() % 5,
+                                         choose(streams, input));
+        (void)gpushare_model_mark_end(choose(models, input), choose(streams, input));
+        status = gpushare_model_wait(choose(models, input), input.byte() % 4, 0);
+        break;
+      }
+      case 31:
+        switch (input.byte() % 4) {
+          case 0:
+            status = gpushare_model_release(choose(models, input));
+            break;
+          case 1:
+            status = gpushare_image_release(choose(images, input));
+            break;
+          case 2:
+            status = gpushare_loader_release(choose(loaders, input));
+            break;
+          default: {
+            gpushare_switcher_info info = GPUSHARE_SWITCHER_INFO_INIT;
+            status = gpushare_switcher_get_info(choose(switchers, input), &info);
+            break;
+          }
+        }
+        break;
+      case 32: {
+        gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
+        params.persistent_bytes = input.size();
+        params.ephemeral_bytes = input.size();
+        uint64_t member = 0;
+        status =
+            gpushare_switcher_add(choose(switchers, input), &params, choose(images, input), nullptr, &member);
+        if (status == GPUSHARE_OK) members.push_back(member);
+        break;
+      }
+      case 33: {
+        gpushare_iteration iteration = nullptr;
+        gpushare_model model = nullptr;
+        status = gpushare_switcher_begin(choose(switchers, input), members[input.byte() % members.size()], 0,
+                                         &iteration, &model, nullptr);
+        if (status == GPUSHARE_OK) {
+          if (input.byte() % 2 == 0) models.push_back(model);
+          (void)gpushare_model_make_usable(model, 0, 1, choose(streams, input));
+          status = input.byte() % 4 == 0
+                       ? gpushare_iteration_fail(iteration, GPUSHARE_CALLBACK_FAILED, "fuzz")
+                       : gpushare_iteration_end(iteration);
+        }
+        break;
+      }
       default: {
         gpushare_session_info session = GPUSHARE_SESSION_INFO_INIT;
         gpushare_runtime_info runtime = GPUSHARE_RUNTIME_INFO_INIT;
@@ -364,11 +464,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   // A batch may wait for its session: iterations, then sessions, then the queues.
   for (gpushare_iteration iteration : iterations) (void)gpushare_iteration_end(iteration);
+  for (gpushare_switcher switcher : switchers) (void)gpushare_switcher_release(switcher);
   for (gpushare_session session : sessions) (void)gpushare_session_close(session);
   for (gpushare_request_queue queue : serving.queues) (void)gpushare_request_queue_close(queue);
   require(serving.unanswered == 0, "every accepted request was answered");
   for (gpushare_histogram histogram : serving.histograms) (void)gpushare_histogram_release(histogram);
   for (gpushare_score_queue queue : serving.scores) (void)gpushare_score_queue_release(queue);
+  for (gpushare_model model : models) (void)gpushare_model_release(model);
+  for (gpushare_image image : images) (void)gpushare_image_release(image);
+  for (gpushare_loader loader : loaders) (void)gpushare_loader_release(loader);
   for (gpushare_ticket ticket : tickets) (void)gpushare_ticket_release(ticket);
   for (gpushare_stream stream : streams) (void)gpushare_stream_release(stream);
   for (gpushare_heap heap : heaps) (void)gpushare_heap_release(heap);

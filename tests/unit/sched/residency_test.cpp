@@ -174,3 +174,26 @@ TEST_CASE("weighted drops a set of at most twice the worth of the best one, by b
   // Far from the worst case as a rule.
   CHECK(best_found * 10 > misses * 7);
 }
+
+TEST_CASE("models are shed for room that others took, and dropped models are loaded anew") {
+  for (const auto policy : {ResidencyPolicy::kLeastRecentlyUsed, ResidencyPolicy::kWeighted}) {
+    Residency residency(UINT64_MAX, policy);
+    for (ModelId id = 1; id <= 4; ++id) REQUIRE(residency.add(id, id * 10, 100).ok());
+    for (ModelId id = 1; id <= 4; ++id) REQUIRE(residency.request(id, id)->load);
+    REQUIRE(residency.pin(2).ok());
+    const std::vector<ModelId> first = residency.shed(1, 4, 10);
+    CHECK(first.size() == 1);
+    CHECK(first[0] != 2);
+    CHECK(first[0] != 4);
+    // More than there is: all that may go.
+    CHECK(residency.shed(1000, 4, 11).size() == 1);
+    CHECK(residency.shed(1, 4, 12).empty());
+    CHECK(residency.resident_bytes() == 60);
+    CHECK(residency.drop(2).code() == GPUSHARE_INVALID_STATE);
+    CHECK(residency.drop(9).code() == GPUSHARE_NOT_FOUND);
+    REQUIRE(residency.drop(4).ok());
+    CHECK(residency.drop(4).ok());
+    CHECK(residency.resident_bytes() == 20);
+    CHECK(residency.request(4, 13)->load);
+  }
+}

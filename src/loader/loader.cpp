@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/loader.hpp"
+
+#include <algorithm>
+#include <exception>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "loader/model.hpp"
+
+namespace gpushare::loader {
+namespace {
+
+// A callback of the caller's, on a thread of the device: it may neither wait there nor fail the stream.
+GroupCallback guarded(GroupCallback call) {
+  if (!call) return {};
+  return [call = std::move(call)](size_t group, uint32_t first, uint32_t end) {
+    const executor::NoWaitScope scope;
+    try {
+      call(group, first, end);
+    } catch (const std::exception& error) {
+      base::log(base::kWarning, std::string("a group's callback threw: ") + error.what());
+    } catch (...) {
+      base::log(base::kWarning, "a group's callback threw");
+    }
+  };
+}
+
+}  // namespace
+
+Loader::Loader(std::shared_ptr<executor::Runtime> runtime, LoaderOptions options)
+    : runtime_(std::move(runtime)),
+      options_(std::move(options)),
+      pool_(runtime_->device(), options_.chunk_bytes),
+      cache_(pool_, options_.limit_bytes, options_.read),
+      link_(options_.link.bytes_per_ms > 0 ? options_.link : kAssumedLink),
+      link_known_(options_.link.bytes_per_ms > 0),
+      link_given_(options_.link.bytes_per_ms > 0) {}
+
+base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Runtime> runtime,
+                                                   LoaderOptions options) {
+  if (options.chunk_bytes < (64u << 10) || options.chunk_bytes > (1ull << 30) ||
+      (options.chunk_bytes & (options.chunk_bytes - 1)) != 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("chunk_bytes is %llu; it must be a power of two from 64 KiB to 1 GiB",
+                                     static_cast<unsigned long long>(options.chunk_bytes)));
+  GPUSHARE_RETURN_IF_ERROR(check_read_options(options.read));
+  auto loader = std::make_shared<Loader>(std::move(runtime), std::move(options));
+  base::Status attached = loader->runtime_->attach(loader);
+  if (!attached.ok()) {
+    base::MutexLock lock(loader->mutex_);
+    loader->closed_ = true;  // nothing of the device is held
+    return attached;
+  }
+  return loader;
+}
+
+Loader::~Loader() {
+  runtime_closing();
+}
+
+Loader::Use::Use(Loader& loader) : loader_(loader) {
+  base::MutexLock lock(loader_.mutex_);
+  entered_ = !loader_.closed_;
+  if (entered_) ++loader_.users_;
+}
+
+Loader::Use::~Use() {
+  if (!entered_) return;
+  base::MutexLock lock(loader_.mutex_);
+  if (--loader_.users_ == 0) loader_.unused_.notify_all();
+}
+
+base::Status Loader::closed() {
+  return {GPUSHARE_INVALID_STATE, "the loader's runtime is closed"};
+}
+
+void Loader::runtime_closing() {
+  pool_.stop();
+  std::vector<std::weak_ptr<Model>> models;
+  {
+    base::MutexLock lock(mutex_);
+    const bool first = !closed_;
+    closed_ = true;
+    while (users_ > 0) unused_.wait(mutex_);
+    if (!first) return;
+    models.swap(models_);
+  }
+  for (const std::weak_ptr<Model>& weak : models)
+    if (const auto model = weak.lock()) model->shut();
+  std::vector<std::unique_ptr<Transmission>> leaving;
+  std::shared_ptr<executor::Stream> copies;
+  {
+    base::MutexLock lock(mutex_);
+    leaving.swap(leaving_);
+    copies.swap(copies_);
+  }
+  leaving.clear();  // waits for their copies
+  if (copies != nullptr) (void)copies->release();
+  cache_.clear();
+  pool_.shut();
+}
+
+base::Result<std::shared_ptr<const Image>> Loader::open_image(const std::string& path,
+                                                              const ReadOptions& options) {
+  const Use use(*this);
+  if (!use) return closed();
+  return cache_.get(path, options);
+}
+
+base::Result<std::shared_ptr<const Image>> Loader::create_image(std::string name, std::vector<Layer> layers,
+                                                                std::span<const void* const> sources) {
+  const Use use(*this);
+  if (!use) return closed();
+  return cache_.create(std::move(name), std::move(layers), sources);
+}
+
+base::Result<std::shared_ptr<executor::Stream>> Loader::copy_stream() {
+  {
+    base::MutexLock lock(mutex_);
+    if (copies_ != nullptr) return copies_;
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Stream> made, runtime_->create_stream(0));
+  base::MutexLock lock(mutex_);
+  if (copies_ == nullptr) copies_ = std::move(made);
+  return copies_;
+}
+
+base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& session,
+                                                             const std::shared_ptr<const Image>& image,
+                                                             memory::Address address,
+                                                             std::vector<uint32_t> ends,
+                                                             GroupCallback on_group) {
+  base::MutexLock enqueuing(enqueue_mutex_);
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, copy_stream());
+  std::unique_ptr<Transmission> out;
+  const base::Status status = session.with_residence([&]() -> base::Status {
+    GPUSHARE_RETURN_IF_ERROR(stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
+      GPUSHARE_ASSIGN_OR_RETURN(
+          out, Transmission::start(runtime_->device(), copies, image, address, ends, 0, std::move(on_group)));
+      return {};
+    }));
+    return runtime_->record_use(address, *stream);
+  });
+  if (status.ok()) return out;
+  // A stream that has failed stays so: the next load gets another.
+  out.reset();
+  if (status.code() != GPUSHARE_INVALID_ARGUMENT) {
+    base::MutexLock lock(mutex_);
+    if (copies_ == stream) copies_.reset();
+  }
+  return status;
+}
+
+base::Result<std::shared_ptr<Model>> Loader::load(const std::shared_ptr<executor::Session>& session,
+                                                  std::shared_ptr<const Image> image, LoadOptions options) {
+  const Use use(*this);
+  if (!use) return closed();
+  if (session->runtime() != runtime_.get())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "session '" + session->name() + "' is of another runtime than the image");
+  if (image->layers().empty() || image->bytes() == 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + image->name() + "' has no bytes");
+  if (!options.execute_ms.empty() && options.execute_ms.size() != image->layers().size())
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format("%zu execution times for the %zu layers of image '%s'", options.execute_ms.size(),
+                     image->layers().size(), image->name().c_str()));
+  sweep();
+  if (options.ends.empty()) {
+    if (options.execute_ms.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(options.ends, image->profile().plan(link()));
+    } else {
+      GroupingCosts costs;
+      costs.call_overhead_ms = link().call_overhead_ms;
+      costs.group_overhead_ms = link().group_overhead_ms;
+      GPUSHARE_ASSIGN_OR_RETURN(Grouping plan,
+                                plan_groups(layer_costs(*image, link(), options.execute_ms), costs));
+      options.ends = std::move(plan.ends);
+    }
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address,
+                            session->alloc(memory::Kind::kModel, image->bytes(), kLayerAlignmentBytes));
+  auto transmission = transmit(*session, image, address, std::move(options.ends), guarded(options.on_group));
+  if (!transmission.ok()) {
+    (void)session->free(address);
+    return transmission.status().with_context("loading image '" + image->name() + "' into session '" +
+                                              session->name() + "'");
+  }
+  auto model = std::make_shared<Model>(shared_from_this(), session, std::move(*transmission), address,
+                                       options.profile);
+  base::MutexLock lock(mutex_);
+  std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
+  models_.push_back(model);
+  return model;
+}
+
+void Loader::retire(std::unique_ptr<Transmission> transmission) {
+  if (transmission == nullptr) return;
+  {
+    base::MutexLock lock(mutex_);
+    if (!closed_) {
+      leaving_.push_back(std::move(transmission));
+      return;
+    }
+  }
+  transmission.reset();
+}
+
+void Loader::sweep() {
+  std::vector<std::unique_ptr<Transmission>> gone;
+  base::MutexLock lock(mutex_);
+  for (size_t i = 0; i < leaving_.size();) {
+    const auto arrived =
+        leaving_[i]->arrived(static_cast<uint32_t>(leaving_[i]->image().layers().size()) - 1);
+    if (arrived.ok() && !*arrived) {
+      ++i;
+      continue;
+    }
+    gone.push_back(std::move(leaving_[i]));
+    leaving_.erase(leaving_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  lock.unlock();
+}
+
+void Loader::learn(const Transmission& transmission) {
+  const uint64_t bytes = transmission.image().bytes();
+  if (bytes < kTeachingBytes) return;
+  const auto took = transmission.arrived_ns(transmission.groups() - 1);
+  if (!took.ok() || *took == 0) return;
+  base::MutexLock lock(mutex_);
+  if (link_given_) return;
+  const double ms = std::max(
+      static_cast<double>(*took) / 1e6 - link_.call_overhead_ms * static_cast<double>(transmission.copies()),
+      static_cast<double>(*took) / 2e6);
+  const double seen = static_cast<double>(bytes) / ms;
+  link_.bytes_per_ms =
+      link_known_ ? link_.bytes_per_ms + Profile::kWeight * (seen - link_.bytes_per_ms) : seen;
+  link_known_ = true;
+}
+
+base::Status Loader::calibrate() {
+  const Use use(*this);
+  if (!use) return closed();
+  base::Status status;
+  for (const uint64_t bytes : {32ull << 20, 8ull << 20, 1ull << 20}) {
+    executor::SessionOptions options;
+    options.name = "link calibration";
+    options.persistent_bytes = bytes;
+    options.ephemeral_bytes = 1;
+    options.allow_queueing = false;
+    options.priority = INT32_MAX;  // not to be paged out while its bytes are written
+    auto session = runtime_->open_session(options);
+    status = session.status();
+    if (!session.ok() &&
+        (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY || status.code() == GPUSHARE_EXCEEDS_CAPACITY))
+      continue;
+    GPUSHARE_RETURN_IF_ERROR(status);
+    auto scratch = (*session)->alloc(memory::Kind::kModel, bytes, 0);
+    base::Result<LinkCosts> costs = scratch.status();
+    if (scratch.ok()) costs = calibrate_on(runtime_->device(), *scratch, bytes);
+    (void)(*session)->close();
+    GPUSHARE_RETURN_IF_ERROR(costs.status());
+    base::MutexLock lock(mutex_);
+    link_ = *costs;
+    link_known_ = true;
+    link_given_ = false;
+    return {};
+  }
+  return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+          "no room on the device to measure the link; give its costs instead: " + status.message()};
+}
+
+LinkCosts Loader::link() const {
+  base::MutexLock lock(mutex_);
+  return link_;
+}
+
+bool Loader::link_known() const {
+  base::MutexLock lock(mutex_);
+  return link_known_;
+}
+
+}  // namespace gpushare::loader

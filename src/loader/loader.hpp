@@ -1,0 +1,120 @@
+// loader.hpp: a runtime's way from files to sessions: images in host memory, and the link that they go over.
+// What is loaded into a session is a Model (model.hpp); a Switcher (switcher.hpp) decides whose turn it is.
+//
+// One stream of the loader's own carries all copies, in the order of the loads: they share one link anyway,
+// and the first model's layers should not wait for the second's. What the link costs is calibrated on demand,
+// given, or assumed at first; every transmission of some size corrects it.
+//
+// Threads: all methods from any thread. A loader keeps its runtime; when the runtime closes, models and images
+// that are left answer INVALID_STATE.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "executor/runtime.hpp"
+#include "loader/image.hpp"
+#include "loader/transmission.hpp"
+
+namespace gpushare::loader {
+
+class Model;
+
+struct LoaderOptions {
+  uint64_t limit_bytes = UINT64_MAX;  // of host memory for images
+  uint64_t chunk_bytes = 16ull << 20;
+  ReadOptions read;
+  LinkCosts link;  // bytes_per_ms of 0: not known
+};
+
+struct LoadOptions {
+  std::vector<uint32_t> ends;      // a grouping of the caller's; empty: planned
+  std::vector<double> execute_ms;  // of each layer, for the plan; empty: as the image's profile says
+  GroupCallback on_group;          // may throw; must not wait for the runtime
+  bool profile = true;             // learn execution times from make_usable (model.hpp)
+};
+
+class Loader final : public executor::Dependent, public std::enable_shared_from_this<Loader> {
+ public:
+  // 12 GB/s, 10 us a call, 20 us a group: PCIe 3, before anything is measured.
+  static constexpr LinkCosts kAssumedLink{0.010, 12e6, 0.020};
+  // A transmission below this teaches nothing about bandwidth.
+  static constexpr uint64_t kTeachingBytes = 4ull << 20;
+
+  // Errors: INVALID_ARGUMENT (chunk_bytes not a power of two from 64 KiB to 1 GiB), INVALID_STATE (the runtime is
+  // closed), the device's.
+  static base::Result<std::shared_ptr<Loader>> open(std::shared_ptr<executor::Runtime> runtime,
+                                                    LoaderOptions options);
+  Loader(std::shared_ptr<executor::Runtime> runtime, LoaderOptions options);
+  ~Loader() override;
+
+  // As ImageCache::get and create. Blocks on the disk.
+  base::Result<std::shared_ptr<const Image>> open_image(const std::string& path, const ReadOptions& options);
+  base::Result<std::shared_ptr<const Image>> create_image(std::string name, std::vector<Layer> layers,
+                                                          std::span<const void* const> sources);
+  const ReadOptions& read_options() const { return options_.read; }
+  const ImageCache& images() const { return cache_; }
+
+  // Allocates a block of kind model in `session` and enqueues the image's copies there. Returns at once if the
+  // session is resident; waits for admission or page-in otherwise. Errors: Session::alloc's;
+  // INVALID_ARGUMENT (a session of another runtime, ends that are no grouping); the device's.
+  base::Result<std::shared_ptr<Model>> load(const std::shared_ptr<executor::Session>& session,
+                                            std::shared_ptr<const Image> image, LoadOptions options);
+
+  // Measures the link in a session of its own, of 1 to 32 MiB. Blocks. Errors: DEVICE_OUT_OF_MEMORY (no room
+  // for it: give the costs instead), the device's.
+  base::Status calibrate();
+  LinkCosts link() const;
+  bool link_known() const;
+
+  executor::Runtime& runtime() const { return *runtime_; }
+  void runtime_closing() override;
+
+ private:
+  friend class Model;
+  // Counts a call; fails when the runtime closes, which waits for those counted.
+  class Use {
+   public:
+    explicit Use(Loader& loader);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return entered_; }
+
+   private:
+    Loader& loader_;
+    bool entered_;
+  };
+  static base::Status closed();
+  base::Result<std::shared_ptr<executor::Stream>> copy_stream();
+  base::Result<std::unique_ptr<Transmission>> transmit(executor::Session& session,
+                                                       const std::shared_ptr<const Image>& image,
+                                                       memory::Address address, std::vector<uint32_t> ends,
+                                                       GroupCallback on_group);
+  // Of a model that was unloaded: kept until its copies have finished.
+  void retire(std::unique_ptr<Transmission> transmission);
+  void sweep();
+  void learn(const Transmission& transmission);
+
+  const std::shared_ptr<executor::Runtime> runtime_;
+  const LoaderOptions options_;
+  ChunkPool pool_;
+  ImageCache cache_;
+  mutable base::Mutex mutex_;
+  base::ConditionVariable unused_;
+  bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  uint32_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  LinkCosts link_ GPUSHARE_GUARDED_BY(mutex_);
+  bool link_known_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool link_given_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<executor::Stream> copies_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Transmission>> leaving_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Model>> models_ GPUSHARE_GUARDED_BY(mutex_);
+  base::Mutex enqueue_mutex_;  // the copies of one load together
+};
+
+}  // namespace gpushare::loader

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/model.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.hpp"
+
+namespace gpushare::loader {
+
+using executor::GatePass;
+
+Model::Model(std::shared_ptr<Loader> loader, std::shared_ptr<executor::Session> session,
+             std::unique_ptr<Transmission> transmission, memory::Address address, bool profile)
+    : loader_(std::move(loader)),
+      session_(std::move(session)),
+      image_(transmission->shared_image()),
+      address_(address),
+      ends_(transmission->group_ends().begin(), transmission->group_ends().end()),
+      transmission_(std::move(transmission)),
+      profile_(profile) {
+  gate_.open();
+}
+
+Model::~Model() {
+  (void)unload();
+}
+
+base::Status Model::gone() {
+  return {GPUSHARE_INVALID_STATE, "the model was unloaded, or its runtime closed"};
+}
+
+bool Model::claim() {
+  return !claimed_.exchange(true);
+}
+
+std::unique_ptr<Transmission> Model::take_apart() {
+  gate_.close();
+  std::vector<Run> runs, ended, spare;  // their events go without the lock
+  base::MutexLock lock(mutex_);
+  runs.swap(runs_);
+  ended.swap(ended_);
+  spare.swap(spare_);
+  return std::move(transmission_);
+}
+
+base::Status Model::unload() {
+  if (!claim()) return {};
+  loader_->retire(take_apart());
+  const base::Status freed = session_->free(address_);
+  // Gone with its session, which is what was wanted.
+  if (freed.code() == GPUSHARE_INVALID_STATE || freed.code() == GPUSHARE_NOT_FOUND) return {};
+  return freed;
+}
+
+void Model::shut() {
+  if (claim()) take_apart().reset();
+}
+
+// Once, when all of it is there: what the transmission tells of the link.
+void Model::arrived_whole() {
+  if (!learned_.exchange(true)) loader_->learn(*transmission_);
+}
+
+base::Status Model::make_usable(uint32_t first, uint32_t end, const executor::Stream& stream) {
+  if (stream.runtime() != &loader_->runtime())
+    return {GPUSHARE_INVALID_ARGUMENT, "the stream is of another runtime than the model"};
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  if (first >= end || end > image_->layers().size())
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("layers [%u, %u) are none of the %zu of image '%s'", first, end,
+                         image_->layers().size(), image_->name().c_str())};
+  // A copy that has failed already is told here; one that fails later, by wait and arrived.
+  GPUSHARE_ASSIGN_OR_RETURN(const bool there, transmission_->arrived(end - 1));
+  if (there && end == image_->layers().size()) arrived_whole();
+  return stream.with_device_stream([&](const device::Stream& lane) -> base::Status {
+    base::MutexLock lock(mutex_);
+    if (stream_ == &stream && first >= reached_) {
+      GPUSHARE_RETURN_IF_ERROR(close_run(lane));
+    } else {
+      collect();
+      for (Run& run : runs_) spare_.push_back(std::move(run));  // an execution without an end
+      runs_.clear();
+      ++executions_;
+      stream_ = &stream;
+      marking_ =
+          profile_ && ended_.empty() && (executions_ <= kProfiledRuns || executions_ % kProfileEvery == 0);
+    }
+    reached_ = end;
+    GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(first, end, lane));
+    return marking_ ? open_run(first, end, lane) : base::Status();
+  });
+}
+
+base::Status Model::open_run(uint32_t first, uint32_t end, const device::Stream& stream) {
+  Run run;
+  if (!spare_.empty()) {
+    run = std::move(spare_.back());
+    spare_.pop_back();
+  } else {
+    GPUSHARE_ASSIGN_OR_RETURN(run.begin, loader_->runtime().device().create_event(GPUSHARE_EVENT_TIMING));
+    GPUSHARE_ASSIGN_OR_RETURN(run.end, loader_->runtime().device().create_event(GPUSHARE_EVENT_TIMING));
+  }
+  run.first = first;
+  run.last = end;
+  run.closed = false;
+  GPUSHARE_RETURN_IF_ERROR(stream.record(run.begin));
+  runs_.push_back(std::move(run));
+  return {};
+}
+
+base::Status Model::close_run(const device::Stream& stream) {
+  if (runs_.empty() || runs_.back().closed) return {};
+  GPUSHARE_RETURN_IF_ERROR(stream.record(runs_.back().end));
+  runs_.back().closed = true;
+  return {};
+}
+
+base::Status Model::mark_end(const executor::Stream& stream) {
+  if (stream.runtime() != &loader_->runtime())
+    return {GPUSHARE_INVALID_ARGUMENT, "the stream is of another runtime than the model"};
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  return stream.with_device_stream([&](const device::Stream& lane) -> base::Status {
+    base::MutexLock lock(mutex_);
+    if (stream_ != &stream) return {};
+    GPUSHARE_RETURN_IF_ERROR(close_run(lane));
+    collect();
+    if (ended_.empty()) {
+      ended_.swap(runs_);
+    } else {
+      for (Run& run : runs_) spare_.push_back(std::move(run));
+      runs_.clear();
+    }
+    stream_ = nullptr;
+    return {};
+  });
+}
+
+void Model::collect() {
+  if (ended_.empty() || ended_.back().end.query().code() == GPUSHARE_NOT_READY) return;
+  for (Run& run : ended_) {
+    const auto took = run.end.elapsed_since(run.begin);
+    if (took.ok()) image_->profile().observe(run.first, run.last, static_cast<double>(*took) / 1e6);
+    spare_.push_back(std::move(run));
+  }
+  ended_.clear();
+}
+
+base::Status Model::wait(uint32_t layer, uint64_t timeout_ns) {
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  if (timeout_ns > 0 && executor::NoWaitScope::active())
+    return {GPUSHARE_INVALID_STATE,
+            "a model cannot be waited for inside a function that the device or the runtime waits for"};
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  // A device with virtual time moves only while somebody waits for it.
+  const bool whole = deadline.never() ||
+                     (timeout_ns > 0 && loader_->runtime().device().can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME));
+  if (whole) {
+    GPUSHARE_RETURN_IF_ERROR(transmission_->wait(layer));
+  } else {
+    for (std::chrono::microseconds pause{20};; pause = std::min(2 * pause, std::chrono::microseconds(500))) {
+      GPUSHARE_ASSIGN_OR_RETURN(const bool there, transmission_->arrived(layer));
+      if (there) break;
+      if (timeout_ns == 0 || deadline.passed())
+        return {GPUSHARE_TIMED_OUT, "layer '" + image_->layers()[layer].name + "' of image '" +
+                                        image_->name() + "' has not arrived yet"};
+      std::this_thread::sleep_for(pause);
+    }
+  }
+  if (layer + 1 == image_->layers().size()) arrived_whole();
+  return {};
+}
+
+base::Result<bool> Model::arrived(uint32_t layer) {
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  auto there = transmission_->arrived(layer);
+  if (there.ok() && *there && layer + 1 == image_->layers().size()) arrived_whole();
+  return there;
+}
+
+base::Result<uint64_t> Model::arrived_ns(size_t group) {
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  return transmission_->arrived_ns(group);
+}
+
+}  // namespace gpushare::loader

@@ -1,0 +1,60 @@
+// profile.hpp: what executions of an image have taught about its layers, and the plan that follows from it.
+//
+// Execution times come in for runs of layers (a stream is marked where it pleases, not at each layer). A
+// run's time is shared among its layers as their estimates stand to each other, by bytes where there are none
+// yet, and each estimate moves a quarter of the way. A plan once made is kept until the optimum under the
+// present estimates is better by kWorth of the makespan: grouping changes addresses of nothing, but who
+// compares runs wants them alike.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "loader/grouping.hpp"
+
+namespace gpushare::loader {
+
+// What a device's copies and launches cost, for plan_groups.
+struct LinkCosts {
+  double call_overhead_ms = 0;  // of one copy, whatever its size
+  double bytes_per_ms = 0;
+  double group_overhead_ms = 0;  // of making a stream wait for an event and launching on it
+};
+
+// Thread-safe.
+class Profile {
+ public:
+  static constexpr double kWeight = 0.25;  // of a new observation
+  static constexpr double kWorth = 0.02;   // of the makespan: what a new plan must gain
+
+  explicit Profile(std::vector<uint64_t> layer_bytes) : bytes_(std::move(layer_bytes)) {}
+
+  // Layers [first, end) took `ms` together. Ignored if there are no such layers, or it is no time.
+  void observe(uint32_t first, uint32_t end, double ms);
+  uint64_t observations() const;
+  // Of each layer. Empty before the first observation; layers never observed are taken to execute as fast, by
+  // bytes, as those observed.
+  std::vector<double> execute_ms() const;
+
+  // Group ends for these costs. Unobserved: each layer is taken to execute as long as its bytes are on the
+  // link. Errors: plan_groups's.
+  base::Result<std::vector<uint32_t>> plan(const LinkCosts& link);
+  // Times that a plan was replaced by a better one.
+  uint64_t replans() const;
+
+ private:
+  std::vector<double> execute_locked() const GPUSHARE_REQUIRES(mutex_);
+
+  const std::vector<uint64_t> bytes_;
+  mutable base::Mutex mutex_;
+  std::vector<double> estimates_ GPUSHARE_GUARDED_BY(mutex_);  // negative: never observed; empty: none
+  uint64_t observations_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t replans_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::vector<uint32_t> ends_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::loader

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/switcher.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/units.hpp"
+
+namespace gpushare::loader {
+namespace {
+
+base::Status no_member(MemberId member) {
+  return {GPUSHARE_NOT_FOUND,
+          base::format("the switcher has no member %llu", static_cast<unsigned long long>(member))};
+}
+
+base::Status is_closed() {
+  return {GPUSHARE_INVALID_STATE, "the switcher, or its runtime, is closed"};
+}
+
+}  // namespace
+
+// A turn's iteration: ends the turn with itself.
+class Switcher::SwitchedIteration final : public executor::Iteration {
+ public:
+  SwitchedIteration(std::shared_ptr<Switcher> switcher, std::shared_ptr<executor::Iteration> of)
+      : switcher_(std::move(switcher)), of_(std::move(of)) {}
+  uint64_t session_id() const override { return of_->session_id(); }
+  base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) override {
+    return of_->alloc(bytes, alignment);
+  }
+  base::Status keep(memory::Address address) override { return of_->keep(address); }
+  base::Result<std::shared_ptr<executor::Stream>> stream() override { return of_->stream(); }
+  base::Status end() override {
+    if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
+    base::Status status = of_->end();
+    switcher_->give_turn();
+    return status;
+  }
+  base::Status fail(base::Status why) override {
+    if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
+    base::Status status = of_->fail(std::move(why));
+    switcher_->give_turn();
+    return status;
+  }
+
+ private:
+  const std::shared_ptr<Switcher> switcher_;
+  const std::shared_ptr<executor::Iteration> of_;
+  std::atomic<bool> ended_{false};
+};
+
+Switcher::Switcher(std::shared_ptr<Loader> loader, SwitcherOptions options)
+    : loader_(std::move(loader)), options_(options), residency_(UINT64_MAX, options.policy) {}
+
+base::Result<std::shared_ptr<Switcher>> Switcher::open(std::shared_ptr<Loader> loader,
+                                                       SwitcherOptions options) {
+  auto switcher = std::make_shared<Switcher>(std::move(loader), options);
+  GPUSHARE_RETURN_IF_ERROR(switcher->loader_->runtime().attach(switcher));
+  return switcher;
+}
+
+Switcher::~Switcher() {
+  // No thread is inside, and no iteration is open: either would hold a pointer.
+  base::MutexLock lock(mutex_);
+  closed_ = true;
+  auto members = std::move(members_);
+  lock.unlock();
+  for (const auto& [id, member] : members)
+    if (member->session != nullptr) drop(*member);
+}
+
+std::shared_ptr<Switcher::Member> Switcher::find(MemberId id) const {
+  base::MutexLock lock(mutex_);
+  const auto found = members_.find(id);
+  return found == members_.end() ? nullptr : found->second;
+}
+
+base::Result<MemberId> Switcher::add(MemberOptions options) {
+  if (options.image == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "a member needs an image");
+  executor::SessionOptions& session = options.session;
+  const auto runtime = loader_->runtime().info();
+  if (!runtime.ok()) return runtime.status();
+  const uint64_t capacity = runtime->capacity_bytes;
+  const uint64_t image_bytes = options.image->bytes();
+  if (image_bytes == 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + options.image->name() + "' has no bytes");
+  if (session.persistent_bytes > capacity || session.ephemeral_bytes > capacity ||
+      image_bytes > capacity - std::min(capacity, session.persistent_bytes) ||
+      image_bytes + session.persistent_bytes > capacity - session.ephemeral_bytes)
+    return base::Status(GPUSHARE_EXCEEDS_CAPACITY,
+                        "member '" + session.name + "' needs " + base::format_bytes(image_bytes) +
+                            " for its image, " + base::format_bytes(session.persistent_bytes) +
+                            " persistent and " + base::format_bytes(session.ephemeral_bytes) +
+                            " ephemeral bytes beside it; the runtime has " + base::format_bytes(capacity));
+  auto member = std::make_shared<Member>();
+  member->persistent_bytes = image_bytes + session.persistent_bytes;
+  member->ephemeral_bytes = session.ephemeral_bytes;
+  session.allow_queueing = false;
+  const LinkCosts link = loader_->link();
+  const auto load_ns = static_cast<uint64_t>(static_cast<double>(image_bytes) / link.bytes_per_ms * 1e6);
+  base::MutexLock lock(mutex_);
+  if (closed_) return is_closed();
+  member->id = next_member_;
+  if (session.name.empty())
+    session.name = base::format("member-%llu", static_cast<unsigned long long>(member->id));
+  member->options = std::move(options);
+  GPUSHARE_RETURN_IF_ERROR(residency_.add(member->id, member->persistent_bytes, load_ns));
+  ++next_member_;
+  const MemberId id = member->id;
+  members_.emplace(id, std::move(member));
+  return id;
+}
+
+base::Status Switcher::take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns) {
+  if (taken_ && holder_ == std::this_thread::get_id())
+    return {GPUSHARE_INVALID_STATE,
+            "this thread has an iteration of the switcher open: it would wait for itself. End it first"};
+  const uint64_t ticket = next_ticket_++;
+  line_.push_back(ticket);
+  base::Status status;
+  while (taken_ || line_.front() != ticket) {
+    if (closed_ && member != nullptr) {
+      status = is_closed();
+    } else if (member != nullptr && member->removed) {
+      status = {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
+    } else if (timeout_ns == 0 || deadline.passed()) {
+      status = {GPUSHARE_TIMED_OUT, "the switcher's turn did not come in time"};
+    } else if (executor::NoWaitScope::active()) {
+      status = {GPUSHARE_INVALID_STATE,
+                "a turn of a switcher cannot be waited for inside a function that the device waits for"};
+    } else {
+      if (deadline.never())
+        changed_.wait(mutex_);
+      else
+        (void)changed_.wait_until(mutex_, deadline.at());
+      continue;
+    }
+    break;
+  }
+  line_.erase(std::find(line_.begin(), line_.end(), ticket));
+  if (status.ok() && closed_ && member != nullptr) status = is_closed();
+  if (status.ok() && member != nullptr && member->removed)
+    status = {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
+  if (!status.ok()) {
+    changed_.notify_all();
+    return status;
+  }
+  taken_ = true;
+  holder_ = std::this_thread::get_id();
+  return {};
+}
+
+void Switcher::give_turn() {
+  base::MutexLock lock(mutex_);
+  taken_ = false;
+  holder_ = {};
+  changed_.notify_all();
+}
+
+base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  const std::shared_ptr<Member> member = find(id);
+  if (member == nullptr) return closed() ? is_closed() : no_member(id);
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return is_closed();
+    ++users_;
+    const base::Status status = take_turn(member.get(), deadline, timeout_ns);
+    if (!status.ok()) {
+      --users_;
+      changed_.notify_all();
+      return status;
+    }
+  }
+  base::Result<Turn> turn = base::Status();
+  try {
+    turn = begin_in_turn(*member, deadline, timeout_ns);
+  } catch (const std::bad_alloc&) {
+    turn = base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for a switch");
+  }
+  if (!turn.ok()) give_turn();
+  base::MutexLock lock(mutex_);
+  --users_;
+  changed_.notify_all();
+  return turn;
+}
+
+base::Result<Switcher::Turn> Switcher::begin_in_turn(Member& member, const base::Deadline& deadline,
+                                                     uint64_t timeout_ns) {
+  const uint64_t loads = member.loads;
+  GPUSHARE_RETURN_IF_ERROR(
+      make_active(member).with_context("switching to '" + member.options.session.name + "'"));
+  uint64_t left_ns = timeout_ns;
+  if (!deadline.never() && timeout_ns > 0) {
+    const auto now = std::chrono::steady_clock::now();
+    left_ns = now >= deadline.at()
+                  ? 0
+                  : static_cast<uint64_t>(
+                        std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - now).count());
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Iteration> iteration, member.session->begin(left_ns));
+  Turn turn;
+  turn.model = member.model;
+  turn.loaded = member.loads != loads;
+  try {
+    turn.iteration = std::make_shared<SwitchedIteration>(shared_from_this(), iteration);
+  } catch (const std::bad_alloc&) {
+    (void)iteration->end();
+    throw;
+  }
+  base::MutexLock lock(mutex_);
+  ++member.iterations;
+  return turn;
+}
+
+// Its session takes iterations, and its weights are there or on their way.
+bool Switcher::usable(Member& member) {
+  if (member.session == nullptr) return false;
+  const executor::SessionState state = member.session->info().state;
+  if (state == executor::SessionState::kCancelled || state == executor::SessionState::kFailed) return false;
+  const uint32_t last = static_cast<uint32_t>(member.options.image->layers().size()) - 1;
+  return member.model->arrived(last).ok();
+}
+
+base::Status Switcher::make_active(Member& member) {
+  const uint64_t start_ns = base::host_now_ns();
+  const uint64_t now_ns = loader_->runtime().device().now_ns();
+  const bool live = usable(member);
+  if (!live && member.session != nullptr) {
+    drop(member);
+    base::MutexLock lock(mutex_);
+    (void)residency_.drop(member.id);
+  }
+  std::vector<sched::ModelId> drops;
+  sched::Residency::Decision decision;
+  {
+    base::MutexLock lock(mutex_);
+    GPUSHARE_ASSIGN_OR_RETURN(decision, residency_.request(member.id, now_ns));
+    active_ = live ? member.id : 0;
+    // What may stay is a matter of the caller's limit first, and of what the device has room for in load().
+    if (residency_.resident_bytes() > options_.keep_bytes && !live)
+      drops = residency_.shed(residency_.resident_bytes() - options_.keep_bytes, member.id, now_ns);
+  }
+  drop_all(drops);
+  if (!live) {
+    const base::Status status = load(member);
+    if (!status.ok()) {
+      base::MutexLock lock(mutex_);
+      (void)residency_.drop(member.id);
+      return status;
+    }
+  }
+  base::MutexLock lock(mutex_);
+  active_ = member.id;
+  if (last_active_ != member.id) {
+    ++switches_;
+    switch_ns_ = base::host_now_ns() - start_ns;
+  }
+  last_active_ = member.id;
+  return {};
+}
+
+base::Status Switcher::load(Member& member) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, open_session(member));
+  auto model = loader_->load(session, member.options.image, member.options.load);
+  if (!model.ok()) {
+    (void)session->close();
+    return model.status();
+  }
+  base::MutexLock lock(mutex_);
+  member.session = std::move(session);
+  member.model = std::move(*model);
+  ++member.loads;
+  return {};
+}
+
+base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& member) {
+  executor::SessionOptions options = member.options.session;
+  options.persistent_bytes = member.persistent_bytes;
+  options.ephemeral_bytes = member.ephemeral_bytes;
+  for (;;) {
+    auto session = loader_->runtime().open_session(options);
+    if (session.ok() || session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
+    // The one that is least wanted, then the next: how much is missing is the executor's secret.
+    std::vector<sched::ModelId> drops;
+    {
+      base::MutexLock lock(mutex_);
+      drops = residency_.shed(1, member.id, loader_->runtime().device().now_ns());
+    }
+    if (drops.empty()) return session;
+    drop_all(drops);
+  }
+}
+
+void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
+  for (const sched::ModelId id : members)
+    if (const std::shared_ptr<Member> member = find(id); member != nullptr) drop(*member);
+}
+
+void Switcher::drop(Member& member) {
+  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<Model> model;
+  {
+    base::MutexLock lock(mutex_);
+    session.swap(member.session);
+    model.swap(member.model);
+    if (session == nullptr) return;
+    ++member.drops;
+    if (active_ == member.id) active_ = 0;
+  }
+  // A need that was profiled is not profiled again.
+  const executor::SessionInfo info = session->info();
+  if (member.options.session.ephemeral_bytes == 0 && info.iterations_done >= 2)
+    member.ephemeral_bytes = std::max(member.ephemeral_bytes, info.promised_ephemeral_bytes);
+  (void)model->unload();  // copies may still be under way: the block and the image wait for them
+  (void)session->close();
+}
+
+base::Status Switcher::remove(MemberId id) {
+  const std::shared_ptr<Member> member = find(id);
+  if (member == nullptr) return closed() ? is_closed() : no_member(id);
+  {
+    base::MutexLock lock(mutex_);
+    if (member->removed) return no_member(id);
+    if (closed_) return is_closed();
+    if (taken_ && holder_ == std::this_thread::get_id())
+      return {GPUSHARE_INVALID_STATE,
+              "a member cannot be removed while this thread has an iteration of the switcher open"};
+    if (executor::NoWaitScope::active())
+      return {GPUSHARE_INVALID_STATE,
+              "a member cannot be removed inside a function that the device waits for"};
+    ++users_;
+    member->removed = true;
+    changed_.notify_all();
+    (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
+  }
+  drop(*member);
+  base::MutexLock lock(mutex_);
+  (void)residency_.remove(id);
+  members_.erase(id);
+  if (last_active_ == id) last_active_ = 0;
+  taken_ = false;
+  holder_ = {};
+  --users_;
+  changed_.notify_all();
+  return {};
+}
+
+base::Status Switcher::close() {
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return is_closed();
+    if ((taken_ && holder_ == std::this_thread::get_id()) || executor::NoWaitScope::active())
+      return {
+          GPUSHARE_INVALID_STATE,
+          "a switcher cannot be closed inside an iteration of its own, or a function that the device waits "
+          "for"};
+    closed_ = true;
+    changed_.notify_all();
+    while (users_ > 0 || taken_) changed_.wait(mutex_);
+    taken_ = true;
+  }
+  std::vector<std::shared_ptr<Member>> members;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [id, member] : members_) members.push_back(member);
+    members_.clear();
+  }
+  for (const auto& member : members) drop(*member);
+  give_turn();
+  return {};
+}
+
+void Switcher::runtime_closing() {
+  std::vector<std::shared_ptr<Member>> members;
+  {
+    base::MutexLock lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+    while (users_ > 0) changed_.wait(mutex_);
+    for (const auto& [id, member] : members_) members.push_back(member);
+    members_.clear();
+  }
+  for (const auto& member : members) drop(*member);
+}
+
+base::Result<MemberInfo> Switcher::info(MemberId id) const {
+  const std::shared_ptr<Member> member = find(id);
+  if (member == nullptr) return closed() ? is_closed() : no_member(id);
+  MemberInfo info;
+  std::shared_ptr<executor::Session> session;
+  {
+    base::MutexLock lock(mutex_);
+    info.name = member->options.session.name;
+    info.loads = member->loads;
+    info.iterations = member->iterations;
+    info.drops = member->drops;
+    session = member->session;
+    if (session != nullptr) info.state = active_ == id ? MemberState::kActive : MemberState::kKept;
+  }
+  if (session != nullptr) info.device_bytes = session->info().promised_persistent_bytes;
+  return info;
+}
+
+bool Switcher::closed() const {
+  base::MutexLock lock(mutex_);
+  return closed_;
+}
+
+SwitcherInfo Switcher::info() const {
+  base::MutexLock lock(mutex_);
+  SwitcherInfo info;
+  info.active = active_;
+  info.members = members_.size();
+  for (const auto& [id, member] : members_)
+    if (member->session != nullptr && id != active_) ++info.kept;
+  info.switches = switches_;
+  info.waiting = line_.size();
+  info.switch_ns = switch_ns_;
+  return info;
+}
+
+}  // namespace gpushare::loader

@@ -1,0 +1,145 @@
+// switcher.hpp: one active session and any number on standby, on one device. A member on standby has its weights
+// in host memory (an image) and no session with the executor, so it has no device bytes and counts for nothing
+// there. It becomes active with its next begin: at the boundary of the iteration under way the active one
+// stops, its bytes are dropped or kept (sched::Residency, and what the device has room for), a session is
+// opened and the image's groups are enqueued; its first iteration begins at once, and its stream waits for the
+// layers it asks for.
+//
+// Safety stays the executor's: every session with device bytes was admitted by it. A refusal makes the switcher
+// drop kept members, the least wanted first, and ask again.
+//
+// Turns go to begins in the order they come; one iteration of a switcher is open at a time. What it keeps of a
+// member is on the device, stops with its runtime, and is loaded again after a failure.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "executor/runtime.hpp"
+#include "loader/loader.hpp"
+#include "loader/model.hpp"
+#include "sched/residency.hpp"
+
+namespace gpushare::loader {
+
+using MemberId = uint64_t;
+
+struct SwitcherOptions {
+  sched::ResidencyPolicy policy = sched::ResidencyPolicy::kLeastRecentlyUsed;
+  uint64_t keep_bytes = UINT64_MAX;  // of models on the device, the active one included; 0 = keep none but it
+};
+
+struct MemberOptions {
+  // Its persistent_bytes and ephemeral_bytes are needs beside the image; ephemeral_bytes 0 is profiled.
+  executor::SessionOptions session;
+  std::shared_ptr<const Image> image;
+  LoadOptions load;
+};
+
+enum class MemberState : uint32_t { kStandby = 0, kKept = 1, kActive = 2 };
+
+struct MemberInfo {
+  MemberState state = MemberState::kStandby;
+  uint64_t device_bytes = 0;  // promised persistent bytes of its session; 0 on standby
+  uint64_t loads = 0;         // times its image was sent to the device
+  uint64_t iterations = 0;    // begun
+  uint64_t drops = 0;         // times its bytes were dropped
+  std::string name;
+};
+
+struct SwitcherInfo {
+  MemberId active = 0;  // 0: none
+  uint64_t members = 0;
+  uint64_t kept = 0;
+  uint64_t switches = 0;   // times another member became active
+  uint64_t waiting = 0;    // begins that wait for their turn
+  uint64_t switch_ns = 0;  // host time of the last switch: from its turn until its copies were enqueued
+};
+
+class Switcher final : public executor::Dependent, public std::enable_shared_from_this<Switcher> {
+ public:
+  // Errors: INVALID_STATE (the runtime is closed).
+  static base::Result<std::shared_ptr<Switcher>> open(std::shared_ptr<Loader> loader,
+                                                      SwitcherOptions options);
+  Switcher(std::shared_ptr<Loader> loader, SwitcherOptions options);
+  ~Switcher() override;
+
+  // A new member, on standby. Errors: INVALID_ARGUMENT, EXCEEDS_CAPACITY (it could not run alone).
+  base::Result<MemberId> add(MemberOptions options);
+  // Begins that wait for it fail with CANCELLED. Blocks until its iteration has ended. Errors: NOT_FOUND,
+  // INVALID_STATE (the thread has an iteration of the switcher open).
+  base::Status remove(MemberId member);
+
+  struct Turn {
+    std::shared_ptr<executor::Iteration> iteration;  // to be ended as any pulled one
+    std::shared_ptr<Model> model;
+    bool loaded = false;  // its session is new: blocks that its iterations kept are gone
+  };
+  // Waits for its turn, switches if another member is active, begins an iteration. Errors: TIMED_OUT, CANCELLED
+  // (removed), NOT_FOUND, DEVICE_OUT_OF_MEMORY (not even with all others dropped), DEVICE_LOST, INVALID_STATE
+  // (closed; the thread has one open), and those of loading. After an error the member may be on standby.
+  base::Result<Turn> begin(MemberId member, uint64_t timeout_ns);
+
+  base::Result<MemberInfo> info(MemberId member) const;
+  SwitcherInfo info() const;
+
+  // Begins that wait fail with INVALID_STATE; blocks until the iteration under way has ended; drops all. Errors:
+  // INVALID_STATE (closed already, the thread has an iteration of it open).
+  base::Status close();
+  bool closed() const;  // by close(), or with its runtime
+  void runtime_closing() override;
+
+ private:
+  struct Member {
+    MemberOptions options;
+    MemberId id = 0;
+    bool removed = false;
+    std::shared_ptr<executor::Session> session;  // null: standby. Set under the lock by who has the turn
+    std::shared_ptr<Model> model;
+    uint64_t persistent_bytes = 0;  // P
+    uint64_t ephemeral_bytes = 0;   // E: given, or learned by the session that had it last
+    uint64_t loads = 0, iterations = 0, drops = 0;
+  };
+  class SwitchedIteration;
+
+  // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
+  base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
+      GPUSHARE_REQUIRES(mutex_);
+  void give_turn();
+  // All that follows is for who has the turn, without the lock.
+  base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
+  base::Status make_active(Member& member);
+  base::Status load(Member& member);
+  base::Result<std::shared_ptr<executor::Session>> open_session(Member& member);
+  bool usable(Member& member);
+  void drop(Member& member);
+  void drop_all(const std::vector<sched::ModelId>& members);
+  std::shared_ptr<Member> find(MemberId member) const;
+
+  const std::shared_ptr<Loader> loader_;
+  const SwitcherOptions options_;
+
+  mutable base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool taken_ GPUSHARE_GUARDED_BY(mutex_) = false;      // somebody has the turn
+  std::thread::id holder_ GPUSHARE_GUARDED_BY(mutex_);  // who
+  uint64_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;      // threads inside
+  std::deque<uint64_t> line_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t next_ticket_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  MemberId next_member_ GPUSHARE_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<MemberId, std::shared_ptr<Member>> members_ GPUSHARE_GUARDED_BY(mutex_);
+  sched::Residency residency_ GPUSHARE_GUARDED_BY(mutex_);
+  MemberId active_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  MemberId last_active_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t switches_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t switch_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gpushare::loader
