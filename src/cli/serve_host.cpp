@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
-#include "executor/serving/request_server.hpp"
+#include "executor/serving/iteration_batch.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -58,34 +58,45 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
   std::vector<std::atomic<uint32_t>> answered(requests.size());
   std::mutex mutex;  // of result and latencies
   std::vector<uint64_t> latencies;
-  std::atomic<double> sink{0};
-  std::atomic<uint64_t> busy_ns{0}, last_end_ns{0};
+  std::atomic<uint64_t> busy_ns{0};
   std::vector<uint64_t> arrivals(requests.size());
   const uint64_t start_ns = base::host_now_ns() + 20'000'000;
   for (size_t i = 0; i < requests.size(); ++i)
     arrivals[i] = start_ns + scaled(static_cast<double>(requests[i].arrival_ns));
 
-  const auto run = [&](const Batch& batch, executor::BatchReport& report) {
+  // One batch runs at a time; the device's work reads what the lane's thread wrote before.
+  struct Work {
+    uint64_t length_ns = 0;
+    bool arithmetic = false;
+    std::atomic<double> sink{0};
+    void run() {
+      const uint64_t until = base::host_now_ns() + length_ns;
+      if (arithmetic)
+        sink = work_until(until);
+      else
+        std::this_thread::sleep_for(std::chrono::nanoseconds(length_ns));
+      end_ns = base::host_now_ns();
+    }
+    uint64_t end_ns = 0;
+  } work;
+  work.arithmetic = arithmetic;
+  const auto run = [&](const Batch& batch, const std::shared_ptr<executor::Iteration>& iteration,
+                       executor::BatchReport& report) -> base::Status {
     uint64_t longest = 0;
     for (uint64_t id : batch.requests) longest = std::max(longest, requests[id].execution_ns);
-    const uint64_t begin = base::host_now_ns();
     const double k = static_cast<double>(batch.requests.size());
-    const uint64_t until = begin + scaled(options.c0_ns + options.c1 * k * static_cast<double>(longest));
-    if (arithmetic) {
-      sink = work_until(until);
-    } else if (until > begin) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(until - begin));
-    }
-    const uint64_t end = base::host_now_ns();
-    busy_ns += end - begin;
-    last_end_ns = end;
+    work.length_ns = scaled(options.c0_ns + options.c1 * k * static_cast<double>(longest));
+    busy_ns += work.length_ns;
     for (size_t i = 0; i < batch.requests.size(); ++i)
       report.execution_ns[i] =
           std::max<uint64_t>(1, scaled(static_cast<double>(requests[batch.requests[i]].execution_ns)));
-    const std::lock_guard lock(mutex);
-    ++result.batches;
-    ++result.batch_sizes[batch.requests.size()];
-    return base::ok_status();
+    {
+      const std::lock_guard lock(mutex);
+      ++result.batches;
+      ++result.batch_sizes[batch.requests.size()];
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, iteration->stream());
+    return stream->launch_host([](void* data) { static_cast<Work*>(data)->run(); }, &work);
   };
   const auto done = [&](const RequestOutcome& outcome) {
     ++answered[outcome.id];
@@ -98,7 +109,18 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
     latencies.push_back(outcome.finished_ns - arrivals[outcome.id]);
   };
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<RequestServer> server, RequestServer::start(server_options));
-  const base::Result<uint32_t> added = server->add_model(model, run);
+  executor::RuntimeOptions runtime_options;
+  runtime_options.device = "host";
+  runtime_options.capacity_bytes = 16 << 20;
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Runtime> runtime,
+                            executor::Runtime::open(std::move(runtime_options)));
+  executor::SessionOptions session_options;
+  session_options.name = "model";
+  session_options.persistent_bytes = session_options.ephemeral_bytes = 1 << 20;
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session,
+                            runtime->open_session(session_options));
+  const base::Result<uint32_t> added =
+      server->add_model(model, executor::run_as_iterations(std::move(session), run));
   if (!added.ok()) return added.status();
   std::map<uint32_t, std::vector<uint64_t>> by_application;
   for (const sim::TimedRequest& request : requests)
@@ -139,6 +161,7 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
   if (result.decisions > 0)
     result.decision_us = static_cast<double>(stats.decision_ns) / 1e3 / static_cast<double>(result.decisions);
   GPUSHARE_RETURN_IF_ERROR(server->stop());
+  GPUSHARE_RETURN_IF_ERROR(runtime->close());
   for (size_t i = 0; i < answered.size(); ++i)
     if (answered[i] != 1)
       return base::Status(GPUSHARE_INTERNAL,
@@ -146,10 +169,10 @@ base::Result<sim::ServingResult> serve_on_host(const std::vector<sim::TimedReque
 
   if (result.requests > 0)
     result.finish_rate = static_cast<double>(result.finished_in_time) / static_cast<double>(result.requests);
-  if (last_end_ns > start_ns) {
-    const double span = static_cast<double>(last_end_ns - start_ns) / time_scale;
+  if (work.end_ns > start_ns) {
+    const double span = static_cast<double>(work.end_ns - start_ns) / time_scale;
     result.goodput_per_s = static_cast<double>(result.finished_in_time) / (span / 1e9);
-    result.busy_share = static_cast<double>(busy_ns) / static_cast<double>(last_end_ns - start_ns);
+    result.busy_share = static_cast<double>(busy_ns) / static_cast<double>(work.end_ns - start_ns);
   }
   uint64_t ran = 0;
   for (size_t k = 0; k < result.batch_sizes.size(); ++k) ran += k * result.batch_sizes[k];

@@ -10,8 +10,8 @@
 
 namespace gpushare::cli {
 
-// Submits the requests from four threads at their arrival times and runs every batch as arithmetic for c0 +
-// c1 k max l on one thread. All durations are multiplied by `time_scale`. Without `arithmetic` a batch only
+// Submits the requests from four threads at their arrival times to a request server in front of a runtime on the
+// host device; every batch is an iteration, its kernel arithmetic for c0 + c1 k max l. All durations are multiplied by `time_scale`. Without `arithmetic` a batch only
 // waits for as long, as if a device elsewhere worked. Latencies in the result are unscaled again. Blocks for
 // as long as the requests last. Errors: those of RequestServer::start; INTERNAL if a request was lost or
 // answered twice.

@@ -136,8 +136,9 @@ BENCHMARK_CAPTURE(point_queue, hull_disc, PointBackend::kHull, kDisc)->Apply(siz
 BENCHMARK_CAPTURE(point_queue, hull_arc, PointBackend::kHull, kArc)->Apply(sizes);
 BENCHMARK_CAPTURE(point_queue, scan_scores, PointBackend::kScan, kScores)->Apply(scan_sizes);
 BENCHMARK_CAPTURE(point_queue, scan_arc, PointBackend::kScan, kArc)->Apply(scan_sizes);
-BENCHMARK_CAPTURE(point_queue, kinetic_arc, PointBackend::kKinetic, kArc)->Arg(100)->Arg(256)->Arg(512);
-BENCHMARK_CAPTURE(point_queue, scan_small_arc, PointBackend::kScan, kArc)->Arg(100)->Arg(256)->Arg(512);
+// Where the automatic queue leaves the scan.
+BENCHMARK_CAPTURE(point_queue, kinetic_arc, PointBackend::kKinetic, kArc)->RangeMultiplier(2)->Range(16, 512);
+BENCHMARK_CAPTURE(point_queue, scan_small_arc, PointBackend::kScan, kArc)->RangeMultiplier(2)->Range(16, 512);
 BENCHMARK_CAPTURE(score_queue, slack_index, ScoreBackend::kSlackIndex)->Apply(sizes);
 BENCHMARK_CAPTURE(score_queue, points_automatic, ScoreBackend::kAutomaticPoints)->Apply(sizes);
 BENCHMARK_CAPTURE(score_queue, points_hull, ScoreBackend::kHull)->Apply(sizes);

@@ -53,10 +53,9 @@ void KineticCore::grow(uint32_t slot) {
   }
 }
 
-void KineticCore::put_raw(uint32_t slot, double alpha, double beta) {
-  size_t index = slot / kNodeWidth;
-  leaves_[index].alpha[slot % kNodeWidth] = alpha;
-  leaves_[index].beta[slot % kNodeWidth] = beta;
+// The path from the leaf to the root is to be computed anew, as far as it is not marked already.
+void KineticCore::mark(size_t leaf) {
+  size_t index = leaf;
   for (std::vector<Inner>& level : levels_) {
     double& until = level[index / kNodeWidth].until[index % kNodeWidth];
     if (until == kMarked) return;
@@ -66,12 +65,60 @@ void KineticCore::put_raw(uint32_t slot, double alpha, double beta) {
   root_.until = kMarked;
 }
 
+// The leaf's winner holds until `until` at most; so do those above it.
+void KineticCore::shorten(size_t leaf, double until) {
+  size_t index = leaf;
+  for (std::vector<Inner>& level : levels_) {
+    double& promised = level[index / kNodeWidth].until[index % kNodeWidth];
+    if (promised <= until) return;
+    promised = until;
+    index /= kNodeWidth;
+  }
+  root_.until = std::min(root_.until, until);
+}
+
 void KineticCore::put(uint32_t slot, double alpha, double beta) {
-  if (slot / kNodeWidth >= leaves_.size()) {
+  const size_t leaf = slot / kNodeWidth;
+  if (leaf >= leaves_.size()) {
     grow(slot);
     root_.until = kMarked;
   }
-  put_raw(slot, alpha, beta);
+  leaves_[leaf].alpha[slot % kNodeWidth] = alpha;
+  leaves_[leaf].beta[slot % kNodeWidth] = beta;
+  if (levels_.empty()) {  // one leaf: its winner is the root
+    root_.until = kMarked;
+    return;
+  }
+  const Inner& above = levels_[0][leaf / kNodeWidth];
+  const size_t at = leaf % kNodeWidth;
+  if (above.until[at] == kMarked) return;
+  // Behind the leaf's winner now, it changes nothing but when that must be looked at again.
+  const double mine = alpha * last_w_ + beta, winning = above.alpha[at] * last_w_ + above.beta[at];
+  if (!(mine < winning || (mine == winning && alpha <= above.alpha[at]))) {
+    mark(leaf);
+  } else if (alpha > above.alpha[at]) {
+    shorten(leaf, (above.beta[at] - beta) / (alpha - above.alpha[at]) * kEarly);
+  }
+}
+
+void KineticCore::remove(uint32_t slot) {
+  const size_t leaf = slot / kNodeWidth;
+  leaves_[leaf].alpha[slot % kNodeWidth] = 0;
+  leaves_[leaf].beta[slot % kNodeWidth] = kAbsent;
+  if (levels_.empty()) {
+    root_.until = kMarked;
+    return;
+  }
+  const Inner& above = levels_[0][leaf / kNodeWidth];
+  const size_t at = leaf % kNodeWidth;
+  // What promises were made with it in mind are only too careful now.
+  if (above.slot[at] == slot) mark(leaf);
+#if defined(__GNUC__)
+  // An insert often follows, into the same place.
+  __builtin_prefetch(&above.alpha[at]);
+  __builtin_prefetch(&above.beta[at]);
+  __builtin_prefetch(&above.until[at]);
+#endif
 }
 
 KineticCore::Winner KineticCore::repair(size_t level, size_t index, double w) {

@@ -1,7 +1,9 @@
 // kinetic_core.hpp: the kinetic tournament behind PointQueue. Points lie in blocks of 16; a block's winner
-// and the w until which it wins are an entry of the block above, and so on to the root. put and remove write
-// the point and mark the path to the root (stopping where it is marked already), so a delete and an insert
-// into the freed place share one repair. best(w) repairs the entries whose time has come.
+// and the w until which it wins at the least are an entry of the block above, and so on to the root. Of sixteen
+// puts and removes fifteen concern no winner: they write the point, and a put may bring the time forward at
+// which its block is looked at again. The others mark the path to the root (stopping where it is marked
+// already), so a delete and an insert into the freed place share one repair. best(w) repairs the entries that
+// are marked or whose time has come.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +20,7 @@ class KineticCore {
  public:
   explicit KineticCore(const Kernels& kernels = slo::kernels()) : kernels_(&kernels) {}
   void put(uint32_t slot, double alpha, double beta);
-  void remove(uint32_t slot) { put_raw(slot, 0, kAbsent); }
+  void remove(uint32_t slot);
   // Slot of a greatest alpha * w + beta; at least one point must be held. `value` receives it.
   uint32_t best(double w, double* value);
   void clear();
@@ -54,7 +56,8 @@ class KineticCore {
   static Leaf empty_leaf();
   static Inner empty_inner();
   void grow(uint32_t slot);
-  void put_raw(uint32_t slot, double alpha, double beta);
+  void mark(size_t leaf);
+  void shorten(size_t leaf, double until);
   Winner repair(size_t level, size_t index, double w);
 
   const Kernels* kernels_;

@@ -12,7 +12,7 @@ namespace {
 
 // The scan up to this many points, the kinetic tournament above; back when a quarter is left, so that a size
 // at the border does not switch at every event. Measured: docs/design/slo.md.
-constexpr size_t kScanLimit = 1152;
+constexpr size_t kScanLimit = 64;
 
 class AutomaticCore {
  public:
@@ -63,19 +63,21 @@ class CoreQueue final : public PointQueue {
     Handle slot;
     if (free_.empty()) {
       slot = static_cast<Handle>(ids_.size());
-      ids_.emplace_back();
+      ids_.push_back(0);
+      if (slot / 64 == live_.size()) live_.push_back(0);
     } else {
       slot = free_.back();
       free_.pop_back();
     }
-    ids_[slot] = {id, true};
+    ids_[slot] = id;
+    live_[slot / 64] |= uint64_t{1} << slot % 64;
     ++size_;
     core_.put(slot, alpha, beta);
     return slot;
   }
   bool erase(Handle handle) override {
-    if (handle >= ids_.size() || !ids_[handle].live) return false;
-    ids_[handle].live = false;
+    if (handle >= ids_.size() || (live_[handle / 64] >> handle % 64 & 1) == 0) return false;
+    live_[handle / 64] &= ~(uint64_t{1} << handle % 64);
     free_.push_back(handle);
     --size_;
     core_.remove(handle);
@@ -85,24 +87,22 @@ class CoreQueue final : public PointQueue {
     if (size_ == 0 || !(w >= 0) || !std::isfinite(w)) return std::nullopt;
     Best result{};
     result.handle = core_.best(w, &result.value);
-    result.id = ids_[result.handle].id;
+    result.id = ids_[result.handle];
     return result;
   }
   size_t size() const override { return size_; }
   void clear() override {
     core_.clear();
     ids_.clear();
+    live_.clear();
     free_.clear();
     size_ = 0;
   }
 
  private:
-  struct Slot {
-    uint64_t id = 0;
-    bool live = false;
-  };
   Core core_;
-  std::vector<Slot> ids_;
+  std::vector<uint64_t> ids_;
+  std::vector<uint64_t> live_;  // bits: small enough to stay in cache where the ids do not
   std::vector<Handle> free_;
   size_t size_ = 0;
 };
