@@ -72,9 +72,10 @@ class ServeCommand final : public Command {
            "clairvoyant and\n"
            "clairvoyant-edf, which are told every execution time.\n"
            "\n"
-           "Devices: 'sim' is virtual time. 'host' submits from four threads in real time, every batch being "
-           "arithmetic on one\n"
-           "thread for as long as it takes, times --time-scale.\n"
+           "Devices: 'sim' is virtual time. 'host' submits from four threads in real time to a request "
+           "queue; every "
+           "batch is an\n"
+           "iteration on the host device, arithmetic for as long as it takes, times --time-scale.\n"
            "\n"
            "Examples:\n"
            "  gpushare serve --synthetic modes:3 --load 3 --limit 1000\n"
@@ -87,7 +88,8 @@ class ServeCommand final : public Command {
            "policy, requests,\n"
            "finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, "
            "cancelled},\n"
-           "decision_us, finished_late, goodput_per_s, mean_batch, batches, busy}.\n"
+           "decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, batch_sizes {size: how "
+           "often}}.\n"
            "\n"
            "Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage or a bad file; 3 "
            "no such device.\n";
@@ -225,6 +227,10 @@ class ServeCommand final : public Command {
                   {"mean_batch", r.mean_batch},
                   {"batches", r.batches},
                   {"busy", r.busy_share}});
+      nlohmann::ordered_json sizes = nlohmann::ordered_json::object();
+      for (size_t k = 1; k < r.batch_sizes.size(); ++k)
+        if (r.batch_sizes[k] != 0) sizes[std::to_string(k)] = r.batch_sizes[k];
+      row["batch_sizes"] = sizes;
       rows.push_back(row);
     }
     return {{"device", device_},

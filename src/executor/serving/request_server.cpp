@@ -184,10 +184,7 @@ class RequestServer::Impl {
     std::shared_ptr<const RunBatch> run;
     base::Status ended;  // not OK: runs nothing any more
   };
-  struct Answered {
-    RequestOutcome outcome;
-    Answer answer;
-  };
+  static constexpr uint64_t kAgain = 0;
 
   static base::Status closed() {
     return {GPUSHARE_INVALID_STATE, "the request queue takes no more requests: it is draining or closed"};
@@ -201,8 +198,14 @@ class RequestServer::Impl {
     changed_.notify_all();
   }
 
-  // Moves the batcher's drops into outcomes, to be reported without the lock.
-  void take_drops(std::vector<Answered>& out) GPUSHARE_REQUIRES(mutex_) {
+  // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. When to ask again: kAgain if there
+  // was a batch, since policies that plan ahead may have more.
+  uint64_t ask() GPUSHARE_REQUIRES(mutex_) {
+    const uint64_t now = base::host_now_ns();
+    Decision decision = batcher_->next(now, in_flight_);
+    const uint64_t end = base::host_now_ns();
+    ++stats_.decisions;
+    stats_.decision_ns += end - now;
     drops_.clear();
     batcher_->take_drops(drops_);
     for (const Drop& drop : drops_) {
@@ -210,74 +213,74 @@ class RequestServer::Impl {
       outcome.id = drop.id;
       outcome.status = drop.reason == DropReason::kCancelled ? GPUSHARE_CANCELLED : GPUSHARE_TIMED_OUT;
       outcome.dropped = drop.reason;
+      outcome.finished_ns = end;
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
-      out.push_back({outcome, {}});
+      answers_.push_back(outcome);
     }
+    if (!decision.batch) return decision.wake_ns;
+    ++in_flight_;
+    waiting_.push_back(std::move(*decision.batch));
+    return kAgain;
   }
 
-  // Answers each and forgets it. The lock is given up meanwhile; ids count as held until all are answered.
-  void report(std::vector<Answered>& outcomes) GPUSHARE_REQUIRES(mutex_) {
-    if (outcomes.empty()) return;
-    const uint64_t now = base::host_now_ns();
-    for (Answered& each : outcomes) {
-      Entry& entry = entries_.find(each.outcome.id)->second;
-      each.outcome.finished_ns = now;
-      each.outcome.deadline_ns = entry.deadline_ns;
-      each.answer = std::move(entry.answer);
-      if (each.outcome.dropped) continue;
-      if (each.outcome.status != GPUSHARE_OK)
-        ++stats_.failed;
-      else
-        ++(now <= entry.deadline_ns ? stats_.in_time : stats_.late);
+  // Takes the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids count
+  // as held until all are answered.
+  void report(std::vector<RequestOutcome>& outcomes, std::vector<Answer>& takers) GPUSHARE_REQUIRES(mutex_) {
+    if (answers_.empty()) return;
+    outcomes.swap(answers_);
+    for (RequestOutcome& outcome : outcomes) {
+      Entry& entry = entries_.find(outcome.id)->second;
+      outcome.deadline_ns = entry.deadline_ns;
+      takers.push_back(std::move(entry.answer));
     }
     mutex_.unlock();
     {
       const InsideServer inside(this);
-      for (Answered& each : outcomes) {
-        try {
-          if (each.answer) each.answer(each.outcome);
-        } catch (const std::exception& error) {
-          base::log(GPUSHARE_LOG_ERROR,
-                    base::format("request %llu: the function that takes its outcome threw: %s",
-                                 static_cast<unsigned long long>(each.outcome.id), error.what()));
-        } catch (...) {
-          base::log(GPUSHARE_LOG_ERROR,
-                    base::format("request %llu: the function that takes its outcome threw",
-                                 static_cast<unsigned long long>(each.outcome.id)));
-        }
-        each.answer = nullptr;
+      for (size_t i = 0; i < outcomes.size(); ++i) {
+        tell(takers[i], outcomes[i]);
+        takers[i] = nullptr;
       }
     }
     mutex_.lock();
-    for (const Answered& each : outcomes) entries_.erase(each.outcome.id);
+    for (const RequestOutcome& outcome : outcomes) entries_.erase(outcome.id);
     outcomes.clear();
+    takers.clear();
     if (entries_.empty()) answered_.notify_all();
   }
+  static void tell(const Answer& answer, const RequestOutcome& outcome) {
+    const auto complain = [&outcome](const char* what) {
+      base::log(GPUSHARE_LOG_ERROR, base::format("request %llu: the function that takes its outcome threw %s",
+                                                 static_cast<unsigned long long>(outcome.id), what));
+    };
+    try {
+      if (answer) answer(outcome);
+    } catch (const std::exception& error) {
+      complain(error.what());
+    } catch (...) {
+      complain("something that is no std::exception");
+    }
+  }
 
+  // The thread that decides when requests arrive, are cancelled or run out of time, and that answers.
   void decide() {
-    std::vector<Answered> outcomes;
+    std::vector<RequestOutcome> outcomes;
+    std::vector<Answer> takers;
     base::MutexLock lock(mutex_);
     while (true) {
       poked_ = false;
-      const uint64_t now = base::host_now_ns();
-      Decision decision = batcher_->next(now, in_flight_);
-      ++stats_.decisions;
-      stats_.decision_ns += base::host_now_ns() - now;
-      take_drops(outcomes);
-      if (decision.batch) {
-        ++in_flight_;
-        waiting_.push_back(std::move(*decision.batch));
+      const uint64_t wake_ns = ask();
+      if (wake_ns == kAgain) {
         work_.notify_one();
-        poked_ = true;  // policies that plan ahead may have more
+        poked_ = true;
       }
-      report(outcomes);
+      report(outcomes, takers);
       if (ended_) return;
       if (poked_) continue;
-      if (decision.wake_ns == kNever) {
+      if (wake_ns == kNever) {
         while (!poked_) changed_.wait(mutex_);
       } else {
         const uint64_t later = base::host_now_ns();
-        const uint64_t sleep = decision.wake_ns > later ? decision.wake_ns - later : 0;
+        const uint64_t sleep = wake_ns > later ? wake_ns - later : 0;
         const auto until = std::chrono::steady_clock::now() +
                            std::chrono::nanoseconds(std::min<uint64_t>(sleep, 3'600'000'000'000ull));
         while (!poked_ && changed_.wait_until(mutex_, until)) {
@@ -286,8 +289,9 @@ class RequestServer::Impl {
     }
   }
 
+  // The thread that runs batches. It asks for the next one itself, so that the device does not wait until
+  // another thread has woken.
   void run_batches() {
-    std::vector<Answered> outcomes;
     std::vector<uint32_t> applications;
     BatchReport told;
     base::MutexLock lock(mutex_);
@@ -299,7 +303,7 @@ class RequestServer::Impl {
       if (!wait_for_start(batch)) {
         batcher_->rejected(batch.id, base::host_now_ns());
         --in_flight_;
-        poke();  // the decider reports the drops
+        poke();  // the decider answers the drops
         continue;
       }
       const uint64_t begin = base::host_now_ns();
@@ -331,15 +335,20 @@ class RequestServer::Impl {
       ++stats_.batches;
       stats_.batched_requests += batch.requests.size();
       stats_.busy_ns += took;
-      poke();
       for (RequestId id : batch.requests) {
         RequestOutcome outcome;
         outcome.id = id;
         outcome.status = status.code();
         outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
-        outcomes.push_back({outcome, {}});
+        outcome.finished_ns = end;
+        answers_.push_back(outcome);
+        if (!status.ok())
+          ++stats_.failed;
+        else
+          ++(end <= entries_.find(id)->second.deadline_ns ? stats_.in_time : stats_.late);
       }
-      report(outcomes);
+      poke();
+      if (waiting_.empty()) (void)ask();
     }
   }
 
@@ -375,6 +384,7 @@ class RequestServer::Impl {
   std::vector<Model> models_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<RequestId, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
   std::deque<Batch> waiting_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<RequestOutcome> answers_ GPUSHARE_GUARDED_BY(mutex_);  // due to their callers
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;

@@ -271,15 +271,17 @@ class Gpushare final : public BatcherBase {
       for (uint32_t i = 0; i < pending_.size(); ++i)
         if (pending_[i].rank <= cap) allowed_.push_back(i);
       const double cap_mean = known.applications[model.by_rank[cap]].mean_ns;
-      for (size_t s = 0; s < model.sizes.size() && model.sizes[s] <= allowed_.size(); ++s) {
+      // Large ones first: under load they are mostly the better, and then bound the rest.
+      for (size_t s = model.sizes.size(); s-- > 0;) {
         const uint32_t k = model.sizes[s];
+        if (k > allowed_.size()) continue;
         const double bears = model.bears_ns[cap * model.sizes.size() + s];
         size_t first = static_cast<size_t>(
             std::lower_bound(allowed_.begin(), allowed_.end(), bears,
                              [&](uint32_t i, double x) { return pending_[i].slack_ns < x; }) -
             allowed_.begin());
         if (first + k > allowed_.size()) {
-          if (k > 1) break;
+          if (k > 1) continue;
           first = allowed_.size() - 1;  // nobody can bear it: the one with the most slack may still be lucky
         }
         weigh(index, std::span(allowed_).subspan(first, k), bears, cap_mean, price);
