@@ -1,10 +1,13 @@
 // gpu_suite: measures and writes the result. Exit status: 0 also without a GPU, unless --require-gpu.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <ctime>
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <string>
 
 #include "measures.hpp"
@@ -44,7 +47,10 @@ int main(int argc, char** argv) {
   app.add_option("--json", json, "write the result as JSON to this file");
   app.add_option("--markdown", markdown, "write the result as a Markdown page to this file");
   app.add_option("--only", only, "numbers of the measurements to make, 1 to 7")->check(CLI::Range(1, 7));
+  std::string job;
+  app.add_option("--as-job", job, "of measurement 4")->group("");
   CLI11_PARSE(app, argc, argv);
+  if (!job.empty()) return run_as_job(job);
 
   Report report;
   std::unique_ptr<Driver> driver;
@@ -55,7 +61,9 @@ int main(int argc, char** argv) {
     return require_gpu ? 1 : 0;
   }
   Settings settings;
-  if (quick) settings = {3, 1u << 20, 20};
+  if (quick) settings = {3, 1u << 20, 20, 4, 1, ""};
+  char program[4096] = "";
+  if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) settings.program = program;
   report.device = driver->device_name();
   report.driver = driver->version();
   report.date = today();

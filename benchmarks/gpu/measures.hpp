@@ -1,11 +1,14 @@
 // measures.hpp: the measurements of the suite. Each adds rows to the report and throws on failure.
 //
 // Device work without kernels of our own is fills: they exist in every driver, run at the memory's speed and can be made as
-// long as wanted. What needs real kernels uses the networks of examples/training, where they were built.
+// long as wanted. What needs real kernels uses the networks of examples/training: cuBLAS and cuDNN on a GPU, and on the
+// stand-in the host's operations, which say nothing but that it all runs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "driver.hpp"
 #include "report.hpp"
@@ -16,6 +19,9 @@ struct Settings {
   int repeats = 21;
   uint64_t fill_bytes = 64u << 20;  // one piece of device work
   int iterations = 200;             // of a run that is timed as a whole
+  int batch = 64;                   // of the networks
+  int width = 4;
+  std::string program;  // this one, to be started again
 };
 
 // 1: lane alloc and free, beside cuMemAlloc and the stream-ordered allocator with a warmed pool.
@@ -24,13 +30,36 @@ void measure_allocation(const Driver& driver, const Settings& settings, Report& 
 void measure_iteration_overhead(const Driver& driver, const Settings& settings, Report& report);
 // 3: the device's idle gap where a lane goes on with another session, by enqueue depth.
 void measure_switch(const Driver& driver, const Settings& settings, Report& report);
-// 4: eight jobs under each policy, beside a plain stream each; fairness of three equal jobs that come and go.
+// 4: eight jobs under each policy, beside a plain stream each and a process each; fairness of three equal jobs that come and go.
 void measure_policies(const Driver& driver, const Settings& settings, Report& report);
 // 5: 42 inference models resident at once: the latency that they add at a low rate.
 void measure_many_models(const Driver& driver, const Settings& settings, Report& report);
 // 6: what a granule costs to create, map and unmap, by its size; a session's growth above its promise.
 void measure_virtual_memory(const Driver& driver, const Settings& settings, Report& report);
-// 7: a short job beside a heavy one, on a share of the SMs of its own and without.
+// 7: requests of a small network beside the training of a large one, on a share of the SMs of its own and without.
 void measure_partitions(const Driver& driver, const Settings& settings, Report& report);
+
+// The parts of 2, 3 and 5 that train and serve the networks of examples/training (measures_networks.cpp).
+void measure_network_overhead(const Driver& driver, const Settings& settings, Report& report);
+void measure_network_switch(const Driver& driver, const Settings& settings, Report& report);
+void measure_network_models(const Driver& driver, const Settings& settings, Report& report);
+
+// The part of 1 that needs a Python with PyTorch (torch.cpp).
+void measure_torch_allocation(const Settings& settings, const std::vector<uint64_t>& sizes, Report& report);
+// "64 KiB".
+inline std::string size_name(uint64_t bytes) {
+  return bytes >= (1u << 20) ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes >> 10) + " KiB";
+}
+
+// A job of measurement 4.
+struct FillJob {
+  int iterations;
+  int pieces;
+};
+// Each job in a process of its own: when each was done, in ms from the common start. Throws.
+std::vector<double> run_processes(const std::string& program, const std::vector<FillJob>& jobs,
+                                  uint64_t bytes);
+// What such a process does, given --as-job: says on stdout when it is ready and when it is done, starts when a line comes.
+int run_as_job(const std::string& job);
 
 }  // namespace gpushare::gpu_suite

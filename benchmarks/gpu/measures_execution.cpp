@@ -62,6 +62,7 @@ void measure_iteration_overhead(const Driver& driver, const Settings& settings, 
                  runtime.synchronize();
                }));
   }
+  measure_network_overhead(driver, settings, report);
 }
 
 void measure_switch(const Driver& driver, const Settings& settings, Report& report) {
@@ -123,15 +124,12 @@ void measure_switch(const Driver& driver, const Settings& settings, Report& repo
     report.add(group, "device idle where another session goes on" + at, "gpushare", "us", switches);
     if (!stays.empty()) report.add(group, "device idle where the same goes on" + at, "gpushare", "us", stays);
   }
+  measure_network_switch(driver, settings, report);
 }
 
 void measure_policies(const Driver& driver, const Settings& settings, Report& report) {
   const std::string group = "4 policies, eight jobs";
-  struct Job {
-    int iterations;
-    int pieces;
-  };
-  const std::vector<Job> jobs = {{60, 1}, {60, 2}, {30, 4}, {30, 8}, {15, 16}, {15, 2}, {8, 24}, {8, 1}};
+  const std::vector<FillJob> jobs = {{60, 1}, {60, 2}, {30, 4}, {30, 8}, {15, 16}, {15, 2}, {8, 24}, {8, 1}};
   const uint64_t bytes = settings.fill_bytes;
   const int repeats = std::max(3, settings.repeats / 5);
 
@@ -168,6 +166,17 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
   report.add(group, "makespan", "plain, a stream each", "ms", makespans);
   report.add(group, "mean completion", "plain, a stream each", "ms", completions);
 
+  makespans.clear();
+  completions.clear();
+  for (int r = 0; r <= repeats; ++r) {
+    const std::vector<double> done = run_processes(settings.program, jobs, bytes);
+    if (r == 0) continue;
+    makespans.push_back(*std::max_element(done.begin(), done.end()));
+    completions.push_back(std::accumulate(done.begin(), done.end(), 0.0) / static_cast<double>(done.size()));
+  }
+  report.add(group, "makespan", "time slicing, a process each", "ms", makespans);
+  report.add(group, "mean completion", "time slicing, a process each", "ms", completions);
+
   for (const char* policy : {"fifo", "srtf", "fair", "pack"}) {
     makespans.clear();
     completions.clear();
@@ -175,7 +184,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
       Runtime runtime = Runtime::open(
           {.device = "cuda:0", .policy = policy, .capacity_bytes = (64u << 20) + (jobs.size() + 2) * bytes});
       std::vector<Session> sessions;
-      for (const Job& job : jobs) {
+      for (const FillJob& job : jobs) {
         sessions.push_back(runtime.open_session({.persistent_bytes = 2u << 20,
                                                  .ephemeral_bytes = bytes,
                                                  .remaining = Nanoseconds(1000 * job.iterations * job.pieces),
@@ -251,7 +260,6 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     for (std::thread& thread : threads) thread.join();
   }
   report.add(group, "least service over the fair share, three equal jobs", "gpushare fair", "ratio", shares);
-  report.skip(group, "time slicing of separate processes", "not written");
 }
 
 void measure_many_models(const Driver& driver, const Settings& settings, Report& report) {
@@ -301,17 +309,7 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
     latencies.push_back(us_since(start));
   }
   report.add(group, "request of one of 42 resident models", "gpushare", "us", latencies);
-}
-
-void measure_partitions(const Driver& driver, const Settings& settings, Report& report) {
-  const std::string group = "7 SM partitions";
-  (void)settings;
-  if (driver.cuGreenCtxCreate == nullptr || driver.cuGreenCtxStreamCreate == nullptr) {
-    report.skip(group, "isolation of a short job beside a heavy one", "the driver has no green contexts");
-    return;
-  }
-  report.skip(group, "isolation of a short job beside a heavy one",
-              "fills use the copy path and not the SMs, and lanes cannot own partitions through the C ABI");
+  measure_network_models(driver, settings, report);
 }
 
 }  // namespace gpushare::gpu_suite

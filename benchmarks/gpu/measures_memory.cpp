@@ -6,14 +6,6 @@
 #include "measures.hpp"
 
 namespace gpushare::gpu_suite {
-namespace {
-
-std::string size_name(uint64_t bytes) {
-  return bytes >= (1u << 20) ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes >> 10) + " KiB";
-}
-
-}  // namespace
-
 void measure_allocation(const Driver& driver, const Settings& settings, Report& report) {
   const std::string group = "1 allocation";
   constexpr int kCalls = 100;
@@ -70,6 +62,8 @@ void measure_allocation(const Driver& driver, const Settings& settings, Report& 
                  stream.synchronize();
                }));
   }
+  measure_torch_allocation(
+      settings, {uint64_t{1} << 10, uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{16} << 20}, report);
 }
 
 void measure_virtual_memory(const Driver& driver, const Settings& settings, Report& report) {

@@ -48,7 +48,7 @@ std::string Report::table() const {
   char line[256];
   for (const Row& row : rows_) {
     if (row.group != group) text += "\n" + (group = row.group) + "\n";
-    std::snprintf(line, sizeof(line), "  %-48s %-22s %12s %-6s [%s, %s] n=%llu\n", row.what.c_str(),
+    std::snprintf(line, sizeof(line), "  %-68s %-29s %10s %-7s [%s, %s] n=%llu\n", row.what.c_str(),
                   row.by.c_str(), number(row.figure.median).c_str(), row.unit.c_str(),
                   number(row.figure.low).c_str(), number(row.figure.high).c_str(),
                   static_cast<unsigned long long>(row.figure.samples));

@@ -14,10 +14,6 @@
 namespace training {
 namespace {
 
-Scratch scratch_of(gpushare::Iteration& iteration) {
-  return [&iteration](size_t bytes) { return static_cast<void*>(iteration.alloc<char>(bytes)); };
-}
-
 gpushare::Address address_of(const void* pointer) {
   return static_cast<gpushare::Address>(reinterpret_cast<uintptr_t>(pointer));
 }
@@ -28,6 +24,10 @@ gpushare::SessionOptions with_persistent(gpushare::SessionOptions options, size_
 }
 
 }  // namespace
+
+Scratch scratch_of(gpushare::Iteration& iteration) {
+  return [&iteration](size_t bytes) { return static_cast<void*>(iteration.alloc<char>(bytes)); };
+}
 
 Job::Job(gpushare::Runtime& runtime, JobOptions options, std::unique_ptr<Math<float>> math)
     : trainer_(options.trainer, std::move(math)) {
@@ -106,9 +106,7 @@ double distance(const std::vector<float>& losses, const std::vector<double>& ref
   return most;
 }
 
-std::unique_ptr<Math<float>> make_math(const gpushare::Runtime& runtime, const std::string& kind,
-                                       bool allow_tf32) {
-  const std::string device = runtime.info().device;
+std::unique_ptr<Math<float>> make_math(const std::string& device, const std::string& kind, bool allow_tf32) {
   const bool gpu = device.rfind("cuda", 0) == 0;
   if (kind == "host" || (kind == "auto" && !gpu)) return std::make_unique<HostMath<float>>();
   if (kind != "auto" && kind != "cuda")

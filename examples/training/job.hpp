@@ -23,6 +23,9 @@ class StreamQueue final : public Queue {
   gpushare::Stream stream_;
 };
 
+// The iteration's ephemeral blocks.
+Scratch scratch_of(gpushare::Iteration& iteration);
+
 struct JobOptions {
   TrainerOptions trainer;
   gpushare::SessionOptions session;  // persistent_bytes is filled in; ephemeral_bytes 0: gpushare measures it
@@ -44,7 +47,7 @@ class Job {
   // The losses of the steps so far (the last kept_losses); waits for them.
   std::vector<float> losses();
   gpushare::Session& session() { return session_; }
-  const Trainer<float>& trainer() const { return trainer_; }
+  Trainer<float>& trainer() { return trainer_; }
 
  private:
   gpushare::Session session_;
@@ -60,7 +63,10 @@ double distance(const std::vector<float>& losses, const std::vector<double>& ref
 // The operations for a device: on a GPU those of cuBLAS and cuDNN, from the library beside this program
 // (libtraining_cuda.so, or the path in GPUSHARE_TRAINING_CUDA); elsewhere the host's. `kind`: "auto", "host" or
 // "cuda". Throws std::runtime_error with the reason when it cannot be had.
-std::unique_ptr<Math<float>> make_math(const gpushare::Runtime& runtime, const std::string& kind,
+std::unique_ptr<Math<float>> make_math(const std::string& device, const std::string& kind,
                                        bool allow_tf32 = false);
+inline std::unique_ptr<Math<float>> make_math(const gpushare::Runtime& runtime, const std::string& kind) {
+  return make_math(runtime.info().device, kind);
+}
 
 }  // namespace training

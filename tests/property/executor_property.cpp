@@ -403,6 +403,16 @@ TEST_CASE("random sessions, policies and failures keep the invariants") {
   for (uint64_t run = 0; run < kRuns; ++run) Driver(setup, seed + run).run(steps() / kRuns / 2);
 }
 
+// Not run by default: the device that GPUSHARE_EXECUTOR_SPEC names, for scripts/gpu-suite.
+TEST_CASE("named device", "[.]") {
+  const char* spec = std::getenv("GPUSHARE_EXECUTOR_SPEC");
+  REQUIRE(spec != nullptr);
+  const uint64_t seed = test::seed();
+  INFO("seed " << seed << ", GPUSHARE_TEST_SEED repeats it");
+  for (const memory::Layout layout : {memory::Layout::kVirtual, memory::Layout::kContiguous})
+    Driver({spec, layout}, seed).run(steps() / 16);
+}
+
 // Invariant 7, on virtual time: sessions of unlike iterations, always backlogged in one lane. With one
 // iteration in flight at a time each function knows exactly what everybody has received when it starts.
 TEST_CASE("fair: service of backlogged sessions in a lane differs by at most two of the longest iterations") {
