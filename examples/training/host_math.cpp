@@ -166,9 +166,14 @@ void for_each_product(const Convolution& s, const Body& body) {
               if (iy < 0 || iy >= s.size) continue;
               const int64_t to = ((static_cast<int64_t>(n) * s.out_channels + o) * out + y) * out;
               const int64_t from = ((static_cast<int64_t>(n) * s.in_channels + c) * s.size + iy) * s.size;
-              for (int x = 0; x < out; ++x) {
-                const int ix = x * s.stride + kx - s.padding;
-                if (ix >= 0 && ix < s.size) body(to + x, from + ix, weight);
+              // Where the input lies inside the image.
+              const int shift = kx - s.padding;
+              const int first = shift < 0 ? (-shift + s.stride - 1) / s.stride : 0;
+              const int end = std::min(out, (s.size - 1 - shift) / s.stride + 1);
+              if (s.stride == 1) {
+                for (int x = first; x < end; ++x) body(to + x, from + shift + x, weight);
+              } else {
+                for (int x = first; x < end; ++x) body(to + x, from + shift + x * s.stride, weight);
               }
             }
           }
