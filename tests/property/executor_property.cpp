@@ -113,6 +113,7 @@ class Driver {
     options.max_lanes = static_cast<uint32_t>(uniform(random_, 1, 4));
     options.enqueue_depth = static_cast<uint32_t>(uniform(random_, 1, 4));
     runtime_ = open_runtime(std::move(options));
+    partitions_ = runtime_->device().can(GPUSHARE_DEVICE_CAP_PARTITIONS);
     // Until it is paid back by close_all, the device's first state.
   }
 
@@ -188,6 +189,7 @@ class Driver {
     options.allow_spill = draw(0, 7) == 0;
     options.plan_iterations = draw(0, 3) == 0;
     options.iterations_total = draw(0, 50);
+    if (partitions_ && draw(0, 3) == 0) options.compute_units = static_cast<uint32_t>(draw(1, 136));
     auto session = runtime_->open_session(options);
     if (!session.ok()) {
       const int32_t code = session.status().code();
@@ -392,6 +394,7 @@ class Driver {
   std::vector<std::unique_ptr<ClaimStep>> steps_;
   Ledger ledger_;
   uint64_t works_ = 0, claims_ = 0;
+  bool partitions_ = false;
   std::string failure_;
 };
 
