@@ -1,6 +1,7 @@
 // measure_transmission [copy_gbps] [rounds]: time to first output of a model that is sent to the host device
 // over a capped link while its layers execute, by the optimal groups, per layer, and unpipelined (one shot).
-// Execution is a host function that takes a given time without using a core, as a GPU would.
+// Execution is a host function that takes a given time without using a core, as a GPU would
+// (execution.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "execution.hpp"
 #include "loader/transmission.hpp"
 #include "model_sizes.hpp"
 
@@ -30,20 +32,25 @@ struct Run {
 
   // Milliseconds from the first copy's request until the last layer has executed.
   base::Result<double> operator()(const std::vector<uint32_t>& ends) const {
-    std::vector<std::chrono::nanoseconds> times;
-    times.reserve(ends.size());
+    std::vector<bench::Execution> executions;
+    executions.reserve(ends.size());
+    uint64_t lane_free_ns = 0;
     const uint64_t begin_ns = base::host_now_ns();
     GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<loader::Transmission> transmission,
                               loader::Transmission::start(device, link, image, block, ends));
+    const uint64_t sent_ns = base::host_now_ns();
     uint32_t first = 0;
-    for (const uint32_t end : ends) {
+    for (size_t group = 0; group < ends.size(); ++group) {
+      const uint32_t end = ends[group];
       double execute_ms = 0;
       for (uint32_t i = first; i < end; ++i) execute_ms += layers[i].execute_ms;
-      times.emplace_back(static_cast<int64_t>(execute_ms * 1e6));
+      executions.push_back(
+          {&lane_free_ns, static_cast<uint64_t>(execute_ms * 1e6), [&transmission, group, sent_ns] {
+             const auto after_ns = transmission->arrived_ns(group);
+             return sent_ns + (after_ns.ok() ? *after_ns : 0);
+           }});
       GPUSHARE_RETURN_IF_ERROR(transmission->make_usable(first, end, lane));
-      GPUSHARE_RETURN_IF_ERROR(lane.launch_host(
-          [](void* time) { std::this_thread::sleep_for(*static_cast<std::chrono::nanoseconds*>(time)); },
-          &times.back()));
+      GPUSHARE_RETURN_IF_ERROR(lane.launch_host(bench::Execution::run, &executions.back()));
       first = end;
     }
     GPUSHARE_RETURN_IF_ERROR(lane.synchronize());

@@ -92,6 +92,34 @@ base::Result<std::vector<ModelLayer>> read_model_layers(const std::string& path)
   return layers;
 }
 
+base::Status apply_order(std::string_view text, const std::string& file, std::vector<ModelLayer>* layers) {
+  std::unordered_map<std::string_view, size_t> index_of;
+  for (size_t i = 0; i < layers->size(); ++i) index_of.emplace((*layers)[i].name, i);
+  std::vector<bool> named(layers->size(), false);
+  std::vector<ModelLayer> ordered;
+  for (size_t line = 1; !text.empty(); ++line) {
+    const size_t end = text.find('\n');
+    std::string_view name = text.substr(0, end);
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+    if (!name.empty() && name.back() == '\r') name.remove_suffix(1);
+    if (name.empty() || name.front() == '#') continue;
+    const auto entry = index_of.find(name);
+    if (entry == index_of.end())
+      return bad_field(file, line, "layer", std::string(name), "the model has no layer of that name");
+    if (named[entry->second])
+      return bad_field(file, line, "layer", std::string(name), "name each layer once");
+    named[entry->second] = true;
+    ordered.push_back((*layers)[entry->second]);
+  }
+  for (size_t i = 0; i < named.size(); ++i)
+    if (!named[i])
+      return {GPUSHARE_MALFORMED_INPUT,
+              base::format("%s: does not name layer '%s'; all %zu layers of the model need a line",
+                           file.c_str(), (*layers)[i].name.c_str(), layers->size())};
+  *layers = std::move(ordered);
+  return {};
+}
+
 base::Result<std::vector<double>> parse_execution_times(std::string_view text, const std::string& file,
                                                         const std::vector<ModelLayer>& layers) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::vector<sim::CsvRow> rows,

@@ -25,6 +25,10 @@ base::Result<std::vector<ModelLayer>> parse_layer_csv(std::string_view text, con
 // its bytes. Errors: NOT_FOUND, IO_ERROR, MALFORMED_INPUT; INVALID_ARGUMENT for another kind of file.
 base::Result<std::vector<ModelLayer>> read_model_layers(const std::string& path);
 
+// Puts `layers` into the order of `text`: a layer's name a line, blank lines and what follows a '#' at a line's
+// beginning left out. Every layer must be named, once. Errors: MALFORMED_INPUT naming file, line and name.
+base::Status apply_order(std::string_view text, const std::string& file, std::vector<ModelLayer>* layers);
+
 // CSV with the header `layer,exec_ms`, each layer of the model once, in any order. Returns milliseconds in
 // the model's order. Errors: MALFORMED_INPUT as above.
 base::Result<std::vector<double>> parse_execution_times(std::string_view text, const std::string& file,

@@ -13,6 +13,7 @@
 #include "cli/model_file.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
+#include "loader/checksum.hpp"
 #include "loader/grouping.hpp"
 #include "sim/csv.hpp"
 
@@ -170,7 +171,9 @@ class PlanCommand final : public Command {
   const char* help() const override {
     return "Model files: a CSV with the header layer,type,megabytes (2^20 bytes each), layers in execution "
            "order; a\n"
-           ".safetensors file or .safetensors.index.json, each tensor a layer, in the order of its bytes.\n"
+           ".safetensors file or .safetensors.index.json, each tensor a layer, in the order of its bytes. "
+           "--order "
+           "names another.\n"
            "\n"
            "The model of time: one transmission costs --call-overhead-us and its bytes over the bandwidth; a "
            "group executes\n"
@@ -204,11 +207,16 @@ class PlanCommand final : public Command {
         ->type_name("C")
         ->required();
     app.add_option("--exec-ms", exec_file_, "CSV of execution times: layer,exec_ms")->type_name("FILE");
+    app.add_option("--order", order_file_, "Execution order: a layer's name a line [order of the model file]")
+        ->type_name("FILE");
     app.add_option("--resident", resident_, "The first N layers are on the device already [0]")
         ->type_name("N");
     app.add_option("--group-cap", group_cap_, "Most bytes of a group; a larger layer is alone [no cap]")
         ->type_name("SIZE");
     json_.declare(app);
+    app.add_option("--checksums", checksums_,
+                   "Also writes the CRC-32C of each tensor of a .safetensors model, for loaders that verify")
+        ->type_name("FILE");
     app.add_option("--timeline", timeline_, "Picture of the pipeline: a Chrome trace, opens in Perfetto")
         ->type_name("FILE");
   }
@@ -227,7 +235,16 @@ class PlanCommand final : public Command {
     }
     GPUSHARE_RETURN_IF_ERROR(json_.check());
     if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(check_writable(timeline_, "--timeline"));
+    if (!checksums_.empty()) {
+      GPUSHARE_RETURN_IF_ERROR(check_writable(checksums_, "--checksums"));
+      GPUSHARE_ASSIGN_OR_RETURN(const std::string sums, loader::checksums_of(model_));
+      GPUSHARE_RETURN_IF_ERROR(write_file(checksums_, sums));
+    }
     GPUSHARE_ASSIGN_OR_RETURN(plan.layers, read_model_layers(model_));
+    if (!order_file_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(const std::string order, sim::read_text(order_file_));
+      GPUSHARE_RETURN_IF_ERROR(apply_order(order, order_file_, &plan.layers));
+    }
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t resident,
                               parse_count("--resident", resident_, plan.layers.size()));
     plan.costs.resident_layers = static_cast<uint32_t>(resident);
@@ -269,6 +286,8 @@ class PlanCommand final : public Command {
   std::string call_overhead_;
   std::string group_overhead_;
   std::string exec_file_;
+  std::string order_file_;
+  std::string checksums_;
   std::string resident_ = "0";
   std::string group_cap_;
   std::string timeline_;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/checksum.hpp"
 
+#include <algorithm>
 #include <boost/crc.hpp>
 #include <cstring>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #endif
 
 #include "loader/file.hpp"
+#include "loader/safetensors.hpp"
 
 namespace gpushare::loader {
 namespace {
@@ -88,6 +91,32 @@ base::Result<Checksums> read_checksums(const std::string& path) {
   std::string text(file.size(), '\0');
   GPUSHARE_RETURN_IF_ERROR(file.read_at(0, text.data(), text.size()));
   return parse_checksums(text, path);
+}
+
+base::Result<std::string> checksums_of(const std::string& model_path) {
+  GPUSHARE_ASSIGN_OR_RETURN(const ModelFiles model, read_model(model_path));
+  std::vector<File> files;
+  for (const std::string& path : model.paths) {
+    GPUSHARE_ASSIGN_OR_RETURN(File file, File::open(path));
+    files.push_back(std::move(file));
+  }
+  std::vector<char> buffer(8u << 20);
+  std::string out;
+  for (const Tensor& tensor : model.tensors) {
+    if (tensor.name.find('\n') != std::string::npos || tensor.name.find('\r') != std::string::npos)
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          model_path + ": a tensor's name has a line break, which a list of checksums cannot hold");
+    uint32_t sum = 0;
+    for (uint64_t at = tensor.file_begin; at < tensor.file_end;) {
+      const uint64_t step = std::min<uint64_t>(buffer.size(), tensor.file_end - at);
+      GPUSHARE_RETURN_IF_ERROR(files[tensor.file].read_at(at, buffer.data(), step));
+      sum = crc32c(sum, buffer.data(), step);
+      at += step;
+    }
+    out += base::format("%08x ", sum) + tensor.name + '\n';
+  }
+  return out;
 }
 
 }  // namespace gpushare::loader

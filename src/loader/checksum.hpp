@@ -22,5 +22,8 @@ using Checksums = std::unordered_map<std::string, uint32_t>;
 base::Result<Checksums> parse_checksums(std::string_view text, const std::string& where);
 // Errors: also IO_ERROR; MALFORMED_INPUT above 100 MB.
 base::Result<Checksums> read_checksums(const std::string& path);
+// The list for a model: a .safetensors file or an index. Reads all of it. Errors: read_model's; IO_ERROR;
+// INVALID_ARGUMENT for a tensor whose name has a line break.
+base::Result<std::string> checksums_of(const std::string& model_path);
 
 }  // namespace gpushare::loader

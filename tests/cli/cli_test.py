@@ -563,6 +563,33 @@ class PlanModel(ToolTest):
         (self.folder / "one.safetensors").write_bytes(b"\xff" * 20)
         self.refused(["plan", "--model", "one.safetensors", *self.COSTS], "one.safetensors")
 
+    def test_order_and_checksums(self):
+        self.safetensors("one.safetensors", [("x", 9), ("y", 2000)])
+        order = self.file("order.txt", "# execution order\ny\n\nx\n")
+        plan = self.plan("--order", order, "--checksums", "sums", "--group-cap", "1", model="one.safetensors")
+        self.assertEqual([g["bytes"] for g in plan["groups"]], [2000, 9])
+        sums = (self.folder / "sums").read_text().splitlines()
+        self.assertEqual([line.split()[1] for line in sums], ["x", "y"])
+        self.assertEqual(sums[0], "bbe568a3 x")  # CRC-32C of nine zeros
+        base = ["plan", "--model", "one.safetensors", *self.COSTS]
+        self.refused([*base, "--order", self.file("o.txt", "x\nz\n")], "o.txt:2", "'z'", "no layer")
+        self.refused([*base, "--order", self.file("o.txt", "x\nx\n")], "o.txt:2", "once")
+        self.refused([*base, "--order", self.file("o.txt", "x\n")], "o.txt", "'y'")
+        self.refused([*base, "--order", "nowhere.txt"], "nowhere.txt")
+        self.refused([*base, "--checksums", "no/such/folder/s"], "--checksums")
+        self.refused(["plan", "--model", self.MODEL, *self.COSTS, "--checksums", "s"], "cnn.csv")
+
+    def test_a_full_disk_is_told(self):
+        for option in ("--json", "--timeline"):
+            outcome = self.tool("plan", "--model", self.MODEL, *self.COSTS, option, "/dev/full")
+            self.assertNotEqual(outcome.code, 0, option)
+            self.assertIn("/dev/full", outcome.err)
+        with open("/dev/full", "w") as full:
+            command = [OPTIONS.tool, "plan", "--model", self.MODEL, *map(str, self.COSTS)]
+            outcome = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=self.folder, check=False)
+        self.assertEqual(outcome.returncode, 1)
+        self.assertIn("No space left", outcome.stderr)
+
     def test_bad_input_names_what_is_allowed(self):
         base = ["plan", "--model", self.MODEL]
         self.refused(base, "--bandwidth-gbs")

@@ -28,18 +28,17 @@ base::Status lost() {
 
 }  // namespace
 
-void Bus::copy(char* destination, const char* source, uint64_t bytes) {
+uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns) {
   if (!capped()) {
     std::memmove(destination, source, bytes);
-    return;
+    return base::host_now_ns();
   }
   uint64_t start = 0;
   {
     base::MutexLock lock(mutex_);
     const uint64_t ticket = next_ticket_++;
     while (serving_ != ticket) turn_changed_.wait(mutex_);
-    const uint64_t now = base::host_now_ns();
-    start = now > free_at_ns_ + kCreditNs ? now : free_at_ns_;
+    start = std::max(ready_ns, free_at_ns_);
   }
   // About a millisecond of bus at a time, so that the bytes arrive evenly.
   const uint64_t chunk = std::clamp<uint64_t>(static_cast<uint64_t>(bytes_per_ns_ * 1e6), 64 << 10, 16 << 20);
@@ -55,6 +54,7 @@ void Bus::copy(char* destination, const char* source, uint64_t bytes) {
   free_at_ns_ = due;
   ++serving_;
   turn_changed_.notify_all();
+  return due;
 }
 
 Stream::~Stream() {
@@ -74,7 +74,11 @@ bool Stream::runs_inline(const Op& op) const {
 base::Status Stream::enqueue(Op op) {
   base::MutexLock lock(mutex_);
   if (!error_.ok()) return error_;
-  if (runs_inline(op)) return execute(op);
+  if (runs_inline(op)) {
+    uint64_t end_ns = 0;
+    return execute(op, end_ns);
+  }
+  if (op.bus != nullptr && op.bus->capped()) op.enqueued_ns = base::host_now_ns();
   return push(std::move(op));
 }
 
@@ -99,6 +103,7 @@ void Stream::run() {
   prctl(PR_SET_TIMERSLACK, 1'000ul, 0, 0, 0);
   prctl(PR_SET_NAME, "gpushare-stream", 0, 0, 0);
   t_running = this;
+  uint64_t end_ns = 0;  // when the op before was done; before this thread noticed, if it was a capped copy
   base::MutexLock lock(mutex_);
   for (;;) {
     while (queue_.empty() && !stopping_) {
@@ -114,16 +119,17 @@ void Stream::run() {
       const bool failed = !error_.ok();
       lock.unlock();
       if (op.kind == Op::Kind::kRecord) {
-        if (op.event != nullptr) op.event->pass(op.sequence);
+        if (op.event != nullptr) op.event->pass(op.sequence, std::max(end_ns, op.enqueued_ns));
       } else if (device_lost_.load(std::memory_order_acquire)) {
         status = lost();
       } else if (!failed) {
         const uint64_t start = base::host_now_ns();
-        status = execute(op);
+        status = execute(op, end_ns);
         const double factor = slow_factor_.load(std::memory_order_relaxed);
         if (factor > 1.0 && op.kind != Op::Kind::kWait) {
           const double spent = static_cast<double>(base::host_now_ns() - start);
           sleep_until_ns(start + static_cast<uint64_t>(spent * factor));
+          end_ns = base::host_now_ns();
         }
       }
       // The op goes before the lock comes back: it may hold the last reference to another stream or event.
@@ -139,14 +145,20 @@ void Stream::run() {
   }
 }
 
-base::Status Stream::execute(const Op& op) {
+base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
+  if (op.kind == Op::Kind::kCopy && op.bus != nullptr) {
+    end_ns = op.bus->copy(op.destination, op.source, op.bytes, std::max(op.enqueued_ns, end_ns));
+    return {};
+  }
+  const base::Status status = perform(op);
+  end_ns = base::host_now_ns();
+  return status;
+}
+
+base::Status Stream::perform(const Op& op) {
   switch (op.kind) {
     case Op::Kind::kCopy:
-      if (op.bus != nullptr) {
-        op.bus->copy(op.destination, op.source, op.bytes);
-      } else {
-        std::memmove(op.destination, op.source, op.bytes);
-      }
+      std::memmove(op.destination, op.source, op.bytes);
       return {};
     case Op::Kind::kFill:
       std::memset(op.destination, op.value, op.bytes);
@@ -228,7 +240,10 @@ base::Status Event::record(Stream& stream) {
     Op op;
     op.kind = Op::Kind::kRecord;
     op.sequence = records_ + 1;
-    if (timing_) op.event = shared_from_this();
+    if (timing_) {
+      op.event = shared_from_this();
+      op.enqueued_ns = base::host_now_ns();
+    }
     GPUSHARE_RETURN_IF_ERROR(stream.push(std::move(op)));
     time_ns_ = 0;
   } else if (timing_) {
@@ -240,9 +255,9 @@ base::Status Event::record(Stream& stream) {
   return {};
 }
 
-void Event::pass(uint64_t record) {
+void Event::pass(uint64_t record, uint64_t time_ns) {
   base::MutexLock lock(mutex_);
-  if (record == records_) time_ns_ = base::host_now_ns();
+  if (record == records_) time_ns_ = time_ns;
 }
 
 Event::Point Event::point() {

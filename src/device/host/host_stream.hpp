@@ -26,18 +26,17 @@ class Event;
 class Stream;
 
 // One direction between host and device: copies take turns in the order they come and last at least bytes /
-// bandwidth. Up to kCreditNs of lateness of the sleeping threads is made up for, so that short copies in a
-// row keep the bandwidth.
+// bandwidth. A bus does not lose time because a thread woke late: a copy begins, on paper, when it could have,
+// and what its thread is late is made up for by sleeping less.
 class Bus {
  public:
   // 0 = no cap: copies then run side by side at memcpy's speed.
   explicit Bus(double gigabytes_per_s) : bytes_per_ns_(gigabytes_per_s) {}
   bool capped() const { return bytes_per_ns_ > 0; }
-  // Blocks until it is done.
-  void copy(char* destination, const char* source, uint64_t bytes);
+  // Blocks until it is done. `ready_ns`: since when it could have begun. Returns when it was done, on paper.
+  uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns);
 
  private:
-  static constexpr uint64_t kCreditNs = 200'000;
   const double bytes_per_ns_;
   base::Mutex mutex_;
   base::ConditionVariable turn_changed_;
@@ -60,6 +59,7 @@ struct Op {
   std::shared_ptr<Event> event;    // kRecord of a timing event
   std::shared_ptr<Stream> stream;  // kWait: until `stream` has completed `sequence` ops
   uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
+  uint64_t enqueued_ns = 0;        // of capped copies and records of timing events
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
@@ -94,7 +94,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   base::Status push(Op op) GPUSHARE_REQUIRES(mutex_);
   bool runs_inline(const Op& op) const GPUSHARE_REQUIRES(mutex_);
   void run();
-  base::Status execute(const Op& op);
+  // `end_ns`: when the op before was done; set to when this one was.
+  base::Status execute(const Op& op, uint64_t& end_ns);
+  base::Status perform(const Op& op);
   bool on_own_thread() const;
 
   Device& device_;
@@ -126,8 +128,8 @@ class Event : public std::enable_shared_from_this<Event> {
   // Makes work enqueued later on `stream` wait for this event.
   base::Status make_wait(Stream& stream);
   static base::Result<uint64_t> elapsed(Event& start, Event& end);
-  // Called by the stream's thread when record number `record` is passed.
-  void pass(uint64_t record);
+  // Called by the stream's thread when record number `record` is passed, at `time_ns`.
+  void pass(uint64_t record, uint64_t time_ns);
 
  private:
   struct Point {

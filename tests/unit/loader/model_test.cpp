@@ -20,12 +20,11 @@ TEST_CASE("a model is loaded into a session and usable layer by layer on its fir
     Loading on(setup);
     const auto image = on.image("m", 12, 40'000, 3);
     const auto session = test::open_session(*on.runtime, test::need("s", image->bytes(), kMiB));
-    std::atomic<uint32_t> groups{0};
+    std::atomic<uint32_t> groups{0}, out_of_order{0};
     loader::LoadOptions options;
     options.ends = {1, 5, 12};
     options.on_group = [&](size_t group, uint32_t first, uint32_t end) {
-      CHECK(group == groups.load());
-      CHECK(first < end);
+      if (group != groups.load() || first >= end) ++out_of_order;
       ++groups;
       if (group == 1) throw std::runtime_error("a callback may throw");
     };
@@ -52,6 +51,7 @@ TEST_CASE("a model is loaded into a session and usable layer by layer on its fir
     CHECK(*(*model)->arrived(0));
     CHECK((*model)->arrived_ns(2).ok());
     CHECK(groups == 3);
+    CHECK(out_of_order == 0);
     const auto block = on.runtime->find((*model)->address(0));
     REQUIRE(block.ok());
     CHECK(block->kind == memory::Kind::kModel);

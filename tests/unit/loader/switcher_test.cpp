@@ -242,7 +242,7 @@ TEST_CASE("loading that fails leaves the member on standby and the switcher whol
 }
 
 TEST_CASE("a lost device is told to everybody, and everything closes") {
-  for (uint64_t call = 1; call <= 40; call += 3) {
+  for (uint64_t call = 1; call <= 40; call += 9) {
     Switching on(test::kSetups[0], 16 * kMiB);
     const loader::MemberId a = on.add(1), b = on.add(2), c = on.add(3);
     REQUIRE(on.run(a, 1) == "");

@@ -1,0 +1,223 @@
+// What files do to those who read them: short reads, interruptions, errors, replacement and truncation while they
+// are read, damage of every kind. Reads go through a stand-in for pread.
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/file.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "loader/checksum.hpp"
+#include "loader/image.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+using loader::ReadOptions;
+
+namespace {
+
+struct Folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("gpushare-file-" + std::to_string(::getpid()));
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() {
+    loader::set_read_function(nullptr);
+    std::filesystem::remove_all(path);
+  }
+  std::string write(const std::string& name, const std::string& content) const {
+    std::ofstream(path / name, std::ios::binary) << content;
+    return (path / name).string();
+  }
+};
+
+// A safetensors file of two tensors of `bytes` bytes each.
+std::string model_text(size_t bytes, char fill = 'x') {
+  const std::string json = base::format(
+      R"({"a":{"dtype":"U8","shape":[%zu],"data_offsets":[0,%zu]},"b":{"dtype":"U8","shape":[%zu],"data_offsets":[%zu,%zu]}})",
+      bytes, bytes, bytes, bytes, 2 * bytes);
+  std::string out(8, '\0');
+  for (size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(json.size() >> (8 * i));
+  out += json;
+  for (size_t i = 0; i < 2 * bytes; ++i) out += static_cast<char>(fill + static_cast<char>(i % 90));
+  return out;
+}
+
+std::atomic<uint64_t> calls{0};
+std::atomic<uint64_t> act_at{0};
+std::string act_path;
+
+// Every third call is interrupted, every other reads seven bytes at most.
+ssize_t fitful(int descriptor, void* out, size_t bytes, off_t offset) {
+  const uint64_t call = ++calls;
+  if (call % 3 == 0) {
+    errno = EINTR;
+    return -1;
+  }
+  return ::pread(descriptor, out, call % 2 == 0 ? std::min<size_t>(bytes, 7) : bytes, offset);
+}
+
+ssize_t broken(int descriptor, void* out, size_t bytes, off_t offset) {
+  if (++calls == act_at) {
+    errno = EIO;
+    return -1;
+  }
+  return ::pread(descriptor, out, bytes, offset);
+}
+
+ssize_t replacing(int descriptor, void* out, size_t bytes, off_t offset) {
+  if (++calls == act_at) {
+    std::ofstream(act_path + ".new", std::ios::binary) << model_text(20'000, 'A');
+    std::filesystem::rename(act_path + ".new", act_path);
+  }
+  return ::pread(descriptor, out, bytes, offset);
+}
+
+ssize_t truncating(int descriptor, void* out, size_t bytes, off_t offset) {
+  if (++calls == act_at) std::filesystem::resize_file(act_path, 30'000);
+  return ::pread(descriptor, out, bytes, offset);
+}
+
+struct Reading {
+  Reading() : device(*device::Device::open("host")), pool(*device, 64 << 10) {
+    options.read_bytes = 4096;
+    options.reads_in_flight = 2;
+  }
+  base::Result<std::shared_ptr<const loader::Image>> load(const std::string& path) {
+    calls = 0;
+    return loader::load_image(pool, path, options);
+  }
+  std::unique_ptr<device::Device> device;
+  loader::ChunkPool pool;
+  ReadOptions options;
+};
+
+}  // namespace
+
+TEST_CASE("short reads and interruptions change nothing") {
+  const Folder folder;
+  const std::string path = folder.write("m.safetensors", model_text(500));
+  Reading reading;
+  for (const auto how : {ReadOptions::Path::kBuffered, ReadOptions::Path::kDirect, ReadOptions::Path::kAuto}) {
+    reading.options.path = how;
+    loader::set_read_function(fitful);
+    const auto image = reading.load(path);
+    loader::set_read_function(nullptr);
+    INFO(image.status().to_string());
+    REQUIRE(image.ok());
+    CHECK(calls > 6);
+    for (const auto& piece : (*image)->pieces(0, 500))
+      for (size_t i = 0; i < piece.bytes; ++i)
+        if (piece.host[i] != static_cast<char>('x' + static_cast<char>(i % 90))) FAIL("byte " << i);
+  }
+}
+
+TEST_CASE("an error of the disk is told with its name, wherever it strikes") {
+  const Folder folder;
+  const std::string path = folder.write("m.safetensors", model_text(20'000));
+  Reading reading;
+  loader::set_read_function(broken);
+  for (act_at = 1; act_at <= 12; ++act_at) {
+    const auto image = reading.load(path);
+    REQUIRE_FALSE(image.ok());
+    CHECK(image.status().code() == GPUSHARE_IO_ERROR);
+    CHECK(image.status().native_code() == EIO);
+    CHECK(image.status().message().find(path) != std::string::npos);
+  }
+  act_at = 0;
+  CHECK(reading.load(path).ok());
+}
+
+TEST_CASE("a file replaced while it is read is noticed, and the next load has the new one") {
+  const Folder folder;
+  Reading reading;
+  for (uint64_t at = 3; at <= 11; at += 2) {
+    act_path = folder.write("m.safetensors", model_text(20'000, 'a'));
+    act_at = at;
+    loader::set_read_function(replacing);
+    const auto image = reading.load(act_path);
+    loader::set_read_function(nullptr);
+    REQUIRE_FALSE(image.ok());
+    CHECK(image.status().code() == GPUSHARE_IO_ERROR);
+    CHECK(image.status().message().find("replaced") != std::string::npos);
+    const auto again = reading.load(act_path);
+    REQUIRE(again.ok());
+    CHECK((*again)->pieces(0, 1)[0].host[0] == 'A');
+  }
+}
+
+TEST_CASE("a file truncated while it is read, or before, is refused") {
+  const Folder folder;
+  Reading reading;
+  for (uint64_t at = 3; at <= 6; ++at) {
+    act_path = folder.write("m.safetensors", model_text(20'000));
+    act_at = at;
+    loader::set_read_function(truncating);
+    const auto image = reading.load(act_path);
+    loader::set_read_function(nullptr);
+    REQUIRE_FALSE(image.ok());
+    const int32_t code = image.status().code();
+    CHECK((code == GPUSHARE_MALFORMED_INPUT || code == GPUSHARE_IO_ERROR));
+  }
+  const std::string whole = model_text(700);
+  for (size_t length = 0; length < whole.size(); length += length < 200 ? 1 : 97) {
+    const auto image = reading.load(folder.write("short.safetensors", whole.substr(0, length)));
+    REQUIRE_FALSE(image.ok());
+    CHECK(image.status().code() == GPUSHARE_MALFORMED_INPUT);
+  }
+  // A shard that is missing, or is not the one that the index means.
+  const std::string index =
+      folder.write("m.safetensors.index.json", R"({"weight_map":{"a":"s.safetensors","b":"s.safetensors"}})");
+  CHECK(reading.load(index).status().code() == GPUSHARE_IO_ERROR);
+  (void)folder.write("s.safetensors", "nonsense");
+  CHECK(reading.load(index).status().code() == GPUSHARE_MALFORMED_INPUT);
+  (void)folder.write("s.safetensors", model_text(100));
+  CHECK(reading.load(index).ok());
+  CHECK(reading.load(folder.path.string()).status().code() == GPUSHARE_INVALID_ARGUMENT);  // a folder
+}
+
+TEST_CASE("damaged headers are refused or harmless, whichever byte is hit") {
+  test::Random random(test::seed());
+  const Folder folder;
+  Reading reading;
+  const std::string whole = model_text(50);
+  for (int round = 0; round < 300; ++round) {
+    std::string damaged = whole;
+    for (uint64_t hits = test::uniform(random, 1, 3); hits > 0; --hits)
+      damaged[test::uniform(random, 0, whole.size() - 101)] = static_cast<char>(random());
+    const auto image = reading.load(folder.write("d.safetensors", damaged));
+    if (image.ok()) continue;  // a name changed, say
+    const int32_t code = image.status().code();
+    CHECK((code == GPUSHARE_MALFORMED_INPUT || code == GPUSHARE_UNSUPPORTED));
+    CHECK_FALSE(image.status().message().empty());
+  }
+}
+
+TEST_CASE("checksums tell damage that the format cannot") {
+  const Folder folder;
+  const std::string path = folder.write("m.safetensors", model_text(10'000));
+  Reading reading;
+  const auto sums = loader::checksums_of(path);
+  REQUIRE(sums.ok());
+  reading.options.checksums = folder.write("sums", *sums);
+  REQUIRE(reading.load(path).ok());
+  std::string damaged = model_text(10'000);
+  damaged[damaged.size() - 5] = static_cast<char>(damaged[damaged.size() - 5] ^ 1);
+  (void)folder.write("m.safetensors", damaged);
+  const auto image = reading.load(path);
+  CHECK(image.status().code() == GPUSHARE_MALFORMED_INPUT);
+  CHECK(image.status().message().find("'b' has checksum") != std::string::npos);
+  for (const char* bad : {"xyz", "0123456g a\n", "01234567\n", "01234567a\n", "00000000 a\n00000000 a\n"}) {
+    INFO(bad);
+    const auto parsed = loader::parse_checksums(bad, "sums");
+    CHECK(parsed.status().code() == GPUSHARE_MALFORMED_INPUT);
+  }
+  CHECK(loader::parse_checksums("\r\nDEADbeef a b\r\n", "sums")->at("a b") == 0xdeadbeef);
+  CHECK(loader::crc32c(0, "123456789", 9) == 0xe3069283);
+  CHECK(loader::crc32c(loader::crc32c(0, "1234", 4), "56789", 5) == 0xe3069283);
+  CHECK(loader::checksums_of("/nowhere.safetensors").status().code() == GPUSHARE_IO_ERROR);
+}
