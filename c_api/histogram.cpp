@@ -41,7 +41,7 @@ int32_t gpushare_histogram_create(const gpushare_histogram_params* params,
                                   gpushare_histogram* out_histogram) {
   return capi::guard([&]() -> base::Status {
     if (out_histogram == nullptr) return capi::null_argument("out_histogram");
-    gpushare_histogram_params read;
+    gpushare_histogram_params read{};
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
     if (read.window > (1u << 20))
       return {GPUSHARE_INVALID_ARGUMENT, base::format("window is %llu, allowed are 1 to 2^20, or 0 for 2048",
@@ -118,7 +118,7 @@ int32_t gpushare_histogram_serialize(gpushare_histogram handle, char* text, uint
     if (text == nullptr && capacity != 0) return capi::null_argument("text");
     const std::string written = histogram.serialize();
     *out_size = written.size() + 1;
-    if (capacity < *out_size)
+    if (text == nullptr || capacity < *out_size)
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("capacity is %llu, the text takes %llu", static_cast<unsigned long long>(capacity),
                            static_cast<unsigned long long>(*out_size))};

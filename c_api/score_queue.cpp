@@ -42,7 +42,7 @@ base::Status wrong(const char* name, double value, const char* allowed) {
 }
 
 base::Result<ScoreCurve> curve_of(const gpushare_score_class* score_class) {
-  gpushare_score_class read;
+  gpushare_score_class read{};
   GPUSHARE_RETURN_IF_ERROR(capi::read_struct("score_class", score_class, &read));
   const uint32_t k = read.k == 0 ? 1 : read.k;
   const uint32_t bins = read.bins == 0 ? 32 : read.bins;

@@ -53,7 +53,7 @@ base::Result<BatcherOptions> batcher_options(const gpushare_batcher_params& para
 }
 
 base::Result<ModelSpec> model_spec(const gpushare_batcher_model* model) {
-  gpushare_batcher_model read;
+  gpushare_batcher_model read{};
   GPUSHARE_RETURN_IF_ERROR(read_struct("model", model, &read));
   ModelSpec spec;
   spec.c0_ns = static_cast<double>(read.c0_ns);
@@ -83,7 +83,7 @@ base::Result<std::vector<CostStep>> cost_steps(const char* name, const gpushare_
 }
 
 base::Result<Request> request(const gpushare_request* request) {
-  gpushare_request read;
+  gpushare_request read{};
   GPUSHARE_RETURN_IF_ERROR(read_struct("request", request, &read));
   Request r;
   r.id = read.id;
