@@ -190,8 +190,9 @@ GPUSHARE_API int32_t gpushare_request_queue_create(gpushare_runtime runtime,
 
 /* Refuses new requests, cancels those that wait (they are answered CANCELLED), waits for the batch that runs,
  * and gives the queue back; then every accepted request has been answered and no function of yours runs any
- * more. Close it before the sessions of its models: it waits for them. Blocks. Errors: INVALID_STATE from a
- * function that the queue called (nothing changed). */
+ * more. Close it before the sessions of its models. Blocks as long as that batch takes its turn: if its session
+ * waits for memory, cancel the session first. Errors: INVALID_STATE from a function that the queue called
+ * (nothing changed). */
 GPUSHARE_API int32_t gpushare_request_queue_close(gpushare_request_queue queue);
 
 /* Refuses new requests from now on and waits until all accepted ones are answered. Blocks up to timeout_ns.

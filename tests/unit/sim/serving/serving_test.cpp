@@ -290,3 +290,25 @@ TEST_CASE("told nothing, a batcher learns what requests take from the durations 
     }
   }
 }
+
+TEST_CASE("told nothing, a batcher follows a distribution that shifts") {
+  const SyntheticSpec spec = *parse_synthetic("modes:3");
+  const double mean = mean_execution_ns(spec);
+  double told = 0, learned = 0;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    auto requests = draw(spec, {.requests = 6000, .rate_per_s = 3 / (mean / 1e9), .seed = seed});
+    for (size_t i = requests.size() / 2; i < requests.size(); ++i)
+      requests[i].execution_ns = requests[i].execution_ns * 3 / 10;
+    ServingOptions options;
+    options.c0_ns = 0.9 * mean;
+    options.c1 = 0.1;
+    options.warm_from = requests.size() / 2;
+    told += serve(requests, "gpushare", options)->finish_rate / 3;
+    options.warm_samples = 0;
+    options.infer = true;
+    options.told_batch_time = false;
+    learned += serve(requests, "gpushare", options)->finish_rate / 3;
+  }
+  INFO("told " << told << ", learned " << learned);
+  CHECK(learned > told - 0.04);
+}
