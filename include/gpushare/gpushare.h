@@ -112,7 +112,7 @@ typedef struct gpushare_device_info {
   uint32_t compute_units;
   uint64_t total_bytes;
   uint64_t free_bytes;
-  char reason[160]; /* when status is not OK */
+  char reason[480]; /* when status is not OK */
 } gpushare_device_info;
 #define GPUSHARE_DEVICE_INFO_INIT                            \
   {                                                          \
@@ -250,7 +250,8 @@ typedef struct gpushare_runtime_info {
   uint64_t persistent_bytes; /* live blocks of sessions */
   uint64_t ephemeral_bytes;  /* live blocks of iterations */
   uint64_t peak_bytes;       /* most ever live at once */
-  uint64_t switches;         /* times a lane went on with another session */
+  uint64_t switches;         /* times a lane ran another session's iteration than before, though it was closed
+                                and opened again between */
   uint64_t iterations_done;
   uint64_t paged_out_bytes_total; /* moved to host so far */
   uint64_t paged_in_bytes_total;  /* moved back */

@@ -50,7 +50,7 @@ Result<uint64_t> parse_bytes(std::string_view text) {
     double factor;
   };
   static constexpr double kKi = 1024.0;
-  static constexpr std::array<Unit, 18> kUnits{{{"", 1},
+  static constexpr std::array<Unit, 21> kUnits{{{"", 1},
                                                 {"B", 1},
                                                 {"K", kKi},
                                                 {"KiB", kKi},
@@ -67,7 +67,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
                                                 {"TB", 1e12},
                                                 {"P", kKi * kKi * kKi * kKi * kKi},
                                                 {"PiB", kKi * kKi * kKi * kKi * kKi},
-                                                {"PB", 1e15}}};
+                                                {"PB", 1e15},
+                                                {"E", kKi * kKi * kKi * kKi * kKi * kKi},
+                                                {"EiB", kKi * kKi * kKi * kKi * kKi * kKi},
+                                                {"EB", 1e18}}};
   for (const Unit& unit : kUnits) {
     if (unit.name != suffix) continue;
     const std::string_view number = text.substr(0, digits);

@@ -362,9 +362,7 @@ void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
 
   const gpushare_runtime_info info = runtime_.info();
   result_.switches = info.switches;
-  // The runtime adds up the peaks of lanes that need not have been at once; more than the promises there
-  // never was.
-  result_.peak_bytes = std::min(info.peak_bytes, info.capacity_bytes);
+  result_.peak_bytes = info.peak_bytes;
   result_.paged_bytes = info.paged_out_bytes_total + info.paged_in_bytes_total;
   result_.oom = oom_;
   double first = 0;

@@ -100,7 +100,6 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         memory::Lane* closing = lane->memory.exchange(nullptr);
         open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
         lane->applied_bytes.store(0);
-        lane->last_session_id = 0;
         outbox.sessions.push_back(lane->set_owner(nullptr));
         mutex_.unlock();
         base::Status status;
@@ -233,7 +232,6 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t comput
   slot->place_status = status;
   slot->anchored = false;
   slot->last_end_ns = now();
-  slot->last_session_id = 0;
   if (!status.ok()) {
     if (opened != nullptr) {
       mutex_.unlock();

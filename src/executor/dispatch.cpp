@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "base/log.hpp"
@@ -98,13 +99,13 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
 
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   if (!lost_.ok() || paused_) return;
-  uint64_t time = 0;  // one reading for all lanes
+  std::optional<uint64_t> time;  // one reading for all lanes
   for (LaneSlot* lane : open_slots_) {
     if (lane->holder != nullptr || lane->in_flight >= depth_ ||
         lane->memory.load(std::memory_order_relaxed) == nullptr)
       continue;
-    if (time == 0) time = now();
-    dispatch(*lane, current, time);
+    if (!time) time = now();
+    dispatch(*lane, current, *time);
   }
 }
 

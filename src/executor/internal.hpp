@@ -224,7 +224,7 @@ struct LaneSlot {
 
   // Guarded by the runtime's lock, but slots of `ring` belong to the holder or the reaper meanwhile.
   SessionImpl* holder = nullptr;  // has an iteration open here
-  uint64_t last_session_id = 0;   // for counting switches
+  uint64_t last_session_id = 0;   // for counting switches, also over a lane that was closed between
   std::vector<InFlight> ring;     // depth + 1: the one before the head keeps its end event for the timeline
   uint64_t head = 0;              // sequence number of the oldest in flight
   uint64_t next = 0;              // of the next to be granted

@@ -171,14 +171,14 @@ struct Shared {
   std::unique_ptr<SpillStore> spill;
   EventRecorder recorder;
   std::atomic<uint64_t> persistent_bytes{0};
-  std::atomic<uint64_t> lane_peak_bytes{0};  // sum over lanes of the last iteration's peak
+  std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)
   std::atomic<uint64_t> peak_bytes{0};
   std::atomic<uint64_t> paged_out_bytes{0};
   std::atomic<uint64_t> paged_in_bytes{0};
 
   void note_peak() {
     const uint64_t now =
-        persistent_bytes.load(std::memory_order_relaxed) + lane_peak_bytes.load(std::memory_order_relaxed);
+        persistent_bytes.load(std::memory_order_relaxed) + ephemeral_bytes.load(std::memory_order_relaxed);
     uint64_t peak = peak_bytes.load(std::memory_order_relaxed);
     while (now > peak && !peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
     }

@@ -176,7 +176,9 @@ struct DeviceMemoryStats {
   uint64_t capacity_bytes = 0;
   uint64_t persistent_bytes = 0;
   uint64_t ephemeral_bytes = 0;
-  uint64_t peak_bytes = 0;  // most persistent bytes and last iteration's peaks of all lanes together
+  // Most ever live at one time, rounded to the granule; up to 1 MiB a lane too much after frees, and a
+  // planned iteration counts its whole arena. Never above the capacity.
+  uint64_t peak_bytes = 0;
   uint64_t paged_out_bytes_total = 0;
   uint64_t paged_in_bytes_total = 0;
   uint64_t mapped_bytes = 0;  // physical granules held, cached ones too (virtual), or the buffer (contiguous)

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/lane.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/units.hpp"
 
 namespace gpushare::memory {
+namespace {
+
+// How much less than it told last a lane may hold.
+constexpr uint64_t kTellStepBytes = uint64_t{1} << 20;
+
+}  // namespace
 
 FenceList LaneImpl::own_fence() const {
   return {shared_.fences.at_end_of(*stream_)};
@@ -47,8 +56,6 @@ base::Status LaneImpl::close() {
   spill_owner_.stream.store(nullptr);
   drop_ahead();
   pending_bytes_ = 0;
-  shared_.lane_peak_bytes.fetch_sub(peak_share_, std::memory_order_relaxed);
-  peak_share_ = 0;
   uint64_t floor = 0;
   {
     ShortLockGuard lock(lock_);
@@ -275,6 +282,18 @@ uint64_t LaneImpl::live_bytes() const {
   return bytes;
 }
 
+// The device's peak is of all lanes together at one time, so each tells when it holds more; and less only by
+// steps, since the counter is shared. On a plan its whole arena counts.
+void LaneImpl::tell_live() {
+  const uint64_t live = heap_->live_bytes() - deferred_bytes_ - promoted_bytes_;
+  if (live > told_bytes_) {
+    shared_.ephemeral_bytes.fetch_add(live - std::exchange(told_bytes_, live), std::memory_order_relaxed);
+    shared_.note_peak();
+  } else if (told_bytes_ - live >= kTellStepBytes) {
+    shared_.ephemeral_bytes.fetch_sub(std::exchange(told_bytes_, live) - live, std::memory_order_relaxed);
+  }
+}
+
 base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
   const uint64_t tag = BlockTag::make(Kind::kEphemeral, bytes);
@@ -296,6 +315,7 @@ base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
   if (recording_ && owner_->plan().recording())
     owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
   peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
+  tell_live();
   if (shared_.recorder.enabled())
     shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral, address, bytes, stream_,
                             owner_->session());
@@ -334,7 +354,14 @@ base::Status LaneImpl::keep(Address address) {
       const uint64_t tag = heap_->tag(handle);
       if (tag & BlockTag::kPromoted) return {};
       const uint64_t size = heap_->size_bytes(handle);
-      GPUSHARE_RETURN_IF_ERROR(owner_->add_promoted(size));
+      // It counts once: first no more as the lane's, then as the session's.
+      const uint64_t counted = std::min(size, told_bytes_);
+      shared_.ephemeral_bytes.fetch_sub(counted, std::memory_order_relaxed);
+      told_bytes_ -= counted;
+      if (auto status = owner_->add_promoted(size); !status.ok()) {
+        tell_live();
+        return status;
+      }
       heap_->set_tag(handle, tag | BlockTag::kPromoted);
       promoted_[handle.offset_bytes] = owner_;
       promoted_bytes_ += size;
@@ -382,19 +409,19 @@ void LaneImpl::reclaim_all() {
 base::Status LaneImpl::end_iteration(bool* out_planned) {
   base::MutexLock control(control_);
   FenceList fences;
-  uint64_t peak = 0;
   bool planned = false, replayed = false, recorded = false;
   PersistentHeapImpl* owner = nullptr;
   {
     ShortLockGuard lock(lock_);
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
-    peak = iteration_peak_ = heap_->high_water_bytes();
+    iteration_peak_ = heap_->high_water_bytes();
     if (!uses_.empty()) fences = uses_.drain();
     planned = on_plan();
     replayed = replaying_;
     recorded = recording_;
     reclaim_all();
+    shared_.ephemeral_bytes.fetch_sub(std::exchange(told_bytes_, 0), std::memory_order_relaxed);
     owner = owner_;
     owner_ = nullptr;
     replaying_ = recording_ = false;
@@ -406,9 +433,6 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
   order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
-  shared_.lane_peak_bytes.fetch_add(peak - peak_share_, std::memory_order_relaxed);
-  peak_share_ = peak;
-  shared_.note_peak();
   if (pending_bytes_ != range_.bytes || shared_.layout->epoch() != seen_epoch_) boundary();
   return {};
 }
@@ -474,6 +498,7 @@ base::Status LaneImpl::free_block(Address address) {
     } else {
       heap_->free(handle);
     }
+    if (owner_ != nullptr) tell_live();
     if (shared_.recorder.enabled())
       shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, address, BlockTag::bytes(tag),
                               stream, session);

@@ -81,6 +81,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   BlockHandle ordinary_block(Address address) GPUSHARE_REQUIRES(lock_);
   bool on_plan() const GPUSHARE_REQUIRES(lock_) { return replaying_ && replay_->on_plan(); }
   uint64_t live_bytes() const GPUSHARE_REQUIRES(lock_);
+  void tell_live() GPUSHARE_REQUIRES(lock_);
   void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
   SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(lock_);
@@ -99,7 +100,6 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t pending_bytes_ GPUSHARE_GUARDED_BY(control_) =
       0;  // size wanted; the present one when nothing is pending
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
-  uint64_t peak_share_ GPUSHARE_GUARDED_BY(control_) = 0;  // its part of Shared::lane_peak_bytes
 
   mutable ShortLock lock_;
   Range range_;               // changed under both locks
@@ -115,7 +115,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  SpillOwner spill_owner_;  // its stream is null unless the lane is open
+  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;  // its part of Shared::ephemeral_bytes
+  SpillOwner spill_owner_;                              // its stream is null unless the lane is open
 };
 
 }  // namespace gpushare::memory

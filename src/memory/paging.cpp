@@ -49,7 +49,7 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
     ShortLockGuard lock(lock_);
     residency_.store(Residency::kPaging);
     for (size_t i = 0; i < extents_.size(); ++i) {
-      extents_[i].heap.for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      extents_[i].heap->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (!block.live || (block.tag & BlockTag::kFreed)) return;
         bytes += block.size_bytes;
         if (!saved_runs_.empty() && saved_runs_.back().extent == i &&

@@ -5,16 +5,17 @@
 
 namespace gpushare::memory {
 
-base::Result<Heap> PersistentHeapImpl::take_heap() {
+base::Result<std::unique_ptr<Heap>> PersistentHeapImpl::take_heap() {
   if (!spare_heaps_.empty()) {
-    Heap heap = std::move(spare_heaps_.back());
+    std::unique_ptr<Heap> heap = std::move(spare_heaps_.back());
     spare_heaps_.pop_back();
     return heap;
   }
   HeapOptions options;
   options.granule_bytes = kBlockGranuleBytes;
   options.max_blocks = 1u << 20;
-  return Heap::create(options);
+  GPUSHARE_ASSIGN_OR_RETURN(Heap heap, Heap::create(options));
+  return std::make_unique<Heap>(std::move(heap));
 }
 
 std::string PersistentHeapImpl::name() const {
@@ -71,8 +72,8 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences) {
     shared_.index.clear(extent.range.base, extent.range.bytes);
     shared_.layout->give(extent.range, fences);
     if (spare_heaps_.empty()) {
-      extent.heap.reset();
-      extent.heap.resize(0);
+      extent.heap->reset();
+      extent.heap->resize(0);
       spare_heaps_.push_back(std::move(extent.heap));
     }
   }
@@ -85,18 +86,18 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences) {
 }
 
 base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
-  GPUSHARE_ASSIGN_OR_RETURN(Heap heap, take_heap());
-  heap.resize(bytes);
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Heap> heap, take_heap());
+  heap->resize(bytes);
   Range range;
   FenceList fences;
   if (auto status = shared_.layout->take(RangeUse::kHeap, bytes, &range, &fences); !status.ok()) {
-    heap.resize(0);
+    heap->resize(0);
     spare_heaps_.push_back(std::move(heap));
     return status;
   }
   if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
     shared_.layout->give(range, fences);
-    heap.resize(0);
+    heap->resize(0);
     spare_heaps_.push_back(std::move(heap));
     return status;
   }
@@ -119,7 +120,7 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes) {
   settle_fences(fences);
   ShortLockGuard lock(lock_);
   extent.range = grown;
-  extent.heap.resize(grown.bytes);
+  extent.heap->resize(grown.bytes);
   promised_ += bytes;
   return {};
 }
@@ -160,7 +161,7 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
     uint64_t surplus = promised_ - promised_bytes;
     for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
       cuts[i] =
-          std::min(surplus, extents_[i].range.bytes - round_up(extents_[i].heap.floor_bytes(), granularity));
+          std::min(surplus, extents_[i].range.bytes - round_up(extents_[i].heap->floor_bytes(), granularity));
       surplus -= cuts[i];
     }
     if (surplus > 0)
@@ -173,7 +174,7 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
       cut_ranges.push_back(extent.range);
       extent.range.bytes -= cuts[i];
       kept.push_back(extent.range.bytes);
-      extent.heap.resize(extent.range.bytes);
+      extent.heap->resize(extent.range.bytes);
       if (extent.range.bytes > 0) continue;
       spare_heaps_.push_back(std::move(extent.heap));
       extents_.erase(extents_.begin() + static_cast<ptrdiff_t>(i));
@@ -221,7 +222,7 @@ BlockHandle PersistentHeapImpl::allocate(uint64_t bytes, uint64_t alignment, uin
   handle.status = HeapStatus::kNoSpace;
   if (live_ + promoted_ + round_up(bytes, kBlockGranuleBytes) > promised_) return handle;
   for (Extent& extent : extents_) {
-    handle = extent.heap.allocate(bytes, alignment, tag);
+    handle = extent.heap->allocate(bytes, alignment, tag);
     if (handle) {
       *out_address = extent.range.base + handle.offset_bytes;
       break;
@@ -232,7 +233,7 @@ BlockHandle PersistentHeapImpl::allocate(uint64_t bytes, uint64_t alignment, uin
 
 void PersistentHeapImpl::release(Address address) {
   Extent* extent = extent_of(address);
-  if (extent != nullptr) extent->heap.free_at(address - extent->range.base);
+  if (extent != nullptr) extent->heap->free_at(address - extent->range.base);
 }
 
 base::Result<Address> PersistentHeapImpl::alloc(Kind kind, uint64_t bytes, uint64_t alignment) {
@@ -276,7 +277,7 @@ base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status
     return {GPUSHARE_HOST_OUT_OF_MEMORY,
             "session '" + name_ + "': no host memory for the metadata of another block"};
   uint64_t hole = 0;
-  for (Extent& extent : extents_) hole = std::max(hole, extent.heap.largest_hole_bytes());
+  for (Extent& extent : extents_) hole = std::max(hole, extent.heap->largest_hole_bytes());
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           "session '" + name_ + "': no room for a persistent block of " + base::format_bytes(bytes) + ": " +
               base::format_bytes(live_ + promoted_) + " of the promised " + base::format_bytes(promised_) +
@@ -295,19 +296,19 @@ base::Status PersistentHeapImpl::free_block(Address address) {
   ShortLockGuard lock(lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return no_such_block(address);
-  const BlockHandle handle = extent->heap.find(address - extent->range.base);
+  const BlockHandle handle = extent->heap->find(address - extent->range.base);
   if (!handle) return no_such_block(address);
-  const uint64_t tag = extent->heap.tag(handle);
+  const uint64_t tag = extent->heap->tag(handle);
   if (tag & BlockTag::kFreed) return no_such_block(address);
-  const uint64_t size = extent->heap.size_bytes(handle);
+  const uint64_t size = extent->heap->size_bytes(handle);
   if (tag & BlockTag::kUsed) {
-    extent->heap.set_tag(handle, tag | BlockTag::kFreed);
+    extent->heap->set_tag(handle, tag | BlockTag::kFreed);
     uses_.defer(address);
     // Bounds the list even if nobody ever runs out of memory.
     if (uses_.deferred() % 64 == 0)
       uses_.take_passed([this](uint64_t a) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(a); });
   } else {
-    extent->heap.free(handle);
+    extent->heap->free(handle);
   }
   live_ -= size;
   shared_.persistent_bytes.fetch_sub(size, std::memory_order_relaxed);
@@ -320,9 +321,9 @@ base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
   ShortLockGuard lock(lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return no_such_block(address);
-  const BlockHandle handle = extent->heap.find(address - extent->range.base);
-  if (!handle || (extent->heap.tag(handle) & BlockTag::kFreed)) return no_such_block(address);
-  extent->heap.set_tag(handle, extent->heap.tag(handle) | BlockTag::kUsed);
+  const BlockHandle handle = extent->heap->find(address - extent->range.base);
+  if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  extent->heap->set_tag(handle, extent->heap->tag(handle) | BlockTag::kUsed);
   uses_.add(address, use);
   return {};
 }
@@ -331,9 +332,9 @@ base::Status PersistentHeapImpl::find_block(Address address, BlockInfo* out_info
   ShortLockGuard lock(lock_);
   Extent* extent = extent_of(address);
   if (extent == nullptr) return no_such_block(address);
-  const BlockHandle handle = extent->heap.find(address - extent->range.base);
-  if (!handle || (extent->heap.tag(handle) & BlockTag::kFreed)) return no_such_block(address);
-  const uint64_t tag = extent->heap.tag(handle);
+  const BlockHandle handle = extent->heap->find(address - extent->range.base);
+  if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  const uint64_t tag = extent->heap->tag(handle);
   *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX, false, paged_out()};
   return {};
 }
@@ -367,7 +368,7 @@ HeapStats PersistentHeapImpl::stats() const {
   stats.promoted_bytes = promoted_;
   stats.spilled_bytes = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
-    stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap.largest_hole_bytes());
+    stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
   return stats;
 }
 
@@ -380,7 +381,7 @@ void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) co
     segment.bytes = extent.range.bytes;
     segment.session = session();
     segment.name = "session " + name_;
-    extent.heap.for_each_block([&](const HeapBlock& block) {
+    extent.heap->for_each_block([&](const HeapBlock& block) {
       if (!block.live || (block.tag & BlockTag::kFreed)) return;
       segment.blocks.push_back({extent.range.base + block.offset_bytes, BlockTag::bytes(block.tag),
                                 BlockTag::kind(block.tag), session(), UINT32_MAX, false, out});
@@ -394,11 +395,11 @@ std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
   ShortLockGuard lock(lock_);
   uint64_t bytes = 0, live = 0;
   for (const Extent& extent : extents_) {
-    if (auto status = extent.heap.check(); !status.ok()) return "session " + name_ + ": " + status.message();
-    if (extent.heap.capacity_bytes() != extent.range.bytes)
+    if (auto status = extent.heap->check(); !status.ok()) return "session " + name_ + ": " + status.message();
+    if (extent.heap->capacity_bytes() != extent.range.bytes)
       return "session " + name_ + ": heap and range differ in size";
     bytes += extent.range.bytes;
-    extent.heap.for_each_block([&](const HeapBlock& block) {
+    extent.heap->for_each_block([&](const HeapBlock& block) {
       if (block.live && !(block.tag & BlockTag::kFreed)) live += block.size_bytes;
     });
     for (uint64_t at = 0; at < extent.range.bytes; at += AddressIndex::kGranuleBytes)

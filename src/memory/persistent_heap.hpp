@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -68,7 +69,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   enum class Residency : uint8_t { kClosed, kResident, kPaging, kPagedOut };
   struct Extent {
     Range range;
-    Heap heap;
+    std::unique_ptr<Heap> heap;  // tens of KiB: never moved
   };
   struct Run {  // live bytes of an extent, for copying
     size_t extent;
@@ -76,7 +77,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
     uint64_t bytes;
   };
 
-  base::Result<Heap> take_heap() GPUSHARE_REQUIRES(control_);
+  base::Result<std::unique_ptr<Heap>> take_heap() GPUSHARE_REQUIRES(control_);
   base::Status add_extent(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   base::Status extend(size_t extent, uint64_t bytes) GPUSHARE_REQUIRES(control_);
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
@@ -97,7 +98,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   std::atomic<Residency> residency_{Residency::kClosed};
 
   mutable base::Mutex control_;
-  std::vector<Heap> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
+  std::vector<std::unique_ptr<Heap>> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
   std::vector<Run> saved_runs_ GPUSHARE_GUARDED_BY(control_);
   std::vector<uint8_t*> saved_chunks_ GPUSHARE_GUARDED_BY(control_);
 

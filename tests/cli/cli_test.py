@@ -725,6 +725,12 @@ class RunMeasured(ToolTest):
                 self.assertGreater(float(row["end_s"]), float(row["start_s"]))
         self.assertEqual([p.name for p in self.folder.iterdir() if ".part" in p.name], [])
 
+    def test_switches_mean_the_same_on_host_and_sim(self):
+        for device in ("host", "sim"):
+            result = self.run_json("--jobs", self.jobs(*self.JOBS), "--device", device, "--capacity", "128MiB", "--lanes", "1",
+                                   "--policy", "fifo")
+            self.assertEqual(result["policies"][0]["switches"], len(self.JOBS) - 1, device)
+
     def test_sizes_are_scaled_to_the_memory_there_is(self):
         path = self.jobs("large,guaranteed,0,2,4,100,8000,0", "small,guaranteed,0,2,4,10,500,0")
         result = self.run_json("--jobs", path, "--device", "host", "--capacity", "64MiB", "--policy", "fair")

@@ -39,6 +39,9 @@ TEST_CASE("sizes parse as people write them") {
   CHECK(*base::parse_bytes("1.5 GiB") == 1610612736);
   CHECK(*base::parse_bytes("16G") == 17179869184ull);
   CHECK(*base::parse_bytes("16GB") == 16000000000ull);
+  CHECK(*base::parse_bytes("8EiB") == 1ull << 63);
+  CHECK(*base::parse_bytes("1.5E") == 3ull << 59);
+  CHECK(base::parse_bytes("9EiB").status().message().find("up to 8 EiB") != std::string::npos);
   for (const char* text : {"", "-1", "GiB", "1e3", "12XB", "1.2.3", "nan", "99999999TiB", " 4"}) {
     INFO(text);
     CHECK(base::parse_bytes(text).status().code() == GPUSHARE_INVALID_ARGUMENT);

@@ -214,6 +214,23 @@ TEST_CASE("misuse of begin is told, and timeouts lose no turn") {
   CHECK(a->begin(0).status().code() == GPUSHARE_INVALID_STATE);
 }
 
+TEST_CASE("a switch is the lane's next session, though the lane was closed between") {
+  auto options = options_of(kSetups[0], "fifo");
+  auto runtime = open_runtime(std::move(options));
+  for (int i = 0; i < 3; ++i) {
+    auto session = open_session(*runtime, need("s", kMiB, kMiB));
+    for (int step = 0; step < 2; ++step) {
+      auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+      REQUIRE(iteration.ok());
+      REQUIRE((*iteration)->end().ok());
+    }
+    REQUIRE(session->close().ok());
+    CHECK(runtime->info()->lanes == 0);
+  }
+  CHECK(runtime->info()->switches == 2);
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("cancel and close reach a thread that waits to begin") {
   const bool by_close = GENERATE(false, true);
   auto options = options_of(kSetups[0]);

@@ -135,6 +135,59 @@ TEMPLATE_TEST_CASE_SIG("blocks of sessions and lanes are found, freed and return
   CHECK_OK(stream.synchronize());
 }
 
+TEST_CASE("the peak is of one time: lanes that were full one after the other do not add up") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream(), other = f.stream();
+  PersistentHeap* heap = f.heap(1, 8 * kMiB);
+  PersistentHeap* second = f.heap(2, 8 * kMiB);
+  Lane* a = f.lane(0, 16 * kMiB, stream);
+  Lane* b = f.lane(1, 16 * kMiB, other);
+  const auto peak = [&] { return f.memory->stats().peak_bytes; };
+  must(heap->alloc(Kind::kModel, 4 * kMiB, 0));
+  CHECK(peak() == 4 * kMiB);
+  CHECK_OK(a->begin_iteration(*heap, false));
+  CHECK_OK(b->begin_iteration(*second, false));
+  const Address big = must(a->alloc(12 * kMiB, 0));
+  CHECK(peak() == 16 * kMiB);
+  CHECK_OK(f.memory->free(big));
+  must(b->alloc(10 * kMiB, 0));
+  CHECK(peak() == 16 * kMiB);
+  // Kept blocks change owner and count once.
+  const Address kept = must(a->alloc(2 * kMiB, 0));
+  CHECK(peak() == 16 * kMiB);
+  CHECK_OK(a->keep(kept));
+  CHECK(peak() == 16 * kMiB);
+  must(a->alloc(3 * kMiB, 0));
+  CHECK(peak() == 19 * kMiB);
+  CHECK_OK(a->end_iteration(nullptr));
+  CHECK_OK(b->end_iteration(nullptr));
+  must(second->alloc(Kind::kModel, 8 * kMiB, 0));
+  CHECK(peak() == 19 * kMiB);
+  CHECK_OK(f.memory->close_lane(a));
+  CHECK_OK(f.memory->close_lane(b));
+  CHECK_OK(f.memory->close_heap(heap));
+  CHECK_OK(f.memory->close_heap(second));
+}
+
+TEST_CASE("a lane without live blocks grows in the middle of an iteration wherever there is room") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 8 * kMiB, stream);  // at the high end: nothing above it
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address block = must(lane->alloc(kMiB, 0));
+  CHECK_OK(lane->set_size(16 * kMiB));
+  CHECK(lane->stats().size_bytes == 8 * kMiB);  // a live block: at the boundary
+  CHECK_OK(f.memory->free(block));
+  CHECK_OK(lane->set_size(16 * kMiB));
+  CHECK(lane->stats().size_bytes == 16 * kMiB);
+  must(lane->alloc(14 * kMiB, 0));
+  CHECK(f.memory->check() == "");
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK_OK(f.memory->close_heap(heap));
+}
+
 TEST_CASE("wrong calls are refused and change nothing") {
   Fixture f(host(), Layout::kContiguous, 64 * kMiB);
   auto stream = f.stream();

@@ -1,0 +1,155 @@
+// What a step does to a session. See memory_world.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "property/memory_world.hpp"
+
+namespace gpushare::test {
+
+Session* World::any_session() {
+  Session& session = sessions_[pick(kSessions)];
+  return session.heap != nullptr ? &session : nullptr;
+}
+
+void World::open_session() {
+  Session& session = sessions_[pick(kSessions)];
+  if (session.heap != nullptr) return;
+  const uint64_t bytes = pick(16 * kMiB);
+  if (granules(bytes, granule_) > room()) return;
+  auto heap = memory_->open_heap(++last_session_, "s", bytes);
+  if (!heap.ok()) {
+    must_be_memory(heap.status());
+    REQUIRE((!virtual_ || armed_));
+    return;
+  }
+  session = Session{};
+  session.heap = *heap;
+  session.id = last_session_;
+  session.promised = granules(bytes, granule_);
+  REQUIRE((*heap)->stats().promised_bytes == session.promised);
+}
+
+void World::close_session() {
+  Session* session = any_session();
+  if (session == nullptr || session->running_in != SIZE_MAX) return;
+  for (const Block& block : session->blocks) {
+    if (!session->out || block.promoted || block.spilled) probe(block, session->stream);
+    died(block);
+  }
+  must(memory_->close_heap(session->heap));
+  for (const Block& block : session->blocks)
+    REQUIRE(memory_->free(block.address).code() == GPUSHARE_NOT_FOUND);
+  *session = Session{};
+  update_orphans();
+}
+
+void World::resize_session() {
+  Session* session = any_session();
+  if (session == nullptr) return;
+  const uint64_t bytes = pick(24 * kMiB);
+  const uint64_t wanted = granules(bytes, granule_);
+  if (wanted > session->promised && wanted - session->promised > room()) return;
+  const auto status = session->heap->resize(bytes);
+  if (session->out) {
+    REQUIRE(status.code() == GPUSHARE_INVALID_STATE);
+  } else if (status.ok()) {
+    session->promised = wanted;
+  } else if (wanted > session->promised) {
+    must_be_memory(status);
+    REQUIRE((!virtual_ || armed_));
+  } else {
+    REQUIRE(status.code() == GPUSHARE_INVALID_STATE);
+    REQUIRE(session->heap->stats().live_bytes > 0);
+  }
+  REQUIRE(session->heap->stats().promised_bytes == session->promised);
+}
+
+void World::alloc_persistent() {
+  Session* session = any_session();
+  if (session == nullptr) return;
+  const uint64_t bytes = block_bytes(4 * kMiB);
+  const uint64_t align = alignment();
+  const auto before = session->heap->stats();
+  auto address = session->heap->alloc(chance(2) ? Kind::kModel : Kind::kFramework, bytes, align);
+  if (session->out) {
+    REQUIRE(address.status().code() == GPUSHARE_INVALID_STATE);
+    return;
+  }
+  if (!address.ok()) {
+    REQUIRE(address.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    const uint64_t size = granules(bytes, 256);
+    REQUIRE((align > 256 || size > before.largest_hole_bytes ||
+             before.live_bytes + size > before.promised_bytes));
+    return;
+  }
+  if (align > 0) REQUIRE(*address % align == 0);
+  session->blocks.push_back(make(*address, bytes));
+  born(session->blocks.back(), session->stream);
+}
+
+void World::free_persistent() {
+  Session* session = any_session();
+  if (session == nullptr || session->blocks.empty()) return;
+  const size_t i = pick(session->blocks.size());
+  const Block block = session->blocks[i];
+  if (!session->out || block.promoted || block.spilled) probe(block, session->stream);
+  must(memory_->free(block.address));
+  REQUIRE(memory_->free(block.address).code() == GPUSHARE_NOT_FOUND);
+  died(block);
+  session->blocks.erase(session->blocks.begin() + static_cast<ptrdiff_t>(i));
+  if (block.promoted) update_orphans();
+}
+
+void World::alloc_spilled() {
+  Session* session = any_session();
+  if (session == nullptr) return;
+  const bool ephemeral = session->running_in != SIZE_MAX && chance(2);
+  const uint64_t bytes = block_bytes(2 * kMiB);
+  auto address = ephemeral ? lanes_[session->running_in].lane->alloc_spilled(bytes, alignment())
+                           : session->heap->alloc_spilled(Kind::kModel, bytes, alignment());
+  if (!address.ok()) {
+    must_be_memory(address.status());
+    return;
+  }
+  auto info = memory_->find(*address);
+  REQUIRE(info.ok());
+  REQUIRE(info->spilled);
+  REQUIRE(info->session == session->id);
+  auto& list = ephemeral ? lanes_[session->running_in].blocks : session->blocks;
+  list.push_back(make(*address, bytes));
+  list.back().spilled = true;
+  born(list.back(), session->stream, true);
+}
+
+void World::page() {
+  Session* session = any_session();
+  if (session == nullptr || session->running_in != SIZE_MAX) return;
+  const device::Stream& stream = streams_[kLanes + pick(2)];
+  if (session->out) {
+    if (session->promised > room()) return;
+    const auto status = session->heap->page_in(stream);
+    if (!status.ok()) {
+      must_be_memory(status);
+      REQUIRE(armed_);
+      REQUIRE(session->heap->paged_out());
+      return;
+    }
+    session->out = false;
+    REQUIRE(!session->heap->paged_out());
+    for (const Block& block : session->blocks) probe(block, session->stream);
+    return;
+  }
+  const auto status = session->heap->page_out(stream);
+  if (!memory_->can_page()) {
+    REQUIRE(status.code() == GPUSHARE_UNSUPPORTED);
+    return;
+  }
+  if (!status.ok()) {
+    must_be_memory(status);
+    REQUIRE(armed_);
+    REQUIRE(!session->heap->paged_out());
+    return;
+  }
+  session->out = true;
+  REQUIRE(session->heap->paged_out());
+}
+
+}  // namespace gpushare::test
