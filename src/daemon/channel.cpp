@@ -155,9 +155,11 @@ base::Result<std::span<const std::byte>> receive_message(int socket, std::span<s
     header.msg_controllen = sizeof(control);
   }
   ssize_t got = 0;
+  // A peer that closed with messages of ours unread: said once, and what it had sent before is still there.
+  bool reset = false;
   do {
     got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0) {
     if (would_block(errno)) return base::Status(GPUSHARE_NOT_READY, "no message yet");
     if (errno == ECONNRESET || errno == ENOTCONN)

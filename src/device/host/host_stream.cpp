@@ -2,8 +2,10 @@
 #include "device/host/host_stream.hpp"
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <system_error>
@@ -28,9 +30,28 @@ base::Status lost() {
 
 }  // namespace
 
-uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns) {
+namespace {
+
+// Into a file by writing: a write to its mapping would fault once a page.
+void move_bytes(char* destination, const char* source, uint64_t bytes, int file, uint64_t file_offset) {
+  while (file >= 0 && bytes > 0) {
+    const ssize_t wrote = pwrite(file, source, bytes, static_cast<off_t>(file_offset));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) break;  // the mapping will do
+    destination += wrote;
+    source += wrote;
+    file_offset += static_cast<uint64_t>(wrote);
+    bytes -= static_cast<uint64_t>(wrote);
+  }
+  std::memmove(destination, source, bytes);
+}
+
+}  // namespace
+
+uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, int file,
+                   uint64_t file_offset) {
   if (!capped()) {
-    std::memmove(destination, source, bytes);
+    move_bytes(destination, source, bytes, file, file_offset);
     return base::host_now_ns();
   }
   uint64_t start = 0;
@@ -45,7 +66,7 @@ uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64
   uint64_t due = start;
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t step = std::min(chunk, bytes - done);
-    std::memmove(destination + done, source + done, step);
+    move_bytes(destination + done, source + done, step, file, file_offset + done);
     done += step;
     due = start + static_cast<uint64_t>(static_cast<double>(done) / bytes_per_ns_);
     sleep_until_ns(due);
@@ -147,7 +168,8 @@ void Stream::run() {
 
 base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
   if (op.kind == Op::Kind::kCopy && op.bus != nullptr) {
-    end_ns = op.bus->copy(op.destination, op.source, op.bytes, std::max(op.enqueued_ns, end_ns));
+    end_ns = op.bus->copy(op.destination, op.source, op.bytes, std::max(op.enqueued_ns, end_ns),
+                          op.file ? *op.file : -1, op.file_offset);
     return {};
   }
   const base::Status status = perform(op);

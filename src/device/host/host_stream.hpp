@@ -33,8 +33,10 @@ class Bus {
   // 0 = no cap: copies then run side by side at memcpy's speed.
   explicit Bus(double gigabytes_per_s) : bytes_per_ns_(gigabytes_per_s) {}
   bool capped() const { return bytes_per_ns_ > 0; }
-  // Blocks until it is done. `ready_ns`: since when it could have begun. Returns when it was done, on paper.
-  uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns);
+  // Blocks until it is done. `ready_ns`: since when it could have begun. `file`: the destination as part of a file, or
+  // -1. Returns when it was done, on paper.
+  uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, int file,
+                uint64_t file_offset);
 
  private:
   const double bytes_per_ns_;
@@ -52,6 +54,8 @@ struct Op {
   uint8_t value = 0;
   Bus* bus = nullptr;  // null: no bus between source and destination
   char* destination = nullptr;
+  std::shared_ptr<const int> file;  // kCopy: the destination is this file from file_offset on, too
+  uint64_t file_offset = 0;
   const char* source = nullptr;
   uint64_t bytes = 0;
   gpushare_host_function function = nullptr;

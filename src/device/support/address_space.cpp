@@ -22,6 +22,36 @@ constexpr uint64_t kLargestBytes = 1ull << 46;     // of one range: what an x86-
 
 constexpr int kSharedSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+constexpr uint64_t kLeastFileBytes = 64 << 10;  // below that a second descriptor costs more than it gains
+
+// Null if there is no descriptor left.
+std::shared_ptr<const int> hold_file(int file) {
+  const int held = fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (held < 0) return nullptr;
+  return {new int(held), [](const int* number) {
+            close(*number);
+            delete number;
+          }};
+}
+
+base::Status system_error(int32_t code, const char* what, uint64_t bytes);
+
+// A file of zeros for memory that is to be shared.
+base::Result<int> make_shared_file(uint64_t bytes) {
+  const int anonymous = memfd_create("gpushare-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (anonymous < 0) return system_error(GPUSHARE_IO_ERROR, "memfd_create for shared memory", bytes);
+  // Sealed: an importer that shrank it would make every other's next access a bus error.
+  const bool sized = ftruncate(anonymous, static_cast<off_t>(bytes)) == 0 &&
+                     fcntl(anonymous, F_ADD_SEALS, kSharedSeals) == 0;
+  // Opened by path, as leases count only such (SpareFiles).
+  const int file =
+      sized ? open(("/proc/self/fd/" + std::to_string(anonymous)).c_str(), O_RDWR | O_CLOEXEC) : -1;
+  base::Result<int> made = file;
+  if (file < 0) made = system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "making shared memory (needs /proc)", bytes);
+  close(anonymous);
+  return made;
+}
+
 uint64_t round_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
@@ -271,13 +301,10 @@ base::Result<gpushare_backend_memory*> AddressSpace::create_shared(uint64_t byte
   auto memory = std::make_unique<Memory>();
   base::MutexLock lock(mutex_);
   if (bytes > options_.total_bytes - used_bytes_) return out_of_memory("shared physical memory", bytes);
-  const int file = memfd_create("gpushare-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return system_error(GPUSHARE_IO_ERROR, "memfd_create for shared memory", bytes);
-  // Sealed: an importer that shrank it would make every other's next access a bus error.
-  if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || fcntl(file, F_ADD_SEALS, kSharedSeals) != 0) {
-    const base::Status failed = system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "sizing shared memory", bytes);
-    close(file);
-    return failed;
+  spare_files_.limit(options_.total_bytes - used_bytes_ - bytes);
+  int file = spare_files_.take(bytes);
+  if (file < 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(file, make_shared_file(bytes));
   }
   memory->bytes = bytes;
   memory->own_file = file;
@@ -344,7 +371,12 @@ base::Result<gpushare_backend_memory*> AddressSpace::import_physical(int32_t des
 void AddressSpace::drop_if_unused(Memory* memory) {
   if (!memory->released || memory->mappings > 0) return;
   if (memory->own_file >= 0) {
-    close(memory->own_file);
+    if (memory->imported) {
+      close(memory->own_file);
+    } else {
+      spare_files_.limit(options_.total_bytes - (used_bytes_ - memory->bytes));
+      spare_files_.give(memory->own_file, memory->bytes);
+    }
   } else if (memory_file_ >= 0) {
     // A failure only delays the return of the pages to the system until the device closes.
     (void)fallocate(memory_file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -406,7 +438,7 @@ base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend
       return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
     }
   }
-  mappings_[address] = {bytes, memory};
+  mappings_[address] = {bytes, memory, offset};
   ++memory->mappings;
   return {};
 }
@@ -456,7 +488,8 @@ bool AddressSpace::fully_mapped(Address address, uint64_t bytes, bool write) con
   return false;
 }
 
-base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool write) const {
+base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool write,
+                                          FilePart* out_file) const {
   if (bytes == 0) return static_cast<char*>(nullptr);
   base::MutexLock lock(mutex_);
   auto it = holder(allocations_, address, bytes);
@@ -470,6 +503,16 @@ base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool 
                         base::format("%llu bytes at 0x%llx are not inside one allocation or%s mapped range",
                                      static_cast<unsigned long long>(bytes),
                                      static_cast<unsigned long long>(address), write ? " writable" : ""));
+  }
+  if (out_file != nullptr && bytes >= kLeastFileBytes) {
+    auto mapping = mappings_.upper_bound(address);
+    if (mapping != mappings_.begin()) {
+      --mapping;
+      const uint64_t within = address - mapping->first;
+      const Memory& memory = *mapping->second.memory;
+      if (memory.own_file >= 0 && within < mapping->second.bytes && bytes <= mapping->second.bytes - within)
+        *out_file = {hold_file(memory.own_file), memory.file_offset + mapping->second.offset + within};
+    }
   }
   return it->second.storage == nullptr ? nullptr : it->second.storage + (address - it->first);
 }

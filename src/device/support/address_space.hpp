@@ -20,6 +20,7 @@
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
+#include "device/support/spare_files.hpp"
 #include "gpushare/backend.h"
 
 namespace gpushare::device {
@@ -72,7 +73,14 @@ class AddressSpace {
   // Where the bytes of [address, address + bytes) are stored; null if data are not kept or bytes is 0.
   // Errors: INVALID_ARGUMENT unless the whole range lies in one allocation or in mapped ranges of one
   // reservation, none of them read-only if it is to be written.
-  base::Result<char*> storage(Address address, uint64_t bytes, bool write) const;
+  // `out_file`: the same bytes as part of a file, if they are many and in one shared memory. A descriptor of its
+  // own, so that it is this file for as long as it is held.
+  struct FilePart {
+    std::shared_ptr<const int> file;
+    uint64_t offset = 0;
+  };
+  base::Result<char*> storage(Address address, uint64_t bytes, bool write,
+                              FilePart* out_file = nullptr) const;
 
   // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
@@ -94,6 +102,7 @@ class AddressSpace {
   struct Mapping {
     uint64_t bytes;
     Memory* memory;
+    uint64_t offset;  // of the memory
   };
   using RangeMap = std::map<Address, Range>;
 
@@ -121,6 +130,7 @@ class AddressSpace {
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<void*, uint64_t> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Memory*, std::unique_ptr<Memory>> memories_ GPUSHARE_GUARDED_BY(mutex_);
+  SpareFiles spare_files_;  // used_bytes_ and these together: at most total_bytes
   Address imaginary_end_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, uint64_t> imaginary_holes_
       GPUSHARE_GUARDED_BY(mutex_);  // below imaginary_end_, coalesced

@@ -1,0 +1,53 @@
+// spare_files.hpp: files of shared memory that nobody uses any more, zeroed and kept for the next memory of their
+// size. Fresh pages cost several times the copy that fills them (measured in docs/design/daemon.md).
+//
+// Kept is only what the system confirms to be this process's alone: a write lease is refused while any other open
+// file of it exists, in whatever process, in a message on its way, or behind a mapping. So what was once shared and
+// may still be seen by somebody is never filled with something else.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <thread>
+
+#include "base/mutex.hpp"
+
+namespace gpushare::device {
+
+// Thread-safe. Zeroing and closing, which take long, happen on a thread of its own that starts when first needed.
+class SpareFiles {
+ public:
+  SpareFiles() = default;
+  ~SpareFiles();
+  SpareFiles(const SpareFiles&) = delete;
+  SpareFiles& operator=(const SpareFiles&) = delete;
+
+  // A file of `bytes` zeros, the caller's; -1 if there is none.
+  int take(uint64_t bytes);
+  // Takes `file` (opened by path, for reading and writing) for good; keeps it if it may.
+  void give(int file, uint64_t bytes);
+  // Keeps at most so many bytes from now on.
+  void limit(uint64_t bytes);
+
+ private:
+  struct File {
+    int number;
+    uint64_t bytes;
+    bool keep;
+  };
+  void work();
+  void push(const File& file) GPUSHARE_REQUIRES(mutex_);
+  void shrink() GPUSHARE_REQUIRES(mutex_);
+
+  base::Mutex mutex_;
+  base::ConditionVariable came_;
+  std::deque<File> to_do_ GPUSHARE_GUARDED_BY(mutex_);   // to zero, or to close
+  std::deque<File> ready_ GPUSHARE_GUARDED_BY(mutex_);   // oldest first
+  uint64_t kept_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // ready, and on their way to it
+  uint64_t limit_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  std::thread thread_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::device

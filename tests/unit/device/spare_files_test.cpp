@@ -1,0 +1,148 @@
+// Files of shared memory that are kept: only those nobody else has, zeroed, within the limit.
+// SPDX-License-Identifier: Apache-2.0
+#include "device/support/spare_files.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "support/catch.hpp"
+
+using gpushare::device::SpareFiles;
+
+namespace {
+
+constexpr uint64_t kBytes = 3 << 20;
+constexpr uint64_t kMarkerBytes = 4096;
+
+int make_file(uint64_t bytes) {
+  const int anonymous = memfd_create("spare", MFD_CLOEXEC);
+  REQUIRE(ftruncate(anonymous, static_cast<off_t>(bytes)) == 0);
+  const int file = open(("/proc/self/fd/" + std::to_string(anonymous)).c_str(), O_RDWR | O_CLOEXEC);
+  REQUIRE(file >= 0);
+  close(anonymous);
+  const std::string content(bytes, 'x');
+  REQUIRE(pwrite(file, content.data(), bytes, 0) == static_cast<ssize_t>(bytes));
+  return file;
+}
+
+int open_again(int file, int mode) {
+  return open(("/proc/self/fd/" + std::to_string(file)).c_str(), mode | O_CLOEXEC);
+}
+
+int take_soon(SpareFiles& spare, uint64_t bytes) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (;;) {
+    if (const int file = spare.take(bytes); file >= 0) return file;
+    REQUIRE(std::chrono::steady_clock::now() < limit);
+    usleep(200);
+  }
+}
+
+// What was given before this has been dealt with when it returns: in order, one thread.
+void settle(SpareFiles& spare) {
+  spare.give(make_file(kMarkerBytes), kMarkerBytes);
+  close(take_soon(spare, kMarkerBytes));
+}
+
+}  // namespace
+
+TEST_CASE("spare files: one that nobody has comes back, zeroed, for its size") {
+  SpareFiles spare;
+  spare.limit(1 << 30);
+  CHECK(spare.take(kBytes) == -1);
+  spare.give(make_file(kBytes), kBytes);
+  settle(spare);
+  CHECK(spare.take(kBytes + 4096) == -1);
+  const int file = spare.take(kBytes);
+  REQUIRE(file >= 0);
+  std::string content(kBytes, 'y');
+  REQUIRE(pread(file, content.data(), kBytes, 0) == static_cast<ssize_t>(kBytes));
+  CHECK(content == std::string(kBytes, '\0'));
+  CHECK(spare.take(kBytes) == -1);
+  close(file);
+}
+
+TEST_CASE("spare files: one that somebody may still see is not kept") {
+  SpareFiles spare;
+  spare.limit(1 << 30);
+  const auto kept_after = [&](auto&& share) {
+    const int file = make_file(kBytes);
+    auto unshare = share(file);
+    spare.give(file, kBytes);
+    settle(spare);
+    const int again = spare.take(kBytes);
+    if (again >= 0) close(again);
+    unshare();
+    return again >= 0;
+  };
+  CHECK(kept_after([](int) { return [] {}; }));
+  for (const int mode : {O_RDONLY, O_RDWR}) {
+    CHECK_FALSE(kept_after([&](int file) {
+      const int other = open_again(file, mode);
+      return [other] { close(other); };
+    }));
+  }
+  CHECK_FALSE(kept_after([](int file) {  // a mapping alone
+    const int other = open_again(file, O_RDONLY);
+    void* pages = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, other, 0);
+    REQUIRE(pages != MAP_FAILED);
+    close(other);
+    return [pages] { munmap(pages, kBytes); };
+  }));
+  CHECK_FALSE(kept_after([](int file) {  // a message that nobody has read
+    const int other = open_again(file, O_RDONLY);
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    char byte = 0;
+    iovec part{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &other, sizeof(int));
+    REQUIRE(sendmsg(ends[0], &message, 0) == 1);
+    close(other);
+    return [a = ends[0], b = ends[1]] {
+      close(a);
+      close(b);
+    };
+  }));
+  CHECK(kept_after([](int file) {  // one that has gone meanwhile
+    close(open_again(file, O_RDONLY));
+    return [] {};
+  }));
+}
+
+TEST_CASE("spare files: no more than the limit, the oldest go first") {
+  SpareFiles spare;
+  spare.give(make_file(kBytes), kBytes);  // nothing may be kept
+  spare.limit(2 * kBytes + kMarkerBytes);
+  settle(spare);
+  CHECK(spare.take(kBytes) == -1);
+  for (int i = 0; i < 4; ++i) {
+    spare.give(make_file(kBytes), kBytes);
+    settle(spare);
+  }
+  const int first = spare.take(kBytes), second = spare.take(kBytes);
+  CHECK(first >= 0);
+  CHECK(second >= 0);
+  CHECK(spare.take(kBytes) == -1);
+  spare.give(first, kBytes);
+  spare.give(second, kBytes);
+  settle(spare);
+  spare.limit(kBytes);
+  close(take_soon(spare, kBytes));
+  CHECK(spare.take(kBytes) == -1);
+}
