@@ -36,7 +36,7 @@ thread_local const void* inside_server = nullptr;
 class RequestServer::Impl {
  public:
   Impl(std::unique_ptr<Batcher> batcher, size_t max_pending)
-      : most_held_(2 * max_pending + 4096), batcher_(std::move(batcher)) {
+      : most_held_(2 * std::min(max_pending, size_t{1} << 40) + 4096), batcher_(std::move(batcher)) {
     decider_ = std::thread([this] { decide(); });
     try {
       runner_ = std::thread([this] { run_batches(); });
@@ -133,7 +133,7 @@ class RequestServer::Impl {
   std::string_view policy() const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return batcher_->name(); }  // constant
 
   base::Status drain(uint64_t timeout_ns) {
-    if (inside_server == this) return from_inside("drain");
+    if (inside_server == this) return from_inside("drained");
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
     draining_ = true;
