@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
 
@@ -173,9 +174,11 @@ void Server::accept_workers() {
     Peer peer;
     base::Result<Descriptor> socket = accept_peer(listener_.get(), &peer);
     if (!socket.ok()) {
-      // Out of descriptors: those that wait stay in the backlog until some are free.
-      if (socket.status().code() != GPUSHARE_NOT_READY)
-        base::log(base::kWarning, "daemon: " + socket.status().to_string());
+      if (socket.status().code() == GPUSHARE_NOT_READY) return;
+      // Out of descriptors: those that wait stay in the backlog until some are free. The pause keeps this from
+      // turning into a loop at full speed.
+      base::log(base::kWarning, "daemon: " + socket.status().to_string());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
       return;
     }
     base::Status refused;
