@@ -99,12 +99,16 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     }
   }
   const base::Status status = context_.status(result, call);
+  if (context_.lost()) {
+    // The function may still come: what it touches is kept for good.
+    static auto* kept = new std::vector<std::unique_ptr<Waiter>>;
+    static base::Mutex kept_mutex;
+    base::MutexLock lock(kept_mutex);
+    kept->push_back(std::move(waiter));
+    return status;
+  }
   base::MutexLock lock(mutex_);
-  // If the context is lost the function may still come: what it touches is kept for good.
-  if (context_.lost())
-    (void)waiter.release();
-  else
-    free_.push_back(std::move(waiter));
+  free_.push_back(std::move(waiter));
   return status;
 }
 

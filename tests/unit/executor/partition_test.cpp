@@ -23,17 +23,16 @@ executor::SessionOptions with_units(std::string name, uint32_t units) {
   return options;
 }
 
-void iterate(executor::Session& session, int count) {
+// Iterations that fill a block. No assertion, so that several threads may: what went wrong, or OK.
+base::Status iterate(executor::Session& session, int count) {
   for (int i = 0; i < count; ++i) {
-    auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
-    REQUIRE(iteration.ok());
-    auto block = (*iteration)->alloc(kMiB, 0);
-    REQUIRE(block.ok());
-    auto stream = (*iteration)->stream();
-    REQUIRE(stream.ok());
-    REQUIRE((*stream)->fill(*block, static_cast<uint8_t>(i), kMiB).ok());
-    REQUIRE((*iteration)->end().ok());
+    GPUSHARE_ASSIGN_OR_RETURN(const auto iteration, session.begin(GPUSHARE_NO_TIMEOUT));
+    GPUSHARE_ASSIGN_OR_RETURN(const memory::Address block, iteration->alloc(kMiB, 0));
+    GPUSHARE_ASSIGN_OR_RETURN(const auto stream, iteration->stream());
+    GPUSHARE_RETURN_IF_ERROR(stream->fill(block, static_cast<uint8_t>(i), kMiB));
+    GPUSHARE_RETURN_IF_ERROR(iteration->end());
   }
+  return {};
 }
 
 // The driver's view after a runtime has closed: nothing is left, nothing was done wrong.
@@ -71,9 +70,11 @@ TEST_CASE("a session's lane has the SMs it asked for, others share the device", 
     CHECK(equal->info().lane == critical->info().lane);
     CHECK(runtime->info()->promised_compute_units == 128);
     std::vector<std::thread> threads;
+    std::atomic<int> failed{0};
     for (auto* session : {&heavy, &critical, &beside, &equal})
-      threads.emplace_back([session] { iterate(**session, 20); });
+      threads.emplace_back([session, &failed] { failed += iterate(**session, 20).ok() ? 0 : 1; });
     for (std::thread& thread : threads) thread.join();
+    CHECK(failed == 0);
     REQUIRE(runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
     CHECK(runtime->check() == "");
     // The units of a lane that closes serve the next, also one of another size in the same place.
@@ -83,8 +84,8 @@ TEST_CASE("a session's lane has the SMs it asked for, others share the device", 
     CHECK(standin_calls("cuGreenCtxDestroy") >= 1);
     auto plain = open_session(*runtime, with_units("plain", 0));
     auto small = open_session(*runtime, with_units("small", 8));
-    iterate(*plain, 3);
-    iterate(*small, 3);
+    CHECK(iterate(*plain, 3).ok());
+    CHECK(iterate(*small, 3).ok());
     CHECK(small->info().compute_units == 8);
     REQUIRE(runtime->close().ok());
     check_clean();
@@ -102,10 +103,10 @@ TEST_CASE("who asks for more SMs than are free waits, or is refused with the num
   CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   CHECK(refused.status().message().find("64 of 128 can be promised") != std::string::npos);
   CHECK(runtime->open_session(with_units("never", 129)).status().code() == GPUSHARE_EXCEEDS_CAPACITY);
-  iterate(*first, 2);
+  CHECK(iterate(*first, 2).ok());
   REQUIRE(first->close().ok());
   REQUIRE(waits->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
-  iterate(*waits, 2);
+  CHECK(iterate(*waits, 2).ok());
   CHECK(waits->info().compute_units == 128);
   REQUIRE(runtime->close().ok());
   check_clean();
@@ -121,9 +122,9 @@ TEST_CASE("a driver that refuses the partition fails the session alone", "[parti
     CHECK(runtime->open_session(options).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
     CHECK(runtime->info()->promised_compute_units == 0);
   }
-  iterate(*other, 2);
+  CHECK(iterate(*other, 2).ok());
   auto again = open_session(*runtime, with_units("again", 8));
-  iterate(*again, 2);
+  CHECK(iterate(*again, 2).ok());
   REQUIRE(runtime->close().ok());
   check_clean();
 }
@@ -136,7 +137,7 @@ TEST_CASE("a session paged out of a lane with SMs of its own comes back to anoth
   const auto freed = paged->alloc(memory::Kind::kModel, kMiB / 2, 0);
   REQUIRE(kept.ok());
   REQUIRE(freed.ok());
-  iterate(*paged, 2);
+  CHECK(iterate(*paged, 2).ok());
   executor::SessionOptions high = with_units("high", 64);
   high.priority = 5;
   auto urgent = open_session(*runtime, high);
@@ -145,9 +146,9 @@ TEST_CASE("a session paged out of a lane with SMs of its own comes back to anoth
   CHECK(urgent->info().compute_units == 64);
   // Its stream is gone; its blocks can be freed all the same.
   CHECK(runtime->free(*freed).ok());
-  iterate(*urgent, 3);
+  CHECK(iterate(*urgent, 3).ok());
   REQUIRE(urgent->close().ok());
-  iterate(*paged, 2);
+  CHECK(iterate(*paged, 2).ok());
   CHECK(paged->info().compute_units == 128);
   CHECK(runtime->free(*kept).ok());
   REQUIRE(runtime->close().ok());
