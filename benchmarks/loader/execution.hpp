@@ -15,8 +15,8 @@
 namespace gpushare::bench {
 
 struct Execution {
-  uint64_t* lane_free_ns;               // on paper, shared by the groups of a run
-  uint64_t time_ns;                     // that the group takes
+  uint64_t* lane_free_ns;                // on paper, shared by the groups of a run
+  uint64_t time_ns;                      // that the group takes
   std::function<uint64_t()> arrival_ns;  // when it had arrived
 
   static void run(void* user_data) {

@@ -1,4 +1,4 @@
-// measure_reading FILE [rounds]: a model file read into a pinned image three ways, beside plain sequential
+// measure_reading FILE [rounds]: a model file read into a pinned image each way, beside plain sequential
 // reads of the same file into one buffer (what dd does), cold and warm, in turns within one run. Cold =
 // dropped from the page cache with posix_fadvise.
 // SPDX-License-Identifier: Apache-2.0
@@ -74,6 +74,7 @@ base::Status measure(const std::string& path, int rounds) {
       {"image, direct x1", image(ReadOptions::Path::kDirect, 1)},
       {"image, direct x4", image(ReadOptions::Path::kDirect, 4)},
       {"image, mapped x4", image(ReadOptions::Path::kMapped, 4)},
+      {"image, auto x4", image(ReadOptions::Path::kAuto, 4)},
   };
   // The chunks' pages are touched once before anything is timed: a cache that runs has them.
   GPUSHARE_RETURN_IF_ERROR(image(ReadOptions::Path::kBuffered, 4)());

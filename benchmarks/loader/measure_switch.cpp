@@ -34,8 +34,9 @@ void write_model(const std::string& path, const std::vector<uint64_t>& bytes) {
   std::string json = "{";
   uint64_t at = 0;
   for (size_t i = 0; i < bytes.size(); ++i) {
-    json += (i > 0 ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[)" + std::to_string(bytes[i]) +
-            R"(],"data_offsets":[)" + std::to_string(at) + "," + std::to_string(at + bytes[i]) + "]}";
+    json += (i > 0 ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[)" +
+            std::to_string(bytes[i]) + R"(],"data_offsets":[)" + std::to_string(at) + "," +
+            std::to_string(at + bytes[i]) + "]}";
     at += bytes[i];
   }
   json += "}";
@@ -110,11 +111,12 @@ struct Bench {
     for (size_t group = 0; group < ends.size(); ++group) {
       double ms = 0;
       for (uint32_t i = first; i < ends[group]; ++i) ms += execute_ms[i];
-      executions.push_back({&lane_free_ns, static_cast<uint64_t>(ms * 1e6), [&turn, group, sent_ns]() -> uint64_t {
-                              if (!turn.loaded) return 0;
-                              const auto after_ns = turn.model->arrived_ns(group);
-                              return sent_ns + (after_ns.ok() ? *after_ns : 0);
-                            }});
+      executions.push_back(
+          {&lane_free_ns, static_cast<uint64_t>(ms * 1e6), [&turn, group, sent_ns]() -> uint64_t {
+             if (!turn.loaded) return 0;
+             const auto after_ns = turn.model->arrived_ns(group);
+             return sent_ns + (after_ns.ok() ? *after_ns : 0);
+           }});
       GPUSHARE_RETURN_IF_ERROR(turn.model->make_usable(first, ends[group], *stream));
       GPUSHARE_RETURN_IF_ERROR(stream->launch_host(bench::Execution::run, &executions.back()));
       first = ends[group];
@@ -181,8 +183,8 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
   GPUSHARE_RETURN_IF_ERROR(status);
   const double ready = median(times.ready);
   const auto over = [&](const std::vector<double>& of) { return (median(of) - ready) / load_ms * 100; };
-  std::printf("%-10s %5.1f %8.1f %6zu %9.1f %9.1f %7.1f%% %7.1f%% %10.1f %7.1f%% %10.1f\n", model.c_str(), ratio,
-              load_ms, groups, ready, median(times.planned), over(times.planned),
+  std::printf("%-10s %5.1f %8.1f %6zu %9.1f %9.1f %7.1f%% %7.1f%% %10.1f %7.1f%% %10.1f\n", model.c_str(),
+              ratio, load_ms, groups, ready, median(times.planned), over(times.planned),
               (*std::min_element(times.planned.begin(), times.planned.end()) - ready) / load_ms * 100,
               median(times.one_shot), over(times.one_shot), median(times.restart));
   return {};
@@ -197,7 +199,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: measure_switch [copy_gbps above 0] [rounds]\n");
     return 2;
   }
-  std::printf("host device, link capped at %g GB/s; medians over %d switches each way, ms\n", copy_gbps, 2 * rounds);
+  std::printf("host device, link capped at %g GB/s; medians over %d switches each way, ms\n", copy_gbps,
+              2 * rounds);
   std::printf("%-10s %5s %8s %6s %9s %9s %8s %8s %10s %8s %10s\n", "model", "E/T", "load", "groups", "ready",
               "switched", "of load", "(least)", "one shot", "of load", "restarted");
   for (const char* model : {"resnet101", "bert_base"}) {

@@ -114,11 +114,16 @@ base::Status SessionImpl::free(memory::Address address) {
   return runtime_->memory_->free(address);
 }
 
-base::Status SessionImpl::with_residence(const std::function<base::Status()>& body) {
+base::Status SessionImpl::with_residence(
+    const std::function<base::Status(const device::Stream& home)>& body) {
   for (;;) {
-    {
-      const GatePass pass(residence_gate_);
-      if (pass) return body();
+    if (const GatePass pass(residence_gate_); pass) {
+      LaneSlot* lane = nullptr;
+      {
+        base::MutexLock lock(runtime_->mutex_);
+        lane = lane_;
+      }
+      return body(lane->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
   }

@@ -247,10 +247,12 @@ class Session {
   // blocks went with it.
   virtual base::Status free(memory::Address address) = 0;
   // Calls `body` while the session's persistent bytes are on the device and stay there, so that it can enqueue
-  // work on them outside an iteration; that work must be recorded (Runtime::record_use) in it. `body` must be
-  // short and must not wait for the runtime. Blocks while the session is queued or paged out. Errors: as
-  // wait_admitted, and body's.
-  virtual base::Status with_residence(const std::function<base::Status()>& body) = 0;
+  // work on them outside an iteration; that work must come after what `home`, the session's stream, has enqueued
+  // (blocks are reused in its order), and must be recorded (Runtime::record_use) in it. `body` must be short and
+  // must not wait for the runtime. Blocks while the session is queued or paged out. Errors: as wait_admitted, and
+  // body's.
+  virtual base::Status with_residence(
+      const std::function<base::Status(const device::Stream& home)>& body) = 0;
   // Whose it is, for comparison only.
   virtual const Runtime* runtime() const = 0;
 

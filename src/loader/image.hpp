@@ -77,6 +77,7 @@ class Image {
   uint64_t bytes() const { return bytes_; }  // layout's end, padding included
   // Host memory that it takes: whole chunks.
   uint64_t held_bytes() const { return chunks_.size() * pool_.chunk_bytes(); }
+  bool is_of(const ChunkPool& pool) const { return &pool_ == &pool; }
   // What executions of it have taught, for whoever plans its transmission.
   Profile& profile() const { return profile_; }
   // What a device block needs for layers [first, end): from the first one's offset to the last one's end.

@@ -131,16 +131,21 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& 
                                                              memory::Address address,
                                                              std::vector<uint32_t> ends,
                                                              GroupCallback on_group) {
-  base::MutexLock enqueuing(enqueue_mutex_);
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, copy_stream());
   std::unique_ptr<Transmission> out;
-  const base::Status status = session.with_residence([&]() -> base::Status {
-    GPUSHARE_RETURN_IF_ERROR(stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
+  const base::Status status = session.with_residence([&](const device::Stream& home) -> base::Status {
+    base::MutexLock enqueuing(enqueue_mutex_);
+    base::Status sent = stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
+      // The block's bytes were given out in the order of the session's stream: what it has enqueued may use them.
+      GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
+      GPUSHARE_RETURN_IF_ERROR(home.record(before));
+      GPUSHARE_RETURN_IF_ERROR(copies.wait(before));
       GPUSHARE_ASSIGN_OR_RETURN(
           out, Transmission::start(runtime_->device(), copies, image, address, ends, 0, std::move(on_group)));
+      out->hold(std::move(before));
       return {};
-    }));
-    return runtime_->record_use(address, *stream);
+    });
+    return sent.ok() ? runtime_->record_use(address, *stream) : sent;
   });
   if (status.ok()) return out;
   // A stream that has failed stays so: the next load gets another.
@@ -159,6 +164,8 @@ base::Result<std::shared_ptr<Model>> Loader::load(const std::shared_ptr<executor
   if (session->runtime() != runtime_.get())
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         "session '" + session->name() + "' is of another runtime than the image");
+  if (!made(*image))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + image->name() + "' is of another loader");
   if (image->layers().empty() || image->bytes() == 0)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + image->name() + "' has no bytes");
   if (!options.execute_ms.empty() && options.execute_ms.size() != image->layers().size())

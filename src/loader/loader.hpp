@@ -61,7 +61,8 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
 
   // Allocates a block of kind model in `session` and enqueues the image's copies there. Returns at once if the
   // session is resident; waits for admission or page-in otherwise. Errors: Session::alloc's;
-  // INVALID_ARGUMENT (a session of another runtime, ends that are no grouping); the device's.
+  // INVALID_ARGUMENT (a session of another runtime, an image of another loader, ends that are no grouping); the
+  // device's.
   base::Result<std::shared_ptr<Model>> load(const std::shared_ptr<executor::Session>& session,
                                             std::shared_ptr<const Image> image, LoadOptions options);
 
@@ -72,6 +73,8 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   bool link_known() const;
 
   executor::Runtime& runtime() const { return *runtime_; }
+  // An image goes with the loader that made it.
+  bool made(const Image& image) const { return image.is_of(pool_); }
   void runtime_closing() override;
 
  private:

@@ -78,6 +78,9 @@ std::shared_ptr<Switcher::Member> Switcher::find(MemberId id) const {
 
 base::Result<MemberId> Switcher::add(MemberOptions options) {
   if (options.image == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "a member needs an image");
+  if (!loader_->made(*options.image))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "image '" + options.image->name() + "' is of another loader than the switcher's");
   executor::SessionOptions& session = options.session;
   const auto runtime = loader_->runtime().info();
   if (!runtime.ok()) return runtime.status();

@@ -57,6 +57,8 @@ class Transmission {
   // Device time from the start of the first copy to the arrival of group `group`. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group) const;
   std::span<const uint32_t> group_ends() const { return ends_; }
+  // Keeps `event` until the last copy has finished.
+  void hold(device::Event event) { held_ = std::move(event); }
   // The group that brings `layer`; groups() for a resident one. Errors: INVALID_ARGUMENT (no such layer).
   base::Result<size_t> group_of(uint32_t layer) const;
 
@@ -73,6 +75,7 @@ class Transmission {
   std::vector<uint32_t> ends_;
   uint32_t resident_;
   uint64_t copies_ = 0;
+  device::Event held_;
   device::Event started_;
   std::vector<device::Event> events_;
   std::vector<std::unique_ptr<Notice>> notices_;

@@ -102,7 +102,8 @@ TEST_CASE("short reads and interruptions change nothing") {
   const Folder folder;
   const std::string path = folder.write("m.safetensors", model_text(500));
   Reading reading;
-  for (const auto how : {ReadOptions::Path::kBuffered, ReadOptions::Path::kDirect, ReadOptions::Path::kAuto}) {
+  for (const auto how :
+       {ReadOptions::Path::kBuffered, ReadOptions::Path::kDirect, ReadOptions::Path::kAuto}) {
     reading.options.path = how;
     loader::set_read_function(fitful);
     const auto image = reading.load(path);

@@ -154,6 +154,14 @@ TEST_CASE("members share the device with sessions that are not the switcher's") 
 TEST_CASE("what a member cannot be, and who cannot wait") {
   Switching on(test::kSetups[0], 16 * kMiB);
   CHECK(on.switcher->add({}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  // An image lives in its loader's memory: no other may send it.
+  const auto second = *loader::Loader::open(on.runtime, {});
+  loader::MemberOptions foreign;
+  foreign.image = *second->create_image("foreign", {{"only", 0, 4}}, std::vector<const void*>{"abc"});
+  CHECK(on.switcher->add(foreign).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  const auto session = test::open_session(*on.runtime, test::need("s", kMiB, 256));
+  CHECK(on.loader->load(session, foreign.image, {}).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  REQUIRE(session->close().ok());
   loader::MemberOptions large;
   large.image = on.image("large", 4, 2 * kMiB, 9);
   large.session = test::need("large", 9 * kMiB, 0);
