@@ -15,6 +15,7 @@ namespace gpushare::capi {
 // The size of a struct as first published, by its last field then; never today's sizeof.
 template <class T>
 struct V1Size;
+// NOLINTBEGIN(bugprone-macro-parentheses,bugprone-sizeof-expression): a member's name, and members that are pointers
 #define GPUSHARE_V1_SIZE(type, last)                                                                  \
   template <>                                                                                         \
   struct V1Size<type> {                                                                               \
@@ -58,6 +59,7 @@ GPUSHARE_V1_SIZE(gpushare_model_info, load_ns);
 GPUSHARE_V1_SIZE(gpushare_switcher_params, keep_bytes);
 GPUSHARE_V1_SIZE(gpushare_member_info, drops);
 GPUSHARE_V1_SIZE(gpushare_switcher_info, switch_ns);
+// NOLINTEND(bugprone-macro-parentheses,bugprone-sizeof-expression)
 #undef GPUSHARE_V1_SIZE
 
 // A size above this is an uninitialised struct rather than a future one.

@@ -90,9 +90,10 @@ std::string format(const char* format, ...) __attribute__((format(printf, 1, 2))
 #define GPUSHARE_CONCAT_INNER_(a, b) a##b
 #define GPUSHARE_CONCAT_(a, b) GPUSHARE_CONCAT_INNER_(a, b)
 // GPUSHARE_ASSIGN_OR_RETURN(auto x, f()); declares x from f()'s value or returns f()'s status.
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses
 #define GPUSHARE_ASSIGN_OR_RETURN(declaration, expr)              \
   auto GPUSHARE_CONCAT_(gpushare_result_, __LINE__) = (expr);     \
   if (!GPUSHARE_CONCAT_(gpushare_result_, __LINE__).ok())         \
     return GPUSHARE_CONCAT_(gpushare_result_, __LINE__).status(); \
-  declaration =                                                   \
-      std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses)
+  declaration = std::move(*GPUSHARE_CONCAT_(gpushare_result_, __LINE__))
+// NOLINTEND(bugprone-macro-parentheses)
