@@ -204,7 +204,9 @@ typedef struct gpushare_progress {
   uint64_t device_ns;       /* device time of the iteration that has just finished */
 } gpushare_progress;
 /* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
- * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. */
+ * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. It may come after
+ * the iteration's ticket has been waited for, never after gpushare_session_close has returned: that waits for
+ * calls about its session that are under way on other threads. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {

@@ -54,6 +54,7 @@ void Outbox::flush() {
       base::log(base::kWarning, "the progress function threw");
     }
   }
+  if (!calls.empty()) runtime_.progress_told(calls);
   while (!dropped.empty()) {
     const std::unique_ptr<Work> work = std::move(dropped.back());
     dropped.pop_back();
@@ -61,6 +62,13 @@ void Outbox::flush() {
   sessions.clear();
   tickets.clear();
   if (std::exchange(memory_changed, false)) runtime_.record_memory();
+}
+
+void RuntimeImpl::progress_told(const std::vector<Outbox::Finished>& calls) {
+  base::MutexLock lock(mutex_);
+  for (const Outbox::Finished& call : calls)
+    if (--call.session->progress_calls_ == 0 && call.session->closed_)
+      call.session->state_changed_.notify_all();
 }
 
 // Memory has locks of its own, which it may hold while it waits for the device.
@@ -315,10 +323,12 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     if (outcome.ok()) {
       ++session.iterations_done_;
       ++iterations_done_;
-      if (on_progress_)
+      if (on_progress_) {
         outbox.finished.push_back({session.shared_from_this(),
                                    {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
                                     session.service_ns_, device_ns}});
+        ++session.progress_calls_;
+      }
     }
     slot.outcome = {};
     slot.session = nullptr;

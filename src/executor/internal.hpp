@@ -182,6 +182,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t peak_bytes_ = 0;                // of its persistent blocks, known at its end
   uint64_t iteration_peak_bytes_ = 0;      // its largest iteration
   uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
+  uint32_t progress_calls_ = 0;            // in outboxes; close waits for them
   base::ConditionVariable turn_came_;      // for the pull that waits
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
@@ -351,6 +352,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
   // reaping.
   void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void progress_told(const std::vector<Outbox::Finished>& calls) GPUSHARE_EXCLUDES(mutex_);
   // Retires what has finished, without waiting.
   void poll(Outbox& outbox) GPUSHARE_EXCLUDES(mutex_);
   void kick_reapers() GPUSHARE_REQUIRES(mutex_);

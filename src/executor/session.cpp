@@ -50,7 +50,7 @@ base::Status SessionImpl::close() {
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.settle(nullptr, outbox);
-  while (!torn_down_) {
+  while (!torn_down_ || progress_calls_ > 0) {
     if (!runtime.acting_ && !runtime.actions_.empty()) {
       runtime.run_actions(true, outbox);
     } else if (in_flight_ > 0 && lane_->in_flight > 0 && !lane_->reaping) {
@@ -66,7 +66,7 @@ base::Status SessionImpl::close() {
 
 bool SessionImpl::closed() const {
   base::MutexLock lock(runtime_->mutex_);
-  return closed_ && torn_down_;
+  return closed_ && torn_down_ && progress_calls_ == 0;
 }
 
 base::Status SessionImpl::cancel() {

@@ -182,7 +182,8 @@ TEST_CASE("a progress function that throws or calls in") {
     bool throws = false;
     std::atomic<uint64_t> watched{0};  // the session whose iterations count
     std::atomic<bool> inside{false};
-    std::atomic<int> others{0};  // answers that nobody should get
+    std::atomic<bool> closed{false};
+    std::atomic<int> others{0};  // answers that nobody should get, and calls after the close
   } data;
   data.throws = throws;
   const auto configure = [](gpushare_runtime_params* params, void* user) {
@@ -190,6 +191,7 @@ TEST_CASE("a progress function that throws or calls in") {
     params->on_progress = [](void* user_data, const gpushare_progress* progress) {
       auto& d = *static_cast<Data*>(user_data);
       if (progress->session_id != d.watched || d.inside.exchange(true)) return;
+      if (d.closed) ++d.others;
       if (d.throws) {
         ++d.seen.calls;
         d.inside = false;
@@ -213,6 +215,7 @@ TEST_CASE("a progress function that throws or calls in") {
   CHECK(gpushare_runtime_synchronize(fixture.runtime, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
   CHECK(fixture.state(data.seen.session) == GPUSHARE_SESSION_RESIDENT);
   CHECK(gpushare_session_close(data.seen.session) == GPUSHARE_OK);
+  data.closed = true;
   fixture.finish();
   CHECK(data.seen.calls > 0);
   CHECK(data.others == 0);
