@@ -82,10 +82,10 @@ inline base::Status check_struct_size(const char* name, uint32_t size, size_t sm
 template <class T>
 base::Status read_struct(const char* name, const T* in, T* out) {
   static_assert(std::is_trivially_copyable_v<T>);
+  std::memset(out, 0, sizeof(T));
   if (in == nullptr) return null_argument(name);
   const uint32_t size = in->struct_size;
   GPUSHARE_RETURN_IF_ERROR(check_struct_size(name, size, V1Size<T>::value));
-  std::memset(out, 0, sizeof(T));
   std::memcpy(out, in, std::min<size_t>(size, sizeof(T)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t i = sizeof(T); i < size; ++i) {

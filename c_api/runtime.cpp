@@ -83,7 +83,7 @@ int32_t gpushare_runtime_close(gpushare_runtime runtime) {
   return capi::guard([&]() -> base::Status {
     const auto pin = capi::RuntimeHandles::instance().find(runtime);
     if (!pin) return capi::stale("runtime");
-    const base::Status status = pin->close();
+    base::Status status = pin->close();
     // Refused from inside a callback: the handle stays good. Any other verdict is that of a closed runtime.
     if (status.code() != GPUSHARE_INVALID_STATE || !pin->info().ok())
       capi::RuntimeHandles::instance().remove(runtime);

@@ -68,7 +68,7 @@ int32_t gpushare_session_close(gpushare_session session) {
   return capi::guard([&]() -> base::Status {
     const auto pin = capi::SessionHandles::instance().find(session);
     if (!pin) return capi::stale("session");
-    const base::Status status = pin->close();
+    base::Status status = pin->close();
     // Refused (from a callback, or inside its own iteration): the handle stays good. Closed with its runtime: giving the handle
     // back is all that is left to do.
     if (!status.ok() && !pin->closed()) return status;

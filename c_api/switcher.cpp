@@ -64,7 +64,7 @@ int32_t gpushare_switcher_release(gpushare_switcher switcher) {
   return capi::guard([&]() -> base::Status {
     const auto pin = capi::SwitcherHandles::instance().find(switcher);
     if (!pin) return capi::stale("switcher");
-    const base::Status status = pin->close();
+    base::Status status = pin->close();
     // Closed with its runtime: giving the handle back is all that is left. Refused from inside its own iteration:
     // the handle stays good.
     if (!status.ok() && !pin->closed()) return status;

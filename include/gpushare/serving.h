@@ -250,7 +250,9 @@ typedef void (*gpushare_answer_fn)(void* user_data, const gpushare_request_outco
  * number; arrival_ns 0 means now. `answer` may be null: the statistics count it all the same. Does not wait for
  * the device. Errors, `answer` is then not called: QUEUE_FULL (back-pressure: max_pending wait, or answers are
  * not taken fast enough), TIMED_OUT (it cannot finish in time; the message has the numbers), ALREADY_EXISTS,
- * INVALID_ARGUMENT, INVALID_STATE (draining; its model's session has ended). */
+ * INVALID_ARGUMENT, INVALID_STATE (draining; its model's session has ended), HOST_OUT_OF_MEMORY. When the host has
+ * no memory for a decision the queue gives up: what is not running is answered with HOST_OUT_OF_MEMORY, and so is
+ * every later submit; close it and create another. */
 GPUSHARE_API int32_t gpushare_request_queue_submit(gpushare_request_queue queue,
                                                    const gpushare_request* request, gpushare_answer_fn answer,
                                                    void* user_data);

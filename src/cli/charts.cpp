@@ -97,10 +97,11 @@ std::vector<double> log_ticks(double low, double high) {
   std::vector<double> out;
   if (!(low > 0) || !(high > low)) return out;
   const double decades = std::log10(high / low);
-  for (double power = std::pow(10.0, std::floor(std::log10(low))); power <= high * 1.0001; power *= 10)
+  const int last = static_cast<int>(std::ceil(std::log10(high)));
+  for (int power = static_cast<int>(std::floor(std::log10(low))); power <= last; ++power)
     for (const double factor : {1.0, 2.0, 5.0}) {
       if (decades > 4 && factor != 1.0) continue;
-      const double value = factor * power;
+      const double value = factor * std::pow(10.0, power);
       if (value >= low * 0.9999 && value <= high * 1.0001) out.push_back(value);
     }
   return out;

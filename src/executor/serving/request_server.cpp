@@ -2,9 +2,11 @@
 #include "executor/serving/request_server.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -48,16 +50,25 @@ class RequestServer::Impl {
   ~Impl() { (void)stop(); }
 
   base::Result<uint32_t> add_model(const ModelSpec& spec, RunBatch run) {
+    auto shared = std::make_shared<const RunBatch>(std::move(run));
     base::MutexLock lock(mutex_);
     if (draining_) return closed();
-    GPUSHARE_ASSIGN_OR_RETURN(const uint32_t model, batcher_->add_model(spec));
-    models_.push_back({std::make_shared<const RunBatch>(std::move(run)), {}});
-    return model;
+    if (given_up_) return no_memory_;
+    models_.reserve(models_.size() + 1);  // once the batcher knows it, nothing may fail
+    try {
+      GPUSHARE_ASSIGN_OR_RETURN(const uint32_t model, batcher_->add_model(spec));
+      models_.push_back({std::move(shared), {}});
+      return model;
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
 
   base::Status submit(const Request& request, Answer answer, void* tag) {
     base::MutexLock lock(mutex_);
     if (draining_) return closed();
+    if (given_up_) return no_memory_;
     if (request.model < models_.size() && !models_[request.model].ended.ok())
       return base::Status(GPUSHARE_INVALID_STATE,
                           base::format("model %u runs no more batches: %s", request.model,
@@ -73,11 +84,12 @@ class RequestServer::Impl {
               "request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
               static_cast<unsigned long long>(request.id), entries_.size()));
     }
-    // Before the batcher holds it: nothing may fail in between.
-    const auto entry =
-        entries_
-            .try_emplace(request.id, Entry{request.deadline_ns, request.application, tag, std::move(answer)})
-            .first;
+    // Before the batcher holds it: nothing may fail in between. Nor later, for want of room for its outcome.
+    if (answers_.capacity() <= entries_.size()) answers_.reserve(2 * entries_.size() + 64);
+    const auto entry = entries_
+                           .try_emplace(request.id, Entry{request.deadline_ns, request.application, tag,
+                                                          std::move(answer), Stage::kWaiting})
+                           .first;
     const uint64_t now = base::host_now_ns();
     base::Status status;
     try {
@@ -90,6 +102,7 @@ class RequestServer::Impl {
       }
     } catch (...) {
       entries_.erase(entry);
+      give_up();
       throw;
     }
     if (!status.ok()) {
@@ -106,27 +119,51 @@ class RequestServer::Impl {
 
   bool cancel(RequestId id) {
     base::MutexLock lock(mutex_);
-    const bool waited = batcher_->cancel(id, base::host_now_ns());
-    if (waited) poke();
-    return waited;
+    if (given_up_) return false;
+    try {
+      const bool waited = batcher_->cancel(id, base::host_now_ns());
+      if (waited) poke();
+      return waited;
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
 
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
     base::MutexLock lock(mutex_);
-    batcher_->observe(model, application, execution_ns);
+    if (given_up_) return;
+    try {
+      batcher_->observe(model, application, execution_ns);
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
     base::MutexLock lock(mutex_);
-    batcher_->observe_batch(model, k, longest_ns, device_ns);
+    if (given_up_) return;
+    try {
+      batcher_->observe_batch(model, k, longest_ns, device_ns);
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
   base::Result<Profile> profile(uint32_t model, uint32_t application) {
     base::MutexLock lock(mutex_);
-    return batcher_->profile(model, application);
+    if (given_up_) return no_memory_;
+    try {
+      return batcher_->profile(model, application);
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
   RequestServerStats stats() const {
     base::MutexLock lock(mutex_);
     RequestServerStats stats = stats_;
-    stats.pending = batcher_->pending();
+    stats.pending = given_up_ ? 0 : batcher_->pending();
     stats.held = entries_.size();
     return stats;
   }
@@ -156,10 +193,12 @@ class RequestServer::Impl {
       if (!stopping_) {
         stopping_ = true;
         // What waits is cancelled; what the device holds already runs to its end.
-        std::vector<RequestId> ids;
-        ids.reserve(entries_.size());
-        for (const auto& [id, entry] : entries_) ids.push_back(id);
-        for (RequestId id : ids) batcher_->cancel(id, base::host_now_ns());
+        try {
+          for (const auto& [id, entry] : entries_)
+            if (!given_up_) batcher_->cancel(id, base::host_now_ns());
+        } catch (...) {
+          give_up();
+        }
       }
       poke();
       while (!entries_.empty()) answered_.wait(mutex_);
@@ -174,15 +213,21 @@ class RequestServer::Impl {
   }
 
  private:
+  enum class Stage : uint8_t { kWaiting, kRunning, kDue };  // due: its outcome is in answers_
   struct Entry {
     uint64_t deadline_ns;
     uint32_t application;
     void* tag;
     Answer answer;
+    Stage stage;
   };
   struct Model {
     std::shared_ptr<const RunBatch> run;
     base::Status ended;  // not OK: runs nothing any more
+  };
+  struct Told {
+    RequestOutcome outcome;
+    Answer answer;
   };
   static constexpr uint64_t kAgain = 0;
 
@@ -196,6 +241,31 @@ class RequestServer::Impl {
   void poke() GPUSHARE_REQUIRES(mutex_) {
     poked_ = true;
     changed_.notify_all();
+  }
+
+  // Its answer is due. Allocates nothing: submit() saw to the room.
+  void settle(RequestOutcome outcome, Entry& entry) GPUSHARE_REQUIRES(mutex_) {
+    entry.stage = Stage::kDue;
+    outcome.deadline_ns = entry.deadline_ns;
+    answers_.push_back(outcome);
+  }
+
+  // The host had no memory for a step of the batcher's, which may have been left half done: it is not asked
+  // again. What is not running already is answered with that, and nothing more is taken. Allocates nothing.
+  void give_up() noexcept GPUSHARE_REQUIRES(mutex_) {
+    if (given_up_) return;
+    given_up_ = true;
+    waiting_.clear();
+    RequestOutcome outcome;
+    outcome.status = no_memory_.code();
+    outcome.finished_ns = base::host_now_ns();
+    for (auto& [id, entry] : entries_) {
+      if (entry.stage != Stage::kWaiting) continue;
+      outcome.id = id;
+      settle(outcome, entry);
+      ++stats_.failed;
+    }
+    poke();
   }
 
   // Asks the batcher what to run; a batch goes to waiting_, drops to answers_. When to ask again: kAgain if there
@@ -215,7 +285,7 @@ class RequestServer::Impl {
       outcome.dropped = drop.reason;
       outcome.finished_ns = end;
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
-      answers_.push_back(outcome);
+      settle(outcome, entries_.find(drop.id)->second);
     }
     if (!decision.batch) return decision.wake_ns;
     ++in_flight_;
@@ -223,34 +293,37 @@ class RequestServer::Impl {
     return kAgain;
   }
 
-  // Takes the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids count
-  // as held until all are answered.
-  void report(std::vector<RequestOutcome>& outcomes, std::vector<Answer>& takers) GPUSHARE_REQUIRES(mutex_) {
+  // Takes some of the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids
+  // count as held until they are answered.
+  void report() GPUSHARE_REQUIRES(mutex_) {
     if (answers_.empty()) return;
-    outcomes.swap(answers_);
-    for (RequestOutcome& outcome : outcomes) {
-      Entry& entry = entries_.find(outcome.id)->second;
-      outcome.deadline_ns = entry.deadline_ns;
-      takers.push_back(std::move(entry.answer));
+    const size_t count = std::min(answers_.size(), told_.size());
+    for (size_t i = 0; i < count; ++i) {
+      told_[i].outcome = answers_[i];
+      told_[i].answer = std::move(entries_.find(answers_[i].id)->second.answer);
     }
+    answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(count));
     mutex_.unlock();
     {
       const InsideServer inside(this);
-      for (size_t i = 0; i < outcomes.size(); ++i) {
-        tell(takers[i], outcomes[i]);
-        takers[i] = nullptr;
+      for (size_t i = 0; i < count; ++i) {
+        tell(told_[i].answer, told_[i].outcome);
+        told_[i].answer = nullptr;
       }
     }
     mutex_.lock();
-    for (const RequestOutcome& outcome : outcomes) entries_.erase(outcome.id);
-    outcomes.clear();
-    takers.clear();
+    for (size_t i = 0; i < count; ++i) entries_.erase(told_[i].outcome.id);
+    if (!answers_.empty()) poked_ = true;
     if (entries_.empty()) answered_.notify_all();
   }
-  static void tell(const Answer& answer, const RequestOutcome& outcome) {
+  static void tell(const Answer& answer, const RequestOutcome& outcome) noexcept {
     const auto complain = [&outcome](const char* what) {
-      base::log(GPUSHARE_LOG_ERROR, base::format("request %llu: the function that takes its outcome threw %s",
-                                                 static_cast<unsigned long long>(outcome.id), what));
+      try {
+        base::log(GPUSHARE_LOG_ERROR,
+                  base::format("request %llu: the function that takes its outcome threw %s",
+                               static_cast<unsigned long long>(outcome.id), what));
+      } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the line
+      }
     };
     try {
       if (answer) answer(outcome);
@@ -263,17 +336,20 @@ class RequestServer::Impl {
 
   // The thread that decides when requests arrive, are cancelled or run out of time, and that answers.
   void decide() {
-    std::vector<RequestOutcome> outcomes;
-    std::vector<Answer> takers;
     base::MutexLock lock(mutex_);
     while (true) {
       poked_ = false;
-      const uint64_t wake_ns = ask();
+      uint64_t wake_ns = kNever;
+      try {
+        if (!given_up_) wake_ns = ask();
+      } catch (...) {
+        give_up();
+      }
       if (wake_ns == kAgain) {
         work_.notify_one();
         poked_ = true;
       }
-      report(outcomes, takers);
+      report();
       if (ended_) return;
       if (poked_) continue;
       if (wake_ns == kNever) {
@@ -300,55 +376,79 @@ class RequestServer::Impl {
       if (waiting_.empty()) return;
       const Batch batch = std::move(waiting_.front());
       waiting_.pop_front();
-      if (!wait_for_start(batch)) {
-        batcher_->rejected(batch.id, base::host_now_ns());
+      const bool in_time = wait_for_start(batch);
+      if (given_up_) continue;
+      const uint64_t begin = base::host_now_ns();
+      try {
+        if (in_time)
+          batcher_->started(batch.id, begin);
+        else
+          batcher_->rejected(batch.id, begin);
+      } catch (...) {
+        give_up();
+        continue;
+      }
+      if (!in_time) {
         --in_flight_;
         poke();  // the decider answers the drops
         continue;
       }
-      const uint64_t begin = base::host_now_ns();
-      batcher_->started(batch.id, begin);
-      applications.clear();
-      told.tags.clear();
-      for (RequestId id : batch.requests) {
-        const Entry& entry = entries_.find(id)->second;
-        applications.push_back(entry.application);
-        told.tags.push_back(entry.tag);
-      }
+      for (RequestId id : batch.requests) entries_.find(id)->second.stage = Stage::kRunning;
       told.started_ns = begin;
-      told.execution_ns.assign(batch.requests.size(), 0);
       told.model_ended = false;
       told.server = this;
+      base::Status status;
+      try {
+        applications.clear();
+        told.tags.clear();
+        for (RequestId id : batch.requests) {
+          const Entry& entry = entries_.find(id)->second;
+          applications.push_back(entry.application);
+          told.tags.push_back(entry.tag);
+        }
+        told.execution_ns.assign(batch.requests.size(), 0);
+      } catch (...) {
+        status = no_memory_;
+      }
       const std::shared_ptr<const RunBatch> run = models_[batch.model].run;
       lock.unlock();
-      const base::Status status = call(*run, batch, told);
+      if (status.ok()) status = call(*run, batch, told);
       lock.lock();
       const uint64_t end = base::host_now_ns();
       const uint64_t took = end - std::clamp(told.started_ns, begin, end);
-      if (status.ok()) {
-        told.execution_ns.resize(batch.requests.size());
-        batcher_->observe_run(batch.model, applications, told.execution_ns, took);
+      try {
+        if (status.ok() && !given_up_) {
+          told.execution_ns.resize(batch.requests.size());
+          batcher_->observe_run(batch.model, applications, told.execution_ns, took);
+        }
+        if (!given_up_) batcher_->finished(batch.id, took, end);
+      } catch (...) {
+        give_up();
       }
-      batcher_->finished(batch.id, took, end);
       if (told.model_ended) models_[batch.model].ended = status;
       --in_flight_;
       ++stats_.batches;
       stats_.batched_requests += batch.requests.size();
       stats_.busy_ns += took;
       for (RequestId id : batch.requests) {
+        Entry& entry = entries_.find(id)->second;
         RequestOutcome outcome;
         outcome.id = id;
         outcome.status = status.code();
         outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
         outcome.finished_ns = end;
-        answers_.push_back(outcome);
+        settle(outcome, entry);
         if (!status.ok())
           ++stats_.failed;
         else
-          ++(end <= entries_.find(id)->second.deadline_ns ? stats_.in_time : stats_.late);
+          ++(end <= entry.deadline_ns ? stats_.in_time : stats_.late);
       }
       poke();
-      if (waiting_.empty()) (void)ask();
+      try {
+        if (waiting_.empty() && !given_up_) (void)ask();
+      } catch (...) {
+        give_up();
+      }
     }
   }
 
@@ -364,17 +464,30 @@ class RequestServer::Impl {
     return now <= batch.latest_start_ns;
   }
 
-  base::Status call(const RunBatch& run, const Batch& batch, BatchReport& told) const {
+  base::Status call(const RunBatch& run, const Batch& batch, BatchReport& told) const noexcept {
     const InsideServer inside(this);
+    const auto threw = [this](const char* what) {
+      try {
+        return base::Status(GPUSHARE_CALLBACK_FAILED, what);
+      } catch (...) {
+        return no_memory_;
+      }
+    };
     try {
       return run(batch, told);
+    } catch (const std::bad_alloc&) {
+      return no_memory_;
     } catch (const std::exception& error) {
-      return {GPUSHARE_CALLBACK_FAILED, error.what()};
+      return threw(error.what());
     } catch (...) {
-      return {GPUSHARE_CALLBACK_FAILED, "the batch function threw something that is no std::exception"};
+      return threw("the batch function threw something that is no std::exception");
     }
   }
 
+  // Made beforehand, for when there is no memory to make it.
+  const base::Status no_memory_{
+      GPUSHARE_HOST_OUT_OF_MEMORY,
+      "the host had no memory for the request queue's work: it takes no more requests; close it"};
   const size_t most_held_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;   // for the decider
@@ -384,7 +497,9 @@ class RequestServer::Impl {
   std::vector<Model> models_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<RequestId, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
   std::deque<Batch> waiting_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<RequestOutcome> answers_ GPUSHARE_GUARDED_BY(mutex_);  // due to their callers
+  // Due to their callers; its capacity is that of entries_ at least.
+  std::vector<RequestOutcome> answers_ GPUSHARE_GUARDED_BY(mutex_);
+  std::array<Told, 64> told_;  // of the decider: being told
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
@@ -392,6 +507,7 @@ class RequestServer::Impl {
   bool draining_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool ended_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool given_up_ GPUSHARE_GUARDED_BY(mutex_) = false;  // see give_up
   std::mutex join_mutex_;
   std::thread decider_, runner_;
 };
@@ -404,8 +520,14 @@ InsideServer::~InsideServer() {
 base::Result<std::unique_ptr<RequestServer>> RequestServer::start(const RequestServerOptions& options) {
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
                             sched::slo::make_batcher(options.policy, options.batcher));
-  return std::unique_ptr<RequestServer>(
-      new RequestServer(std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending)));
+  try {
+    return std::unique_ptr<RequestServer>(
+        new RequestServer(std::make_unique<Impl>(std::move(batcher), options.batcher.max_pending)));
+  } catch (const std::system_error& error) {
+    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                        std::string("cannot start a request queue's threads: ") + error.what(),
+                        error.code().value());
+  }
 }
 
 RequestServer::RequestServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -25,7 +25,8 @@ namespace gpushare::executor {
 struct RequestOutcome {
   sched::slo::RequestId id = 0;
   // OK: its batch ran, in time or late. TIMED_OUT: dropped for its deadline, `dropped` says how. CANCELLED: by
-  // cancel() or stop(). Else its batch failed with this; CALLBACK_FAILED if the batch function threw.
+  // cancel() or stop(). HOST_OUT_OF_MEMORY: the server gave up (see submit). Else its batch failed with this;
+  // CALLBACK_FAILED if the batch function threw.
   int32_t status = 0;
   std::optional<sched::slo::DropReason> dropped;  // set unless it was in a batch that started
   uint32_t batch_size = 0;                        // 0 if dropped
@@ -99,10 +100,12 @@ class RequestServer {
   // Models are numbered from 0. Errors: those of Batcher::add_model, INVALID_STATE after drain or stop.
   base::Result<uint32_t> add_model(const sched::slo::ModelSpec& spec, RunBatch run);
   // Any thread; does not block on the device. Times are base::host_now_ns; an arrival of 0 is now. The tag comes
-  // back in the batch's report. Errors,
-  // with nothing held and `answer` not called: those of Batcher::arrive (QUEUE_FULL is back-pressure, also
-  // when twice max_pending and 4,096 wait for their answers to be taken; TIMED_OUT a hopeless deadline), ALREADY_EXISTS (the id is not answered yet), INVALID_STATE after drain or
-  // stop and for a model that ended (the message says of what).
+  // back in the batch's report. Errors, with nothing held and `answer` not called: those of Batcher::arrive
+  // (QUEUE_FULL is back-pressure, also when twice max_pending and 4,096 wait for their answers to be taken;
+  // TIMED_OUT a hopeless deadline), ALREADY_EXISTS (the id is not answered yet), INVALID_STATE after drain or
+  // stop and for a model that ended (the message says of what), HOST_OUT_OF_MEMORY. When the host has no memory
+  // for a step of the batcher's, in whatever call or thread, the server gives up: what is not running is answered
+  // with HOST_OUT_OF_MEMORY, and so is every later submit.
   base::Status submit(const sched::slo::Request& request, Answer answer, void* tag = nullptr);
   // True if it was waiting; its outcome follows. False if its batch is under way or over.
   bool cancel(sched::slo::RequestId id);
