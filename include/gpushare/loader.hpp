@@ -112,6 +112,7 @@ class Loader {
   Image open_image(const std::string& path, const std::vector<std::string>& order = {},
                    const std::string& checksums = {}) {
     std::vector<const char*> names;
+    names.reserve(order.size());
     for (const std::string& name : order) names.push_back(name.c_str());
     gpushare_image_params params = GPUSHARE_IMAGE_PARAMS_INIT;
     params.order = names.data();

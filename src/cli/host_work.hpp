@@ -38,7 +38,10 @@ class HostWork {
   // the pages alone do.
   bool run(std::span<const WorkBlock> blocks, uint64_t owner, double target_ns) const;
   // What run takes for pages alone.
-  double least_ns(uint64_t bytes) const { return static_cast<double>(bytes / kPageBytes + 1) * page_ns_; }
+  double least_ns(uint64_t bytes) const {
+    const uint64_t pages = bytes / kPageBytes + 1;
+    return static_cast<double>(pages) * page_ns_;
+  }
 
   static constexpr uint64_t kPageBytes = 4096;
 

@@ -43,10 +43,13 @@ Run serve(const char* policy, uint64_t succeed, bool for_ever, bool callers) {
   sched::slo::ModelSpec model;
   model.c0_ns = 1e3;
   model.c1 = 0.1;
-  REQUIRE((*server)->add_model(model, [](const Batch& batch, BatchReport& report) {
-    for (uint64_t& took : report.execution_ns) took = 1000 + batch.id;
-    return base::ok_status();
-  }).ok());
+  REQUIRE((*server)
+              ->add_model(model,
+                          [](const Batch& batch, BatchReport& report) {
+                            for (uint64_t& took : report.execution_ns) took = 1000 + batch.id;
+                            return base::ok_status();
+                          })
+              .ok());
   Run run;
   const auto answer = [&](const RequestOutcome& outcome) {
     ++answers[outcome.id];
