@@ -259,6 +259,13 @@ base::Status RuntimeImpl::ensure_size(LaneSlot& lane, uint64_t bytes) {
   return set_size(lane, *lane_memory, bytes);
 }
 
+base::Status RuntimeImpl::settle_size(LaneSlot& lane) {
+  base::MutexLock lock(lane.size_mutex);
+  memory::Lane* lane_memory = lane.memory.load();
+  if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  return set_size(lane, *lane_memory, lane.applied_bytes.load());
+}
+
 base::Status RuntimeImpl::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes) {
   base::Status status = lane_memory.set_size(bytes);
   // A size that was still to come at a boundary is gone too when the next one fails.

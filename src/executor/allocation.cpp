@@ -262,6 +262,13 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
     stats = heap_.load()->stats();
   }
   if (stats.promised_bytes > std::exchange(*seen_bytes, stats.promised_bytes)) return {};
+  if (stats.lent_bytes > stats.promoted_bytes) {
+    // Lanes still hold what was lent for kept blocks that are gone: to be fetched before more is promised.
+    const GatePass pass(heap_gate_);
+    if (pass && heap_.load()->resize(stats.promised_bytes).ok() &&
+        heap_.load()->stats().lent_bytes < stats.lent_bytes)
+      return {};
+  }
   base::Status status;
   const uint64_t needed = footprint(bytes, alignment);
   for (const uint64_t step : growth_steps(stats.promised_bytes, stats.live_bytes, needed)) {
@@ -312,9 +319,16 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
   };
   GPUSHARE_RETURN_IF_ERROR(measure());
   if (stats.size_bytes > std::exchange(*seen_bytes, stats.size_bytes)) return {};
+  if (const uint64_t lent = stats.lent_bytes; stats.promoted_bytes >= lent + granularity) {
+    // Room beside kept blocks that the last boundary could not add without waiting for the device.
+    GPUSHARE_RETURN_IF_ERROR(runtime.settle_size(lane));
+    GPUSHARE_RETURN_IF_ERROR(measure());
+    if (stats.lent_bytes > lent) return {};
+  }
   base::Status status;
   for (const uint64_t step :
-       growth_steps(stats.size_bytes, stats.live_bytes, footprint(wanted.bytes, wanted.alignment))) {
+       growth_steps(stats.size_bytes, stats.live_bytes - std::min(stats.live_bytes, stats.lent_bytes),
+                    footprint(wanted.bytes, wanted.alignment))) {
     if (step > runtime.memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t size = round_up(stats.size_bytes + step, granularity);

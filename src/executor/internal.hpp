@@ -390,6 +390,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
   static base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
+  static base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
   void fit_lane(LaneSlot& lane);  // before an iteration, by whoever begins it; not for failing
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);

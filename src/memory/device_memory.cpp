@@ -21,8 +21,9 @@ class DeviceMemoryImpl final : public DeviceMemory {
   ~DeviceMemoryImpl() override {
     for (PersistentHeapImpl* heap : open_heaps_) {
       FenceList ignored_fences;
+      std::vector<LaneImpl*> ignored_borrowers;
       heap->set_stream(nullptr);
-      const base::Status ignored = heap->close(&ignored_fences);
+      const base::Status ignored = heap->close(&ignored_fences, &ignored_borrowers);
     }
   }
 
@@ -145,14 +146,15 @@ base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   if (heap == nullptr) return {GPUSHARE_INVALID_HANDLE, "the persistent heap is null"};
   auto* closing = static_cast<PersistentHeapImpl*>(heap);
   FenceList fences;
-  GPUSHARE_RETURN_IF_ERROR(closing->close(&fences));
-  std::vector<LaneImpl*> lanes;
+  std::vector<LaneImpl*> lanes, borrowers;
+  GPUSHARE_RETURN_IF_ERROR(closing->close(&fences, &borrowers));
   {
     base::MutexLock lock(mutex_);
     lanes = open_lanes_;
     lanes.insert(lanes.end(), closed_lanes_.begin(), closed_lanes_.end());
   }
   for (LaneImpl* lane : lanes) lane->free_promoted_of(*closing, fences);
+  for (LaneImpl* lane : borrowers) lane->return_loan(*closing, true);
   base::MutexLock lock(mutex_);
   open_heaps_[closing->position] = open_heaps_.back();
   open_heaps_[closing->position]->position = closing->position;
@@ -277,12 +279,14 @@ DeviceMemoryStats DeviceMemoryImpl::stats() const {
   stats.peak_bytes = shared_.peak_bytes.load(std::memory_order_relaxed);
   stats.paged_out_bytes_total = shared_.paged_out_bytes.load(std::memory_order_relaxed);
   stats.paged_in_bytes_total = shared_.paged_in_bytes.load(std::memory_order_relaxed);
+  stats.free_bytes = shared_.layout->free_bytes();
   stats.mapped_bytes = shared_.layout->mapped_bytes();
   base::MutexLock lock(mutex_);
   for (const LaneImpl* lane : open_lanes_) {
     const LaneStats lane_stats = lane->stats();
     stats.ephemeral_bytes += lane_stats.live_bytes - lane_stats.promoted_bytes;
   }
+  for (const LaneImpl* lane : closed_lanes_) stats.pinned_bytes += lane->pinned_bytes();
   return stats;
 }
 
@@ -294,6 +298,11 @@ std::string DeviceMemoryImpl::check() const {
   for (const auto* list : {&open_lanes_, &closed_lanes_})
     for (const LaneImpl* lane : *list)
       if (std::string wrong = lane->check(&ranges); !wrong.empty()) return wrong;
+  uint64_t lent = 0, borrowed = 0;
+  for (const PersistentHeapImpl* heap : open_heaps_) lent += heap->on_loan();
+  for (const auto* list : {&open_lanes_, &closed_lanes_})
+    for (const LaneImpl* lane : *list) borrowed += lane->lent_bytes();
+  if (lent != borrowed) return "what sessions lent is not what lanes borrowed";
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
   const Range span = shared_.layout->span();
   uint64_t sum = 0;

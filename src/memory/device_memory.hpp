@@ -61,6 +61,7 @@ struct HeapStats {
   uint64_t live_bytes = 0;  // rounded to the granule; promoted blocks included
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
+  uint64_t lent_bytes = 0;  // of the promise; not in its own ranges but lent to lanes, for promoted blocks
   uint64_t spilled_bytes = 0;
   uint64_t largest_hole_bytes = 0;
 };
@@ -81,7 +82,8 @@ class PersistentHeap {
   // host device's do not). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
-  // least the block's size (and alignment): what is added may lie apart from what is there. May call the
+  // least the block's size (and alignment): what is added may lie apart from what is there. Also fetches back
+  // what was lent to lanes for promoted blocks that are gone (so the present size does something too). May call the
   // driver; waits on the host only for device work of others that still uses the bytes while no stream is
   // set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged out; shrinking below
   // the live bytes, or below the end of the last live block: the message says which). Nothing has changed
@@ -103,11 +105,13 @@ class PersistentHeap {
 };
 
 struct LaneStats {
-  uint64_t size_bytes = 0;
+  uint64_t size_bytes = 0;  // without what is lent
+  uint64_t lent_bytes = 0;  // by sessions, for their promoted blocks that lie in it
   uint64_t live_bytes = 0;
   uint64_t peak_bytes = 0;            // since the lane was opened
   uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or the last one: what profiling reads;
-                                      // the arena needed (high water), not only the sum of live bytes
+                                      // the arena needed (high water) less what is lent, not only the sum of
+                                      // live bytes
   uint64_t promoted_bytes = 0;        // of blocks that still lie in it
   uint64_t planned_allocs = 0;        // served by a plan
 };
@@ -128,7 +132,9 @@ class Lane {
   virtual base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
   virtual base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) = 0;
   // Promotes a block to its session: it stays where it is, outlives the iteration, counts in its heap's live
-  // bytes. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise does not cover it (grow it by
+  // bytes. On the virtual layout it does not count twice: from a boundary on, whole granules of it are lent by
+  // the session, whose ranges shrink by as much as the lane's grows, so that a lane keeps its size beside what
+  // is pinned in it. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise does not cover it (grow it by
   // the block's size and try again): the block stays ephemeral.
   virtual base::Status keep(Address address) = 0;
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
@@ -142,6 +148,8 @@ class Lane {
   // next boundary that allows it, for which growing takes its bytes now, so that the boundary cannot fail:
   // until then a contiguous lane may hold the old and the new range. Errors: DEVICE_OUT_OF_MEMORY (the size
   // stays).
+  // Also settles what sessions lend for their kept blocks, and waits on the host for the device if it must (a
+  // boundary does not, so it may have to leave that for later).
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
 };
@@ -179,6 +187,8 @@ struct DeviceMemoryStats {
   // Most ever live at one time, rounded to the granule; up to 1 MiB a lane too much after frees, and a
   // planned iteration counts its whole arena. Never above the capacity.
   uint64_t peak_bytes = 0;
+  uint64_t free_bytes = 0;    // neither promised to a session nor part of a lane
+  uint64_t pinned_bytes = 0;  // held by closed lanes for promoted blocks, beyond what is lent
   uint64_t paged_out_bytes_total = 0;
   uint64_t paged_in_bytes_total = 0;
   uint64_t mapped_bytes = 0;  // physical granules held, cached ones too (virtual), or the buffer (contiguous)
@@ -207,9 +217,9 @@ class DeviceMemory {
   virtual base::Status close_heap(PersistentHeap* heap) = 0;
   // `stream` must outlive the lane.
   virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) = 0;
-  // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed;
-  // those bytes are then neither a lane's nor a promise's, see report(). The next user is ordered after the
-  // work now on its stream.
+  // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed; what
+  // their sessions have not lent of those is promised to nobody: see pinned_bytes. The next user is ordered
+  // after the work now on its stream.
   virtual base::Status close_lane(Lane* lane) = 0;
 
   // Frees a live block wherever it lies, in its owner's stream order. Errors: NOT_FOUND (nothing changes).

@@ -56,6 +56,7 @@ base::Status LaneImpl::close() {
   spill_owner_.stream.store(nullptr);
   drop_ahead();
   pending_bytes_ = 0;
+  settle(Settle::kAll);
   uint64_t floor = 0;
   {
     ShortLockGuard lock(lock_);
@@ -72,9 +73,14 @@ bool LaneImpl::reclaim_closed() {
   if (is_open()) return false;
   FenceList fences;
   Range range;
+  std::vector<std::pair<PersistentHeapImpl*, uint64_t>> lenders;
   {
     ShortLockGuard lock(lock_);
     if (!promoted_.empty()) return false;
+    for (const auto& [heap, loan] : loans_) lenders.emplace_back(heap, loan.lent_bytes);
+    loans_.clear();
+    loans_changed_ = false;
+    lent_bytes_ = 0;
     // Whatever used the blocks since the lane was closed left its fence with them.
     fences = uses_.drain();
     deferred_bytes_ = 0;
@@ -88,6 +94,10 @@ bool LaneImpl::reclaim_closed() {
     shared_.layout->give(range, fences);
   }
   closing_fences_.clear();
+  for (const auto& [heap, bytes] : lenders) {
+    heap->take_back(bytes);
+    heap->try_restore();
+  }
   return true;
 }
 
@@ -98,14 +108,15 @@ base::Status LaneImpl::grow(uint64_t bytes) {
   const uint64_t missing = bytes - range_.bytes;
   if (range_.bytes == 0)
     GPUSHARE_RETURN_IF_ERROR(shared_.layout->take(RangeUse::kLane, bytes, &grown, &fences));
-  else if (!shared_.layout->extend(grown, missing, &fences).ok()) {
-    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_ahead(range_, bytes, &ahead_, &ahead_fences_));
+  else if (!shared_.layout->extend(grown, missing, true, &fences).ok()) {
+    // Without what is lent: it is gone over to only when nothing is pinned here.
+    GPUSHARE_RETURN_IF_ERROR(
+        shared_.layout->take_ahead(range_, bytes - lent_bytes_, &ahead_, &ahead_fences_));
     if (auto status = shared_.index.set(ahead_.base, ahead_.bytes, this); !status.ok()) {
       shared_.layout->give(ahead_, ahead_fences_);
       ahead_fences_.clear();
       return status;
     }
-    pending_bytes_ = bytes;
     return {};
   }
   if (auto status = shared_.index.set(grown.base + range_.bytes, missing, this); !status.ok()) {
@@ -156,7 +167,7 @@ bool LaneImpl::adopt_ahead() {
   {
     // From here on blocks are placed in the new range: nothing of the old one may be live.
     ShortLockGuard lock(lock_);
-    if (heap_->live_blocks() > 0 || replaying_) return false;
+    if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0) return false;
     before = range_;
     range_ = ahead_;
     if (joins) range_.bytes += before.bytes;
@@ -183,15 +194,9 @@ void LaneImpl::boundary() {
                        [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
     is_pinned = !promoted_.empty();
   }
+  settle(Settle::kAll);
   if (ahead_.bytes > 0) adopt_ahead();
-  if (pending_bytes_ < range_.bytes && !shrink(pending_bytes_)) {
-    uint64_t floor = 0;
-    {
-      ShortLockGuard lock(lock_);
-      floor = heap_->floor_bytes();
-    }
-    shrink(std::max(pending_bytes_, round_up(floor, shared_.layout->granularity_bytes())));
-  }
+  shrink_to_target();
   const uint64_t epoch = shared_.layout->epoch();
   if (is_pinned || epoch == seen_epoch_ || range_.bytes == 0) return;
   seen_epoch_ = epoch;
@@ -207,24 +212,141 @@ void LaneImpl::boundary() {
   range_ = moved;
 }
 
+void LaneImpl::shrink_to_target() {
+  if (target() >= range_.bytes || shrink(target())) return;
+  uint64_t floor = 0;
+  {
+    ShortLockGuard lock(lock_);
+    floor = heap_->floor_bytes();
+  }
+  shrink(std::max(target(), round_up(floor, shared_.layout->granularity_bytes())));
+}
+
+// What is lent follows what is promoted, in whole granules. What has to come back goes first, and only as far
+// as the range can shrink now: bytes that blocks pin must stay somebody's.
+void LaneImpl::settle(Settle how) {
+  // Elsewhere a pinned lane has no room to grow.
+  const bool lends = shared_.layout->kind() == Layout::kVirtual;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  std::vector<std::pair<PersistentHeapImpl*, uint64_t>> back, more;
+  {
+    ShortLockGuard lock(lock_);
+    if (!loans_changed_) return;
+    loans_changed_ = how == Settle::kReturn;
+    uint64_t returnable = 0;
+    if (is_open()) {
+      const uint64_t held = std::max(range_.bytes, target());
+      returnable = held - std::min(held, round_up(heap_->floor_bytes(), granularity));
+    }
+    for (auto it = loans_.begin(); it != loans_.end();) {
+      Loan& loan = it->second;
+      const uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;
+      if (wanted > loan.lent_bytes) more.emplace_back(it->first, wanted - loan.lent_bytes);
+      if (wanted < loan.lent_bytes) {
+        const uint64_t bytes = std::min(returnable, loan.lent_bytes - wanted);
+        back.emplace_back(it->first, bytes);
+        returnable -= bytes;
+        lent_bytes_ -= bytes;
+        loan.lent_bytes -= bytes;
+        loans_changed_ |= loan.lent_bytes > wanted;
+      }
+      if (loan.promoted_bytes == 0 && loan.lent_bytes == 0)
+        loans_.erase(it++);
+      else
+        ++it;
+    }
+  }
+  if (!back.empty() && is_open()) shrink_to_target();
+  for (const auto& [heap, bytes] : back) {
+    heap->take_back(bytes);
+    if (how != Settle::kReturn) heap->try_restore();
+  }
+  if (how == Settle::kReturn) return;
+  for (const auto& [heap, bytes] : more) borrow(heap, bytes, how == Settle::kAllAndWait);
+}
+
+void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
+  const uint64_t lent = heap->lend(this, bytes);
+  bool added = true;
+  // A closed lane needs no room, only that what it holds is somebody's.
+  if (lent > 0 && is_open()) {
+    FenceList fences;
+    Range grown = range_;
+    added = range_.bytes > 0 && shared_.layout->extend(grown, lent, may_wait, &fences).ok();
+    if (added && !shared_.index.set(grown.base + range_.bytes, lent, this).ok()) {
+      shared_.layout->shrink(grown, range_.bytes, fences);
+      added = false;
+    }
+    if (added) {
+      order_all(fences, *stream_);
+      ShortLockGuard lock(lock_);
+      range_ = grown;
+      heap_->resize(grown.bytes);
+    }
+  }
+  // What could not be added stays cut off until the device is done with it: the next boundary tries again.
+  if (!added) heap->take_back(lent);
+  ShortLockGuard lock(lock_);
+  const uint64_t now = added ? lent : 0;
+  loans_[heap].lent_bytes += now;
+  lent_bytes_ += now;
+  if (now < bytes) loans_changed_ = true;
+}
+
+void LaneImpl::return_surplus() {
+  base::MutexLock control(control_);
+  settle(Settle::kReturn);
+}
+
+void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
+  base::MutexLock control(control_);
+  uint64_t bytes = 0;
+  {
+    ShortLockGuard lock(lock_);
+    const auto found = loans_.find(&heap);
+    if (found == loans_.end()) return;
+    bytes = std::exchange(found->second.lent_bytes, 0);
+    lent_bytes_ -= bytes;
+    loans_changed_ = true;
+    if (ends) loans_.erase(found);
+    // Blocks of the session that wait for other streams may be all that is above the target.
+    if (ends && is_open())
+      uses_.take_ordered(*stream_,
+                         [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
+  }
+  if (is_open()) shrink_to_target();
+  if (!ends) heap.take_back(bytes);
+}
+
+uint64_t LaneImpl::lent_bytes() const {
+  ShortLockGuard lock(lock_);
+  return lent_bytes_;
+}
+
+uint64_t LaneImpl::pinned_bytes() const {
+  ShortLockGuard lock(lock_);
+  return is_open() ? 0 : range_.bytes - std::min(range_.bytes, lent_bytes_);
+}
+
 base::Status LaneImpl::set_size(uint64_t bytes) {
   base::MutexLock control(control_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   bytes = round_up(bytes, shared_.layout->granularity_bytes());
   drop_ahead();
   pending_bytes_ = bytes;
+  settle(Settle::kAllAndWait);
   bool idle = false;
   {
     ShortLockGuard lock(lock_);
     idle = owner_ == nullptr;
   }
-  if (bytes > range_.bytes) {
-    if (auto status = grow(bytes); !status.ok()) {
-      pending_bytes_ = range_.bytes;
+  if (target() > range_.bytes) {
+    if (auto status = grow(target()); !status.ok()) {
+      pending_bytes_ = range_.bytes - lent_bytes_;
       return status.with_context("lane " + std::to_string(id()));
     }
   } else {
-    shrink(bytes);
+    shrink(target());
   }
   if (idle)
     boundary();
@@ -365,6 +487,8 @@ base::Status LaneImpl::keep(Address address) {
       heap_->set_tag(handle, tag | BlockTag::kPromoted);
       promoted_[handle.offset_bytes] = owner_;
       promoted_bytes_ += size;
+      loans_[owner_].promoted_bytes += size;
+      loans_changed_ = true;
       return {};
     }
   }
@@ -409,13 +533,14 @@ void LaneImpl::reclaim_all() {
 base::Status LaneImpl::end_iteration(bool* out_planned) {
   base::MutexLock control(control_);
   FenceList fences;
-  bool planned = false, replayed = false, recorded = false;
+  bool planned = false, replayed = false, recorded = false, loans_changed = false;
   PersistentHeapImpl* owner = nullptr;
   {
     ShortLockGuard lock(lock_);
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
-    iteration_peak_ = heap_->high_water_bytes();
+    iteration_peak_ = arena_needed();
+    loans_changed = loans_changed_;
     if (!uses_.empty()) fences = uses_.drain();
     planned = on_plan();
     replayed = replaying_;
@@ -433,7 +558,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
   order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
-  if (pending_bytes_ != range_.bytes || shared_.layout->epoch() != seen_epoch_) boundary();
+  if (loans_changed || target() != range_.bytes || shared_.layout->epoch() != seen_epoch_) boundary();
   return {};
 }
 
@@ -480,6 +605,8 @@ base::Status LaneImpl::free_block(Address address) {
       promoted_.erase(found);
       const uint64_t size = heap_->size_bytes(handle);
       promoted_bytes_ -= size;
+      loans_[heap].promoted_bytes -= size;
+      loans_changed_ = true;
       heap->remove_promoted(size);
       // The session may have moved to another lane since: its own stream is what the free is ordered on.
       stream = heap->stream();
@@ -522,6 +649,8 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
       const BlockHandle handle = heap_->find(offset);
       const uint64_t size = heap_->size_bytes(handle);
       promoted_bytes_ -= size;
+      loans_[&heap].promoted_bytes -= size;
+      loans_changed_ = true;
       heap.remove_promoted(size);
       const uint64_t tag = heap_->tag(handle);
       for (const FencePtr& fence : fences)
@@ -569,11 +698,12 @@ base::Status LaneImpl::find_block(Address address, BlockInfo* out_info) {
 LaneStats LaneImpl::stats() const {
   ShortLockGuard lock(lock_);
   LaneStats stats;
-  stats.size_bytes = range_.bytes;
+  stats.size_bytes = range_.bytes - std::min(range_.bytes, lent_bytes_);
+  stats.lent_bytes = lent_bytes_;
   stats.live_bytes = live_bytes();
   stats.planned_allocs = replay_->planned_allocations();
   stats.peak_bytes = peak_;
-  stats.iteration_peak_bytes = owner_ != nullptr ? heap_->high_water_bytes() : iteration_peak_;
+  stats.iteration_peak_bytes = owner_ != nullptr ? arena_needed() : iteration_peak_;
   stats.promoted_bytes = promoted_bytes_;
   return stats;
 }
@@ -617,6 +747,12 @@ std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
     else
       ephemeral += block.size_bytes;
   });
+  uint64_t loaned = 0, lent = 0;
+  for (const auto& [heap, loan] : loans_) {
+    loaned += loan.promoted_bytes;
+    lent += loan.lent_bytes;
+  }
+  if (loaned != promoted_bytes_ || lent != lent_bytes_) return who + ": loans do not add up";
   if (promoted != promoted_bytes_) return who + ": promoted bytes do not add up";
   if (deferred != deferred_bytes_) return who + ": bytes waiting for other streams do not add up";
   if (owner_ == nullptr && ephemeral != 0) return who + ": ephemeral bytes between iterations";

@@ -7,12 +7,15 @@
 //
 // Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
 // shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
-// freed. Objects are pooled like persistent heaps.
+// freed. Objects are pooled like persistent heaps. On the virtual layout the range is the lane's size plus
+// what sessions lend for their promoted blocks in it (loans): settled at boundaries, so that an iteration
+// finds the whole size beside what is pinned.
 // An iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or
 // sharing one of them leaves the plan.
 //
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
-// the blocks. Order: control_, lock_, then a persistent heap's lock, then the layout's.
+// the blocks. Order: a persistent heap's control_, control_, lock_, then a persistent heap's lock, then the
+// layout's.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -43,6 +46,14 @@ class LaneImpl final : public Lane, public BlockOwner {
   bool reclaim_closed();
   // Frees the promoted blocks of a session that closes; `fences` end its device work.
   void free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences);
+
+  // For persistent heaps, which hold their control_ then. Gives back what was lent for blocks that are gone.
+  void return_surplus();
+  // Gives back what `heap` lent, for as long as it is not resident; with `ends`, forgets it.
+  void return_loan(PersistentHeapImpl& heap, bool ends = false);
+  uint64_t lent_bytes() const;
+  // Held for promoted blocks though neither promised nor lent.
+  uint64_t pinned_bytes() const;
   size_t position = 0;  // in DeviceMemory's list
 
   // Lane
@@ -71,6 +82,12 @@ class LaneImpl final : public Lane, public BlockOwner {
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
   bool adopt_ahead() GPUSHARE_REQUIRES(control_);
+  enum class Settle { kReturn, kAll, kAllAndWait };
+  void settle(Settle how) GPUSHARE_REQUIRES(control_);
+  void borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
+  void shrink_to_target() GPUSHARE_REQUIRES(control_);
+  // The range's size when nothing is pinned beyond it.
+  uint64_t target() const GPUSHARE_REQUIRES(control_) { return pending_bytes_ + lent_bytes_; }
   void drop_ahead() GPUSHARE_REQUIRES(control_);
   FenceList own_fence() const;
   base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(lock_);
@@ -81,6 +98,9 @@ class LaneImpl final : public Lane, public BlockOwner {
   BlockHandle ordinary_block(Address address) GPUSHARE_REQUIRES(lock_);
   bool on_plan() const GPUSHARE_REQUIRES(lock_) { return replaying_ && replay_->on_plan(); }
   uint64_t live_bytes() const GPUSHARE_REQUIRES(lock_);
+  uint64_t arena_needed() const GPUSHARE_REQUIRES(lock_) {
+    return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_);
+  }
   void tell_live() GPUSHARE_REQUIRES(lock_);
   void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
@@ -102,7 +122,14 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
 
   mutable ShortLock lock_;
-  Range range_;               // changed under both locks
+  struct Loan {
+    uint64_t promoted_bytes = 0;
+    uint64_t lent_bytes = 0;
+  };
+  Range range_;              // changed under both locks
+  uint64_t lent_bytes_ = 0;  // changed under both locks: of all loans
+  base::FlatHashMap<PersistentHeapImpl*, Loan> loans_ GPUSHARE_GUARDED_BY(lock_);
+  bool loans_changed_ GPUSHARE_GUARDED_BY(lock_) = false;  // or some could not be settled yet
   std::optional<Heap> heap_;  // offsets in range_; capacity = range_.bytes; made by the first open
   PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // of the iteration under way
   std::optional<PlanReplay> replay_;                                // over heap_

@@ -45,7 +45,7 @@ class ContiguousLayout final : public RangeLayout {
     return {};
   }
 
-  base::Status extend(Range& range, uint64_t bytes, FenceList* out_fences) override {
+  base::Status extend(Range& range, uint64_t bytes, bool, FenceList* out_fences) override {
     base::MutexLock lock(mutex_);
     const uint64_t end = range.base - base_ + range.bytes;
     const auto hole = holes_.find(end);

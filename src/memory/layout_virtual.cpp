@@ -59,7 +59,7 @@ class VirtualLayout final : public RangeLayout {
     region->backed = true;
     region->bytes = bytes;
     promised_ += bytes;
-    if (auto status = map_up_to(*region, lock); !status.ok()) {
+    if (auto status = map_up_to(*region, true, lock); !status.ok()) {
       promised_ -= bytes;
       region->taken = false;
       region->bytes = 0;
@@ -71,7 +71,7 @@ class VirtualLayout final : public RangeLayout {
     return {};
   }
 
-  base::Status extend(Range& range, uint64_t bytes, FenceList* out_fences) override {
+  base::Status extend(Range& range, uint64_t bytes, bool may_wait, FenceList* out_fences) override {
     base::MutexLock lock(mutex_);
     Region& region = *regions_[range.slot];
     if (bytes > capacity_ - promised_) return no_room(bytes);
@@ -80,7 +80,7 @@ class VirtualLayout final : public RangeLayout {
                                                  base::format_bytes(region.limit - region.bytes) + " more"};
     region.bytes += bytes;
     promised_ += bytes;
-    if (auto status = map_up_to(region, lock); !status.ok()) {
+    if (auto status = map_up_to(region, may_wait, lock); !status.ok()) {
       region.bytes -= bytes;
       promised_ -= bytes;
       return status;
@@ -139,7 +139,7 @@ class VirtualLayout final : public RangeLayout {
     if (region.bytes > capacity_ - promised_) return no_room(region.bytes);
     promised_ += region.bytes;
     region.backed = true;
-    auto status = map_up_to(region, lock);
+    auto status = map_up_to(region, true, lock);
     if (!status.ok()) {
       promised_ -= region.bytes;
       region.backed = false;
@@ -283,11 +283,11 @@ class VirtualLayout final : public RangeLayout {
 
   // Puts granules behind the region's first `bytes`. On failure none of those stays that were not there
   // before. Lets go of `lock` while it waits for the device.
-  base::Status map_up_to(Region& region, base::MutexLock& lock) GPUSHARE_REQUIRES(mutex_) {
+  base::Status map_up_to(Region& region, bool may_wait, base::MutexLock& lock) GPUSHARE_REQUIRES(mutex_) {
     const size_t before = region.pieces.size();
     base::Status status;
     while (region.pieces.size() * granule_ < region.bytes && status.ok()) {
-      status = ensure_granule(lock);
+      status = ensure_granule(may_wait, lock);
       if (!status.ok()) break;
       // Another thread may have emptied the pool while this one waited; ensure_granule returns with the lock
       // held and one in it.
@@ -305,7 +305,7 @@ class VirtualLayout final : public RangeLayout {
   }
 
   // Leaves at least one granule in the pool. (The analysis cannot follow a scoped lock through a parameter.)
-  base::Status ensure_granule(base::MutexLock& lock)
+  base::Status ensure_granule(bool may_wait, base::MutexLock& lock)
       GPUSHARE_REQUIRES(mutex_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     base::Status refused;
     while (pool_.empty()) {
@@ -323,6 +323,8 @@ class VirtualLayout final : public RangeLayout {
       if (busy == nullptr)
         return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
                             : refused;
+      if (!may_wait)
+        return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the device still uses every granule that could be taken"};
       const FenceList fences = busy->fences;
       lock.unlock();
       wait_all(fences);

@@ -7,6 +7,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "base/units.hpp"
+#include "memory/lane.hpp"
 #include "memory/persistent_heap.hpp"
 
 namespace gpushare::memory {
@@ -61,6 +62,9 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
     }
     fences = uses_.outstanding();
   }
+  // The promise is not held while it is out, nor what was lent of it: lanes have promoted blocks within their
+  // own size meanwhile.
+  for (LaneImpl* lane : borrowers()) lane->return_loan(*this);
   if (this->stream() != nullptr && this->stream() != &stream)
     for (const FencePtr& fence : own_fences()) fences.push_back(fence);
   const auto stay = [&](const base::Status& status) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

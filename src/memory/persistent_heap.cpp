@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/persistent_heap.hpp"
 
+#include <algorithm>
+#include <mutex>
+
 #include "base/units.hpp"
+#include "memory/lane.hpp"
 
 namespace gpushare::memory {
 
@@ -46,14 +50,19 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
   {
     ShortLockGuard lock(lock_);
     name_ = std::move(name);
-    promised_ = live_ = promoted_ = peak_ = 0;
+    promised_ = lent_ = owed_ = live_ = promoted_ = peak_ = 0;
   }
-  GPUSHARE_RETURN_IF_ERROR(grow(round_up(promised_bytes, shared_.layout->granularity_bytes())));
+  const uint64_t bytes = round_up(promised_bytes, shared_.layout->granularity_bytes());
+  GPUSHARE_RETURN_IF_ERROR(grow(bytes));
+  {
+    ShortLockGuard lock(lock_);
+    promised_ = bytes;
+  }
   residency_.store(Residency::kResident);
   return {};
 }
 
-base::Status PersistentHeapImpl::close(FenceList* out_fences) {
+base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneImpl*>* out_borrowers) {
   base::MutexLock control(control_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed already"};
   FenceList fences = own_fences();
@@ -65,7 +74,9 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences) {
     for (const FencePtr& fence : uses_.drain()) fences.push_back(fence);
     extents.swap(extents_);
     live = live_;
-    promised_ = live_ = 0;
+    promised_ = lent_ = owed_ = live_ = 0;
+    out_borrowers->swap(borrowers_);
+    borrowers_.clear();
   }
   shared_.persistent_bytes.fetch_sub(live, std::memory_order_relaxed);
   for (Extent& extent : extents) {
@@ -104,15 +115,16 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
   settle_fences(fences);
   ShortLockGuard lock(lock_);
   extents_.push_back(Extent{range, std::move(heap)});
-  promised_ += bytes;
   return {};
 }
 
-base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes) {
+base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_wait) {
+  if (!may_wait && stream() == nullptr)
+    return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no stream to order the bytes on"};
   Extent& extent = extents_[index];
   FenceList fences;
   Range grown = extent.range;
-  GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(grown, bytes, &fences));
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(grown, bytes, may_wait, &fences));
   if (auto status = shared_.index.set(extent.range.base + extent.range.bytes, bytes, this); !status.ok()) {
     shared_.layout->shrink(grown, extent.range.bytes, fences);
     return status;
@@ -121,18 +133,19 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes) {
   ShortLockGuard lock(lock_);
   extent.range = grown;
   extent.heap->resize(grown.bytes);
-  promised_ += bytes;
   return {};
 }
 
 base::Status PersistentHeapImpl::grow(uint64_t bytes) {
   if (bytes == 0) return {};
   for (size_t i = extents_.size(); i-- > 0;)
-    if (extend(i, bytes).ok()) return {};
+    if (extend(i, bytes, true).ok()) return {};
   return add_extent(bytes).with_context("session '" + name() + "'");
 }
 
-base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
+// Takes `bytes` off the ends of the extents, or, unless `all`, as much of it as blocks let go. Returns how
+// much. Only what must all go may wait on the host.
+uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
   const uint64_t granularity = shared_.layout->granularity_bytes();
   std::vector<uint64_t> cuts(extents_.size(), 0);
   std::vector<Range> cut_ranges;  // as they were
@@ -144,7 +157,9 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
     ShortLockGuard lock(lock_);
     if (uses_.deferred() > 0) waits = uses_.outstanding();
   }
+  if (!waits.empty() && !all && stream() == nullptr) return 0;
   if (!waits.empty()) settle_fences(waits);
+  uint64_t surplus = bytes;
   {
     // No block may be placed in a part that goes, so the heaps shrink first, under the lock; the ranges go
     // back after it.
@@ -154,20 +169,12 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
       uses_.take_ordered(*own, give_back);
     else
       uses_.take_passed(give_back);
-    if (promised_bytes < live_ + promoted_)
-      return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
-                                          base::format_bytes(promised_bytes) + ": " +
-                                          base::format_bytes(live_ + promoted_) + " are live"};
-    uint64_t surplus = promised_ - promised_bytes;
     for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
       cuts[i] =
           std::min(surplus, extents_[i].range.bytes - round_up(extents_[i].heap->floor_bytes(), granularity));
       surplus -= cuts[i];
     }
-    if (surplus > 0)
-      return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
-                                          base::format_bytes(promised_bytes) + ": blocks at the end hold " +
-                                          base::format_bytes(surplus) + " more (fragmentation)"};
+    if ((all && surplus > 0) || surplus == bytes) return 0;
     for (size_t i = extents_.size(); i-- > 0;) {
       if (cuts[i] == 0) continue;
       Extent& extent = extents_[i];
@@ -179,7 +186,6 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
       spare_heaps_.push_back(std::move(extent.heap));
       extents_.erase(extents_.begin() + static_cast<ptrdiff_t>(i));
     }
-    promised_ = promised_bytes;
   }
   const FenceList fences = own_fences();
   for (size_t i = 0; i < cut_ranges.size(); ++i) {
@@ -190,7 +196,31 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
     else
       shared_.layout->give(range, fences);
   }
-  return {};
+  return bytes - surplus;
+}
+
+base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
+  uint64_t before = 0, surplus = 0;
+  {
+    ShortLockGuard lock(lock_);
+    if (promised_bytes < live_ + promoted_)
+      return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
+                                          base::format_bytes(promised_bytes) + ": " +
+                                          base::format_bytes(live_ + promoted_) + " are live"};
+    before = std::exchange(promised_, promised_bytes);  // so that no block is placed beyond it from here on
+    surplus = before - promised_bytes;
+    const uint64_t forgone = std::min(surplus, owed_);
+    owed_ -= forgone;
+    lent_ -= forgone;
+    before -= forgone;
+    surplus -= forgone;
+  }
+  if (surplus == 0 || cut(surplus, true) > 0) return {};
+  ShortLockGuard lock(lock_);
+  promised_ = before;
+  return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
+                                      base::format_bytes(promised_bytes) +
+                                      ": live blocks lie at the end (fragmentation)"};
 }
 
 base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
@@ -200,14 +230,73 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
                                         ? "the session is paged out: page it in before its promise changes"
                                         : "the persistent heap is closed"};
   const uint64_t wanted = round_up(promised_bytes, shared_.layout->granularity_bytes());
+  for (LaneImpl* lane : borrowers()) lane->return_surplus();
+  restore(true);
   uint64_t promised = 0;
   {
     ShortLockGuard lock(lock_);
     promised = promised_;
   }
-  if (wanted > promised) return grow(wanted - promised);
   if (wanted < promised) return shrink(wanted);
+  GPUSHARE_RETURN_IF_ERROR(grow(wanted - promised));
+  ShortLockGuard lock(lock_);
+  promised_ = wanted;
   return {};
+}
+
+// ---- loans: bytes of the promise that lie in lanes ----
+
+std::vector<LaneImpl*> PersistentHeapImpl::borrowers() const {
+  ShortLockGuard lock(lock_);
+  return borrowers_;
+}
+
+uint64_t PersistentHeapImpl::on_loan() const {
+  ShortLockGuard lock(lock_);
+  return lent_ - owed_;
+}
+
+uint64_t PersistentHeapImpl::lend(LaneImpl* to, uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (!control || residency_.load() != Residency::kResident) return 0;
+  uint64_t lent = 0;
+  {
+    ShortLockGuard lock(lock_);
+    lent = std::min(owed_, bytes);
+    owed_ -= lent;
+    if (std::find(borrowers_.begin(), borrowers_.end(), to) == borrowers_.end()) borrowers_.push_back(to);
+  }
+  if (lent == bytes) return lent;
+  const uint64_t more = cut(bytes - lent, false);
+  ShortLockGuard lock(lock_);
+  lent_ += more;
+  return lent + more;
+}
+
+void PersistentHeapImpl::take_back(uint64_t bytes) {
+  ShortLockGuard lock(lock_);
+  if (is_open()) owed_ += bytes;
+}
+
+void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (control && residency_.load() == Residency::kResident) restore(false);
+}
+
+void PersistentHeapImpl::restore(bool may_wait) {
+  uint64_t owed = 0;
+  {
+    ShortLockGuard lock(lock_);
+    owed = owed_;
+  }
+  if (owed == 0) return;
+  base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
+  for (size_t i = extents_.size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
+  if (!status.ok() && may_wait) status = add_extent(owed);
+  if (!status.ok()) return;
+  ShortLockGuard lock(lock_);
+  owed_ -= owed;
+  lent_ -= owed;
 }
 
 PersistentHeapImpl::Extent* PersistentHeapImpl::extent_of(Address address) {
@@ -366,6 +455,7 @@ HeapStats PersistentHeapImpl::stats() const {
   stats.live_bytes = live_ + promoted_;
   stats.peak_bytes = peak_;
   stats.promoted_bytes = promoted_;
+  stats.lent_bytes = lent_;
   stats.spilled_bytes = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
     stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
@@ -407,7 +497,8 @@ std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
         return "session " + name_ + ": not in the address index";
     out_ranges->push_back(extent.range);
   }
-  if (bytes != promised_) return "session " + name_ + ": extents and promise differ";
+  if (bytes + lent_ != promised_) return "session " + name_ + ": extents and promise differ";
+  if (owed_ > lent_) return "session " + name_ + ": more owed than lent";
   if (live != live_) return "session " + name_ + ": live bytes do not add up";
   if (live_ + promoted_ > promised_) return "session " + name_ + ": more live than promised";
   return {};

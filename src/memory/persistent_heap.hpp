@@ -4,9 +4,13 @@
 // last where the layout can, else appends another. Objects are pooled by DeviceMemory and never destroyed
 // before it, so that a late free by address meets an owner that says NOT_FOUND.
 //
+// Promoted blocks lie in lanes, and count in the promise. So that they do not hold their bytes twice, whole
+// granules of them are lent: the extents are then smaller than the promise by lent_. What lanes have returned
+// and the extents have not got back yet is owed_, a part of lent_.
+//
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
-// the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's lock, then lock_, then
-// the layout's.
+// the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's control_, then a lane's
+// lock, then lock_, then the layout's. A lane at its boundary comes the other way: it only tries control_.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -23,6 +27,8 @@
 
 namespace gpushare::memory {
 
+class LaneImpl;
+
 class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
  public:
   explicit PersistentHeapImpl(Shared& shared) : shared_(shared) {}
@@ -30,7 +36,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   // Life cycle, for DeviceMemory. close returns everything but promoted blocks, which lie in lanes, and the
   // fences that end the session's device work; the object may be opened again.
   base::Status open(SessionId session, std::string name, uint64_t promised_bytes);
-  base::Status close(FenceList* out_fences);
+  // Lanes that it lent to must end the loan.
+  base::Status close(FenceList* out_fences, std::vector<LaneImpl*>* out_borrowers);
   // Position in DeviceMemory's list of open heaps.
   size_t position = 0;
 
@@ -55,6 +62,14 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   // `bytes` more.
   base::Status add_promoted(uint64_t bytes);
   void remove_promoted(uint64_t bytes);
+  // Lends up to `bytes`, whole granules of the layout, off the ends of the extents; returns how much. Never
+  // waits: less, or 0, when it would have to.
+  uint64_t lend(LaneImpl* to, uint64_t bytes);
+  void take_back(uint64_t bytes);
+  // Gives what was taken back to the extents if that needs no wait.
+  void try_restore();
+  // Lent to lanes now.
+  uint64_t on_loan() const;
   bool is_open() const { return residency_.load() != Residency::kClosed; }
   const device::Stream* stream() const { return spill_owner_.stream.load(); }
   SpillOwner& spill_owner() { return spill_owner_; }
@@ -79,7 +94,10 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
 
   base::Result<std::unique_ptr<Heap>> take_heap() GPUSHARE_REQUIRES(control_);
   base::Status add_extent(uint64_t bytes) GPUSHARE_REQUIRES(control_);
-  base::Status extend(size_t extent, uint64_t bytes) GPUSHARE_REQUIRES(control_);
+  base::Status extend(size_t extent, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
+  uint64_t cut(uint64_t bytes, bool all) GPUSHARE_REQUIRES(control_);
+  void restore(bool may_wait) GPUSHARE_REQUIRES(control_);
+  std::vector<LaneImpl*> borrowers() const;
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   base::Status shrink(uint64_t promised_bytes) GPUSHARE_REQUIRES(control_);
   void settle_fences(const FenceList& fences);
@@ -107,8 +125,11 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   // Changed under both locks; read under either.
   std::vector<Extent> extents_;
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
-  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;  // without promoted
+  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) = 0;  // = the extents' bytes + lent_
+  uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  std::vector<LaneImpl*> borrowers_ GPUSHARE_GUARDED_BY(lock_);  // lent to since it was opened
+  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;                 // without promoted
   uint64_t promoted_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
 };

@@ -41,8 +41,9 @@ class RangeLayout {
   // bytes > 0. Errors: DEVICE_OUT_OF_MEMORY, naming asked and largest hole; nothing has changed then. So in
   // all that follow.
   virtual base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) = 0;
-  // Adds bytes at the range's end, where it lies.
-  virtual base::Status extend(Range& range, uint64_t bytes, FenceList* out_fences) = 0;
+  // Adds bytes at the range's end, where it lies. Unless it may wait, it does not wait on the host for device
+  // work either: DEVICE_OUT_OF_MEMORY then.
+  virtual base::Status extend(Range& range, uint64_t bytes, bool may_wait, FenceList* out_fences) = 0;
   // Gives back all above the first `bytes` (> 0).
   virtual void shrink(Range& range, uint64_t bytes, const FenceList& fences) = 0;
   virtual void give(Range& range, const FenceList& fences) = 0;

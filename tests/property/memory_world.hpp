@@ -115,8 +115,6 @@ class World {
   // A whole iteration that a session repeats again and again, now and then with a deviation: plans are
   // solved, replayed and left.
   void scripted();
-  // What closed lanes still hold for promoted blocks is promised to nobody, but it is not free.
-  void update_orphans();
   void use_elsewhere();
   void odds_and_ends();
   void invariants(bool all = false);
@@ -135,8 +133,8 @@ class World {
   LaneModel lanes_[kLanes];
   std::map<Address, uint64_t> live_;
   std::atomic<uint64_t> wrong_{0};
-  uint64_t orphaned_ = 0;
   uint64_t planned_ = 0;
+  uint64_t lent_ = 0;  // most seen
   uint64_t last_session_ = 0;
   uint64_t born_ = 0;
   uint64_t steps_ = 0;

@@ -32,7 +32,6 @@ void World::close_lane() {
   }
   must(memory_->close_lane(lane.lane));
   lane = LaneModel{};
-  update_orphans();
 }
 
 void World::resize_lane() {
@@ -152,6 +151,7 @@ bool World::end_in(size_t i) {
   lane.bytes = std::max(lane.lane->stats().size_bytes, pending(lane));
   const auto stats = lane.lane->stats();
   REQUIRE(stats.live_bytes == stats.promoted_bytes);
+  lent_ = std::max(lent_, stats.lent_bytes);
   return planned;
 }
 

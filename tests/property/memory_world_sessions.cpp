@@ -38,7 +38,6 @@ void World::close_session() {
   for (const Block& block : session->blocks)
     REQUIRE(memory_->free(block.address).code() == GPUSHARE_NOT_FOUND);
   *session = Session{};
-  update_orphans();
 }
 
 void World::resize_session() {
@@ -95,7 +94,6 @@ void World::free_persistent() {
   REQUIRE(memory_->free(block.address).code() == GPUSHARE_NOT_FOUND);
   died(block);
   session->blocks.erase(session->blocks.begin() + static_cast<ptrdiff_t>(i));
-  if (block.promoted) update_orphans();
 }
 
 void World::alloc_spilled() {

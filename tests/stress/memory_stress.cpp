@@ -103,8 +103,15 @@ void drive_lane(World& world, uint32_t id, Exchange& exchange) {
         if (block.ok() && k == 0) world.failures.check(memory.record_use(*block, *side), "record_use");
         if (block.ok() && k < 2) exchange.put(*block);
       }
+      Address kept = 0;  // large enough to be lent for
       for (int i = 0; i < 3; ++i) {
         world.failures.check((*lane)->begin_iteration(**heap, true), "begin_iteration");
+        if (i == 0) {
+          auto block = (*lane)->alloc(2 * kMiB, 0);
+          world.failures.check(block.status(), "lane alloc", GPUSHARE_DEVICE_OUT_OF_MEMORY);
+          if (block.ok() && (*lane)->keep(*block).ok()) kept = *block;
+        }
+        if (i == 2 && kept != 0) world.failures.check(memory.free(kept), "free of a kept block");
         const auto helper = [&](uint64_t seed) {
           Random own(seed);
           for (int k = 0; k < 20; ++k) {
@@ -119,7 +126,10 @@ void drive_lane(World& world, uint32_t id, Exchange& exchange) {
             if (k % 2 == 0) world.failures.check(memory.free(*block), "free");
           }
         };
-        std::thread second(helper, random());
+        std::thread second([&, seed = random()] {
+          helper(seed);
+          world.failures.check((*heap)->resize(6 * kMiB), "resize", GPUSHARE_DEVICE_OUT_OF_MEMORY);
+        });
         helper(random());
         second.join();
         world.failures.check((*lane)->end_iteration(nullptr), "end_iteration");

@@ -108,6 +108,42 @@ TEST_CASE("what is kept outlives its iteration and is freed like any block") {
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("what is kept counts once: the next iterations find all that was declared") {
+  const char* device = GENERATE("host?total_bytes=268435456", "sim?total_bytes=268435456");
+  CAPTURE(device);
+  auto options = options_of({device, memory::Layout::kVirtual});
+  options.capacity_bytes = 64 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  // All of the device is promised, so nothing can grow.
+  auto session = open_session(*runtime, need("keeper", 16 * kMiB, 16 * kMiB));
+  auto neighbour = open_session(*runtime, need("neighbour", 32 * kMiB, 16 * kMiB));
+  REQUIRE(neighbour->alloc(memory::Kind::kModel, 32 * kMiB, 0).ok());
+  memory::Address kept = 0;
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    const auto block = (*iteration)->alloc(15 * kMiB, 0);
+    INFO(block.status().to_string());
+    REQUIRE(block.ok());
+    if (step == 1) {
+      REQUIRE((*iteration)->keep(*block).ok());
+      kept = *block;
+    }
+    if (step == 4) {
+      REQUIRE(session->free(kept).ok());
+      REQUIRE((*iteration)->end().ok());
+      REQUIRE(session->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
+      continue;
+    }
+    REQUIRE((*iteration)->end().ok());
+    CHECK(runtime->check().empty());
+  }
+  CHECK(session->info().promised_persistent_bytes == 16 * kMiB);
+  CHECK(session->info().promised_ephemeral_bytes == 16 * kMiB);
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("the owner is found by stream, then by thread") {
   auto runtime = open_runtime(options_of(kSetups[0]));
   auto a = open_session(*runtime, need("a", kMiB, 8 * kMiB));

@@ -385,6 +385,98 @@ TEMPLATE_TEST_CASE_SIG("a kept block outlives its iteration, its lane, and goes 
   CHECK(whole.ok());
 }
 
+// Of 64 MiB all are promised: what is kept must find its bytes once, in the session's promise or in the lane.
+TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its size") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  PersistentHeap* other = f.heap(2, 32 * kMiB);
+  Lane* lane = f.lane(0, 16 * kMiB, stream);
+  heap->set_stream(&stream);
+  other->set_stream(&stream);
+  const auto boundary = [&] {
+    CHECK_OK(stream.synchronize());
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(f.memory->check() == "");
+  };
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(9 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  boundary();
+  CHECK(heap->stats().promised_bytes == 16 * kMiB);
+  CHECK(heap->stats().lent_bytes == 8 * kMiB);  // whole granules
+  CHECK(lane->stats().lent_bytes == 8 * kMiB);
+  CHECK(lane->stats().size_bytes == 16 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 0);
+  const auto all_of_it = [&] {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    REQUIRE(lane->alloc(15 * kMiB, 0).ok());
+    CHECK_OK(lane->end_iteration(nullptr));
+    const uint64_t least =
+        15 * kMiB + (heap->stats().promoted_bytes > 0 ? kMiB : 0);  // with what is not lent
+    CHECK(lane->stats().iteration_peak_bytes == least);
+  };
+  all_of_it();
+  SECTION("the rest of the promise is the session's") {
+    const Address block = must(heap->alloc(Kind::kModel, 7 * kMiB, 0));
+    CHECK(heap->alloc(Kind::kModel, kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(other->alloc(Kind::kModel, 32 * kMiB, 0).ok());
+    all_of_it();
+    CHECK_OK(f.memory->free(block));
+  }
+  SECTION("freed, it comes back with the next size that is set, or at the boundary") {
+    CHECK_OK(f.memory->free(kept));
+    CHECK(heap->stats().lent_bytes == 8 * kMiB);
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(heap->stats().lent_bytes == 0);
+    REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
+    all_of_it();
+  }
+  SECTION("freed in the middle of an iteration that needs the room") {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    REQUIRE(lane->alloc(15 * kMiB, 0).ok());
+    CHECK_OK(f.memory->free(kept));
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(f.memory->check() == "");
+    CHECK_OK(lane->end_iteration(nullptr));
+    boundary();
+    CHECK_OK(heap->resize(16 * kMiB));
+    REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
+  }
+  SECTION("paged out, nothing of the promise is held; paged in, it is lent again") {
+    CHECK_OK(heap->page_out(stream));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+    PersistentHeap* third = f.heap(3, 16 * kMiB);
+    CHECK(f.memory->find(kept)->promoted);
+    CHECK_OK(f.memory->close_heap(third));
+    CHECK_OK(heap->page_in(stream));
+    boundary();
+    boundary();
+    CHECK(lane->stats().lent_bytes == 8 * kMiB);
+    all_of_it();
+  }
+  SECTION("its lane closes, and then it is freed") {
+    CHECK_OK(f.memory->close_lane(lane));
+    CHECK(f.memory->stats().pinned_bytes == 2 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 14 * kMiB);
+    CHECK(heap->stats().lent_bytes == 8 * kMiB);
+    CHECK_OK(f.memory->free(kept));
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(heap->stats().lent_bytes == 0);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+  }
+  SECTION("its session closes") {
+    CHECK_OK(f.memory->close_heap(heap));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(lane->stats().size_bytes == 16 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+  }
+  CHECK(f.memory->check() == "");
+}
+
 TEST_CASE("a session paged out keeps its addresses and gets its bytes back") {
   Fixture f(host(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();
