@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
 #include "gpushare/gpushare.h"
@@ -14,7 +15,7 @@ using namespace gpushare;
 namespace {
 
 uint64_t to_ns(double ms) {
-  return static_cast<uint64_t>(std::llround(std::max(0.0, ms) * 1e6));
+  return base::to_uint64(std::round(ms * 1e6));
 }
 
 base::Result<loader::LoaderOptions> to_options(const gpushare_loader_params& params) {
@@ -173,7 +174,7 @@ int32_t gpushare_loader_get_link(gpushare_loader loader, gpushare_link_costs* ou
     const loader::LinkCosts link = of->link();
     gpushare_link_costs out = GPUSHARE_LINK_COSTS_INIT;
     out.known = of->link_known() ? 1 : 0;
-    out.bytes_per_s = static_cast<uint64_t>(link.bytes_per_ms * 1e3);
+    out.bytes_per_s = base::to_uint64(link.bytes_per_ms * 1e3);
     out.call_overhead_ns = to_ns(link.call_overhead_ms);
     out.group_overhead_ns = to_ns(link.group_overhead_ms);
     return capi::write_struct("out_link", out, out_link);

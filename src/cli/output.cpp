@@ -89,6 +89,7 @@ std::string Table::to_string() const {
   };
   for (size_t k = 0; k < height; ++k) line([&](size_t c) -> const std::string& { return head[c][k]; });
   std::vector<std::string> rule;
+  rule.reserve(widths.size());
   for (const size_t width : widths) rule.emplace_back(width, '-');
   line([&](size_t c) -> const std::string& { return rule[c]; });
   for (const auto& row : rows_) line([&](size_t c) -> const std::string& { return row[c]; });

@@ -72,7 +72,7 @@ class Parser {
   }
   void push(Ref value) { stack_.push_back(value); }
 
-  base::Status push_text(base::Result<uint64_t> length) {
+  base::Status push_text(const base::Result<uint64_t>& length) {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, length);
     GPUSHARE_ASSIGN_OR_RETURN(const std::string_view text, take(bytes));
     push(scalar(std::string(text)));
@@ -129,18 +129,18 @@ class Parser {
     memo_[index] = stack_.back();
     return {};
   }
-  base::Status remember(base::Result<uint64_t> index) {
+  base::Status remember(const base::Result<uint64_t>& index) {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t at, index);
     return memoize(at);
   }
-  base::Status recall(base::Result<uint64_t> index) {
+  base::Status recall(const base::Result<uint64_t>& index) {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t at, index);
     if (at >= memo_.size() || memo_[at] == nullptr) return error("a value that was never remembered");
     push(memo_[at]);
     return {};
   }
 
-  base::Status integer(base::Result<uint64_t> length) {
+  base::Status integer(const base::Result<uint64_t>& length) {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, length);
     if (bytes > 9) return error("a whole number of more than 64 bits");
     GPUSHARE_ASSIGN_OR_RETURN(const std::string_view raw, take(bytes));

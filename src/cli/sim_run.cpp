@@ -187,7 +187,7 @@ void gather_notes(const std::vector<std::pair<std::string, std::vector<std::stri
   for (const auto& [line, policies] : notes) {
     std::string who;
     if (policies.size() < by_policy.size())
-      for (const std::string& policy : policies) who += (who.empty() ? "" : ", ") + policy;
+      for (const std::string& policy : policies) who.append(who.empty() ? "" : ", ").append(policy);
     out.push_back(who.empty() ? line : who + ": " + line);
   }
 }

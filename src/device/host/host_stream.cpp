@@ -172,7 +172,7 @@ base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
                           op.file ? *op.file : -1, op.file_offset);
     return {};
   }
-  const base::Status status = perform(op);
+  base::Status status = perform(op);
   end_ns = base::host_now_ns();
   return status;
 }

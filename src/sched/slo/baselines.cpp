@@ -5,13 +5,14 @@
 #include <cmath>
 #include <deque>
 
+#include "base/saturate.hpp"
 #include "sched/slo/batcher_base.hpp"
 
 namespace gpushare::sched::slo {
 namespace {
 
 uint64_t ns(double ms) {
-  return static_cast<uint64_t>(ms * 1e6);
+  return base::to_uint64(ms * 1e6);
 }
 
 // Requests in one order, taken from its front, dropped when expired. How many, and when, is the policy's.
@@ -225,7 +226,7 @@ class Nexus final : public Ordered {
       const double longest = static_cast<double>(plan.slo_ns) - plan.latency_ns;
       cycle = std::max(cycle, std::min(gap * plan.size, longest));
     }
-    plan.next_cycle_ns = now_ns + static_cast<uint64_t>(cycle);
+    plan.next_cycle_ns = base::add_saturated(now_ns, base::to_uint64(cycle));
   }
 
  private:
@@ -285,8 +286,8 @@ class Clockwork final : public BatcherBase {
     }
     Batch batch = make_batch(chosen, std::move(ids), chosen_estimate);
     batch.not_before_ns = start;
-    batch.latest_start_ns = start + ahead;
-    free_at_ns_ = start + static_cast<uint64_t>(chosen_estimate);
+    batch.latest_start_ns = base::add_saturated(start, ahead);
+    free_at_ns_ = base::add_saturated(start, base::to_uint64(chosen_estimate));
     decision.batch = std::move(batch);
     return decision;
   }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
+
 namespace gpushare::sched::slo {
 namespace {
 
@@ -211,7 +213,7 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
   Batch batch;
   batch.id = next_batch_++;
   batch.model = model;
-  batch.expected_ns = static_cast<uint64_t>(std::max(expected_ns, 0.0));
+  batch.expected_ns = base::to_uint64(expected_ns);
   Flight flight;
   flight.model = model;
   flight.size = static_cast<uint32_t>(ids.size());

@@ -14,6 +14,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "sched/slo/batcher_base.hpp"
 #include "sched/slo/kernels.hpp"
 
@@ -86,7 +87,7 @@ class Gpushare final : public BatcherBase {
     if (best_.ids.empty()) return decision;
     if (best_.gain < options_.hold * goodput(now_ns) * best_.mean_ns && best_.gain < 0.5 * best_.cost) {
       // Likely to miss, and not worth its time if it did not: whoever comes next would find the device busy.
-      decision.wake_ns = now_ns + static_cast<uint64_t>(best_.mean_ns / 8) + 1;
+      decision.wake_ns = base::add_saturated(now_ns, base::to_uint64(best_.mean_ns / 8 + 1));
       return decision;
     }
     if (const uint64_t until = deferred_until(now_ns); until > now_ns) {
@@ -349,9 +350,10 @@ class Gpushare final : public BatcherBase {
     }
     if (!deferring_) {
       deferring_ = true;
-      defer_end_ns_ = now_ns + static_cast<uint64_t>(options_.max_defer_ms * 1e6);
+      defer_end_ns_ = base::add_saturated(now_ns, base::to_uint64(options_.max_defer_ms * 1e6));
     }
-    const uint64_t until = std::min(defer_end_ns_, now_ns + static_cast<uint64_t>(best_.spare_ns));
+    const uint64_t until =
+        std::min(defer_end_ns_, base::add_saturated(now_ns, base::to_uint64(best_.spare_ns)));
     if (until <= now_ns) deferring_ = false;
     return until;
   }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
+
 namespace gpushare::sched::slo {
 namespace {
 
@@ -119,7 +121,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications
   const double longest = (device_ns - of.time.c0_ns()) / (std::max(of.time.c1(), 1e-12) * k);
   if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
   if (k == 1 || !known) {
-    for (uint32_t each : applications) observe(model, each, static_cast<uint64_t>(longest));
+    for (uint32_t each : applications) observe(model, each, base::to_uint64(longest));
     return;
   }
   // P(member i is the longest | the longest took this) is in proportion to f_i / F_i there.
@@ -140,7 +142,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications
     chances_[i] = std::max(took, 1.0);
   }
   // Not before all are drawn: recording may refresh what members_ points to.
-  for (size_t i = 0; i < k; ++i) observe(model, applications[i], static_cast<uint64_t>(chances_[i]));
+  for (size_t i = 0; i < k; ++i) observe(model, applications[i], base::to_uint64(chances_[i]));
 }
 
 double Knowledge::unit_random() {

@@ -7,6 +7,7 @@
 
 #include <absl/container/inlined_vector.h>
 
+#include "base/saturate.hpp"
 #include "sched/slo/batcher_base.hpp"
 #include "sched/slo/score_queue.hpp"
 
@@ -45,7 +46,7 @@ class Orloj final : public BatcherBase {
           if (size.by_deadline.empty()) continue;
           const double late = static_cast<double>(size.by_deadline.begin()->first) - size.estimate_ns;
           decision.wake_ns =
-              std::min(decision.wake_ns, std::max(now_ns, static_cast<uint64_t>(std::max(late, 0.0))) + 1024);
+              std::min(decision.wake_ns, base::add_saturated(std::max(now_ns, base::to_uint64(late)), 1024));
         }
       return decision;
     }

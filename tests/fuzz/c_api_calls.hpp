@@ -1,0 +1,232 @@
+// c_api_calls.hpp: one random call each on the nouns around sessions: queues, streams, images, the process; and runtimes that are used again.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sanitizer/lsan_interface.h>
+
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "fuzz/c_api_input.hpp"
+
+namespace gpushare::fuzz {
+
+struct Queues {
+  std::vector<gpushare_request_queue> queues;
+  std::atomic<int> unanswered{0};
+};
+
+inline int32_t batch_body(void* user_data, gpushare_iteration iteration, const gpushare_queued_batch* batch) {
+  gpushare_device_address address = 0;
+  (void)gpushare_iteration_alloc(iteration, 64 * batch->count, 0, &address);
+  batch->execution_ns[0] = 1000;
+  return user_data != nullptr ? GPUSHARE_DEVICE_OUT_OF_MEMORY : GPUSHARE_OK;
+}
+
+inline void answer_body(void* user_data, const gpushare_request_outcome*) {
+  --*static_cast<std::atomic<int>*>(user_data);
+}
+
+// One call on a request queue. A queue starts threads, so a program gets two.
+inline int32_t queue_call(Queues& handles, gpushare_runtime runtime, gpushare_session session, Input& input) {
+  const gpushare_request_queue queue = choose(handles.queues, input);
+  switch (input.byte() % 8) {
+    case 0: {
+      if (handles.queues.size() == 2) return GPUSHARE_OK;
+      const gpushare_batcher_params params = batcher_params(input);
+      gpushare_request_queue created = nullptr;
+      const int32_t status = gpushare_request_queue_create(runtime, &params, &created);
+      if (status == GPUSHARE_OK) handles.queues.push_back(created);
+      return status;
+    }
+    case 1: {
+      gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+      const uint32_t sizes[2] = {input.byte(), input.byte()};
+      model.batch_size_count = input.byte() % 3;
+      model.batch_sizes = sizes;
+      model.c0_ns = input.size() % 1000;
+      uint32_t index = 0;
+      static int fails = 0;
+      return gpushare_request_queue_add_model(queue, session, &model, batch_body,
+                                              input.byte() % 4 == 0 ? &fails : nullptr, nullptr, &index);
+    }
+    case 2:
+    case 3: {
+      gpushare_request request = GPUSHARE_REQUEST_INIT;
+      const gpushare_cost_step step = {input.size(), static_cast<double>(input.byte())};
+      request.id = input.byte();
+      request.model = input.byte() % 3;
+      request.application = input.byte() % 5;
+      request.deadline_ns = gpushare_now_ns() + input.size() * 1000;
+      request.later_step_count = input.byte() % 2;
+      request.later_steps = &step;
+      ++handles.unanswered;
+      const int32_t status = gpushare_request_queue_submit(queue, &request, answer_body, &handles.unanswered);
+      if (status != GPUSHARE_OK) --handles.unanswered;
+      return status;
+    }
+    case 4:
+      return gpushare_request_queue_cancel(queue, input.byte());
+    case 5:
+      return input.byte() % 2 == 0
+                 ? gpushare_request_queue_observe(queue, input.byte() % 3, input.byte() % 5, input.size())
+                 : gpushare_request_queue_observe_batch(queue, input.byte() % 3, input.byte(), input.size(),
+                                                        input.size());
+    case 6: {
+      gpushare_request_queue_info info = GPUSHARE_REQUEST_QUEUE_INFO_INIT;
+      gpushare_profile profile = GPUSHARE_PROFILE_INIT;
+      (void)gpushare_request_queue_get_profile(queue, 0, input.byte() % 5, &profile);
+      return gpushare_request_queue_get_info(queue, &info);
+    }
+    default:  // no close: it would wait for an iteration that this thread has open
+      return gpushare_request_queue_drain(queue, 0);
+  }
+}
+
+// Calls that describe the process, or write files, or are refused.
+inline int32_t process_call(gpushare_runtime runtime, Input& input) {
+  static const char* const kPaths[] = {"/dev/null", "/nonexistent/file", "", nullptr};
+  const char* path = kPaths[input.byte() % 4];
+  switch (input.byte() % 7) {
+    case 0: {
+      uint32_t count = 0;
+      require(gpushare_device_count(&count) == GPUSHARE_OK && count >= 2, "host and sim are there");
+      gpushare_device_info info = GPUSHARE_DEVICE_INFO_INIT;
+      return gpushare_device_get_info(input.byte() % 8, &info);
+    }
+    case 1: {
+      const uint32_t index = input.byte() % 8;
+      require((gpushare_policy_name(index) != nullptr) == (index < gpushare_policy_count()),
+              "policies have names");
+      return GPUSHARE_OK;
+    }
+    case 2: {
+      gpushare_backend_ops ops{};
+      ops.struct_size = static_cast<uint32_t>(input.size());
+      ops.abi_version = static_cast<uint32_t>(input.size());
+      ops.name = "fuzz";
+      const int32_t status = gpushare_backend_register(input.byte() % 2 == 0 ? &ops : nullptr);
+      require(status != GPUSHARE_OK, "a table without functions is refused");
+      return status;
+    }
+    case 3:
+      return gpushare_backend_load(path);
+    case 4:
+      return gpushare_runtime_write_timeline(runtime, path);
+    case 5:
+      return gpushare_runtime_write_snapshot(runtime, path, input.byte() % 3);
+    default:
+      return gpushare_runtime_write_allocation_log(runtime, path);
+  }
+}
+
+// What works on a block is waited for: the block may be freed next, and its use is not recorded.
+inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& input) {
+  static char host[4096];
+  int32_t status = GPUSHARE_OK;
+  switch (input.byte() % 6) {
+    case 0:
+      status = gpushare_stream_fill(stream, address, input.byte(), input.size());
+      break;
+    case 1:
+      status = gpushare_stream_copy(stream, address, reinterpret_cast<uintptr_t>(host), input.byte() * 16u,
+                                    GPUSHARE_COPY_HOST_TO_DEVICE);
+      break;
+    case 2:
+      status = gpushare_stream_copy(stream, reinterpret_cast<uintptr_t>(host), address, input.byte() * 16u,
+                                    GPUSHARE_COPY_DEVICE_TO_HOST);
+      break;
+    case 3: {
+      gpushare_backend_work work{};
+      work.struct_size = sizeof work;
+      work.work_class = input.byte() % 3;
+      work.duration_ns = input.size() % 1'000'000;
+      work.demand = static_cast<float>(input.number());
+      return gpushare_stream_work(stream, &work);
+    }
+    default: {
+      void* native = nullptr;
+      (void)gpushare_stream_get_native(stream, &native);
+      return gpushare_stream_launch_host(stream, [](void*) {}, nullptr);
+    }
+    case 5:
+      break;
+  }
+  const int32_t finished = gpushare_stream_synchronize(stream);
+  return status != GPUSHARE_OK ? status : finished;
+}
+
+inline int32_t session_setting(gpushare_session session, Input& input) {
+  switch (input.byte() % 3) {
+    case 0:
+      return gpushare_session_set_priority(session, input.byte() - 128);
+    case 1:
+      return gpushare_session_set_weight(session, input.number());
+    default:
+      return gpushare_session_set_remaining(session, input.size());
+  }
+}
+
+inline int32_t image_call(gpushare_loader loader, gpushare_image image, Input& input) {
+  switch (input.byte() % 5) {
+    case 0: {
+      gpushare_image_info info = GPUSHARE_IMAGE_INFO_INIT;
+      gpushare_layer_info layer = GPUSHARE_LAYER_INFO_INIT;
+      uint32_t index = 0;
+      (void)gpushare_image_find_layer(image, input.byte() % 2 == 0 ? "a" : "z", &index);
+      (void)gpushare_image_get_layer(image, input.byte() % 4, &layer);
+      return gpushare_image_get_info(image, &info);
+    }
+    case 1:
+      return gpushare_image_report_execution(image, input.byte() % 4, input.byte() % 4, input.size());
+    case 2: {
+      gpushare_loader_info info = GPUSHARE_LOADER_INFO_INIT;
+      gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
+      (void)gpushare_loader_get_link(loader, &link);
+      return gpushare_loader_get_info(loader, &info);
+    }
+    case 3:
+      return input.byte() % 8 == 0 ? gpushare_loader_calibrate(loader) : GPUSHARE_OK;
+    default: {
+      gpushare_image_params params = GPUSHARE_IMAGE_PARAMS_INIT;
+      gpushare_image opened = nullptr;
+      const int32_t status =
+          gpushare_image_open(loader, input.byte() % 2 == 0 ? "/nonexistent" : nullptr, &params, &opened);
+      require(status != GPUSHARE_OK, "there is no such image");
+      return status;
+    }
+  }
+}
+
+// Runtimes cost threads: those of one layout and recording are used again, program after program, and every program leaves them empty.
+// Now and then all is closed and leaks are looked for; with GPUSHARE_FUZZ_FRESH set, after each program, to see whether a finding needs what
+// went before.
+class Runtimes {
+ public:
+  gpushare_runtime get(uint32_t layout, bool records) {
+    gpushare_runtime& runtime = kept_[layout + (records ? 3 : 0)];
+    if (runtime != nullptr) return runtime;
+    gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
+    params.device = "sim";
+    params.capacity_bytes = 16 << 20;
+    params.layout = layout;
+    params.record = records ? GPUSHARE_RECORD_TIMELINE | GPUSHARE_RECORD_ALLOCATIONS : 0;
+    require(gpushare_runtime_open(&params, &runtime) == GPUSHARE_OK, "a runtime opens");
+    return runtime;
+  }
+  void program_ended() {
+    static const bool fresh = std::getenv("GPUSHARE_FUZZ_FRESH") != nullptr;
+    if (!fresh && ++programs_ % 256 != 0) return;
+    for (gpushare_runtime& runtime : kept_)
+      if (runtime != nullptr)
+        require(gpushare_runtime_close(std::exchange(runtime, nullptr)) == GPUSHARE_OK, "a runtime closes");
+    require(__lsan_do_recoverable_leak_check() == 0, "nothing leaks");
+  }
+
+ private:
+  std::array<gpushare_runtime, 6> kept_{};
+  uint64_t programs_ = 0;
+};
+
+}  // namespace gpushare::fuzz
