@@ -56,9 +56,9 @@ GPUSHARE_V1_SIZE(gpushare_image_info, replans);
 GPUSHARE_V1_SIZE(gpushare_layer_info, arrived);
 GPUSHARE_V1_SIZE(gpushare_load_params, reserved);
 GPUSHARE_V1_SIZE(gpushare_model_info, load_ns);
-GPUSHARE_V1_SIZE(gpushare_switcher_params, keep_bytes);
-GPUSHARE_V1_SIZE(gpushare_member_info, drops);
-GPUSHARE_V1_SIZE(gpushare_switcher_info, switch_ns);
+GPUSHARE_V1_SIZE(gpushare_switcher_params, standby_bytes);
+GPUSHARE_V1_SIZE(gpushare_member_info, standby_bytes);
+GPUSHARE_V1_SIZE(gpushare_switcher_info, standby_bytes);
 // NOLINTEND(bugprone-macro-parentheses,bugprone-sizeof-expression)
 #undef GPUSHARE_V1_SIZE
 

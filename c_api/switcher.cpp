@@ -54,6 +54,7 @@ int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher
     options.policy = read.residency == GPUSHARE_RESIDENCY_LRU ? sched::ResidencyPolicy::kLeastRecentlyUsed
                                                               : sched::ResidencyPolicy::kWeighted;
     options.keep_bytes = read.keep_bytes;
+    options.standby_bytes = read.standby_bytes;
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<loader::Switcher> switcher,
                               loader::Switcher::open(pin.shared(), options));
     return capi::publish<capi::SwitcherHandles>(std::move(switcher), "switchers", out_switcher);
@@ -124,6 +125,7 @@ int32_t gpushare_switcher_get_member(gpushare_switcher switcher, uint64_t member
     out.loads = info.loads;
     out.iterations = info.iterations;
     out.drops = info.drops;
+    out.standby_bytes = info.standby_bytes;
     return capi::write_struct("out_info", out, out_info);
   });
 }
@@ -138,6 +140,7 @@ int32_t gpushare_switcher_get_info(gpushare_switcher switcher, gpushare_switcher
     out.switches = info.switches;
     out.waiting = info.waiting;
     out.switch_ns = info.switch_ns;
+    out.standby_bytes = info.standby_bytes;
     return capi::write_struct("out_info", out, out_info);
   });
 }

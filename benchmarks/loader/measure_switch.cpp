@@ -1,7 +1,10 @@
-// measure_switch [copy_gbps] [rounds]: time from asking for a model until its first output, on the host device over
+// measure_switch [copy_gbps] [rounds] [standby_mib]: time from asking for a model until its first output, on the host device over
 // a capped link, when it is there already; switched to, in planned groups; switched to unpipelined (one shot, then
 // execution); and by stop-and-start (runtime closed and opened, the file read again, loaded whole). Two models of
 // one shape take turns on a device with room for one; both wait in host memory.
+//
+// Twice: with nothing of a member on standby on the device, and with a budget for first layers (standby_bytes). After
+// every switch the checksum of what is in the block is compared with that of the file's bytes.
 //
 // The bar is on the planned switch: its time over "there already" at most 10% of the load time. It can only be
 // met where execution takes at least as long as loading, as PipeSwitch's do: a shorter one must wait for the
@@ -12,11 +15,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <vector>
 
 #include "execution.hpp"
+#include "loader/checksum.hpp"
 #include "loader/switcher.hpp"
 #include "model_sizes.hpp"
 
@@ -43,9 +49,15 @@ void write_model(const std::string& path, const std::vector<uint64_t>& bytes) {
   std::ofstream out(path, std::ios::binary);
   for (int i = 0; i < 8; ++i) out.put(static_cast<char>(json.size() >> (8 * i)));
   out << json;
-  const std::string block(1 << 20, 'w');
-  for (uint64_t done = 0; done < at; done += block.size())
+  std::string block(1 << 20, '\0');
+  std::mt19937_64 random(20261121);
+  for (uint64_t done = 0; done < at; done += block.size()) {
+    for (size_t i = 0; i < block.size(); i += 64) {
+      const uint64_t word = random();
+      std::memcpy(&block[i], &word, sizeof word);
+    }
     out.write(block.data(), static_cast<std::streamsize>(std::min<uint64_t>(block.size(), at - done)));
+  }
 }
 
 struct Bench {
@@ -53,6 +65,8 @@ struct Bench {
   std::vector<uint64_t> bytes;
   std::vector<double> execute_ms;
   std::string path;
+  uint64_t standby_bytes = 0;
+  uint32_t crc = 0;  // of the image
   std::shared_ptr<executor::Runtime> runtime;
   std::shared_ptr<loader::Loader> loader;
   std::shared_ptr<loader::Switcher> switcher;
@@ -67,13 +81,13 @@ struct Bench {
   base::Status open() {
     executor::RuntimeOptions options;
     options.device = base::format("host?copy_gbps=%g&total_bytes=4294967296", copy_gbps);
-    options.capacity_bytes = total() + total() / 2 + (64u << 20);  // room for one
+    options.capacity_bytes = total() + total() / 2 + (64u << 20);  // room for one, and for half of another
     GPUSHARE_ASSIGN_OR_RETURN(runtime, executor::Runtime::open(std::move(options)));
     loader::LoaderOptions loading;
     loading.read.path = loader::ReadOptions::Path::kBuffered;
     GPUSHARE_ASSIGN_OR_RETURN(loader, loader::Loader::open(runtime, loading));
     GPUSHARE_RETURN_IF_ERROR(loader->calibrate());
-    GPUSHARE_ASSIGN_OR_RETURN(switcher, loader::Switcher::open(loader, {}));
+    GPUSHARE_ASSIGN_OR_RETURN(switcher, loader::Switcher::open(loader, {.standby_bytes = standby_bytes}));
     return {};
   }
   base::Status add(int which, bool one_shot) {
@@ -83,6 +97,9 @@ struct Bench {
     GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<const loader::Image> cached,
                               loader->open_image(path, loader->read_options()));
     member.image = cached;
+    if (crc == 0)
+      for (const loader::Image::Piece& piece : cached->pieces(0, cached->bytes()))
+        crc = loader::crc32c(crc, piece.host, piece.bytes);
     member.load.execute_ms = execute_ms;
     if (one_shot) member.load.ends = {static_cast<uint32_t>(bytes.size())};
     GPUSHARE_ASSIGN_OR_RETURN(members[which], switcher->add(std::move(member)));
@@ -123,16 +140,42 @@ struct Bench {
     }
     GPUSHARE_RETURN_IF_ERROR(stream->synchronize());
     const double ms = static_cast<double>(base::host_now_ns() - begin_ns) / 1e6;
+    const auto* there = reinterpret_cast<const char*>(turn.model->address(0));
+    if (turn.loaded && loader::crc32c(0, there, turn.model->image()->bytes()) != crc)
+      return base::Status(GPUSHARE_UNKNOWN, "the bytes on the device are not the file's");
     GPUSHARE_RETURN_IF_ERROR(turn.iteration->end());
     return ms;
   }
 };
 
 struct Times {
-  std::vector<double> ready, planned, one_shot, restart;
+  std::vector<double> ready, switched;
+  size_t groups = 0;
+  uint64_t standby_bytes = 0;  // that were on the device at the end
 };
 
-base::Status measure(const std::string& model, double copy_gbps, int rounds, double ratio) {
+// Two members take turns.
+base::Status take_turns(Bench& bench, int rounds, bool one_shot, Times* out) {
+  GPUSHARE_RETURN_IF_ERROR(bench.open());
+  for (int which = 0; which < 2; ++which) GPUSHARE_RETURN_IF_ERROR(bench.add(which, one_shot));
+  for (int round = -1; round < rounds; ++round) {
+    for (int which = 0; which < 2; ++which) {
+      GPUSHARE_ASSIGN_OR_RETURN(const double switched, bench.infer(which));
+      GPUSHARE_ASSIGN_OR_RETURN(const double ready, bench.infer(which));
+      if (round < 0) continue;  // the first touches the memory
+      out->switched.push_back(switched);
+      out->ready.push_back(ready);
+    }
+  }
+  out->standby_bytes = bench.switcher->info().standby_bytes;
+  GPUSHARE_ASSIGN_OR_RETURN(const loader::Switcher::Turn turn,
+                            bench.switcher->begin(bench.members[0], GPUSHARE_NO_TIMEOUT));
+  out->groups = turn.model->group_ends().size();
+  return turn.iteration->end();
+}
+
+base::Status measure(const std::string& model, double copy_gbps, int rounds, uint64_t standby_bytes,
+                     double ratio) {
   Bench bench;
   bench.copy_gbps = copy_gbps;
   bench.bytes = bench::model_layer_bytes(model);
@@ -145,48 +188,38 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
   for (const uint64_t layer : bench.bytes)
     bench.execute_ms.push_back(ratio * static_cast<double>(layer) / (copy_gbps * 1e6));
 
-  Times times;
-  base::Status status;
-  size_t groups = 0;
-  for (const bool one_shot : {false, true}) {
-    status = bench.open();
-    for (int which = 0; which < 2 && status.ok(); ++which) status = bench.add(which, one_shot);
-    for (int round = -1; round < rounds && status.ok(); ++round) {
-      for (int which = 0; which < 2 && status.ok(); ++which) {
-        const auto switched = bench.infer(which);
-        const auto ready = bench.infer(which);
-        status = switched.ok() ? ready.status() : switched.status();
-        if (round < 0 || !status.ok()) continue;  // the first touches the memory
-        (one_shot ? times.one_shot : times.planned).push_back(*switched);
-        if (!one_shot) times.ready.push_back(*ready);
-      }
-    }
-    if (!one_shot && status.ok()) {
-      const auto turn = bench.switcher->begin(bench.members[0], GPUSHARE_NO_TIMEOUT);
-      if (turn.ok()) {
-        groups = turn->model->group_ends().size();
-        (void)turn->iteration->end();
-      }
-    }
-    bench.close();
-  }
+  Times planned, kept, one_shot;
+  base::Status status = take_turns(bench, rounds, false, &planned);
+  bench.close();
+  bench.standby_bytes = standby_bytes;
+  if (status.ok()) status = take_turns(bench, rounds, false, &kept);
+  bench.close();
+  bench.standby_bytes = 0;
+  if (status.ok()) status = take_turns(bench, rounds, true, &one_shot);
+  bench.close();
   // Stop-and-start: everything from nothing, the file in the page cache.
+  std::vector<double> restart;
   for (int round = 0; round < std::max(2, rounds / 2) && status.ok(); ++round) {
     const uint64_t begin_ns = base::host_now_ns();
     status = bench.open();
     if (status.ok()) status = bench.add(0, true);
     if (status.ok()) status = bench.infer(0).status();
-    times.restart.push_back(static_cast<double>(base::host_now_ns() - begin_ns) / 1e6);
+    restart.push_back(static_cast<double>(base::host_now_ns() - begin_ns) / 1e6);
     bench.close();
   }
   std::filesystem::remove(bench.path);
   GPUSHARE_RETURN_IF_ERROR(status);
-  const double ready = median(times.ready);
-  const auto over = [&](const std::vector<double>& of) { return (median(of) - ready) / load_ms * 100; };
-  std::printf("%-10s %5.1f %8.1f %6zu %9.1f %9.1f %7.1f%% %7.1f%% %10.1f %7.1f%% %10.1f\n", model.c_str(),
-              ratio, load_ms, groups, ready, median(times.planned), over(times.planned),
-              (*std::min_element(times.planned.begin(), times.planned.end()) - ready) / load_ms * 100,
-              median(times.one_shot), over(times.one_shot), median(times.restart));
+  const auto row = [&](const char* how, const Times& of) {
+    const double ready = median(of.ready);
+    std::printf("%-10s %4.1f %-9s %8.1f %8.1f %6zu %9.1f %9.1f %7.1f%% %7.1f%%\n", model.c_str(), ratio, how,
+                load_ms, static_cast<double>(of.standby_bytes) / 1e6, of.groups, ready, median(of.switched),
+                (median(of.switched) - ready) / load_ms * 100,
+                (*std::min_element(of.switched.begin(), of.switched.end()) - ready) / load_ms * 100);
+  };
+  row("planned", planned);
+  row("standby", kept);
+  row("one shot", one_shot);
+  std::printf("%-10s %4.1f %-9s %8.1f %45.1f\n", model.c_str(), ratio, "restarted", load_ms, median(restart));
   return {};
 }
 
@@ -195,17 +228,21 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
 int main(int argc, char** argv) {
   const double copy_gbps = argc > 1 ? std::atof(argv[1]) : 1.2;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
-  if (copy_gbps <= 0 || rounds < 1) {
-    std::fprintf(stderr, "usage: measure_switch [copy_gbps above 0] [rounds]\n");
+  const double standby_mib = argc > 3 ? std::atof(argv[3]) : 256;
+  if (copy_gbps <= 0 || rounds < 1 || standby_mib < 0) {
+    std::fprintf(stderr, "usage: measure_switch [copy_gbps above 0] [rounds] [standby_mib]\n");
     return 2;
   }
-  std::printf("host device, link capped at %g GB/s; medians over %d switches each way, ms\n", copy_gbps,
-              2 * rounds);
-  std::printf("%-10s %5s %8s %6s %9s %9s %8s %8s %10s %8s %10s\n", "model", "E/T", "load", "groups", "ready",
-              "switched", "of load", "(least)", "one shot", "of load", "restarted");
+  std::printf(
+      "host device, link capped at %g GB/s; medians over %d switches each way, ms; standby: a budget of %g "
+      "MiB\n",
+      copy_gbps, 2 * rounds, standby_mib);
+  std::printf("%-10s %4s %-9s %8s %8s %6s %9s %9s %8s %8s\n", "model", "E/T", "", "load", "kept MB", "groups",
+              "ready", "switched", "of load", "(least)");
   for (const char* model : {"resnet101", "bert_base"}) {
     for (const double ratio : {1.0, 1.5}) {
-      const base::Status status = measure(model, copy_gbps, rounds, ratio);
+      const base::Status status =
+          measure(model, copy_gbps, rounds, static_cast<uint64_t>(standby_mib * 1048576), ratio);
       if (!status.ok()) {
         std::fprintf(stderr, "measure_switch: %s\n", status.message().c_str());
         return 1;

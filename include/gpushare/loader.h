@@ -239,12 +239,17 @@ typedef struct gpushare_switcher_params {
   uint64_t
       keep_bytes; /* members not active keep their bytes up to so many, the active one's included, while the
                           device has room; 0 = none is kept */
+  uint64_t
+      standby_bytes; /* of the device, beside those: members on standby keep their first layers there, as few
+                             as let the first output come within 5% of the load time of a member that is there
+                             already (the plan predicts it). If that is more than standby_bytes together, those
+                             that save most. Dropped before whole members when room is short. 0 = none */
 } gpushare_switcher_params;
 #define GPUSHARE_SWITCHER_PARAMS_INIT \
-  { sizeof(gpushare_switcher_params), 0, UINT64_MAX }
+  { sizeof(gpushare_switcher_params), 0, UINT64_MAX, 0 }
 
 /* One active session and any number on standby on the loader's runtime. On standby a member has its weights in
- * host memory, no device bytes and no promise. The caller owns *out_switcher. */
+ * host memory, no promise, and no device bytes but what standby_bytes allows. The caller owns *out_switcher. */
 GPUSHARE_API int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher_params* params,
                                               gpushare_switcher* out_switcher);
 /* Begins that wait fail with INVALID_STATE, the iteration under way is waited for, all bytes return. Blocks.
@@ -277,14 +282,15 @@ GPUSHARE_API int32_t gpushare_switcher_begin(gpushare_switcher switcher, uint64_
 enum { GPUSHARE_MEMBER_STANDBY = 0, GPUSHARE_MEMBER_KEPT = 1, GPUSHARE_MEMBER_ACTIVE = 2 };
 typedef struct gpushare_member_info {
   uint32_t struct_size;
-  uint32_t state;        /* GPUSHARE_MEMBER_* */
-  uint64_t device_bytes; /* persistent bytes promised to its session; 0 on standby */
-  uint64_t loads;        /* times its image was sent */
-  uint64_t iterations;   /* begun */
-  uint64_t drops;        /* times its bytes were dropped */
+  uint32_t state;         /* GPUSHARE_MEMBER_* */
+  uint64_t device_bytes;  /* persistent bytes promised to its session; 0 on standby */
+  uint64_t loads;         /* times its image was sent */
+  uint64_t iterations;    /* begun */
+  uint64_t drops;         /* times its bytes were dropped */
+  uint64_t standby_bytes; /* of its first layers, on the device for its next load */
 } gpushare_member_info;
 #define GPUSHARE_MEMBER_INFO_INIT \
-  { sizeof(gpushare_member_info), 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_member_info), 0, 0, 0, 0, 0, 0 }
 GPUSHARE_API int32_t gpushare_switcher_get_member(gpushare_switcher switcher, uint64_t member,
                                                   gpushare_member_info* out_info);
 
@@ -295,11 +301,12 @@ typedef struct gpushare_switcher_info {
   uint64_t members;
   uint64_t kept; /* on the device, not active */
   uint64_t switches;
-  uint64_t waiting;   /* begins that wait for their turn */
-  uint64_t switch_ns; /* host time of the last switch, from its turn until its copies were enqueued */
+  uint64_t waiting;       /* begins that wait for their turn */
+  uint64_t switch_ns;     /* host time of the last switch, from its turn until its copies were enqueued */
+  uint64_t standby_bytes; /* of all members' first layers, at most what the switcher was given */
 } gpushare_switcher_info;
 #define GPUSHARE_SWITCHER_INFO_INIT \
-  { sizeof(gpushare_switcher_info), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_switcher_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 GPUSHARE_API int32_t gpushare_switcher_get_info(gpushare_switcher switcher, gpushare_switcher_info* out_info);
 
 #ifdef __cplusplus

@@ -68,7 +68,7 @@ base::Status Model::load(std::function<void()> on_progress) {
     return made.with_context("model " + path());
   }
   auto started = loader::Transmission::start(
-      device_, stream_, image_, address_, ends_, /*resident_layers=*/0,
+      device_, stream_, image_, address_, ends_, /*prefix=*/{},
       [progress = progress_, on_progress = std::move(on_progress)](size_t, uint32_t, uint32_t end) {
         {
           base::MutexLock lock(progress->mutex);

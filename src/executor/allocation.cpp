@@ -115,7 +115,7 @@ base::Status SessionImpl::free(memory::Address address) {
 }
 
 base::Status SessionImpl::with_residence(
-    const std::function<base::Status(const device::Stream& home)>& body) {
+    uint64_t timeout_ns, const std::function<base::Status(const device::Stream& home)>& body) {
   for (;;) {
     if (const GatePass pass(residence_gate_); pass) {
       LaneSlot* lane = nullptr;
@@ -125,7 +125,7 @@ base::Status SessionImpl::with_residence(
       }
       return body(lane->stream->device_stream());
     }
-    GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
+    GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
   }
 }
 

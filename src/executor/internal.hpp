@@ -108,7 +108,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_remaining(uint64_t remaining_ns) override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
-  base::Status with_residence(const std::function<base::Status(const device::Stream& home)>& body) override;
+  base::Status with_residence(uint64_t timeout_ns,
+                              const std::function<base::Status(const device::Stream& home)>& body) override;
   const Runtime* runtime() const override;
   base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;

@@ -249,10 +249,10 @@ class Session {
   // Calls `body` while the session's persistent bytes are on the device and stay there, so that it can enqueue
   // work on them outside an iteration; that work must come after what `home`, the session's stream, has enqueued
   // (blocks are reused in its order), and must be recorded (Runtime::record_use) in it. `body` must be short and
-  // must not wait for the runtime. Blocks while the session is queued or paged out. Errors: as wait_admitted, and
-  // body's.
+  // must not wait for the runtime. Blocks while the session is queued or paged out, at most timeout_ns. Errors: as
+  // wait_admitted, and body's.
   virtual base::Status with_residence(
-      const std::function<base::Status(const device::Stream& home)>& body) = 0;
+      uint64_t timeout_ns, const std::function<base::Status(const device::Stream& home)>& body) = 0;
   // Whose it is, for comparison only.
   virtual const Runtime* runtime() const = 0;
 

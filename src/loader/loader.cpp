@@ -127,26 +127,24 @@ base::Result<std::shared_ptr<executor::Stream>> Loader::copy_stream() {
 }
 
 base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& session,
-                                                             const std::shared_ptr<const Image>& image,
-                                                             memory::Address address,
-                                                             std::vector<uint32_t> ends,
-                                                             GroupCallback on_group) {
+                                                             memory::Address address, const Send& send) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, copy_stream());
   std::unique_ptr<Transmission> out;
-  const base::Status status = session.with_residence([&](const device::Stream& home) -> base::Status {
-    base::MutexLock enqueuing(enqueue_mutex_);
-    base::Status sent = stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
-      // The block's bytes were given out in the order of the session's stream: what it has enqueued may use them.
-      GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
-      GPUSHARE_RETURN_IF_ERROR(home.record(before));
-      GPUSHARE_RETURN_IF_ERROR(copies.wait(before));
-      GPUSHARE_ASSIGN_OR_RETURN(
-          out, Transmission::start(runtime_->device(), copies, image, address, ends, 0, std::move(on_group)));
-      out->hold(std::move(before));
-      return {};
-    });
-    return sent.ok() ? runtime_->record_use(address, *stream) : sent;
-  });
+  const base::Status status =
+      session.with_residence(GPUSHARE_NO_TIMEOUT, [&](const device::Stream& home) -> base::Status {
+        base::MutexLock enqueuing(enqueue_mutex_);
+        base::Status sent = stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
+          // The block's bytes were given out in the order of the session's stream: what it has enqueued may use
+          // them.
+          GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
+          GPUSHARE_RETURN_IF_ERROR(home.record(before));
+          GPUSHARE_RETURN_IF_ERROR(copies.wait(before));
+          GPUSHARE_ASSIGN_OR_RETURN(out, send(*stream, copies));
+          out->hold(std::move(before));
+          return {};
+        });
+        return sent.ok() ? runtime_->record_use(address, *stream) : sent;
+      });
   if (status.ok()) return out;
   // A stream that has failed stays so: the next load gets another.
   out.reset();
@@ -157,45 +155,114 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& 
   return status;
 }
 
+base::Result<std::unique_ptr<Transmission>> Loader::send(const executor::Stream& stream,
+                                                         const device::Stream& copies,
+                                                         const std::shared_ptr<const Image>& image,
+                                                         memory::Address address, LoadOptions& options) {
+  const auto start = [&](Prefix prefix) {
+    return Transmission::start(runtime_->device(), copies, image, address, options.ends, prefix,
+                               guarded(options.on_group));
+  };
+  base::Result<std::unique_ptr<Transmission>> out = base::Status();
+  bool lent = false;
+  base::Status status;
+  if (options.prefix != nullptr)
+    status = options.prefix->lend(stream, copies, [&](const Prefix& prefix) -> base::Status {
+      lent = true;
+      return (out = start(prefix)).status();
+    });
+  if (!lent) return start({});
+  if (!status.ok()) return status;
+  return out;
+}
+
+base::Status Loader::check(const executor::Session& session, const Image& image) const {
+  if (session.runtime() != runtime_.get())
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "session '" + session.name() + "' is of another runtime than the image"};
+  if (!made(image)) return {GPUSHARE_INVALID_ARGUMENT, "image '" + image.name() + "' is of another loader"};
+  if (image.layers().empty() || image.bytes() == 0)
+    return {GPUSHARE_INVALID_ARGUMENT, "image '" + image.name() + "' has no bytes"};
+  return {};
+}
+
+base::Result<std::vector<uint32_t>> Loader::plan(const Image& image, const LoadOptions& options) {
+  const uint32_t resident = options.prefix == nullptr ? 0 : options.prefix->layers();
+  std::vector<uint32_t> ends;
+  if (options.execute_ms.empty()) {
+    GPUSHARE_ASSIGN_OR_RETURN(ends, image.profile().plan(link(), resident));
+  } else {
+    GroupingCosts costs;
+    costs.call_overhead_ms = link().call_overhead_ms;
+    costs.group_overhead_ms = link().group_overhead_ms;
+    costs.resident_layers = resident;
+    GPUSHARE_ASSIGN_OR_RETURN(Grouping plan,
+                              plan_groups(layer_costs(image, link(), options.execute_ms), costs));
+    ends = std::move(plan.ends);
+  }
+  if (resident > 0) ends.insert(ends.begin(), resident);
+  return ends;
+}
+
 base::Result<std::shared_ptr<Model>> Loader::load(const std::shared_ptr<executor::Session>& session,
                                                   std::shared_ptr<const Image> image, LoadOptions options) {
   const Use use(*this);
   if (!use) return closed();
-  if (session->runtime() != runtime_.get())
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        "session '" + session->name() + "' is of another runtime than the image");
-  if (!made(*image))
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + image->name() + "' is of another loader");
-  if (image->layers().empty() || image->bytes() == 0)
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, "image '" + image->name() + "' has no bytes");
+  GPUSHARE_RETURN_IF_ERROR(check(*session, *image));
   if (!options.execute_ms.empty() && options.execute_ms.size() != image->layers().size())
     return base::Status(
         GPUSHARE_INVALID_ARGUMENT,
         base::format("%zu execution times for the %zu layers of image '%s'", options.execute_ms.size(),
                      image->layers().size(), image->name().c_str()));
+  if (options.prefix != nullptr && options.prefix->image() != image)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "the prefix is of another image than '" + image->name() + "'");
   sweep();
   if (options.ends.empty()) {
-    if (options.execute_ms.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.ends, image->profile().plan(link()));
-    } else {
-      GroupingCosts costs;
-      costs.call_overhead_ms = link().call_overhead_ms;
-      costs.group_overhead_ms = link().group_overhead_ms;
-      GPUSHARE_ASSIGN_OR_RETURN(Grouping plan,
-                                plan_groups(layer_costs(*image, link(), options.execute_ms), costs));
-      options.ends = std::move(plan.ends);
-    }
+    GPUSHARE_ASSIGN_OR_RETURN(options.ends, plan(*image, options));
   }
   GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address,
                             session->alloc(memory::Kind::kModel, image->bytes(), kLayerAlignmentBytes));
-  auto transmission = transmit(*session, image, address, std::move(options.ends), guarded(options.on_group));
+  auto transmission =
+      transmit(*session, address, [&](const executor::Stream& stream, const device::Stream& copies) {
+        return send(stream, copies, image, address, options);
+      });
   if (!transmission.ok()) {
     (void)session->free(address);
     return transmission.status().with_context("loading image '" + image->name() + "' into session '" +
                                               session->name() + "'");
   }
-  auto model = std::make_shared<Model>(shared_from_this(), session, std::move(*transmission), address,
-                                       options.profile);
+  return adopt(session, address, std::move(*transmission), options.profile);
+}
+
+base::Result<std::shared_ptr<Model>> Loader::load_prefix(const std::shared_ptr<executor::Session>& session,
+                                                         std::shared_ptr<const Image> image,
+                                                         uint32_t layers) {
+  const Use use(*this);
+  if (!use) return closed();
+  GPUSHARE_RETURN_IF_ERROR(check(*session, *image));
+  if (layers == 0 || layers > image->layers().size() || image->end_of(layers - 1) == 0)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("image '%s' has no prefix of %u layers with bytes in it",
+                                     image->name().c_str(), layers));
+  GPUSHARE_ASSIGN_OR_RETURN(
+      const memory::Address address,
+      session->alloc(memory::Kind::kModel, image->end_of(layers - 1), kLayerAlignmentBytes));
+  auto transmission = transmit(*session, address, [&](const executor::Stream&, const device::Stream& copies) {
+    return Transmission::start_prefix(runtime_->device(), copies, image, address, layers);
+  });
+  if (!transmission.ok()) {
+    (void)session->free(address);
+    return transmission.status();
+  }
+  return adopt(session, address, std::move(*transmission), false);
+}
+
+std::shared_ptr<Model> Loader::adopt(const std::shared_ptr<executor::Session>& session,
+                                     memory::Address address, std::unique_ptr<Transmission> transmission,
+                                     bool profile) {
+  auto model =
+      std::make_shared<Model>(shared_from_this(), session, std::move(transmission), address, profile);
   base::MutexLock lock(mutex_);
   std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
   models_.push_back(model);
@@ -218,8 +285,7 @@ void Loader::sweep() {
   std::vector<std::unique_ptr<Transmission>> gone;
   base::MutexLock lock(mutex_);
   for (size_t i = 0; i < leaving_.size();) {
-    const auto arrived =
-        leaving_[i]->arrived(static_cast<uint32_t>(leaving_[i]->image().layers().size()) - 1);
+    const auto arrived = leaving_[i]->arrived(leaving_[i]->last_layer());
     if (arrived.ok() && !*arrived) {
       ++i;
       continue;
@@ -231,8 +297,9 @@ void Loader::sweep() {
 }
 
 void Loader::learn(const Transmission& transmission) {
-  const uint64_t bytes = transmission.image().bytes();
-  if (bytes < kTeachingBytes) return;
+  const uint64_t bytes = transmission.sent_bytes();
+  // A part that came from the device took a time of its own, which is not known.
+  if (bytes < kTeachingBytes || transmission.copied_prefix()) return;
   const auto took = transmission.arrived_ns(transmission.groups() - 1);
   if (!took.ok() || *took == 0) return;
   base::MutexLock lock(mutex_);

@@ -22,8 +22,6 @@
 
 namespace gpushare::loader {
 
-class Model;
-
 struct LoaderOptions {
   uint64_t limit_bytes = UINT64_MAX;  // of host memory for images
   uint64_t chunk_bytes = 16ull << 20;
@@ -31,11 +29,16 @@ struct LoaderOptions {
   LinkCosts link;  // bytes_per_ms of 0: not known
 };
 
+class Model;
+
 struct LoadOptions {
   std::vector<uint32_t> ends;      // a grouping of the caller's; empty: planned
   std::vector<double> execute_ms;  // of each layer, for the plan; empty: as the image's profile says
   GroupCallback on_group;          // may throw; must not wait for the runtime
   bool profile = true;             // learn execution times from make_usable (model.hpp)
+  // Of load_prefix, of the same image: its layers come from there, and the plan knows. If it is not on the device
+  // after all, or its copies failed, everything comes from the image.
+  std::shared_ptr<Model> prefix;
 };
 
 class Loader final : public executor::Dependent, public std::enable_shared_from_this<Loader> {
@@ -66,6 +69,11 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::Result<std::shared_ptr<Model>> load(const std::shared_ptr<executor::Session>& session,
                                             std::shared_ptr<const Image> image, LoadOptions options);
 
+  // Only the first `layers`, to a block of kind model with room for them (and nothing more). The model that is
+  // returned has no other layers. Errors: as load.
+  base::Result<std::shared_ptr<Model>> load_prefix(const std::shared_ptr<executor::Session>& session,
+                                                   std::shared_ptr<const Image> image, uint32_t layers);
+
   // Measures the link in a session of its own, of 1 to 32 MiB. Blocks. Errors: DEVICE_OUT_OF_MEMORY (no room
   // for it: give the costs instead), the device's.
   base::Status calibrate();
@@ -94,10 +102,19 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   };
   static base::Status closed();
   base::Result<std::shared_ptr<executor::Stream>> copy_stream();
-  base::Result<std::unique_ptr<Transmission>> transmit(executor::Session& session,
-                                                       const std::shared_ptr<const Image>& image,
-                                                       memory::Address address, std::vector<uint32_t> ends,
-                                                       GroupCallback on_group);
+  using Send = std::function<base::Result<std::unique_ptr<Transmission>>(const executor::Stream& stream,
+                                                                         const device::Stream& copies)>;
+  // Calls `send` with the stream of copies, in an order that is right for the block at `address` of `session`.
+  base::Result<std::unique_ptr<Transmission>> transmit(executor::Session& session, memory::Address address,
+                                                       const Send& send);
+  base::Result<std::unique_ptr<Transmission>> send(const executor::Stream& stream,
+                                                   const device::Stream& copies,
+                                                   const std::shared_ptr<const Image>& image,
+                                                   memory::Address address, LoadOptions& options);
+  base::Status check(const executor::Session& session, const Image& image) const;
+  base::Result<std::vector<uint32_t>> plan(const Image& image, const LoadOptions& options);
+  std::shared_ptr<Model> adopt(const std::shared_ptr<executor::Session>& session, memory::Address address,
+                               std::unique_ptr<Transmission> transmission, bool profile);
   // Of a model that was unloaded: kept until its copies have finished.
   void retire(std::unique_ptr<Transmission> transmission);
   void sweep();

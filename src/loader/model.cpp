@@ -175,6 +175,18 @@ base::Status Model::wait(uint32_t layer, uint64_t timeout_ns) {
   return {};
 }
 
+base::Status Model::lend(const executor::Stream& stream, const device::Stream& copies,
+                         const std::function<base::Status(const Prefix&)>& body) {
+  const GatePass pass(gate_);
+  if (!pass) return gone();
+  GPUSHARE_RETURN_IF_ERROR(transmission_->arrived(layers() - 1).status());
+  return session_->with_residence(0, [&](const device::Stream&) -> base::Status {
+    GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(0, layers(), copies));
+    GPUSHARE_RETURN_IF_ERROR(body({layers(), address_}));
+    return loader_->runtime().record_use(address_, stream);
+  });
+}
+
 base::Result<bool> Model::arrived(uint32_t layer) {
   const GatePass pass(gate_);
   if (!pass) return gone();

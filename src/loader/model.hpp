@@ -43,6 +43,12 @@ class Model {
   // Device time from the start of the first copy until group `group` was there. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group);
 
+  // Calls `body` with this model's layers as a prefix for another transmission of its image, while they are on the
+  // device; what body enqueues on `stream` comes after their own copies, and before their bytes are used again. Does
+  // not wait. Errors: TIMED_OUT (paged out), what a copy failed with, body's.
+  base::Status lend(const executor::Stream& stream, const device::Stream& copies,
+                    const std::function<base::Status(const Prefix&)>& body);
+
   // Does not block, but waits for other threads' calls on this model. The block is freed (unless its session has
   // ended and taken it along). OK also the second time.
   base::Status unload();
@@ -51,6 +57,7 @@ class Model {
 
   memory::Address address(uint32_t layer) const { return address_ + image_->layers()[layer].offset_bytes; }
   const std::shared_ptr<const Image>& image() const { return image_; }
+  uint32_t layers() const { return ends_.back(); }  // fewer than the image's if only a prefix was loaded
   const std::vector<uint32_t>& group_ends() const { return ends_; }
   const std::shared_ptr<executor::Session>& session() const { return session_; }
 

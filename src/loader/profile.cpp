@@ -53,8 +53,7 @@ std::vector<double> Profile::execute_ms() const {
   return execute_locked();
 }
 
-base::Result<std::vector<uint32_t>> Profile::plan(const LinkCosts& link) {
-  base::MutexLock lock(mutex_);
+std::vector<LayerCost> Profile::costs_locked(const LinkCosts& link) const {
   const std::vector<double> execute = execute_locked();
   std::vector<LayerCost> layers;
   layers.reserve(bytes_.size());
@@ -62,16 +61,28 @@ base::Result<std::vector<uint32_t>> Profile::plan(const LinkCosts& link) {
     const double transmit = link.bytes_per_ms > 0 ? static_cast<double>(bytes_[i]) / link.bytes_per_ms : 0.0;
     layers.push_back({bytes_[i], transmit, execute.empty() ? transmit : execute[i]});
   }
+  return layers;
+}
+
+std::vector<LayerCost> Profile::costs(const LinkCosts& link) const {
+  base::MutexLock lock(mutex_);
+  return costs_locked(link);
+}
+
+base::Result<std::vector<uint32_t>> Profile::plan(const LinkCosts& link, uint32_t resident_layers) {
+  base::MutexLock lock(mutex_);
+  const std::vector<LayerCost> layers = costs_locked(link);
   GroupingCosts costs;
+  costs.resident_layers = resident_layers;
   costs.call_overhead_ms = link.call_overhead_ms;
   costs.group_overhead_ms = link.group_overhead_ms;
   GPUSHARE_ASSIGN_OR_RETURN(Grouping best, plan_groups(layers, costs));
-  if (!ends_.empty()) {
-    const auto kept = grouping_makespan_ms(layers, costs, ends_);
-    if (kept.ok() && best.makespan_ms >= *kept * (1 - kWorth)) return ends_;
+  if (const auto known = ends_.find(resident_layers); known != ends_.end()) {
+    const auto kept = grouping_makespan_ms(layers, costs, known->second);
+    if (kept.ok() && best.makespan_ms >= *kept * (1 - kWorth)) return known->second;
     ++replans_;
   }
-  ends_ = best.ends;
+  ends_[resident_layers] = best.ends;
   return std::move(best.ends);
 }
 

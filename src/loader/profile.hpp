@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -40,21 +41,23 @@ class Profile {
   // bytes, as those observed.
   std::vector<double> execute_ms() const;
 
-  // Group ends for these costs. Unobserved: each layer is taken to execute as long as its bytes are on the
-  // link. Errors: plan_groups's.
-  base::Result<std::vector<uint32_t>> plan(const LinkCosts& link);
+  // What each layer costs. Unobserved: it is taken to execute as long as its bytes are on the link.
+  std::vector<LayerCost> costs(const LinkCosts& link) const;
+  // Group ends for these costs, with the first `resident_layers` on the device. Errors: plan_groups's.
+  base::Result<std::vector<uint32_t>> plan(const LinkCosts& link, uint32_t resident_layers = 0);
   // Times that a plan was replaced by a better one.
   uint64_t replans() const;
 
  private:
   std::vector<double> execute_locked() const GPUSHARE_REQUIRES(mutex_);
+  std::vector<LayerCost> costs_locked(const LinkCosts& link) const GPUSHARE_REQUIRES(mutex_);
 
   const std::vector<uint64_t> bytes_;
   mutable base::Mutex mutex_;
   std::vector<double> estimates_ GPUSHARE_GUARDED_BY(mutex_);  // negative: never observed; empty: none
   uint64_t observations_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t replans_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  std::vector<uint32_t> ends_ GPUSHARE_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<uint32_t>> ends_ GPUSHARE_GUARDED_BY(mutex_);  // by resident layers
 };
 
 }  // namespace gpushare::loader

@@ -51,7 +51,10 @@ class Switcher::SwitchedIteration final : public executor::Iteration {
 };
 
 Switcher::Switcher(std::shared_ptr<Loader> loader, SwitcherOptions options)
-    : loader_(std::move(loader)), options_(options), residency_(UINT64_MAX, options.policy) {}
+    : loader_(std::move(loader)),
+      options_(options),
+      standby_(*loader_, options.standby_bytes),
+      residency_(UINT64_MAX, options.policy) {}
 
 base::Result<std::shared_ptr<Switcher>> Switcher::open(std::shared_ptr<Loader> loader,
                                                        SwitcherOptions options) {
@@ -68,6 +71,7 @@ Switcher::~Switcher() {
   lock.unlock();
   for (const auto& [id, member] : members)
     if (member->session != nullptr) drop(*member);
+  standby_.clear();
 }
 
 std::shared_ptr<Switcher::Member> Switcher::find(MemberId id) const {
@@ -111,6 +115,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   GPUSHARE_RETURN_IF_ERROR(residency_.add(member->id, member->persistent_bytes, load_ns));
   ++next_member_;
   const MemberId id = member->id;
+  standby_.add(id, member->options.image, member->options.load.execute_ms);
   members_.emplace(id, std::move(member));
   return id;
 }
@@ -254,19 +259,36 @@ base::Status Switcher::make_active(Member& member) {
       return status;
     }
   }
-  base::MutexLock lock(mutex_);
-  active_ = member.id;
-  if (last_active_ != member.id) {
-    ++switches_;
-    switch_ns_ = base::host_now_ns() - start_ns;
+  {
+    base::MutexLock lock(mutex_);
+    active_ = member.id;
+    if (last_active_ != member.id) {
+      ++switches_;
+      switch_ns_ = base::host_now_ns() - start_ns;
+    }
+    last_active_ = member.id;
   }
-  last_active_ = member.id;
+  if (!live) settle_standby();
   return {};
+}
+
+void Switcher::settle_standby() {
+  if (options_.standby_bytes == 0) return;
+  const uint64_t now_ns = loader_->runtime().device().now_ns();
+  std::vector<Standby::Use> uses;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [id, member] : members_)
+      uses.push_back({id, residency_.requests(id, now_ns), member->session == nullptr, id == active_});
+  }
+  standby_.settle(uses);
 }
 
 base::Status Switcher::load(Member& member) {
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, open_session(member));
-  auto model = loader_->load(session, member.options.image, member.options.load);
+  LoadOptions options = member.options.load;
+  options.prefix = standby_.prefix(member.id);
+  auto model = loader_->load(session, member.options.image, std::move(options));
   if (!model.ok()) {
     (void)session->close();
     return model.status();
@@ -285,15 +307,25 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
   for (;;) {
     auto session = loader_->runtime().open_session(options);
     if (session.ok() || session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
-    // The one that is least wanted, then the next: how much is missing is the executor's secret.
+    // How much is missing is the executor's secret, so one after the other: the first layers of others, if all of
+    // them make enough room; members that are least wanted; and at last any first layers.
+    if (standby_makes_room(member) && standby_.shed(member.id)) continue;
     std::vector<sched::ModelId> drops;
     {
       base::MutexLock lock(mutex_);
       drops = residency_.shed(1, member.id, loader_->runtime().device().now_ns());
     }
-    if (drops.empty()) return session;
     drop_all(drops);
+    if (drops.empty() && !standby_.shed(member.id) && !standby_.shed(0)) return session;
   }
+}
+
+bool Switcher::standby_makes_room(const Member& member) const {
+  const auto runtime = loader_->runtime().info();
+  if (!runtime.ok()) return true;
+  const uint64_t free_bytes = runtime->capacity_bytes - runtime->promised_bytes;
+  return member.persistent_bytes + member.ephemeral_bytes <=
+         free_bytes + standby_.bytes() - standby_.bytes(member.id);
 }
 
 void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
@@ -316,6 +348,7 @@ void Switcher::drop(Member& member) {
   const executor::SessionInfo info = session->info();
   if (member.options.session.ephemeral_bytes == 0 && info.iterations_done >= 2)
     member.ephemeral_bytes = std::max(member.ephemeral_bytes, info.promised_ephemeral_bytes);
+  standby_.learned(member.id);
   (void)model->unload();  // copies may still be under way: the block and the image wait for them
   (void)session->close();
 }
@@ -339,6 +372,7 @@ base::Status Switcher::remove(MemberId id) {
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
   drop(*member);
+  standby_.remove(id);
   base::MutexLock lock(mutex_);
   (void)residency_.remove(id);
   members_.erase(id);
@@ -371,6 +405,7 @@ base::Status Switcher::close() {
     members_.clear();
   }
   for (const auto& member : members) drop(*member);
+  standby_.clear();
   give_turn();
   return {};
 }
@@ -386,6 +421,7 @@ void Switcher::runtime_closing() {
     members_.clear();
   }
   for (const auto& member : members) drop(*member);
+  standby_.clear();
 }
 
 base::Result<MemberInfo> Switcher::info(MemberId id) const {
@@ -402,6 +438,7 @@ base::Result<MemberInfo> Switcher::info(MemberId id) const {
     session = member->session;
     if (session != nullptr) info.state = active_ == id ? MemberState::kActive : MemberState::kKept;
   }
+  info.standby_bytes = standby_.bytes(id);
   if (session != nullptr) info.device_bytes = session->info().promised_persistent_bytes;
   return info;
 }
@@ -421,6 +458,7 @@ SwitcherInfo Switcher::info() const {
   info.switches = switches_;
   info.waiting = line_.size();
   info.switch_ns = switch_ns_;
+  info.standby_bytes = standby_.bytes();
   return info;
 }
 

@@ -8,6 +8,9 @@
 // Safety stays the executor's: every session with device bytes was admitted by it. A refusal makes the switcher
 // drop kept members, the least wanted first, and ask again.
 //
+// With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp): those
+// that no grouping can hide. They go first when room is short.
+//
 // Turns go to begins in the order they come; one iteration of a switcher is open at a time. What it keeps of a
 // member is on the device, stops with its runtime, and is loaded again after a failure.
 // SPDX-License-Identifier: Apache-2.0
@@ -24,6 +27,7 @@
 #include "executor/runtime.hpp"
 #include "loader/loader.hpp"
 #include "loader/model.hpp"
+#include "loader/standby.hpp"
 #include "sched/residency.hpp"
 
 namespace gpushare::loader {
@@ -33,6 +37,7 @@ using MemberId = uint64_t;
 struct SwitcherOptions {
   sched::ResidencyPolicy policy = sched::ResidencyPolicy::kLeastRecentlyUsed;
   uint64_t keep_bytes = UINT64_MAX;  // of models on the device, the active one included; 0 = keep none but it
+  uint64_t standby_bytes = 0;        // for the first layers of members on standby, beside those; 0 = none
 };
 
 struct MemberOptions {
@@ -46,10 +51,11 @@ enum class MemberState : uint32_t { kStandby = 0, kKept = 1, kActive = 2 };
 
 struct MemberInfo {
   MemberState state = MemberState::kStandby;
-  uint64_t device_bytes = 0;  // promised persistent bytes of its session; 0 on standby
-  uint64_t loads = 0;         // times its image was sent to the device
-  uint64_t iterations = 0;    // begun
-  uint64_t drops = 0;         // times its bytes were dropped
+  uint64_t device_bytes = 0;   // promised persistent bytes of its session; 0 on standby
+  uint64_t loads = 0;          // times its image was sent to the device
+  uint64_t iterations = 0;     // begun
+  uint64_t drops = 0;          // times its bytes were dropped
+  uint64_t standby_bytes = 0;  // of its first layers, kept for its next load
   std::string name;
 };
 
@@ -57,9 +63,10 @@ struct SwitcherInfo {
   MemberId active = 0;  // 0: none
   uint64_t members = 0;
   uint64_t kept = 0;
-  uint64_t switches = 0;   // times another member became active
-  uint64_t waiting = 0;    // begins that wait for their turn
-  uint64_t switch_ns = 0;  // host time of the last switch: from its turn until its copies were enqueued
+  uint64_t switches = 0;       // times another member became active
+  uint64_t waiting = 0;        // begins that wait for their turn
+  uint64_t switch_ns = 0;      // host time of the last switch: from its turn until its copies were enqueued
+  uint64_t standby_bytes = 0;  // first layers of members on the device, at most the budget
 };
 
 class Switcher final : public executor::Dependent, public std::enable_shared_from_this<Switcher> {
@@ -117,13 +124,16 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status make_active(Member& member);
   base::Status load(Member& member);
   base::Result<std::shared_ptr<executor::Session>> open_session(Member& member);
+  bool standby_makes_room(const Member& member) const;
   bool usable(Member& member);
+  void settle_standby();
   void drop(Member& member);
   void drop_all(const std::vector<sched::ModelId>& members);
   std::shared_ptr<Member> find(MemberId member) const;
 
   const std::shared_ptr<Loader> loader_;
   const SwitcherOptions options_;
+  Standby standby_;
 
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;

@@ -14,15 +14,23 @@ struct Transmission::Notice {
 };
 
 Transmission::Transmission(std::shared_ptr<const Image> image, device::Address base,
-                           std::vector<uint32_t> ends, uint32_t resident)
-    : image_(std::move(image)), base_(base), ends_(std::move(ends)), resident_(resident) {}
+                           std::vector<uint32_t> ends, Prefix prefix)
+    : image_(std::move(image)),
+      base_(base),
+      ends_(std::move(ends)),
+      resident_(prefix.copy == 0 ? prefix.layers : 0),
+      copy_(prefix.copy),
+      copy_bytes_(prefix.copy == 0 || prefix.layers == 0 ? 0 : image_->end_of(prefix.layers - 1)) {}
 
 base::Result<std::unique_ptr<Transmission>> Transmission::start(
     device::Device& device, const device::Stream& stream, std::shared_ptr<const Image> image,
-    device::Address base, std::vector<uint32_t> ends, uint32_t resident_layers, GroupCallback on_group) {
+    device::Address base, std::vector<uint32_t> ends, Prefix prefix, GroupCallback on_group) {
   if (image == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "image is null");
   const size_t layers = image->layers().size();
-  uint32_t begin = resident_layers;
+  if (prefix.layers > layers)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("a prefix of %u layers; the image has %zu", prefix.layers, layers));
+  uint32_t begin = prefix.copy == 0 ? prefix.layers : 0;
   for (const uint32_t end : ends) {
     if (end <= begin || end > layers)
       return base::Status(
@@ -33,9 +41,20 @@ base::Result<std::unique_ptr<Transmission>> Transmission::start(
   if (begin != layers)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("the last group ends at layer %u of %zu", begin, layers));
-  std::unique_ptr<Transmission> out(
-      new Transmission(std::move(image), base, std::move(ends), resident_layers));
+  std::unique_ptr<Transmission> out(new Transmission(std::move(image), base, std::move(ends), prefix));
   GPUSHARE_RETURN_IF_ERROR(out->enqueue(device, stream, on_group));
+  return out;
+}
+
+base::Result<std::unique_ptr<Transmission>> Transmission::start_prefix(device::Device& device,
+                                                                       const device::Stream& stream,
+                                                                       std::shared_ptr<const Image> image,
+                                                                       device::Address base,
+                                                                       uint32_t layers) {
+  if (image == nullptr || layers == 0 || layers > image->layers().size())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("a prefix of %u layers is none", layers));
+  std::unique_ptr<Transmission> out(new Transmission(std::move(image), base, {layers}, {}));
+  GPUSHARE_RETURN_IF_ERROR(out->enqueue(device, stream, {}));
   return out;
 }
 
@@ -63,12 +82,7 @@ base::Status Transmission::enqueue(device::Device& device, const device::Stream&
 
 base::Status Transmission::enqueue_group(const device::Stream& stream, size_t group, uint32_t first,
                                          const GroupCallback& on_group) {
-  const uint64_t begin = image_->begin_of(first);
-  for (const Image::Piece& piece : image_->pieces(begin, image_->end_of(ends_[group] - 1) - begin)) {
-    GPUSHARE_RETURN_IF_ERROR(stream.copy(base_ + piece.offset_bytes, reinterpret_cast<uintptr_t>(piece.host),
-                                         piece.bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
-    ++copies_;
-  }
+  GPUSHARE_RETURN_IF_ERROR(copy(stream, image_->begin_of(first), image_->end_of(ends_[group] - 1)));
   if (on_group) {
     notices_.push_back(std::make_unique<Notice>(Notice{on_group, group, first, ends_[group]}));
     GPUSHARE_RETURN_IF_ERROR(stream.launch_host(
@@ -79,6 +93,25 @@ base::Status Transmission::enqueue_group(const device::Stream& stream, size_t gr
         notices_.back().get()));
   }
   return stream.record(events_[group]);
+}
+
+// Bytes [begin, end) of the image: what the prefix has from the device, the rest over the link.
+base::Status Transmission::copy(const device::Stream& stream, uint64_t begin, uint64_t end) {
+  if (begin < copy_bytes_) {
+    const uint64_t until = std::min(end, copy_bytes_);
+    if (until > begin)
+      GPUSHARE_RETURN_IF_ERROR(
+          stream.copy(base_ + begin, copy_ + begin, until - begin, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+    begin = until;
+  }
+  if (begin >= end) return {};
+  for (const Image::Piece& piece : image_->pieces(begin, end - begin)) {
+    GPUSHARE_RETURN_IF_ERROR(stream.copy(base_ + piece.offset_bytes, reinterpret_cast<uintptr_t>(piece.host),
+                                         piece.bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
+    ++copies_;
+    sent_bytes_ += piece.bytes;
+  }
+  return {};
 }
 
 Transmission::~Transmission() {
@@ -92,6 +125,10 @@ base::Result<size_t> Transmission::group_of(uint32_t layer) const {
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("layer is %u, image '%s' has %zu", layer, image_->name().c_str(),
                                      image_->layers().size()));
+  if (!ends_.empty() && layer >= ends_.back())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("layer is %u; the first %u of image '%s' are sent", layer, ends_.back(),
+                                     image_->name().c_str()));
   return static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), layer) - ends_.begin());
 }
 

@@ -22,21 +22,32 @@ namespace gpushare::loader {
 // a thread of the device.
 using GroupCallback = std::function<void(size_t group, uint32_t first, uint32_t end)>;
 
-// One image on its way to one device block. Owns the events; holds the image until the last copy has
+// The first layers of an image, on the device already.
+struct Prefix {
+  uint32_t layers = 0;
+  device::Address copy = 0;  // where: laid out like the image, copied from there; 0: in the block itself
+};
+
+// One image, or the first layers of one, on its way to one device block. Owns the events; holds the image until the last copy has
 // finished. The stream and the device block must live until then (destruction waits for it). make_usable and
 // the waits may be called from any thread.
 class Transmission {
  public:
   // Enqueues all copies on `stream` (best a stream of its own) and returns. The block at `base` has room for
-  // image->bytes() and is laid out like the image; `ends` are group ends (loader::plan_groups); layers below
-  // `resident_layers` are there already. Blocks of the group events: created with timing, so that arrived_ns
+  // image->bytes() and is laid out like the image; `ends` are group ends (loader::plan_groups). A prefix that is in
+  // the block already has no groups; one that lies elsewhere on the device is copied from there, as parts of the
+  // groups, and must stay until they have arrived. Group events are created with timing, so that arrived_ns
   // can tell when. Errors: INVALID_ARGUMENT (ends that are no grouping), the device's.
   static base::Result<std::unique_ptr<Transmission>> start(device::Device& device,
                                                            const device::Stream& stream,
                                                            std::shared_ptr<const Image> image,
                                                            device::Address base, std::vector<uint32_t> ends,
-                                                           uint32_t resident_layers = 0,
-                                                           GroupCallback on_group = {});
+                                                           Prefix prefix = {}, GroupCallback on_group = {});
+  // Sends only the first `layers`, as one group, to a block with room for them.
+  static base::Result<std::unique_ptr<Transmission>> start_prefix(device::Device& device,
+                                                                  const device::Stream& stream,
+                                                                  std::shared_ptr<const Image> image,
+                                                                  device::Address base, uint32_t layers);
   ~Transmission();
   Transmission(const Transmission&) = delete;
   Transmission& operator=(const Transmission&) = delete;
@@ -53,7 +64,10 @@ class Transmission {
   const Image& image() const { return *image_; }
   const std::shared_ptr<const Image>& shared_image() const { return image_; }
   size_t groups() const { return ends_.size(); }
-  uint64_t copies() const { return copies_; }  // calls that it took
+  uint32_t last_layer() const { return ends_.empty() ? resident_ - 1 : ends_.back() - 1; }
+  uint64_t copies() const { return copies_; }          // calls that it took
+  uint64_t sent_bytes() const { return sent_bytes_; }  // over the link
+  bool copied_prefix() const { return copy_bytes_ > 0; }
   // Device time from the start of the first copy to the arrival of group `group`. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group) const;
   std::span<const uint32_t> group_ends() const { return ends_; }
@@ -65,16 +79,20 @@ class Transmission {
  private:
   struct Notice;
   Transmission(std::shared_ptr<const Image> image, device::Address base, std::vector<uint32_t> ends,
-               uint32_t resident);
+               Prefix prefix);
   base::Status enqueue(device::Device& device, const device::Stream& stream, const GroupCallback& on_group);
   base::Status enqueue_group(const device::Stream& stream, size_t group, uint32_t first,
                              const GroupCallback& on_group);
+  base::Status copy(const device::Stream& stream, uint64_t begin, uint64_t end);
 
   std::shared_ptr<const Image> image_;
   device::Address base_;
   std::vector<uint32_t> ends_;
-  uint32_t resident_;
+  uint32_t resident_;        // layers without a group
+  device::Address copy_;     // of the prefix, elsewhere on the device
+  uint64_t copy_bytes_ = 0;  // of it
   uint64_t copies_ = 0;
+  uint64_t sent_bytes_ = 0;
   device::Event held_;
   device::Event started_;
   std::vector<device::Event> events_;

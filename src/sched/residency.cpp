@@ -175,10 +175,19 @@ double Residency::worth(ModelId model, uint64_t now_ns) const {
   return entry == models_.end() ? 0 : worth_of(entry->second, std::max(now_ns, now_ns_));
 }
 
-double Residency::worth_of(const Model& model, uint64_t now_ns) const {
+double Residency::requests(ModelId model, uint64_t now_ns) const {
+  const auto entry = models_.find(model);
+  return entry == models_.end() ? 0 : requests_of(entry->second, std::max(now_ns, now_ns_));
+}
+
+double Residency::requests_of(const Model& model, uint64_t now_ns) const {
   if (half_life_ns_ == 0) return 0;
   const double halvings = static_cast<double>(now_ns - model.last_ns) / static_cast<double>(half_life_ns_);
-  return model.requests * std::exp2(-halvings) * static_cast<double>(model.load_ns);
+  return model.requests * std::exp2(-halvings);
+}
+
+double Residency::worth_of(const Model& model, uint64_t now_ns) const {
+  return requests_of(model, now_ns) * static_cast<double>(model.load_ns);
 }
 
 }  // namespace gpushare::sched

@@ -58,6 +58,8 @@ class Residency {
 
   bool resident(ModelId model) const;
   uint64_t resident_bytes() const { return resident_bytes_; }
+  // Requests so far, halved every half-life, as of `now_ns`. 0 for an unknown model.
+  double requests(ModelId model, uint64_t now_ns) const;
   // Request rate times load time, as of `now_ns`; what weighted compares. 0 for an unknown model.
   double worth(ModelId model, uint64_t now_ns) const;
 
@@ -77,6 +79,7 @@ class Residency {
     uint64_t turn;
     double worth;
   };
+  double requests_of(const Model& model, uint64_t now_ns) const;
   double worth_of(const Model& model, uint64_t now_ns) const;
   std::vector<ModelId> choose(std::vector<Candidate> candidates, uint64_t room_bytes) const;
 

@@ -290,7 +290,8 @@ static void loading(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
 }
 
-static void switching(gpushare_runtime runtime) {
+/* With a budget for first layers what switches deliver and report is the same; it holds no more than allowed. */
+static void switching(gpushare_runtime runtime, uint64_t standby_bytes) {
   const gpushare_loader loader = make_loader(runtime);
   const gpushare_image images[2] = {make_image(loader, "m0", 1), make_image(loader, "m1", 2)};
   gpushare_switcher switcher = NULL;
@@ -311,6 +312,7 @@ static void switching(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_switcher_create(loader, &params, &switcher), GPUSHARE_INVALID_ARGUMENT);
   params.residency = GPUSHARE_RESIDENCY_WEIGHTED;
   params.keep_bytes = 0;
+  params.standby_bytes = standby_bytes;
   CHECK_STATUS(gpushare_switcher_create(loader, &params, &switcher), GPUSHARE_OK);
   session.ephemeral_bytes = MIB;
   CHECK_STATUS(gpushare_switcher_add(NULL, &session, images[0], NULL, &members[0]), GPUSHARE_INVALID_HANDLE);
@@ -352,8 +354,10 @@ static void switching(gpushare_runtime runtime) {
   }
   CHECK_STATUS(gpushare_switcher_get_info(switcher, &info), GPUSHARE_OK);
   CHECK(info.members == 2 && info.active == members[0] && info.switches == 3 && info.kept == 0);
+  CHECK(info.standby_bytes <= standby_bytes);
   CHECK_STATUS(gpushare_switcher_get_member(switcher, members[1], &member_info), GPUSHARE_OK);
   CHECK(member_info.state == GPUSHARE_MEMBER_STANDBY && member_info.device_bytes == 0);
+  CHECK(member_info.standby_bytes <= info.standby_bytes);
   CHECK(member_info.loads == 1 && member_info.drops == 1 && member_info.iterations == 2);
   CHECK_STATUS(gpushare_switcher_get_member(switcher, 99, &member_info), GPUSHARE_NOT_FOUND);
   CHECK_STATUS(gpushare_switcher_get_info(switcher, NULL), GPUSHARE_INVALID_ARGUMENT);
@@ -411,7 +415,8 @@ int main(void) {
   loaders(runtime);
   images(runtime);
   loading(runtime);
-  switching(runtime);
+  switching(runtime, 0);
+  switching(runtime, 4 * MIB);
   CHECK_STATUS(gpushare_runtime_get_info(runtime, &info), GPUSHARE_OK);
   CHECK(info.promised_bytes == 0);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);

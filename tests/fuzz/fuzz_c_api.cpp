@@ -206,6 +206,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         params.limit_bytes = input.byte() % 2 == 0 ? 1 << 20 : input.size();
         switching.residency = input.byte() % 3;
         switching.keep_bytes = input.byte() % 2 == 0 ? 1 << 20 : input.size();
+        switching.standby_bytes = input.byte() % 2 == 0 ? 2048 : input.size();
         status = gpushare_loader_create(choose(runtimes, input), &params, &loader);
         if (status == GPUSHARE_OK) {
           loaders.push_back(loader);

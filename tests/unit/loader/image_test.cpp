@@ -193,7 +193,7 @@ TEST_CASE("a transmission delivers every byte, in groups, each usable before the
       const device::Stream copies = *device->create_stream();
       const device::Stream lane = *device->create_stream();
       auto transmission =
-          loader::Transmission::start(*device, copies, image, base, {2, 5, 8}, 0,
+          loader::Transmission::start(*device, copies, image, base, {2, 5, 8}, {},
                                       [&](size_t, uint32_t, uint32_t end) { arrived.push_back(end); });
       REQUIRE(transmission.ok());
       for (uint32_t i = 0; i < kSizes.size(); ++i) {

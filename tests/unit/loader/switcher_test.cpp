@@ -24,6 +24,7 @@ struct Switching : Loading {
                      loader::SwitcherOptions options = {})
       : Loading(setup, capacity_bytes) {
     switcher = *loader::Switcher::open(loader, options);
+    standby_bytes = options.standby_bytes;
   }
   // A member of about 6 MiB whose bytes are told by `seed`, with 1 MiB ephemeral.
   loader::MemberId add(int seed, uint64_t ephemeral_bytes = kMiB) {
@@ -33,6 +34,7 @@ struct Switching : Loading {
     const auto id = switcher->add(std::move(member));
     INFO(id.status().to_string());
     REQUIRE(id.ok());
+    members.push_back(*id);
     return *id;
   }
   // One iteration that looks at every byte of every layer; what is wrong.
@@ -61,10 +63,21 @@ struct Switching : Loading {
     const auto info = *runtime->info();
     CHECK(info.promised_bytes <= info.capacity_bytes);
     const loader::SwitcherInfo now = switcher->info();
-    CHECK(info.sessions_resident == now.kept + (now.active != 0 ? 1 : 0));
+    uint64_t standby = 0, prefixes = 0;
+    for (const loader::MemberId id : members) {
+      const auto member = switcher->info(id);
+      if (!member.ok()) continue;
+      standby += member->standby_bytes;
+      prefixes += member->standby_bytes > 0 ? 1 : 0;
+    }
+    CHECK(info.sessions_resident == now.kept + (now.active != 0 ? 1 : 0) + prefixes);
+    CHECK(now.standby_bytes == standby);
+    CHECK(now.standby_bytes <= standby_bytes);
   }
 
   std::shared_ptr<loader::Switcher> switcher;
+  std::vector<loader::MemberId> members;  // of add()
+  uint64_t standby_bytes = 0;
 };
 
 }  // namespace

@@ -1,0 +1,37 @@
+// prefix.hpp: how many of a model's first layers should stay on the device while it is on standby. Nothing executes
+// before the first layer is there, and no grouping hides that layer's way; a prefix that stays does. The plan
+// knows what a prefix saves: the smallest one that brings the time over "all of it is there" down to what is aimed
+// at.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.hpp"
+#include "loader/grouping.hpp"
+
+namespace gpushare::loader {
+
+// What is aimed at: the first output that much of the load time later than if all layers were there.
+inline constexpr double kStandbyAim = 0.05;
+
+struct PrefixLimits {
+  uint64_t most_bytes = UINT64_MAX;
+  uint64_t granule_bytes = 256;  // its bytes are rounded up to
+};
+
+struct PrefixChoice {
+  uint32_t layers = 0;  // 0: none is wanted, or none that is allowed saves anything
+  uint64_t bytes = 0;   // from the first layer's first byte, with the padding between layers, of whole granules
+  double overhead_ms = 0;  // predicted: the optimal plan with it, less the execution with all layers there
+  double saves_ms = 0;     // of the overhead without it
+};
+
+// The smallest prefix whose predicted overhead is at most kStandbyAim of the load time. If most_bytes allows none:
+// the smallest of those that do best, if that saves at least a fifth of kStandbyAim. O(log n) plans. Errors:
+// plan_groups's.
+base::Result<PrefixChoice> choose_prefix(std::span<const LayerCost> layers, const GroupingCosts& costs,
+                                         const PrefixLimits& limits);
+
+}  // namespace gpushare::loader

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/standby.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "sched/standby.hpp"
+
+namespace gpushare::loader {
+namespace {
+
+// Requests of a member that nobody has asked for yet: it gets what all others leave.
+constexpr double kNeverAsked = 0.01;
+
+}  // namespace
+
+void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms) {
+  base::MutexLock lock(mutex_);
+  Entry& entry = entries_[member];
+  entry.image = std::move(image);
+  entry.execute_ms = std::move(execute_ms);
+}
+
+void Standby::remove(uint64_t member) {
+  for (const auto& [id, entry] : entries())
+    if (id == member) drop(*entry);
+  base::MutexLock lock(mutex_);
+  entries_.erase(member);
+}
+
+std::shared_ptr<Model> Standby::prefix(uint64_t member) const {
+  base::MutexLock lock(mutex_);
+  const auto entry = entries_.find(member);
+  return entry == entries_.end() ? nullptr : entry->second.model;
+}
+
+void Standby::learned(uint64_t member) {
+  base::MutexLock lock(mutex_);
+  if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.known = false;
+}
+
+std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
+  base::MutexLock lock(mutex_);
+  std::vector<std::pair<uint64_t, Entry*>> out;
+  for (auto& [id, entry] : entries_) out.emplace_back(id, &entry);
+  return out;
+}
+
+void Standby::work_out(Entry& entry) const {
+  entry.known = true;
+  const LinkCosts link = loader_.link();
+  GroupingCosts costs;
+  costs.call_overhead_ms = link.call_overhead_ms;
+  costs.group_overhead_ms = link.group_overhead_ms;
+  PrefixLimits limits;
+  limits.most_bytes = budget_bytes_;
+  const auto choice =
+      choose_prefix(entry.execute_ms.empty() ? entry.image->profile().costs(link)
+                                             : layer_costs(*entry.image, link, entry.execute_ms),
+                    costs, limits);
+  entry.wish = choice.ok() ? *choice : PrefixChoice{};
+}
+
+// What is held does for the present wish: at least its layers, and not half as much again.
+bool Standby::suits(const Entry& entry) {
+  return entry.model != nullptr && entry.model->layers() >= entry.wish.layers &&
+         entry.bytes <= entry.wish.bytes + entry.wish.bytes / 2;
+}
+
+void Standby::settle(std::span<const Use> uses) {
+  if (budget_bytes_ == 0) return;
+  const auto runtime = loader_.runtime().info();
+  const bool others_wait = !runtime.ok() || runtime->sessions_queued > 0;
+  std::map<uint64_t, Entry*> by_member;
+  for (const auto& [id, entry] : entries()) {
+    // Paged out, ended, or its copies failed: of no use any more.
+    if (entry->session != nullptr && (entry->session->info().state != executor::SessionState::kResident ||
+                                      !entry->model->arrived(entry->model->layers() - 1).ok()))
+      drop(*entry);
+    entry->worth = 0;
+    by_member.emplace(id, entry);
+  }
+  std::vector<sched::StandbyWish> wishes;
+  Entry* active = nullptr;  // and holds a prefix
+  for (const Use& use : uses) {
+    const auto found = by_member.find(use.member);
+    if (found == by_member.end() || others_wait) continue;
+    Entry& entry = *found->second;
+    if (!use.away && !(use.active && entry.model != nullptr)) continue;
+    if (!entry.known) work_out(entry);
+    if (entry.wish.layers == 0) continue;
+    entry.worth = std::max(use.requests, kNeverAsked) * entry.wish.saves_ms;
+    const bool held = suits(entry);
+    if (use.away)
+      wishes.push_back({use.member, held ? entry.bytes : entry.wish.bytes, entry.worth, held});
+    else if (held)
+      active = &entry;
+  }
+  const std::vector<sched::ModelId> granted = sched::grant_standby(wishes, budget_bytes_);
+  uint64_t left_bytes = budget_bytes_;
+  for (const sched::StandbyWish& wish : wishes)
+    if (std::find(granted.begin(), granted.end(), wish.model) != granted.end()) left_bytes -= wish.bytes;
+  if (active != nullptr && active->bytes > left_bytes) active = nullptr;
+  for (const auto& [id, entry] : by_member)
+    if (entry != active && entry->model != nullptr &&
+        (!suits(*entry) || std::find(granted.begin(), granted.end(), id) == granted.end()))
+      drop(*entry);
+  for (const sched::ModelId id : granted) {
+    Entry& entry = *by_member.at(id);
+    if (entry.model != nullptr || send(id, entry) || active == nullptr) continue;
+    drop(*std::exchange(active, nullptr));
+    (void)send(id, entry);
+  }
+}
+
+// False: there is no room for it.
+bool Standby::send(uint64_t member, Entry& entry) {
+  executor::SessionOptions options;
+  options.name = base::format("standby-%llu", static_cast<unsigned long long>(member));
+  options.cls = sched::SessionClass::kOpportunistic;
+  options.priority = INT32_MIN;
+  options.persistent_bytes = entry.wish.bytes;
+  options.allow_queueing = false;
+  auto session = loader_.runtime().open_session(options);
+  if (!session.ok()) return false;
+  auto model = loader_.load_prefix(*session, entry.image, entry.wish.layers);
+  if (!model.ok()) {
+    base::log(base::kWarning,
+              model.status()
+                  .with_context("keeping the first layers of '" + entry.image->name() + "'")
+                  .to_string());
+    (void)(*session)->close();
+    return true;
+  }
+  base::MutexLock lock(mutex_);
+  entry.session = std::move(*session);
+  entry.model = std::move(*model);
+  entry.bytes = entry.wish.bytes;
+  return true;
+}
+
+void Standby::drop(Entry& entry) {
+  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<Model> model;
+  {
+    base::MutexLock lock(mutex_);
+    session.swap(entry.session);
+    model.swap(entry.model);
+    entry.bytes = 0;
+  }
+  if (model != nullptr) (void)model->unload();
+  if (session != nullptr) (void)session->close();
+}
+
+bool Standby::shed(uint64_t keep) {
+  Entry* least = nullptr;
+  for (const auto& [id, entry] : entries()) {
+    if (entry->model == nullptr || id == keep) continue;
+    if (least == nullptr || entry->worth < least->worth) least = entry;
+  }
+  if (least == nullptr) return false;
+  drop(*least);
+  return true;
+}
+
+void Standby::clear() {
+  for (const auto& [id, entry] : entries()) drop(*entry);
+}
+
+uint64_t Standby::bytes() const {
+  base::MutexLock lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [id, entry] : entries_) bytes += entry.bytes;
+  return bytes;
+}
+
+uint64_t Standby::bytes(uint64_t member) const {
+  base::MutexLock lock(mutex_);
+  const auto entry = entries_.find(member);
+  return entry == entries_.end() ? 0 : entry->second.bytes;
+}
+
+}  // namespace gpushare::loader

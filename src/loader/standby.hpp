@@ -1,0 +1,84 @@
+// standby.hpp: the first layers of a switcher's members on standby, on the device within a budget, so that a switch
+// does not begin with waiting for them. They are copies of their own, sent from the image and never shown to
+// anybody: whatever an iteration does to its weights, the next load gets the image's bytes. A load copies
+// them into the member's block, on the device, in place of sending them.
+//
+// Each prefix has a session of the lowest class and priority with the executor, so its bytes are admitted and
+// counted like all others and are the first that are paged out; one that was is dropped. Which members have one is
+// decided by sched::grant_standby from what a prefix saves (prefix.hpp) and how often its member is wanted.
+//
+// Threads: calls that change something are for one thread at a time (the switcher's turn); add and the rest are
+// for any.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "loader/loader.hpp"
+#include "loader/model.hpp"
+#include "loader/prefix.hpp"
+
+namespace gpushare::loader {
+
+class Standby {
+ public:
+  // What settle is told of a member.
+  struct Use {
+    uint64_t member = 0;
+    double requests = 0;  // rate, by any measure that is the same for all
+    bool away = false;    // nothing else of it is on the device
+    bool active = false;
+  };
+
+  Standby(Loader& loader, uint64_t budget_bytes) : loader_(loader), budget_bytes_(budget_bytes) {}
+
+  // `execute_ms`: of each layer, or empty: as the image's profile says.
+  void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms);
+  void remove(uint64_t member);
+  // What a load of `member` may take its first layers from; null: nothing.
+  std::shared_ptr<Model> prefix(uint64_t member) const;
+  // The member's execution times may have changed since its wish was worked out.
+  void learned(uint64_t member);
+
+  // Brings the device in line with what the members want now: drops what others want more, sends what is granted
+  // and not there, behind the copies enqueued so far. Prefixes are for members that are away; the active one keeps
+  // its own if they leave room for it, which saves sending it again. While sessions queue for room nobody has
+  // one. Prefixes that do not fit are left out.
+  void settle(std::span<const Use> uses);
+  // Drops the prefix that is worth least, `keep`'s excepted. False if there is none.
+  bool shed(uint64_t keep);
+  void clear();
+
+  uint64_t bytes() const;
+  uint64_t bytes(uint64_t member) const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<const Image> image;
+    std::vector<double> execute_ms;
+    bool known = false;  // the wish is worked out
+    PrefixChoice wish;
+    double worth = 0;  // when it was settled last
+    uint64_t bytes = 0;
+    std::shared_ptr<executor::Session> session;
+    std::shared_ptr<Model> model;
+  };
+  void work_out(Entry& entry) const;
+  static bool suits(const Entry& entry);
+  bool send(uint64_t member, Entry& entry);
+  void drop(Entry& entry);
+  // Entries stay where they are; only who changes them removes them.
+  std::vector<std::pair<uint64_t, Entry*>> entries();
+
+  Loader& loader_;
+  const uint64_t budget_bytes_;
+  mutable base::Mutex mutex_;  // the map, and what is held
+  std::map<uint64_t, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::loader
