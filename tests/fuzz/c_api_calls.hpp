@@ -204,6 +204,9 @@ inline int32_t image_call(gpushare_loader loader, gpushare_image image, Input& i
 // went before.
 class Runtimes {
  public:
+  Runtimes() = default;
+  Runtimes(const Runtimes&) = delete;
+  Runtimes& operator=(const Runtimes&) = delete;
   gpushare_runtime get(uint32_t layout, bool records) {
     gpushare_runtime& runtime = kept_[layout + (records ? 3 : 0)];
     if (runtime != nullptr) return runtime;
@@ -215,16 +218,21 @@ class Runtimes {
     require(gpushare_runtime_open(&params, &runtime) == GPUSHARE_OK, "a runtime opens");
     return runtime;
   }
+  ~Runtimes() { close(); }
   void program_ended() {
     static const bool fresh = std::getenv("GPUSHARE_FUZZ_FRESH") != nullptr;
     if (!fresh && ++programs_ % 256 != 0) return;
-    for (gpushare_runtime& runtime : kept_)
-      if (runtime != nullptr)
-        require(gpushare_runtime_close(std::exchange(runtime, nullptr)) == GPUSHARE_OK, "a runtime closes");
+    close();
     require(__lsan_do_recoverable_leak_check() == 0, "nothing leaks");
   }
 
  private:
+  void close() {
+    for (gpushare_runtime& runtime : kept_)
+      if (runtime != nullptr)
+        require(gpushare_runtime_close(std::exchange(runtime, nullptr)) == GPUSHARE_OK, "a runtime closes");
+  }
+
   std::array<gpushare_runtime, 6> kept_{};
   uint64_t programs_ = 0;
 };
