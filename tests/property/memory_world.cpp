@@ -148,8 +148,9 @@ void World::finish() {
   const auto stats = memory_->stats();
   REQUIRE(stats.persistent_bytes == 0);
   REQUIRE(stats.ephemeral_bytes == 0);
-  if (steps_ >= 5'000) REQUIRE(planned_ > 0);
-  if (steps_ >= 5'000 && virtual_) REQUIRE(lent_ > 0);
+  // Short runs may miss them by chance.
+  if (steps_ >= 50'000) REQUIRE(planned_ > 0);
+  if (steps_ >= 50'000 && virtual_) REQUIRE(lent_ > 0);
   for (device::Stream& stream : streams_) must(stream.synchronize());
   memory_->trim();
   for (const auto& segment : memory_->snapshot().segments) REQUIRE(segment.blocks.empty());
