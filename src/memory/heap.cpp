@@ -19,10 +19,10 @@ bool is_power_of_two(uint64_t value) {
   return std::has_single_bit(value);
 }
 
-uint32_t hash_offset(uint64_t offset, uint32_t table_size) {
-  // Fibonacci hashing: offsets are multiples of large powers of two as often as not, so the high product bits
-  // are used.
-  return static_cast<uint32_t>((offset * 0x9E3779B97F4A7C15ull) >> 32) & (table_size - 1);
+// Fibonacci hashing: offsets are multiples of large powers of two as often as not, so the high product bits
+// are used.
+uint32_t hash_offset(uint64_t offset) {
+  return static_cast<uint32_t>((offset * 0x9E3779B97F4A7C15ull) >> 32);
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ void Heap::reset() {
       cell_bits_[row] &= cell_bits_[row] - 1;
     }
   }
-  if (live_count_ != 0 && table_ != nullptr) std::fill_n(table_, table_size_, kNone);
+  if (live_count_ != 0 && table_ != nullptr) std::fill_n(table_, table_size_, IndexEntry{});
   used_ = 1;
   spare_ = kNone;
   spare_count_ = 0;
@@ -268,6 +268,68 @@ uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
   return kNone;
 }
 
+// ---- offset index: linear probing at a load of at most 1/2, backward-shift deletion (no tombstones, so no
+// decay) ----
+
+inline bool Heap::index_reserve(uint32_t extra) {
+  const uint64_t needed = 2 * (uint64_t{live_count_} + extra);
+  return needed <= table_size_ || index_grow(needed);
+}
+
+bool Heap::index_grow(uint64_t needed) {
+  const uint64_t size = std::max<uint64_t>(64, std::bit_ceil(needed));
+  if (size > (uint64_t{1} << 31)) return false;
+  IndexEntry* fresh = new (std::nothrow) IndexEntry[size]();
+  if (fresh == nullptr) return false;
+  IndexEntry* old = std::exchange(table_, fresh);
+  const uint32_t old_size = std::exchange(table_size_, static_cast<uint32_t>(size));
+  for (uint32_t slot = 0; slot < old_size; ++slot)
+    if (old[slot].block != kNone) index_insert(old[slot]);
+  delete[] old;
+  return true;
+}
+
+inline void Heap::index_insert(IndexEntry entry) {
+  uint32_t slot = entry.hash & (table_size_ - 1);
+  while (table_[slot].block != kNone) slot = (slot + 1) & (table_size_ - 1);
+  table_[slot] = entry;
+}
+
+inline void Heap::index_insert(uint32_t block) {
+  index_insert(IndexEntry{block, hash_offset(blocks_[block].offset)});
+}
+
+// Two offsets may have the same hash: the record decides.
+inline uint32_t Heap::index_slot(uint64_t offset) const {
+  const uint32_t hash = hash_offset(offset);
+  uint32_t slot = hash & (table_size_ - 1);
+  while (table_[slot].block != kNone &&
+         (table_[slot].hash != hash || blocks_[table_[slot].block].offset != offset))
+    slot = (slot + 1) & (table_size_ - 1);
+  return slot;
+}
+
+inline void Heap::index_erase(uint32_t gap) {
+  const uint32_t mask = table_size_ - 1;
+  for (uint32_t slot = (gap + 1) & mask; table_[slot].block != kNone; slot = (slot + 1) & mask) {
+    const uint32_t home = table_[slot].hash & mask;
+    if (((slot - home) & mask) < ((slot - gap) & mask)) continue;  // may not move before its home
+    table_[gap] = table_[slot];
+    gap = slot;
+  }
+  table_[gap].block = kNone;
+}
+
+BlockHandle Heap::find(uint64_t offset_bytes) const {
+  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
+    return {0, 0, HeapStatus::kBadArgument};
+  const uint32_t block = table_[index_slot(offset_bytes >> granule_shift_)].block;
+  if (block == kNone) return {0, 0, HeapStatus::kBadArgument};
+  return {offset_bytes, block, HeapStatus::kOk};
+}
+
+// ---- allocate, free ----
+
 BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag) {
   const uint64_t hole_size = blocks_[hole].size;
   const uint64_t offset = (blocks_[hole].offset & kOffsetMask) + front;
@@ -401,8 +463,24 @@ bool Heap::is_live(BlockHandle block) const {
 
 HeapStatus Heap::free(BlockHandle block) {
   if (!is_live(block)) return HeapStatus::kBadArgument;
-  uint32_t i = block.index;
-  if (index_offsets_) index_erase(i);
+  if (index_offsets_) index_erase(index_slot(blocks_[block.index].offset));
+  release_block(block.index);
+  return HeapStatus::kOk;
+}
+
+HeapStatus Heap::free_at(uint64_t offset_bytes) {
+  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
+    return HeapStatus::kBadArgument;
+  const uint32_t slot = index_slot(offset_bytes >> granule_shift_);
+  const uint32_t block = table_[slot].block;
+  if (block == kNone) return HeapStatus::kBadArgument;
+  index_erase(slot);
+  release_block(block);
+  return HeapStatus::kOk;
+}
+
+// Of a live block that is in the index no more.
+[[gnu::always_inline]] inline void Heap::release_block(uint32_t i) {
   Record& r = blocks_[i];
   live_ -= r.size;
   --live_count_;
@@ -412,7 +490,7 @@ HeapStatus Heap::free(BlockHandle block) {
   const bool next_free = (blocks_[next].offset & kFreeBit) != 0;
   if (!prev_free && !next_free) {
     make_hole(i);
-    return HeapStatus::kOk;
+    return;
   }
   if (prev_free) {  // grow `prev` over this one, and over `next` if that is free too
     const unsigned bin = bin_of(blocks_[prev].size);
@@ -431,7 +509,7 @@ HeapStatus Heap::free(BlockHandle block) {
       bin_remove(prev, bin);
       bin_insert(prev, bin_of(blocks_[prev].size));
     }
-    return HeapStatus::kOk;
+    return;
   }
   Record& n = blocks_[next];
   const unsigned bin = bin_of(n.size);
@@ -444,11 +522,6 @@ HeapStatus Heap::free(BlockHandle block) {
     bin_remove(next, bin);
     bin_insert(next, bin_of(n.size));
   }
-  return HeapStatus::kOk;
-}
-
-HeapStatus Heap::free_at(uint64_t offset_bytes) {
-  return free(find(offset_bytes));
 }
 
 HeapStatus Heap::carve(BlockHandle block, std::span<const HeapExtent> parts, std::span<BlockHandle> handles) {
@@ -536,58 +609,7 @@ uint64_t Heap::largest_hole_bytes() const {
 }
 
 uint64_t Heap::metadata_bytes() const {
-  return sizeof(Heap) + sizeof(Record) * used_ + sizeof(uint32_t) * uint64_t{table_size_};
-}
-
-// ---- offset index: linear probing at a load of at most 1/2, backward-shift deletion (no tombstones, so no
-// decay) ----
-
-bool Heap::index_reserve(uint32_t extra) {
-  const uint64_t needed = 2 * (uint64_t{live_count_} + extra);
-  if (needed <= table_size_) return true;
-  const uint64_t size = std::max<uint64_t>(64, std::bit_ceil(needed));
-  if (size > (uint64_t{1} << 31)) return false;
-  uint32_t* fresh = new (std::nothrow) uint32_t[size]();
-  if (fresh == nullptr) return false;
-  uint32_t* old = std::exchange(table_, fresh);
-  const uint32_t old_size = std::exchange(table_size_, static_cast<uint32_t>(size));
-  for (uint32_t slot = 0; slot < old_size; ++slot)
-    if (old[slot] != kNone) index_insert(old[slot]);
-  delete[] old;
-  return true;
-}
-
-void Heap::index_insert(uint32_t index) {
-  uint32_t slot = hash_offset(blocks_[index].offset, table_size_);
-  while (table_[slot] != kNone) slot = (slot + 1) & (table_size_ - 1);
-  table_[slot] = index;
-}
-
-uint32_t Heap::index_slot(uint64_t offset) const {
-  uint32_t slot = hash_offset(offset, table_size_);
-  while (table_[slot] != kNone && blocks_[table_[slot]].offset != offset)
-    slot = (slot + 1) & (table_size_ - 1);
-  return slot;
-}
-
-void Heap::index_erase(uint32_t index) {
-  const uint32_t mask = table_size_ - 1;
-  uint32_t gap = index_slot(blocks_[index].offset);
-  for (uint32_t slot = (gap + 1) & mask; table_[slot] != kNone; slot = (slot + 1) & mask) {
-    const uint32_t home = hash_offset(blocks_[table_[slot]].offset, table_size_);
-    if (((slot - home) & mask) < ((slot - gap) & mask)) continue;  // may not move before its home
-    table_[gap] = table_[slot];
-    gap = slot;
-  }
-  table_[gap] = kNone;
-}
-
-BlockHandle Heap::find(uint64_t offset_bytes) const {
-  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
-    return {0, 0, HeapStatus::kBadArgument};
-  const uint32_t index = table_[index_slot(offset_bytes >> granule_shift_)];
-  if (index == kNone) return {0, 0, HeapStatus::kBadArgument};
-  return {offset_bytes, index, HeapStatus::kOk};
+  return sizeof(Heap) + sizeof(Record) * used_ + sizeof(IndexEntry) * uint64_t{table_size_};
 }
 
 // ---- invariants ----
@@ -613,7 +635,7 @@ base::Status Heap::check() const {
     } else {
       live += r.size;
       ++live_count;
-      if (index_offsets_ && table_[index_slot(r.offset)] != i)
+      if (index_offsets_ && table_[index_slot(r.offset)].block != i)
         return broken("block missing from the index", end);
     }
     end += r.size;
@@ -644,7 +666,7 @@ base::Status Heap::check() const {
     if (((row_bits_ >> row) & 1) != 0 && cell_bits_[row] == 0)
       return broken("row bitmap set for empty row", row);
   uint32_t indexed = 0;
-  for (uint32_t slot = 0; slot < table_size_; ++slot) indexed += table_[slot] != kNone ? 1 : 0;
+  for (uint32_t slot = 0; slot < table_size_; ++slot) indexed += table_[slot].block != kNone ? 1 : 0;
   if (index_offsets_ && indexed != live_count_)
     return broken("index holds another number of blocks", indexed);
   return {};

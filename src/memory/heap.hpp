@@ -16,8 +16,8 @@
 // the figures, and what else was tried, are in docs/design/memory-heap.md.
 //
 // Records are 32 bytes each, named by 32-bit index, in a reserved address range committed as it fills, so
-// that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and at most 16
-// bytes of offset index; a hole costs one record.
+// that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and 16
+// to 32 bytes of offset index; a hole costs one record.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -195,16 +195,25 @@ class Heap {
   BlockHandle place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag);
   BlockHandle place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag);
   void make_hole(uint32_t index);
+  void release_block(uint32_t index);
   bool index_reserve(uint32_t extra);
-  void index_insert(uint32_t index);
-  void index_erase(uint32_t index);
+  bool index_grow(uint64_t needed);
+  // A live block in the offset index. The hash of its offset stands beside it, so that probing and deleting
+  // touch no record but the one looked for.
+  struct IndexEntry {
+    uint32_t block;  // 0: empty
+    uint32_t hash;
+  };
+  void index_insert(IndexEntry entry);
+  void index_insert(uint32_t block);
+  void index_erase(uint32_t slot);
   uint32_t index_slot(uint64_t offset) const;
 
   Record* blocks_ = nullptr;
-  uint32_t* table_ = nullptr;  // offset index: open addressing over record indices, 0 empty
-  uint32_t table_size_ = 0;    // power of two, or 0
-  uint32_t committed_ = 0;     // records readable and writable
-  uint32_t used_ = 0;          // records ever handed out since reset
+  IndexEntry* table_ = nullptr;  // offset index: open addressing
+  uint32_t table_size_ = 0;      // power of two, or 0
+  uint32_t committed_ = 0;       // records readable and writable
+  uint32_t used_ = 0;            // records ever handed out since reset
   uint32_t max_blocks_ = 0;
   uint32_t spare_ = 0;  // recycled records, chained by `next`
   uint32_t spare_count_ = 0;
