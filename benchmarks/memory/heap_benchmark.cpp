@@ -9,8 +9,14 @@
 // bytes).
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
+#include <dlfcn.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -158,41 +164,27 @@ void BM_RandomLive(benchmark::State& state) {
       benchmark::Counter(2e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
-// General-purpose host allocators, loaded on the side so that they replace nobody's malloc. They manage the
-// same sizes up to 1 MiB but touch their memory and have no arena: context, not a bar.
-template <int kWhich>
+// General-purpose host allocators: context, not a bar. They manage the same sizes up to 1 MiB but touch their
+// memory and have no arena. mimalloc is loaded on the side, so that it replaces nobody's malloc. jemalloc cannot
+// be (its thread-local storage must be there from the start), so a child process that preloads it runs its rows.
+struct HostFunctions {
+  void* (*malloc)(size_t) = nullptr;
+  void (*free)(void*) = nullptr;
+};
+HostFunctions host_functions;
+
 class HostAllocator {
  public:
   HostAllocator(uint64_t, uint32_t) {}
-  static bool available() { return functions().malloc != nullptr; }
-  static const std::string& reason() { return functions().reason; }
-  void* allocate(uint32_t, uint64_t bytes) { return functions().malloc(bytes); }
+  void* allocate(uint32_t, uint64_t bytes) { return host_functions.malloc(bytes); }
   static bool ok(void* pointer) { return pointer != nullptr; }
-  void free(void* pointer) { functions().free(pointer); }
+  void free(void* pointer) { host_functions.free(pointer); }
   void finish() {}
-
- private:
-  struct Functions {
-    void* (*malloc)(size_t) = nullptr;
-    void (*free)(void*) = nullptr;
-    std::string reason;
-  };
-  static const Functions& functions() {
-    static const Functions loaded = [] {
-      Functions found;
-      static auto library = base::DynamicLibrary::open(kWhich == 0 ? "libmimalloc.so.2" : "libjemalloc.so.2");
-      if (library.ok()) {
-        found.malloc =
-            reinterpret_cast<void* (*)(size_t)>(library->find(kWhich == 0 ? "mi_malloc" : "malloc"));
-        found.free = reinterpret_cast<void (*)(void*)>(library->find(kWhich == 0 ? "mi_free" : "free"));
-      } else {
-        found.reason = library.status().message();
-      }
-      return found;
-    }();
-    return loaded;
-  }
 };
+
+constexpr const char* kJemalloc = "libjemalloc.so.2";
+constexpr const char* kChildVariable =
+    "GPUSHARE_BENCHMARK_OF_MALLOC";  // set in the child: the library's name
 
 template <class Allocator>
 void register_all(const std::string& allocator) {
@@ -204,33 +196,74 @@ void register_all(const std::string& allocator) {
       ->Arg(100000);
 }
 
-template <int kWhich>
 void register_host(const char* name) {
-  if (!HostAllocator<kWhich>::available()) {
-    std::fprintf(stderr, "%s is left out: %s\n", name, HostAllocator<kWhich>::reason().c_str());
-    return;
-  }
-  benchmark::RegisterBenchmark((std::string(name) + "/random_live").c_str(),
-                               BM_RandomLive<HostAllocator<kWhich>>)
+  benchmark::RegisterBenchmark((std::string(name) + "/random_live").c_str(), BM_RandomLive<HostAllocator>)
       ->Arg(1000)
       ->Arg(100000);
+}
+
+void register_mimalloc() {
+  static auto library = base::DynamicLibrary::open("libmimalloc.so.2");
+  if (!library.ok()) {
+    std::fprintf(stderr, "mimalloc is left out: %s\n", library.status().message().c_str());
+    return;
+  }
+  host_functions.malloc = reinterpret_cast<void* (*)(size_t)>(library->find("mi_malloc"));
+  host_functions.free = reinterpret_cast<void (*)(void*)>(library->find("mi_free"));
+  register_host("mimalloc");
+}
+
+// In the child: this process's malloc is jemalloc's, if the dynamic loader found it.
+bool register_jemalloc() {
+  if (dlsym(RTLD_DEFAULT, "mallctl") == nullptr) {
+    std::fprintf(stderr, "jemalloc is left out: %s could not be preloaded\n", kJemalloc);
+    return false;
+  }
+  host_functions = {std::malloc, std::free};
+  register_host("jemalloc");
+  return true;
+}
+
+int run_child_with(const char* library, char** argv) {
+  std::fflush(nullptr);
+  std::vector<char*> arguments;
+  for (char** argument = argv; *argument != nullptr; ++argument)  // a file is this process's
+    if (std::strncmp(*argument, "--benchmark_out", 15) != 0) arguments.push_back(*argument);
+  arguments.push_back(nullptr);
+  const std::string preload = std::string("LD_PRELOAD=") + library;
+  const std::string mark = std::string(kChildVariable) + "=" + library;
+  std::vector<char*> environment{const_cast<char*>(preload.c_str()), const_cast<char*>(mark.c_str())};
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    if (std::strncmp(*variable, "LD_PRELOAD=", 11) != 0) environment.push_back(*variable);
+  environment.push_back(nullptr);
+  pid_t child = 0;
+  int status = 0;
+  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environment.data()) != 0)
+    return 1;
+  if (waitpid(child, &status, 0) != child) return 1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  register_all<bench::FloatBins>("float_bins");
-  register_all<bench::OurHeap>("heap");
-  register_all<bench::OurIndexedHeap>("heap_indexed");
-  register_all<bench::TreeBestFit>("tree_best_fit");
-  for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"})
-    benchmark::RegisterBenchmark((std::string("planned/") + trace).c_str(),
-                                 [trace](benchmark::State& state) { BM_Planned(state, trace); });
-  register_host<0>("mimalloc");
-  register_host<1>("jemalloc");
+  const bool is_child = std::getenv(kChildVariable) != nullptr;
+  const std::vector<char*> arguments(argv, argv + argc + 1);  // before the library takes its own out
+  if (is_child) {
+    if (!register_jemalloc()) return 0;
+  } else {
+    register_all<bench::FloatBins>("float_bins");
+    register_all<bench::OurHeap>("heap");
+    register_all<bench::OurIndexedHeap>("heap_indexed");
+    register_all<bench::TreeBestFit>("tree_best_fit");
+    for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"})
+      benchmark::RegisterBenchmark((std::string("planned/") + trace).c_str(),
+                                   [trace](benchmark::State& state) { BM_Planned(state, trace); });
+    register_mimalloc();
+  }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  return 0;
+  return is_child ? 0 : run_child_with(kJemalloc, const_cast<char**>(arguments.data()));
 }
