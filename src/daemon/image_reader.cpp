@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/image_reader.hpp"
 
+#include <chrono>
 #include <new>
+#include <thread>
+
+#include "base/no_memory.hpp"
 
 namespace gpushare::daemon {
 
@@ -42,10 +46,21 @@ void ImageReader::work() {
     try {
       image = cache_.get(path);
     } catch (const std::bad_alloc&) {
-      image = base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory to read " + path);
+      image = base::no_memory();
     }
     lock.lock();
-    done_.push_back({worker, std::move(image)});
+    for (size_t before = done_.size(); done_.size() == before && !stop_;) {
+      try {
+        done_.emplace_back();
+      } catch (const std::bad_alloc&) {  // the worker waits for its answer, and so does this
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        lock.lock();
+        before = done_.size();
+      }
+    }
+    if (stop_) return;
+    done_.back() = {worker, std::move(image)};
     lock.unlock();
     on_done_();
     lock.lock();

@@ -19,7 +19,7 @@ class ImageReader {
  public:
   struct Done {
     uint64_t worker = 0;
-    base::Result<std::shared_ptr<const loader::Image>> image;
+    base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
   };
   // `on_done` is called from the thread whenever take() has something.
   ImageReader(loader::ImageCache& cache, std::function<void()> on_done);

@@ -144,7 +144,10 @@ void Server::serve() {
       look_at_clock();
       sweep();
     } catch (const std::bad_alloc&) {
-      base::log(base::kError, "daemon: out of host memory; the request at hand is lost");
+      try {
+        base::log(base::kError, "daemon: out of host memory; the request at hand is lost");
+      } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): not even the line
+      }
     }
   }
 }

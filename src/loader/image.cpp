@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/no_memory.hpp"
 #include "base/units.hpp"
 #include "loader/checksum.hpp"
 #include "loader/file.hpp"
@@ -149,9 +150,10 @@ class Reader {
   base::Status run() {
     std::vector<std::thread> helpers;
     const size_t threads = std::min<size_t>(options_.reads_in_flight, std::max<size_t>(1, reads_.size()));
+    helpers.reserve(threads);
     try {
       for (size_t i = 1; i < threads; ++i) helpers.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       // Fewer threads read as well, only slower.
     }
     work();
@@ -184,8 +186,7 @@ class Reader {
                                "the runtime closed while " + files_[reads_[index].file].path() + " was read")
                 : one(reads_[index], bounce);
       } catch (const std::bad_alloc&) {
-        status = {GPUSHARE_HOST_OUT_OF_MEMORY,
-                  "no host memory for a read buffer of " + base::format_bytes(reads_[index].bytes)};
+        status = base::no_memory();
       }
       if (status.ok()) continue;
       next_.store(reads_.size(), std::memory_order_relaxed);
@@ -334,7 +335,7 @@ base::Status verify(const Image& image, const Checksums& checksums, const ReadOp
   std::atomic<size_t> next{0};
   base::Mutex mutex;
   base::Status error;
-  const auto work = [&] {
+  const auto check = [&] {
     for (size_t i = next++; i < image.layers().size(); i = next++) {
       const Layer& layer = image.layers()[i];
       uint32_t sum = 0;
@@ -354,10 +355,19 @@ base::Status verify(const Image& image, const Checksums& checksums, const ReadOp
       next = image.layers().size();
     }
   };
+  const auto work = [&] {
+    try {
+      check();
+    } catch (const std::bad_alloc&) {
+      base::MutexLock lock(mutex);
+      error = base::no_memory();
+    }
+  };
   std::vector<std::thread> helpers;
+  helpers.reserve(options.reads_in_flight);
   try {
     for (uint32_t i = 1; i < options.reads_in_flight; ++i) helpers.emplace_back(work);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // Fewer threads verify as well, only slower.
   }
   work();

@@ -23,7 +23,8 @@ struct PrefixLimits {
 
 struct PrefixChoice {
   uint32_t layers = 0;  // 0: none is wanted, or none that is allowed saves anything
-  uint64_t bytes = 0;   // from the first layer's first byte, with the padding between layers, of whole granules
+  uint64_t bytes =
+      0;  // from the first layer's first byte, with the padding between layers, of whole granules
   double overhead_ms = 0;  // predicted: the optimal plan with it, less the execution with all layers there
   double saves_ms = 0;     // of the overhead without it
 };

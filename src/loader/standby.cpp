@@ -126,10 +126,9 @@ bool Standby::send(uint64_t member, Entry& entry) {
   if (!session.ok()) return false;
   auto model = loader_.load_prefix(*session, entry.image, entry.wish.layers);
   if (!model.ok()) {
-    base::log(base::kWarning,
-              model.status()
-                  .with_context("keeping the first layers of '" + entry.image->name() + "'")
-                  .to_string());
+    base::log(
+        base::kWarning,
+        model.status().with_context("keeping the first layers of '" + entry.image->name() + "'").to_string());
     (void)(*session)->close();
     return true;
   }

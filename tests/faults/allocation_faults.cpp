@@ -4,9 +4,12 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "device/device.hpp"
 #include "executor/serving/request_server.hpp"
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
@@ -105,6 +108,30 @@ TEST_CASE("a request queue without memory answers every request and closes") {
         }
         CHECK(with > 0);
       }
+    }
+  }
+}
+
+TEST_CASE("a host stream without memory fails with a status, and its thread ends as ever") {
+  for (const bool for_ever : {false, true}) {
+    for (uint64_t n = 0; n < 6; ++n) {
+      const Spared mine;
+      auto device = device::Device::open("host?total_bytes=16777216");
+      REQUIRE(device.ok());
+      {
+        auto stream = (*device)->create_stream();
+        REQUIRE(stream.ok());
+        REQUIRE(stream->launch_host([](void*) {}, nullptr).ok());
+        REQUIRE(stream->synchronize().ok());
+        const FailingNew failing(n, for_ever);
+        // Its message is made on the stream's thread.
+        REQUIRE(
+            stream->launch_host([](void*) { throw std::runtime_error(std::string(64, 'x')); }, nullptr).ok());
+        const int32_t code = stream->synchronize().code();
+        CHECK((code == GPUSHARE_CALLBACK_FAILED || code == GPUSHARE_HOST_OUT_OF_MEMORY));
+        if (n == 0) CHECK(test::failures > 0);
+      }
+      CHECK((*device)->close().ok());
     }
   }
 }

@@ -148,7 +148,8 @@ inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& inpu
     default: {
       void* native = nullptr;
       (void)gpushare_stream_get_native(stream, &native);
-      return gpushare_stream_launch_host(stream, [](void*) {}, nullptr);
+      return gpushare_stream_launch_host(
+          stream, [](void*) {}, nullptr);
     }
     case 5:
       break;

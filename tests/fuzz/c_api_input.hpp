@@ -81,8 +81,8 @@ inline void require_status(int32_t status) {
           "the last error can be read");
 }
 
-inline const char* const kBatchers[] = {
-    nullptr, "gpushare", "orloj", "clockwork", "nexus", "clipper", "clipper-aimd", "maxdelay", "edf", "fifo", "none"};
+inline const char* const kBatchers[] = {nullptr,        "gpushare", "orloj", "clockwork", "nexus", "clipper",
+                                        "clipper-aimd", "maxdelay", "edf",   "fifo",      "none"};
 
 inline gpushare_batcher_params batcher_params(Input& input) {
   gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;

@@ -40,7 +40,8 @@ int32_t heap_call(Books& books, Input& input) {
       return status;
     }
     case 2:
-      return gpushare_heap_free(choose(books.heaps, input), books.offsets[input.byte() % books.offsets.size()]);
+      return gpushare_heap_free(choose(books.heaps, input),
+                                books.offsets[input.byte() % books.offsets.size()]);
     default: {
       gpushare_heap_info info = GPUSHARE_HEAP_INFO_INIT;
       const int32_t status = gpushare_heap_get_info(choose(books.heaps, input), &info);
@@ -90,8 +91,8 @@ int32_t plan_call(Input& input) {
     bytes[i] = input.size();
     execute[i] = input.size();
   }
-  const int32_t status = gpushare_plan_solve(&params, &link, layers, bytes,
-                                             input.byte() % 2 == 0 ? nullptr : execute, ends, &groups, &makespan);
+  const int32_t status = gpushare_plan_solve(
+      &params, &link, layers, bytes, input.byte() % 2 == 0 ? nullptr : execute, ends, &groups, &makespan);
   if (status != GPUSHARE_OK) return status;
   if (params.resident_layers == layers)
     require(groups == 0, "nothing is sent");
@@ -118,7 +119,8 @@ int32_t histogram_call(Books& books, Input& input) {
       return gpushare_histogram_reset(choose(books.histograms, input));
     case 3: {
       double value = 0;
-      return gpushare_histogram_get_quantile(choose(books.histograms, input), input.number(), input.byte(), &value);
+      return gpushare_histogram_get_quantile(choose(books.histograms, input), input.number(), input.byte(),
+                                             &value);
     }
     case 4: {
       const gpushare_histogram histogram = choose(books.histograms, input);
@@ -201,7 +203,8 @@ void take_drops(Books& books, gpushare_batcher batcher) {
   gpushare_drop drops[4];
   uint64_t count = 0;
   while (gpushare_batcher_take_drops(batcher, drops, 4, &count) == GPUSHARE_OK && count > 0)
-    for (uint64_t i = 0; i < count; ++i) books.held[batcher] -= drops[i].reason == GPUSHARE_DROP_REJECTED ? 0 : 1;
+    for (uint64_t i = 0; i < count; ++i)
+      books.held[batcher] -= drops[i].reason == GPUSHARE_DROP_REJECTED ? 0 : 1;
 }
 
 int32_t batcher_call(Books& books, Input& input) {
@@ -269,13 +272,15 @@ int32_t batcher_call(Books& books, Input& input) {
       status = gpushare_batcher_observe(batcher, input.byte() % 3, input.byte() % 5, input.size());
       break;
     case 9:
-      status = gpushare_batcher_observe_batch(batcher, input.byte() % 3, input.byte(), input.size(), input.size());
+      status =
+          gpushare_batcher_observe_batch(batcher, input.byte() % 3, input.byte(), input.size(), input.size());
       break;
     case 10: {
       const uint32_t applications[3] = {input.byte() % 5u, input.byte() % 5u, input.byte() % 5u};
       const uint64_t execution[3] = {input.size(), input.size(), input.size()};
       status = gpushare_batcher_observe_run(batcher, input.byte() % 3, applications,
-                                            input.byte() % 2 == 0 ? nullptr : execution, input.byte() % 4, input.size());
+                                            input.byte() % 2 == 0 ? nullptr : execution, input.byte() % 4,
+                                            input.size());
       break;
     }
     default: {

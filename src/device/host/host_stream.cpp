@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/clock.hpp"
+#include "base/no_memory.hpp"
 #include "device/support/ops_guard.hpp"
 
 namespace gpushare::device::host {
@@ -139,19 +140,10 @@ void Stream::run() {
       queue_.pop_front();
       const bool failed = !error_.ok();
       lock.unlock();
-      if (op.kind == Op::Kind::kRecord) {
-        if (op.event != nullptr) op.event->pass(op.sequence, std::max(end_ns, op.enqueued_ns));
-      } else if (device_lost_.load(std::memory_order_acquire)) {
-        status = lost();
-      } else if (!failed) {
-        const uint64_t start = base::host_now_ns();
-        status = execute(op, end_ns);
-        const double factor = slow_factor_.load(std::memory_order_relaxed);
-        if (factor > 1.0 && op.kind != Op::Kind::kWait) {
-          const double spent = static_cast<double>(base::host_now_ns() - start);
-          sleep_until_ns(start + static_cast<uint64_t>(spent * factor));
-          end_ns = base::host_now_ns();
-        }
+      try {
+        status = run_op(op, failed, end_ns);
+      } catch (const std::bad_alloc&) {
+        status = base::no_memory();  // for the message of what failed
       }
       // The op goes before the lock comes back: it may hold the last reference to another stream or event.
     }
@@ -164,6 +156,24 @@ void Stream::run() {
     completed_.store(sequence, std::memory_order_release);
     if (waiters_ > 0) work_done_.notify_all();
   }
+}
+
+base::Status Stream::run_op(const Op& op, bool failed, uint64_t& end_ns) {
+  if (op.kind == Op::Kind::kRecord) {
+    if (op.event != nullptr) op.event->pass(op.sequence, std::max(end_ns, op.enqueued_ns));
+    return {};
+  }
+  if (device_lost_.load(std::memory_order_acquire)) return lost();
+  if (failed) return {};
+  const uint64_t start = base::host_now_ns();
+  base::Status status = execute(op, end_ns);
+  const double factor = slow_factor_.load(std::memory_order_relaxed);
+  if (factor > 1.0 && op.kind != Op::Kind::kWait) {
+    const double spent = static_cast<double>(base::host_now_ns() - start);
+    sleep_until_ns(start + static_cast<uint64_t>(spent * factor));
+    end_ns = base::host_now_ns();
+  }
+  return status;
 }
 
 base::Status Stream::execute(const Op& op, uint64_t& end_ns) {

@@ -99,6 +99,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool runs_inline(const Op& op) const GPUSHARE_REQUIRES(mutex_);
   void run();
   // `end_ns`: when the op before was done; set to when this one was.
+  // On the stream's thread; `failed`: an op before it did.
+  base::Status run_op(const Op& op, bool failed, uint64_t& end_ns);
   base::Status execute(const Op& op, uint64_t& end_ns);
   base::Status perform(const Op& op);
   bool on_own_thread() const;

@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
-#include <system_error>
-#include <vector>
+#include <exception>
+#include <new>
 
 namespace gpushare::device {
 namespace {
@@ -22,10 +23,10 @@ bool is_ours_alone(int file) {
 }
 
 bool write_zeros(int file, uint64_t bytes) {
-  static const std::vector<char> zeros(1 << 20);
+  static constexpr std::array<char, 1 << 16> kZeros{};
   for (uint64_t done = 0; done < bytes;) {
-    const ssize_t wrote =
-        pwrite(file, zeros.data(), std::min<uint64_t>(zeros.size(), bytes - done), static_cast<off_t>(done));
+    const ssize_t wrote = pwrite(file, kZeros.data(), std::min<uint64_t>(kZeros.size(), bytes - done),
+                                 static_cast<off_t>(done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) return false;
     done += static_cast<uint64_t>(wrote);
@@ -61,17 +62,15 @@ int SpareFiles::take(uint64_t bytes) {
 }
 
 void SpareFiles::push(const File& file) {
-  if (!thread_.joinable() && !stop_) {
-    try {
-      thread_ = std::thread([this] { work(); });
-    } catch (const std::system_error&) {
-      // Without a thread nothing is kept.
-      if (file.keep) kept_bytes_ -= file.bytes;
-      close(file.number);
-      return;
-    }
+  try {
+    if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { work(); });
+    to_do_.push_back(file);
+  } catch (const std::exception&) {
+    // Without a thread, or memory to remember the file, nothing is kept.
+    if (file.keep) kept_bytes_ -= file.bytes;
+    close(file.number);
+    return;
   }
-  to_do_.push_back(file);
   came_.notify_one();
 }
 
@@ -114,12 +113,16 @@ void SpareFiles::work() {
     const bool zeroed = keep && write_zeros(file.number, file.bytes);
     if (!zeroed) close(file.number);
     lock.lock();
-    if (zeroed) {
-      shrink();
-      ready_.push_back(file);
-    } else if (file.keep) {
-      kept_bytes_ -= file.bytes;
+    try {
+      if (zeroed) {
+        shrink();
+        ready_.push_back(file);
+        continue;
+      }
+    } catch (const std::bad_alloc&) {
+      close(file.number);  // no memory to keep it
     }
+    if (file.keep) kept_bytes_ -= file.bytes;
   }
 }
 

@@ -166,8 +166,8 @@ TEST_CASE("members on standby keep their first layers, and switches with them de
     Switching on(setup, 16 * kMiB, budget(5 * kMiB));
     const loader::MemberId a = on.add(1), b = on.add(2);  // of 4 MiB, of which 2 are the first layer
     CHECK(on.run(a, 1) == "");
-    CHECK(on.kept(a) == 0);            // it is all there
-    CHECK(on.kept(b) > 0);             // nobody asked for it yet, but room is room
+    CHECK(on.kept(a) == 0);  // it is all there
+    CHECK(on.kept(b) > 0);   // nobody asked for it yet, but room is room
     CHECK(on.last_groups.front() > 0);
     for (int round = 0; round < 4; ++round) {
       // What an iteration does to its weights is gone with them: the first layers too come as the image has them.

@@ -37,7 +37,8 @@ TEST_CASE("at least half of what the best choice is worth, and never above the b
   for (int round = 0; round < kRounds; ++round) {
     std::vector<StandbyWish> wishes(test::uniform(random, 1, 10));
     for (size_t i = 0; i < wishes.size(); ++i)
-      wishes[i] = {i + 1, test::uniform(random, 1, 60), static_cast<double>(test::uniform(random, 1, 50)), false};
+      wishes[i] = {i + 1, test::uniform(random, 1, 60), static_cast<double>(test::uniform(random, 1, 50)),
+                   false};
     const uint64_t budget = test::uniform(random, 0, 150);
     uint64_t bytes = 0;
     double worth = 0;
