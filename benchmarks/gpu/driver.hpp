@@ -21,6 +21,7 @@ using device::cuda::api::CUdeviceptr;
 using device::cuda::api::CUdevResource;
 using device::cuda::api::CUdevResourceDesc;
 using device::cuda::api::CUevent;
+using device::cuda::api::CUgraph;
 using device::cuda::api::CUgreenCtx;
 using device::cuda::api::CUhostFn;
 using device::cuda::api::CUmemAccessDesc;

@@ -46,11 +46,14 @@ int main(int argc, char** argv) {
   app.add_flag("--quick", quick, "few repeats and little work: to see that it runs, not for figures");
   app.add_option("--json", json, "write the result as JSON to this file");
   app.add_option("--markdown", markdown, "write the result as a Markdown page to this file");
-  app.add_option("--only", only, "numbers of the measurements to make, 1 to 7")->check(CLI::Range(1, 7));
+  app.add_option("--only", only, "numbers of the measurements to make, 1 to 8")->check(CLI::Range(1, 8));
   std::string job;
   app.add_option("--as-job", job, "of measurement 4")->group("");
+  std::string start;
+  app.add_option("--as-start", start, "of measurement 8")->group("");
   CLI11_PARSE(app, argc, argv);
   if (!job.empty()) return run_as_job(job);
+  if (!start.empty()) return run_as_start(start);
 
   Report report;
   std::unique_ptr<Driver> driver;
@@ -61,7 +64,7 @@ int main(int argc, char** argv) {
     return require_gpu ? 1 : 0;
   }
   Settings settings;
-  if (quick) settings = {3, 1u << 20, 20, 4, 1, ""};
+  if (quick) settings = {3, 1u << 20, 20, 4, 1, 8u << 20, 32, ""};
   char program[4096] = "";
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) settings.program = program;
   report.device = driver->device_name();
@@ -71,11 +74,11 @@ int main(int argc, char** argv) {
       driver->is_standin() ? "stand-in for the driver: the figures say nothing about a GPU" : "GPU";
 
   using Measure = void (*)(const Driver&, const Settings&, Report&);
-  const Measure measures[] = {measure_allocation, measure_iteration_overhead, measure_switch,
-                              measure_policies,   measure_many_models,        measure_virtual_memory,
-                              measure_partitions};
+  const Measure measures[] = {
+      measure_allocation,  measure_iteration_overhead, measure_switch,     measure_policies,
+      measure_many_models, measure_virtual_memory,     measure_partitions, measure_loading};
   int failed = 0;
-  for (int i = 1; i <= 7; ++i) {
+  for (int i = 1; i <= 8; ++i) {
     if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
     try {
       measures[i - 1](*driver, settings, report);

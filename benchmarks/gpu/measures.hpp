@@ -21,7 +21,9 @@ struct Settings {
   int iterations = 200;             // of a run that is timed as a whole
   int batch = 64;                   // of the networks
   int width = 4;
-  std::string program;  // this one, to be started again
+  uint64_t load_bytes = 256u << 20;  // of one transmission
+  uint64_t load_divisor = 1;         // of the models of measurement 8
+  std::string program;               // this one, to be started again
 };
 
 // 1: lane alloc and free, beside cuMemAlloc and the stream-ordered allocator with a warmed pool.
@@ -38,6 +40,10 @@ void measure_many_models(const Driver& driver, const Settings& settings, Report&
 void measure_virtual_memory(const Driver& driver, const Settings& settings, Report& report);
 // 7: requests of a small network beside the training of a large one, on a share of the SMs of its own and without.
 void measure_partitions(const Driver& driver, const Settings& settings, Report& report);
+
+// 8: bandwidth of the loader's transmission beside the driver's own; time to first output of a model that is there, is switched to,
+// is sent whole first, and is started from nothing.
+void measure_loading(const Driver& driver, const Settings& settings, Report& report);
 
 // The parts of 2, 3 and 5 that train and serve the networks of examples/training (measures_networks.cpp).
 void measure_network_overhead(const Driver& driver, const Settings& settings, Report& report);
@@ -61,5 +67,9 @@ std::vector<double> run_processes(const std::string& program, const std::vector<
                                   uint64_t bytes);
 // What such a process does, given --as-job: says on stdout when it is ready and when it is done, starts when a line comes.
 int run_as_job(const std::string& job);
+// Milliseconds from the start of a process that loads and runs a model of measurement 8 until its output. Throws.
+double run_from_nothing(const std::string& program, const std::string& model);
+// What such a process does, given --as-start.
+int run_as_start(const std::string& model);
 
 }  // namespace gpushare::gpu_suite

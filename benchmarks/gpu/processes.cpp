@@ -1,4 +1,5 @@
-// Jobs of measurement 4 as processes of their own: what the driver's time slicing makes of them.
+// Jobs of measurement 4 as processes of their own, for what the driver's time slicing makes of them, and models of measurement 8 that
+// start from nothing.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "measures.hpp"
 
@@ -23,7 +25,7 @@ namespace {
 // One such process. Killed if it is left running.
 class Process {
  public:
-  Process(const std::string& program, const std::string& job) {
+  Process(const std::string& program, std::string flag, const std::string& job) {
     int in[2] = {-1, -1};
     int out[2] = {-1, -1};
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
@@ -31,8 +33,8 @@ class Process {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, in[0], 0);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    char flag[] = "--as-job";
-    char* arguments[] = {const_cast<char*>(program.c_str()), flag, const_cast<char*>(job.c_str()), nullptr};
+    char* arguments[] = {const_cast<char*>(program.c_str()), flag.data(), const_cast<char*>(job.c_str()),
+                         nullptr};
     const int error = posix_spawn(&id_, program.c_str(), &actions, nullptr, arguments, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(in[0]);
@@ -59,6 +61,12 @@ class Process {
     char said = 0;
     if (read(from_, &said, 1) != 1 || said != wanted) throw std::runtime_error("a job's process failed");
   }
+  // Until it has ended, which on the stand-in tells that it left nothing behind.
+  void wait() {
+    int status = 0;
+    if (waitpid(std::exchange(id_, 0), &status, 0) < 0 || status != 0)
+      throw std::runtime_error("a process ended with status " + std::to_string(status));
+  }
   void go() const {
     if (write(to_, "g", 1) != 1) throw std::runtime_error("a job's process is gone");
   }
@@ -76,7 +84,7 @@ std::vector<double> run_processes(const std::string& program, const std::vector<
   std::vector<std::unique_ptr<Process>> processes;
   for (const FillJob& job : jobs)
     processes.push_back(std::make_unique<Process>(
-        program,
+        program, "--as-job",
         std::to_string(job.iterations) + " " + std::to_string(job.pieces) + " " + std::to_string(bytes)));
   for (const auto& process : processes) process->expect('r');
   std::vector<double> done(jobs.size());
@@ -98,6 +106,16 @@ std::vector<double> run_processes(const std::string& program, const std::vector<
   for (const std::string& what : wrong)
     if (!what.empty()) throw std::runtime_error(what);
   return done;
+}
+
+double run_from_nothing(const std::string& program, const std::string& model) {
+  const auto start = std::chrono::steady_clock::now();
+  Process process(program, "--as-start", model);
+  process.expect('d');
+  const double ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  process.wait();
+  return ms;
 }
 
 int run_as_job(const std::string& text) {
