@@ -96,8 +96,8 @@ Image make_image(Loader& loader, const Workload& work) {
 }
 
 // One inference of the active model; returns when its output would be there.
-void infer(const Driver& driver, const Workload& work, Switcher::Turn& turn, const std::vector<uint32_t>& ends,
-           uint64_t block_bytes) {
+void infer(const Driver& driver, const Workload& work, Switcher::Turn& turn,
+           const std::vector<uint32_t>& ends, uint64_t block_bytes) {
   const Stream stream = turn.iteration.stream();
   const Address block = turn.iteration.alloc_bytes(block_bytes);
   uint32_t first = 0;
@@ -112,10 +112,10 @@ void infer(const Driver& driver, const Workload& work, Switcher::Turn& turn, con
 
 // Two members of one image, of which one is on the device at a time.
 struct Switching {
-  Switching(const Driver& on, const Workload& of, uint64_t block)
-      : driver(on), work(of), block_bytes(block) {
-    runtime = Runtime::open({.device = "cuda:0",
-                             .capacity_bytes = work.total_bytes + work.total_bytes / 2 + block_bytes + 64 * kMiB});
+  Switching(const Driver& on, const Workload& of, uint64_t block) : driver(on), work(of), block_bytes(block) {
+    runtime =
+        Runtime::open({.device = "cuda:0",
+                       .capacity_bytes = work.total_bytes + work.total_bytes / 2 + block_bytes + 64 * kMiB});
     loader = Loader(runtime);
     loader.calibrate();
     image = make_image(loader, work);
@@ -173,8 +173,7 @@ double fill_rate(const Driver& driver, uint64_t bytes) {
   std::vector<double> rates;
   for (int i = 0; i < 6; ++i) {
     begin.record(stream.get());
-    for (int k = 0; k < 8; ++k)
-      must(driver.cuMemsetD8Async(block.get(), 1, bytes, stream.get()), "fill");
+    for (int k = 0; k < 8; ++k) must(driver.cuMemsetD8Async(block.get(), 1, bytes, stream.get()), "fill");
     end.record(stream.get());
     stream.synchronize();
     rates.push_back(8e3 * static_cast<double>(bytes) / std::max(end.microseconds_since(begin), 1e-3));
@@ -243,8 +242,8 @@ void measure_model(const Driver& driver, const Settings& settings, Report& repor
   const double execution_ms = ratio * load_ms;
   const Workload work(model, settings.load_divisor, execution_ms, rate);
   char what[160];
-  std::snprintf(what, sizeof(what), "first output, %s (%llu MB), execution %.1f x transmission", model.c_str(),
-                static_cast<unsigned long long>(work.total_bytes / 1000000), ratio);
+  std::snprintf(what, sizeof(what), "first output, %s (%llu MB), execution %.1f x transmission",
+                model.c_str(), static_cast<unsigned long long>(work.total_bytes / 1000000), ratio);
   std::vector<double> ready, planned, over, one_shot;
   {
     Switching switching(driver, work, settings.fill_bytes);
@@ -313,8 +312,8 @@ int run_as_start(const std::string& text) {
   try {
     const Driver driver;
     const Workload work(model, divisor, execution_ms, rate);
-    Runtime runtime = Runtime::open(
-        {.device = "cuda:0", .capacity_bytes = 2 * work.total_bytes + block_bytes + 64 * kMiB});
+    Runtime runtime =
+        Runtime::open({.device = "cuda:0", .capacity_bytes = 2 * work.total_bytes + block_bytes + 64 * kMiB});
     Loader loader(runtime);
     const Image image = make_image(loader, work);
     Session session = runtime.open_session({.name = "started",

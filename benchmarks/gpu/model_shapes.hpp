@@ -12,8 +12,9 @@ namespace gpushare::gpu_suite {
 
 struct LayerShape {
   std::string name;
-  uint64_t weights = 0;        // float32 each
-  uint64_t multiply_adds = 0;  // of one input; 0 for look-ups and normalisation, which cost next to nothing beside the rest
+  uint64_t weights = 0;  // float32 each
+  uint64_t multiply_adds =
+      0;  // of one input; 0 for look-ups and normalisation, which cost next to nothing beside the rest
 };
 
 // "resnet152", "inception_v3" or "bert_base"; empty for any other name.

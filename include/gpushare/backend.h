@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
-#define GPUSHARE_BACKEND_ABI_MINOR 2u /* 1: group "partitions"; 2: group "ipc" */
+#define GPUSHARE_BACKEND_ABI_MINOR 3u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -276,6 +276,15 @@ typedef struct gpushare_backend_ops {
    * stream. Errors: INVALID_ARGUMENT (not such a descriptor; other bytes; more access than was exported). */
   int32_t (*phys_import)(gpushare_backend_device* device, int32_t descriptor, uint64_t bytes, uint32_t access,
                          gpushare_backend_memory** out_memory);
+
+  /* ---- since ABI 1.3: devices whose native API records work of a stream into graphs (cuda) ---------------- */
+
+  /* While such a stream captures, work enqueued on it does not run but becomes part of the graph. event_record, launch_host,
+   * stream_query, stream_synchronize and stream_destroy on it are INVALID_STATE then and leave the capture alone, and so is
+   * stream_wait_event for an event that has not passed. This op ends the capture and drops what it recorded, so that the stream
+   * serves again; *out_dropped is 0 if there was none. Errors: INVALID_STATE (a thread began the capture that alone can end it),
+   * UNSUPPORTED (no such graphs). */
+  int32_t (*stream_capture_drop)(gpushare_backend_stream* stream, uint32_t* out_dropped);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

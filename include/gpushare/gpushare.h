@@ -443,7 +443,8 @@ GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t
 
 /* Ends the iteration: its ephemeral blocks return in stream order (those still allocated and marked kept by
  * gpushare_iteration_keep become persistent), the lane goes on. Does not wait for the device unless
- * enqueue_depth iterations are in flight. The handle is invalid afterwards, whatever the status. Errors:
+ * enqueue_depth iterations are in flight. The handle is invalid afterwards, whatever the status. If its stream
+ * still captures a CUDA graph, the capture is dropped and the session has failed with INVALID_STATE. Errors:
  * DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_end(gpushare_iteration iteration);
 
@@ -486,6 +487,14 @@ GPUSHARE_API int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeo
 GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
 
 /* ---- streams ---- */
+
+/* CUDA graphs. An iteration may capture a graph on its stream (by the native handle) and launch it, or launch one captured
+ * before. Begin and end the capture inside the iteration, on one thread: an iteration that ends while its stream captures drops
+ * the capture, and its session fails with INVALID_STATE. Allocations and frees during a capture happen at once and are no part
+ * of the graph; its memory must stay allocated until its last launch has finished, so a graph kept across iterations uses
+ * persistent blocks only. On a stream that captures, gpushare_stream_synchronize, gpushare_stream_launch_host,
+ * gpushare_memory_record_use and gpushare_session_load are INVALID_STATE and leave the capture alone; copies and fills become
+ * part of the graph. */
 
 /* A side stream of the runtime, outside all lanes; the caller releases it. */
 GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,

@@ -196,7 +196,8 @@ GPUSHARE_API int32_t gpushare_session_load(gpushare_session session, gpushare_im
 /* Makes layers [first, end) usable on `stream`: work enqueued there from now on finds them on the device. One
  * event at most; no host wait. Ask in execution order; the time on the stream from one call to the next is taken
  * as the execution of its layers. Errors: INVALID_ARGUMENT (no such layers, a stream of another runtime),
- * INVALID_STATE (unloaded), what a copy has failed with. */
+ * INVALID_STATE (unloaded; the stream captures a CUDA graph and the layers have not arrived: wait for them before the
+ * capture), what a copy has failed with. */
 GPUSHARE_API int32_t gpushare_model_make_usable(gpushare_model model, uint32_t first, uint32_t end,
                                                 gpushare_stream stream);
 /* The work of the layers made usable last has been enqueued: what is measured ends here. Optional. */

@@ -5,7 +5,8 @@ namespace gpushare::base {
 namespace {
 
 // Never destroyed: threads may still run while static destructors do.
-const Status* const g_no_memory = new Status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
+const Status* const g_no_memory =
+    new Status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
 
 }  // namespace
 

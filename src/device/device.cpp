@@ -112,6 +112,13 @@ base::Status Stream::work(const gpushare_backend_work& work) const {
   return device_->status(device_->ops().work_launch(stream_, &work), "work_launch");
 }
 
+base::Result<bool> Stream::drop_capture() const {
+  uint32_t dropped = 0;
+  GPUSHARE_RETURN_IF_ERROR(
+      device_->status(device_->ops().stream_capture_drop(stream_, &dropped), "stream_capture_drop"));
+  return dropped != 0;
+}
+
 base::Result<std::unique_ptr<Device>> Device::open(const std::string& text) {
   GPUSHARE_ASSIGN_OR_RETURN(const Spec spec, parse_spec(text));
   if (spec.backend == "auto") {

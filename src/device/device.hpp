@@ -64,6 +64,8 @@ class Stream {
   base::Status fill(Address address, uint8_t value, uint64_t bytes) const;
   base::Status launch_host(gpushare_host_function function, void* user_data) const;
   base::Status work(const gpushare_backend_work& work) const;
+  // True if a capture of a native graph was dropped. Errors: also UNSUPPORTED (the device has none).
+  base::Result<bool> drop_capture() const;
 
  private:
   friend class Device;

@@ -238,6 +238,19 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
     }
     const device::Stream& stream = lane.stream->device_stream();
     device = stream.record(slot.end);
+    if (device.code() == GPUSHARE_INVALID_STATE) {
+      // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
+      const auto dropped = stream.drop_capture();
+      if (dropped.ok() && *dropped) {
+        if (outcome.ok())
+          outcome = {
+              GPUSHARE_INVALID_STATE,
+              "session '" + session.name() +
+                  "': its iteration ended while its stream captured a CUDA graph, which is dropped; end the "
+                  "capture before the iteration"};
+        device = stream.record(slot.end);
+      }
+    }
     marked = device.ok();
     if (!marked && device.code() != GPUSHARE_DEVICE_LOST) {
       // Its end cannot be marked, so nobody can be told when it passes: wait for it here. If the stream is

@@ -130,6 +130,7 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& 
                                                              memory::Address address, const Send& send) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, copy_stream());
   std::unique_ptr<Transmission> out;
+  bool begun = false;
   const base::Status status =
       session.with_residence(GPUSHARE_NO_TIMEOUT, [&](const device::Stream& home) -> base::Status {
         base::MutexLock enqueuing(enqueue_mutex_);
@@ -137,7 +138,9 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& 
           // The block's bytes were given out in the order of the session's stream: what it has enqueued may use
           // them.
           GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
-          GPUSHARE_RETURN_IF_ERROR(home.record(before));
+          GPUSHARE_RETURN_IF_ERROR(
+              home.record(before));  // refused while the session's stream captures a graph
+          begun = true;
           GPUSHARE_RETURN_IF_ERROR(copies.wait(before));
           GPUSHARE_ASSIGN_OR_RETURN(out, send(*stream, copies));
           out->hold(std::move(before));
@@ -148,7 +151,7 @@ base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& 
   if (status.ok()) return out;
   // A stream that has failed stays so: the next load gets another.
   out.reset();
-  if (status.code() != GPUSHARE_INVALID_ARGUMENT) {
+  if (begun && status.code() != GPUSHARE_INVALID_ARGUMENT) {
     base::MutexLock lock(mutex_);
     if (copies_ == stream) copies_.reset();
   }

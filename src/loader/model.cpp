@@ -94,6 +94,19 @@ base::Status Model::make_usable(uint32_t first, uint32_t end, const executor::St
   });
 }
 
+// Between a graph's nodes there is nothing to mark: an execution that is captured teaches nothing.
+template <class F>
+base::Status Model::marked(base::Status status, F&& keep) {
+  if (status.code() == GPUSHARE_INVALID_STATE) {
+    marking_ = false;
+    for (Run& run : runs_) spare_.push_back(std::move(run));
+    runs_.clear();
+    return {};
+  }
+  if (status.ok()) keep();
+  return status;
+}
+
 base::Status Model::open_run(uint32_t first, uint32_t end, const device::Stream& stream) {
   Run run;
   if (!spare_.empty()) {
@@ -106,16 +119,12 @@ base::Status Model::open_run(uint32_t first, uint32_t end, const device::Stream&
   run.first = first;
   run.last = end;
   run.closed = false;
-  GPUSHARE_RETURN_IF_ERROR(stream.record(run.begin));
-  runs_.push_back(std::move(run));
-  return {};
+  return marked(stream.record(run.begin), [&] { runs_.push_back(std::move(run)); });
 }
 
 base::Status Model::close_run(const device::Stream& stream) {
   if (runs_.empty() || runs_.back().closed) return {};
-  GPUSHARE_RETURN_IF_ERROR(stream.record(runs_.back().end));
-  runs_.back().closed = true;
-  return {};
+  return marked(stream.record(runs_.back().end), [&] { runs_.back().closed = true; });
 }
 
 base::Status Model::mark_end(const executor::Stream& stream) {

@@ -33,7 +33,8 @@ class Model {
   Model& operator=(const Model&) = delete;
 
   // Work enqueued on `stream` from now on finds layers [first, end) on the device. No host wait. Errors:
-  // INVALID_ARGUMENT (no such layers, a stream of another runtime), what a copy failed with.
+  // INVALID_ARGUMENT (no such layers, a stream of another runtime), INVALID_STATE (the stream captures a graph and the
+  // layers have not arrived), what a copy failed with.
   base::Status make_usable(uint32_t first, uint32_t end, const executor::Stream& stream);
   // The work of the layers made usable last has been enqueued: the execution ends here.
   base::Status mark_end(const executor::Stream& stream);
@@ -73,6 +74,9 @@ class Model {
   std::unique_ptr<Transmission> take_apart();
   base::Status close_run(const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
   base::Status open_run(uint32_t first, uint32_t end, const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
+  // Does `keep` if a mark was recorded; on a stream that captures a graph gives the execution's marks up instead.
+  template <class F>
+  base::Status marked(base::Status status, F&& keep) GPUSHARE_REQUIRES(mutex_);
   void collect() GPUSHARE_REQUIRES(mutex_);
   void arrived_whole();
 

@@ -90,13 +90,20 @@ void Fences::trim() {
 }
 
 FencePtr Fences::at_end_of(const device::Stream& stream) {
+  auto fence = mark(stream);
+  return fence.ok() ? std::move(fence).value() : nullptr;
+}
+
+base::Result<FencePtr> Fences::mark(const device::Stream& stream) {
   auto event = take_event();
   if (event.ok()) {
     FencePtr fence(new Fence(this, std::move(event).value()));
     if (stream.record(fence->event_).ok()) return fence;
   }
-  const base::Status ignored = stream.synchronize();
-  return nullptr;
+  const base::Status waited = stream.synchronize();
+  // A failed stream runs nothing any more; one that captures a graph still has its earlier work to do.
+  if (waited.code() == GPUSHARE_INVALID_STATE) return waited;
+  return FencePtr();
 }
 
 base::Result<FencePtr> Fences::use_of(const device::Stream& stream) {

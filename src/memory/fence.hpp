@@ -64,7 +64,10 @@ class Fences {
 
   // The work on `stream` up to now. If the device has no event left, waits for the stream and returns null.
   FencePtr at_end_of(const device::Stream& stream);
-  // The same, shared with the other uses of this stream in the same epoch; may come to mean a later point.
+  // The same for callers that can refuse what they were about to do. Errors: INVALID_STATE (the stream captures a graph of
+  // the native API, so that no point of it can be marked).
+  base::Result<FencePtr> mark(const device::Stream& stream);
+  // As at_end_of, shared with the other uses of this stream in the same epoch; may come to mean a later point.
   // The stream may be destroyed while the fence lives. Errors: the device's.
   base::Result<FencePtr> use_of(const device::Stream& stream);
   // Events held for reuse; trim gives them back.

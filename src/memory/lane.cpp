@@ -602,18 +602,19 @@ base::Status LaneImpl::free_block(Address address) {
     if (tag & BlockTag::kPromoted) {
       const auto found = promoted_.find(offset);
       PersistentHeapImpl* heap = found->second;
+      // The session may have moved to another lane since: its own stream is what the free is ordered on.
+      stream = heap->stream();
+      if (stream != nullptr && (stream != stream_ || !is_open())) {
+        GPUSHARE_ASSIGN_OR_RETURN(FencePtr fence, shared_.fences.mark(*stream));
+        uses_.add(offset, std::move(fence));
+        wait = true;
+      }
       promoted_.erase(found);
       const uint64_t size = heap_->size_bytes(handle);
       promoted_bytes_ -= size;
       loans_[heap].promoted_bytes -= size;
       loans_changed_ = true;
       heap->remove_promoted(size);
-      // The session may have moved to another lane since: its own stream is what the free is ordered on.
-      stream = heap->stream();
-      if (stream != nullptr && (stream != stream_ || !is_open())) {
-        uses_.add(offset, shared_.fences.at_end_of(*stream));
-        wait = true;
-      }
       drained = promoted_.empty() && !is_open();
     }
     if (wait) {

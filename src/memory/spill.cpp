@@ -127,8 +127,10 @@ base::Status SpillStore::free_block(Address address) {
   const auto found = blocks_.find(address);
   if (found == blocks_.end()) return no_such_block(address);
   FenceList fences;
-  if (const device::Stream* stream = found->second.owner->stream.load())
-    fences.push_back(shared_.fences.at_end_of(*stream));
+  if (const device::Stream* stream = found->second.owner->stream.load()) {
+    GPUSHARE_ASSIGN_OR_RETURN(FencePtr fence, shared_.fences.mark(*stream));
+    fences.push_back(std::move(fence));
+  }
   return drop(address, fences);
 }
 

@@ -37,6 +37,16 @@ int32_t stream_native(gpushare_backend_stream* stream, void** out_native) {
   });
 }
 
+int32_t stream_capture_drop(gpushare_backend_stream* stream, uint32_t* out_dropped) {
+  return Table::guard("stream_capture_drop", [&]() -> base::Status {
+    if (stream == nullptr) return null_handle("stream");
+    if (out_dropped == nullptr) return null_output();
+    GPUSHARE_ASSIGN_OR_RETURN(const bool dropped, Table::to(stream)->drop_capture());
+    *out_dropped = dropped ? 1 : 0;
+    return {};
+  });
+}
+
 cuda::Partition* to(gpushare_backend_partition* handle) {
   return reinterpret_cast<cuda::Partition*>(handle);
 }
@@ -84,6 +94,7 @@ const gpushare_backend_ops* cuda_backend() {
     table.probe = probe;
     table.stream_native = stream_native;
     table.fault_set = nullptr;
+    table.stream_capture_drop = stream_capture_drop;
     Table::add_ipc(table);
     table.partition_info = partition_info;
     table.partition_create = partition_create;

@@ -319,6 +319,8 @@ base::Status Device::enqueue_callback(Stream* stream, gpushare_host_function fun
   GPUSHARE_ENTER_CONTEXT(*context_);
   GPUSHARE_RETURN_IF_ERROR(stream->failure());
   if (function == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "launch_host: the function is null"};
+  // A graph may run it any number of times, also when this stream is gone: what we keep of a call lasts for one.
+  GPUSHARE_RETURN_IF_ERROR(stream->check_capturing("launch_host"));
   return stream->functions()->launch(*context_, stream->handle(), function, user_data);
 }
 

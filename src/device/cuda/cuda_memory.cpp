@@ -45,10 +45,11 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
                                                             api::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                        "cuMemGetAllocationGranularity"));
     granularity = options.granularity_bytes != 0 ? options.granularity_bytes : recommended;
-    if (granularity % recommended != 0) {
+    // Ranges are reserved so aligned, and the driver aligns to powers of two.
+    if (granularity % recommended != 0 || (granularity & (granularity - 1)) != 0) {
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "cuda: option granularity is " + base::format_bytes(granularity) +
-                              "; this device needs a multiple of " + base::format_bytes(recommended));
+                              "; this device needs a power of two times " + base::format_bytes(recommended));
     }
     if (limit < granularity) {
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "cuda: a capacity of " + base::format_bytes(limit) +
@@ -98,6 +99,7 @@ base::Result<uint64_t> Memory::free_bytes() {
   size_t total = 0;
   {
     GPUSHARE_ENTER_CONTEXT(context_);
+    CaptureRelaxed relaxed(driver());
     GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemGetInfo(&free, &total), "cuMemGetInfo"));
   }
   base::MutexLock lock(mutex_);
@@ -109,6 +111,7 @@ base::Result<uint64_t> Memory::free_bytes() {
 base::Status Memory::out_of_memory(const char* call, uint64_t bytes) {
   size_t free = 0;
   size_t total = 0;
+  CaptureRelaxed relaxed(driver());
   (void)driver().cuMemGetInfo(&free, &total);
   base::MutexLock lock(mutex_);
   return {
@@ -216,6 +219,7 @@ base::Status Memory::check_access(const char* op, Address address, uint64_t byte
   }
   // Somebody else's: memory of the CUDA runtime or of PyTorch, host memory that the device can address.
   unsigned type = 0;
+  CaptureRelaxed relaxed(driver());
   for (const Address end : {address, address + bytes - 1}) {
     const api::CUresult result =
         driver().cuPointerGetAttribute(&type, api::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, end);

@@ -66,6 +66,7 @@ base::Result<int32_t> Memory::export_physical(gpushare_backend_memory* handle, u
   }
   GPUSHARE_ENTER_CONTEXT(context_);
   int descriptor = -1;
+  CaptureRelaxed relaxed(driver());
   const api::CUresult result = driver().cuMemExportToShareableHandle(
       &descriptor, granule, api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   if (result != api::CUDA_SUCCESS) {
@@ -120,9 +121,9 @@ api::CUresult Memory::give_access(Address address, uint64_t bytes, bool writable
   if (!writable) {
     access.flags = api::CU_MEM_ACCESS_FLAGS_PROT_READ;
     const api::CUresult result = driver().cuMemSetAccess(address, bytes, &access, 1);
-    // Drivers need not know read-only access to memory of the device: copies and fills are then held off by
-    // check_access() alone.
-    if (result != api::CUDA_ERROR_NOT_SUPPORTED) return result;
+    // Drivers need not know read-only access to memory of the device, and which of two results says so is not
+    // documented: copies and fills are then held off by check_access() alone.
+    if (result != api::CUDA_ERROR_NOT_SUPPORTED && result != api::CUDA_ERROR_INVALID_VALUE) return result;
     access.flags = api::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
   return driver().cuMemSetAccess(address, bytes, &access, 1);

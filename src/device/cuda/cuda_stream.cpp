@@ -59,6 +59,12 @@ void CallbackWaits::wake(void* data) {
 base::Result<std::unique_ptr<CallbackWaits::Waiter>> CallbackWaits::take() {
   {
     base::MutexLock lock(mutex_);
+    for (size_t i = late_.size(); i-- > 0;) {
+      base::MutexLock look(late_[i]->mutex);
+      if (!std::exchange(late_[i]->passed, false)) continue;
+      free_.push_back(std::move(late_[i]));
+      late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
     if (!free_.empty()) {
       std::unique_ptr<Waiter> waiter = std::move(free_.back());
       free_.pop_back();
@@ -78,25 +84,22 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     return context_.status(now, "cuEventQuery");
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<Waiter> waiter, take());
   const char* call = "cuStreamWaitEvent";
+  bool late = false;
   api::CUresult result = driver.cuStreamWaitEvent(waiter->stream, event, 0);
   if (result == api::CUDA_SUCCESS) {
     call = "cuLaunchHostFunc";
     result = driver.cuLaunchHostFunc(waiter->stream, &CallbackWaits::wake, waiter.get());
   }
   if (result == api::CUDA_SUCCESS) {
-    // A lost context may never run the function: look after it now and then.
-    constexpr uint64_t kLookNs = 100'000'000;
+    // A lost context may never run the function, and a host function of another stream may hold it up.
+    constexpr uint64_t kLookNs = 10'000'000;
+    call = "cuEventQuery";
     base::MutexLock lock(waiter->mutex);
-    while (!waiter->passed && (result == api::CUDA_SUCCESS || result == api::CUDA_ERROR_NOT_READY)) {
-      if (waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at())) continue;
-      call = "cuStreamQuery";
-      result = driver.cuStreamQuery(waiter->stream);
-    }
-    if (waiter->passed) {
-      call = "cuEventQuery";
+    do {
+      (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
       result = driver.cuEventQuery(event);
-      waiter->passed = false;
-    }
+    } while (result == api::CUDA_ERROR_NOT_READY);
+    late = !std::exchange(waiter->passed, false);
   }
   const base::Status status = context_.status(result, call);
   if (context_.lost()) {
@@ -108,12 +111,17 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     return status;
   }
   base::MutexLock lock(mutex_);
-  free_.push_back(std::move(waiter));
+  (late ? late_ : free_).push_back(std::move(waiter));
   return status;
 }
 
 void CallbackWaits::clear() {
   base::MutexLock lock(mutex_);
+  for (auto& waiter : late_) {
+    (void)context_.driver().cuStreamSynchronize(waiter->stream);
+    free_.push_back(std::move(waiter));
+  }
+  late_.clear();
   for (const auto& waiter : free_) (void)context_.driver().cuStreamDestroy(waiter->stream);
   free_.clear();
 }
@@ -174,16 +182,42 @@ base::Status HostFunctions::failure(uint64_t count) const {
   return error_;
 }
 
-base::Status Stream::check_capturing(const char* what) {
+base::Result<bool> Stream::capturing() {
   const Driver& driver = device_.context().driver();
-  if (!driver.has_capture()) return {};
+  if (!driver.has_capture()) return false;
   int status = api::CU_STREAM_CAPTURE_STATUS_NONE;
   GPUSHARE_RETURN_IF_ERROR(
       device_.context().status(driver.cuStreamIsCapturing(handle_, &status), "cuStreamIsCapturing"));
-  if (status == api::CU_STREAM_CAPTURE_STATUS_NONE) return {};
+  return status != api::CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+base::Status Stream::check_capturing(const char* what) {
+  GPUSHARE_ASSIGN_OR_RETURN(const bool is_capturing, capturing());
+  if (!is_capturing) return {};
   return {GPUSHARE_INVALID_STATE,
           std::string(what) +
               ": the stream captures a CUDA graph; end the capture first, nothing of it runs before"};
+}
+
+base::Result<bool> Stream::drop_capture() {
+  Context& context = device_.context();
+  GPUSHARE_ENTER_CONTEXT(context);
+  GPUSHARE_ASSIGN_OR_RETURN(const bool is_capturing, capturing());
+  if (!is_capturing) return false;
+  api::CUgraph graph = nullptr;
+  const api::CUresult result = context.driver().cuStreamEndCapture(handle_, &graph);
+  if (graph != nullptr) (void)context.driver().cuGraphDestroy(graph);
+  // What made the capture invalid, or left it unjoined, does not matter any more; that it goes on does.
+  if (result == api::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
+    return base::Status(
+        GPUSHARE_INVALID_STATE,
+        "stream_capture_drop: another thread began the capture of a CUDA graph on the stream, and "
+        "only that thread can end it",
+        result);
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const bool goes_on, capturing());
+  if (goes_on) return context.status(result, "cuStreamEndCapture");
+  return true;
 }
 
 base::Status Stream::query() {
@@ -241,6 +275,8 @@ base::Status Event::record(Stream& stream) {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   GPUSHARE_RETURN_IF_ERROR(stream.failure());
+  // It would become part of the graph, and nobody could ask the event any more.
+  GPUSHARE_RETURN_IF_ERROR(stream.check_capturing("event_record"));
   base::MutexLock lock(mutex_);
   const uint64_t launched = stream.functions()->launched();
   GPUSHARE_RETURN_IF_ERROR(
@@ -282,6 +318,16 @@ base::Status Event::make_wait(Stream& stream) {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   GPUSHARE_RETURN_IF_ERROR(stream.failure());
+  GPUSHARE_ASSIGN_OR_RETURN(const bool capturing, stream.capturing());
+  if (capturing) {
+    // The driver would end the capture. Work that has finished orders itself before every launch of the graph.
+    const base::Status passed = query();
+    if (passed.code() != GPUSHARE_NOT_READY) return passed;
+    return {GPUSHARE_INVALID_STATE,
+            "stream_wait_event: the stream captures a CUDA graph, which cannot wait for work outside of it; "
+            "wait for "
+            "the event on the host, or before the capture begins"};
+  }
   return context.status(context.driver().cuStreamWaitEvent(stream.handle(), handle_, 0), "cuStreamWaitEvent");
 }
 
@@ -301,6 +347,7 @@ base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
   Context& context = start.device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   float milliseconds = 0;
+  CaptureRelaxed relaxed(context.driver());
   const api::CUresult result = context.driver().cuEventElapsedTime(&milliseconds, start.handle_, end.handle_);
   if (result == api::CUDA_ERROR_NOT_READY) return not_ready();
   GPUSHARE_RETURN_IF_ERROR(context.status(result, "cuEventElapsedTime"));

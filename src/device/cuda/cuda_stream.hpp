@@ -46,14 +46,16 @@ class EventPool {
 enum class WaitMode { kBlock, kSpin, kCallback };
 
 // Waits by host function: a stream of our own waits for the event on the device, the function behind it wakes the
-// thread. A host function on the event's own stream would come after everything enqueued there meanwhile.
+// thread. A host function on the event's own stream would come after everything enqueued there meanwhile. The
+// driver may run the host functions of all streams one at a time, so that ours can stand behind one that is in no
+// hurry: the event is asked now and then as well, and a waiter whose function is still to come is set aside.
 // Thread-safe; needs the context to be current.
 class CallbackWaits {
  public:
   explicit CallbackWaits(Context& context) : context_(context) {}
   // Until the event's last record has passed. Errors: the driver's.
   base::Status wait(api::CUevent event);
-  // Destroys the streams. Nobody may be waiting.
+  // Destroys the streams, once functions still to come have run. Nobody may be waiting.
   void clear();
 
  private:
@@ -69,6 +71,7 @@ class CallbackWaits {
   Context& context_;
   base::Mutex mutex_;
   std::vector<std::unique_ptr<Waiter>> free_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Waiter>> late_ GPUSHARE_GUARDED_BY(mutex_);  // their function is still to come
 };
 
 // What host functions of a stream share with it. Outlives the stream as long as a function is pending.
@@ -118,8 +121,15 @@ class Stream {
   base::Status synchronize();
   base::Status failure() const { return functions_->failure(functions_->launched()); }
 
- private:
+  // Whether it captures a CUDA graph, also one that has become invalid. The context must be current.
+  base::Result<bool> capturing();
+  // INVALID_STATE if it does. The context must be current.
   base::Status check_capturing(const char* what);
+  // Ends a capture and destroys what it made; true if there was one. Errors: INVALID_STATE (begun by another
+  // thread, which alone can end it).
+  base::Result<bool> drop_capture();
+
+ private:
   Device& device_;
   const api::CUstream handle_;
   Partition* const partition_;

@@ -29,6 +29,7 @@ class Driver {
   using CUstream = api::CUstream;
   using CUevent = api::CUevent;
   using CUgreenCtx = api::CUgreenCtx;
+  using CUgraph = api::CUgraph;
   using CUhostFn = api::CUhostFn;
   using CUdevResource = api::CUdevResource;
   using CUdevResourceDesc = api::CUdevResourceDesc;

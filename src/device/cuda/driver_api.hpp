@@ -27,6 +27,7 @@ using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 using CUgreenCtx = struct CUgreenCtx_st*;
 using CUdevResourceDesc = struct CUdevResourceDesc_st*;
+using CUgraph = struct CUgraph_st*;
 using CUhostFn = void (*)(void*);
 
 // The results that the code tells apart by name. The full list is in driver.cpp.
@@ -51,6 +52,7 @@ enum : CUresult {
   CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
   CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
   CUDA_ERROR_CAPTURED_EVENT = 907,
+  CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
 };
 
 enum : int {
@@ -111,7 +113,9 @@ struct CUdevSmResource {
   unsigned minSmPartitionSize;      // named so since 13.0; before that, opaque bytes of the driver
   unsigned smCoscheduledAlignment;  // the same
 };
-struct CUdevResource {
+// Aligned as since CUDA 13.1, whose header ends the union 8 bytes earlier and puts a pointer to a next resource there.
+// Older drivers leave those bytes as they are: they must be zero, which CUdevResource{} sees to.
+struct alignas(8) CUdevResource {
   int type;
   unsigned char internal_padding[92];
   union {
@@ -172,6 +176,8 @@ struct CUdevResource {
     (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream))                              \
   X(required, cuLaunchHostFunc, cuLaunchHostFunc, 10000,                                                    \
     (CUstream stream, CUhostFn function, void* user_data))                                                  \
+  X(capture, cuStreamEndCapture, cuStreamEndCapture, 10000, (CUstream stream, CUgraph * graph))             \
+  X(capture, cuGraphDestroy, cuGraphDestroy, 10000, (CUgraph graph))                                        \
   X(capture, cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream stream, int* status))               \
   X(capture, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (int* mode))      \
   X(virtual_memory, cuMemAddressReserve, cuMemAddressReserve, 10020,                                        \

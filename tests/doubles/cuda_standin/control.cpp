@@ -67,9 +67,16 @@ __attribute__((destructor)) void check_at_exit() {
 World& world() {
   static World* instance = [] {
     auto* fresh = new World;
-    fresh->settings = {{"devices", 1},          {"memory_bytes", 1ull << 30},      {"multiprocessors", 132},
-                       {"sm_granularity", 8},   {"granularity_bytes", 2ull << 20}, {"driver_version", 13000},
-                       {"other_user_bytes", 0}, {"copy_bytes_per_s", 0},           {"pinned_limit_bytes", 0}};
+    fresh->settings = {{"devices", 1},
+                       {"memory_bytes", 1ull << 30},
+                       {"multiprocessors", 132},
+                       {"sm_granularity", 8},
+                       {"granularity_bytes", 2ull << 20},
+                       {"driver_version", 13000},
+                       {"other_user_bytes", 0},
+                       {"copy_bytes_per_s", 0},
+                       {"pinned_limit_bytes", 0},
+                       {"serial_host_functions", 1}};
     read_environment(*fresh);
     fresh->memory_file = memfd_create("cuda-standin", MFD_CLOEXEC);
     return fresh;

@@ -16,14 +16,16 @@ extern "C" {
 
 /* Sets one property of the imaginary machine; 0, or -1 for an unknown key. Also from the environment, when
  * the library is loaded: CUDA_STANDIN="devices=2,memory_bytes=4294967296". Set before the first context is
- * made, except the last three. devices             1 memory_bytes        1 GiB    of each device
+ * made, except the last four. devices             1 memory_bytes        1 GiB    of each device
  *   multiprocessors     132
  *   sm_granularity      8        smallest share of them; 0 = devices without green contexts
  *   granularity_bytes   2 MiB    of virtual memory; 0 = devices without it
  *   driver_version      13000    symbols that are newer are absent from cuGetProcAddress
  *   other_user_bytes    0        memory of each device that somebody else holds
  *   copy_bytes_per_s    0        bandwidth of copies; 0 = as fast as memory
- *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit */
+ *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit
+ *   serial_host_functions 1      host functions of all streams of a context run one at a time, as the driver may;
+ *                                0 = a thread a stream */
 int standin_configure(const char* key, uint64_t value);
 
 /* ---- faults on demand

@@ -21,6 +21,14 @@ void run_stream(Stream* stream) {
     QueuedOp op = std::move(stream->queue.front());
     stream->queue.pop_front();
     if (op.waits_for != nullptr) wait_completed(lock, op.waits_for, op.waits_until);
+    // The driver may run the host functions of independent streams one after the other: one that waits for another
+    // stream's function waits for ever.
+    Context* const owner = root(stream->context);
+    const bool takes_turns = op.work.host_function && w.setting("serial_host_functions") != 0;
+    if (takes_turns) {
+      const uint64_t turn = owner->host_functions_come++;
+      w.progress.wait(lock, [&] { return owner->host_functions_gone == turn; });
+    }
     const bool poisoned = root(stream->context)->error != CUDA_SUCCESS;
     if (!poisoned && op.work.fails_with != CUDA_SUCCESS) {
       poison(root(stream->context), op.work.fails_with);
@@ -38,6 +46,7 @@ void run_stream(Stream* stream) {
       op.work.run = nullptr;  // what it captured goes outside the lock
       lock.lock();
     }
+    if (takes_turns) ++owner->host_functions_gone;
     if (op.work.records != nullptr && op.work.records->stamp == op.record_stamp)
       op.work.records->time_ns = now_ns();
     ++stream->completed;
@@ -247,7 +256,7 @@ STANDIN_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent event_han
   if (event->captured_in != nullptr) {
     Capture* capture = event->captured_in;
     if (stream->capture != nullptr && stream->capture != capture)
-      return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+      return call.misuse(CUDA_ERROR_STREAM_CAPTURE_MERGE,
                          "the stream and the event are in different captures");
     stream->capture = capture;
     capture->streams.insert(stream);
@@ -257,7 +266,7 @@ STANDIN_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent event_han
   }
   if (stream->capture != nullptr) {
     stream->capture->invalid = true;
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
                        "a capture cannot wait for an event from outside of it");
   }
   if (event->stream == nullptr) return CUDA_SUCCESS;

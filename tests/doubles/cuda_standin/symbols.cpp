@@ -32,10 +32,8 @@ using namespace standin;  // NOLINT(google-build-using-namespace): entry points 
   X(cuModuleGetFunction, cuModuleGetFunction, 2000)                  \
   X(cuLaunchKernel, cuLaunchKernel, 4000)                            \
   X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010)            \
-  X(cuStreamEndCapture, cuStreamEndCapture, 10000)                   \
   X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040) \
   X(cuGraphLaunch, cuGraphLaunch, 10000)                             \
-  X(cuGraphDestroy, cuGraphDestroy, 10000)                           \
   X(cuGraphExecDestroy, cuGraphExecDestroy, 10000)                   \
   X(cuGetErrorName, cuGetErrorName, 6000)
 

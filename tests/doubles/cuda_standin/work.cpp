@@ -201,7 +201,6 @@ STANDIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned
 // ---- graphs
 // --------------------------------------------------------------------------------------------------------
 
-using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 
 STANDIN_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
@@ -232,6 +231,8 @@ STANDIN_API CUresult cuStreamEndCapture(CUstream handle, CUgraph* out_graph) {
   Capture* capture = stream->capture;
   if (capture == nullptr || capture->origin != stream)
     return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "the stream began no capture");
+  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id())
+    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread began the capture");
   World& w = world();
   for (Stream* captured : capture->streams) captured->capture = nullptr;
   w.active_captures.erase(capture);

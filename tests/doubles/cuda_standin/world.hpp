@@ -35,7 +35,9 @@ using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-names
 
 enum : CUresult {
   CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915,
+  CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
   CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+  CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
   CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_OPERATING_SYSTEM = 304,
@@ -88,6 +90,8 @@ struct Context : Object {
   Context* parent = nullptr;  // of a green context: the primary one
   CUresult error = CUDA_SUCCESS;
   Stream* legacy = nullptr;
+  uint64_t host_functions_come = 0;  // in this order they run, one at a time
+  uint64_t host_functions_gone = 0;
   unsigned multiprocessors = 0;
 };
 

@@ -107,6 +107,7 @@ CHECK_FIELD(CUmemAccessDesc, flags);
 static_assert(sizeof(api::CUdevResource) == sizeof(::CUdevResource));
 CHECK_FIELD(CUdevResource, type);
 CHECK_FIELD(CUdevResource, sm);
+static_assert(alignof(api::CUdevResource) >= alignof(::CUdevResource) && alignof(api::CUdevResource) == 8);
 static_assert(offsetof(api::CUdevSmResource, smCount) == offsetof(::CUdevSmResource, smCount));
 
 }  // namespace

@@ -1,5 +1,6 @@
 // CUDA graphs: what ops do while a stream of the device captures one. See docs/design/device-cuda.md.
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -117,15 +118,83 @@ TEST_CASE("other streams and events of the device go on while one captures", "[c
   REQUIRE(cuGraphExecDestroy(capturing.end()) == CUDA_SUCCESS);
 }
 
-TEST_CASE("an event recorded in a capture says so until it is recorded again", "[cuda]") {
-  Capturing capturing(CU_STREAM_CAPTURE_MODE_RELAXED);
+TEST_CASE("what would end a capture or outlive its graph is refused, and the capture goes on", "[cuda]") {
+  Capturing capturing(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  Device& device = *capturing.device;
   {
-    const auto event = capturing.device->create_event();
-    REQUIRE_OK(capturing.stream.record(*event));
-    CHECK(event->query().code() == GPUSHARE_INVALID_STATE);
-    CHECK(misused("cuEventQuery", "part of a graph"));  // the driver answers this; nothing is spoilt
+    const auto event = device.create_event();
+    const Status recorded = capturing.stream.record(*event);
+    CHECK(recorded.code() == GPUSHARE_INVALID_STATE);
+    CHECK(mentions(recorded, "event_record: the stream captures a CUDA graph"));
+    CHECK(event->query().ok());  // never recorded
+    const Status launched = capturing.stream.launch_host([](void*) {}, nullptr);
+    CHECK(launched.code() == GPUSHARE_INVALID_STATE);
+    CHECK(mentions(launched, "launch_host: the stream captures a CUDA graph"));
     REQUIRE(cuGraphExecDestroy(capturing.end()) == CUDA_SUCCESS);
     REQUIRE_OK(capturing.stream.record(*event));
     REQUIRE_OK(event->synchronize());
+  }
+}
+
+TEST_CASE("a capturing stream may wait for what has passed, and for nothing else outside its graph",
+          "[cuda]") {
+  for (const char* options : {"wait=block", "wait=spin", "wait=callback"}) {
+    INFO(options);
+    auto device = open(options);
+    CUcontext context = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+    {
+      const auto stream = device->create_stream();
+      const auto other = device->create_stream();
+      const auto native = static_cast<CUstream>(stream->native());
+      const auto pending = device->create_event();
+      const auto never = device->create_event();
+      std::atomic<bool> gate{false};
+      REQUIRE_OK(other->launch_host(
+          [](void* open) {
+            while (!*static_cast<std::atomic<bool>*>(open)) std::this_thread::yield();
+          },
+          &gate));
+      REQUIRE_OK(other->record(*pending));
+      REQUIRE(cuStreamBeginCapture_v2(native, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+      REQUIRE_OK(stream->wait(*never));
+      const Status refused = stream->wait(*pending);
+      CHECK(refused.code() == GPUSHARE_INVALID_STATE);
+      CHECK(mentions(refused, "cannot wait for work outside of it"));
+      gate = true;
+      REQUIRE_OK(pending->synchronize());
+      REQUIRE_OK(stream->wait(*pending));
+      CUgraph graph = nullptr;
+      REQUIRE(cuStreamEndCapture(native, &graph) == CUDA_SUCCESS);
+      REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    }
+    REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+    REQUIRE_OK(device->close());
+    check_clean();
+  }
+}
+
+TEST_CASE("a capture can be dropped, sound or invalid, but not from another thread", "[cuda]") {
+  for (const bool invalid : {false, true}) {
+    INFO("invalid " << invalid);
+    Capturing capturing(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    Status elsewhere;
+    std::thread([&] { elsewhere = capturing.stream.drop_capture().status(); }).join();
+    CHECK(elsewhere.code() == GPUSHARE_INVALID_STATE);
+    CHECK(mentions(elsewhere, "another thread began the capture"));
+    CHECK(misused("cuStreamEndCapture", "another thread"));  // the driver answers this; nothing is spoilt
+    if (invalid) {
+      CHECK(cuStreamQuery(capturing.native) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+      CHECK(misused("cuStreamQuery", "captures"));
+    }
+    const auto dropped = capturing.stream.drop_capture();
+    REQUIRE_OK(dropped.status());
+    CHECK(*dropped);
+    CHECK(capturing.stream.query().ok());
+    const auto again = capturing.stream.drop_capture();
+    REQUIRE_OK(again.status());
+    CHECK_FALSE(*again);
   }
 }

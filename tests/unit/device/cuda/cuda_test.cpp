@@ -68,8 +68,8 @@ TEST_CASE("an old driver serves without what it lacks", "[cuda]") {
 TEST_CASE("options out of range are named", "[cuda]") {
   for (const char* options :
        {"driver=relative.so", "wait=sometimes", "fraction=0", "fraction=1.5", "fraction=0.5&total_gib=1",
-        "total_bytes=0", "granularity=3MiB", "total_bytes=1MiB", "no_such_option=1", "context=not_a_number",
-        "pinned_chunk_bytes=1"}) {
+        "total_bytes=0", "granularity=3MiB", "granularity=6MiB", "total_bytes=1MiB", "no_such_option=1",
+        "context=not_a_number", "pinned_chunk_bytes=1"}) {
     INFO(options);
     const bool names_driver = std::strncmp(options, "driver", 6) == 0;
     const auto device = Device::open(names_driver ? std::string("cuda?") + options : spec(options));

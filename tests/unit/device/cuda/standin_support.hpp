@@ -16,7 +16,6 @@ using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-names
 #define GPUSHARE_DECLARE(need, name, exported, version, parameters) extern "C" CUresult exported parameters;
 GPUSHARE_CUDA_SYMBOLS(GPUSHARE_DECLARE)
 #undef GPUSHARE_DECLARE
-using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
@@ -30,10 +29,8 @@ CUresult cuMemAllocAsync(CUdeviceptr*, size_t, CUstream);
 CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 CUresult cuStreamCreate(CUstream*, unsigned);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
-CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
-CUresult cuGraphDestroy(CUgraph);
 CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuModuleLoadData(CUmodule*, const void*);
 CUresult cuModuleUnload(CUmodule);
