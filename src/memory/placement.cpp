@@ -8,13 +8,12 @@
 #include <map>
 #include <numeric>
 
+#include "memory/exact_placement.hpp"
+
 namespace gpushare::memory {
 namespace {
 
-// A buffer in the solver's units: granules, and times replaced by their rank.
-struct Item {
-  uint32_t lower, upper, size;
-};
+using Item = PlacementItem;
 
 // xorshift64*: small, deterministic everywhere.
 class Random {
@@ -167,6 +166,7 @@ struct Solver {
   void keep(uint32_t arena, const std::vector<uint32_t>& offsets, const char* how);
   void simple_orders(std::vector<double>* best_priority);
   void improve(const std::vector<double>& priority);
+  void search_exactly();
   void search(const std::vector<uint32_t>& core, const std::vector<uint32_t>& rest,
               std::vector<double> priority);
 };
@@ -357,6 +357,26 @@ void Solver::search(const std::vector<uint32_t>& core, const std::vector<uint32_
   }
 }
 
+// At the bound itself first, with half of the effort, then by bisection between there and the best known.
+void Solver::search_exactly() {
+  if (best <= target || items.size() > kMaxExactItems || best > UINT32_MAX / 2) return;
+  uint64_t spent = 0;
+  uint32_t low = target, capacity = target;
+  std::vector<uint32_t> offsets;
+  while (spent < options.exact_work_limit && capacity < best) {
+    const uint64_t effort = (options.exact_work_limit - spent) / 2 + 1;
+    if (place_exactly(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
+      uint32_t arena = 0;
+      for (size_t i = 0; i < items.size(); ++i) arena = std::max(arena, offsets[i] + items[i].size);
+      keep(arena, offsets, "exact");
+    } else {
+      low = capacity;
+    }
+    if (best - low <= lower_bound / 1024) break;
+    capacity = low + (best - low) / 2;
+  }
+}
+
 }  // namespace
 
 base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const PlacementOptions& options,
@@ -393,6 +413,7 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   std::vector<double> priority;
   solver.simple_orders(&priority);
   if (!solver.done()) solver.improve(priority);
+  if (options.exact_work_limit > 0) solver.search_exactly();
   placement.lower_bound_bytes = peak_bytes(buffers, options.granule_bytes);
   placement.arena_bytes = uint64_t{solver.best} << solver.shift;
   placement.method = solver.method;

@@ -9,7 +9,8 @@
 // room they leave. On the core two kinds of change alternate: buffers that stick out above the target move to
 // the front (squeaky wheel: Joslin and Clements 1999), and random changes of a few priorities, kept unless
 // worse. The best is kept throughout; a placement is never worse than the best simple order or the caller's.
-// Deterministic for a seed: effort is counted in comparisons, not in seconds.
+// Deterministic for a seed: effort is counted in comparisons, not in seconds. On request, small instances are
+// then searched exactly (exact_placement.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,6 +27,8 @@ struct PlacementOptions {
   uint64_t granule_bytes = 256;  // offsets are multiples of it, sizes round up to it; a power of two
   // Comparisons of two buffers; about 10^9 a second. 0: the simple orders only.
   uint64_t work_limit = 2'500'000'000;
+  // Items the exact search may look at, about 10^9 a second; for 1,024 buffers and fewer. 0: no such search.
+  uint64_t exact_work_limit = 0;
   // Good enough: stop at or below this arena. The peak of live bytes, a lower bound for any placement, always
   // stops.
   uint64_t stop_at_bytes = 0;
@@ -36,7 +39,7 @@ struct Placement {
   std::vector<uint64_t> offsets_bytes;  // by buffer
   uint64_t arena_bytes = 0;
   uint64_t lower_bound_bytes = 0;  // peak of live bytes, sizes rounded to granules
-  const char* method = "";         // which way won: "given", "size", "weight", "lifetime", "search"
+  const char* method = "";         // which way won: "given", "size", "weight", "lifetime", "search", "exact"
 };
 
 // `given`: offsets of a valid placement to start from (one a buffer), or empty.

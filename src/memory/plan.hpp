@@ -61,7 +61,8 @@ class PlanRecorder {
   // Solves and checks. Seconds for tens of thousands of blocks. Blocks never freed live to the iteration's
   // end. Errors: INVALID_ARGUMENT for a size of 0, sizes that add up to 2^62, alignments that are no power of
   // two or above 2^30.
-  base::Result<std::shared_ptr<const Plan>> finish(uint64_t work_limit = PlacementOptions().work_limit) const;
+  base::Result<std::shared_ptr<const Plan>> finish(uint64_t work_limit = PlacementOptions().work_limit,
+                                                   uint64_t exact_work_limit = 0) const;
 
   static constexpr uint64_t kNoOffset = ~uint64_t{0};
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "memory/exact_placement.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -73,6 +74,63 @@ TEST_CASE("small placements are optimal: brute force over all orders agrees") {
     REQUIRE(placement->arena_bytes == brute_force(buffers));
     REQUIRE(placement->lower_bound_bytes <= placement->arena_bytes);
   }
+}
+
+TEST_CASE("the exact search finds the optimum of small placements and proves that there is none below") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  for (int round = 0; round < 60; ++round) {
+    std::vector<Buffer> buffers(uniform(random, 1, 7));
+    std::vector<memory::PlacementItem> items;
+    for (Buffer& buffer : buffers) {
+      const uint64_t lower = uniform(random, 0, 8);
+      buffer = {lower, lower + uniform(random, 1, 5), uniform(random, 1, 9)};
+      items.push_back({static_cast<uint32_t>(buffer.lower), static_cast<uint32_t>(buffer.upper),
+                       static_cast<uint32_t>(buffer.size_bytes)});
+    }
+    const auto best = static_cast<uint32_t>(brute_force(buffers));
+    uint64_t work = 0;
+    std::vector<uint32_t> offsets;
+    REQUIRE(memory::place_exactly(items, best, 1'000'000, &work, &offsets) == memory::ExactOutcome::kFound);
+    const std::vector<uint64_t> wide(offsets.begin(), offsets.end());
+    CHECK(memory::check_placement(buffers, wide, best).ok());
+    if (best <= memory::peak_bytes(buffers, 1)) continue;
+    CHECK(memory::place_exactly(items, best - 1, 1'000'000, &work, &offsets) ==
+          memory::ExactOutcome::kImpossible);
+  }
+}
+
+TEST_CASE("the exact search packs without waste what was cut from one rectangle, within its effort") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  struct Piece {
+    uint32_t lower, upper, low, high;
+  };
+  std::vector<Piece> pieces{{0, 64, 0, 64}};
+  while (pieces.size() < 24) {
+    Piece& piece = pieces[uniform(random, 0, pieces.size() - 1)];
+    Piece other = piece;
+    if (uniform(random, 0, 1) == 0 && piece.upper - piece.lower > 1)
+      piece.upper = other.lower = static_cast<uint32_t>(uniform(random, piece.lower + 1, piece.upper - 1));
+    else if (piece.high - piece.low > 1)
+      piece.high = other.low = static_cast<uint32_t>(uniform(random, piece.low + 1, piece.high - 1));
+    else
+      continue;
+    pieces.push_back(other);
+  }
+  std::vector<Buffer> buffers;
+  for (const Piece& piece : pieces) buffers.push_back({piece.lower, piece.upper, piece.high - piece.low});
+  PlacementOptions options = unit_granule(0);
+  options.exact_work_limit = 2'000'000'000;
+  const auto placement = solve_placement(buffers, options);
+  REQUIRE(placement.ok());
+  CHECK(placement->arena_bytes == 64);
+  CHECK(check_placement(buffers, placement->offsets_bytes, 64).ok());
+  // Too little effort: no worse than without.
+  options.exact_work_limit = 1;
+  const auto hasty = solve_placement(buffers, options);
+  REQUIRE(hasty.ok());
+  CHECK(hasty->arena_bytes <= solve_placement(buffers, unit_granule(0))->arena_bytes);
 }
 
 TEST_CASE("large random placements are valid, near the bound and the same every time") {
