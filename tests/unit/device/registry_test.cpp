@@ -102,6 +102,15 @@ TEST_CASE("group ipc is all or none and needs virtual memory", "[registry]") {
         GPUSHARE_UNSUPPORTED);
 }
 
+TEST_CASE("an op of a later minor version is filled in for a table without it", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("captures");
+  set_ok(ops.stream_capture_drop);
+  REQUIRE(register_backend(&ops).ok());
+  uint32_t dropped = 0;
+  CHECK(find_backend("captures")->stream_capture_drop(nullptr, &dropped) == GPUSHARE_OK);
+  CHECK(find_backend("bare")->stream_capture_drop(nullptr, &dropped) == GPUSHARE_UNSUPPORTED);
+}
+
 TEST_CASE("missing mandatory ops are refused and named", "[registry]") {
   gpushare_backend_ops ops = fake_backend("incomplete");
   ops.event_query = nullptr;

@@ -267,6 +267,30 @@ TEST_CASE("what a capture forbids", "[misuse]") {
     CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
     CHECK(cuMemFree_v2(block) == CUDA_SUCCESS);
   }
+  SECTION("an event from outside") {
+    CUevent event = nullptr;
+    REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    CHECK(cuEventRecord(event, stage.b) == CUDA_SUCCESS);
+    REQUIRE(cuStreamBeginCapture_v2(stage.a, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    CHECK(cuStreamWaitEvent(stage.a, event, 0) == 905);
+    CHECK(misused("cuStreamWaitEvent", "from outside"));
+    CHECK(cuStreamEndCapture(stage.a, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
+  }
+  SECTION("an end by another thread") {
+    REQUIRE(cuStreamBeginCapture_v2(stage.a, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
+    CUresult ended = CUDA_SUCCESS;
+    std::thread([&] {
+      (void)cuCtxPushCurrent_v2(stage.context);
+      CUgraph none = nullptr;
+      ended = cuStreamEndCapture(stage.a, &none);
+      (void)cuCtxPopCurrent_v2(nullptr);
+    }).join();
+    CHECK(ended == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    CHECK(misused("cuStreamEndCapture", "another thread"));
+    CHECK(cuStreamEndCapture(stage.a, &graph) == CUDA_SUCCESS);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+  }
   SECTION("an end without a begin") {
     CHECK(cuStreamEndCapture(stage.a, &graph) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     CHECK(misused("cuStreamEndCapture", "no capture"));

@@ -1,7 +1,10 @@
 // What the stand-in does when nothing is wrong: faults on demand, kernels, graphs, the symbol table, virtual
 // memory.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -196,4 +199,27 @@ TEST_CASE("cuGetProcAddress hands out the version that was asked for", "[standin
   const char* name = nullptr;
   CHECK(cuGetErrorName(700, &name) == CUDA_SUCCESS);
   CHECK(std::string(name) == "CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
+TEST_CASE("host functions of independent streams run one at a time", "[standin]") {
+  Stage stage;
+  struct Shared {
+    std::atomic<int> running{0}, most{0}, runs{0};
+    static void run(void* data) {
+      auto& self = *static_cast<Shared*>(data);
+      const int now = ++self.running;
+      self.most = std::max(self.most.load(), now);
+      std::this_thread::yield();
+      --self.running;
+      ++self.runs;
+    }
+  } shared;
+  for (int i = 0; i < 100; ++i) {
+    REQUIRE(cuLaunchHostFunc(stage.a, &Shared::run, &shared) == CUDA_SUCCESS);
+    REQUIRE(cuLaunchHostFunc(stage.b, &Shared::run, &shared) == CUDA_SUCCESS);
+  }
+  CHECK(cuStreamSynchronize(stage.a) == CUDA_SUCCESS);
+  CHECK(cuStreamSynchronize(stage.b) == CUDA_SUCCESS);
+  CHECK(shared.runs == 200);
+  CHECK(shared.most == 1);
 }
