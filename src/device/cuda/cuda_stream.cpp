@@ -96,7 +96,7 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     call = "cuEventQuery";
     base::MutexLock lock(waiter->mutex);
     do {
-      (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
+      if (!waiter->passed) (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
       result = driver.cuEventQuery(event);
     } while (result == api::CUDA_ERROR_NOT_READY);
     late = !std::exchange(waiter->passed, false);
