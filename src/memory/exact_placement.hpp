@@ -23,8 +23,8 @@ struct PlacementItem {
 
 enum class ExactOutcome : uint8_t { kFound, kImpossible, kGaveUp };
 
-// Above so many buffers it is not worth trying (memory and each step grow with their square at worst).
-constexpr size_t kMaxExactItems = 1024;
+// Above so many buffers it is not tried (memory and each step grow with their square at worst).
+constexpr size_t kMaxExactItems = 2048;
 
 // `capacity` must hold the peak of live sizes; capacity plus the largest size must stay below 2^32. Effort is
 // counted in items looked at and added to *work: same input, same answer, on any machine. out_offsets is set

@@ -2,7 +2,6 @@
 #include "memory/persistent_heap.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 #include "base/units.hpp"
 #include "memory/lane.hpp"
@@ -242,61 +241,6 @@ base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
   ShortLockGuard lock(lock_);
   promised_ = wanted;
   return {};
-}
-
-// ---- loans: bytes of the promise that lie in lanes ----
-
-std::vector<LaneImpl*> PersistentHeapImpl::borrowers() const {
-  ShortLockGuard lock(lock_);
-  return borrowers_;
-}
-
-uint64_t PersistentHeapImpl::on_loan() const {
-  ShortLockGuard lock(lock_);
-  return lent_ - owed_;
-}
-
-uint64_t PersistentHeapImpl::lend(LaneImpl* to, uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  if (!control || residency_.load() != Residency::kResident) return 0;
-  uint64_t lent = 0;
-  {
-    ShortLockGuard lock(lock_);
-    lent = std::min(owed_, bytes);
-    owed_ -= lent;
-    if (std::find(borrowers_.begin(), borrowers_.end(), to) == borrowers_.end()) borrowers_.push_back(to);
-  }
-  if (lent == bytes) return lent;
-  const uint64_t more = cut(bytes - lent, false);
-  ShortLockGuard lock(lock_);
-  lent_ += more;
-  return lent + more;
-}
-
-void PersistentHeapImpl::take_back(uint64_t bytes) {
-  ShortLockGuard lock(lock_);
-  if (is_open()) owed_ += bytes;
-}
-
-void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  if (control && residency_.load() == Residency::kResident) restore(false);
-}
-
-void PersistentHeapImpl::restore(bool may_wait) {
-  uint64_t owed = 0;
-  {
-    ShortLockGuard lock(lock_);
-    owed = owed_;
-  }
-  if (owed == 0) return;
-  base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
-  for (size_t i = extents_.size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
-  if (!status.ok() && may_wait) status = add_extent(owed);
-  if (!status.ok()) return;
-  ShortLockGuard lock(lock_);
-  owed_ -= owed;
-  lent_ -= owed;
 }
 
 PersistentHeapImpl::Extent* PersistentHeapImpl::extent_of(Address address) {

@@ -1,0 +1,177 @@
+// Loans: what sessions lend to lanes, so that a promoted block holds its bytes once. Both sides of it: a lane
+// settles at its boundary what it borrows, a persistent heap cuts that off its extents and gets it back.
+//
+// A heap's promise is its extents plus lent_; owed_ of that has been returned by lanes and not given to the
+// extents yet. A lane's range is its size plus the sum of its loans. So what is held stays what is promised.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "memory/lane.hpp"
+#include "memory/persistent_heap.hpp"
+
+namespace gpushare::memory {
+
+// What is lent follows what is promoted, in whole granules. What has to come back goes first, and only as far
+// as the range can shrink now: bytes that blocks pin must stay somebody's.
+void LaneImpl::settle(Settle how) {
+  // Elsewhere a pinned lane has no room to grow.
+  const bool lends = shared_.layout->kind() == Layout::kVirtual;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  std::vector<std::pair<PersistentHeapImpl*, uint64_t>> back, more;
+  {
+    ShortLockGuard lock(lock_);
+    if (!loans_changed_) return;
+    loans_changed_ = how == Settle::kReturn;
+    uint64_t returnable = 0;
+    if (is_open()) {
+      const uint64_t held = std::max(range_.bytes, target());
+      returnable = held - std::min(held, round_up(heap_->floor_bytes(), granularity));
+    }
+    for (auto it = loans_.begin(); it != loans_.end();) {
+      Loan& loan = it->second;
+      const uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;
+      if (wanted > loan.lent_bytes) more.emplace_back(it->first, wanted - loan.lent_bytes);
+      if (wanted < loan.lent_bytes) {
+        const uint64_t bytes = std::min(returnable, loan.lent_bytes - wanted);
+        back.emplace_back(it->first, bytes);
+        returnable -= bytes;
+        lent_bytes_ -= bytes;
+        loan.lent_bytes -= bytes;
+        loans_changed_ |= loan.lent_bytes > wanted;
+      }
+      if (loan.promoted_bytes == 0 && loan.lent_bytes == 0)
+        loans_.erase(it++);
+      else
+        ++it;
+    }
+  }
+  if (!back.empty() && is_open()) shrink_to_target();
+  for (const auto& [heap, bytes] : back) {
+    heap->take_back(bytes);
+    if (how != Settle::kReturn) heap->try_restore();
+  }
+  if (how == Settle::kReturn) return;
+  for (const auto& [heap, bytes] : more) borrow(heap, bytes, how == Settle::kAllAndWait);
+}
+
+void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
+  const uint64_t lent = heap->lend(this, bytes);
+  bool added = true;
+  // A closed lane needs no room, only that what it holds is somebody's.
+  if (lent > 0 && is_open()) {
+    FenceList fences;
+    Range grown = range_;
+    added = range_.bytes > 0 && shared_.layout->extend(grown, lent, may_wait, &fences).ok();
+    if (added && !shared_.index.set(grown.base + range_.bytes, lent, this).ok()) {
+      shared_.layout->shrink(grown, range_.bytes, fences);
+      added = false;
+    }
+    if (added) {
+      order_all(fences, *stream_);
+      ShortLockGuard lock(lock_);
+      range_ = grown;
+      heap_->resize(grown.bytes);
+    }
+  }
+  // What could not be added stays cut off until the device is done with it: the next boundary tries again.
+  if (!added) heap->take_back(lent);
+  ShortLockGuard lock(lock_);
+  const uint64_t now = added ? lent : 0;
+  loans_[heap].lent_bytes += now;
+  lent_bytes_ += now;
+  if (now < bytes) loans_changed_ = true;
+}
+
+void LaneImpl::return_surplus() {
+  base::MutexLock control(control_);
+  settle(Settle::kReturn);
+}
+
+void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
+  base::MutexLock control(control_);
+  uint64_t bytes = 0;
+  {
+    ShortLockGuard lock(lock_);
+    const auto found = loans_.find(&heap);
+    if (found == loans_.end()) return;
+    bytes = std::exchange(found->second.lent_bytes, 0);
+    lent_bytes_ -= bytes;
+    loans_changed_ = true;
+    if (ends) loans_.erase(found);
+    // Blocks of the session that wait for other streams may be all that is above the target.
+    if (ends && is_open())
+      uses_.take_ordered(*stream_,
+                         [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
+  }
+  if (is_open()) shrink_to_target();
+  if (!ends) heap.take_back(bytes);
+}
+
+uint64_t LaneImpl::lent_bytes() const {
+  ShortLockGuard lock(lock_);
+  return lent_bytes_;
+}
+
+uint64_t LaneImpl::pinned_bytes() const {
+  ShortLockGuard lock(lock_);
+  return is_open() ? 0 : range_.bytes - std::min(range_.bytes, lent_bytes_);
+}
+
+std::vector<LaneImpl*> PersistentHeapImpl::borrowers() const {
+  ShortLockGuard lock(lock_);
+  return borrowers_;
+}
+
+uint64_t PersistentHeapImpl::on_loan() const {
+  ShortLockGuard lock(lock_);
+  return lent_ - owed_;
+}
+
+uint64_t PersistentHeapImpl::lend(LaneImpl* to, uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (!control || residency_.load() != Residency::kResident) return 0;
+  uint64_t lent = 0;
+  {
+    ShortLockGuard lock(lock_);
+    lent = std::min(owed_, bytes);
+    owed_ -= lent;
+    if (std::find(borrowers_.begin(), borrowers_.end(), to) == borrowers_.end()) borrowers_.push_back(to);
+  }
+  if (lent == bytes) return lent;
+  const uint64_t more = cut(bytes - lent, false);
+  ShortLockGuard lock(lock_);
+  lent_ += more;
+  return lent + more;
+}
+
+void PersistentHeapImpl::take_back(uint64_t bytes) {
+  ShortLockGuard lock(lock_);
+  if (is_open()) owed_ += bytes;
+}
+
+void PersistentHeapImpl::try_restore() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (control && residency_.load() == Residency::kResident) restore(false);
+}
+
+void PersistentHeapImpl::restore(bool may_wait) {
+  uint64_t owed = 0;
+  {
+    ShortLockGuard lock(lock_);
+    owed = owed_;
+  }
+  if (owed == 0) return;
+  base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
+  for (size_t i = extents_.size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
+  if (!status.ok() && may_wait) status = add_extent(owed);
+  if (!status.ok()) return;
+  ShortLockGuard lock(lock_);
+  owed_ -= owed;
+  lent_ -= owed;
+}
+
+}  // namespace gpushare::memory
