@@ -114,17 +114,18 @@ void infer(const Driver& driver, const Workload& work, Switcher::Turn& turn,
 struct Switching {
   Switching(const Driver& on, const Workload& of, uint64_t block) : driver(on), work(of), block_bytes(block) {
     runtime =
-        Runtime::open({.device = "cuda:0",
-                       .capacity_bytes = work.total_bytes + work.total_bytes / 2 + block_bytes + 64 * kMiB});
+        Runtime::open({.device = "cuda:0", .capacity_bytes = 2 * work.total_bytes + block_bytes + 64 * kMiB});
     loader = Loader(runtime);
     loader.calibrate();
     image = make_image(loader, work);
   }
-  // Empty `ends`: the loader's plan, which is read off the first load and kept.
-  void start(std::vector<uint32_t> grouping) {
+  // Empty `grouping`: the loader's plan, which is read off the first load and kept. With `standby_bytes` members on standby keep their
+  // first layers on the device and every load is planned.
+  void start(std::vector<uint32_t> grouping, uint64_t standby_bytes = 0) {
     ends = std::move(grouping);
     gpushare_switcher_params alone = GPUSHARE_SWITCHER_PARAMS_INIT;
     alone.keep_bytes = 0;  // also where both would fit
+    alone.standby_bytes = standby_bytes;
     switcher = Switcher(loader, alone);
     gpushare_load_params load = GPUSHARE_LOAD_PARAMS_INIT;
     load.group_ends = ends.data();
@@ -135,6 +136,7 @@ struct Switching {
     options.ephemeral_bytes = block_bytes;
     for (int i = 0; i < 2; ++i) members[i] = switcher.add(image, options, load);
     if (!ends.empty()) return;
+    for (int i = 0; i < 4 && standby_bytes > 0; ++i) switcher.begin(members[i & 1]).iteration.end();
     Switcher::Turn turn = switcher.begin(members[0]);
     const uint32_t groups = turn.model.info().groups;
     for (uint32_t layer = 1; layer < work.bytes.size(); ++layer)
@@ -142,6 +144,7 @@ struct Switching {
     ends.push_back(static_cast<uint32_t>(work.bytes.size()));
     turn.iteration.end();
     if (ends.size() != groups) throw std::runtime_error("the plan's groups do not add up");
+    if (standby_bytes > 0) return;
     switcher.close();
     start(std::vector<uint32_t>(ends));
   }
@@ -235,16 +238,36 @@ double measure_link(const Driver& driver, const Settings& settings, Report& repo
   return summarise(plain).median * 1e6;
 }
 
+// The rate at which `execution_ms` of this model's layers really take that long: short fills are bound by launching, or fit a cache.
+double settle_rate(const Driver& driver, const Settings& settings, const std::string& model,
+                   double execution_ms, double rate) {
+  const PlainStream stream(driver);
+  const PlainBlock block(driver, settings.fill_bytes);
+  for (int round = 0; round < 4; ++round) {
+    const Workload work(model, settings.load_divisor, execution_ms, rate);
+    std::vector<double> took;
+    for (int i = 0; i < 4; ++i) {
+      const auto start = Clock::now();
+      work.execute(driver, stream.get(), block.get(), settings.fill_bytes, 0, work.bytes.size());
+      stream.synchronize();
+      if (i > 0) took.push_back(ms_since(start));
+    }
+    rate *= std::clamp(execution_ms / summarise(std::move(took)).median, 0.2, 5.0);
+  }
+  return rate;
+}
+
 void measure_model(const Driver& driver, const Settings& settings, Report& report, const std::string& model,
-                   double ratio, double link_rate, double rate) {
-  const Workload sized(model, settings.load_divisor, 1, rate);
+                   double ratio, double link_rate, double rate_of_fills) {
+  const Workload sized(model, settings.load_divisor, 1, rate_of_fills);
   const double load_ms = static_cast<double>(sized.total_bytes) / link_rate;
   const double execution_ms = ratio * load_ms;
+  const double rate = settle_rate(driver, settings, model, execution_ms, rate_of_fills);
   const Workload work(model, settings.load_divisor, execution_ms, rate);
   char what[160];
   std::snprintf(what, sizeof(what), "first output, %s (%llu MB), execution %.1f x transmission",
                 model.c_str(), static_cast<unsigned long long>(work.total_bytes / 1000000), ratio);
-  std::vector<double> ready, planned, over, one_shot;
+  std::vector<double> ready, planned, over, one_shot, kept;
   {
     Switching switching(driver, work, settings.fill_bytes);
     for (const bool plan : {true, false}) {
@@ -261,6 +284,12 @@ void measure_model(const Driver& driver, const Settings& settings, Report& repor
       }
       switching.switcher.close();
     }
+    switching.start({}, work.total_bytes / 3);
+    for (int i = -2; i < settings.repeats; ++i) {
+      const double switched = switching.first_output((i + 1) & 1, true);  // the first member is active
+      if (i >= 0) kept.push_back(switched);
+    }
+    switching.switcher.close();
   }
   std::vector<double> plain;
   {
@@ -279,6 +308,7 @@ void measure_model(const Driver& driver, const Settings& settings, Report& repor
   report.add(kGroup, what, "gpushare, there already", "ms", ready);
   report.add(kGroup, what, "gpushare, switched to", "ms", planned);
   report.add(kGroup, what, "gpushare, over ready", "ms", over);
+  report.add(kGroup, what, "gpushare, first layers kept", "ms", kept);
   report.add(kGroup, what, "gpushare, one shot", "ms", one_shot);
   report.add(kGroup, what, "driver, one copy", "ms", plain);
   std::vector<double> restarted;

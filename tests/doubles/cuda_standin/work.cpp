@@ -21,7 +21,7 @@ CUresult copy(Call& call, CUstream handle, Side destination, Side source, size_t
   if (stream == nullptr) return call.verdict();
   if (bytes == 0) return CUDA_SUCCESS;
   Work work;
-  work.copied_bytes = bytes;
+  if (!source.device || !destination.device) work.copied_bytes = bytes;
   if (source.device || is_pinned(source.address, bytes))
     work.ranges.push_back({source.address, bytes, false});
   if (destination.device || is_pinned(destination.address, bytes))
