@@ -31,7 +31,8 @@ typedef struct gpushare_worker_params {
   const char* socket;     /* path of the daemon's socket */
   const char* name;       /* for status and messages: 1 to 63 bytes of text */
   const char* model;      /* path of a safetensors file or index; the daemon reads it */
-  uint64_t iteration_ns;  /* how long an iteration executes: shapes the groups; 0 = as long as the load */
+  uint64_t iteration_ns;  /* how long an iteration executes: shapes the groups, and is corrected by what
+                             turns show; 0 = as long as the load */
   uint64_t scratch_bytes; /* of the worker's own device memory in a turn; 0 = none */
   uint64_t timeout_ns;    /* of attaching, which waits for the model to be read */
 } gpushare_worker_params;
@@ -79,7 +80,8 @@ GPUSHARE_API int32_t gpushare_worker_detach(gpushare_worker worker);
  * which they are asked for. Errors: TIMED_OUT; INVALID_STATE (has the turn); DEVICE_OUT_OF_MEMORY and what the
  * device can fail with; UNAVAILABLE (the daemon is gone). */
 GPUSHARE_API int32_t gpushare_worker_begin(gpushare_worker worker, uint64_t timeout_ns);
-/* Blocks until layers [first, end) are on the device; work enqueued afterwards on any stream finds them. If
+/* Ask in every iteration, from layer 0: the daemon learns from it how long iterations take, and plans for that.
+ * Blocks until layers [first, end) are on the device; work enqueued afterwards on any stream finds them. If
  * they are there, this is a look at shared memory. Errors: TIMED_OUT (also, with the daemon's reason, when the
  * turn was taken away because it outlasted the lease); INVALID_STATE (not in a turn); INVALID_ARGUMENT;
  * UNAVAILABLE; what a load can fail with. */

@@ -25,7 +25,8 @@ nlohmann::ordered_json to_json(const daemon::DaemonStatus& status, const std::st
                        {"model", worker.model},
                        {"turns", worker.turns},
                        {"turn_s", static_cast<double>(worker.turn_ns) / 1e9},
-                       {"scratch_bytes", worker.scratch_bytes}});
+                       {"scratch_bytes", worker.scratch_bytes},
+                       {"iteration_s", static_cast<double>(worker.iteration_ns) / 1e9}});
   nlohmann::ordered_json models = nlohmann::ordered_json::array();
   for (const daemon::ModelStatus& model : status.models)
     models.push_back({{"path", model.path},
@@ -41,6 +42,7 @@ nlohmann::ordered_json to_json(const daemon::DaemonStatus& status, const std::st
           {"uptime_s", static_cast<double>(status.uptime_ns) / 1e9},
           {"capacity_bytes", status.capacity_bytes},
           {"resident_bytes", status.resident_bytes},
+          {"standby_bytes", status.standby_bytes},
           {"device_free_bytes", status.device_free_bytes},
           {"device_total_bytes", status.device_total_bytes},
           {"images_bytes", status.images_bytes},
@@ -143,12 +145,11 @@ class DaemonCommand final : public Command {
            "\n"
            "JSON (with --status now, else when it stops): socket, device, pid, uptime_s, capacity_bytes, "
            "resident_bytes,\n"
-           "device_free_bytes, device_total_bytes, images_bytes, images_limit_bytes, turns, loads, drops, "
-           "reclaimed, cut_off, refused,\n"
-           "workers[] {worker, pid, name, state, model, turns, turn_s, scratch_bytes}, models[] {path, "
-           "state, "
-           "bytes, layers,\n"
-           "arrived, workers, loads}.\n"
+           "standby_bytes, device_free_bytes, device_total_bytes, images_bytes, images_limit_bytes, turns, "
+           "loads, drops,\n"
+           "reclaimed, cut_off, refused, workers[] {worker, pid, name, state, model, turns, turn_s, "
+           "scratch_bytes,\n"
+           "iteration_s}, models[] {path, state, bytes, layers, arrived, workers, loads}.\n"
            "\n"
            "Exit codes: 0 stopped when told to, or asked; 1 failed; 2 bad usage, another daemon at the "
            "socket, "
@@ -161,6 +162,9 @@ class DaemonCommand final : public Command {
     app.add_option("--device", device_, "Device to own, as 'gpushare devices' names it (default auto)");
     app.add_option("--capacity", capacity_,
                    "Device memory for models, e.g. 8GiB (default: all that is free)");
+    app.add_option("--standby", standby_,
+                   "Of the capacity, for first layers of models that are off the device: switches to models "
+                   "with a large first layer are quick then (default none)");
     app.add_option("--images", images_, "Host memory for images of models (default 4GiB)");
     app.add_option("--lease", lease_,
                    "Seconds that a worker may keep its turn while another waits; 0 = for ever (default 10)");
@@ -183,6 +187,9 @@ class DaemonCommand final : public Command {
     options.device = device_;
     if (!capacity_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.capacity_bytes, parse_size("--capacity", capacity_));
+    }
+    if (!standby_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(options.standby_bytes, parse_size("--standby", standby_));
     }
     GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
     GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, true, 1e6));
@@ -215,8 +222,8 @@ class DaemonCommand final : public Command {
   }
 
  private:
-  std::string socket_, device_ = "auto", capacity_, images_ = "4GiB", lease_ = "10", max_workers_ = "256",
-                       residency_ = "weighted", for_;
+  std::string socket_, device_ = "auto", capacity_, standby_, images_ = "4GiB", lease_ = "10",
+                       max_workers_ = "256", residency_ = "weighted", for_;
   bool status_ = false;
   JsonOption json_;
 };

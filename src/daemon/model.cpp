@@ -34,11 +34,10 @@ const char* state_name(Model::State state) {
 }
 
 Model::Model(device::Device& device, const device::Stream& stream, std::shared_ptr<const loader::Image> image,
-             std::vector<uint32_t> ends, uint64_t id)
+             uint64_t id)
     : device_(device),
       stream_(stream),
       image_(std::move(image)),
-      ends_(std::move(ends)),
       id_(id),
       region_bytes_(round_up(image_->bytes(), device.info().mapping_granularity_bytes)) {}
 
@@ -52,23 +51,59 @@ uint32_t Model::arrived() const {
   return progress_->arrived;
 }
 
-base::Status Model::make_region() {
-  GPUSHARE_ASSIGN_OR_RETURN(memory_, device_.phys_create_shared(region_bytes_));
-  GPUSHARE_ASSIGN_OR_RETURN(address_, device_.va_reserve(region_bytes_));
-  GPUSHARE_RETURN_IF_ERROR(device_.va_map(address_, region_bytes_, memory_, 0));
-  mapped_ = true;
+void Model::set_prefix(loader::PrefixChoice prefix) {
+  // A prefix of everything would be a model that stays: residency decides on those.
+  if (prefix.bytes >= region_bytes_) prefix = {};
+  if (prefix.layers != prefix_.layers) forget_prefix();
+  prefix_ = prefix;
+}
+
+void Model::forget_prefix() {
+  if (kept_bytes() > 0) drop();
+}
+
+base::Status Model::make(Part& part) {
+  if (part.bytes == 0 || part.mapped) return {};
+  GPUSHARE_ASSIGN_OR_RETURN(part.memory, device_.phys_create_shared(part.bytes));
+  GPUSHARE_RETURN_IF_ERROR(device_.va_map(address_ + part.offset, part.bytes, part.memory, 0));
+  part.mapped = true;
   return {};
 }
 
-base::Status Model::load(std::function<void()> on_progress) {
+void Model::give_back(Part& part) {
+  if (std::exchange(part.mapped, false))
+    log_failure(device_.va_unmap(address_ + part.offset, part.bytes), "unmapping the region of " + path());
+  if (part.memory != nullptr)
+    log_failure(device_.phys_release(std::exchange(part.memory, nullptr)),
+                "releasing the region of " + path());
+  part = {};
+}
+
+base::Status Model::make_region() {
+  if (address_ == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(address_, device_.va_reserve(region_bytes_));
+  }
+  if (parts_[0].memory == nullptr) parts_[0].bytes = prefix_.bytes > 0 ? prefix_.bytes : region_bytes_;
+  parts_[1].offset = parts_[0].bytes;
+  parts_[1].bytes = region_bytes_ - parts_[0].bytes;
+  GPUSHARE_RETURN_IF_ERROR(make(parts_[0]));
+  return make(parts_[1]);
+}
+
+base::Status Model::load(std::vector<uint32_t> ends, std::function<void()> on_progress) {
   failure_ = {};
+  const uint32_t kept = kept_layers();
   const base::Status made = make_region();
   if (!made.ok()) {
-    drop();
+    drop(kept > 0);
     return made.with_context("model " + path());
   }
+  {
+    base::MutexLock lock(progress_->mutex);
+    progress_->arrived = kept;
+  }
   auto started = loader::Transmission::start(
-      device_, stream_, image_, address_, ends_, /*prefix=*/{},
+      device_, stream_, image_, address_, std::move(ends), {kept, 0},
       [progress = progress_, on_progress = std::move(on_progress)](size_t, uint32_t, uint32_t end) {
         {
           base::MutexLock lock(progress->mutex);
@@ -78,7 +113,7 @@ base::Status Model::load(std::function<void()> on_progress) {
         on_progress();
       });
   if (!started.ok()) {
-    drop();
+    drop(kept > 0);
     return started.status();
   }
   transmission_ = std::move(*started);
@@ -99,18 +134,29 @@ void Model::poll() {
   for (const auto& board : progress_->boards) board->fail(failure_);
 }
 
-base::Result<Descriptor> Model::share() const {
-  GPUSHARE_ASSIGN_OR_RETURN(const int descriptor, device_.phys_export(memory_, GPUSHARE_ACCESS_READ));
-  return Descriptor(descriptor);
+base::Result<std::vector<Descriptor>> Model::share() const {
+  std::vector<Descriptor> out;
+  for (const Part& part : parts_) {
+    if (part.memory == nullptr) continue;
+    GPUSHARE_ASSIGN_OR_RETURN(const int descriptor, device_.phys_export(part.memory, GPUSHARE_ACCESS_READ));
+    out.emplace_back(descriptor);
+  }
+  return out;
 }
 
-void Model::drop() {
-  if (std::exchange(mapped_, false))
-    log_failure(device_.va_unmap(address_, region_bytes_), "unmapping the region of " + path());
-  if (address_ != 0)
-    log_failure(device_.va_free(std::exchange(address_, 0), region_bytes_), "giving back addresses");
-  if (memory_ != nullptr)
-    log_failure(device_.phys_release(std::exchange(memory_, nullptr)), "releasing the region of " + path());
+void Model::drop(bool keep_prefix) {
+  // Only what has arrived is worth keeping; what was kept has.
+  const bool whole = state_ == State::kResident;
+  keep_prefix = keep_prefix && prefix_.bytes > 0 && parts_[0].bytes == prefix_.bytes &&
+                (whole || parts_[0].kept_bytes > 0);
+  give_back(parts_[1]);
+  if (keep_prefix) {
+    parts_[0].kept_bytes = parts_[0].bytes;
+  } else {
+    give_back(parts_[0]);
+    if (address_ != 0)
+      log_failure(device_.va_free(std::exchange(address_, 0), region_bytes_), "giving back addresses");
+  }
   state_ = State::kOff;
   base::MutexLock lock(progress_->mutex);
   progress_->arrived = 0;

@@ -2,7 +2,8 @@
 // thread makes, fills, shares and drops it; layers arrive on a thread of the device.
 //
 // A region is memory of its own for every load: it is never used for another model, so a worker that kept an old
-// one mapped still sees its own model and nothing else.
+// one mapped still sees its own model and nothing else. It may have two parts, so that the first layers can
+// stay when the rest goes (the prefix): the next load then has only the rest to send.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "daemon/channel.hpp"
 #include "device/device.hpp"
 #include "loader/image.hpp"
+#include "loader/prefix.hpp"
 #include "loader/transmission.hpp"
 
 namespace gpushare::daemon {
@@ -26,9 +28,9 @@ class Model {
   // kFailed: the load failed; the memory is still there until drop().
   enum class State : uint8_t { kOff, kLoading, kResident, kFailed };
 
-  // `ends`: the plan's groups. The device and the stream must outlive it.
+  // The device and the stream must outlive it.
   Model(device::Device& device, const device::Stream& stream, std::shared_ptr<const loader::Image> image,
-        std::vector<uint32_t> ends, uint64_t id);
+        uint64_t id);
   ~Model();  // drops
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -40,19 +42,29 @@ class Model {
   State state() const { return state_; }
   uint32_t arrived() const;
   uint64_t loads() const { return loads_; }
-  void set_ends(std::vector<uint32_t> ends) { ends_ = std::move(ends); }
 
-  // kOff only: makes the region and starts the transmission; `on_progress` is called from a thread of the device
-  // for every group. Nothing is left on failure. Errors: the device's.
-  base::Status load(std::function<void()> on_progress);
+  // The first layers that may stay. kOff only; what is kept of another prefix goes.
+  void set_prefix(loader::PrefixChoice prefix);
+  const loader::PrefixChoice& prefix() const { return prefix_; }
+  // Bytes that are on the device though it is kOff, and the layers in them.
+  uint64_t kept_bytes() const { return state_ == State::kOff ? parts_[0].kept_bytes : 0; }
+  uint32_t kept_layers() const { return kept_bytes() > 0 ? prefix_.layers : 0; }
+  void forget_prefix();  // gives them back
+
+  // kOff only: makes the region and starts the transmission of what is not kept in groups that end at `ends`;
+  // `on_progress` is called from a thread of the device for every group. On failure nothing is left but what was
+  // kept. Errors: the device's.
+  base::Status load(std::vector<uint32_t> ends, std::function<void()> on_progress);
   // While kLoading: looks whether the load has ended, and becomes kResident or kFailed if so.
   void poll();
   // Why it is kFailed.
   const base::Status& failure() const { return failure_; }
-  // A descriptor of the region, for reading. Not kOff.
-  base::Result<Descriptor> share() const;
-  // Gives the region's memory back. Not kLoading.
-  void drop();
+  // The region for reading: its prefix and the rest, or one descriptor. Not kOff.
+  base::Result<std::vector<Descriptor>> share() const;
+  // Of the first descriptor, if there are two; else 0.
+  uint64_t prefix_bytes() const { return parts_[1].memory == nullptr ? 0 : parts_[0].bytes; }
+  // Gives the region's memory back, all but the prefix if that is to stay. Not kLoading.
+  void drop(bool keep_prefix = false);
 
   // Boards that hear of layers, from now on and what is there already.
   void watch(const std::shared_ptr<Board>& board);
@@ -65,20 +77,29 @@ class Model {
     uint32_t arrived GPUSHARE_GUARDED_BY(mutex) = 0;
     std::vector<std::shared_ptr<Board>> boards GPUSHARE_GUARDED_BY(mutex);
   };
+  // A piece of the region.
+  struct Part {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    uint64_t kept_bytes = 0;  // bytes, once its layers are there
+    gpushare_backend_memory* memory = nullptr;
+    bool mapped = false;
+  };
   base::Status make_region();
+  base::Status make(Part& part);
+  void give_back(Part& part);
 
   device::Device& device_;
   const device::Stream& stream_;
   const std::shared_ptr<const loader::Image> image_;
-  std::vector<uint32_t> ends_;
   const uint64_t id_;
   uint64_t region_bytes_;
   State state_ = State::kOff;
   base::Status failure_;
   uint64_t loads_ = 0;
-  gpushare_backend_memory* memory_ = nullptr;
+  loader::PrefixChoice prefix_;
   device::Address address_ = 0;
-  bool mapped_ = false;
+  Part parts_[2];  // the prefix and the rest, or all in the first
   std::unique_ptr<loader::Transmission> transmission_;
   const std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
 };

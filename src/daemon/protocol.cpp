@@ -167,9 +167,11 @@ base::Result<Request> parse_request(std::span<const std::byte> message) {
       request.timeout_ns = begin.timeout_ns;
       return request;
     }
-    case MessageType::kEnd:
-      GPUSHARE_RETURN_IF_ERROR(take_message<EndRequest>(message, "an end request").status());
+    case MessageType::kEnd: {
+      GPUSHARE_ASSIGN_OR_RETURN(const EndRequest end, take_message<EndRequest>(message, "an end request"));
+      request.iteration_ns = end.iteration_ns;
       return request;
+    }
     case MessageType::kStatus:
       GPUSHARE_RETURN_IF_ERROR(take_message<StatusRequest>(message, "a status request").status());
       return request;
@@ -206,8 +208,10 @@ BeginRequest make_begin(uint32_t sequence, uint64_t timeout_ns) {
   return message;
 }
 
-EndRequest make_end(uint32_t sequence) {
-  return message_of<EndRequest>(MessageType::kEnd, sequence);
+EndRequest make_end(uint32_t sequence, uint64_t iteration_ns) {
+  EndRequest message = message_of<EndRequest>(MessageType::kEnd, sequence);
+  message.iteration_ns = iteration_ns;
+  return message;
 }
 
 StatusRequest make_status(uint32_t sequence) {
@@ -259,9 +263,9 @@ std::string encode_status(const DaemonStatus& status) {
   out.text(status.device);
   out.number(status.pid);
   for (const uint64_t value :
-       {status.uptime_ns, status.capacity_bytes, status.resident_bytes, status.device_free_bytes,
-        status.device_total_bytes, status.images_bytes, status.images_limit_bytes, status.turns, status.loads,
-        status.drops, status.reclaimed, status.cut_off, status.refused})
+       {status.uptime_ns, status.capacity_bytes, status.resident_bytes, status.standby_bytes,
+        status.device_free_bytes, status.device_total_bytes, status.images_bytes, status.images_limit_bytes,
+        status.turns, status.loads, status.drops, status.reclaimed, status.cut_off, status.refused})
     out.number(value);
   out.number(static_cast<uint64_t>(status.workers.size()));
   for (const WorkerStatus& worker : status.workers) {
@@ -273,6 +277,7 @@ std::string encode_status(const DaemonStatus& status) {
     out.number(worker.turns);
     out.number(worker.turn_ns);
     out.number(worker.scratch_bytes);
+    out.number(worker.iteration_ns);
   }
   out.number(static_cast<uint64_t>(status.models.size()));
   for (const ModelStatus& model : status.models) {
@@ -293,10 +298,10 @@ base::Result<DaemonStatus> parse_status(std::string_view table) {
   DaemonStatus status;
   status.device = in.text();
   status.pid = in.number<int64_t>();
-  for (uint64_t* value :
-       {&status.uptime_ns, &status.capacity_bytes, &status.resident_bytes, &status.device_free_bytes,
-        &status.device_total_bytes, &status.images_bytes, &status.images_limit_bytes, &status.turns,
-        &status.loads, &status.drops, &status.reclaimed, &status.cut_off, &status.refused})
+  for (uint64_t* value : {&status.uptime_ns, &status.capacity_bytes, &status.resident_bytes,
+                          &status.standby_bytes, &status.device_free_bytes, &status.device_total_bytes,
+                          &status.images_bytes, &status.images_limit_bytes, &status.turns, &status.loads,
+                          &status.drops, &status.reclaimed, &status.cut_off, &status.refused})
     *value = in.number<uint64_t>();
   const auto workers = in.number<uint64_t>();
   for (uint64_t i = 0; i < std::min(workers, kMaxEntries) && in.good(); ++i) {
@@ -309,6 +314,7 @@ base::Result<DaemonStatus> parse_status(std::string_view table) {
     worker.turns = in.number<uint64_t>();
     worker.turn_ns = in.number<uint64_t>();
     worker.scratch_bytes = in.number<uint64_t>();
+    worker.iteration_ns = in.number<uint64_t>();
     status.workers.push_back(std::move(worker));
   }
   const auto models = in.number<uint64_t>();

@@ -10,7 +10,7 @@
 //   AttachRequest   ->
 //                   <-   Reply (device, sizes) + board, layer table
 //   BeginRequest    ->                           (waits for its turn)
-//                   <-   Reply (sizes) + region [+ scratch]
+//                   <-   Reply (sizes) + region, in one part or two [+ scratch]
 //   EndRequest      ->
 //                   <-   Reply
 // StatusRequest may be sent by anybody, attached or not; its reply carries the status table. A reply has the
@@ -57,6 +57,7 @@ struct BeginRequest {
 
 struct EndRequest {
   Header header;
+  uint64_t iteration_ns = 0;  // the shortest iteration of the turn with all layers there; 0 = none was seen
 };
 
 struct StatusRequest {
@@ -69,6 +70,8 @@ struct Reply {
   uint32_t descriptors = 0;  // that come with it
   uint64_t image_bytes = 0;
   uint64_t region_bytes = 0;
+  uint64_t prefix_bytes =
+      0;  // of the region, in the first descriptor; the rest is in a second. 0: all in one
   uint64_t scratch_bytes = 0;  // rounded up to granules
   uint64_t worker = 0;         // the server's number of it
   uint32_t layers = 0;
@@ -84,6 +87,7 @@ struct Request {
   uint64_t execute_ns = 0;
   uint64_t scratch_bytes = 0;
   uint64_t timeout_ns = 0;
+  uint64_t iteration_ns = 0;
   std::string name;
   std::string path;
 };
@@ -102,7 +106,7 @@ base::Result<Reply> parse_reply(std::span<const std::byte> message);
 AttachRequest make_attach(uint32_t sequence, const std::string& name, const std::string& path,
                           uint64_t execute_ns, uint64_t scratch_bytes);
 BeginRequest make_begin(uint32_t sequence, uint64_t timeout_ns);
-EndRequest make_end(uint32_t sequence);
+EndRequest make_end(uint32_t sequence, uint64_t iteration_ns = 0);
 StatusRequest make_status(uint32_t sequence);
 Reply make_reply(uint32_t sequence, const base::Status& status);
 
@@ -126,6 +130,8 @@ struct WorkerStatus {
   uint64_t turns = 0;
   uint64_t turn_ns = 0;  // in all
   uint64_t scratch_bytes = 0;
+  uint64_t iteration_ns =
+      0;  // what its loads are planned for: as it said, then as seen; 0 = as long as the load
 };
 struct ModelStatus {
   std::string path;
@@ -142,6 +148,7 @@ struct DaemonStatus {
   uint64_t uptime_ns = 0;
   uint64_t capacity_bytes = 0;
   uint64_t resident_bytes = 0;     // of models and scratch memory
+  uint64_t standby_bytes = 0;      // of first layers of models that are off the device otherwise
   uint64_t device_free_bytes = 0;  // as the device says
   uint64_t device_total_bytes = 0;
   uint64_t images_bytes = 0;

@@ -55,6 +55,10 @@ base::Status Server::open() {
   started_ns_ = base::host_now_ns();
   if (options_.max_workers == 0)
     return {GPUSHARE_INVALID_ARGUMENT, "max_workers is 0; allowed is 1 and more"};
+  if (options_.capacity_bytes != 0 && options_.standby_bytes > options_.capacity_bytes)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "the budget for first layers is " + base::format_bytes(options_.standby_bytes) +
+                ", a part of the capacity, which is " + base::format_bytes(options_.capacity_bytes)};
   if (options_.lease_ns == 0) return {GPUSHARE_INVALID_ARGUMENT, "the lease is 0; give a time above 0"};
   // First, so that a second daemon takes no device memory.
   GPUSHARE_ASSIGN_OR_RETURN(listener_, Listener::open(options_.socket));
@@ -261,6 +265,7 @@ void Server::handle(Connection& c, const Request& request) {
         reply(c, {GPUSHARE_INVALID_STATE, "this worker does not have the turn"});
         return;
       }
+      learn_iteration(c, request.iteration_ns);
       end_turn(c);
       give_turns();  // the next one first: it has waited longer
       reply(c, {});
@@ -345,6 +350,7 @@ DaemonStatus Server::status() const {
   out.uptime_ns = base::host_now_ns() - started_ns_;
   out.capacity_bytes = capacity_bytes_;
   out.resident_bytes = residency_->resident_bytes();
+  out.standby_bytes = standby_bytes();
   if (const auto info = device_->refresh_info(); info.ok()) {
     out.device_free_bytes = info->free_bytes;
     out.device_total_bytes = info->total_bytes;
@@ -360,7 +366,7 @@ DaemonStatus Server::status() const {
     const uint64_t turn_ns =
         c->turn_ns + (c->state == State::kTurn ? base::host_now_ns() - c->turn_began_ns : 0);
     out.workers.push_back({c->id, c->peer.pid, c->name, state, c->model ? c->model->path() : "", c->turns,
-                           turn_ns, c->scratch_bytes});
+                           turn_ns, c->scratch_bytes, c->execute_ns});
   }
   for (const auto& [id, model] : models_) {
     out.models.push_back({model->path(), state_name(model->state()), model->region_bytes(),

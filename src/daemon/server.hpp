@@ -24,6 +24,7 @@
 #include "daemon/model.hpp"
 #include "daemon/protocol.hpp"
 #include "device/device.hpp"
+#include "loader/grouping.hpp"
 #include "loader/image.hpp"
 #include "loader/transmission.hpp"
 #include "sched/residency.hpp"
@@ -32,8 +33,11 @@ namespace gpushare::daemon {
 
 struct ServerOptions {
   std::string socket;
-  std::string device = "auto";         // must have GPUSHARE_DEVICE_CAP_IPC
-  uint64_t capacity_bytes = 0;         // of models and scratch memory together; 0 = what is free at start
+  std::string device = "auto";  // must have GPUSHARE_DEVICE_CAP_IPC
+  uint64_t capacity_bytes = 0;  // of models and scratch memory together; 0 = what is free at start
+  // Of capacity_bytes, for the first layers of models that are off the device otherwise: those without which a
+  // turn would begin with waiting. Models that nobody uses leave it free, the one in use takes it if it must.
+  uint64_t standby_bytes = 0;
   uint64_t images_bytes = 4ull << 30;  // host cache of images
   uint64_t chunk_bytes = 16ull << 20;  // of pinned host memory
   uint64_t lease_ns = 10'000'000'000;  // of a turn while another worker waits; kNoTimeout = for ever
@@ -68,8 +72,7 @@ class Server {
     std::shared_ptr<Board> board;
     uint32_t sequence = 0;     // of the request that waits for its reply
     uint64_t deadline_ns = 0;  // of a wait for the turn
-    uint64_t execute_ns = 0;
-    std::vector<uint32_t> ends;  // the plan's groups, for its execution time
+    uint64_t execute_ns = 0;   // of an iteration: as it said, then as its turns show; 0 = as long as the load
     uint64_t scratch_bytes = 0;
     uint64_t scratch_id = 0;  // in residency_, while it has the turn
     gpushare_backend_memory* scratch = nullptr;
@@ -93,7 +96,16 @@ class Server {
   void image_is_read(ImageReader::Done done);
   base::Status finish_attach(Connection& c, std::shared_ptr<const loader::Image> image);
   size_t workers_of(const Model& model) const;
-  base::Result<std::vector<uint32_t>> plan(const loader::Image& image, uint64_t execute_ns) const;
+  std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execute_ns) const;
+  base::Result<std::vector<uint32_t>> plan(const loader::Image& image, uint64_t execute_ns,
+                                           uint32_t resident_layers) const;
+  base::Status load(Connection& c, Model& model);
+  void learn_iteration(Connection& c, uint64_t iteration_ns);
+  void drop(const std::vector<sched::ModelId>& models);
+  // Kept first layers: within the budget and what `next` and the others leave. And all of them, for room.
+  void trim_standby(const Model* next);
+  bool forget_standby();
+  uint64_t standby_bytes() const;
   void give_turns();
   base::Status give_turn(Connection& c);
   base::Status make_scratch(Connection& c, Descriptor* out_shared);

@@ -8,6 +8,8 @@
 #include "base/units.hpp"
 #include "daemon/server.hpp"
 #include "loader/grouping.hpp"
+#include "loader/prefix.hpp"
+#include "sched/standby.hpp"
 
 namespace gpushare::daemon {
 namespace {
@@ -47,7 +49,6 @@ void Server::image_is_read(ImageReader::Done done) {
 base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::Image> image) {
   if (image->bytes() == 0)
     return {GPUSHARE_INVALID_ARGUMENT, "model " + image->name() + " has no bytes to load"};
-  GPUSHARE_ASSIGN_OR_RETURN(c.ends, plan(*image, c.execute_ns));
   std::vector<TableLayer> table;
   for (const loader::Layer& layer : image->layers())
     table.push_back({layer.name, layer.offset_bytes, layer.bytes});
@@ -58,7 +59,7 @@ base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::
   std::shared_ptr<Model> model;
   for (const auto& [id, other] : models_)
     if (other->image() == image) model = other;
-  if (model == nullptr) model = std::make_shared<Model>(*device_, link_stream_, image, c.ends, next_id_++);
+  if (model == nullptr) model = std::make_shared<Model>(*device_, link_stream_, image, next_id_++);
   if (model->region_bytes() + c.scratch_bytes > capacity_bytes_) {
     return {GPUSHARE_EXCEEDS_CAPACITY,
             base::format("model %s of %s and scratch memory of %s do not fit into the daemon's %s",
@@ -87,7 +88,7 @@ base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::
   return {};
 }
 
-base::Result<std::vector<uint32_t>> Server::plan(const loader::Image& image, uint64_t execute_ns) const {
+std::vector<loader::LayerCost> Server::layer_costs(const loader::Image& image, uint64_t execute_ns) const {
   std::vector<loader::LayerCost> layers = loader::layer_costs(image, link_, {});
   // What is known is the whole iteration: layers are taken to execute in proportion to their bytes.
   double transmit_ms = 0;
@@ -95,11 +96,83 @@ base::Result<std::vector<uint32_t>> Server::plan(const loader::Image& image, uin
   const double ratio =
       execute_ns == 0 || transmit_ms <= 0 ? 1.0 : static_cast<double>(execute_ns) / 1e6 / transmit_ms;
   for (loader::LayerCost& layer : layers) layer.execute_ms = layer.transmit_ms * ratio;
+  return layers;
+}
+
+base::Result<std::vector<uint32_t>> Server::plan(const loader::Image& image, uint64_t execute_ns,
+                                                 uint32_t resident_layers) const {
   loader::GroupingCosts costs;
   costs.call_overhead_ms = link_.call_overhead_ms;
   costs.group_overhead_ms = link_.group_overhead_ms;
-  GPUSHARE_ASSIGN_OR_RETURN(loader::Grouping grouping, loader::plan_groups(layers, costs));
+  costs.resident_layers = resident_layers;
+  GPUSHARE_ASSIGN_OR_RETURN(loader::Grouping grouping,
+                            loader::plan_groups(layer_costs(image, execute_ns), costs));
   return std::move(grouping.ends);
+}
+
+base::Status Server::load(Connection& c, Model& model) {
+  if (options_.standby_bytes > 0 && model.kept_bytes() == 0) {
+    loader::GroupingCosts costs;
+    costs.call_overhead_ms = link_.call_overhead_ms;
+    costs.group_overhead_ms = link_.group_overhead_ms;
+    loader::PrefixLimits limits;
+    limits.most_bytes = options_.standby_bytes;
+    limits.granule_bytes = device_->info().mapping_granularity_bytes;
+    GPUSHARE_ASSIGN_OR_RETURN(
+        const loader::PrefixChoice prefix,
+        loader::choose_prefix(layer_costs(*model.image(), c.execute_ns), costs, limits));
+    model.set_prefix(prefix);
+  }
+  for (;;) {
+    GPUSHARE_ASSIGN_OR_RETURN(std::vector<uint32_t> ends,
+                              plan(*model.image(), c.execute_ns, model.kept_layers()));
+    base::Status loading = model.load(std::move(ends), [this] { wake(); });
+    // The device has other users: first layers go before a turn does.
+    if (loading.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !forget_standby()) return loading;
+  }
+}
+
+// What a worker says of itself shapes its own loads and nothing else.
+void Server::learn_iteration(Connection& c, uint64_t iteration_ns) {
+  if (iteration_ns == 0 || iteration_ns > base::host_now_ns() - c.turn_began_ns) return;
+  if (c.execute_ns == 0)
+    c.execute_ns = iteration_ns;
+  else
+    c.execute_ns = c.execute_ns - c.execute_ns / 4 + iteration_ns / 4;
+}
+
+void Server::drop(const std::vector<sched::ModelId>& models) {
+  for (const sched::ModelId id : models) {
+    models_.at(id)->drop(/*keep_prefix=*/options_.standby_bytes > 0);
+    ++counts_.drops;
+  }
+}
+
+uint64_t Server::standby_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, model] : models_) bytes += model->kept_bytes();
+  return bytes;
+}
+
+void Server::trim_standby(const Model* next) {
+  const uint64_t now_ns = base::host_now_ns();
+  std::vector<sched::StandbyWish> wishes;
+  for (const auto& [id, model] : models_)
+    if (model.get() != next && model->kept_bytes() > 0)
+      wishes.push_back(
+          {id, model->kept_bytes(), residency_->requests(id, now_ns) * model->prefix().saves_ms, true});
+  const uint64_t room_bytes = capacity_bytes_ - std::min(capacity_bytes_, residency_->resident_bytes());
+  const std::vector<sched::ModelId> granted =
+      sched::grant_standby(wishes, std::min(options_.standby_bytes, room_bytes));
+  for (const sched::StandbyWish& wish : wishes)
+    if (std::find(granted.begin(), granted.end(), wish.model) == granted.end())
+      models_.at(wish.model)->forget_prefix();
+}
+
+bool Server::forget_standby() {
+  const bool any = standby_bytes() > 0;
+  for (const auto& [id, model] : models_) model->forget_prefix();
+  return any;
 }
 
 size_t Server::workers_of(const Model& model) const {
@@ -144,13 +217,14 @@ base::Status Server::give_turn(Connection& c) {
   if (model.state() == Model::State::kFailed) forget(model);
   GPUSHARE_ASSIGN_OR_RETURN(const sched::Residency::Decision decision,
                             residency_->request(model.id(), base::host_now_ns()));
-  for (const sched::ModelId id : decision.drops) {
-    models_.at(id)->drop();
-    ++counts_.drops;
-  }
+  drop(decision.drops);
   if (decision.load) {
-    model.set_ends(c.ends);
-    const base::Status loading = model.load([this] { wake(); });
+    // Models that nobody uses leave the budget for first layers free.
+    const uint64_t most_bytes = capacity_bytes_ - std::min(capacity_bytes_, options_.standby_bytes);
+    if (residency_->resident_bytes() > most_bytes && options_.standby_bytes > 0)
+      drop(residency_->shed(residency_->resident_bytes() - most_bytes, model.id(), base::host_now_ns()));
+    trim_standby(&model);
+    const base::Status loading = load(c, model);
     if (!loading.ok()) {
       forget(model);
       return loading;
@@ -160,7 +234,7 @@ base::Status Server::give_turn(Connection& c) {
   }
   expect(residency_->pin(model.id()), "pinning a turn");
   Descriptor scratch;
-  base::Result<Descriptor> region = model.share();
+  base::Result<std::vector<Descriptor>> region = model.share();
   base::Status ready = region.status();
   if (ready.ok() && c.scratch_bytes > 0) ready = make_scratch(c, &scratch);
   if (!ready.ok()) {
@@ -181,9 +255,12 @@ base::Status Server::give_turn(Connection& c) {
   message.scratch_bytes = c.scratch_bytes;
   message.worker = c.id;
   message.arrived = model.arrived();
-  const int descriptors[] = {region->get(), scratch.get()};
-  message.descriptors = scratch ? 2 : 1;
-  send(c, message, std::span<const int>(descriptors, message.descriptors));
+  message.prefix_bytes = model.prefix_bytes();
+  if (scratch) region->push_back(std::move(scratch));
+  std::vector<int> descriptors;
+  for (const Descriptor& descriptor : *region) descriptors.push_back(descriptor.get());
+  message.descriptors = static_cast<uint32_t>(descriptors.size());
+  send(c, message, descriptors);
   return {};
 }
 
@@ -194,10 +271,8 @@ base::Status Server::make_scratch(Connection& c, Descriptor* out_shared) {
   const auto decision = residency_->request(id, base::host_now_ns());
   base::Status status = decision.status();
   if (status.ok()) {
-    for (const sched::ModelId dropped : decision->drops) {
-      models_.at(dropped)->drop();
-      ++counts_.drops;
-    }
+    drop(decision->drops);
+    trim_standby(nullptr);
     const auto memory = device_->phys_create_shared(c.scratch_bytes);
     status = memory.status();
     if (status.ok()) {

@@ -149,14 +149,39 @@ base::Status Worker::map(int descriptor, uint64_t bytes, device::Address address
                          Mapping* out) {
   GPUSHARE_ASSIGN_OR_RETURN(out->memory, device_->phys_import(descriptor, bytes, access));
   GPUSHARE_RETURN_IF_ERROR(device_->va_map(address, bytes, out->memory, 0));
+  out->address = address;
+  out->bytes = bytes;
   out->mapped = true;
   return {};
 }
 
-void Worker::unmap(uint64_t bytes, device::Address address, Mapping* mapping) {
-  if (std::exchange(mapping->mapped, false)) log_failure(device_->va_unmap(address, bytes), "ending a turn");
+void Worker::unmap(Mapping* mapping) {
+  if (std::exchange(mapping->mapped, false))
+    log_failure(device_->va_unmap(mapping->address, mapping->bytes), "ending a turn");
   if (mapping->memory != nullptr)
     log_failure(device_->phys_release(std::exchange(mapping->memory, nullptr)), "ending a turn");
+}
+
+base::Status Worker::map_turn(const Reply& reply, std::span<const Descriptor> descriptors) {
+  const size_t parts = reply.prefix_bytes > 0 ? 2 : 1;
+  if (descriptors.size() != parts + (scratch_bytes_ > 0 ? 1 : 0) || reply.region_bytes != region_bytes_ ||
+      reply.prefix_bytes >= region_bytes_)
+    return {GPUSHARE_MALFORMED_INPUT, "the daemon's answer contradicts its last one"};
+  uint64_t offset = 0;
+  for (size_t i = 0; i < parts; ++i) {
+    const uint64_t bytes = i + 1 < parts ? reply.prefix_bytes : region_bytes_ - offset;
+    GPUSHARE_RETURN_IF_ERROR(
+        map(descriptors[i].get(), bytes, region_ + offset, GPUSHARE_ACCESS_READ, &region_mappings_[i]));
+    offset += bytes;
+  }
+  if (scratch_bytes_ == 0) return {};
+  return map(descriptors[parts].get(), scratch_bytes_, scratch_, GPUSHARE_ACCESS_READ_WRITE,
+             &scratch_mapping_);
+}
+
+void Worker::unmap_turn() {
+  for (Mapping& mapping : region_mappings_) unmap(&mapping);
+  unmap(&scratch_mapping_);
 }
 
 base::Status Worker::begin(uint64_t timeout_ns) {
@@ -165,30 +190,39 @@ base::Status Worker::begin(uint64_t timeout_ns) {
   std::vector<Descriptor> descriptors;
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, ask(make_begin(next_sequence(), timeout_ns),
                                                    add(timeout_ns, kGraceNs), &descriptors));
-  base::Status status;
-  if (descriptors.size() != (scratch_bytes_ > 0 ? 2 : 1) || reply.region_bytes != region_bytes_)
-    status = {GPUSHARE_MALFORMED_INPUT, "the daemon's answer contradicts its last one"};
-  if (status.ok())
-    status = map(descriptors[0].get(), region_bytes_, region_, GPUSHARE_ACCESS_READ, &region_mapping_);
-  if (status.ok() && scratch_bytes_ > 0)
-    status =
-        map(descriptors[1].get(), scratch_bytes_, scratch_, GPUSHARE_ACCESS_READ_WRITE, &scratch_mapping_);
+  const base::Status status = map_turn(reply, descriptors);
   if (!status.ok()) {
-    unmap(region_bytes_, region_, &region_mapping_);
-    unmap(scratch_bytes_, scratch_, &scratch_mapping_);
+    unmap_turn();
     descriptors.clear();
     log_failure(ask(make_end(next_sequence()), kGraceNs, nullptr).status(), "giving a turn back");
     return status;
   }
   arrived_at_begin_.store(reply.arrived, std::memory_order_relaxed);
+  iteration_began_ns_.store(0, std::memory_order_relaxed);
+  shortest_iteration_ns_.store(0, std::memory_order_relaxed);
   in_turn_.store(true, std::memory_order_release);
   return {};
+}
+
+// One that found all layers has begun, or the turn ends: the one before took until now. Idle time of a worker between
+// iterations counts for them, so the shortest is what tells.
+void Worker::saw_iteration(uint64_t began_ns) const {
+  const uint64_t before_ns = iteration_began_ns_.exchange(began_ns, std::memory_order_relaxed);
+  if (before_ns == 0) return;
+  const uint64_t took_ns = std::max<uint64_t>(1, base::host_now_ns() - before_ns);
+  const uint64_t shortest_ns = shortest_iteration_ns_.load(std::memory_order_relaxed);
+  if (shortest_ns == 0 || took_ns < shortest_ns)
+    shortest_iteration_ns_.store(took_ns, std::memory_order_relaxed);
 }
 
 base::Status Worker::wait_layers(uint32_t first, uint32_t end, uint64_t timeout_ns) const {
   if (first >= end || end > layers_.size())
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("layers [%u, %u) asked; there are [0, %zu)", first, end, layers_.size())};
+  if (first == 0 && in_turn()) {
+    const bool whole = board_->arrived() >= layers_.size();
+    if (whole) saw_iteration(base::host_now_ns());
+  }
   base::Deadline deadline;
   bool timed = false;
   for (;;) {
@@ -211,10 +245,12 @@ base::Status Worker::wait_layers(uint32_t first, uint32_t end, uint64_t timeout_
 base::Status Worker::end() {
   base::MutexLock lock(mutex_);
   if (!in_turn()) return {GPUSHARE_INVALID_STATE, "this worker does not have the turn; begin one"};
+  saw_iteration(0);
   in_turn_.store(false, std::memory_order_release);
-  unmap(region_bytes_, region_, &region_mapping_);
-  unmap(scratch_bytes_, scratch_, &scratch_mapping_);
-  return ask(make_end(next_sequence()), kGraceNs, nullptr).status();
+  unmap_turn();
+  return ask(make_end(next_sequence(), shortest_iteration_ns_.load(std::memory_order_relaxed)), kGraceNs,
+             nullptr)
+      .status();
 }
 
 base::Result<DaemonStatus> query_status(const std::string& socket, uint64_t timeout_ns) {

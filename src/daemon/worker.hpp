@@ -72,6 +72,8 @@ class Worker {
  private:
   struct Mapping {
     gpushare_backend_memory* memory = nullptr;
+    device::Address address = 0;
+    uint64_t bytes = 0;
     bool mapped = false;
   };
   Worker() = default;
@@ -79,8 +81,12 @@ class Worker {
   base::Result<Reply> ask(const T& request, uint64_t timeout_ns, std::vector<Descriptor>* out_descriptors)
       GPUSHARE_REQUIRES(mutex_);
   base::Status connect(const WorkerOptions& options);
+  base::Status map_turn(const Reply& reply, std::span<const Descriptor> descriptors)
+      GPUSHARE_REQUIRES(mutex_);
+  void unmap_turn() GPUSHARE_REQUIRES(mutex_);
+  void saw_iteration(uint64_t began_ns) const;
   base::Status map(int descriptor, uint64_t bytes, device::Address address, uint32_t access, Mapping* out);
-  void unmap(uint64_t bytes, device::Address address, Mapping* mapping);
+  void unmap(Mapping* mapping);
   base::Status gone() const;
   uint32_t next_sequence() GPUSHARE_REQUIRES(mutex_) { return ++sequence_; }
 
@@ -97,13 +103,17 @@ class Worker {
   device::Address scratch_ = 0;
   std::atomic<bool> in_turn_{false};
   std::atomic<uint32_t> arrived_at_begin_{0};
+  // An iteration begins where layer 0 is waited for. Of those that find all layers: when the last one began, and the
+  // shortest of the turn.
+  mutable std::atomic<uint64_t> iteration_began_ns_{0};
+  mutable std::atomic<uint64_t> shortest_iteration_ns_{0};
   // Closed only by the destructor, so that waits may look at it without the lock.
   Descriptor socket_;
   std::atomic<bool> broken_{false};
   std::atomic<bool> detached_{false};
   base::Mutex mutex_;  // one request at a time
   uint32_t sequence_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  Mapping region_mapping_ GPUSHARE_GUARDED_BY(mutex_);
+  Mapping region_mappings_[2] GPUSHARE_GUARDED_BY(mutex_);  // its prefix and the rest, or one of all
   Mapping scratch_mapping_ GPUSHARE_GUARDED_BY(mutex_);
 };
 

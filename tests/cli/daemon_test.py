@@ -11,7 +11,7 @@ from support import OPTIONS, ToolTest
 
 
 class Daemon(ToolTest):
-    KEYS = ["socket", "device", "pid", "uptime_s", "capacity_bytes", "resident_bytes", "device_free_bytes",
+    KEYS = ["socket", "device", "pid", "uptime_s", "capacity_bytes", "resident_bytes", "standby_bytes", "device_free_bytes",
             "device_total_bytes", "images_bytes", "images_limit_bytes", "turns", "loads", "drops", "reclaimed", "cut_off",
             "refused", "workers", "models"]
 
@@ -40,6 +40,7 @@ class Daemon(ToolTest):
             self.assertEqual(status["pid"], daemon.pid)
             self.assertEqual(status["capacity_bytes"], 64 << 20)
             self.assertEqual(status["resident_bytes"], 0)
+            self.assertEqual(status["standby_bytes"], 0)
             self.assertEqual(status["workers"], [])
             self.assertIn("of 64.00 MiB in use", self.tool("daemon", "--socket", "socket", "--status", code=0).out)
             daemon.send_signal(stop)
