@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/image.hpp"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -13,40 +11,13 @@
 
 #include "loader/transmission.hpp"
 #include "support/catch.hpp"
+#include "support/model_folder.hpp"
 #include "support/random.hpp"
 
 using namespace gpushare;
 using loader::ReadOptions;
 
 namespace {
-
-struct Folder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("gpushare-image-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
-
-  // A model of random bytes; returns its path and what each tensor holds.
-  std::string make(const std::string& name, const std::vector<size_t>& sizes, test::Random& random,
-                   std::vector<std::string>* contents) const {
-    std::string json = "{";
-    std::string data;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      std::string bytes(sizes[i], '\0');
-      for (char& byte : bytes) byte = static_cast<char>(random());
-      json += (i > 0 ? "," : "") + ("\"t" + std::to_string(i)) + R"(":{"dtype":"U8","shape":[)" +
-              std::to_string(sizes[i]) + R"(],"data_offsets":[)" + std::to_string(data.size()) + "," +
-              std::to_string(data.size() + sizes[i]) + "]}";
-      data += bytes;
-      contents->push_back(bytes);
-    }
-    json += "}";
-    std::string header(8, '\0');
-    for (int i = 0; i < 8; ++i) header[static_cast<size_t>(i)] = static_cast<char>(json.size() >> (8 * i));
-    std::ofstream(path / name, std::ios::binary) << header << json << data;
-    return (path / name).string();
-  }
-};
 
 std::string bytes_of(const loader::Image& image, size_t layer) {
   std::string out;
@@ -61,7 +32,7 @@ const std::vector<size_t> kSizes = {100, 5000, 0, 70'000, 1, 300'000, 4096, 33};
 
 TEST_CASE("every way of reading gives the file's bytes") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
   auto device = *device::Device::open("host");
@@ -87,7 +58,7 @@ TEST_CASE("every way of reading gives the file's bytes") {
 
 TEST_CASE("the caller's order is kept and must name every tensor once") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   const std::string path = folder.make("m.safetensors", {10, 20, 30}, random, &contents);
   auto device = *device::Device::open("host");
@@ -114,7 +85,7 @@ TEST_CASE("the caller's order is kept and must name every tensor once") {
 
 TEST_CASE("host memory that runs out leaves nothing behind") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
   auto device = *device::Device::open("host");
@@ -133,7 +104,7 @@ TEST_CASE("host memory that runs out leaves nothing behind") {
 
 TEST_CASE("the cache keeps to its limit, shares reads, and notices a replaced file") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   std::vector<std::string> paths;
   for (int i = 0; i < 4; ++i)
@@ -179,7 +150,7 @@ TEST_CASE("the cache keeps to its limit, shares reads, and notices a replaced fi
 
 TEST_CASE("a transmission delivers every byte, in groups, each usable before the next is there") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
   for (const std::string spec : {"host", "host?copy_gbps=0.5", "sim"}) {
@@ -222,7 +193,7 @@ TEST_CASE("a transmission delivers every byte, in groups, each usable before the
 
 TEST_CASE("a copy that fails ends the transmission with its group named") {
   test::Random random(test::seed());
-  const Folder folder;
+  const test::ModelFolder folder;
   std::vector<std::string> contents;
   const std::string path = folder.make("m.safetensors", kSizes, random, &contents);
   auto device = *device::Device::open("host");
