@@ -98,7 +98,9 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     do {
       if (!waiter->passed) (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
       result = driver.cuEventQuery(event);
-    } while (result == api::CUDA_ERROR_NOT_READY);
+    } while (result == api::CUDA_ERROR_NOT_READY && !waiter->passed);
+    // Recorded anew meanwhile: the record that was waited for has passed.
+    if (result == api::CUDA_ERROR_NOT_READY) result = api::CUDA_SUCCESS;
     late = !std::exchange(waiter->passed, false);
   }
   const base::Status status = context_.status(result, call);
