@@ -265,7 +265,6 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   if (use_plan) {
     if (const auto plan = heap.plan().begin(); plan != nullptr) {
       replaying_ = replay_->begin(plan);
-      arena_bytes_ = plan->arena_bytes;
       if (!replaying_) heap.plan().end_replay(false);  // no room for the arena in one piece
     }
     recording_ = heap.plan().recording();
@@ -291,7 +290,7 @@ BlockHandle LaneImpl::ordinary_block(Address address) {
 uint64_t LaneImpl::live_bytes() const {
   uint64_t bytes = heap_->live_bytes() - deferred_bytes_;
   if (on_plan()) {
-    bytes -= arena_bytes_;
+    bytes -= replay_->arena_bytes();
     replay_->for_each_planned(
         [&](const HeapBlock& block) { bytes += round_up(block.size_bytes, kBlockGranuleBytes); });
   }

@@ -135,7 +135,6 @@ class LaneImpl final : public Lane, public BlockOwner {
   std::optional<PlanReplay> replay_;                                // over heap_
   bool replaying_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration began on a plan
   bool recording_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration is recorded for one
-  uint64_t arena_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;             // of the plan it began on
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);                        // by offset
   base::FlatHashMap<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
   uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
