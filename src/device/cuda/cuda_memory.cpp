@@ -81,7 +81,8 @@ Memory::~Memory() {
   if (!scope.status().ok()) return;
   const Driver& cu = driver();
   base::MutexLock lock(mutex_);
-  for (const auto& [address, mapping] : mappings_) (void)cu.cuMemUnmap(address, mapping.bytes);
+  for (const auto& [address, mapping] : mappings_)
+    (void)unmap_range(address, mapping.bytes, mapping.memory->shared);
   for (const auto& [raw, memory] : memories_) {
     for (const Granule granule : memory->granules) (void)cu.cuMemRelease(granule);
   }

@@ -127,8 +127,10 @@ class Memory {
   void recycle(const std::vector<Granule>& granules);
   // Gives pooled granules back to the driver until at most `keep_bytes` are left. True if any went.
   bool trim(uint64_t keep_bytes);
+  // In one call, or a granule at a time where the driver wants that. `shared`: one handle, one mapping.
+  api::CUresult unmap_range(Address address, uint64_t bytes, bool shared);
   // Unmaps what map() had done so far; keeps the first error out of it.
-  void unmap_quietly(Address address, uint64_t bytes);
+  void unmap_quietly(Address address, uint64_t bytes, bool shared);
   void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
   // Forgets a mapping and hands a released memory that it was the last of back, for dispose().
   std::unique_ptr<Physical> drop_mapping(Physical* memory) GPUSHARE_REQUIRES(mutex_);

@@ -196,8 +196,19 @@ base::Status Memory::release_physical(gpushare_backend_memory* handle) {
   return {};
 }
 
-void Memory::unmap_quietly(Address address, uint64_t bytes) {
-  if (bytes > 0) (void)context_.status(driver().cuMemUnmap(address, bytes), "cuMemUnmap");
+api::CUresult Memory::unmap_range(Address address, uint64_t bytes, bool shared) {
+  const api::CUresult result = driver().cuMemUnmap(address, bytes);
+  // NVIDIA's samples unmap several handles side by side in one call; the documentation can be read to forbid it.
+  if (result != api::CUDA_ERROR_INVALID_VALUE || shared || bytes <= granularity_bytes_) return result;
+  for (uint64_t done = 0; done < bytes; done += granularity_bytes_) {
+    const api::CUresult one = driver().cuMemUnmap(address + done, granularity_bytes_);
+    if (one != api::CUDA_SUCCESS) return one;
+  }
+  return api::CUDA_SUCCESS;
+}
+
+void Memory::unmap_quietly(Address address, uint64_t bytes, bool shared) {
+  if (bytes > 0) (void)context_.status(unmap_range(address, bytes, shared), "cuMemUnmap");
 }
 
 base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memory* handle, uint64_t offset) {
@@ -264,7 +275,7 @@ base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memor
   }
   if (result == api::CUDA_SUCCESS) return {};
 
-  unmap_quietly(address, done);
+  unmap_quietly(address, done, memory->shared);
   std::unique_ptr<Physical> dead;
   {
     base::MutexLock lock(mutex_);
@@ -294,7 +305,7 @@ base::Status Memory::unmap(Address address, uint64_t bytes) {
   if (!context_.lost()) {
     GPUSHARE_ENTER_CONTEXT(context_);
     CaptureRelaxed relaxed(driver());
-    GPUSHARE_RETURN_IF_ERROR(context_.status(driver().cuMemUnmap(address, bytes), "cuMemUnmap"));
+    GPUSHARE_RETURN_IF_ERROR(context_.status(unmap_range(address, bytes, memory->shared), "cuMemUnmap"));
   }
   std::unique_ptr<Physical> dead;
   {

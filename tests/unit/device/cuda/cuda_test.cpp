@@ -350,3 +350,22 @@ TEST_CASE("the native handle is the driver's stream", "[cuda]") {
   REQUIRE_OK(device->close());
   check_clean();
 }
+
+TEST_CASE("where the driver unmaps one handle a call, granules are unmapped one by one", "[cuda]") {
+  auto device = open();
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(4 * granule);
+  const auto memory = device->phys_create(4 * granule);
+  REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
+  const uint64_t calls = standin_calls("cuMemUnmap");
+  standin_fail_call("cuMemUnmap", 1, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE_OK(device->va_unmap(*range, 4 * granule));
+  CHECK(standin_calls("cuMemUnmap") == calls + 5);
+  // Really unmapped: the range takes a mapping again.
+  REQUIRE_OK(device->va_map(*range, 4 * granule, *memory, 0));
+  REQUIRE_OK(device->va_unmap(*range, 4 * granule));
+  REQUIRE_OK(device->phys_release(*memory));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
