@@ -12,6 +12,7 @@
 namespace gpushare::executor {
 
 void RuntimeImpl::collect_actions() {
+  if (collapsed_) return;
   for (const sched::Action& decided : scheduler_->take_actions()) {
     Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr, decided.compute_units};
     switch (decided.kind) {
@@ -55,16 +56,26 @@ void RuntimeImpl::want_lane(uint32_t id, uint64_t bytes) {
 }
 
 void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
-  while (acting_) {
+  while (acting_ && !collapsed_) {
     // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
     // it.
     if (NoWaitScope::active()) return;
     actor_done_.wait(mutex_);
   }
-  if (closed_) return;
-  acting_ = true;
+  if (closed_ || collapsed_) return;
+  struct Acting {
+    explicit Acting(RuntimeImpl& of) : runtime(of) { runtime.acting_ = true; }
+    ~Acting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      runtime.acting_ = false;
+      runtime.actor_done_.notify_all();
+    }
+    Acting(const Acting&) = delete;
+    Acting& operator=(const Acting&) = delete;
+    RuntimeImpl& runtime;
+  };
+  std::optional<Acting> acting(*this);
   collect_actions();
-  while (!actions_.empty() && (may_page || !actions_.front().pages())) {
+  while (!collapsed_ && !actions_.empty() && (may_page || !actions_.front().pages())) {
     const Action action = std::move(actions_.front());
     actions_.pop_front();
     carry_out(action, outbox);
@@ -74,8 +85,7 @@ void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
     if (demand_ > 0) kick_reapers();
     if (action.session != nullptr) outbox.sessions.push_back(action.session);
   }
-  acting_ = false;
-  actor_done_.notify_all();
+  acting.reset();
   if (!actions_.empty()) service_wakes_.notify_one();
 }
 
@@ -89,9 +99,11 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
     }
     case Action::Kind::kResizeLane:
       if (lane != nullptr && lane->memory.load() != nullptr) {
-        mutex_.unlock();
-        base::Status status = apply_size(*lane, true);
-        mutex_.lock();
+        base::Status status;
+        {
+          const Unlocked unlocked(mutex_);
+          status = apply_size(*lane, true);
+        }
         lane->place_status = std::move(status);
       }
       break;
@@ -101,11 +113,12 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
         lane->applied_bytes.store(0);
         outbox.sessions.push_back(lane->set_owner(nullptr));
-        mutex_.unlock();
         base::Status status;
-        if (closing != nullptr) status = memory_->close_lane(closing);
-        if (lane->partition != nullptr) drop_stream(*lane);
-        mutex_.lock();
+        {
+          const Unlocked unlocked(mutex_);
+          if (closing != nullptr) status = memory_->close_lane(closing);
+          if (lane->partition != nullptr) drop_stream(*lane);
+        }
         if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
       }
       break;
@@ -201,30 +214,31 @@ void RuntimeImpl::drop_stream(LaneSlot& slot) {
 base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t compute_units) {
   LaneSlot* slot = id < slots_.size() ? slots_[id].get() : nullptr;
   const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
-  mutex_.unlock();
   base::Status status;
   memory::Lane* opened = nullptr;
-  if (!complete_slot) {
-    if (slot != nullptr) {
-      status = {GPUSHARE_HOST_OUT_OF_MEMORY, "the lane has no threads"};
-    } else if (auto made = make_slot(id); made.ok()) {
-      slot = *made;
-    } else {
-      status = made.status();
+  {
+    const Unlocked unlocked(mutex_);
+    if (!complete_slot) {
+      if (slot != nullptr) {
+        status = {GPUSHARE_HOST_OUT_OF_MEMORY, "the lane has no threads"};
+      } else if (auto made = make_slot(id); made.ok()) {
+        slot = *made;
+      } else {
+        status = made.status();
+      }
     }
+    // A slot keeps the stream of the whole device; that of a partition went when the lane closed.
+    if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
+    if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
+    if (status.ok()) {
+      auto result = memory_->open_lane(id, bytes, slot->stream->device_stream());
+      if (result.ok())
+        opened = *result;
+      else
+        status = result.status();
+    }
+    if (status.ok() && record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
   }
-  // A slot keeps the stream of the whole device; that of a partition went when the lane closed.
-  if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
-  if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
-  if (status.ok()) {
-    auto result = memory_->open_lane(id, bytes, slot->stream->device_stream());
-    if (result.ok())
-      opened = *result;
-    else
-      status = result.status();
-  }
-  if (status.ok() && record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
-  mutex_.lock();
   if (slot == nullptr) {
     lane_failure_ = status;  // for the sessions that were to be admitted there
     return status;
@@ -234,9 +248,8 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t comput
   slot->last_end_ns = now();
   if (!status.ok()) {
     if (opened != nullptr) {
-      mutex_.unlock();
+      const Unlocked unlocked(mutex_);
       (void)memory_->close_lane(opened);
-      mutex_.lock();
     }
     return status;
   }
@@ -292,7 +305,7 @@ void RuntimeImpl::fit_lane(LaneSlot& lane) {
   {
     // Promised already, but others have yet to give it back.
     Outbox outbox(*this);
-    base::MutexLock lock(mutex_);
+    Section lock(*this);
     run_actions(true, outbox);
   }
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
@@ -317,11 +330,14 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
     return;
   }
   const uint64_t needed = session.ephemeral_promise_;
-  mutex_.unlock();
-  base::Status sized = ensure_size(lane, needed);
-  auto heap = sized.ok() ? memory_->open_heap(session.id_, session.name(), bytes)
-                         : base::Result<memory::PersistentHeap*>(std::move(sized));
-  mutex_.lock();
+  base::Result<memory::PersistentHeap*> heap = base::Status();
+  {
+    const Unlocked unlocked(mutex_);
+    base::Status sized = ensure_size(lane, needed);
+    heap = sized.ok() ? memory_->open_heap(session.id_, session.name(), bytes)
+                      : base::Result<memory::PersistentHeap*>(std::move(sized));
+  }
+  if (collapsed_) return;
   if (!heap.ok()) {
     not_placed(session, heap.status(), outbox);
     return;
@@ -378,34 +394,36 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     return;
   }
   const uint64_t start_ns = now();
-  mutex_.unlock();
   base::Status status;
   uint64_t device_ns = 0, bytes = 0;
-  if (!paging_stream_) {
-    auto stream = device_->create_stream();
-    auto start = device_->create_event(GPUSHARE_EVENT_TIMING),
-         end = device_->create_event(GPUSHARE_EVENT_TIMING);
-    if (stream.ok() && start.ok() && end.ok()) {
-      paging_stream_ = std::move(*stream);
-      paging_start_ = std::move(*start);
-      paging_end_ = std::move(*end);
-    } else {
-      status = stream.ok() ? start.ok() ? end.status() : start.status() : stream.status();
+  {
+    const Unlocked unlocked(mutex_);
+    if (!paging_stream_) {
+      auto stream = device_->create_stream();
+      auto start = device_->create_event(GPUSHARE_EVENT_TIMING),
+           end = device_->create_event(GPUSHARE_EVENT_TIMING);
+      if (stream.ok() && start.ok() && end.ok()) {
+        paging_stream_ = std::move(*stream);
+        paging_start_ = std::move(*start);
+        paging_end_ = std::move(*end);
+      } else {
+        status = stream.ok() ? start.ok() ? end.status() : start.status() : stream.status();
+      }
     }
-  }
-  if (out) session.residence_gate_.close();
-  if (status.ok()) {
-    bytes = heap->stats().live_bytes;
-    status = paging_stream_.record(paging_start_);
-    if (status.ok()) status = out ? heap->page_out(paging_stream_) : heap->page_in(paging_stream_);
-    if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
-      const auto elapsed = paging_end_.elapsed_since(paging_start_);
-      if (elapsed.ok()) device_ns = *elapsed;
+    if (out) session.residence_gate_.close();
+    if (status.ok()) {
+      bytes = heap->stats().live_bytes;
+      status = paging_stream_.record(paging_start_);
+      if (status.ok()) status = out ? heap->page_out(paging_stream_) : heap->page_in(paging_stream_);
+      if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
+        const auto elapsed = paging_end_.elapsed_since(paging_start_);
+        if (elapsed.ok()) device_ns = *elapsed;
+      }
+      if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
     }
-    if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
+    if (status.ok() != out) session.residence_gate_.open();  // in, or still in
   }
-  if (status.ok() != out) session.residence_gate_.open();  // in, or still in
-  mutex_.lock();
+  if (collapsed_) return;
   if (!status.ok()) {
     base::log(base::kWarning, status.to_string());
     if (status.code() == GPUSHARE_DEVICE_LOST) {
@@ -437,19 +455,18 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
 void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
   const bool paged_out = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
-  mutex_.unlock();
+  uint64_t peak = 0;
   if (heap != nullptr) {
+    const Unlocked unlocked(mutex_);
     session.residence_gate_.close();
     session.heap_gate_.close();
     session.heap_.store(nullptr);
-    const uint64_t peak = heap->stats().peak_bytes;
+    peak = heap->stats().peak_bytes;
     const base::Status status = memory_->close_heap(heap);
     if (!status.ok()) base::log(base::kError, status.with_context("closing a session").to_string());
-    mutex_.lock();
-    session.peak_bytes_ = std::max(session.peak_bytes_, peak);
-  } else {
-    mutex_.lock();
   }
+  if (collapsed_) return;
+  session.peak_bytes_ = std::max(session.peak_bytes_, peak);
   const uint64_t time = now();
   if (session.placed_ && !paged_out)
     record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, time});
@@ -474,6 +491,14 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
 void RuntimeImpl::run_service() {
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);
+  try {
+    serve(outbox);
+  } catch (...) {
+    collapse();
+  }
+}
+
+void RuntimeImpl::serve(Outbox& outbox) {
   for (;;) {
     while (!stop_threads_ && (actions_.empty() || acting_)) {
       if (!retry_at_) {
@@ -486,14 +511,17 @@ void RuntimeImpl::run_service() {
     }
     if (stop_threads_) return;
     run_actions(true, outbox);
-    lock.unlock();
+    const Unlocked unlocked(mutex_);
     outbox.flush();
-    lock.lock();
   }
 }
 
 void RuntimeImpl::record(const Timeline::Record& what) {
-  if (record_timeline_) timeline_.add(what);
+  if (!record_timeline_) return;
+  try {
+    timeline_.add(what);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): a gap in the timeline
+  }
 }
 
 }  // namespace gpushare::executor

@@ -178,7 +178,7 @@ base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, 
   if (!result.ok() && wanted.lane == nullptr) shrink_persistent(promised_bytes);
   if (made_room) {
     Outbox outbox(*runtime_);
-    base::MutexLock lock(runtime_->mutex_);
+    Section lock(*runtime_);
     if (runtime_->check_open().ok()) runtime_->scheduler_->room_used(runtime_->now());
     runtime_->settle(nullptr, outbox);
   }
@@ -227,7 +227,7 @@ template <class Apply>
 base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
   persistent_bytes = std::max(persistent_bytes, before_p);
@@ -243,7 +243,7 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   lock.unlock();
   base::Status status = apply();
   lock.lock();
-  if (!status.ok() && !torn_down_ &&
+  if (!status.ok() && !torn_down_ && !runtime.collapsed_ &&
       runtime.scheduler_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
     persistent_promise_ = before_p;
     ephemeral_promise_ = before_e;
@@ -298,7 +298,7 @@ void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
                                                  !heap_.load()->resize(persistent_bytes).ok()))
     return;
   Outbox outbox(*runtime_);
-  base::MutexLock lock(runtime_->mutex_);
+  Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
   if (runtime_->scheduler_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
     persistent_promise_ = persistent_bytes;
@@ -349,7 +349,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
 bool SessionImpl::make_room(uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   if (!runtime.check_live(*this).ok() || !runtime.scheduler_->make_room(id_, bytes, runtime.now()))
     return false;
   runtime.run_actions(true, outbox);

@@ -41,7 +41,18 @@ std::vector<Binding>& thread_bindings() {
   return bindings;
 }
 
-void Outbox::flush() {
+namespace {
+
+void complain(const char* what) noexcept {
+  try {
+    base::log(base::kWarning, std::string("the progress function threw: ") + what);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the line
+  }
+}
+
+}  // namespace
+
+void Outbox::flush() noexcept {
   std::vector<Finished> calls;
   calls.swap(finished);
   for (const Finished& call : calls) {
@@ -49,9 +60,9 @@ void Outbox::flush() {
     try {
       runtime_.on_progress_(call.progress);
     } catch (const std::exception& error) {
-      base::log(base::kWarning, std::string("the progress function threw: ") + error.what());
+      complain(error.what());
     } catch (...) {
-      base::log(base::kWarning, "the progress function threw");
+      complain("something that is no std::exception");
     }
   }
   if (!calls.empty()) runtime_.progress_told(calls);
@@ -61,7 +72,58 @@ void Outbox::flush() {
   }
   sessions.clear();
   tickets.clear();
-  if (std::exchange(memory_changed, false)) runtime_.record_memory();
+  try {
+    if (std::exchange(memory_changed, false)) runtime_.record_memory();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a gap in the timeline
+  }
+}
+
+Section::~Section() {
+  if (std::uncaught_exceptions() > exceptions_) {
+    if (!held_) lock();
+    runtime_.collapse();
+  }
+  if (held_) runtime_.mutex_.unlock();
+}
+
+void RuntimeImpl::collapse() noexcept {
+  if (collapsed_ || closed_) return;
+  collapsed_ = true;
+  if (lost_.ok()) lost_ = base::no_memory();
+  stop_threads_ = true;
+  for (const auto& [id, session] : sessions_) {
+    for (PushItem& item : session->pushes_) complete_collapsed(item.ticket);
+    if (session->granted_ != nullptr) {  // to a call that has not taken it, and will not
+      session->granted_->holder = nullptr;
+      session->granted_ = nullptr;
+      session->open_ = false;
+    }
+    session->turn_came_.notify_all();
+    session->state_changed_.notify_all();
+  }
+  for (const auto& lane : slots_) {
+    if (lane == nullptr) continue;
+    if (lane->pushed != nullptr) {  // granted, and nobody will run it
+      lane->holder->open_ = false;
+      lane->holder = nullptr;
+    }
+    // What runs is waited for, even now: its caller may not go away under it.
+    const bool running = lane->holder != nullptr;
+    for (InFlight& entry : lane->ring)
+      if (!running || &entry != &lane->at(lane->next - 1)) complete_collapsed(entry.ticket);
+    lane->worker_wakes.notify_all();
+    lane->reaper_wakes.notify_all();
+  }
+  service_wakes_.notify_all();
+  actor_done_.notify_all();
+  retired_.notify_all();
+}
+
+void RuntimeImpl::complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept {
+  if (ticket == nullptr || ticket->done_.load(std::memory_order_relaxed)) return;
+  ticket->outcome_ = lost_;
+  ticket->done_.store(true, std::memory_order_release);
+  ticket->done_changed_.notify_all();
 }
 
 void RuntimeImpl::progress_told(const std::vector<Outbox::Finished>& calls) {
@@ -92,6 +154,7 @@ bool RuntimeImpl::binds_lane(const LaneSlot* lane) const {
 }
 
 void RuntimeImpl::refresh_ready(SessionImpl& session) {
+  if (collapsed_) return;
   // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
   // back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
@@ -155,7 +218,7 @@ void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
 }
 
 void RuntimeImpl::settle(const SessionImpl* current, Outbox& outbox) {
-  if (closed_) return;
+  if (closed_ || collapsed_) return;
   collect_actions();
   dispatch_all(current, outbox);
   collect_actions();  // profiling changes needs
@@ -174,9 +237,8 @@ void RuntimeImpl::kick_reapers() {
 
 bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
   if (!outbox.empty()) {
-    mutex_.unlock();
+    const Unlocked unlocked(mutex_);
     outbox.flush();
-    mutex_.lock();
     return true;
   }
   ++demand_;
@@ -191,6 +253,19 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
 }
 
 base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) {
+  try {
+    return start_iteration_or_throw(session, lane);
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    collapse();
+    return lost_;
+  }
+}
+
+base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlot& lane) {
+  if (collapsed_) return base::no_memory();
+  std::vector<Binding>& bindings = thread_bindings();
+  bindings.reserve(bindings.size() + 1);
   IterationImpl& iteration = session.iteration_;
   memory::PersistentHeap* heap = session.heap_.load(std::memory_order_relaxed);
   if (session.stream_lane_ != &lane) {
@@ -213,13 +288,37 @@ base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) 
   iteration.lane_.store(&lane, std::memory_order_relaxed);
   if (status.ok()) {
     iteration.gate_.open();
-    thread_bindings().push_back({session.shared_from_this(), serial});
+    bindings.push_back({session.shared_from_this(), serial});
   }
   return status;
 }
 
 base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                            const base::Status& begun) {
+  const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
+  base::Status status;
+  try {
+    if (!collapsed_) status = finish_iteration_or_throw(session, lane, std::move(outcome), begun);
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    collapse();
+  }
+  if (!collapsed_) return status;
+  session.iteration_.gate_.close();
+  session.iteration_.serial_.fetch_add(1, std::memory_order_relaxed);
+  std::erase_if(thread_bindings(), [&keep](const Binding& binding) { return binding.session == keep; });
+  base::MutexLock lock(mutex_);
+  if (lane.holder == &session) {
+    complete_collapsed(lane.at(lane.next - 1).ticket);
+    lane.holder = nullptr;
+    session.open_ = false;
+  }
+  actor_done_.notify_all();
+  return lost_;
+}
+
+base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane,
+                                                    base::Status outcome, const base::Status& begun) {
   IterationImpl& iteration = session.iteration_;
   memory::Lane* lane_memory = lane.memory.load(std::memory_order_relaxed);
   InFlight& slot = lane.at(lane.next - 1);
@@ -273,7 +372,8 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
     outcome = begun;
   }
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
+  if (collapsed_) return lost_;
   const uint64_t sequence = lane.next - 1;
   slot.outcome = outcome;
   slot.marked = marked;
@@ -306,6 +406,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
 }
 
 void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
+  if (collapsed_) return;
   const uint64_t time = now();
   while (lane.in_flight > 0 && lane.head <= sequence) {
     InFlight& slot = lane.at(lane.head);
@@ -358,11 +459,14 @@ void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
   const uint64_t sequence = lane.head;
   const device::Event& end = lane.at(sequence).end;
   lane.reaping = true;
-  mutex_.unlock();
-  outbox.flush();
-  const base::Status status = end.synchronize();
-  mutex_.lock();
+  base::Status status;
+  {
+    const Unlocked unlocked(mutex_);
+    outbox.flush();
+    status = end.synchronize();
+  }
   lane.reaping = false;
+  if (collapsed_) return;
   if (!status.ok())
     lose(status, outbox);
   else if (lane.in_flight > 0 && lane.head == sequence)
@@ -386,7 +490,7 @@ void RuntimeImpl::poll(Outbox& outbox) {
         if (lane->in_flight > 0 && !lane->reaping) heads.push_back({lane, lane->head, {}});
     }
     for (Head& head : heads) head.status = head.lane->at(head.sequence).end.query();
-    base::MutexLock lock(mutex_);
+    Section lock(*this);
     for (const Head& head : heads) {
       // If the head is still the same, the event was not recorded anew meanwhile.
       if (head.status.code() == GPUSHARE_NOT_READY || head.lane->reaping || head.lane->in_flight == 0 ||
@@ -406,12 +510,12 @@ void RuntimeImpl::complete(TicketImpl& ticket, base::Status outcome, Outbox& out
   if (ticket.done_.load(std::memory_order_relaxed)) return;
   ticket.outcome_ = std::move(outcome);
   ticket.done_.store(true, std::memory_order_release);
-  outbox.sessions.push_back(std::move(ticket.session_));
   ticket.done_changed_.notify_all();
+  outbox.sessions.push_back(std::move(ticket.session_));
 }
 
 void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox) {
-  if (session.ended_) return;
+  if (session.ended_ || collapsed_) return;
   session.ended_ = true;
   session.end_state_ = state;
   session.end_status_ = std::move(status);
@@ -446,7 +550,7 @@ void RuntimeImpl::maybe_tear_down(SessionImpl& session) {
 
 void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   end_session(session, SessionState::kFailed, std::move(status), outbox);
   settle(nullptr, outbox);
 }
@@ -454,7 +558,7 @@ void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
 void RuntimeImpl::note(const base::Status& status) {
   if (status.code() != GPUSHARE_DEVICE_LOST) return;
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   lose(status, outbox);
   settle(nullptr, outbox);
 }
@@ -507,20 +611,29 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
     {
       base::MutexLock lock(mutex_);
       while (lane.pushed == nullptr && !stop_threads_) lane.worker_wakes.wait(mutex_);
-      if (lane.pushed == nullptr) return;
+      if (lane.pushed == nullptr || collapsed_) return;
       work = std::move(lane.pushed);
       session = lane.holder->shared_from_this();
     }
     const base::Status begun = start_iteration(*session, lane);
     base::Status outcome;
     if (begun.ok()) {
+      const auto threw = [&session](const char* what) {
+        try {
+          return base::Status(GPUSHARE_CALLBACK_FAILED,
+                              "session '" + session->name() + "': its iteration threw" + what);
+        } catch (...) {
+          return base::no_memory();
+        }
+      };
       try {
         outcome = work->run(std::shared_ptr<Iteration>(session, &session->iteration_));
+      } catch (const std::bad_alloc&) {
+        outcome = base::no_memory();
       } catch (const std::exception& error) {
-        outcome = {GPUSHARE_CALLBACK_FAILED,
-                   "session '" + session->name() + "': its iteration threw: " + error.what()};
+        outcome = threw(error.what());
       } catch (...) {
-        outcome = {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': its iteration threw"};
+        outcome = threw("");
       }
     }
     const base::Status ignored = finish_iteration(*session, lane, std::move(outcome), begun);
@@ -531,6 +644,14 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
 void RuntimeImpl::run_reaper(LaneSlot& lane) {
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);
+  try {
+    reap_lane(lane, outbox);
+  } catch (...) {
+    collapse();
+  }
+}
+
+void RuntimeImpl::reap_lane(LaneSlot& lane, Outbox& outbox) {
   for (;;) {
     while (!stop_threads_ && !reaper_wanted(lane)) {
       lane.reaper_sleeps = true;
@@ -539,9 +660,8 @@ void RuntimeImpl::run_reaper(LaneSlot& lane) {
     }
     if (stop_threads_) return;
     reap(lane, outbox);
-    lock.unlock();
+    const Unlocked unlocked(mutex_);
     outbox.flush();
-    lock.lock();
   }
 }
 

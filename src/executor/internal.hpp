@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@
 #include "base/clock.hpp"
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
+#include "base/no_memory.hpp"
 #include "executor/gate.hpp"
 #include "executor/runtime.hpp"
 #include "executor/stream.hpp"
@@ -261,7 +263,7 @@ class Outbox {
   ~Outbox() { flush(); }
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
-  void flush();
+  void flush() noexcept;
 
   struct Finished {
     std::shared_ptr<SessionImpl> session;
@@ -323,6 +325,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
  private:
   friend class IterationImpl;
   friend class Outbox;
+  friend class Section;
   friend class SessionImpl;
   friend class StreamImpl;
   friend class TicketImpl;
@@ -345,9 +348,12 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   // The iteration granted to `session` begins: memory, events. Without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
+  base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
   // It ends with `outcome`; `begun` is what start_iteration said.
   base::Status finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                 const base::Status& begun);
+  base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,
+                                         const base::Status& begun);
   // Retires the lane's iterations up to `sequence`, whose end events have passed.
   void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
@@ -370,6 +376,13 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // The device is gone: everything ends, once.
   void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void note(const base::Status& status);  // lose(), if that is what it says; without the lock
+  // The host had no memory for a step of the books, which was left half done: they are not touched again. Every
+  // call fails from now on, waiting ones return, and close() gives everything back. Allocates nothing.
+  void collapse() noexcept GPUSHARE_REQUIRES(mutex_);
+  void complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept GPUSHARE_REQUIRES(mutex_);
+  // close() for a runtime that collapsed: waits for iterations that run, and gives back what they had.
+  void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
+                       const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
   void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
   void run_worker(LaneSlot& lane);
@@ -398,6 +411,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void run_service();
+  void serve(Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(mutex_);
   void record_memory() GPUSHARE_EXCLUDES(mutex_);
 
@@ -418,6 +433,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stop_threads_ GPUSHARE_GUARDED_BY(mutex_) = false;
   base::Status lost_ GPUSHARE_GUARDED_BY(mutex_);
+  std::atomic<bool> collapsed_{false};                     // set under the lock
   base::Status lane_failure_ GPUSHARE_GUARDED_BY(mutex_);  // why a lane could not be made at all
   uint64_t next_session_id_ GPUSHARE_GUARDED_BY(mutex_) = 1;
   base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions_
@@ -447,6 +463,42 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   device::Stream paging_stream_;  // of whoever acts
   device::Event paging_start_, paging_end_;
   std::thread service_;
+};
+
+// The runtime's lock for changing its books; left by an exception, the runtime collapses.
+class GPUSHARE_SCOPED_CAPABILITY Section {
+ public:
+  explicit Section(RuntimeImpl& runtime) GPUSHARE_ACQUIRE(runtime.mutex_) : runtime_(runtime) {
+    runtime_.mutex_.lock();
+  }
+  ~Section() GPUSHARE_RELEASE();
+  Section(const Section&) = delete;
+  Section& operator=(const Section&) = delete;
+  void unlock() GPUSHARE_RELEASE() {
+    held_ = false;
+    runtime_.mutex_.unlock();
+  }
+  void lock() GPUSHARE_ACQUIRE() {
+    runtime_.mutex_.lock();
+    held_ = true;
+  }
+
+ private:
+  RuntimeImpl& runtime_;
+  const int exceptions_ = std::uncaught_exceptions();
+  bool held_ = true;
+};
+
+// A stretch without a lock that is held before and after it, however it ends.
+class GPUSHARE_SCOPED_CAPABILITY Unlocked {
+ public:
+  explicit Unlocked(base::Mutex& mutex) GPUSHARE_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  ~Unlocked() GPUSHARE_RELEASE() { mutex_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  base::Mutex& mutex_;
 };
 
 }  // namespace gpushare::executor

@@ -93,7 +93,7 @@ base::Status RuntimeImpl::close() {
                                           "' has open on this thread: end it first"};
   {
     Outbox outbox(*this);
-    base::MutexLock lock(mutex_);
+    Section lock(*this);
     if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed already"};
     closing_ = true;
     std::vector<std::shared_ptr<SessionImpl>> all;
@@ -103,7 +103,7 @@ base::Status RuntimeImpl::close() {
       end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
     }
     settle(nullptr, outbox);
-    while (!sessions_.empty()) {
+    while (!sessions_.empty() && !collapsed_) {
       LaneSlot* busy = nullptr;
       for (LaneSlot* lane : open_slots_)
         if (lane->in_flight > 0 && !lane->reaping) busy = lane;
@@ -115,6 +115,9 @@ base::Status RuntimeImpl::close() {
         wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     }
     run_actions(true, outbox);
+    const auto open = [](const auto& entry) { return entry.second->open_; };
+    while (collapsed_ && (acting_ || std::any_of(sessions_.begin(), sessions_.end(), open)))
+      actor_done_.wait(mutex_);
     stop_threads_ = true;
     service_wakes_.notify_all();
     for (const auto& slot : slots_) {
@@ -147,6 +150,10 @@ base::Status RuntimeImpl::close() {
     if (slot == nullptr) continue;
     if (slot->worker.joinable()) slot->worker.join();
     if (slot->reaper.joinable()) slot->reaper.join();
+  }
+  if (collapsed_) close_collapsed(slots, side_streams);
+  for (const auto& slot : slots) {
+    if (slot == nullptr) continue;
     if (slot->stream != nullptr) slot->stream->shut();
     if (slot->partition != nullptr) {
       const base::Status status = device_->destroy_partition(slot->partition);
@@ -162,6 +169,34 @@ base::Status RuntimeImpl::close() {
   paging_end_ = {};
   paging_stream_ = {};
   return device_->close();
+}
+
+void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
+                                  const std::vector<std::weak_ptr<StreamImpl>>& side_streams) {
+  // Memory goes when nothing on the device uses it, with all that is in it.
+  for (const auto& slot : slots)
+    if (slot != nullptr && slot->stream != nullptr) (void)slot->stream->device_stream().synchronize();
+  for (const auto& weak : side_streams)
+    if (const auto stream = weak.lock(); stream != nullptr) (void)stream->synchronize();
+  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions;
+  {
+    base::MutexLock lock(mutex_);
+    sessions.swap(sessions_);
+    actions_.clear();
+  }
+  for (const auto& [id, session] : sessions) {
+    session->residence_gate_.close();
+    session->heap_gate_.close();
+    session->heap_.store(nullptr);
+    std::deque<PushItem> pushes;
+    base::MutexLock lock(mutex_);
+    pushes.swap(session->pushes_);
+    session->ended_ = session->torn_down_ = true;
+    session->end_state_ = SessionState::kFailed;
+    session->end_status_ = lost_;
+    session->state_changed_.notify_all();
+  }
+  memory_.reset();
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
@@ -180,7 +215,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
                         "session '" + options.name + "' asks for compute units of its own, which device " +
                             device_->spec() + " cannot give (capability PARTITIONS): leave compute_units 0");
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
   const uint64_t id = next_session_id_++;
   if (complete.name.empty())
@@ -210,6 +245,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
   if (record_timeline_) timeline_.name_session(id, session->name());
   settle(nullptr, outbox);
   run_actions(false, outbox);
+  if (collapsed_) return lost_;
   if (session->ended_) {
     // It could not be placed, or the device was lost meanwhile.
     base::Status why = session->end_state_ == SessionState::kFailed ? session->end_status_ : check_open();
@@ -266,8 +302,9 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
 base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
   if (policy == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the policy is null"};
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  if (collapsed_) return lost_;
   scheduler_->set_policy(std::move(policy), now());
   settle(nullptr, outbox);
   return {};
@@ -277,12 +314,13 @@ base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   Outbox outbox(*this);
   if (timeout_ns == 0) poll(outbox);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
   std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
   for (LaneSlot* lane : open_slots_) targets.emplace_back(lane, lane->head + lane->in_flight);
   for (const auto& [lane, target] : targets) {
     while (lane->head < target && lane->in_flight > 0) {
+      if (collapsed_) return lost_;
       if (timeout_ns == 0 || deadline.passed())
         return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
       if (NoWaitScope::active())
@@ -369,7 +407,7 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
 
 std::string RuntimeImpl::check() {
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  Section lock(*this);
   // Memory's books hold when nobody works on them: no action, no pushed iteration. What the caller's own
   // iterations do is up to the caller.
   while (acting_) actor_done_.wait(mutex_);

@@ -23,7 +23,7 @@ SessionImpl::SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, Sess
 
 base::Status RuntimeImpl::check_live(const SessionImpl& session) const {
   if (session.closed_) return {GPUSHARE_INVALID_STATE, "session '" + session.name() + "' is closed"};
-  if (!session.ended_) return check_open();
+  if (!session.ended_ || collapsed_) return check_open();
   if (session.end_state_ == SessionState::kCancelled)
     return {GPUSHARE_CANCELLED, "session '" + session.name() + "' was cancelled"};
   if (session.end_status_.code() == GPUSHARE_DEVICE_LOST) return session.end_status_;
@@ -43,14 +43,14 @@ base::Status SessionImpl::close() {
           GPUSHARE_INVALID_STATE,
           "session '" + name() + "' cannot be closed from inside its own iteration: end the iteration first"};
   Outbox outbox(runtime);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   if (NoWaitScope::active()) return would_wait();
   const bool first = !closed_;
   closed_ = true;
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.settle(nullptr, outbox);
-  while (!torn_down_ || progress_calls_ > 0) {
+  while ((!torn_down_ && !runtime.collapsed_) || progress_calls_ > 0) {
     if (!runtime.acting_ && !runtime.actions_.empty()) {
       runtime.run_actions(true, outbox);
     } else if (in_flight_ > 0 && lane_->in_flight > 0 && !lane_->reaping) {
@@ -66,12 +66,12 @@ base::Status SessionImpl::close() {
 
 bool SessionImpl::closed() const {
   base::MutexLock lock(runtime_->mutex_);
-  return closed_ && torn_down_ && progress_calls_ == 0;
+  return closed_ && (torn_down_ || runtime_->collapsed_) && progress_calls_ == 0;
 }
 
 base::Status SessionImpl::cancel() {
   Outbox outbox(*runtime_);
-  base::MutexLock lock(runtime_->mutex_);
+  Section lock(*runtime_);
   if (closed_) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed"};
   runtime_->end_session(*this, SessionState::kCancelled,
                         {GPUSHARE_CANCELLED, "session '" + name() + "' was cancelled"}, outbox);
@@ -83,7 +83,7 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   bool asked = false;
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
@@ -156,7 +156,7 @@ SessionInfo SessionImpl::info() const {
 
 base::Status SessionImpl::set_priority(int32_t priority) {
   Outbox outbox(*runtime_);
-  base::MutexLock lock(runtime_->mutex_);
+  Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->scheduler_->set_priority(id_, priority, runtime_->now());
   runtime_->settle(nullptr, outbox);
@@ -167,7 +167,7 @@ base::Status SessionImpl::set_weight(double weight) {
   if (!std::isfinite(weight) || weight <= 0)
     return {GPUSHARE_INVALID_ARGUMENT, base::format("weight %g must be finite and above 0", weight)};
   Outbox outbox(*runtime_);
-  base::MutexLock lock(runtime_->mutex_);
+  Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->scheduler_->set_weight(id_, weight);
   runtime_->settle(nullptr, outbox);
@@ -176,7 +176,7 @@ base::Status SessionImpl::set_weight(double weight) {
 
 base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   Outbox outbox(*runtime_);
-  base::MutexLock lock(runtime_->mutex_);
+  Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->scheduler_->set_remaining(id_, remaining_ns, runtime_->now());
   runtime_->settle(nullptr, outbox);
@@ -188,7 +188,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
   LaneSlot* lane = nullptr;
   {
     Outbox outbox(runtime);
-    base::MutexLock lock(runtime.mutex_);
+    Section lock(runtime);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
     if (pull_waits_ || (open_ && iteration_.can_end_.load()))
       return base::Status(
@@ -232,10 +232,9 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     const sched::LaneId id = resident ? scheduler_->lane_of(session.id_) : sched::kNoLane;
     LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
     if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
-      mutex_.unlock();
+      const Unlocked unlocked(mutex_);
       outbox.flush();
       poll(outbox);
-      mutex_.lock();
       continue;
     }
     if (timeout_ns == 0 || deadline.passed())
@@ -259,7 +258,7 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
   RuntimeImpl& runtime = *runtime_;
   auto ticket = std::make_shared<TicketImpl>(runtime_, shared_from_this());
   Outbox outbox(runtime);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   if (pushes_.size() >= kMaxQueuedIterations)
     return base::Status(GPUSHARE_QUEUE_FULL,
@@ -283,7 +282,7 @@ base::Status TicketImpl::wait(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   if (timeout_ns == 0) runtime.poll(outbox);
-  base::MutexLock lock(runtime.mutex_);
+  Section lock(runtime);
   while (!done_.load(std::memory_order_relaxed)) {
     if (timeout_ns == 0 || deadline.passed())
       return {GPUSHARE_TIMED_OUT, "the iteration has not finished yet"};
@@ -298,7 +297,7 @@ base::Status TicketImpl::wait(uint64_t timeout_ns) {
           GPUSHARE_INVALID_STATE,
           base::format("an iteration of lane %u waits for another of the same lane: it would wait for itself",
                        lane->id)};
-    if (lane != nullptr && lane->in_flight > 0 && !lane->reaping &&
+    if (lane != nullptr && lane->in_flight > 0 && !lane->reaping && !runtime.collapsed_ &&
         (deadline.never() || runtime.virtual_time()))
       runtime.reap(*lane, outbox);
     else

@@ -2,6 +2,7 @@
 #include "memory/fence.hpp"
 
 #include <algorithm>
+#include <new>
 
 namespace gpushare::memory {
 
@@ -65,7 +66,10 @@ base::Result<device::Event> Fences::take_event() {
 
 void Fences::give_event(device::Event event) {
   base::MutexLock lock(mutex_);
-  pool_.push_back(std::move(event));
+  try {
+    pool_.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it is destroyed instead
+  }
 }
 
 size_t Fences::pooled() const {

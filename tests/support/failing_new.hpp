@@ -51,6 +51,7 @@ inline bool refuses() {
 
 }  // namespace gpushare::test
 
+// Arrays come here too, by the default operators; except under sanitizers, which bring their own, in pairs.
 void* operator new(size_t bytes) {
   if (!gpushare::test::refuses())
     if (void* block = std::malloc(bytes != 0 ? bytes : 1)) return block;
@@ -62,7 +63,13 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
     if (void* block = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit)) return block;
   throw std::bad_alloc();
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return gpushare::test::refuses() ? nullptr : std::malloc(bytes != 0 ? bytes : 1);
+}
 void operator delete(void* block) noexcept {
+  std::free(block);
+}
+void operator delete(void* block, const std::nothrow_t&) noexcept {
   std::free(block);
 }
 void operator delete(void* block, size_t) noexcept {
