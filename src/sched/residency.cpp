@@ -134,7 +134,7 @@ std::vector<ModelId> Residency::shed(uint64_t bytes, ModelId keep, uint64_t now_
     droppable_bytes += model.bytes;
   }
   if (candidates.empty()) return {};
-  const std::vector<ModelId> drops =
+  std::vector<ModelId> drops =
       choose(std::move(candidates), std::min(std::max<uint64_t>(bytes, 1), droppable_bytes));
   for (const ModelId id : drops) (void)drop(id);
   return drops;

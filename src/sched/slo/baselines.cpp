@@ -109,7 +109,7 @@ class Clipper final : public Ordered {
   uint32_t size_limit(uint32_t model, uint64_t now_ns) override {
     const Fit& fit = fits_[model];
     const uint32_t most = max_batch(model);
-    if (fit.seen.size() < 2 * most) return 1 + static_cast<uint32_t>(fit.seen.size()) % most;
+    if (fit.seen.size() < size_t{2} * most) return 1 + static_cast<uint32_t>(fit.seen.size()) % most;
     double n = 0, x = 0, xx = 0, y = 0, xy = 0;
     for (const auto& [size, duration] : fit.seen) {
       n += 1;
