@@ -86,8 +86,8 @@ class PersistentHeap {
   // what was lent to lanes for promoted blocks that are gone (so the present size does something too). May call the
   // driver; waits on the host only for device work of others that still uses the bytes while no stream is
   // set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged out; shrinking below
-  // the live bytes, or below the end of the last live block: the message says which). Nothing has changed
-  // then.
+  // the live bytes, the end of the last live block, or what lanes still hold of loans: the message says
+  // which). Nothing has changed then.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
   // Frees of blocks are ordered on `stream` from now on (the lane's). The caller has ordered the streams. Set
   // before every iteration; null before the stream goes (no work uses the blocks then).

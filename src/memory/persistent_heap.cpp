@@ -199,7 +199,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
 }
 
 base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
-  uint64_t before = 0, surplus = 0;
+  uint64_t before = 0, forgone = 0;
   {
     ShortLockGuard lock(lock_);
     if (promised_bytes < live_ + promoted_)
@@ -207,19 +207,20 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
                                           base::format_bytes(promised_bytes) + ": " +
                                           base::format_bytes(live_ + promoted_) + " are live"};
     before = std::exchange(promised_, promised_bytes);  // so that no block is placed beyond it from here on
-    surplus = before - promised_bytes;
-    const uint64_t forgone = std::min(surplus, owed_);
+    forgone = std::min(before - promised_bytes, owed_);
     owed_ -= forgone;
     lent_ -= forgone;
-    before -= forgone;
-    surplus -= forgone;
   }
+  const uint64_t surplus = before - promised_bytes - forgone;
   if (surplus == 0 || cut(surplus, true) > 0) return {};
   ShortLockGuard lock(lock_);
   promised_ = before;
-  return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
-                                      base::format_bytes(promised_bytes) +
-                                      ": live blocks lie at the end (fragmentation)"};
+  owed_ += forgone;
+  lent_ += forgone;
+  return {GPUSHARE_INVALID_STATE,
+          "session '" + name_ + "': the promise cannot shrink to " + base::format_bytes(promised_bytes) +
+              ": live blocks lie at the end (fragmentation)" +
+              (lent_ > owed_ ? ", or lanes hold until their next boundary what was lent to them" : "")};
 }
 
 base::Status PersistentHeapImpl::resize(uint64_t promised_bytes) {
