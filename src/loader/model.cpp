@@ -119,12 +119,14 @@ base::Status Model::open_run(uint32_t first, uint32_t end, const device::Stream&
   run.first = first;
   run.last = end;
   run.closed = false;
-  return marked(stream.record(run.begin), [&] { runs_.push_back(std::move(run)); });
+  return marked(stream.record(run.begin),
+                [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { runs_.push_back(std::move(run)); });
 }
 
 base::Status Model::close_run(const device::Stream& stream) {
   if (runs_.empty() || runs_.back().closed) return {};
-  return marked(stream.record(runs_.back().end), [&] { runs_.back().closed = true; });
+  return marked(stream.record(runs_.back().end),
+                [&]() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { runs_.back().closed = true; });
 }
 
 base::Status Model::mark_end(const executor::Stream& stream) {
