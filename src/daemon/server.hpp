@@ -94,7 +94,7 @@ class Server {
   void handle(Connection& c, const Request& request);
   base::Status attach(Connection& c, const Request& request);
   void image_is_read(ImageReader::Done done);
-  base::Status finish_attach(Connection& c, std::shared_ptr<const loader::Image> image);
+  base::Status finish_attach(Connection& c, const std::shared_ptr<const loader::Image>& image);
   size_t workers_of(const Model& model) const;
   std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execute_ns) const;
   base::Result<std::vector<uint32_t>> plan(const loader::Image& image, uint64_t execute_ns,

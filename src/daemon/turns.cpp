@@ -46,7 +46,7 @@ void Server::image_is_read(ImageReader::Done done) {
   if (!status.ok()) reply(c, status);
 }
 
-base::Status Server::finish_attach(Connection& c, std::shared_ptr<const loader::Image> image) {
+base::Status Server::finish_attach(Connection& c, const std::shared_ptr<const loader::Image>& image) {
   if (image->bytes() == 0)
     return {GPUSHARE_INVALID_ARGUMENT, "model " + image->name() + " has no bytes to load"};
   std::vector<TableLayer> table;
@@ -224,7 +224,7 @@ base::Status Server::give_turn(Connection& c) {
     if (residency_->resident_bytes() > most_bytes && options_.standby_bytes > 0)
       drop(residency_->shed(residency_->resident_bytes() - most_bytes, model.id(), base::host_now_ns()));
     trim_standby(&model);
-    const base::Status loading = load(c, model);
+    base::Status loading = load(c, model);
     if (!loading.ok()) {
       forget(model);
       return loading;

@@ -62,7 +62,7 @@ base::Status File::read_at(uint64_t offset, char* out, uint64_t bytes) const {
       return {GPUSHARE_MALFORMED_INPUT,
               base::format("%s: ends at byte %llu while byte %llu was to be read; it became shorter",
                            path_.c_str(), static_cast<unsigned long long>(offset),
-                           static_cast<unsigned long long>(offset + bytes))};
+                           static_cast<unsigned long long>(offset) + bytes)};
     out += got;
     offset += static_cast<uint64_t>(got);
     bytes -= static_cast<uint64_t>(got);

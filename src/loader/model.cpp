@@ -48,7 +48,7 @@ std::unique_ptr<Transmission> Model::take_apart() {
 base::Status Model::unload() {
   if (!claim()) return {};
   loader_->retire(take_apart());
-  const base::Status freed = session_->free(address_);
+  base::Status freed = session_->free(address_);
   // Gone with its session, which is what was wanted.
   if (freed.code() == GPUSHARE_INVALID_STATE || freed.code() == GPUSHARE_NOT_FOUND) return {};
   return freed;

@@ -295,8 +295,8 @@ base::Result<ModelFiles> read_model(const std::string& path) {
     for (Tensor& tensor : part.tensors) {
       const auto entry = index->find(tensor.name);
       if (entry == index->end() || entry->second != shard)
-        return malformed(folder + shard + ": has tensor " + shown(tensor.name) + ", which " + path +
-                         " does not place there");
+        return malformed(base::format("%s%s: has tensor %s, which %s does not place there", folder.c_str(),
+                                      shard.c_str(), shown(tensor.name).c_str(), path.c_str()));
       tensor.file = static_cast<uint32_t>(out.paths.size());
       out.tensors.push_back(std::move(tensor));
     }

@@ -252,7 +252,7 @@ base::Status Switcher::make_active(Member& member) {
   }
   drop_all(drops);
   if (!live) {
-    const base::Status status = load(member);
+    base::Status status = load(member);
     if (!status.ok()) {
       base::MutexLock lock(mutex_);
       (void)residency_.drop(member.id);

@@ -24,7 +24,7 @@ Transmission::Transmission(std::shared_ptr<const Image> image, device::Address b
 
 base::Result<std::unique_ptr<Transmission>> Transmission::start(
     device::Device& device, const device::Stream& stream, std::shared_ptr<const Image> image,
-    device::Address base, std::vector<uint32_t> ends, Prefix prefix, GroupCallback on_group) {
+    device::Address base, std::vector<uint32_t> ends, Prefix prefix, const GroupCallback& on_group) {
   if (image == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "image is null");
   const size_t layers = image->layers().size();
   if (prefix.layers > layers)

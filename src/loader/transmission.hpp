@@ -42,7 +42,8 @@ class Transmission {
                                                            const device::Stream& stream,
                                                            std::shared_ptr<const Image> image,
                                                            device::Address base, std::vector<uint32_t> ends,
-                                                           Prefix prefix = {}, GroupCallback on_group = {});
+                                                           Prefix prefix = {},
+                                                           const GroupCallback& on_group = {});
   // Sends only the first `layers`, as one group, to a block with room for them.
   static base::Result<std::unique_ptr<Transmission>> start_prefix(device::Device& device,
                                                                   const device::Stream& stream,

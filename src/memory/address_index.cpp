@@ -59,7 +59,7 @@ base::Status AddressIndex::set(device::Address address, uint64_t bytes, BlockOwn
     else if (slot->load(std::memory_order_relaxed) != nullptr)
       status = {GPUSHARE_ALREADY_EXISTS,
                 base::format("device address %#llx has an owner already",
-                             static_cast<unsigned long long>(granule << kGranuleShift))};
+                             static_cast<unsigned long long>(granule) << kGranuleShift)};
     if (!status.ok()) {
       while (granule > first) entry(--granule, false)->store(nullptr, std::memory_order_release);
       return status;

@@ -51,7 +51,7 @@ base::Result<Heap> Heap::create(const HeapOptions& options) {
   if (range == MAP_FAILED)
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         base::format("cannot reserve %llu bytes of address space for a heap of %u blocks",
-                                     static_cast<unsigned long long>(sizeof(Record) * options.max_blocks),
+                                     static_cast<unsigned long long>(sizeof(Record)) * options.max_blocks,
                                      options.max_blocks));
   heap.blocks_ = static_cast<Record*>(range);
   if (!heap.commit_more())

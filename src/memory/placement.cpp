@@ -207,7 +207,8 @@ void Solver::load(std::span<const Buffer> buffers, uint64_t total) {
     highest.push_back(std::move(row));
   }
   for (const Item& item : items) {
-    const unsigned k = 31u - static_cast<unsigned>(std::countl_zero(item.upper - item.lower));
+    // (Lifetimes are not empty.)
+    const unsigned k = 31u - static_cast<unsigned>(std::countl_zero((item.upper - item.lower) | 1u));
     contention.push_back(std::max(highest[k][item.lower], highest[k][item.upper - (1u << k)]));
   }
   target = std::max(lower_bound,

@@ -133,7 +133,7 @@ base::Status Device::finish() {
     if (scope.status().code() == GPUSHARE_INVALID_STATE) return scope.status();  // inside a host function
   }
   for (Stream* stream : streams) {
-    const base::Status status = stream->synchronize();
+    base::Status status = stream->synchronize();
     if (status.code() == GPUSHARE_INVALID_STATE) return status;  // it captures a graph
   }
   return {};

@@ -103,7 +103,7 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     if (result == api::CUDA_ERROR_NOT_READY) result = api::CUDA_SUCCESS;
     late = !std::exchange(waiter->passed, false);
   }
-  const base::Status status = context_.status(result, call);
+  base::Status status = context_.status(result, call);
   if (context_.lost()) {
     // The function may still come: what it touches is kept for good.
     static auto* kept = new std::vector<std::unique_ptr<Waiter>>;
@@ -323,7 +323,7 @@ base::Status Event::make_wait(Stream& stream) {
   GPUSHARE_ASSIGN_OR_RETURN(const bool capturing, stream.capturing());
   if (capturing) {
     // The driver would end the capture. Work that has finished orders itself before every launch of the graph.
-    const base::Status passed = query();
+    base::Status passed = query();
     if (passed.code() != GPUSHARE_NOT_READY) return passed;
     return {GPUSHARE_INVALID_STATE,
             "stream_wait_event: the stream captures a CUDA graph, which cannot wait for work outside of it; "

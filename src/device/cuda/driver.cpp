@@ -13,12 +13,12 @@ namespace gpushare::device::cuda {
 namespace {
 
 struct ResultRow {
-  api::CUresult result;
   const char* name;
+  api::CUresult result;
   int32_t status;
 };
 constexpr ResultRow kResults[] = {
-#define X(value, name, status) {value, #name, GPUSHARE_##status},
+#define X(value, name, status) {#name, value, GPUSHARE_##status},
 #include "device/cuda/result_table.inc"
 #undef X
 };
@@ -111,6 +111,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   bool partitions = true;
   bool capture = true;
   bool required = true;
+  // NOLINTBEGIN(bugprone-macro-parentheses): members' names
 #define GPUSHARE_CUDA_FIND(need, name, exported, version, parameters)                                  \
   driver->name = reinterpret_cast<decltype(driver->name)>(finder.find(#name, #exported, version));     \
   if (driver->name == nullptr) {                                                                       \
@@ -119,6 +120,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
       missing += base::format(" " #exported " (CUDA %d.%d)", (version) / 1000, (version) % 1000 / 10); \
     }                                                                                                  \
   }
+  // NOLINTEND(bugprone-macro-parentheses)
   GPUSHARE_CUDA_SYMBOLS(GPUSHARE_CUDA_FIND)
 #undef GPUSHARE_CUDA_FIND
   if (!required) return unavailable(driver->path_ + " lacks" + missing + "; update the driver");

@@ -21,8 +21,10 @@ class Driver {
   static base::Result<const Driver*> get(const std::string& path);
 
   // The driver's functions, null where an optional one is absent: driver.cuMemAlloc(...).
+  // NOLINTBEGIN(bugprone-macro-parentheses): members' names and parameter lists
 #define GPUSHARE_CUDA_MEMBER(need, name, exported, version, parameters) \
   api::CUresult(*name) parameters = nullptr;
+  // NOLINTEND(bugprone-macro-parentheses)
   using CUdevice = api::CUdevice;
   using CUdeviceptr = api::CUdeviceptr;
   using CUcontext = api::CUcontext;

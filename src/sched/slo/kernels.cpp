@@ -141,7 +141,7 @@ __attribute__((target("avx2"))) size_t node_avx2(const double* alpha, const doub
                                                  double* until) {
   const __m256d at = _mm256_set1_pd(w);
   __m256d a[4], b[4], v[4];
-  for (int i = 0; i < 4; ++i) {
+  for (ptrdiff_t i = 0; i < 4; ++i) {
     a[i] = _mm256_loadu_pd(alpha + 4 * i);
     b[i] = _mm256_loadu_pd(beta + 4 * i);
     v[i] = _mm256_add_pd(_mm256_mul_pd(a[i], at), b[i]);
@@ -149,7 +149,7 @@ __attribute__((target("avx2"))) size_t node_avx2(const double* alpha, const doub
   const double value = reduce_max_avx2(_mm256_max_pd(_mm256_max_pd(v[0], v[1]), _mm256_max_pd(v[2], v[3])));
   const __m256d top = _mm256_set1_pd(value);
   unsigned mask = 0;
-  for (int i = 0; i < 4; ++i)
+  for (ptrdiff_t i = 0; i < 4; ++i)
     mask |= static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(v[i], top, _CMP_EQ_OQ))) << (4 * i);
   const size_t winner = steepest(alpha, mask);
   const __m256d winner_alpha = _mm256_set1_pd(alpha[winner]);
@@ -175,7 +175,7 @@ __attribute__((target("avx2"))) double least_avx2(const double* values) {
 __attribute__((target("avx2"))) unsigned at_most_avx2(const double* values, double limit) {
   const __m256d bound = _mm256_set1_pd(limit);
   unsigned mask = 0;
-  for (int i = 0; i < 4; ++i)
+  for (ptrdiff_t i = 0; i < 4; ++i)
     mask |= static_cast<unsigned>(
                 _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(values + 4 * i), bound, _CMP_LE_OQ)))
             << (4 * i);

@@ -55,10 +55,10 @@ bool parse_timestamp(std::string_view text, uint64_t* ns) {
     return false;
   const int shifted = year - (month <= 2 ? 1 : 0);
   const int era = shifted / 400, of_era = shifted % 400;
-  const int of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-  const int64_t days =
-      static_cast<int64_t>(era) * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
-  *ns = static_cast<uint64_t>((days * 24 + hour) * 3600 + minute * 60) * 1'000'000'000ull +
+  const int64_t of_year = (int64_t{153} * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
+  const int64_t days = static_cast<int64_t>(era) * 146097 + int64_t{of_era} * 365 + of_era / 4 -
+                       of_era / 100 + of_year - 719468;
+  *ns = static_cast<uint64_t>((days * 24 + hour) * 3600 + int64_t{minute} * 60) * 1'000'000'000ull +
         static_cast<uint64_t>(second * 1e9);
   return true;
 }
