@@ -213,7 +213,8 @@ void drop_physical_if_unused(uint64_t handle) {
 
 }  // namespace
 
-CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range) {
+CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range,
+                      bool* out_unordered) {
   World& w = world();
   const uint64_t end = range.address + range.bytes;
   // The whole range first: an op that is refused touches nothing.
@@ -251,6 +252,7 @@ CUresult check_access(const Call& call, const Stream* stream, uint64_t number, c
                                      " " + hex(at) + " of the block of " + block->born + ", which " +
                                      earlier.call + (earlier.writes ? " writes" : " reads") +
                                      " on another stream; nothing orders the two");
+      if (out_unordered != nullptr) *out_unordered = true;
       break;
     }
     if (block->accesses.size() >= kAccesses) {

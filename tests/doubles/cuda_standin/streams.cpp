@@ -146,10 +146,12 @@ CUresult enqueue(Call& call, Stream* stream, Work work) {
   work.fails_with = call.work_fails_with();
   if (stream->capture != nullptr) return capture_work(call, stream, std::move(work));
   order_with_legacy(stream);
+  bool unordered = false;
   for (const Range& range : work.ranges) {
-    const CUresult checked = check_access(call, stream, stream->enqueued + 1, range);
+    const CUresult checked = check_access(call, stream, stream->enqueued + 1, range, &unordered);
     if (checked != CUDA_SUCCESS) return checked;
   }
+  if (unordered) work.run = nullptr;  // told already; done, it would be a race of this process too
   QueuedOp op;
   op.work = std::move(work);
   push(stream, std::move(op));

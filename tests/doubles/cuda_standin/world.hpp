@@ -291,7 +291,8 @@ Context* root(Context* context);
 
 // Memory (memory.cpp).
 // Checks one access of an op about to be enqueued and remembers it. Not CUDA_SUCCESS after a misuse.
-CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range);
+CUresult check_access(const Call& call, const Stream* stream, uint64_t number, const Range& range,
+                      bool* out_unordered = nullptr);
 // Whether the whole range lies in pinned memory of ours.
 bool is_pinned(uint64_t address, uint64_t bytes);
 size_t list_leaks(std::string* out_text);
