@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/file.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -82,6 +83,18 @@ ssize_t truncating(int descriptor, void* out, size_t bytes, off_t offset) {
   return ::pread(descriptor, out, bytes, offset);
 }
 
+// One of the two ways is slow.
+bool slow_is_direct = false;
+std::atomic<uint64_t> direct_calls{0}, buffered_calls{0};
+ssize_t uneven(int descriptor, void* out, size_t bytes, off_t offset) {
+  if (bytes < 1024)
+    return ::pread(descriptor, out, bytes, offset);  // the header, and what the cache is asked with
+  const bool direct = (::fcntl(descriptor, F_GETFL) & O_DIRECT) != 0;
+  ++(direct ? direct_calls : buffered_calls);
+  if (direct == slow_is_direct) ::usleep(5'000);
+  return ::pread(descriptor, out, bytes, offset);
+}
+
 struct Reading {
   Reading() : device(*device::Device::open("host")), pool(*device, 64 << 10) {
     options.read_bytes = 4096;
@@ -114,6 +127,38 @@ TEST_CASE("short reads and interruptions change nothing") {
     for (const auto& piece : (*image)->pieces(0, 500))
       for (size_t i = 0; i < piece.bytes; ++i)
         if (piece.host[i] != static_cast<char>('x' + static_cast<char>(i % 90))) FAIL("byte " << i);
+  }
+}
+
+TEST_CASE("a cold file is read the way that its first reads found quicker") {
+  const Folder folder;
+  const std::string path = folder.write("m.safetensors", model_text(300'000));
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  REQUIRE(descriptor >= 0);
+  REQUIRE(::fsync(descriptor) == 0);
+  REQUIRE(::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED) == 0);
+  ::close(descriptor);
+  Reading reading;
+  for (const bool direct_slow : {true, false}) {
+    slow_is_direct = direct_slow;
+    reading.options.path = ReadOptions::Path::kAuto;
+    reading.options.drop_page_cache = true;
+    direct_calls = buffered_calls = 0;
+    loader::set_read_function(uneven);
+    const auto image = reading.load(path);
+    loader::set_read_function(nullptr);
+    INFO(image.status().to_string());
+    REQUIRE(image.ok());
+    for (const auto& piece : (*image)->pieces(0, 300'000))
+      for (size_t i = 0; i < piece.bytes; ++i)
+        if (piece.host[i] != static_cast<char>('x' + static_cast<char>((piece.offset_bytes + i) % 90)))
+          FAIL("byte " << piece.offset_bytes + i);
+    if (direct_calls == 0) {
+      WARN("no direct reads here: the file system has none, or does not let the cache go");
+      return;
+    }
+    INFO(direct_calls << " direct, " << buffered_calls << " buffered");
+    CHECK((direct_slow ? buffered_calls > 2 * direct_calls : direct_calls > 2 * buffered_calls));
   }
 }
 
