@@ -58,7 +58,8 @@ GPUSHARE_API int32_t gpushare_plan_solve(const gpushare_plan_params* params, con
                                          uint64_t* out_makespan_ns);
 
 enum {
-  GPUSHARE_READ_AUTO = 0,     /* buffered where the page cache has the file, direct where not */
+  GPUSHARE_READ_AUTO =
+      0, /* buffered where the page cache has the file, else as its first reads are quicker */
   GPUSHARE_READ_BUFFERED = 1, /* plain reads */
   GPUSHARE_READ_DIRECT = 2,   /* past the page cache; buffered where the file system refuses */
   GPUSHARE_READ_MAPPED = 3    /* fast when cached; a file truncated meanwhile ends the process (SIGBUS) */
