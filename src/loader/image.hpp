@@ -106,8 +106,8 @@ class Image {
 struct ReadOptions {
   uint32_t reads_in_flight = 4;      // 1 to 64
   uint64_t read_bytes = 8ull << 20;  // of each, 4 KiB to 1 GiB
-  // kAuto: kBuffered where the page cache has the file, else kDirect or kBuffered, as the first reads are quicker. kMapped: a file that is truncated meanwhile
-  // ends the process (SIGBUS), so it is never chosen by itself.
+  // kAuto: kBuffered where the page cache has the file, else kDirect or kBuffered, as the first reads are quicker.
+  // kMapped: a file that is truncated meanwhile ends the process (SIGBUS), so it is never chosen by itself.
   enum class Path : uint8_t { kBuffered, kDirect, kMapped, kAuto } path = Path::kBuffered;
   bool drop_page_cache = false;  // tell the system that the file's pages are not needed again
   std::vector<std::string>
