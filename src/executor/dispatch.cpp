@@ -581,6 +581,9 @@ void RuntimeImpl::lose(const base::Status& status, Outbox& outbox) {
 void RuntimeImpl::profile_begin(SessionImpl& session, LaneSlot& lane) {
   profiled_ = &session;
   lane.profiling = true;
+  // Others may have become ready together with it, for lanes of their own.
+  for (const auto& [id, other] : sessions_)
+    if (other.get() != &session && other->profile_left_ > 0) refresh_ready(*other);
   // A quarter stays for persistent blocks that first iterations make (optimizer state).
   const uint64_t free = memory_->capacity_bytes() - scheduler_->promised_bytes();
   const uint64_t granule = memory_->granularity_bytes();

@@ -318,4 +318,39 @@ TEST_CASE("undeclared need: many sessions open at once, each is profiled, then p
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("undeclared need: sessions that become ready together are profiled one after the other") {
+  auto runtime = open_runtime(options_of(kSetups[0], "pack"));
+  auto first = open_session(*runtime, {});
+  auto iteration = first->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  std::atomic<int> inside{0}, most_inside{0};
+  std::vector<std::shared_ptr<executor::Session>> others = {open_session(*runtime, {}),
+                                                            open_session(*runtime, {})};
+  std::vector<base::Status> outcomes(others.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < others.size(); ++i)
+    threads.emplace_back([&, i] {
+      auto own = others[i]->begin(GPUSHARE_NO_TIMEOUT);
+      outcomes[i] = own.status();
+      if (!own.ok()) return;
+      most_inside = std::max(most_inside.load(), ++inside);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // were both let in, they would meet here
+      const auto block = (*own)->alloc(60 * kMiB, 0);
+      outcomes[i] = block.status();
+      --inside;
+      const base::Status ended = (*own)->end();
+      if (outcomes[i].ok()) outcomes[i] = ended;
+    });
+  for (const auto& session : others)
+    while (session->info().iterations_queued == 0) std::this_thread::yield();
+  REQUIRE((*iteration)->end().ok());  // now both are ready
+  for (std::thread& thread : threads) thread.join();
+  for (const base::Status& outcome : outcomes) {
+    INFO(outcome.to_string());
+    CHECK(outcome.ok());
+  }
+  CHECK(most_inside == 1);
+  CHECK(runtime->close().ok());
+}
+
 }  // namespace
