@@ -183,7 +183,8 @@ typedef struct gpushare_backend_ops {
   int32_t (*stream_destroy)(gpushare_backend_stream* stream);
   /* OK when all work has finished, else NOT_READY, or the stream's sticky error. */
   int32_t (*stream_query)(gpushare_backend_stream* stream);
-  /* Blocks until all work enqueued before the call has finished. */
+  /* Blocks until all work enqueued before the call has finished, and does not fail before that unless the device is lost or the
+   * stream captures a graph: memory that the work uses is taken back after this. */
   int32_t (*stream_synchronize)(gpushare_backend_stream* stream);
   /* Work enqueued later on `stream` waits for `event`; the host does not. An event never recorded is done. */
   int32_t (*stream_wait_event)(gpushare_backend_stream* stream, gpushare_backend_event* event);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/image_reader.hpp"
 
-#include <chrono>
 #include <new>
-#include <thread>
 
 #include "base/no_memory.hpp"
 
@@ -24,12 +22,12 @@ ImageReader::~ImageReader() {
 void ImageReader::read(uint64_t worker, std::string path) {
   {
     base::MutexLock lock(mutex_);
-    waiting_.emplace_back(worker, std::move(path));
+    waiting_.push_back({worker, std::move(path)});
   }
   changed_.notify_all();
 }
 
-std::vector<ImageReader::Done> ImageReader::take() {
+std::list<ImageReader::Done> ImageReader::take() {
   base::MutexLock lock(mutex_);
   return std::exchange(done_, {});
 }
@@ -39,28 +37,18 @@ void ImageReader::work() {
   for (;;) {
     while (waiting_.empty() && !stop_) changed_.wait(mutex_);
     if (stop_) return;
-    const auto [worker, path] = std::move(waiting_.front());
-    waiting_.pop_front();
+    std::list<Done> read;  // moved from list to list: without host memory the worker is still answered
+    read.splice(read.end(), waiting_, waiting_.begin());
     lock.unlock();
-    base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
+    Done& done = read.front();
     try {
-      image = cache_.get(path);
+      done.image = cache_.get(done.path);
     } catch (const std::bad_alloc&) {
-      image = base::no_memory();
+      done.image = base::no_memory();
     }
     lock.lock();
-    for (size_t before = done_.size(); done_.size() == before && !stop_;) {
-      try {
-        done_.emplace_back();
-      } catch (const std::bad_alloc&) {  // the worker waits for its answer, and so does this
-        lock.unlock();
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        lock.lock();
-        before = done_.size();
-      }
-    }
     if (stop_) return;
-    done_.back() = {worker, std::move(image)};
+    done_.splice(done_.end(), read);
     lock.unlock();
     on_done_();
     lock.lock();

@@ -2,12 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "base/mutex.hpp"
 #include "base/status.hpp"
@@ -19,6 +18,7 @@ class ImageReader {
  public:
   struct Done {
     uint64_t worker = 0;
+    std::string path;
     base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
   };
   // `on_done` is called from the thread whenever take() has something.
@@ -26,7 +26,7 @@ class ImageReader {
   ~ImageReader();  // finishes the read it is at, forgets the rest
 
   void read(uint64_t worker, std::string path);
-  std::vector<Done> take();
+  std::list<Done> take();
 
  private:
   void work();
@@ -35,8 +35,8 @@ class ImageReader {
   const std::function<void()> on_done_;
   base::Mutex mutex_;
   base::ConditionVariable changed_;
-  std::deque<std::pair<uint64_t, std::string>> waiting_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<Done> done_ GPUSHARE_GUARDED_BY(mutex_);
+  std::list<Done> waiting_ GPUSHARE_GUARDED_BY(mutex_);
+  std::list<Done> done_ GPUSHARE_GUARDED_BY(mutex_);
   bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -246,12 +246,21 @@ base::Status Stream::synchronize() {
         context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
     return failure();
   }
+  // The caller takes back what the work uses after this: a wait that cannot sleep must not end early.
+  if (const base::Status slept = sleep(); !slept.ok()) {
+    GPUSHARE_RETURN_IF_ERROR(context.check_lost());
+    GPUSHARE_RETURN_IF_ERROR(
+        context.status(context.driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"));
+  }
+  return failure();
+}
+
+base::Status Stream::sleep() {
+  Context& context = device_.context();
   // cuStreamSynchronize waits as the context's owner chose, which may be spinning; only an event can be told
   // to sleep.
-  if (const api::CUresult now = context.driver().cuStreamQuery(handle_); now != api::CUDA_ERROR_NOT_READY) {
-    GPUSHARE_RETURN_IF_ERROR(context.status(now, "cuStreamQuery"));
-    return failure();
-  }
+  if (const api::CUresult now = context.driver().cuStreamQuery(handle_); now != api::CUDA_ERROR_NOT_READY)
+    return context.status(now, "cuStreamQuery");
   GPUSHARE_ASSIGN_OR_RETURN(const api::CUevent event, device_.events().take(/*timing=*/false));
   const char* call = "cuEventRecord";
   api::CUresult result = context.driver().cuEventRecord(event, handle_);
@@ -264,8 +273,7 @@ base::Status Stream::synchronize() {
   }
   device_.events().put(event, /*timing=*/false);
   GPUSHARE_RETURN_IF_ERROR(context.status(result, call));
-  GPUSHARE_RETURN_IF_ERROR(waited);
-  return failure();
+  return waited;
 }
 
 Event::Point Event::point() const {
@@ -306,9 +314,8 @@ base::Status Event::synchronize() {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   CaptureRelaxed relaxed(context.driver());
-  if (device_.waits() == WaitMode::kCallback) {
-    GPUSHARE_RETURN_IF_ERROR(device_.callback_waits().wait(handle_));
-  } else {
+  if (device_.waits() != WaitMode::kCallback || !device_.callback_waits().wait(handle_).ok()) {
+    GPUSHARE_RETURN_IF_ERROR(context.check_lost());
     GPUSHARE_RETURN_IF_ERROR(
         context.status(context.driver().cuEventSynchronize(handle_), "cuEventSynchronize"));
   }

@@ -118,6 +118,7 @@ class Stream {
   // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the
   // capture.
   base::Status query();
+  // Fails otherwise only once the work has finished, or the context is lost.
   base::Status synchronize();
   base::Status failure() const { return functions_->failure(functions_->launched()); }
 
@@ -130,6 +131,8 @@ class Stream {
   base::Result<bool> drop_capture();
 
  private:
+  // Waits without spinning. Fails early where the driver refuses what that takes.
+  base::Status sleep();
   Device& device_;
   const api::CUstream handle_;
   Partition* const partition_;

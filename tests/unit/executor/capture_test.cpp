@@ -47,14 +47,6 @@ struct Graphs {
   static void begin_capture(CUstream stream, int mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
     REQUIRE(cuStreamBeginCapture_v2(stream, mode) == CUDA_SUCCESS);
   }
-  static CUgraphExec end_capture(CUstream stream) {
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
-    REQUIRE(cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS);
-    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    return exec;
-  }
   // The first byte of `address` as work on the iteration's stream finds it. Waits.
   static int byte_at(executor::Iteration& iteration, memory::Address address) {
     const auto stream = *iteration.stream();
@@ -106,7 +98,7 @@ TEST_CASE("a graph is captured in an iteration, with allocations and frees betwe
     const auto theirs = beside->alloc(memory::Kind::kModel, kMiB, 0);
     REQUIRE(theirs.ok());
     REQUIRE(beside->free(*theirs).ok());
-    const CUgraphExec exec = on.end_capture(stream);
+    const CUgraphExec exec = end_capture(stream);
     for (int i = 0; i < 3; ++i) {
       REQUIRE(cuMemsetD8Async(*result, 0, kMiB, stream) == CUDA_SUCCESS);
       REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
@@ -136,7 +128,7 @@ TEST_CASE("a graph over persistent blocks is an iteration, in turn with another 
       on.begin_capture(on.native(*iteration), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
       REQUIRE(cuMemsetD8Async(job.block, static_cast<unsigned char>(10 + j), kMiB, on.native(*iteration)) ==
               CUDA_SUCCESS);
-      job.exec = on.end_capture(on.native(*iteration));
+      job.exec = end_capture(on.native(*iteration));
       must_end(*iteration);
     }
     for (int i = 0; i < 20; ++i) {
@@ -237,10 +229,10 @@ TEST_CASE("what cannot be part of a graph is refused while the stream captures, 
       CHECK(refused.code() == GPUSHARE_INVALID_STATE);
       CHECK(refused.message().find("captures a CUDA graph") != std::string::npos);
     }
-    REQUIRE(cuGraphExecDestroy(on.end_capture(elsewhere)) == CUDA_SUCCESS);
+    REQUIRE(cuGraphExecDestroy(end_capture(elsewhere)) == CUDA_SUCCESS);
     // A use on a stream that does not capture is not concerned.
     CHECK(on.runtime->record_use(*block, **side).ok());
-    REQUIRE(cuGraphExecDestroy(on.end_capture(on.native(*iteration))) == CUDA_SUCCESS);
+    REQUIRE(cuGraphExecDestroy(end_capture(on.native(*iteration))) == CUDA_SUCCESS);
     std::atomic<int> runs{0};
     REQUIRE(stream->launch_host([](void* n) { ++*static_cast<std::atomic<int>*>(n); }, &runs).ok());
     REQUIRE(stream->synchronize().ok());

@@ -22,14 +22,7 @@ struct Capturing {
     REQUIRE(cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
     REQUIRE(cuStreamBeginCapture_v2(native, mode) == CUDA_SUCCESS);
   }
-  CUgraphExec end() const {
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    REQUIRE(cuStreamEndCapture(native, &graph) == CUDA_SUCCESS);
-    REQUIRE(cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS);
-    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    return exec;
-  }
+  CUgraphExec end() const { return end_capture(native); }
   ~Capturing() {
     stream = {};
     CHECK(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);

@@ -235,6 +235,39 @@ TEST_CASE("a wait by callback ends when the context is lost under it", "[cuda]")
   standin_clear_faults();
 }
 
+TEST_CASE("a wait whose driver calls are refused still waits", "[cuda]") {
+  const char* mode = GENERATE("wait=block", "wait=callback", "wait=spin");
+  const char* call =
+      GENERATE("cuStreamQuery", "cuEventQuery", "cuEventCreate", "cuEventRecord", "cuEventSynchronize",
+               "cuStreamCreateWithPriority", "cuStreamWaitEvent", "cuLaunchHostFunc");
+  INFO(mode << ", " << call);
+  const auto hold = [](void* done) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    *static_cast<std::atomic<bool>*>(done) = true;
+  };
+  auto device = open(mode);
+  {
+    const auto stream = device->create_stream();
+    const auto event = device->create_event();
+    std::atomic<bool> done{false};
+    REQUIRE_OK(stream->launch_host(hold, &done));
+    standin_fail_call(call, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    REQUIRE_OK(stream->synchronize());
+    CHECK(done);
+    standin_clear_faults();
+
+    done = false;
+    REQUIRE_OK(stream->launch_host(hold, &done));
+    REQUIRE_OK(stream->record(*event));
+    if (std::string_view(call) != "cuEventSynchronize") standin_fail_call(call, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    REQUIRE_OK(event->synchronize());
+    CHECK(done);
+    standin_clear_faults();
+  }
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
 TEST_CASE("a host function that throws fails its stream alone", "[cuda]") {
   auto device = open();
   int runs = 0;

@@ -41,6 +41,16 @@ CUresult cuGetErrorName(CUresult, const char**);
 CUresult cuGetProcAddress_v2(const char*, void**, int, unsigned long long, int*);
 }
 
+// Ends the capture of `stream`; what it recorded, ready for launching.
+inline CUgraphExec end_capture(CUstream stream) {
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+  REQUIRE(cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS);
+  REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+  return exec;
+}
+
 // The next misuse, or "".
 inline std::string take_misuse() {
   char text[512] = "";
