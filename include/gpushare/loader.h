@@ -104,20 +104,27 @@ typedef struct gpushare_loader_info {
 GPUSHARE_API int32_t gpushare_loader_get_info(gpushare_loader loader, gpushare_loader_info* out_info);
 GPUSHARE_API int32_t gpushare_loader_get_link(gpushare_loader loader, gpushare_link_costs* out_link);
 
+/* In which order the layers of a file are taken to execute. Names: numbers in them count as numbers, embeddings and
+ * other inputs come first, heads and other outputs last; writers of files sort by type and name, so bytes seldom lie
+ * as they are used. A rule of thumb: a wrong guess costs time and nothing else. */
+enum { GPUSHARE_ORDER_BY_BYTES = 0, GPUSHARE_ORDER_BY_NAMES = 1 };
+
 typedef struct gpushare_image_params {
   uint32_t struct_size;
-  uint32_t order_count;     /* names in `order`; 0 = layers in the order of their bytes in the files */
+  uint32_t order_count;     /* names in `order`; 0 = as order_by says */
   const char* const* order; /* names of all tensors in execution order */
   const char* checksums;    /* path of a file with lines "CRC32C-in-hex name", verified; null = none */
+  uint32_t order_by;        /* GPUSHARE_ORDER_BY_*, for an order_count of 0 */
+  uint32_t reserved;
 } gpushare_image_params;
 #define GPUSHARE_IMAGE_PARAMS_INIT \
-  { sizeof(gpushare_image_params), 0, 0, 0 }
+  { sizeof(gpushare_image_params), 0, 0, 0, GPUSHARE_ORDER_BY_BYTES, 0 }
 
 /* Reads a model, a .safetensors file or an index of shards (*.safetensors.index.json), or finds it in the cache
  * (a file that changed is read anew). `params` may be null. The caller owns *out_image. Blocks on the disk.
  * Errors: IO_ERROR (native code is errno; also a file replaced while it was read), MALFORMED_INPUT (what is
  * wrong, by name; a checksum that differs), HOST_OUT_OF_MEMORY (limit_bytes; the message has the numbers),
- * INVALID_ARGUMENT (an order that does not fit the file), INVALID_STATE (the runtime is closed). */
+ * INVALID_ARGUMENT (an order that does not fit the file, no regular file), INVALID_STATE (the runtime is closed). */
 GPUSHARE_API int32_t gpushare_image_open(gpushare_loader loader, const char* path,
                                          const gpushare_image_params* params, gpushare_image* out_image);
 

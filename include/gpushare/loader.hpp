@@ -108,9 +108,9 @@ class Loader {
     check(gpushare_loader_get_info(get(), &info));
     return info;
   }
-  // A .safetensors file or an index of shards. `order`: all tensors in execution order; empty = as in the files.
+  // A .safetensors file or an index of shards. `order`: all tensors in execution order; empty = as `order_by` says.
   Image open_image(const std::string& path, const std::vector<std::string>& order = {},
-                   const std::string& checksums = {}) {
+                   const std::string& checksums = {}, uint32_t order_by = GPUSHARE_ORDER_BY_BYTES) {
     std::vector<const char*> names;
     names.reserve(order.size());
     for (const std::string& name : order) names.push_back(name.c_str());
@@ -118,6 +118,7 @@ class Loader {
     params.order = names.data();
     params.order_count = static_cast<uint32_t>(names.size());
     params.checksums = checksums.empty() ? nullptr : checksums.c_str();
+    params.order_by = order_by;
     gpushare_image out = nullptr;
     check(gpushare_image_open(get(), path.c_str(), &params, &out));
     return Image(out);

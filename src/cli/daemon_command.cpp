@@ -165,6 +165,9 @@ class DaemonCommand final : public Command {
     app.add_option("--standby", standby_,
                    "Of the capacity, for first layers of models that are off the device: switches to models "
                    "with a large first layer are quick then (default none)");
+    app.add_option("--order-by", order_by_,
+                   "In which order a file's layers are taken to execute: bytes, as they lie in it, or names, "
+                   "as these tell (default bytes)");
     app.add_option("--images", images_, "Host memory for images of models (default 4GiB)");
     app.add_option("--lease", lease_,
                    "Seconds that a worker may keep its turn while another waits; 0 = for ever (default 10)");
@@ -191,6 +194,10 @@ class DaemonCommand final : public Command {
     if (!standby_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.standby_bytes, parse_size("--standby", standby_));
     }
+    if (order_by_ != "bytes" && order_by_ != "names")
+      return bad_option("--order-by", order_by_, "bytes or names");
+    if (order_by_ == "names") options.read.sort = loader::ReadOptions::Sort::kNames;
+    options.read.path = loader::ReadOptions::Path::kAuto;
     GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
     GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, true, 1e6));
     options.lease_ns = lease_s == 0 ? daemon::kNoTimeout : static_cast<uint64_t>(lease_s * 1e9) + 1;
@@ -223,7 +230,7 @@ class DaemonCommand final : public Command {
 
  private:
   std::string socket_, device_ = "auto", capacity_, standby_, images_ = "4GiB", lease_ = "10",
-                       max_workers_ = "256", residency_ = "weighted", for_;
+                       max_workers_ = "256", residency_ = "weighted", order_by_ = "bytes", for_;
   bool status_ = false;
   JsonOption json_;
 };

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/model_file.hpp"
 
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <unordered_map>
 
 #include "base/units.hpp"
+#include "loader/order.hpp"
 #include "loader/safetensors.hpp"
 #include "sim/csv.hpp"
 
@@ -85,7 +87,11 @@ base::Result<std::vector<ModelLayer>> read_model_layers(const std::string& path)
                         path +
                             ": not a kind of model known here; give a .csv (layer,type,megabytes), a "
                             ".safetensors or a .safetensors.index.json file");
-  GPUSHARE_ASSIGN_OR_RETURN(const loader::ModelFiles model, loader::read_model(path));
+  const auto read = loader::read_model(path);
+  if (read.status().native_code() == ENOENT)
+    return base::Status(GPUSHARE_NOT_FOUND, read.status().message(), ENOENT);
+  if (!read.ok()) return read.status();
+  const loader::ModelFiles& model = *read;
   std::vector<ModelLayer> layers;
   for (const loader::Tensor& tensor : model.tensors) layers.push_back({tensor.name, tensor.bytes()});
   if (layers.empty()) return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": has no tensors");
@@ -118,6 +124,14 @@ base::Status apply_order(std::string_view text, const std::string& file, std::ve
                            file.c_str(), (*layers)[i].name.c_str(), layers->size())};
   *layers = std::move(ordered);
   return {};
+}
+
+void sort_by_names(std::vector<ModelLayer>* layers) {
+  std::vector<std::string_view> names;
+  for (const ModelLayer& layer : *layers) names.push_back(layer.name);
+  std::vector<ModelLayer> sorted;
+  for (const size_t i : loader::order_by_name(names)) sorted.push_back((*layers)[i]);
+  *layers = std::move(sorted);
 }
 
 base::Result<std::vector<double>> parse_execution_times(std::string_view text, const std::string& file,

@@ -29,6 +29,9 @@ base::Result<std::vector<ModelLayer>> read_model_layers(const std::string& path)
 // beginning left out. Every layer must be named, once. Errors: MALFORMED_INPUT naming file, line and name.
 base::Status apply_order(std::string_view text, const std::string& file, std::vector<ModelLayer>* layers);
 
+// Puts `layers` into the order that their names tell (loader/order.hpp).
+void sort_by_names(std::vector<ModelLayer>* layers);
+
 // CSV with the header `layer,exec_ms`, each layer of the model once, in any order. Returns milliseconds in
 // the model's order. Errors: MALFORMED_INPUT as above.
 base::Result<std::vector<double>> parse_execution_times(std::string_view text, const std::string& file,

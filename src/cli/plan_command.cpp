@@ -209,6 +209,10 @@ class PlanCommand final : public Command {
     app.add_option("--exec-ms", exec_file_, "CSV of execution times: layer,exec_ms")->type_name("FILE");
     app.add_option("--order", order_file_, "Execution order: a layer's name a line [order of the model file]")
         ->type_name("FILE");
+    app.add_option("--order-by", order_by_,
+                   "Without --order: bytes, as they lie in the file, or names, as these tell (for "
+                   "safetensors) [bytes]")
+        ->type_name("WHAT");
     app.add_option("--resident", resident_, "The first N layers are on the device already [0]")
         ->type_name("N");
     app.add_option("--group-cap", group_cap_, "Most bytes of a group; a larger layer is alone [no cap]")
@@ -233,17 +237,21 @@ class PlanCommand final : public Command {
     if (!group_cap_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(plan.costs.group_cap_bytes, parse_size("--group-cap", group_cap_));
     }
+    if (order_by_ != "bytes" && order_by_ != "names")
+      return bad_option("--order-by", order_by_, "bytes or names");
     GPUSHARE_RETURN_IF_ERROR(json_.check());
     if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(check_writable(timeline_, "--timeline"));
+    if (!checksums_.empty()) GPUSHARE_RETURN_IF_ERROR(check_writable(checksums_, "--checksums"));
+    GPUSHARE_ASSIGN_OR_RETURN(plan.layers, read_model_layers(model_));
     if (!checksums_.empty()) {
-      GPUSHARE_RETURN_IF_ERROR(check_writable(checksums_, "--checksums"));
       GPUSHARE_ASSIGN_OR_RETURN(const std::string sums, loader::checksums_of(model_));
       GPUSHARE_RETURN_IF_ERROR(write_file(checksums_, sums));
     }
-    GPUSHARE_ASSIGN_OR_RETURN(plan.layers, read_model_layers(model_));
     if (!order_file_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(const std::string order, sim::read_text(order_file_));
       GPUSHARE_RETURN_IF_ERROR(apply_order(order, order_file_, &plan.layers));
+    } else if (order_by_ == "names") {
+      sort_by_names(&plan.layers);
     }
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t resident,
                               parse_count("--resident", resident_, plan.layers.size()));
@@ -287,6 +295,7 @@ class PlanCommand final : public Command {
   std::string group_overhead_;
   std::string exec_file_;
   std::string order_file_;
+  std::string order_by_ = "bytes";
   std::string checksums_;
   std::string resident_ = "0";
   std::string group_cap_;

@@ -19,8 +19,8 @@ void set_read_function(ReadFunction function);
 class File {
  public:
   enum class Mode : uint8_t { kBuffered, kDirect };
-  // Errors: IO_ERROR with errno; INVALID_ARGUMENT if it is not a regular file; UNSUPPORTED if the file system
-  // has no direct I/O.
+  // Never waits for a pipe's other end. Errors: IO_ERROR with errno and what to do about it; INVALID_ARGUMENT naming
+  // what it is if it is no regular file; UNSUPPORTED if the file system has no direct I/O.
   static base::Result<File> open(const std::string& path, Mode mode = Mode::kBuffered);
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
@@ -33,14 +33,17 @@ class File {
   base::Status read_at(uint64_t offset, char* out, uint64_t bytes) const;
   // How much of it the page cache has, by samples: 0 to 1. 0 where the system does not tell.
   double cached_share() const;
-  // What tells one content from another without reading it: size, time of modification, inode, as of now.
-  base::Result<std::string> version() const;
+  // What tells one content from another without reading it: device, inode, time of modification, size; as it was opened.
+  const std::string& version() const { return version_; }
+  // The same of what is at `path` now: by name, so that a file that was replaced differs.
+  static base::Result<std::string> version_at(const std::string& path);
 
  private:
   File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
   std::string path_;
   int descriptor_;
   uint64_t size_ = 0;
+  std::string version_;
 };
 
 }  // namespace gpushare::loader

@@ -16,6 +16,7 @@
 #include "base/units.hpp"
 #include "loader/checksum.hpp"
 #include "loader/file.hpp"
+#include "loader/order.hpp"
 
 namespace gpushare::loader {
 namespace {
@@ -105,7 +106,6 @@ class Mapping {
 // unknown, or there twice.
 base::Status reorder(const std::vector<std::string>& order, const std::string& path,
                      std::vector<Tensor>* tensors) {
-  if (order.empty()) return {};
   std::unordered_map<std::string, size_t> place;
   for (size_t i = 0; i < order.size(); ++i)
     if (!place.emplace(order[i], i).second)
@@ -123,6 +123,15 @@ base::Status reorder(const std::vector<std::string>& order, const std::string& p
         return {GPUSHARE_INVALID_ARGUMENT, path + " has no tensor '" + order[i] + "'"};
   *tensors = std::move(sorted);
   return {};
+}
+
+void sort_by_names(std::vector<Tensor>* tensors) {
+  std::vector<std::string_view> names;
+  for (const Tensor& tensor : *tensors) names.push_back(tensor.name);
+  std::vector<Tensor> sorted;
+  sorted.reserve(names.size());
+  for (const size_t i : order_by_name(names)) sorted.push_back((*tensors)[i]);
+  *tensors = std::move(sorted);
 }
 
 // Which of two ways reads faster, by the median time a byte of the first reads of each.
@@ -152,14 +161,13 @@ class Trial {
 // All reads of a model, spread over reads_in_flight threads; the first error stops the others.
 class Reader {
  public:
-  Reader(const ChunkPool& pool, const ReadOptions& options, std::vector<Read> reads)
-      : pool_(pool), options_(options), reads_(std::move(reads)) {}
+  Reader(const ChunkPool& pool, const ReadOptions& options, std::vector<Read> reads,
+         std::span<const Source> sources)
+      : pool_(pool), options_(options), reads_(std::move(reads)), sources_(sources) {}
 
   base::Status open(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
       GPUSHARE_ASSIGN_OR_RETURN(File file, File::open(path));
-      GPUSHARE_ASSIGN_OR_RETURN(std::string version, file.version());
-      versions_.push_back(std::move(version));
       if (options_.path == ReadOptions::Path::kMapped) {
         mappings_.emplace_back(file);
         if (file.size() > 0 && mappings_.back().data() == nullptr)
@@ -197,13 +205,10 @@ class Reader {
       base::MutexLock lock(mutex_);
       if (!error_.ok()) return error_;
     }
-    for (size_t i = 0; i < files_.size(); ++i) {
-      GPUSHARE_ASSIGN_OR_RETURN(const std::string now, files_[i].version());
-      if (now != versions_[i])
-        return {GPUSHARE_IO_ERROR,
-                files_[i].path() + " was changed or replaced while it was read; load it again"};
-      if (options_.drop_page_cache) posix_fadvise(files_[i].descriptor(), 0, 0, POSIX_FADV_DONTNEED);
-    }
+    // Since before their headers were read: what those say of a file that was replaced is wrong of the new one.
+    GPUSHARE_RETURN_IF_ERROR(check_unchanged(sources_));
+    if (options_.drop_page_cache)
+      for (const File& file : files_) posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);
     return {};
   }
 
@@ -251,11 +256,11 @@ class Reader {
   const ChunkPool& pool_;
   const ReadOptions& options_;
   const std::vector<Read> reads_;
+  const std::span<const Source> sources_;
   std::vector<File> files_;
   std::unordered_map<size_t, File> direct_;  // by index, those that are read so
   std::optional<Trial> trial_;
   std::vector<Mapping> mappings_;
-  std::vector<std::string> versions_;
   std::atomic<size_t> next_{0};
   base::Mutex mutex_;
   base::Status error_ GPUSHARE_GUARDED_BY(mutex_);
@@ -333,12 +338,16 @@ std::vector<uint64_t> sizes_of(std::span<const Layer> layers) {
 
 }  // namespace
 
-Image::Image(ChunkPool& pool, std::string name, std::vector<Layer> layers)
-    : pool_(pool), name_(std::move(name)), layers_(std::move(layers)), profile_(sizes_of(layers_)) {}
+Image::Image(ChunkPool& pool, std::string name, std::vector<Layer> layers, std::vector<Source> sources)
+    : pool_(pool),
+      name_(std::move(name)),
+      layers_(std::move(layers)),
+      sources_(std::move(sources)),
+      profile_(sizes_of(layers_)) {}
 
 base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string name,
-                                                   std::vector<Layer> layers) {
-  std::shared_ptr<Image> image(new Image(pool, std::move(name), std::move(layers)));
+                                                   std::vector<Layer> layers, std::vector<Source> sources) {
+  std::shared_ptr<Image> image(new Image(pool, std::move(name), std::move(layers), std::move(sources)));
   for (Layer& layer : image->layers_) {
     layer.offset_bytes = round_up(image->bytes_, kLayerAlignmentBytes);
     if (layer.bytes > (1ull << 50) || layer.offset_bytes > (1ull << 50))
@@ -424,11 +433,15 @@ base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std
                                                       const ReadOptions& options) {
   GPUSHARE_RETURN_IF_ERROR(check_read_options(options));
   GPUSHARE_ASSIGN_OR_RETURN(ModelFiles model, read_model(path));
-  GPUSHARE_RETURN_IF_ERROR(reorder(options.order, path, &model.tensors));
+  if (!options.order.empty())
+    GPUSHARE_RETURN_IF_ERROR(reorder(options.order, path, &model.tensors));
+  else if (options.sort == ReadOptions::Sort::kNames)
+    sort_by_names(&model.tensors);
   std::vector<Layer> layers;
   for (const Tensor& tensor : model.tensors) layers.push_back({tensor.name, 0, tensor.bytes()});
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Image> image, Image::create(pool, path, std::move(layers)));
-  Reader reader(pool, options, plan_reads(*image, model.tensors, options.read_bytes));
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Image> image,
+                            Image::create(pool, path, std::move(layers), std::move(model.sources)));
+  Reader reader(pool, options, plan_reads(*image, model.tensors, options.read_bytes), image->sources());
   GPUSHARE_RETURN_IF_ERROR(reader.open(model.paths));
   GPUSHARE_RETURN_IF_ERROR(reader.run());
   if (!options.checksums.empty()) {

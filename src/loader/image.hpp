@@ -67,13 +67,16 @@ class Image {
   // Lays `layers` out (offsets are set here) over fresh chunks; the bytes are for the caller to fill through
   // pieces().
   static base::Result<std::shared_ptr<Image>> create(ChunkPool& pool, std::string name,
-                                                     std::vector<Layer> layers);
+                                                     std::vector<Layer> layers,
+                                                     std::vector<Source> sources = {});
   ~Image();
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
   const std::string& name() const { return name_; }
   std::span<const Layer> layers() const { return layers_; }
+  // The files that it was read from; none if it is from memory.
+  std::span<const Source> sources() const { return sources_; }
   uint64_t bytes() const { return bytes_; }  // layout's end, padding included
   // Host memory that it takes: whole chunks.
   uint64_t held_bytes() const { return chunks_.size() * pool_.chunk_bytes(); }
@@ -93,10 +96,11 @@ class Image {
   std::vector<Piece> pieces(uint64_t offset_bytes, uint64_t bytes) const;
 
  private:
-  Image(ChunkPool& pool, std::string name, std::vector<Layer> layers);
+  Image(ChunkPool& pool, std::string name, std::vector<Layer> layers, std::vector<Source> sources);
   ChunkPool& pool_;
   std::string name_;
   std::vector<Layer> layers_;
+  const std::vector<Source> sources_;
   mutable Profile profile_;
   std::vector<char*> chunks_;
   uint64_t bytes_ = 0;
@@ -111,7 +115,9 @@ struct ReadOptions {
   enum class Path : uint8_t { kBuffered, kDirect, kMapped, kAuto } path = Path::kBuffered;
   bool drop_page_cache = false;  // tell the system that the file's pages are not needed again
   std::vector<std::string>
-      order;  // tensor names in execution order; empty = order in the files. Must name every tensor.
+      order;  // tensor names in execution order; empty = as `sort` says. Must name every tensor.
+  // Without an order: as the bytes lie in the files, or as the names tell (order.hpp).
+  enum class Sort : uint8_t { kBytes, kNames } sort = Sort::kBytes;
   std::string checksums;  // path of a file with a CRC-32C a tensor (checksum.hpp), verified; empty = none
 };
 
@@ -125,7 +131,8 @@ base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std
                                                       const ReadOptions& options);
 
 // Images by path and order, least recently used first out, never above limit_bytes (of whole chunks); images in
-// use are not evicted. A file that changed since (size, time of modification, inode) is loaded anew.
+// use are not evicted. A model of which a file, index or shard, changed since (inode, time of modification, size) is loaded
+// anew.
 // Thread-safe; two callers of one path share one read.
 class ImageCache {
  public:
@@ -150,8 +157,7 @@ class ImageCache {
 
  private:
   struct Entry {
-    std::string key;  // empty: from memory
-    std::string version;
+    std::string key;                     // empty: from memory, or no longer what is on the disk
     std::shared_ptr<const Image> image;  // null while it is being read
     uint64_t bytes = 0;                  // of the limit
   };

@@ -63,12 +63,10 @@ base::Result<std::shared_ptr<const Image>> ImageCache::read(Entries::iterator en
 
 base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& path,
                                                            const ReadOptions& options) {
-  std::string version, key = path + '\0' + options.checksums;
+  GPUSHARE_RETURN_IF_ERROR(File::open(path).status());  // the cache does not serve what one may not read
+  std::string key = path + '\0' + options.checksums + '\0' +
+                    (options.order.empty() && options.sort == ReadOptions::Sort::kNames ? 'n' : 'b');
   for (const std::string& name : options.order) key.append(1, '\0').append(name);
-  {
-    GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
-    GPUSHARE_ASSIGN_OR_RETURN(version, file.version());
-  }
   base::MutexLock lock(mutex_);
   for (;;) {
     const auto found =
@@ -78,17 +76,22 @@ base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& pa
       loaded_.wait(mutex_);
       continue;
     }
-    if (found->version == version) {
+    const std::shared_ptr<const Image> image = found->image;
+    lock.unlock();
+    const bool same = check_unchanged(image->sources()).ok();
+    lock.lock();
+    const auto still = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const Entry& entry) { return entry.image == image; });
+    if (same) {
       ++hits_;
-      entries_.splice(entries_.begin(), entries_, found);
-      return found->image;
+      if (still != entries_.end()) entries_.splice(entries_.begin(), entries_, still);
+      return image;
     }
     // Replaced on the disk. Those who use the old one keep it, and it keeps its part of the limit.
-    found->key.clear();
-    break;
+    if (still != entries_.end()) still->key.clear();
   }
   ++misses_;
-  entries_.push_front({key, version, nullptr});
+  entries_.push_front({key, nullptr});
   const auto entry = entries_.begin();
   lock.unlock();
   base::Result<std::shared_ptr<const Image>> image = read(entry, path, options);

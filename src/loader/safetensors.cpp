@@ -270,14 +270,26 @@ base::Result<ModelFiles> read_safetensors(const std::string& path) {
   base::Result<ModelFiles> model = parse_safetensors_header(json, file.size());
   if (!model.ok()) return model.status().with_context(path);
   model->paths.push_back(path);
+  model->sources.push_back({path, file.version()});
   return model;
+}
+
+base::Status check_unchanged(std::span<const Source> sources) {
+  for (const Source& source : sources) {
+    GPUSHARE_ASSIGN_OR_RETURN(const std::string now, File::version_at(source.path));
+    if (now != source.version)
+      return {GPUSHARE_IO_ERROR, source.path + " was changed or replaced since it was opened; load it again"};
+  }
+  return {};
 }
 
 base::Result<ModelFiles> read_model(const std::string& path) {
   if (!ends_with(path, ".index.json")) return read_safetensors(path);
   GPUSHARE_ASSIGN_OR_RETURN(const File file, File::open(path));
   if (file.size() > kMaxSafetensorsHeaderBytes)
-    return malformed(path + ": larger than 100 MB, which no index is");
+    return malformed(base::format("%s: has %llu bytes; an index has at most %llu", path.c_str(),
+                                  static_cast<unsigned long long>(file.size()),
+                                  static_cast<unsigned long long>(kMaxSafetensorsHeaderBytes)));
   std::string json(static_cast<size_t>(file.size()), '\0');
   GPUSHARE_RETURN_IF_ERROR(file.read_at(0, json.data(), json.size()));
   const auto index = parse_index(json);
@@ -290,6 +302,7 @@ base::Result<ModelFiles> read_model(const std::string& path) {
   std::sort(shards.begin(), shards.end());
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
   ModelFiles out;
+  out.sources.push_back({path, file.version()});
   for (const std::string& shard : shards) {
     GPUSHARE_ASSIGN_OR_RETURN(ModelFiles part, read_safetensors(folder + shard));
     for (Tensor& tensor : part.tensors) {
@@ -301,6 +314,7 @@ base::Result<ModelFiles> read_model(const std::string& path) {
       out.tensors.push_back(std::move(tensor));
     }
     out.paths.push_back(folder + shard);
+    out.sources.push_back(std::move(part.sources.front()));
     out.bytes += part.bytes;
   }
   if (out.tensors.size() != index->size())

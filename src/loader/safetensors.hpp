@@ -32,9 +32,21 @@ struct Tensor {
   uint64_t bytes() const { return file_end - file_begin; }
 };
 
-// Tensors in the order of their bytes in the file (writers put them in the order of the model's state).
+// A file that a model was read from, and what told its content when it was opened (File::version).
+struct Source {
+  std::string path;
+  std::string version;
+  bool operator==(const Source&) const = default;
+};
+
+// IO_ERROR naming the first that is another file by now, or has gone.
+base::Status check_unchanged(std::span<const Source> sources);
+
+// Tensors in the order of their bytes in the files. Writers sort them by type and name, so that this is seldom the
+// order in which they are used (order.hpp).
 struct ModelFiles {
-  std::vector<std::string> paths;
+  std::vector<std::string> paths;  // of the data
+  std::vector<Source> sources;     // all that were read: those of the data, and the index
   std::vector<Tensor> tensors;
   std::vector<std::pair<std::string, std::string>> metadata;
   uint64_t bytes = 0;  // of all tensors

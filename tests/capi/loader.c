@@ -182,6 +182,14 @@ static void images(gpushare_runtime runtime) {
   order[0] = NULL;
   CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_INVALID_ARGUMENT);
   params.order_count = 0;
+  /* The order that names tell: "two" as an input, by name, would come first; these tell nothing. */
+  params.order_by = 2;
+  CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_INVALID_ARGUMENT);
+  CHECK(strstr(gpushare_last_error_message(), "order_by is 2") != NULL);
+  params.order_by = GPUSHARE_ORDER_BY_NAMES;
+  CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_image_release(ordered), GPUSHARE_OK);
+  params.order_by = GPUSHARE_ORDER_BY_BYTES;
   /* Checksums: of "123456789" the CRC-32C is e3069283. */
   params.checksums = sums;
   CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_IO_ERROR);

@@ -2,6 +2,7 @@
 """gpushare plan. See support.py. SPDX-License-Identifier: Apache-2.0"""
 
 import json
+import os
 import subprocess
 
 import support
@@ -120,9 +121,27 @@ class PlanModel(ToolTest):
         self.refused([*base, "--checksums", "no/such/folder/s"], "--checksums")
         self.refused(["plan", "--model", self.MODEL, *self.COSTS, "--checksums", "s"], "cnn.csv")
 
+    def test_order_by_names(self):
+        self.safetensors("m.safetensors", [("h.0.w", 10), ("h.10.w", 30), ("h.2.w", 20), ("lm_head.w", 40), ("wte.w", 50)])
+        cap = ("--group-cap", "1")
+        sizes = [[g["bytes"] for g in self.plan(*cap, *order, model="m.safetensors")["groups"]]
+                 for order in ((), ("--order-by", "bytes"), ("--order-by", "names"))]
+        self.assertEqual(sizes, [[10, 30, 20, 40, 50], [10, 30, 20, 40, 50], [50, 10, 20, 30, 40]])
+        self.refused(["plan", "--model", "m.safetensors", *self.COSTS, "--order-by", "size"], "--order-by", "bytes or names")
+
+    def test_odd_files_are_refused_and_not_waited_for(self):
+        os.mkfifo(self.folder / "pipe.safetensors")
+        self.refused(["plan", "--model", "pipe.safetensors", *self.COSTS], "pipe.safetensors", "a pipe")
+        os.mkdir(self.folder / "folder.safetensors")
+        self.refused(["plan", "--model", "folder.safetensors", *self.COSTS], "folder.safetensors", "a folder")
+        os.symlink("gone", self.folder / "link.safetensors")
+        self.refused(["plan", "--model", "link.safetensors", *self.COSTS], "link.safetensors", "where a link leads")
+
     def test_a_full_disk_is_told(self):
-        for option in ("--json", "--timeline"):
-            outcome = self.tool("plan", "--model", self.MODEL, *self.COSTS, option, "/dev/full")
+        self.safetensors("one.safetensors", [("x", 9)])
+        for option in ("--json", "--timeline", "--checksums"):
+            model = "one.safetensors" if option == "--checksums" else self.MODEL
+            outcome = self.tool("plan", "--model", model, *self.COSTS, option, "/dev/full")
             self.assertNotEqual(outcome.code, 0, option)
             self.assertIn("/dev/full", outcome.err)
         with open("/dev/full", "w") as full:

@@ -191,6 +191,7 @@ inline int32_t image_call(gpushare_loader loader, gpushare_image image, Input& i
       return input.byte() % 8 == 0 ? gpushare_loader_calibrate(loader) : GPUSHARE_OK;
     default: {
       gpushare_image_params params = GPUSHARE_IMAGE_PARAMS_INIT;
+      params.order_by = input.byte() % 3;
       gpushare_image opened = nullptr;
       const int32_t status =
           gpushare_image_open(loader, input.byte() % 2 == 0 ? "/nonexistent" : nullptr, &params, &opened);

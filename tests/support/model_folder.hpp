@@ -1,4 +1,4 @@
-// model_folder.hpp: a temporary folder with small safetensors files of known bytes.
+// model_folder.hpp: a temporary folder, for files as a test wants them and for small safetensors files of known bytes.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -30,7 +30,13 @@ class ModelFolder {
   ModelFolder(const ModelFolder&) = delete;
   ModelFolder& operator=(const ModelFolder&) = delete;
 
+  const std::filesystem::path& path() const { return path_; }
   std::string file(const std::string& name) const { return (path_ / name).string(); }
+  // Returns its path.
+  std::string write(const std::string& name, const std::string& content) const {
+    std::ofstream(file(name), std::ios::binary) << content;
+    return file(name);
+  }
 
   // A model of random bytes, a tensor "t<i>" for each size; returns its path. `out_contents` (may be null): what each holds.
   std::string make(const std::string& name, const std::vector<size_t>& sizes, Random& random,

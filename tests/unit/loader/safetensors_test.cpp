@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "support/catch.hpp"
+#include "support/model_folder.hpp"
 #include "support/random.hpp"
 
 using namespace gpushare;
@@ -21,24 +22,13 @@ std::string file_of(const std::string& json, size_t data_bytes) {
   return out + json + std::string(data_bytes, 'x');
 }
 
-struct Folder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("gpushare-safetensors-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string write(const std::string& name, const std::string& content) const {
-    std::ofstream(path / name, std::ios::binary) << content;
-    return (path / name).string();
-  }
-};
-
 const std::string kGood =
     R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]},"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"z":{"dtype":"I8","shape":[0,7],"data_offsets":[28,28]}} )";
 
 }  // namespace
 
 TEST_CASE("a good file gives its tensors in the order of their bytes") {
-  const Folder folder;
+  const test::ModelFolder folder;
   const auto model = loader::read_model(folder.write("good.safetensors", file_of(kGood, 28)));
   REQUIRE(model.ok());
   REQUIRE(model->tensors.size() == 3);
@@ -95,7 +85,7 @@ TEST_CASE("a header that lies is refused by name") {
 }
 
 TEST_CASE("a file cut anywhere is refused, never read beyond its end") {
-  const Folder folder;
+  const test::ModelFolder folder;
   const std::string whole = file_of(kGood, 28);
   for (size_t length = 0; length < whole.size(); ++length) {
     const auto model = loader::read_model(folder.write("cut.safetensors", whole.substr(0, length)));
@@ -105,7 +95,7 @@ TEST_CASE("a file cut anywhere is refused, never read beyond its end") {
 }
 
 TEST_CASE("absurd header sizes allocate nothing") {
-  const Folder folder;
+  const test::ModelFolder folder;
   for (const uint64_t size : {uint64_t{1} << 62, loader::kMaxSafetensorsHeaderBytes + 1, UINT64_MAX}) {
     std::string file = file_of("{}", 0);
     for (int i = 0; i < 8; ++i) file[static_cast<size_t>(i)] = static_cast<char>(size >> (8 * i));
@@ -135,7 +125,7 @@ TEST_CASE("a file with any byte changed never breaks the reader") {
 }
 
 TEST_CASE("a sharded model must be exactly what its index says") {
-  const Folder folder;
+  const test::ModelFolder folder;
   const std::string one = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
   const std::string two = R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
   folder.write("one.safetensors", file_of(one, 4));
@@ -160,6 +150,7 @@ TEST_CASE("a sharded model must be exactly what its index says") {
   CHECK(index(R"({"weight_map":{}})").status().code() == GPUSHARE_MALFORMED_INPUT);
   CHECK(index("[").status().code() == GPUSHARE_MALFORMED_INPUT);
   CHECK(index(R"({"weight_map":{"a":"gone.safetensors"}})").status().code() == GPUSHARE_IO_ERROR);
-  CHECK(loader::read_model((folder.path / "none.safetensors").string()).status().code() == GPUSHARE_IO_ERROR);
-  CHECK(loader::read_model(folder.path.string()).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(loader::read_model((folder.path() / "none.safetensors").string()).status().code() ==
+        GPUSHARE_IO_ERROR);
+  CHECK(loader::read_model(folder.path().string()).status().code() == GPUSHARE_INVALID_ARGUMENT);
 }
