@@ -5,7 +5,7 @@
 //   memory_heap_benchmark                                  everything
 //   memory_heap_benchmark --benchmark_filter=pangu         one trace
 //
-// Counters: p99_ns (allocations, each one's median over replays), min_arena (smallest arena over peak live
+// Counters: p99_ns (allocations, each one's calm mean over replays), min_arena (smallest arena over peak live
 // bytes).
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>

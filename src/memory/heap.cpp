@@ -11,18 +11,14 @@
 namespace gpushare::memory {
 namespace {
 
-constexpr uint64_t kMaxGranules = (uint64_t{1} << 44) - 1;
-constexpr uint32_t kCommitStep = 1u << 15;  // records: 1 MiB
+constexpr uint64_t kMaxGranules = uint64_t{1} << 42;
+constexpr uint32_t kMaxIndexedBlocks = 1u << 21;  // the link of a bucket's chain has 21 bits
+constexpr uint32_t kCommitStep = 1u << 15;        // records: 1 MiB
 constexpr uint32_t kNone = 0;
+constexpr uint64_t kBucketsPerBlock = 2;
 
 bool is_power_of_two(uint64_t value) {
   return std::has_single_bit(value);
-}
-
-// Fibonacci hashing: offsets are multiples of large powers of two as often as not, so the high product bits
-// are used.
-uint32_t hash_offset(uint64_t offset) {
-  return static_cast<uint32_t>((offset * 0x9E3779B97F4A7C15ull) >> 32);
 }
 
 }  // namespace
@@ -32,13 +28,14 @@ base::Result<Heap> Heap::create(const HeapOptions& options) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("heap granule of %llu bytes: must be a power of two from 1 to 2^30",
                                      static_cast<unsigned long long>(options.granule_bytes)));
-  if (options.max_blocks < 4 || options.max_blocks > (1u << 31))
-    return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("heap max_blocks of %u: must be from 4 to 2^31", options.max_blocks));
+  const uint32_t most_blocks = options.index_offsets ? kMaxIndexedBlocks : 1u << 31;
+  if (options.max_blocks < 4 || options.max_blocks > most_blocks)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("heap max_blocks of %u: must be from 4 to %u",
+                                                                options.max_blocks, most_blocks));
   const unsigned shift = static_cast<unsigned>(std::countr_zero(options.granule_bytes));
   if ((options.capacity_bytes >> shift) > kMaxGranules)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                        base::format("heap capacity of %llu bytes: at most 2^44 granules of %llu bytes",
+                        base::format("heap capacity of %llu bytes: at most 2^42 granules of %llu bytes",
                                      static_cast<unsigned long long>(options.capacity_bytes),
                                      static_cast<unsigned long long>(options.granule_bytes)));
   Heap heap;
@@ -80,8 +77,9 @@ Heap::~Heap() {
 void Heap::take_from(Heap& other) noexcept {
   static_assert(std::is_trivially_copyable_v<Record>);
   blocks_ = std::exchange(other.blocks_, nullptr);
-  table_ = std::exchange(other.table_, nullptr);
-  table_size_ = std::exchange(other.table_size_, 0);
+  buckets_ = std::exchange(other.buckets_, nullptr);
+  bucket_count_ = std::exchange(other.bucket_count_, 0);
+  bucket_shift_ = other.bucket_shift_;
   committed_ = other.committed_;
   used_ = other.used_;
   max_blocks_ = other.max_blocks_;
@@ -100,9 +98,9 @@ void Heap::take_from(Heap& other) noexcept {
 
 void Heap::release() noexcept {
   if (blocks_ != nullptr) munmap(blocks_, sizeof(Record) * max_blocks_);
-  delete[] table_;
+  delete[] buckets_;
   blocks_ = nullptr;
-  table_ = nullptr;
+  buckets_ = nullptr;
 }
 
 bool Heap::commit_more() {
@@ -124,7 +122,7 @@ void Heap::reset() {
       cell_bits_[row] &= cell_bits_[row] - 1;
     }
   }
-  if (live_count_ != 0 && table_ != nullptr) std::fill_n(table_, table_size_, IndexEntry{});
+  if (live_count_ != 0 && buckets_ != nullptr) std::fill_n(buckets_, bucket_count_, kNone);
   used_ = 1;
   spare_ = kNone;
   spare_count_ = 0;
@@ -132,12 +130,12 @@ void Heap::reset() {
   live_count_ = 0;
   high_water_ = 0;
   blocks_[0] = Record{};
+  blocks_[0].size = UINT64_MAX;  // see bin_insert()
   if (capacity_ != 0) {
     const uint32_t hole = new_record();
-    blocks_[hole].offset = 0;
+    blocks_[hole].where = 0;
     blocks_[hole].size = capacity_;
     blocks_[hole].prev = blocks_[hole].next = kNone;
-    blocks_[0].prev = blocks_[0].next = hole;
     make_hole(hole);
   }
 }
@@ -158,33 +156,34 @@ inline uint32_t Heap::new_record() {
 }
 
 inline void Heap::recycle(uint32_t index) {
-  blocks_[index].offset = kFreeBit;  // no handle matches it any more
+  blocks_[index].where = kFreeBit;  // no handle matches it any more
   blocks_[index].next = spare_;
   spare_ = index;
   ++spare_count_;
 }
 
 inline unsigned Heap::bin_of(uint64_t size) {
-  if (size < kBinsPerDoubling) return static_cast<unsigned>(size);
-  const unsigned top = 63u - static_cast<unsigned>(std::countl_zero(size));
-  return ((top - kBinLog) << kBinLog) + static_cast<unsigned>(size >> (top - kBinLog));
+  // Below kBinsPerDoubling the shift is 0 and the bin is the size: no branch, as small and large alternate.
+  const unsigned shift = 63u - kBinLog - static_cast<unsigned>(std::countl_zero(size | kBinsPerDoubling));
+  return (shift << kBinLog) + static_cast<unsigned>(size >> shift);
 }
+
+// Whether a list ends here is not asked but written to: the sentinel takes the back link of a hole that is not
+// there, and as the head of an empty bin it is larger than every hole. Branches here are hard to predict.
 
 // Behind the head if that is smaller, or as large and lower; else as the new head.
 inline void Heap::bin_insert(uint32_t index, unsigned bin) {
   Record& r = blocks_[index];
   const uint32_t head = heads_[bin];
-  if (head != kNone) {
-    Record& h = blocks_[head];
-    if (h.size < r.size || (h.size == r.size && h.offset < r.offset)) {
-      const uint32_t second = h.links.next;
-      r.links = {head, second};
-      if (second != kNone) blocks_[second].links.prev = index;
-      h.links.next = index;
-      return;
-    }
-    h.links.prev = index;
+  Record& h = blocks_[head];
+  if (h.size < r.size || (h.size == r.size && h.where < r.where)) {
+    const uint32_t second = h.links.next;
+    r.links = {head, second};
+    blocks_[second].links.prev = index;
+    h.links.next = index;
+    return;
   }
+  h.links.prev = index;
   r.links = {kNone, head};
   heads_[bin] = index;
   row_bits_ |= uint64_t{1} << (bin >> kBinLog);
@@ -193,7 +192,7 @@ inline void Heap::bin_insert(uint32_t index, unsigned bin) {
 
 inline void Heap::bin_remove(uint32_t index, unsigned bin) {
   const FreeLinks links = blocks_[index].links;
-  if (links.next != kNone) blocks_[links.next].links.prev = links.prev;
+  blocks_[links.next].links.prev = links.prev;
   if (links.prev != kNone) {
     blocks_[links.prev].links.next = links.next;
     return;
@@ -206,9 +205,13 @@ inline void Heap::bin_remove(uint32_t index, unsigned bin) {
   }
 }
 
+// `index` has its offset, size and neighbours, both live.
 inline void Heap::make_hole(uint32_t index) {
-  blocks_[index].offset |= kFreeBit;
-  bin_insert(index, bin_of(blocks_[index].size));
+  Record& r = blocks_[index];
+  r.where = r.offset() | kFreeBit;
+  blocks_[r.prev].next = index | kHoleLink;
+  blocks_[r.next].prev = index | kHoleLink;
+  bin_insert(index, bin_of(r.size));
 }
 
 inline unsigned Heap::next_bin(unsigned bin) const {
@@ -229,7 +232,7 @@ uint32_t Heap::best_in_bin(unsigned bin, uint64_t size) const {
     const Record& r = blocks_[i];
     if (r.size < size) continue;
     if (best == kNone || r.size < blocks_[best].size ||
-        (r.size == blocks_[best].size && r.offset < blocks_[best].offset))
+        (r.size == blocks_[best].size && r.where < blocks_[best].where))
       best = i;
   }
   return best;
@@ -251,7 +254,7 @@ inline uint32_t Heap::find_hole(uint64_t size, unsigned* out_bin) const {
 
 uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
   const auto fits = [&](uint32_t i) {
-    const uint64_t offset = blocks_[i].offset & kOffsetMask;
+    const uint64_t offset = blocks_[i].offset();
     const uint64_t front = (0 - offset) & (alignment - 1);
     return front < blocks_[i].size && blocks_[i].size - front >= size;
   };
@@ -268,62 +271,67 @@ uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
   return kNone;
 }
 
-// ---- offset index: linear probing at a load of at most 1/2, backward-shift deletion (no tombstones, so no
-// decay) ----
+// ---- offset index: at least two buckets a live block, each a chain through the records of its blocks, the
+// latest first ----
+//
+// Taking a block in is one store to its bucket and no search; a block is found at the head of its chain in
+// four cases of five, and then nothing but its bucket and its own record is touched.
 
 inline bool Heap::index_reserve(uint32_t extra) {
-  const uint64_t needed = 2 * (uint64_t{live_count_} + extra);
-  return needed <= table_size_ || index_grow(needed);
+  const uint64_t needed = kBucketsPerBlock * (uint64_t{live_count_} + extra);
+  return needed <= bucket_count_ || index_grow(needed);
 }
 
 bool Heap::index_grow(uint64_t needed) {
-  const uint64_t size = std::max<uint64_t>(64, std::bit_ceil(needed));
-  if (size > (uint64_t{1} << 31)) return false;
-  IndexEntry* fresh = new (std::nothrow) IndexEntry[size]();
+  const uint64_t count = std::max<uint64_t>(64, std::bit_ceil(needed));
+  uint32_t* fresh = new (std::nothrow) uint32_t[count]();
   if (fresh == nullptr) return false;
-  IndexEntry* old = std::exchange(table_, fresh);
-  const uint32_t old_size = std::exchange(table_size_, static_cast<uint32_t>(size));
-  for (uint32_t slot = 0; slot < old_size; ++slot)
-    if (old[slot].block != kNone) index_insert(old[slot]);
-  delete[] old;
+  delete[] std::exchange(buckets_, fresh);
+  bucket_count_ = static_cast<uint32_t>(count);
+  bucket_shift_ = 64u - static_cast<unsigned>(std::countr_zero(count));
+  if (live_count_ != 0)  // in the order of the records: only the buckets are touched at random
+    for (uint32_t i = 1; i < used_; ++i)
+      if (!blocks_[i].is_hole()) set_live(i, blocks_[i].offset());
   return true;
 }
 
-inline void Heap::index_insert(IndexEntry entry) {
-  uint32_t slot = entry.hash & (table_size_ - 1);
-  while (table_[slot].block != kNone) slot = (slot + 1) & (table_size_ - 1);
-  table_[slot] = entry;
-}
-
-inline void Heap::index_insert(uint32_t block) {
-  index_insert(IndexEntry{block, hash_offset(blocks_[block].offset)});
-}
-
-// Two offsets may have the same hash: the record decides.
-inline uint32_t Heap::index_slot(uint64_t offset) const {
-  const uint32_t hash = hash_offset(offset);
-  uint32_t slot = hash & (table_size_ - 1);
-  while (table_[slot].block != kNone &&
-         (table_[slot].hash != hash || blocks_[table_[slot].block].offset != offset))
-    slot = (slot + 1) & (table_size_ - 1);
-  return slot;
-}
-
-inline void Heap::index_erase(uint32_t gap) {
-  const uint32_t mask = table_size_ - 1;
-  for (uint32_t slot = (gap + 1) & mask; table_[slot].block != kNone; slot = (slot + 1) & mask) {
-    const uint32_t home = table_[slot].hash & mask;
-    if (((slot - home) & mask) < ((slot - gap) & mask)) continue;  // may not move before its home
-    table_[gap] = table_[slot];
-    gap = slot;
+// Makes `index` the record of a live block at `offset`, and puts it into the index.
+inline void Heap::set_live(uint32_t index, uint64_t offset) {
+  uint64_t where = offset;
+  if (index_offsets_) {
+    uint32_t& head = bucket_of(offset);
+    where |= uint64_t{head} << kMaxBits;
+    head = index;
   }
-  table_[gap].block = kNone;
+  blocks_[index].where = where;
+}
+
+inline uint32_t Heap::index_find(uint64_t offset) const {
+  uint32_t i = bucket_of(offset);
+  while (i != kNone && blocks_[i].offset() != offset) i = blocks_[i].next_in_bucket();
+  return i;
+}
+
+// Takes the live block at `offset` out; kNone if there is none.
+inline uint32_t Heap::index_take(uint64_t offset) {
+  uint32_t& head = bucket_of(offset);
+  uint32_t i = head;
+  if (i == kNone) return kNone;
+  if (blocks_[i].offset() == offset) [[likely]] {
+    head = blocks_[i].next_in_bucket();
+    return i;
+  }
+  uint32_t before = i;
+  while ((i = blocks_[before].next_in_bucket()) != kNone && blocks_[i].offset() != offset) before = i;
+  if (i != kNone)
+    blocks_[before].where = blocks_[before].offset() | uint64_t{blocks_[i].next_in_bucket()} << kMaxBits;
+  return i;
 }
 
 BlockHandle Heap::find(uint64_t offset_bytes) const {
   if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
     return {0, 0, HeapStatus::kBadArgument};
-  const uint32_t block = table_[index_slot(offset_bytes >> granule_shift_)].block;
+  const uint32_t block = index_find(offset_bytes >> granule_shift_);
   if (block == kNone) return {0, 0, HeapStatus::kBadArgument};
   return {offset_bytes, block, HeapStatus::kOk};
 }
@@ -332,25 +340,27 @@ BlockHandle Heap::find(uint64_t offset_bytes) const {
 
 BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag) {
   const uint64_t hole_size = blocks_[hole].size;
-  const uint64_t offset = (blocks_[hole].offset & kOffsetMask) + front;
+  const uint64_t offset = blocks_[hole].offset() + front;
   const uint64_t back = hole_size - front - size;
   const unsigned bin = bin_of(hole_size);
   uint32_t live = hole;
   if (front == 0 && back == 0) {
     bin_remove(hole, bin);
+    blocks_[blocks_[hole].prev].next = hole;  // a hole no more
+    blocks_[blocks_[hole].next].prev = hole;
   } else {
     live = new_record();
     Record& l = blocks_[live];
     Record& h = blocks_[hole];
     if (front == 0) {  // the hole's record keeps the back
       l.prev = h.prev;
-      l.next = hole;
+      l.next = hole | kHoleLink;
       blocks_[h.prev].next = live;
       h.prev = live;
-      h.offset += size;
+      h.where += size;
       h.size = back;
     } else {  // it keeps the front; what lies behind the block gets a record of its own
-      l.prev = hole;
+      l.prev = hole | kHoleLink;
       l.next = h.next;
       blocks_[h.next].prev = live;
       h.next = live;
@@ -358,12 +368,10 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
       if (back != 0) {
         const uint32_t rest = new_record();
         Record& r = blocks_[rest];
-        r.offset = offset + size;
+        r.where = offset + size;
         r.size = back;
         r.prev = live;
         r.next = l.next;
-        blocks_[l.next].prev = rest;
-        l.next = rest;
         make_hole(rest);
       }
     }
@@ -373,13 +381,12 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
     }
   }
   Record& l = blocks_[live];
-  l.offset = offset;
+  set_live(live, offset);
   l.size = size;
   l.tag = tag;
   live_ += size;
   ++live_count_;
   if (offset + size > high_water_) high_water_ = offset + size;
-  if (index_offsets_) index_insert(live);
   return {offset << granule_shift_, live, HeapStatus::kOk};
 }
 
@@ -387,25 +394,27 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
 // takes.
 inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag) {
   Record& h = blocks_[hole];
-  const uint64_t offset = h.offset & kOffsetMask;
+  const uint64_t offset = h.offset();
   const uint64_t rest = h.size - size;
   uint32_t live = hole;
   if (rest == 0) {
     bin_remove(hole, bin);
-    h.offset = offset;
+    set_live(hole, offset);
     h.tag = tag;
+    blocks_[h.prev].next = hole;  // a hole no more
+    blocks_[h.next].prev = hole;
   } else {
     live = new_record();
     const uint32_t before = h.prev;
     Record& l = blocks_[live];
-    l.offset = offset;
+    set_live(live, offset);
     l.size = size;
     l.tag = tag;
     l.prev = before;
-    l.next = hole;
+    l.next = hole | kHoleLink;
     blocks_[before].next = live;
     h.prev = live;
-    h.offset += size;
+    h.where += size;
     h.size = rest;
     const unsigned rest_bin = bin_of(rest);
     if (rest_bin != bin) {
@@ -416,7 +425,6 @@ inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size,
   live_ += size;
   ++live_count_;
   high_water_ = std::max(high_water_, offset + size);
-  if (index_offsets_) index_insert(live);
   return {offset << granule_shift_, live, HeapStatus::kOk};
 }
 
@@ -435,7 +443,7 @@ BlockHandle Heap::allocate(uint64_t bytes, uint64_t alignment_bytes, uint64_t ta
   }
   const uint32_t hole = find_hole_aligned(size, alignment);
   if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
-  const uint64_t offset = blocks_[hole].offset & kOffsetMask;
+  const uint64_t offset = blocks_[hole].offset();
   uint64_t front = (0 - offset) & (alignment - 1);
   if (side == HeapSide::kHigh) front = ((offset + blocks_[hole].size - size) & ~(alignment - 1)) - offset;
   return place(hole, front, size, tag);
@@ -447,10 +455,10 @@ BlockHandle Heap::allocate_at(uint64_t offset_bytes, uint64_t bytes, uint64_t ta
   const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
   if (offset > capacity_ || size > capacity_ - offset) return {0, 0, HeapStatus::kBadArgument};
   if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
-  uint32_t i = blocks_[0].next;
-  while (i != kNone && (blocks_[i].offset & kOffsetMask) + blocks_[i].size <= offset) i = blocks_[i].next;
-  if (i == kNone || (blocks_[i].offset & kFreeBit) == 0) return {0, 0, HeapStatus::kNoSpace};
-  const uint64_t front = offset - (blocks_[i].offset & kOffsetMask);
+  uint32_t i = at(blocks_[0].next);
+  while (i != kNone && blocks_[i].offset() + blocks_[i].size <= offset) i = at(blocks_[i].next);
+  if (i == kNone || !blocks_[i].is_hole()) return {0, 0, HeapStatus::kNoSpace};
+  const uint64_t front = offset - blocks_[i].offset();
   if (blocks_[i].size - front < size) return {0, 0, HeapStatus::kNoSpace};
   return place(i, front, size, tag);
 }
@@ -458,12 +466,12 @@ BlockHandle Heap::allocate_at(uint64_t offset_bytes, uint64_t bytes, uint64_t ta
 bool Heap::is_live(BlockHandle block) const {
   const uint64_t offset = block.offset_bytes >> granule_shift_;  // never carries kFreeBit below the capacity
   return block.index != kNone && block.index < used_ && offset < capacity_ &&
-         blocks_[block.index].offset == offset;
+         (blocks_[block.index].where & (kFreeBit | kOffsetMask)) == offset;
 }
 
 HeapStatus Heap::free(BlockHandle block) {
   if (!is_live(block)) return HeapStatus::kBadArgument;
-  if (index_offsets_) index_erase(index_slot(blocks_[block.index].offset));
+  if (index_offsets_) index_take(blocks_[block.index].offset());
   release_block(block.index);
   return HeapStatus::kOk;
 }
@@ -471,10 +479,8 @@ HeapStatus Heap::free(BlockHandle block) {
 HeapStatus Heap::free_at(uint64_t offset_bytes) {
   if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0)
     return HeapStatus::kBadArgument;
-  const uint32_t slot = index_slot(offset_bytes >> granule_shift_);
-  const uint32_t block = table_[slot].block;
+  const uint32_t block = index_take(offset_bytes >> granule_shift_);
   if (block == kNone) return HeapStatus::kBadArgument;
-  index_erase(slot);
   release_block(block);
   return HeapStatus::kOk;
 }
@@ -484,39 +490,41 @@ HeapStatus Heap::free_at(uint64_t offset_bytes) {
   Record& r = blocks_[i];
   live_ -= r.size;
   --live_count_;
-  const uint32_t prev = r.prev;
-  const uint32_t next = r.next;
-  const bool prev_free = (blocks_[prev].offset & kFreeBit) != 0;
-  const bool next_free = (blocks_[next].offset & kFreeBit) != 0;
+  const bool prev_free = (r.prev & kHoleLink) != 0;
+  const bool next_free = (r.next & kHoleLink) != 0;
   if (!prev_free && !next_free) {
     make_hole(i);
     return;
   }
+  const uint32_t prev = at(r.prev);
+  const uint32_t next = at(r.next);
   if (prev_free) {  // grow `prev` over this one, and over `next` if that is free too
-    const unsigned bin = bin_of(blocks_[prev].size);
+    Record& p = blocks_[prev];
+    const unsigned bin = bin_of(p.size);
     uint32_t after = next;
-    blocks_[prev].size += r.size;
+    p.size += r.size;
     recycle(i);
     if (next_free) {
-      bin_remove(next, bin_of(blocks_[next].size));
-      blocks_[prev].size += blocks_[next].size;
-      after = blocks_[next].next;
+      const Record& n = blocks_[next];
+      bin_remove(next, bin_of(n.size));
+      p.size += n.size;
+      after = n.next;
       recycle(next);
     }
-    blocks_[prev].next = after;
-    blocks_[after].prev = prev;
-    if (bin_of(blocks_[prev].size) != bin) {
+    p.next = after;
+    blocks_[after].prev = prev | kHoleLink;
+    if (bin_of(p.size) != bin) {
       bin_remove(prev, bin);
-      bin_insert(prev, bin_of(blocks_[prev].size));
+      bin_insert(prev, bin_of(p.size));
     }
     return;
   }
   Record& n = blocks_[next];
   const unsigned bin = bin_of(n.size);
-  n.offset = r.offset | kFreeBit;
+  n.where = r.offset() | kFreeBit;
   n.size += r.size;
   n.prev = prev;
-  blocks_[prev].next = next;
+  blocks_[prev].next = next | kHoleLink;
   recycle(i);
   if (bin_of(n.size) != bin) {
     bin_remove(next, bin);
@@ -544,14 +552,14 @@ HeapStatus Heap::carve(BlockHandle block, std::span<const HeapExtent> parts, std
   // remains.
   const uint64_t high_water = high_water_;
   uint32_t before = blocks_[block.index].prev;
-  if ((blocks_[before].offset & kFreeBit) != 0) before = blocks_[before].prev;
+  if ((before & kHoleLink) != 0) before = blocks_[at(before)].prev;
   free(block);
-  uint32_t hole = blocks_[before].next;
+  uint32_t hole = at(blocks_[before].next);
   for (size_t k = 0; k < parts.size(); ++k) {
     const uint64_t offset = parts[k].offset_bytes >> granule_shift_;
-    handles[k] = place(hole, offset - (blocks_[hole].offset & kOffsetMask),
+    handles[k] = place(hole, offset - blocks_[hole].offset(),
                        ((parts[k].size_bytes - 1) >> granule_shift_) + 1, parts[k].tag);
-    hole = blocks_[handles[k].index].next;
+    hole = at(blocks_[handles[k].index].next);
   }
   high_water_ = high_water;
   return HeapStatus::kOk;
@@ -559,9 +567,7 @@ HeapStatus Heap::carve(BlockHandle block, std::span<const HeapExtent> parts, std
 
 uint64_t Heap::floor_bytes() const {
   const uint32_t last = blocks_[0].prev;
-  if (last == kNone) return 0;
-  const uint64_t end =
-      (blocks_[last].offset & kFreeBit) != 0 ? (blocks_[last].offset & kOffsetMask) : capacity_;
+  const uint64_t end = (last & kHoleLink) != 0 ? blocks_[at(last)].offset() : capacity_;
   return end << granule_shift_;
 }
 
@@ -571,27 +577,25 @@ HeapStatus Heap::resize(uint64_t capacity_bytes) {
   if (capacity == capacity_) return HeapStatus::kOk;
   const uint64_t floor = floor_bytes() >> granule_shift_;
   if (capacity < floor) return HeapStatus::kNoSpace;
-  uint32_t last = blocks_[0].prev;
-  if (last != kNone && (blocks_[last].offset & kFreeBit) != 0) {
-    bin_remove(last, bin_of(blocks_[last].size));
+  const uint32_t last = at(blocks_[0].prev);
+  if ((blocks_[0].prev & kHoleLink) != 0) {
+    Record& hole = blocks_[last];
+    bin_remove(last, bin_of(hole.size));
     if (capacity == floor) {
-      const uint32_t prev = blocks_[last].prev;
-      blocks_[prev].next = kNone;
-      blocks_[0].prev = prev;
+      blocks_[hole.prev].next = kNone;
+      blocks_[0].prev = hole.prev;
       recycle(last);
     } else {
-      blocks_[last].size = capacity - floor;
-      bin_insert(last, bin_of(blocks_[last].size));
+      hole.size = capacity - floor;
+      bin_insert(last, bin_of(hole.size));
     }
   } else {
     if (!records_available(1)) return HeapStatus::kNoRecords;
     const uint32_t hole = new_record();
-    blocks_[hole].offset = capacity_;
+    blocks_[hole].where = capacity_;
     blocks_[hole].size = capacity - capacity_;
     blocks_[hole].prev = last;
     blocks_[hole].next = kNone;
-    blocks_[last].next = hole;
-    blocks_[0].prev = hole;
     make_hole(hole);
   }
   capacity_ = capacity;
@@ -609,7 +613,7 @@ uint64_t Heap::largest_hole_bytes() const {
 }
 
 uint64_t Heap::metadata_bytes() const {
-  return sizeof(Heap) + sizeof(Record) * used_ + sizeof(IndexEntry) * uint64_t{table_size_};
+  return sizeof(Heap) + sizeof(Record) * used_ + sizeof(uint32_t) * uint64_t{bucket_count_};
 }
 
 // ---- invariants ----
@@ -622,27 +626,30 @@ base::Status Heap::check() const {
   uint64_t end = 0, live = 0;
   uint32_t prev = 0, holes = 0, live_count = 0;
   bool prev_free = false;
-  for (uint32_t i = blocks_[0].next; i != kNone; i = blocks_[i].next) {
+  uint32_t link = blocks_[0].next;
+  for (uint32_t i = at(link); i != kNone; i = at(link)) {
     const Record& r = blocks_[i];
-    const bool is_free = (r.offset & kFreeBit) != 0;
+    const bool is_free = r.is_hole();
     if (i >= used_) return broken("record beyond those in use", i);
-    if ((r.offset & kOffsetMask) != end) return broken("block does not begin where the one before ends", end);
+    if (r.offset() != end) return broken("block does not begin where the one before ends", end);
     if (r.size == 0) return broken("empty block", end);
-    if (r.prev != prev) return broken("back link does not match", end);
+    if (r.prev != (prev_free ? prev | kHoleLink : prev)) return broken("back link does not match", end);
+    if (is_free != ((link & kHoleLink) != 0)) return broken("link does not say what it leads to", end);
     if (is_free && prev_free) return broken("two holes touch", end);
     if (is_free) {
       ++holes;
     } else {
       live += r.size;
       ++live_count;
-      if (index_offsets_ && table_[index_slot(r.offset)].block != i)
-        return broken("block missing from the index", end);
+      if (index_offsets_ && index_find(r.offset()) != i) return broken("block missing from the index", end);
     }
     end += r.size;
     prev = i;
     prev_free = is_free;
+    link = r.next;
   }
-  if (blocks_[0].prev != prev) return broken("last block is not the list's end", prev);
+  if (link != kNone || blocks_[0].prev != (prev_free ? prev | kHoleLink : prev))
+    return broken("last block is not the list's end", prev);
   if (end != capacity_) return broken("blocks end before the capacity", end);
   if (live != live_ || live_count != live_count_) return broken("live counters disagree, walked", live);
   if (uint64_t{holes} + live_count + spare_count_ + 1 != used_)
@@ -654,7 +661,7 @@ base::Status Heap::check() const {
     if (bit && ((row_bits_ >> (bin >> kBinLog)) & 1) == 0) return broken("row bitmap misses bin", bin);
     uint32_t before = kNone;
     for (uint32_t i = heads_[bin]; i != kNone; i = blocks_[i].links.next) {
-      if ((blocks_[i].offset & kFreeBit) == 0) return broken("live block in bin", bin);
+      if (!blocks_[i].is_hole()) return broken("live block in bin", bin);
       if (bin_of(blocks_[i].size) != bin) return broken("hole of another size in bin", bin);
       if (blocks_[i].links.prev != before) return broken("bin's back link does not match", bin);
       before = i;
@@ -666,7 +673,9 @@ base::Status Heap::check() const {
     if (((row_bits_ >> row) & 1) != 0 && cell_bits_[row] == 0)
       return broken("row bitmap set for empty row", row);
   uint32_t indexed = 0;
-  for (uint32_t slot = 0; slot < table_size_; ++slot) indexed += table_[slot].block != kNone ? 1 : 0;
+  for (uint32_t bucket = 0; bucket < bucket_count_; ++bucket)
+    for (uint32_t i = buckets_[bucket]; i != kNone && indexed <= live_count_; i = blocks_[i].next_in_bucket())
+      ++indexed;
   if (index_offsets_ && indexed != live_count_)
     return broken("index holds another number of blocks", indexed);
   return {};

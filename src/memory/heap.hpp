@@ -16,8 +16,8 @@
 // the figures, and what else was tried, are in docs/design/memory-heap.md.
 //
 // Records are 32 bytes each, named by 32-bit index, in a reserved address range committed as it fills, so
-// that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and 16
-// to 32 bytes of offset index; a hole costs one record.
+// that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and 8 to 16
+// bytes of offset index; a hole costs one record.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -37,8 +37,8 @@ struct HeapOptions {
   uint64_t granule_bytes =
       256;  // power of two, 1 to 2^30; sizes are rounded up to it, offsets are multiples of it
   uint32_t max_blocks =
-      1u << 22;  // live blocks and holes together; 32 bytes of address space each, committed as used
-  bool index_offsets = true;  // keep the table that find(offset) needs
+      1u << 21;  // live blocks and holes together; 32 bytes of address space each, committed as used
+  bool index_offsets = true;  // keep the table that find(offset) needs; max_blocks at most 2^21 then
 };
 
 // Why an allocation or free did not happen. A heap makes no messages: its callers know the names.
@@ -81,7 +81,7 @@ struct HeapExtent {
 // records), none throws. Movable, not copyable.
 class Heap {
  public:
-  // Errors: INVALID_ARGUMENT (granule, capacity above 2^44 granules, max_blocks below 4 or above 2^31);
+  // Errors: INVALID_ARGUMENT (granule, capacity above 2^42 granules, max_blocks below 4 or above its limit);
   // HOST_OUT_OF_MEMORY when the address range for the records cannot be reserved.
   static base::Result<Heap> create(const HeapOptions& options);
   Heap(Heap&& other) noexcept;
@@ -117,7 +117,7 @@ class Heap {
   void set_tag(BlockHandle block, uint64_t tag) { blocks_[block.index].tag = tag; }
   bool is_live(BlockHandle block) const;
 
-  // Moves the end. Growing always succeeds below 2^44 granules; shrinking only over free space: kNoSpace
+  // Moves the end. Growing always succeeds up to 2^42 granules; shrinking only over free space: kNoSpace
   // otherwise, see floor_bytes(). Rounded down to granules. O(1).
   HeapStatus resize(uint64_t capacity_bytes);
   // The smallest capacity that resize() would accept now: the end of the last live block. O(1).
@@ -142,11 +142,10 @@ class Heap {
   // Calls fn(const HeapBlock&) for every block and hole in ascending offset. fn must not change the heap.
   template <class Fn>
   void for_each_block(Fn&& fn) const {
-    for (uint32_t i = blocks_[0].next; i != 0; i = blocks_[i].next) {
+    for (uint32_t i = at(blocks_[0].next); i != 0; i = at(blocks_[i].next)) {
       const Record& r = blocks_[i];
-      const bool is_free = (r.offset & kFreeBit) != 0;
-      fn(HeapBlock{(r.offset & kOffsetMask) << granule_shift_, r.size << granule_shift_, is_free ? 0 : r.tag,
-                   i, !is_free});
+      const bool is_free = r.is_hole();
+      fn(HeapBlock{r.offset() << granule_shift_, r.size << granule_shift_, is_free ? 0 : r.tag, i, !is_free});
     }
   }
 
@@ -157,25 +156,38 @@ class Heap {
  private:
   static constexpr unsigned kBinLog = 6;  // bins per doubling, as a power of two
   static constexpr unsigned kBinsPerDoubling = 1u << kBinLog;
-  static constexpr unsigned kMaxBits = 44;  // granules
-  static constexpr unsigned kRows = kMaxBits - kBinLog + 1;
+  static constexpr unsigned kMaxBits = 42;                   // granules
+  static constexpr unsigned kRows = kMaxBits - kBinLog + 2;  // a size may be 2^kMaxBits itself
   static constexpr unsigned kBins = kRows * kBinsPerDoubling;
   static constexpr uint64_t kFreeBit = uint64_t{1} << 63;
   static constexpr uint64_t kOffsetMask = (uint64_t{1} << kMaxBits) - 1;
+  static constexpr uint32_t kHoleLink = 1u << 31;
+  // Fibonacci hashing: the high bits of the product spread evenly spaced offsets evenly over the buckets.
+  static constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15ull;
 
   struct FreeLinks {
     uint32_t prev, next;
   };
   struct Record {
-    uint64_t offset;  // granules; kFreeBit marks a hole
-    uint64_t size;    // granules
+    uint64_t
+        where;      // bits 0 to 41 the offset in granules, 42 to 62 of a live block the next in its bucket of
+                    // the offset index (0: none), 63 marks a hole
+    uint64_t size;  // granules
     union {
       uint64_t tag;     // live
       FreeLinks links;  // hole: its bin's list
     };
-    uint32_t prev, next;  // neighbours by offset; 0 (the sentinel, which counts as live) ends both ways
+    uint32_t prev,
+        next;  // neighbours by offset, with kHoleLink where that is a hole, so that freeing between live
+               // blocks reads neither; 0 (the sentinel, which counts as live) ends both ways
+
+    uint64_t offset() const { return where & kOffsetMask; }
+    bool is_hole() const { return (where & kFreeBit) != 0; }
+    uint32_t next_in_bucket() const { return static_cast<uint32_t>(where >> kMaxBits); }
   };
   static_assert(sizeof(Record) == 32);
+
+  static uint32_t at(uint32_t link) { return link & ~kHoleLink; }
 
   Heap() = default;
   void take_from(Heap& other) noexcept;
@@ -198,20 +210,14 @@ class Heap {
   void release_block(uint32_t index);
   bool index_reserve(uint32_t extra);
   bool index_grow(uint64_t needed);
-  // A live block in the offset index. The hash of its offset stands beside it, so that probing and deleting
-  // touch no record but the one looked for.
-  struct IndexEntry {
-    uint32_t block;  // 0: empty
-    uint32_t hash;
-  };
-  void index_insert(IndexEntry entry);
-  void index_insert(uint32_t block);
-  void index_erase(uint32_t slot);
-  uint32_t index_slot(uint64_t offset) const;
+  uint32_t& bucket_of(uint64_t offset) const { return buckets_[(offset * kHashFactor) >> bucket_shift_]; }
+  void set_live(uint32_t index, uint64_t offset);
+  uint32_t index_find(uint64_t offset) const;
+  uint32_t index_take(uint64_t offset);
 
   Record* blocks_ = nullptr;
-  IndexEntry* table_ = nullptr;  // offset index: open addressing
-  uint32_t table_size_ = 0;      // power of two, or 0
+  uint32_t* buckets_ = nullptr;  // offset index: the first live block of each bucket, or 0
+  uint32_t bucket_count_ = 0;    // power of two, or 0
   uint32_t committed_ = 0;       // records readable and writable
   uint32_t used_ = 0;            // records ever handed out since reset
   uint32_t max_blocks_ = 0;
@@ -219,6 +225,7 @@ class Heap {
   uint32_t spare_count_ = 0;
   uint32_t live_count_ = 0;
   unsigned granule_shift_ = 0;
+  unsigned bucket_shift_ = 0;
   bool index_offsets_ = false;
   uint64_t capacity_ = 0;  // granules, as are the next two
   uint64_t live_ = 0;

@@ -15,7 +15,8 @@ base::Result<Heap> make_heap(const Trace& trace, uint64_t capacity_bytes, uint64
   HeapOptions options;
   options.capacity_bytes = capacity_bytes;
   options.granule_bytes = granule_bytes;
-  options.max_blocks = std::max<uint32_t>(4096, 2 * std::min(trace.block_count, 1u << 29) + 16);
+  const uint32_t most_blocks = index_offsets ? 1u << 20 : 1u << 29;
+  options.max_blocks = std::max<uint32_t>(4096, 2 * std::min(trace.block_count, most_blocks));
   options.index_offsets = index_offsets;
   return Heap::create(options);
 }
@@ -77,7 +78,7 @@ base::Result<ReplayResult> replay_heap(const Trace& trace, bool lane, const Repl
   std::vector<BlockHandle> handles(trace.block_count);
   const uint64_t granules = smallest_capacity(trace.peak_live_bytes / granule, [&](uint64_t capacity) {
     heap.reset();
-    // Above 2^44 granules there is no heap; such a trace is refused by replay().
+    // Above 2^42 granules there is no heap; such a trace is refused by replay().
     if (heap.resize(capacity * granule) != HeapStatus::kOk) return true;
     HeapReplay allocator(&heap, persistent);
     return fits(trace, &allocator, &handles);
