@@ -13,6 +13,8 @@
 #include <climits>
 #include <cstring>
 
+#include "daemon/protocol.hpp"
+
 namespace gpushare::daemon {
 namespace {
 
@@ -88,7 +90,8 @@ void Board::fail(const base::Status& status) {
 base::Status Board::failure() const {
   const int32_t code = page_->failure.load(std::memory_order_acquire);
   if (code == GPUSHARE_OK) return {};
-  return {code, std::string(page_->failure_text, strnlen(page_->failure_text, sizeof(page_->failure_text)))};
+  return reported(
+      code, std::string(page_->failure_text, strnlen(page_->failure_text, sizeof(page_->failure_text))));
 }
 
 void Board::sleep(uint32_t seen, uint64_t at_most_ns) const {

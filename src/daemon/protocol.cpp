@@ -188,8 +188,13 @@ base::Result<Reply> parse_reply(std::span<const std::byte> message) {
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, take_message<Reply>(message, "a reply"));
   GPUSHARE_RETURN_IF_ERROR(take_text(reply.device, "device").status());
   GPUSHARE_RETURN_IF_ERROR(take_text(reply.text, "text").status());
-  if (reply.code < 0 || reply.code > 499) return malformed(base::format("there is no status %d", reply.code));
   return reply;
+}
+
+base::Status reported(int32_t code, std::string text) {
+  if (code == GPUSHARE_OK || std::string_view(base::status_name(code)) != base::status_name(-1))
+    return {code, std::move(text)};
+  return {GPUSHARE_UNKNOWN, base::format("the daemon reports status %d: ", code) + text, code};
 }
 
 AttachRequest make_attach(uint32_t sequence, const std::string& name, const std::string& path,

@@ -103,6 +103,10 @@ uint32_t sequence_of(std::span<const std::byte> message);
 // Errors: MALFORMED_INPUT, UNSUPPORTED. A reply with a code that is not OK is no error of parsing.
 base::Result<Reply> parse_reply(std::span<const std::byte> message);
 
+// What the other side says went wrong, as a status here. A code that this version does not know (of a newer daemon, or of
+// none) becomes UNKNOWN, the code kept as the native one.
+base::Status reported(int32_t code, std::string text);
+
 AttachRequest make_attach(uint32_t sequence, const std::string& name, const std::string& path,
                           uint64_t execute_ns, uint64_t scratch_bytes);
 BeginRequest make_begin(uint32_t sequence, uint64_t timeout_ns);

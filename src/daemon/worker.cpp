@@ -40,7 +40,7 @@ base::Result<Reply> receive_reply(int socket, uint32_t sequence, const base::Dea
     if (!message.ok()) return message.status();
     GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, parse_reply(*message));
     if (reply.header.sequence != sequence && reply.header.sequence != 0) continue;
-    if (reply.code != GPUSHARE_OK) return base::Status(reply.code, reply.text);
+    if (reply.code != GPUSHARE_OK) return reported(reply.code, reply.text);
     if (reply.descriptors != descriptors.size())
       return base::Status(
           GPUSHARE_IO_ERROR,
