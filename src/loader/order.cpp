@@ -43,13 +43,15 @@ Part read_part(std::string_view part) {
   out.stem = part.substr(0, part.size() - digits);
   for (const char digit : part.substr(part.size() - digits))
     out.number = out.number * 10 + static_cast<uint64_t>(digit - '0');
-  if (starts(part, {"lm_head", "head", "classifier", "score", "logits", "pooler", "output", "ln_f", "final"}) ||
+  if (starts(part,
+             {"lm_head", "head", "classifier", "score", "logits", "pooler", "output", "ln_f", "final"}) ||
       is(part, {"norm", "fc", "cls", "qa_outputs"}))
     out.place = 2;
   else if (is(part, {"decoder"}))
     out.place = 1;
   else if (has(part, {"embed", "stem"}) ||
-           starts(part, {"wte", "wpe", "patch", "input", "cls_token", "pos_", "shared"}) || is(part, {"conv1"}))
+           starts(part, {"wte", "wpe", "patch", "input", "cls_token", "pos_", "shared"}) ||
+           is(part, {"conv1"}))
     out.place = -2;
   else if (is(part, {"bn1"}) || has(part, {"attn", "attention"}))
     out.place = -1;

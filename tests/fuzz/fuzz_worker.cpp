@@ -87,7 +87,8 @@ class Program {
     Attached& worker = workers_[which % workers_.size()];
     const int32_t status = call(worker, what);
     require_status(status);
-    if (worker.detached) require(status == GPUSHARE_INVALID_HANDLE || what == 1, "a detached worker is stale");
+    if (worker.detached)
+      require(status == GPUSHARE_INVALID_HANDLE || what == 1, "a detached worker is stale");
   }
 
  private:
@@ -100,7 +101,10 @@ class Program {
     const std::string long_name(odd, 'n');
     params.socket = odd == 200 ? nullptr : odd == 201 ? "/nonexistent" : socket.c_str();
     params.name = odd == 202 ? nullptr : odd >= 240 ? long_name.c_str() : "w";
-    params.model = odd == 203 ? nullptr : odd == 204 ? "/nonexistent" : odd == 205 ? "" : world_.models[model].c_str();
+    params.model = odd == 203   ? nullptr
+                   : odd == 204 ? "/nonexistent"
+                   : odd == 205 ? ""
+                                : world_.models[model].c_str();
     if (odd == 206) params.struct_size = input_.byte() % (sizeof(params) + 1);
     params.iteration_ns = input_.size();
     params.scratch_bytes = odd % 3 == 0 ? HostileDaemon::kGranule : odd % 31 == 0 ? input_.size() : 0;
@@ -194,13 +198,15 @@ class Program {
     require(held, "layers are there in a turn alone");
     for (uint32_t i = first; i < end; ++i) {
       gpushare_worker_layer layer = GPUSHARE_WORKER_LAYER_INIT;
-      require(gpushare_worker_get_layer(worker.handle, i, &layer) == GPUSHARE_OK, "a layer that arrived is one");
+      require(gpushare_worker_get_layer(worker.handle, i, &layer) == GPUSHARE_OK,
+              "a layer that arrived is one");
       if (layer.bytes == 0) continue;
       const auto* const at = reinterpret_cast<const volatile char*>(static_cast<uintptr_t>(layer.address));
       (void)at[0];  // whoever filled it
       (void)at[layer.bytes - 1];
       if (honest_)
-        require(std::memcmp(const_cast<const char*>(at), world_.contents[worker.model][i].data(), layer.bytes) == 0,
+        require(std::memcmp(const_cast<const char*>(at), world_.contents[worker.model][i].data(),
+                            layer.bytes) == 0,
                 "the model's bytes");
     }
     return status;
@@ -208,7 +214,8 @@ class Program {
 
   static bool in_turn(const Attached& worker) {
     gpushare_worker_info info = GPUSHARE_WORKER_INFO_INIT;
-    return !worker.detached && gpushare_worker_get_info(worker.handle, &info) == GPUSHARE_OK && info.in_turn == 1;
+    return !worker.detached && gpushare_worker_get_info(worker.handle, &info) == GPUSHARE_OK &&
+           info.in_turn == 1;
   }
 
   World& world_;

@@ -105,7 +105,8 @@ class HostileDaemon {
     return true;
   }
 
-  daemon::Reply good(const daemon::Request& request, std::vector<daemon::Descriptor>& descriptors, bool bad_table) {
+  daemon::Reply good(const daemon::Request& request, std::vector<daemon::Descriptor>& descriptors,
+                     bool bad_table) {
     daemon::Reply reply = daemon::make_reply(request.sequence, {});
     reply.image_bytes = kRegionBytes - 1000;
     reply.region_bytes = kRegionBytes;
@@ -151,7 +152,8 @@ class HostileDaemon {
         if (reply.code == GPUSHARE_INTERNAL) reply.code = GPUSHARE_UNKNOWN;  // no bug of the library's
         break;
       case 3: {  // numbers that contradict each other
-        uint64_t* const numbers[] = {&reply.image_bytes, &reply.region_bytes, &reply.prefix_bytes, &reply.scratch_bytes};
+        uint64_t* const numbers[] = {&reply.image_bytes, &reply.region_bytes, &reply.prefix_bytes,
+                                     &reply.scratch_bytes};
         *numbers[byte() % 4] = static_cast<uint64_t>(byte()) << (byte() % 64);
         reply.layers = byte() % 5;
         break;
@@ -205,7 +207,8 @@ class HostileDaemon {
     board_->set_wanted(what % 2 == 0);
   }
 
-  static void send(int socket, const daemon::Reply& reply, const std::vector<daemon::Descriptor>& descriptors) {
+  static void send(int socket, const daemon::Reply& reply,
+                   const std::vector<daemon::Descriptor>& descriptors) {
     std::vector<int> numbers;
     for (const daemon::Descriptor& descriptor : descriptors) numbers.push_back(descriptor.get());
     (void)daemon::send_message(socket, daemon::bytes_of(reply), numbers);

@@ -85,7 +85,8 @@ TEST_CASE("links are followed; one that leads nowhere, or in a circle, is told")
   std::filesystem::create_symlink(model, link);
   REQUIRE(reading.load(link).ok());
   // As model hubs keep sets: links beside the index.
-  const std::string index = folder.write("m.safetensors.index.json", R"({"weight_map":{"a":"m.safetensors"}})");
+  const std::string index =
+      folder.write("m.safetensors.index.json", R"({"weight_map":{"a":"m.safetensors"}})");
   REQUIRE(reading.load(index).ok());
   const std::string dangling = folder.file("d.safetensors");
   std::filesystem::create_symlink(folder.file("gone"), dangling);
@@ -124,8 +125,8 @@ TEST_CASE("a model without tensors, or with empty ones, is an image without byte
   REQUIRE(none.ok());
   CHECK((*none)->layers().empty());
   CHECK((*none)->bytes() == 0);
-  const auto empty = reading.load(
-      folder.write("empty.safetensors", with_header(R"({"a":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", "")));
+  const auto empty = reading.load(folder.write(
+      "empty.safetensors", with_header(R"({"a":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", "")));
   REQUIRE(empty.ok());
   CHECK((*empty)->layers().size() == 1);
   CHECK((*empty)->bytes() == 0);
@@ -136,8 +137,8 @@ TEST_CASE("tensors beyond 4 GiB are where the header says") {
   const uint64_t large = (1ull << 32) + (1ull << 31) + 12345;
   const std::string json = R"({"a":{"dtype":"U8","shape":[)" + std::to_string(large) +
                            R"(],"data_offsets":[0,)" + std::to_string(large) +
-                           R"(]},"b":{"dtype":"U8","shape":[4],"data_offsets":[)" + std::to_string(large) + "," +
-                           std::to_string(large + 4) + "]}}";
+                           R"(]},"b":{"dtype":"U8","shape":[4],"data_offsets":[)" + std::to_string(large) +
+                           "," + std::to_string(large + 4) + "]}}";
   const std::string path = folder.write("large.safetensors", with_header(json, ""));
   const uint64_t data = 8 + json.size();
   std::filesystem::resize_file(path, data + large);  // a hole
@@ -166,8 +167,8 @@ TEST_CASE("a set of shards is one model: a shard that changed makes it another")
   loader::ImageCache cache(reading.pool, 1 << 20, {});
   folder.write("one.safetensors", one_tensor("a", std::string(5000, 'a')));
   folder.write("two.safetensors", one_tensor("b", std::string(5000, 'b')));
-  const std::string index = folder.write(
-      "m.safetensors.index.json", R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
+  const std::string index = folder.write("m.safetensors.index.json",
+                                         R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
   const auto first = cache.get(index);
   REQUIRE(first.ok());
   CHECK(cache.get(index)->get() == first->get());

@@ -48,9 +48,10 @@ TEST_CASE("blocks go by their numbers, inputs before them, outputs behind") {
   check(llama);
   check({"bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.attention.self.query.weight",
          "bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.0.output.dense.weight",
-         "bert.encoder.layer.10.attention.self.query.weight", "bert.pooler.dense.weight", "classifier.weight"});
-  check({"conv1.weight", "bn1.weight", "layer1.0.conv1.weight", "layer1.0.bn1.weight", "layer1.1.conv1.weight",
-         "layer2.0.conv1.weight", "layer10.0.conv1.weight", "fc.bias", "fc.weight"});
+         "bert.encoder.layer.10.attention.self.query.weight", "bert.pooler.dense.weight",
+         "classifier.weight"});
+  check({"conv1.weight", "bn1.weight", "layer1.0.conv1.weight", "layer1.0.bn1.weight",
+         "layer1.1.conv1.weight", "layer2.0.conv1.weight", "layer10.0.conv1.weight", "fc.bias", "fc.weight"});
   check({"shared.weight", "encoder.block.0.layer.0.k", "encoder.block.11.layer.0.k",
          "encoder.final_layer_norm.weight", "decoder.embed_tokens.weight", "decoder.block.2.layer.0.k",
          "lm_head.weight"});
