@@ -83,6 +83,7 @@ base::Result<loader::LinkCosts> capi::read_link(const char* name, const gpushare
   out.bytes_per_ms = static_cast<double>(read.bytes_per_s) / 1e3;
   out.call_overhead_ms = static_cast<double>(read.call_overhead_ns) / 1e6;
   out.group_overhead_ms = static_cast<double>(read.group_overhead_ns) / 1e6;
+  out.device_bytes_per_ms = static_cast<double>(read.device_bytes_per_s) / 1e3;
   return out;
 }
 
@@ -177,6 +178,7 @@ int32_t gpushare_loader_get_link(gpushare_loader loader, gpushare_link_costs* ou
     out.bytes_per_s = base::to_uint64(link.bytes_per_ms * 1e3);
     out.call_overhead_ns = to_ns(link.call_overhead_ms);
     out.group_overhead_ns = to_ns(link.group_overhead_ms);
+    out.device_bytes_per_s = base::to_uint64(link.device_bytes_per_ms * 1e3);
     return capi::write_struct("out_link", out, out_link);
   });
 }

@@ -34,9 +34,12 @@ typedef struct gpushare_link_costs {
   uint64_t bytes_per_s;
   uint64_t call_overhead_ns;  /* of one copy, whatever its size */
   uint64_t group_overhead_ns; /* of making a stream wait for a group and launching on it */
+  uint64_t
+      device_bytes_per_s; /* of copies within the device, such as of first layers on standby; 0: not known, learned
+                                  from the first of them */
 } gpushare_link_costs;
 #define GPUSHARE_LINK_COSTS_INIT \
-  { sizeof(gpushare_link_costs), 0, 0, 0, 0 }
+  { sizeof(gpushare_link_costs), 0, 0, 0, 0, 0 }
 
 typedef struct gpushare_plan_params {
   uint32_t struct_size;

@@ -101,26 +101,19 @@ std::vector<loader::LayerCost> Server::layer_costs(const loader::Image& image, u
 
 base::Result<std::vector<uint32_t>> Server::plan(const loader::Image& image, uint64_t execute_ns,
                                                  uint32_t resident_layers) const {
-  loader::GroupingCosts costs;
-  costs.call_overhead_ms = link_.call_overhead_ms;
-  costs.group_overhead_ms = link_.group_overhead_ms;
-  costs.resident_layers = resident_layers;
-  GPUSHARE_ASSIGN_OR_RETURN(loader::Grouping grouping,
-                            loader::plan_groups(layer_costs(image, execute_ns), costs));
+  GPUSHARE_ASSIGN_OR_RETURN(loader::Grouping grouping, loader::plan_groups(layer_costs(image, execute_ns),
+                                                                           link_.grouping(resident_layers)));
   return std::move(grouping.ends);
 }
 
 base::Status Server::load(Connection& c, Model& model) {
   if (options_.standby_bytes > 0 && model.kept_bytes() == 0) {
-    loader::GroupingCosts costs;
-    costs.call_overhead_ms = link_.call_overhead_ms;
-    costs.group_overhead_ms = link_.group_overhead_ms;
     loader::PrefixLimits limits;
     limits.most_bytes = options_.standby_bytes;
     limits.granule_bytes = device_->info().mapping_granularity_bytes;
     GPUSHARE_ASSIGN_OR_RETURN(
         const loader::PrefixChoice prefix,
-        loader::choose_prefix(layer_costs(*model.image(), c.execute_ns), costs, limits));
+        loader::choose_prefix(layer_costs(*model.image(), c.execute_ns), link_.grouping(), limits));
     model.set_prefix(prefix);
   }
   for (;;) {

@@ -35,7 +35,8 @@ Loader::Loader(std::shared_ptr<executor::Runtime> runtime, LoaderOptions options
       cache_(pool_, options_.limit_bytes, options_.read),
       link_(options_.link.bytes_per_ms > 0 ? options_.link : kAssumedLink),
       link_known_(options_.link.bytes_per_ms > 0),
-      link_given_(options_.link.bytes_per_ms > 0) {}
+      link_given_(options_.link.bytes_per_ms > 0),
+      device_copies_given_(options_.link.device_bytes_per_ms > 0) {}
 
 base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Runtime> runtime,
                                                    LoaderOptions options) {
@@ -191,16 +192,14 @@ base::Status Loader::check(const executor::Session& session, const Image& image)
 
 base::Result<std::vector<uint32_t>> Loader::plan(const Image& image, const LoadOptions& options) {
   const uint32_t resident = options.prefix == nullptr ? 0 : options.prefix->layers();
+  const uint64_t copied_bytes = resident == 0 ? 0 : image.end_of(resident - 1);
+  const LinkCosts costs = link();
   std::vector<uint32_t> ends;
   if (options.execute_ms.empty()) {
-    GPUSHARE_ASSIGN_OR_RETURN(ends, image.profile().plan(link(), resident));
+    GPUSHARE_ASSIGN_OR_RETURN(ends, image.profile().plan(costs, resident, copied_bytes));
   } else {
-    GroupingCosts costs;
-    costs.call_overhead_ms = link().call_overhead_ms;
-    costs.group_overhead_ms = link().group_overhead_ms;
-    costs.resident_layers = resident;
-    GPUSHARE_ASSIGN_OR_RETURN(Grouping plan,
-                              plan_groups(layer_costs(image, link(), options.execute_ms), costs));
+    GPUSHARE_ASSIGN_OR_RETURN(Grouping plan, plan_groups(layer_costs(image, costs, options.execute_ms),
+                                                         costs.grouping(resident, copied_bytes)));
     ends = std::move(plan.ends);
   }
   if (resident > 0) ends.insert(ends.begin(), resident);
@@ -300,16 +299,30 @@ void Loader::sweep() {
 }
 
 void Loader::learn(const Transmission& transmission) {
-  const uint64_t bytes = transmission.sent_bytes();
-  // A part that came from the device took a time of its own, which is not known.
-  if (bytes < kTeachingBytes || transmission.copied_prefix()) return;
   const auto took = transmission.arrived_ns(transmission.groups() - 1);
   if (!took.ok() || *took == 0) return;
+  uint64_t link_ns = *took;
+  // What came from the device was the first group, and nothing else was (plan()).
+  if (const uint64_t copied_bytes = transmission.copied_bytes(); copied_bytes > 0) {
+    const auto copied = transmission.arrived_ns(0);
+    if (!copied.ok() || *copied == 0 || *copied > *took ||
+        transmission.image().end_of(transmission.group_ends()[0] - 1) != copied_bytes)
+      return;
+    link_ns -= *copied;
+    base::MutexLock lock(mutex_);
+    if (copied_bytes >= kTeachingBytes && !device_copies_given_) {
+      const double seen = static_cast<double>(copied_bytes) / static_cast<double>(*copied) * 1e6;
+      double& known = link_.device_bytes_per_ms;
+      known = known > 0 ? known + Profile::kWeight * (seen - known) : seen;
+    }
+  }
+  const uint64_t bytes = transmission.sent_bytes();
+  if (bytes < kTeachingBytes || link_ns == 0) return;
   base::MutexLock lock(mutex_);
   if (link_given_) return;
-  const double ms = std::max(
-      static_cast<double>(*took) / 1e6 - link_.call_overhead_ms * static_cast<double>(transmission.copies()),
-      static_cast<double>(*took) / 2e6);
+  const double ms = std::max(static_cast<double>(link_ns) / 1e6 -
+                                 link_.call_overhead_ms * static_cast<double>(transmission.copies()),
+                             static_cast<double>(link_ns) / 2e6);
   const double seen = static_cast<double>(bytes) / ms;
   link_.bytes_per_ms =
       link_known_ ? link_.bytes_per_ms + Profile::kWeight * (seen - link_.bytes_per_ms) : seen;
@@ -341,7 +354,7 @@ base::Status Loader::calibrate() {
     base::MutexLock lock(mutex_);
     link_ = *costs;
     link_known_ = true;
-    link_given_ = false;
+    link_given_ = device_copies_given_ = false;
     return {};
   }
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,

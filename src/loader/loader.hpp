@@ -131,6 +131,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   LinkCosts link_ GPUSHARE_GUARDED_BY(mutex_);
   bool link_known_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool link_given_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool device_copies_given_ GPUSHARE_GUARDED_BY(mutex_) = false;
   std::shared_ptr<executor::Stream> copies_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Transmission>> leaving_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Model>> models_ GPUSHARE_GUARDED_BY(mutex_);

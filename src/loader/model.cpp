@@ -46,6 +46,7 @@ std::unique_ptr<Transmission> Model::take_apart() {
 }
 
 base::Status Model::unload() {
+  (void)arrived(layers() - 1);  // the last chance to learn from it
   if (!claim()) return {};
   loader_->retire(take_apart());
   base::Status freed = session_->free(address_);

@@ -10,6 +10,7 @@
 
 #include "base/status.hpp"
 #include "loader/grouping.hpp"
+#include "loader/profile.hpp"
 
 namespace gpushare::loader {
 
@@ -19,6 +20,8 @@ inline constexpr double kStandbyAim = 0.05;
 struct PrefixLimits {
   uint64_t most_bytes = UINT64_MAX;
   uint64_t granule_bytes = 256;  // its bytes are rounded up to
+  // With these costs a load copies it on the device, before anything else; null: it is used where it lies.
+  const LinkCosts* copied = nullptr;
 };
 
 struct PrefixChoice {
@@ -29,9 +32,9 @@ struct PrefixChoice {
   double saves_ms = 0;     // of the overhead without it
 };
 
-// The smallest prefix whose predicted overhead is at most kStandbyAim of the load time. If most_bytes allows none:
-// the smallest of those that do best, if that saves at least a fifth of kStandbyAim. O(log n) plans. Errors:
-// plan_groups's.
+// The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load time. If there is none that
+// is allowed: the smallest of those that do best (with copies: within a sixteenth of what there is to save), if that saves
+// at least a fifth of kStandbyAim. O(log n) plans, with copies some times as many. Errors: plan_groups's.
 base::Result<PrefixChoice> choose_prefix(std::span<const LayerCost> layers, const GroupingCosts& costs,
                                          const PrefixLimits& limits);
 

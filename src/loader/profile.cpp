@@ -6,6 +6,20 @@
 
 namespace gpushare::loader {
 
+double LinkCosts::device_copy_ms(uint64_t bytes) const {
+  if (bytes == 0) return 0;
+  return call_overhead_ms + (device_bytes_per_ms > 0 ? static_cast<double>(bytes) / device_bytes_per_ms : 0);
+}
+
+GroupingCosts LinkCosts::grouping(uint32_t resident_layers, uint64_t copied_bytes) const {
+  GroupingCosts costs;
+  costs.call_overhead_ms = call_overhead_ms;
+  costs.group_overhead_ms = group_overhead_ms;
+  costs.resident_layers = resident_layers;
+  costs.link_busy_ms = costs.lane_busy_ms = device_copy_ms(copied_bytes);
+  return costs;
+}
+
 void Profile::observe(uint32_t first, uint32_t end, double ms) {
   if (first >= end || end > bytes_.size() || !std::isfinite(ms) || ms < 0) return;
   base::MutexLock lock(mutex_);
@@ -69,13 +83,11 @@ std::vector<LayerCost> Profile::costs(const LinkCosts& link) const {
   return costs_locked(link);
 }
 
-base::Result<std::vector<uint32_t>> Profile::plan(const LinkCosts& link, uint32_t resident_layers) {
+base::Result<std::vector<uint32_t>> Profile::plan(const LinkCosts& link, uint32_t resident_layers,
+                                                  uint64_t copied_bytes) {
   base::MutexLock lock(mutex_);
   const std::vector<LayerCost> layers = costs_locked(link);
-  GroupingCosts costs;
-  costs.resident_layers = resident_layers;
-  costs.call_overhead_ms = link.call_overhead_ms;
-  costs.group_overhead_ms = link.group_overhead_ms;
+  const GroupingCosts costs = link.grouping(resident_layers, copied_bytes);
   GPUSHARE_ASSIGN_OR_RETURN(Grouping best, plan_groups(layers, costs));
   if (const auto known = ends_.find(resident_layers); known != ends_.end()) {
     const auto kept = grouping_makespan_ms(layers, costs, known->second);

@@ -24,6 +24,14 @@ struct LinkCosts {
   double call_overhead_ms = 0;  // of one copy, whatever its size
   double bytes_per_ms = 0;
   double group_overhead_ms = 0;  // of making a stream wait for an event and launching on it
+  // Of copies within the device. 0: not known, taken to cost a call and nothing more.
+  double device_bytes_per_ms = 0;
+
+  // Of copying a prefix on the device: 0 for none.
+  double device_copy_ms(uint64_t bytes) const;
+  // For a plan. The first `copied_bytes` are copied on the device, by the stream that then sends the rest: until that is done,
+  // neither the link nor the lane has anything to do.
+  GroupingCosts grouping(uint32_t resident_layers = 0, uint64_t copied_bytes = 0) const;
 };
 
 // Thread-safe.
@@ -43,8 +51,10 @@ class Profile {
 
   // What each layer costs. Unobserved: it is taken to execute as long as its bytes are on the link.
   std::vector<LayerCost> costs(const LinkCosts& link) const;
-  // Group ends for these costs, with the first `resident_layers` on the device. Errors: plan_groups's.
-  base::Result<std::vector<uint32_t>> plan(const LinkCosts& link, uint32_t resident_layers = 0);
+  // Group ends for these costs, with the first `resident_layers` on the device, `copied_bytes` of them to be copied there.
+  // Errors: plan_groups's.
+  base::Result<std::vector<uint32_t>> plan(const LinkCosts& link, uint32_t resident_layers = 0,
+                                           uint64_t copied_bytes = 0);
   // Times that a plan was replaced by a better one.
   uint64_t replans() const;
 

@@ -50,15 +50,13 @@ std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
 void Standby::work_out(Entry& entry) const {
   entry.known = true;
   const LinkCosts link = loader_.link();
-  GroupingCosts costs;
-  costs.call_overhead_ms = link.call_overhead_ms;
-  costs.group_overhead_ms = link.group_overhead_ms;
   PrefixLimits limits;
   limits.most_bytes = budget_bytes_;
+  limits.copied = &link;
   const auto choice =
       choose_prefix(entry.execute_ms.empty() ? entry.image->profile().costs(link)
                                              : layer_costs(*entry.image, link, entry.execute_ms),
-                    costs, limits);
+                    link.grouping(), limits);
   entry.wish = choice.ok() ? *choice : PrefixChoice{};
 }
 

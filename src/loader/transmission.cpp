@@ -207,6 +207,7 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event begin, device.create_event(GPUSHARE_EVENT_TIMING));
   GPUSHARE_ASSIGN_OR_RETURN(const device::Event end, device.create_event(GPUSHARE_EVENT_TIMING));
   const auto host = reinterpret_cast<uintptr_t>(scratch.host);
+  const uint64_t half_bytes = large_bytes / 2;
 
   // Times `calls` copies of `size` bytes on the device's clock.
   const auto time_copies = [&](uint64_t size, int calls) -> base::Result<double> {
@@ -218,10 +219,20 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t ns, end.elapsed_since(begin));
     return static_cast<double>(ns) / 1e6 / calls;
   };
-  std::vector<double> small, large, launches;
+  const auto time_device_copy = [&]() -> base::Result<double> {
+    GPUSHARE_RETURN_IF_ERROR(copies.record(begin));
+    GPUSHARE_RETURN_IF_ERROR(
+        copies.copy(target + half_bytes, target, half_bytes, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+    GPUSHARE_RETURN_IF_ERROR(copies.record(end));
+    GPUSHARE_RETURN_IF_ERROR(end.synchronize());
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t ns, end.elapsed_since(begin));
+    return static_cast<double>(ns) / 1e6;
+  };
+  std::vector<double> small, large, within, launches;
   for (uint32_t i = 0; i <= repeats; ++i) {
     GPUSHARE_ASSIGN_OR_RETURN(const double small_ms, time_copies(kSmall, kCalls));
     GPUSHARE_ASSIGN_OR_RETURN(const double large_ms, time_copies(large_bytes, 1));
+    GPUSHARE_ASSIGN_OR_RETURN(const double within_ms, time_device_copy());
     // A group's own cost on the lane: wait for an event, launch one thing.
     GPUSHARE_RETURN_IF_ERROR(lane.record(begin));
     for (int k = 0; k < kCalls; ++k) {
@@ -235,6 +246,7 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
     if (i == 0) continue;  // the first round touches the memory and starts the streams' threads
     small.push_back(small_ms);
     large.push_back(large_ms);
+    within.push_back(within_ms);
     launches.push_back(static_cast<double>(launch_ns) / 1e6 / kCalls);
   }
   LinkCosts costs;
@@ -243,6 +255,7 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
   costs.bytes_per_ms = 1.0 / slope;
   costs.call_overhead_ms = std::max(0.0, small_ms - slope * static_cast<double>(kSmall));
   costs.group_overhead_ms = median(launches);
+  costs.device_bytes_per_ms = static_cast<double>(half_bytes) / std::max(1e-6, median(within));
   return costs;
 }
 

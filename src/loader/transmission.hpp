@@ -66,9 +66,9 @@ class Transmission {
   const std::shared_ptr<const Image>& shared_image() const { return image_; }
   size_t groups() const { return ends_.size(); }
   uint32_t last_layer() const { return ends_.empty() ? resident_ - 1 : ends_.back() - 1; }
-  uint64_t copies() const { return copies_; }          // calls that it took
-  uint64_t sent_bytes() const { return sent_bytes_; }  // over the link
-  bool copied_prefix() const { return copy_bytes_ > 0; }
+  uint64_t copies() const { return copies_; }            // calls that it took
+  uint64_t sent_bytes() const { return sent_bytes_; }    // over the link
+  uint64_t copied_bytes() const { return copy_bytes_; }  // from elsewhere on the device
   // Device time from the start of the first copy to the arrival of group `group`. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group) const;
   std::span<const uint32_t> group_ends() const { return ends_; }

@@ -160,6 +160,88 @@ TEST_CASE("the smallest prefix that does, as trying all of them finds") {
   CHECK(some > 50);
 }
 
+TEST_CASE("with a copy on the device the smallest prefix that does, and otherwise nearly the best") {
+  test::Random random(test::seed());
+  int exact = 0, near = 0, slow = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<LayerCost> layers(test::uniform(random, 1, 24));
+    loader::LinkCosts link;
+    link.bytes_per_ms = 1000;
+    link.call_overhead_ms = 0.01 * static_cast<double>(test::uniform(random, 0, 5));
+    link.group_overhead_ms = 0.01 * static_cast<double>(test::uniform(random, 0, 5));
+    // From slower than the link to much quicker; and not known.
+    link.device_bytes_per_ms =
+        static_cast<double>(test::uniform(random, 0, 6) * test::uniform(random, 1, 6) * 300);
+    double load_ms = link.call_overhead_ms;
+    for (LayerCost& layer : layers) {
+      layer.bytes = test::uniform(random, 0, 8) == 0 ? 100'000 : test::uniform(random, 0, 10'000);
+      layer.transmit_ms = static_cast<double>(layer.bytes) / link.bytes_per_ms;
+      layer.execute_ms = layer.transmit_ms * static_cast<double>(test::uniform(random, 5, 20)) / 10;
+      load_ms += layer.transmit_ms;
+    }
+    loader::PrefixLimits limits;
+    limits.copied = &link;
+    const auto choice = loader::choose_prefix(layers, link.grouping(), limits);
+    REQUIRE(choice.ok());
+    INFO("round " << round << ", " << layers.size() << " layers, device " << link.device_bytes_per_ms);
+    // By trying all of them.
+    const auto with_copy = [&](uint32_t count) {
+      uint64_t end = 0;
+      for (uint32_t i = 0; i < count; ++i) end = (end + 255) / 256 * 256 + layers[i].bytes;
+      const auto all = static_cast<uint32_t>(layers.size());
+      return loader::plan_groups(layers, link.grouping(count, end))->makespan_ms -
+             loader::plan_groups(layers, link.grouping(all))->makespan_ms;
+    };
+    const double aim = loader::kStandbyAim * load_ms, without = with_copy(0);
+    double best = without;
+    uint32_t enough = 0;
+    for (uint32_t count = static_cast<uint32_t>(layers.size()); count > 0; --count) {
+      best = std::min(best, with_copy(count));
+      if (with_copy(count) <= aim) enough = count;
+    }
+    CHECK(choice->overhead_ms == Approx(with_copy(choice->layers)));
+    if (without <= aim) {
+      CHECK(choice->layers == 0);
+    } else if (enough > 0) {
+      ++exact;
+      CHECK(choice->layers == enough);
+    } else {
+      ++near;
+      CHECK(choice->overhead_ms <= best + std::max(aim / 5, without / 16) + 1e-6 * load_ms);
+      slow += choice->layers == 0;
+    }
+  }
+  CHECK(exact > 50);
+  CHECK(near > 20);
+  CHECK(slow > 5);  // a device that copies slower than the link sends: none is worth it
+}
+
+TEST_CASE("what copies on the device cost is measured, learned, and part of the plan") {
+  // sim: 2 bytes of memory traffic a byte copied.
+  Switching on(test::kSetups[2], 64 * kMiB, budget(32 * kMiB));
+  const auto measured = loader::calibrate(on.runtime->device());
+  REQUIRE(measured.ok());
+  CHECK(measured->device_bytes_per_ms > 0);
+  CHECK(on.loader->link().device_bytes_per_ms == 0);  // the link was given, this was not
+  const loader::MemberId a = on.add(1, 24),
+                         b = on.add(2, 24);  // of 23.5 MiB, 11.5 of them in the first layer
+  for (const loader::MemberId member : {a, b, a, b, a, b}) {
+    const auto turn = on.switcher->begin(member, GPUSHARE_NO_TIMEOUT);
+    REQUIRE(turn.ok());
+    REQUIRE(turn->model->wait(23, GPUSHARE_NO_TIMEOUT).ok());  // virtual time goes on while somebody waits
+    REQUIRE(turn->iteration->end().ok());
+  }
+  REQUIRE(on.kept(a) >= loader::Loader::kTeachingBytes);
+  const loader::LinkCosts link = on.loader->link();
+  CHECK(link.device_bytes_per_ms == Approx(measured->device_bytes_per_ms).epsilon(0.05));
+  CHECK(link.bytes_per_ms == 1e6);  // given: not corrected
+  // Until the copy is done neither the link nor the lane has anything to do.
+  const loader::GroupingCosts costs = link.grouping(1, 10'000'000);
+  CHECK(costs.link_busy_ms == Approx(link.call_overhead_ms + 1e7 / link.device_bytes_per_ms));
+  CHECK(costs.lane_busy_ms == costs.link_busy_ms);
+  CHECK(link.grouping(1, 0).link_busy_ms == 0);
+}
+
 TEST_CASE("members on standby keep their first layers, and switches with them deliver the image's bytes") {
   for (const test::Setup& setup : test::kSetups) {
     INFO(setup.device);
