@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/trace_writer.hpp"
 
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 namespace gpushare::base {
@@ -35,28 +33,11 @@ size_t utf8_sequence(std::string_view text, size_t at) {
 }  // namespace
 
 Result<TraceWriter> TraceWriter::open(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) {
-    const int error = errno;
-    return Status(GPUSHARE_IO_ERROR, format("cannot write '%s': %s", path.c_str(), std::strerror(error)),
-                  error);
-  }
-  TraceWriter writer(file, path);
+  FileSink file(path);
+  if (file.failed()) return file.close();
+  TraceWriter writer(std::move(file));
   writer.put("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
   return writer;
-}
-
-TraceWriter::TraceWriter(TraceWriter&& other) noexcept
-    : file_(std::exchange(other.file_, nullptr)),
-      path_(std::move(other.path_)),
-      buffer_(std::move(other.buffer_)),
-      groups_(other.groups_),
-      tracks_(other.tracks_),
-      first_(other.first_),
-      error_(other.error_) {}
-
-TraceWriter::~TraceWriter() {
-  if (file_ != nullptr) (void)close();
 }
 
 TraceWriter::Group TraceWriter::add_group(std::string_view name) {
@@ -102,9 +83,7 @@ void TraceWriter::counter(Group group, std::string_view name, uint64_t time_ns,
 Status TraceWriter::close() {
   put("\n]}\n");
   flush();
-  if (std::fclose(std::exchange(file_, nullptr)) != 0 && error_ == 0) error_ = errno;
-  if (error_ == 0) return {};
-  return {GPUSHARE_IO_ERROR, format("writing '%s': %s", path_.c_str(), std::strerror(error_)), error_};
+  return file_.close();
 }
 
 void TraceWriter::begin_event(char phase, uint32_t group, uint32_t track, std::string_view name) {
@@ -201,7 +180,7 @@ void TraceWriter::put_arguments(std::span<const TraceArgument> arguments) {
 }
 
 void TraceWriter::flush() {
-  if (error_ == 0 && std::fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size()) error_ = errno;
+  file_.write(buffer_);
   buffer_.clear();
 }
 

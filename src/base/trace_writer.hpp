@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -22,6 +21,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "base/file_sink.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::base {
@@ -55,12 +55,8 @@ class TraceWriter {
     uint32_t id = 0;
   };
 
-  // Creates or truncates the file. Errors: IO_ERROR with errno.
+  // The file takes its place when close() succeeds: whole or not at all. Errors: IO_ERROR with errno.
   static Result<TraceWriter> open(const std::string& path);
-  TraceWriter(TraceWriter&& other) noexcept;
-  TraceWriter& operator=(TraceWriter&&) = delete;
-  // Closes, dropping the verdict.
-  ~TraceWriter();
 
   // Groups and tracks are shown in the order added.
   Group add_group(std::string_view name);
@@ -76,11 +72,11 @@ class TraceWriter {
   // The same for keys that are known only at run time.
   void counter(Group group, std::string_view name, uint64_t time_ns, std::span<const TraceArgument> values);
 
-  // Finishes the file. Errors: IO_ERROR of the first write that failed. No other call may follow.
+  // Finishes the file. Errors: IO_ERROR of the first write that failed. No other call may follow; without this one there is no file.
   Status close();
 
  private:
-  explicit TraceWriter(std::FILE* file, std::string path) : file_(file), path_(std::move(path)) {}
+  explicit TraceWriter(FileSink file) : file_(std::move(file)) {}
   void begin_event(char phase, uint32_t group, uint32_t track, std::string_view name);
   void metadata(const char* what, uint32_t group, uint32_t track, std::string_view name);
   void sort_index(const char* what, uint32_t group, uint32_t track, uint32_t index);
@@ -91,13 +87,11 @@ class TraceWriter {
   void put_arguments(std::span<const TraceArgument> arguments);
   void flush();
 
-  std::FILE* file_ = nullptr;
-  std::string path_;
+  FileSink file_;
   std::string buffer_;
   uint32_t groups_ = 0;
   uint32_t tracks_ = 0;
   bool first_ = true;
-  int error_ = 0;  // errno of the first failing write
 };
 
 }  // namespace gpushare::base

@@ -157,34 +157,40 @@ class DaemonCommand final : public Command {
            "3 no such device, or no daemon answers.\n";
   }
   void declare(CLI::App& app) override {
-    app.add_option("--socket", socket_, "Path of the Unix socket, at most 107 bytes")->required();
+    app.add_option("--socket", socket_, "Path of the Unix socket, at most 107 bytes")
+        ->type_name("PATH")
+        ->required();
     app.add_flag("--status", status_, "Ask the daemon at the socket instead of starting one");
-    app.add_option("--device", device_, "Device to own, as 'gpushare devices' names it (default auto)");
-    app.add_option("--capacity", capacity_,
-                   "Device memory for models, e.g. 8GiB (default: all that is free)");
+    app.add_option("--device", device_, "Device to own, as 'gpushare devices' names it [auto]")
+        ->type_name("NAME");
+    app.add_option("--capacity", capacity_, "Device memory for models: 8GiB, ... [all that is free]")
+        ->type_name("SIZE");
     app.add_option("--standby", standby_,
                    "Of the capacity, for first layers of models that are off the device: switches to models "
-                   "with a large first layer are quick then (default none)");
+                   "with a large first layer are quick then [none]")
+        ->type_name("SIZE");
     app.add_option("--order-by", order_by_,
                    "In which order a file's layers are taken to execute: bytes, as they lie in it, or names, "
-                   "as these tell (default bytes)");
-    app.add_option("--images", images_, "Host memory for images of models (default 4GiB)");
+                   "as these tell [bytes]")
+        ->type_name("KIND");
+    app.add_option("--images", images_, "Host memory for images of models [4GiB]")->type_name("SIZE");
     app.add_option("--lease", lease_,
-                   "Seconds that a worker may keep its turn while another waits; 0 = for ever (default 10)");
-    app.add_option("--max-workers", max_workers_, "Connections at once (default 256)");
-    app.add_option("--residency", residency_,
-                   "Which models stay on the device: weighted or lru (default weighted)");
-    app.add_option("--for", for_, "Stop by itself after so many seconds");
+                   "Seconds that a worker may keep its turn while another waits; 0 = for ever [10]")
+        ->type_name("S");
+    app.add_option("--max-workers", max_workers_, "Most connections at once [256]")->type_name("N");
+    app.add_option("--residency", residency_, "Which models stay on the device: weighted or lru [weighted]")
+        ->type_name("NAME");
+    app.add_option("--for", for_, "Stop by itself after so many seconds")->type_name("S");
     json_.declare(app);
   }
   base::Result<ExitCode> run() override {
+    GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
     if (status_) {
       GPUSHARE_ASSIGN_OR_RETURN(const daemon::DaemonStatus status, daemon::query_status(socket_));
       GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket_)));
       if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(to_text(status)));
       return kExitOk;
     }
-    GPUSHARE_RETURN_IF_ERROR(json_.check());
     daemon::ServerOptions options;
     options.socket = socket_;
     options.device = device_;
@@ -201,11 +207,10 @@ class DaemonCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
     GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, true, 1e6));
     options.lease_ns = lease_s == 0 ? daemon::kNoTimeout : static_cast<uint64_t>(lease_s * 1e9) + 1;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t workers, parse_count("--max-workers", max_workers_, 100'000));
-    if (workers == 0) return bad_option("--max-workers", max_workers_, "a whole number from 1 to 100000");
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t workers, parse_count("--max-workers", max_workers_, 100'000, 1));
     options.max_workers = static_cast<uint32_t>(workers);
     if (residency_ != "weighted" && residency_ != "lru")
-      return bad_option("--residency", residency_, "weighted or lru");
+      return bad_option("--residency", residency_, "there are weighted and lru");
     options.residency =
         residency_ == "lru" ? sched::ResidencyPolicy::kLeastRecentlyUsed : sched::ResidencyPolicy::kWeighted;
     double seconds = 0;

@@ -55,6 +55,7 @@ class DevicesCommand final : public Command {
   }
   void declare(CLI::App& app) override { json_.declare(app); }
   base::Result<ExitCode> run() override {
+    GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
     std::vector<gpushare_device_info> devices;
     try {
       devices = gpushare::devices();

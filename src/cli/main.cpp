@@ -11,6 +11,7 @@
 
 #include "cli/command.hpp"
 #include "cli/help.hpp"
+#include "cli/output.hpp"
 #include "gpushare/version.h"
 
 namespace {
@@ -58,6 +59,33 @@ int unknown_command(const std::string& word, const std::vector<std::unique_ptr<C
   return gpushare::cli::kExitUsage;
 }
 
+// CLI11's messages for these two read "--lanes: 1 required N missing" and "--lanes: At Most 1 required but received 2".
+std::string message_of(const CLI::ParseError& error) {
+  const std::string what = error.what(), option = what.substr(0, what.find(':'));
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return what;
+  if (what.find("missing") != std::string::npos) return option + ": a value must follow";
+  if (what.find("At Most 1") != std::string::npos) return option + ": give it once";
+  return what;
+}
+
+// An option given with nothing, as of an unset shell variable, is a mistake and not the default.
+const CLI::Option* empty_option(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::vector<std::string>& values = option->results();
+    if (std::any_of(values.begin(), values.end(), [](const std::string& value) { return value.empty(); }))
+      return option;
+  }
+  return nullptr;
+}
+
+// Help and version: results like any other.
+int print(const std::string& text) {
+  const gpushare::base::Status written = gpushare::cli::write_stdout(text);
+  if (written.ok()) return gpushare::cli::kExitOk;
+  std::fprintf(stderr, "gpushare: %s\n", written.message().c_str());
+  return gpushare::cli::kExitFailed;
+}
+
 int tool(int argc, char** argv) {
   std::vector<std::unique_ptr<Command>> all = gpushare::cli::commands();
   if (argc > 1 && argv[1][0] != '-' &&
@@ -83,20 +111,24 @@ int tool(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    std::fputs(gpushare::cli::render_help(*used().first).c_str(), stdout);
-    return gpushare::cli::kExitOk;
+    return print(gpushare::cli::render_help(*used().first));
   } catch (const CLI::CallForVersion& version) {
-    std::printf("%s\n", version.what());
-    return gpushare::cli::kExitOk;
+    return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
     const std::string where =
         used().second == nullptr ? "gpushare" : std::string("gpushare ") + used().second->name();
-    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), error.what(), where.c_str());
+    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), message_of(error).c_str(),
+                 where.c_str());
     return gpushare::cli::kExitUsage;
   }
   Command* command = used().second;
   if (command == nullptr) {
     std::fputs(gpushare::cli::render_help(app).c_str(), stderr);
+    return gpushare::cli::kExitUsage;
+  }
+  if (const CLI::Option* empty = empty_option(*used().first); empty != nullptr) {
+    std::fprintf(stderr, "gpushare %s: %s: '' is not allowed; give %s, or leave the option out\n",
+                 command->name(), empty->get_name().c_str(), empty->get_type_name().c_str());
     return gpushare::cli::kExitUsage;
   }
   const gpushare::base::Result<ExitCode> result = command->run();
@@ -110,6 +142,7 @@ int tool(int argc, char** argv) {
 int main(int argc, char** argv) {
   // A reader that leaves early (gpushare ... | head) is an error of write(), not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // so is a file that would grow past the limit of ulimit -f
   try {
     return tool(argc, argv);
   } catch (const std::bad_alloc&) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/options.hpp"
 
+#include <algorithm>
+
 #include "base/units.hpp"
 
 namespace gpushare::cli {
@@ -20,6 +22,21 @@ std::vector<std::string> split_list(const std::string& text) {
   return out;
 }
 
+base::Result<std::vector<std::string>> parse_names(const char* option, const std::string& text,
+                                                   std::span<const char* const> known) {
+  std::string all;
+  for (const char* name : known) all += (all.empty() ? "" : ", ") + std::string(name);
+  std::vector<std::string> names;
+  for (std::string& name : split_list(text)) {
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      return bad_option(option, name, "there are " + all + ", separated by commas");
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      return bad_option(option, name, "name each once");
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
 base::Result<double> parse_number(const char* option, const std::string& text, double low, bool low_allowed,
                                   double high) {
   const base::Result<double> value = base::parse_double(text);
@@ -29,12 +46,13 @@ base::Result<double> parse_number(const char* option, const std::string& text, d
       base::format("give a number %s %g, at most %g", low_allowed ? "from" : "above", low, high));
 }
 
-base::Result<uint64_t> parse_count(const char* option, const std::string& text, uint64_t high) {
+base::Result<uint64_t> parse_count(const char* option, const std::string& text, uint64_t high, uint64_t low) {
   const base::Result<uint64_t> value = base::parse_uint64(text);
-  if (value.ok() && *value <= high) return *value;
+  if (value.ok() && *value >= low && *value <= high) return *value;
   return bad_option(
       option, text,
-      base::format("give a whole number from 0 to %llu", static_cast<unsigned long long>(high)));
+      base::format("give a whole number from %llu to %llu", static_cast<unsigned long long>(low),
+                   static_cast<unsigned long long>(high)));
 }
 
 base::Result<uint64_t> parse_size(const char* option, const std::string& text) {

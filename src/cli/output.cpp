@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/output.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,7 +9,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+
+#include "base/file_sink.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -18,11 +20,6 @@ namespace {
 size_t width_of(std::string_view text) {
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
-base::Status io_error(const char* doing, const std::string& path, int error) {
-  return {GPUSHARE_IO_ERROR, base::format("cannot %s '%s': %s", doing, path.c_str(), std::strerror(error)),
-          error};
 }
 
 // Writes all of `text`; 0 or errno.
@@ -40,6 +37,37 @@ int write_all(int fd, std::string_view text) {
 bool is_special(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
+}
+
+// Names the same file, there or still to be made.
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  // A path that is not there yet is followed from its first part that is: it must be absolute.
+  const auto real = [](const std::string& path) {
+    std::error_code ignored;
+    return fs::weakly_canonical(fs::absolute(path, ignored), ignored);
+  };
+  return real(a) == real(b);
+}
+
+base::Status check_writable(const std::string& path, const char* option) {
+  if (path == "-") {
+    if (std::strcmp(option, "--json") == 0) return {};
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("%s: '-' is not allowed; only --json goes to stdout, name a file", option)};
+  }
+  if (is_special(path)) {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("%s: '%s' is a folder; name a file", option, path.c_str())};
+    return {};
+  }
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return {};
+  return {GPUSHARE_INVALID_ARGUMENT, base::format("%s: cannot write '%s': folder '%s': %s", option,
+                                                  path.c_str(), folder.c_str(), std::strerror(errno))};
 }
 
 }  // namespace
@@ -123,10 +151,6 @@ void JsonOption::declare(CLI::App& app) {
       ->type_name("FILE|-");
 }
 
-base::Status JsonOption::check() const {
-  return on_stdout() ? base::Status() : check_writable(path_, "--json");
-}
-
 base::Status JsonOption::write(const nlohmann::ordered_json& document) const {
   if (!wanted()) return {};
   // Names come from files; bytes that are not UTF-8 become U+FFFD instead of an exception.
@@ -136,60 +160,32 @@ base::Status JsonOption::write(const nlohmann::ordered_json& document) const {
 }
 
 base::Status write_file(const std::string& path, std::string_view content) {
-  const bool special = is_special(path);
-  const std::string target = special ? path : path + base::format(".tmp.%ld", static_cast<long>(::getpid()));
-  const int fd = ::open(target.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return io_error("write", path, errno);
-  int error = write_all(fd, content);
-  if (::close(fd) != 0 && error == 0) error = errno;
-  if (error == 0 && !special && std::rename(target.c_str(), path.c_str()) != 0) error = errno;
-  if (error == 0) return {};
-  if (!special) (void)::unlink(target.c_str());
-  return io_error("write", path, error);
+  base::FileSink file(path);
+  file.write(content);
+  return file.close();
 }
 
-base::Status check_writable(const std::string& path, const char* option) {
-  if (path.empty() || is_special(path)) {
-    struct stat info {};
-    if (!path.empty() && ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("%s: '%s' is a folder; name a file", option, path.c_str())};
-    return {};
+base::Status check_files(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs) {
+  std::vector<const NamedFile*> others;
+  for (const NamedFile& input : inputs) others.push_back(&input);
+  for (const NamedFile& output : outputs) {
+    if (output.path.empty()) continue;
+    GPUSHARE_RETURN_IF_ERROR(check_writable(output.path, output.option));
+    if (output.path == "-" || is_special(output.path)) continue;
+    for (const NamedFile* other : others)
+      if (!other->path.empty() && same_file(other->path, output.path))
+        return {GPUSHARE_INVALID_ARGUMENT, base::format("%s: '%s' is the file of %s already; name another",
+                                                        output.option, output.path.c_str(), other->option)};
+    others.push_back(&output);
   }
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-  if (::access(folder.c_str(), W_OK | X_OK) == 0) return {};
-  return {GPUSHARE_INVALID_ARGUMENT, base::format("%s: cannot write '%s': folder '%s': %s", option,
-                                                  path.c_str(), folder.c_str(), std::strerror(errno))};
+  return {};
 }
 
 base::Status write_stdout(std::string_view text) {
   std::fflush(stdout);
-  if (const int error = write_all(STDOUT_FILENO, text); error != 0) return io_error("write", "stdout", error);
+  if (const int error = write_all(STDOUT_FILENO, text); error != 0)
+    return {GPUSHARE_IO_ERROR, base::format("cannot write to stdout: %s", std::strerror(error)), error};
   return {};
-}
-
-base::Result<std::string> read_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {
-    const int error = errno;
-    base::Status status = io_error("read", path, error);
-    if (error == ENOENT) return base::Status(GPUSHARE_NOT_FOUND, status.message(), error);
-    return status;
-  }
-  std::string out;
-  char buffer[1 << 16];
-  int error = 0;
-  for (;;) {
-    const ssize_t got = ::read(fd, buffer, sizeof buffer);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) error = errno;
-    if (got <= 0) break;
-    out.append(buffer, static_cast<size_t>(got));
-  }
-  (void)::close(fd);
-  if (error != 0) return io_error("read", path, error);
-  return out;
 }
 
 }  // namespace gpushare::cli

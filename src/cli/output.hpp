@@ -1,5 +1,4 @@
-// output.hpp: what commands print: aligned tables, JSON, files. stdout carries results and nothing else; when
-// it carries JSON
+// output.hpp: what commands print: aligned tables, JSON, files. stdout carries results and nothing else; when it carries JSON
 // (--json -) it carries only JSON.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -43,6 +42,16 @@ class Table {
 // first.
 std::string wrap(std::string_view text, size_t width, size_t indent);
 
+// A file as the user named it: the option ("--timeline") and its path, empty when not given.
+struct NamedFile {
+  const char* option;
+  std::string path;
+};
+
+// Before long work: each output can be written, and none is an input or another output, which it would replace. Errors:
+// INVALID_ARGUMENT naming the option.
+base::Status check_files(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs);
+
 // The --json option of a command, and what it means for stdout.
 class JsonOption {
  public:
@@ -50,8 +59,8 @@ class JsonOption {
   bool wanted() const { return !path_.empty(); }
   // True when stdout belongs to the JSON: print no table there.
   bool on_stdout() const { return path_ == "-"; }
-  // As check_writable: before long work.
-  base::Status check() const;
+  // For check_files.
+  NamedFile file() const { return {"--json", path_}; }
   // Writes the document if it was asked for. Errors: IO_ERROR.
   base::Status write(const nlohmann::ordered_json& document) const;
 
@@ -59,15 +68,9 @@ class JsonOption {
   std::string path_;
 };
 
-// Replaces the file at `path`: whole or not at all, through a temporary beside it. Errors: IO_ERROR, with the
-// path and the reason.
+// Replaces the file at `path` whole or not at all. Errors: IO_ERROR, with the path and the reason.
 base::Status write_file(const std::string& path, std::string_view content);
-// Fails early, before long work, when `path` cannot be written. `option` is what the user typed:
-// "--timeline".
-base::Status check_writable(const std::string& path, const char* option);
 // Writes to stdout. Errors: IO_ERROR (closed pipe, full disk).
 base::Status write_stdout(std::string_view text);
-// The file as one string. Errors: NOT_FOUND, IO_ERROR, with the path.
-base::Result<std::string> read_file(const std::string& path);
 
 }  // namespace gpushare::cli

@@ -238,10 +238,13 @@ class PlanCommand final : public Command {
       GPUSHARE_ASSIGN_OR_RETURN(plan.costs.group_cap_bytes, parse_size("--group-cap", group_cap_));
     }
     if (order_by_ != "bytes" && order_by_ != "names")
-      return bad_option("--order-by", order_by_, "bytes or names");
-    GPUSHARE_RETURN_IF_ERROR(json_.check());
-    if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(check_writable(timeline_, "--timeline"));
-    if (!checksums_.empty()) GPUSHARE_RETURN_IF_ERROR(check_writable(checksums_, "--checksums"));
+      return bad_option("--order-by", order_by_, "there are bytes and names");
+    GPUSHARE_RETURN_IF_ERROR(
+        check_files({{"--model", model_}, {"--exec-ms", exec_file_}, {"--order", order_file_}},
+                    {json_.file(), {"--timeline", timeline_}, {"--checksums", checksums_}}));
+    if (!checksums_.empty() && model_.ends_with(".csv"))
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "--checksums: '" + model_ + "' has no tensors; give --model a .safetensors file");
     GPUSHARE_ASSIGN_OR_RETURN(plan.layers, read_model_layers(model_));
     if (!checksums_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(const std::string sums, loader::checksums_of(model_));

@@ -14,6 +14,7 @@
 #include "cli/pickle.hpp"
 #include "cli/progress.hpp"
 #include "memory/trace_io.hpp"
+#include "sim/csv.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -85,11 +86,12 @@ class ReplayCommand final : public Command {
   base::Result<ExitCode> run() override {
     memory::ReplayOptions options;
     std::vector<memory::ReplayAllocator> allocators;
-    for (const std::string& name : split_list(allocators_)) {
+    constexpr const char* kAllocators[] = {"heap", "lane", "planned"};
+    GPUSHARE_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                              parse_names("--allocator", allocators_, kAllocators));
+    for (const std::string& name : names) {
       GPUSHARE_ASSIGN_OR_RETURN(const memory::ReplayAllocator allocator,
                                 memory::parse_replay_allocator(name));
-      if (std::find(allocators.begin(), allocators.end(), allocator) != allocators.end())
-        return bad_option("--allocator", name, "name each allocator once");
       allocators.push_back(allocator);
     }
     const base::Result<uint64_t> granule = base::parse_bytes(granule_);
@@ -98,7 +100,9 @@ class ReplayCommand final : public Command {
     options.granule_bytes = *granule;
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t time_ms, parse_count("--time-ms", time_ms_, 600'000));
     options.time_ns = time_ms * 1'000'000;
-    GPUSHARE_RETURN_IF_ERROR(json_.check());
+    std::vector<NamedFile> traces;
+    for (const std::string& file : files_) traces.push_back({"--alloc", file});
+    GPUSHARE_RETURN_IF_ERROR(check_files(traces, {json_.file()}));
 
     Table table;
     for (const char* title : {"trace", "allocator"}) table.add_column(title, Table::Align::kLeft);
@@ -153,7 +157,7 @@ class ReplayCommand final : public Command {
 
  private:
   static base::Result<memory::LoadedTrace> load(const std::string& file) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_file(file));
+    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file, UINT64_MAX));
     if (!is_pickle(text)) return memory::parse_trace(text, file);
     GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
                               parse_pickle(text, file, {"frames", "segments", "external_annotations"}));

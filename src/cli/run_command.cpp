@@ -29,12 +29,6 @@ std::string policy_path(const std::string& path, const std::string& policy, size
 
 namespace {
 
-std::string joined(std::span<const char* const> names) {
-  std::string out;
-  for (const char* name : names) out += (out.empty() ? "" : ", ") + std::string(name);
-  return out;
-}
-
 class RunCommand final : public Command {
  public:
   const char* name() const override { return "run"; }
@@ -171,16 +165,7 @@ class RunCommand final : public Command {
   }
 
   base::Status check_options() {
-    const std::span<const char* const> known = sched::policy_names();
-    options_.policies = split_list(policy_);
-    for (size_t i = 0; i < options_.policies.size(); ++i) {
-      const std::string& policy = options_.policies[i];
-      if (std::find(known.begin(), known.end(), policy) == known.end())
-        return bad_option("--policy", policy, "there are " + joined(known) + ", separated by commas");
-      if (std::find(options_.policies.begin(), options_.policies.begin() + static_cast<std::ptrdiff_t>(i),
-                    policy) != options_.policies.begin() + static_cast<std::ptrdiff_t>(i))
-        return bad_option("--policy", policy, "name each policy once");
-    }
+    GPUSHARE_ASSIGN_OR_RETURN(options_.policies, parse_names("--policy", policy_, sched::policy_names()));
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64));
     options_.lanes = static_cast<uint32_t>(lanes);
     if (!capacity_.empty()) {
@@ -191,11 +176,20 @@ class RunCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(options_.time_scale, parse_number("--time-scale", time_scale_, 0, false, 1e6));
     GPUSHARE_ASSIGN_OR_RETURN(load_factor_, parse_number("--load", load_, 0, false, 10));
     GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
-    GPUSHARE_RETURN_IF_ERROR(check_writable(options_.timeline_path, "--timeline"));
-    GPUSHARE_RETURN_IF_ERROR(check_writable(options_.snapshot_path, "--snapshot"));
-    GPUSHARE_RETURN_IF_ERROR(check_writable(report_, "--report"));
-    GPUSHARE_RETURN_IF_ERROR(check_writable(per_job_, "--per-job"));
-    return json_.check();
+    if (options_.device != "sim") {
+      if (!interference_.empty())
+        return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                            "--interference: only for --device sim; lanes of a real device slow each other");
+      if (options_.jitter > 0)
+        return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                            "--jitter: only for --device sim; a real device has its own");
+    }
+    return check_files({{"--jobs", jobs_}, {"--interference", interference_}},
+                       {json_.file(),
+                        {"--timeline", options_.timeline_path},
+                        {"--snapshot", options_.snapshot_path},
+                        {"--report", report_},
+                        {"--per-job", per_job_}});
   }
 
   void scale(sim::JobFile& file) const {

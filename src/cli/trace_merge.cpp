@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/output.hpp"
+#include "sim/csv.hpp"
 
 namespace gpushare::cli {
 
@@ -19,7 +20,7 @@ base::Status merge_traces(const std::vector<std::string>& traces, const std::vec
   bool first = true;
   int64_t groups = 0;  // so far
   for (size_t i = 0; i < traces.size(); ++i) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_file(traces[i]));
+    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(traces[i], UINT64_MAX));
     nlohmann::json trace = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     nlohmann::json* events =
         trace.is_object() && trace.contains("traceEvents") ? &trace["traceEvents"] : &trace;

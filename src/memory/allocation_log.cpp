@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/allocation_log.hpp"
 
+#include "base/file_sink.hpp"
 #include "base/flat_hash.hpp"
-#include "memory/file_sink.hpp"
 
 namespace gpushare::memory {
 
 base::Status write_allocation_log(std::span<const AllocationEvent> events, const std::string& path) {
-  FileSink sink(path);
+  base::FileSink sink(path);
   sink.write("Thread,Time,Action,Pointer,Size,Stream\n");
   base::FlatHashSet<Address> live;
   for (const AllocationEvent& event : events) {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "base/file_sink.hpp"
 #include "base/flat_hash.hpp"
-#include "memory/file_sink.hpp"
 
 namespace gpushare::memory {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 // The same calls make either format: values, lists and dicts whose entries are key() followed by a value.
 class PickleEmitter {
  public:
-  explicit PickleEmitter(FileSink& sink) : sink_(sink) { sink_.write(std::string_view("\x80\x02", 2)); }
+  explicit PickleEmitter(base::FileSink& sink) : sink_(sink) { sink_.write(std::string_view("\x80\x02", 2)); }
   void finish() { sink_.put('.'); }
 
   void begin_dict() { sink_.write("}("); }
@@ -56,13 +56,13 @@ class PickleEmitter {
   void little_endian(uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) sink_.put(static_cast<char>(value >> (8 * i)));
   }
-  FileSink& sink_;
+  base::FileSink& sink_;
   base::FlatHashMap<std::string, uint8_t> memo_;  // some thirty keys
 };
 
 class JsonEmitter {
  public:
-  explicit JsonEmitter(FileSink& sink) : sink_(sink) {}
+  explicit JsonEmitter(base::FileSink& sink) : sink_(sink) {}
   void finish() { sink_.put('\n'); }
 
   void begin_dict() { open('{'); }
@@ -115,7 +115,7 @@ class JsonEmitter {
     sink_.put(bracket);
     first_ = false;
   }
-  FileSink& sink_;
+  base::FileSink& sink_;
   bool first_ = true;
 };
 
@@ -314,7 +314,7 @@ void emit(Emitter out, const MemorySnapshot& snapshot) {
 }  // namespace
 
 base::Status write_snapshot(const MemorySnapshot& snapshot, SnapshotFormat format, const std::string& path) {
-  FileSink sink(path);
+  base::FileSink sink(path);
   if (!sink.failed()) {
     if (format == SnapshotFormat::kPickle)
       emit(PickleEmitter(sink), snapshot);

@@ -6,8 +6,12 @@
 #include <cstring>
 #include <memory>
 
+#include "base/units.hpp"
+
 namespace gpushare::sim {
 namespace {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t");
@@ -54,7 +58,7 @@ base::Status split(std::string_view line, const std::string& file, CsvRow& row) 
 }  // namespace
 
 base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::string& file) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   std::vector<CsvRow> rows;
   for (size_t number = 1; !text.empty(); ++number) {
     const size_t end = text.find('\n');
@@ -71,23 +75,30 @@ base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::st
   return rows;
 }
 
-base::Result<std::string> read_text(const std::string& path) {
-  constexpr size_t kLargest = size_t{64} << 20;
+base::Result<std::string> read_text(const std::string& path, uint64_t most_bytes) {
   errno = 0;
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   const auto refused = [&](int error) {
-    return base::Status(error == ENOENT ? GPUSHARE_NOT_FOUND : GPUSHARE_IO_ERROR,
-                        "cannot read '" + path + "': " + std::strerror(error), error);
+    int32_t code = GPUSHARE_IO_ERROR;
+    if (error == ENOENT)
+      code = GPUSHARE_NOT_FOUND;
+    else if (error == EISDIR || error == EACCES || error == ENOTDIR || error == ENAMETOOLONG ||
+             error == ELOOP)
+      code = GPUSHARE_INVALID_ARGUMENT;
+    return base::Status(code, "cannot read '" + path + "': " + std::strerror(error), error);
   };
   if (file == nullptr) return refused(errno);
   std::string text;
   char buffer[1 << 16];
   while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file.get())) {
     text.append(buffer, n);
-    if (text.size() > kLargest)
-      return base::Status(GPUSHARE_MALFORMED_INPUT, "'" + path + "' is larger than 64 MiB, the most allowed");
+    if (text.size() > most_bytes)
+      return base::Status(
+          GPUSHARE_MALFORMED_INPUT,
+          "'" + path + "' is larger than " + base::format_bytes(most_bytes) + ", the most allowed");
   }
   if (std::ferror(file.get()) != 0) return refused(errno == 0 ? EIO : errno);
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   return text;
 }
 

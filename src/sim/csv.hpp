@@ -22,8 +22,8 @@ struct CsvRow {
 // file and line (unclosed quote, text after a closing quote, NUL byte).
 base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::string& file);
 
-// A whole file of at most 64 MiB. Errors: NOT_FOUND, IO_ERROR with errno, MALFORMED_INPUT (too large). Blocks
-// on the disk.
-base::Result<std::string> read_text(const std::string& path);
+// A whole file, without a byte order mark. Errors: NOT_FOUND; INVALID_ARGUMENT (a folder, no permission); IO_ERROR with errno;
+// MALFORMED_INPUT (larger than `most_bytes`). Blocks on the disk.
+base::Result<std::string> read_text(const std::string& path, uint64_t most_bytes = uint64_t{64} << 20);
 
 }  // namespace gpushare::sim

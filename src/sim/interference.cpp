@@ -46,7 +46,11 @@ base::Result<InterferenceTable> InterferenceTable::parse(std::string_view text, 
   try {
     root = Json::parse(text.begin(), text.end());
   } catch (const Json::exception& error) {
-    return malformed(file, error.what());
+    // "[json.exception.parse_error.101] parse error at line 1, ..." without the exception's name.
+    const std::string_view what = error.what();
+    const size_t name = what.find("] ");
+    return malformed(file, "not JSON: " + std::string(name == what.npos ? what : what.substr(name + 2)) +
+                               "; expected measured pairs as published with Gavel, {\"p100\": {...}}");
   }
   if (!root.is_object()) return malformed(file, "expected an object of devices, {\"p100\": {...}}");
   const auto chosen = root.find(device);

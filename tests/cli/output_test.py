@@ -4,6 +4,7 @@
 import json
 import os
 import pty
+import resource
 import subprocess
 
 import support
@@ -29,6 +30,11 @@ class Channels(ToolTest):
     def test_full_disks_and_closed_pipes_are_failures(self):
         if os.path.exists("/dev/full"):
             self.refused(["run", "--jobs", "examples/jobs/small.csv", "--json", "/dev/full"], "/dev/full", code=1)
+            for arguments in (["--help"], ["run", "--help"], ["--version"], ["devices"]):
+                with self.subTest(arguments=arguments), open("/dev/full", "w") as full:
+                    done = subprocess.run([OPTIONS.tool, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60)
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn(b"stdout", done.stderr)
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run([OPTIONS.tool, "run", "--jobs", "examples/jobs/small.csv"], cwd=self.folder, stdout=writer,
@@ -43,6 +49,30 @@ class Channels(ToolTest):
                 self.refused(["run", "--jobs", "examples/jobs/small.csv", option, "no/such/folder/file"], option,
                              "no/such/folder")
         self.refused(["run", "--jobs", "examples/jobs/small.csv", "--report", "."], "--report", "folder")
+        self.refused(["run", "--jobs", "examples/jobs/small.csv", "--timeline", "-"], "--timeline", "only --json")
+
+    def test_a_failed_write_leaves_what_was_there(self):
+        for option in ("--json", "--timeline", "--snapshot", "--report", "--per-job"):
+            with self.subTest(option=option):
+                before = self.file("kept", "what was there")
+                limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+                done = self.tool("run", "--jobs", "examples/jobs/small.csv", "--policy", "fifo", option, "kept", preexec_fn=limit)
+                self.assertEqual(done.code, 1)
+                self.assertIn("kept", done.err)
+                self.assertEqual(before.read_text(), "what was there")
+                self.assertEqual([p.name for p in self.folder.iterdir() if p.name.startswith("kept")], ["kept"])
+
+    def test_no_output_replaces_an_input_or_another_output(self):
+        jobs = self.jobs("a,guaranteed,0,10,10,10,100,0", name="in.csv")
+        before = jobs.read_text()
+        self.refused(["run", "--jobs", "in.csv", "--per-job", "in.csv"], "--per-job", "--jobs")
+        self.refused(["run", "--jobs", "in.csv", "--per-job", "./in.csv"], "--per-job", "--jobs")
+        (self.folder / "link.csv").symlink_to("in.csv")
+        self.refused(["run", "--jobs", "in.csv", "--per-job", "link.csv"], "--per-job", "--jobs")
+        self.refused(["run", "--jobs", "in.csv", "--json", "out", "--timeline", "out"], "--timeline", "--json")
+        self.assertEqual(jobs.read_text(), before)
+        self.refused(["replay", "--alloc", "in.csv", "--json", "in.csv"], "--json", "--alloc")
+        self.tool("run", "--jobs", "in.csv", "--json", "/dev/null", "--timeline", "/dev/null", code=0)
 
 
 class BadInput(ToolTest):
@@ -64,6 +94,11 @@ class BadInput(ToolTest):
             (["--jitter", "2"], ["--jitter"]),
             (["--seed", "-5"], ["--seed"]),
             (["--interference", "no-such-file.json"], ["no-such-file.json"]),
+            (["--interference-device"], ["--interference-device", "a value must follow"]),
+            (["--lanes", "1", "--lanes", "2"], ["--lanes", "once"]),
+            (["--json", ""], ["--json", "''", "FILE|-"]),
+            (["--device", "host", "--jitter", "0.1"], ["--jitter", "sim"]),
+            (["--device", "host", "--interference", "none"], ["--interference", "sim"]),
             (["surplus"], ["surplus"]),
         ]
         for arguments, words in cases:
@@ -72,7 +107,7 @@ class BadInput(ToolTest):
 
     def test_job_files_name_file_line_and_field(self):
         self.refused(["run", "--jobs", "missing.csv"], "missing.csv")
-        self.refused(["run", "--jobs", "."], ".", code=1)
+        self.refused(["run", "--jobs", "."], "'.'", "directory")
         good = "a,guaranteed,0,10,10,10,100,0"
         cases = [
             ("a,guaranteed,0,ten,10,10,100,0", "iterations"),
@@ -96,6 +131,7 @@ class BadInput(ToolTest):
         for text in ("", "{", "[]", '{"p100": 3}', '{"k80": {}}'):
             with self.subTest(text=text):
                 path = self.file("pairs.json", text)
+                self.assertNotIn("exception", self.tool("run", "--jobs", "examples/jobs/small.csv", "--interference", path).err)
                 self.refused(["run", "--jobs", "examples/jobs/small.csv", "--interference", path], "pairs.json")
 
 

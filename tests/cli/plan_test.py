@@ -119,7 +119,7 @@ class PlanModel(ToolTest):
         self.refused([*base, "--order", self.file("o.txt", "x\n")], "o.txt", "'y'")
         self.refused([*base, "--order", "nowhere.txt"], "nowhere.txt")
         self.refused([*base, "--checksums", "no/such/folder/s"], "--checksums")
-        self.refused(["plan", "--model", self.MODEL, *self.COSTS, "--checksums", "s"], "cnn.csv")
+        self.refused(["plan", "--model", self.MODEL, *self.COSTS, "--checksums", "s"], "--checksums", "cnn.csv", "safetensors")
 
     def test_order_by_names(self):
         self.safetensors("m.safetensors", [("h.0.w", 10), ("h.10.w", 30), ("h.2.w", 20), ("lm_head.w", 40), ("wte.w", 50)])

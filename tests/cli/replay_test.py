@@ -60,6 +60,11 @@ class Replay(ToolTest):
         self.assertEqual([row["format"] for row in results], ["rmm"] + ["snapshot"] * 5)
         self.assertEqual([row["peak_live_bytes"] for row in results], [1536] + [2048] * 5)
 
+    def test_a_byte_order_mark_and_crlf_do_no_harm(self):
+        path = self.folder / "marked.csv"
+        path.write_bytes(b"\xef\xbb\xbfid,lower,upper,size\r\n1,0,5,100\r\n")
+        self.assertEqual(self.replay("--alloc", path, "--time-ms", "0", "--allocator", "heap")[0]["peak_live_bytes"], 100)
+
     def test_bad_input(self):
         base = ["replay", "--alloc", self.TRACE]
         self.refused(["replay"], "--alloc")
@@ -69,6 +74,7 @@ class Replay(ToolTest):
             self.refused([*base, "--granule", granule], "--granule", "power of two")
         self.refused([*base, "--time-ms", "-1"], "--time-ms")
         self.refused(["replay", "--alloc", "missing.csv"], "missing.csv")
+        self.refused(["replay", "--alloc", "."], "directory")
         for text in ("", "what,is,this\n", "id,lower,upper,size\n", "id,lower,upper,size\n1,5,3,10\n",
                      "id,lower,upper,size\n1,0,3,0\n", "id,lower,upper,size\n1,0,3,-5\n", '{"segments": 3}',
                      "Thread,Time,Action,Pointer,Size,Stream\n1,0,steal,0x1,5,0x0\n"):

@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto again = sched::slo::Histogram::parse(histogram->serialize());
     if (!again.ok() || again->serialize() != histogram->serialize()) std::abort();
   }
-  const auto requests = sim::parse_requests(text);
+  const auto requests = sim::parse_requests(text, "requests.csv");
   if (!requests.ok()) {
     if (requests.status().message().empty()) std::abort();
     return 0;

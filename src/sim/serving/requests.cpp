@@ -2,15 +2,12 @@
 #include "sim/serving/requests.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <random>
-#include <sstream>
+#include <span>
 
 #include "base/units.hpp"
+#include "sim/csv.hpp"
 
 namespace gpushare::sim {
 namespace {
@@ -24,10 +21,6 @@ base::Status invalid(std::string_view text) {
                                    "bimodal:SD1[/SD2] with deviations above 0 "
                                    "and up to 5, and static:MS",
                                    static_cast<int>(text.size()), text.data()));
-}
-
-base::Status malformed(size_t line, const std::string& what) {
-  return base::Status(GPUSHARE_MALFORMED_INPUT, base::format("requests, line %zu: %s", line, what.c_str()));
 }
 
 std::vector<std::string_view> split(std::string_view line, char by) {
@@ -117,6 +110,80 @@ size_t draw_mode(const SyntheticSpec& spec, std::mt19937_64& random) {
   return spec.modes.size() - 1;
 }
 
+const std::vector<std::string> kOwnHeader = {"arrival_s", "application", "exec_ms"};
+const std::vector<std::string> kOwnHeaderWithSlo = {"arrival_s", "application", "exec_ms", "slo_ms"};
+const std::vector<std::string> kTokenHeader = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
+constexpr double kMostSeconds = 1e9;
+constexpr double kMostMs = 1e9;
+constexpr uint64_t kMostTokens = 10'000'000;
+
+// One row's fields by column, for errors that say where.
+class Fields {
+ public:
+  Fields(const std::string& file, const std::vector<std::string>& header, const CsvRow& row)
+      : file_(file), header_(header), row_(row) {}
+  const std::string& text(size_t column) const { return row_.fields[column]; }
+  base::Status fail(size_t column, const std::string& allowed) const {
+    return {GPUSHARE_MALFORMED_INPUT,
+            base::format("%s:%zu: %s: '%s' %s", file_.c_str(), row_.line, header_[column].c_str(),
+                         text(column).substr(0, 40).c_str(), allowed.c_str())};
+  }
+  // A number from 0, above it if `above`, to `most`.
+  base::Result<double> number(size_t column, double most, bool above) const {
+    const base::Result<double> value = base::parse_double(text(column));
+    if (value.ok() && (above ? *value > 0 : *value >= 0) && *value <= most) return *value;
+    return fail(column,
+                base::format("must be a number %s 0 and at most %g", above ? "above" : "of at least", most));
+  }
+  base::Result<uint64_t> count(size_t column, uint64_t most) const {
+    const base::Result<uint64_t> value = base::parse_uint64(text(column));
+    if (value.ok() && *value <= most) return *value;
+    return fail(column,
+                base::format("must be a whole number up to %llu", static_cast<unsigned long long>(most)));
+  }
+
+ private:
+  const std::string& file_;
+  const std::vector<std::string>& header_;
+  const CsvRow& row_;
+};
+
+uint64_t at_least_one_ns(double ms) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(ms * 1e6));
+}
+
+base::Result<TimedRequest> parse_own(const Fields& fields, bool with_slo,
+                                     std::map<std::string, uint32_t>& applications) {
+  TimedRequest request;
+  GPUSHARE_ASSIGN_OR_RETURN(const double arrival_s, fields.number(0, kMostSeconds, false));
+  GPUSHARE_ASSIGN_OR_RETURN(const double execution_ms, fields.number(2, kMostMs, true));
+  if (fields.text(1).empty()) return fields.fail(1, "must be a name");
+  request.arrival_ns = static_cast<uint64_t>(arrival_s * 1e9);
+  request.execution_ns = at_least_one_ns(execution_ms);
+  request.application =
+      applications.try_emplace(fields.text(1), static_cast<uint32_t>(applications.size())).first->second;
+  if (with_slo) {
+    GPUSHARE_ASSIGN_OR_RETURN(const double slo_ms, fields.number(3, kMostMs, true));
+    request.slo_ns = at_least_one_ns(slo_ms);
+  }
+  return request;
+}
+
+// Its arrival is the time of day, not yet since the first request.
+base::Result<TimedRequest> parse_tokens(const Fields& fields, const TokenRule& rule) {
+  TimedRequest request;
+  if (!parse_timestamp(fields.text(0), &request.arrival_ns))
+    return fields.fail(0, "must be 'YYYY-MM-DD hh:mm:ss.fraction'");
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t context, fields.count(1, kMostTokens));
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t generated, fields.count(2, kMostTokens));
+  request.execution_ns = static_cast<uint64_t>((static_cast<double>(context) * rule.prefill_ms_per_token +
+                                                static_cast<double>(generated) * rule.decode_ms_per_token) *
+                                               1e6) +
+                         1;
+  while ((context >> request.application) > 1) ++request.application;
+  return request;
+}
+
 }  // namespace
 
 double mean_execution_ns(const SyntheticSpec& spec) {
@@ -149,91 +216,48 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
   return requests;
 }
 
-base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const TokenRule& rule) {
+base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const std::string& file,
+                                                       const TokenRule& rule) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::vector<CsvRow> rows, parse_csv(text, file));
+  if (rows.empty())
+    return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": the file is empty; expected a header line");
+  const std::vector<std::string>& header = rows.front().fields;
+  const bool tokens = header == kTokenHeader, with_slo = header == kOwnHeaderWithSlo;
+  if (!tokens && !with_slo && header != kOwnHeader)
+    return base::Status(
+        GPUSHARE_MALFORMED_INPUT,
+        base::format(
+            "%s:%zu: header: no known layout; there are 'arrival_s,application,exec_ms[,slo_ms]' and "
+            "'TIMESTAMP,ContextTokens,GeneratedTokens'",
+            file.c_str(), rows.front().line));
   std::vector<TimedRequest> requests;
-  std::map<std::string, uint32_t, std::less<>> names;
-  size_t line_number = 0;
-  bool tokens = false, with_slo = false;
+  std::map<std::string, uint32_t> applications;
   uint64_t first_ns = 0;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    ++line_number;
-    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (line_number == 1) {
-      tokens = line == "TIMESTAMP,ContextTokens,GeneratedTokens";
-      with_slo = line == "arrival_s,application,exec_ms,slo_ms";
-      if (!tokens && !with_slo && line != "arrival_s,application,exec_ms")
-        return malformed(1,
-                         "the header is neither 'arrival_s,application,exec_ms[,slo_ms]' nor "
-                         "'TIMESTAMP,ContextTokens,GeneratedTokens'");
-      continue;
-    }
-    if (line.empty()) continue;
-    const std::vector<std::string_view> fields = split(line, ',');
-    if (fields.size() != (with_slo ? 4u : 3u))
-      return malformed(line_number, base::format("%zu fields", fields.size()));
-    TimedRequest request;
+  for (const CsvRow& row : std::span(rows).subspan(1)) {
+    if (row.fields.size() != header.size())
+      return base::Status(GPUSHARE_MALFORMED_INPUT,
+                          base::format("%s:%zu: %zu fields, but the header has %zu columns", file.c_str(),
+                                       row.line, row.fields.size(), header.size()));
+    const Fields fields(file, header, row);
     if (tokens) {
-      uint64_t at = 0;
-      if (!parse_timestamp(fields[0], &at))
-        return malformed(line_number, "the timestamp is not 'YYYY-MM-DD hh:mm:ss.fraction'");
-      const base::Result<uint64_t> context = base::parse_uint64(fields[1]),
-                                   generated = base::parse_uint64(fields[2]);
-      if (!context.ok() || !generated.ok() || *context > 10'000'000 || *generated > 10'000'000)
-        return malformed(line_number, "a token count is not a whole number up to 10,000,000");
-      if (requests.empty()) first_ns = at;
-      if (at < first_ns) return malformed(line_number, "arrives before the first");
-      request.arrival_ns = at - first_ns;
-      request.execution_ns =
-          static_cast<uint64_t>((static_cast<double>(*context) * rule.prefill_ms_per_token +
-                                 static_cast<double>(*generated) * rule.decode_ms_per_token) *
-                                1e6) +
-          1;
-      uint32_t octave = 0;
-      while ((*context >> octave) > 1) ++octave;
-      request.application = octave;
+      GPUSHARE_ASSIGN_OR_RETURN(TimedRequest request, parse_tokens(fields, rule));
+      if (requests.empty()) first_ns = request.arrival_ns;
+      if (request.arrival_ns < first_ns) return fields.fail(0, "must not be before the first request's");
+      request.arrival_ns -= first_ns;
+      requests.push_back(request);
     } else {
-      const base::Result<double> arrival = base::parse_double(fields[0]),
-                                 execution = base::parse_double(fields[2]);
-      if (!arrival.ok() || !(*arrival >= 0 && *arrival <= 1e9))
-        return malformed(line_number, "arrival_s is not a number from 0 to 1e9");
-      if (!execution.ok() || !(*execution > 0 && *execution <= 1e9))
-        return malformed(line_number, "exec_ms is not a number above 0, up to 1e9");
-      if (fields[1].empty()) return malformed(line_number, "no application");
-      request.arrival_ns = static_cast<uint64_t>(*arrival * 1e9);
-      request.execution_ns = std::max<uint64_t>(1, static_cast<uint64_t>(*execution * 1e6));
-      request.application =
-          names.try_emplace(std::string(fields[1]), static_cast<uint32_t>(names.size())).first->second;
-      if (with_slo) {
-        const base::Result<double> slo = base::parse_double(fields[3]);
-        if (!slo.ok() || !(*slo > 0 && *slo <= 1e9))
-          return malformed(line_number, "slo_ms is not a number above 0, up to 1e9");
-        request.slo_ns = std::max<uint64_t>(1, static_cast<uint64_t>(*slo * 1e6));
-      }
+      GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, with_slo, applications));
+      requests.push_back(request);
     }
-    requests.push_back(request);
   }
-  if (line_number == 0) return malformed(1, "empty");
   std::stable_sort(requests.begin(), requests.end(),
                    [](const TimedRequest& a, const TimedRequest& b) { return a.arrival_ns < b.arrival_ns; });
   return requests;
 }
 
 base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return base::Status(GPUSHARE_IO_ERROR,
-                        base::format("cannot open '%s': %s", path.c_str(), std::strerror(errno)), errno);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad())
-    return base::Status(GPUSHARE_IO_ERROR, base::format("cannot read '%s'", path.c_str()), errno);
-  base::Result<std::vector<TimedRequest>> requests = parse_requests(text.str(), rule);
-  if (!requests.ok()) return requests.status().with_context(path);
-  return requests;
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path));
+  return parse_requests(text, path, rule);
 }
 
 double execution_quantile_ns(const std::vector<TimedRequest>& requests, double q) {

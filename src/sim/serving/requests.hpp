@@ -54,12 +54,14 @@ double mean_execution_ns(const SyntheticSpec& spec);
 // CSV with the header arrival_s,application,exec_ms[,slo_ms]; applications are any words, numbered in order
 // of appearance. Or the public layout TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time
 // is made by the rule context * prefill_ms_per_token + generated * decode_ms_per_token, and the application
-// is the octave of the context length. Errors: IO_ERROR; MALFORMED_INPUT naming the line.
+// is the octave of the context length. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column; those of
+// read_text.
 struct TokenRule {
   double prefill_ms_per_token = 0.25;
   double decode_ms_per_token = 20;
 };
-base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const TokenRule& rule = {});
+base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, const std::string& file,
+                                                       const TokenRule& rule = {});
 base::Result<std::vector<TimedRequest>> read_requests(const std::string& path, const TokenRule& rule = {});
 
 // The q quantile of the execution times, ns; 0 when empty.

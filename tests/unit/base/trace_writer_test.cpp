@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -13,6 +14,7 @@
 
 namespace {
 
+using gpushare::base::FileSink;
 using gpushare::base::TraceWriter;
 using nlohmann::json;
 
@@ -79,7 +81,8 @@ TEST_CASE("trace writer: an empty trace and a large one are valid") {
   {
     auto writer = TraceWriter::open(file.path());
     REQUIRE(writer.ok());
-  }  // the destructor closes
+    REQUIRE(writer->close().ok());
+  }
   CHECK(file.parse()["traceEvents"].empty());
   auto writer = TraceWriter::open(file.path());
   REQUIRE(writer.ok());
@@ -87,6 +90,71 @@ TEST_CASE("trace writer: an empty trace and a large one are valid") {
   for (uint64_t i = 0; i < 5000; ++i) writer->slice(track, "s", i * 10, 10);
   REQUIRE(writer->close().ok());
   CHECK(file.parse()["traceEvents"].size() == 5004);
+}
+
+TEST_CASE("files take their place whole or not at all") {
+  ScratchFile file;
+  const auto content = [&] {
+    std::ifstream in(file.path());
+    std::stringstream text;
+    text << in.rdbuf();
+    return text.str();
+  };
+  const auto beside = [&] {  // files in the folder whose name begins as ours
+    size_t count = 0;
+    const std::filesystem::path path(file.path());
+    for (const auto& entry : std::filesystem::directory_iterator(path.parent_path()))
+      count += entry.path().filename().string().starts_with(path.filename().string()) ? 1 : 0;
+    return count;
+  };
+  FileSink first(file.path());
+  first.write("first");
+  CHECK(content().empty());  // not before close
+  REQUIRE(first.close().ok());
+  CHECK(content() == "first");
+  {
+    FileSink abandoned(file.path());
+    abandoned.write("half");
+  }
+  CHECK(content() == "first");
+  CHECK(beside() == 1);
+  {
+    FileSink moved_from(file.path());
+    FileSink second(std::move(moved_from));
+    second.put('2');
+    REQUIRE(second.close().ok());
+  }
+  CHECK(content() == "2");
+
+  // A symbolic link stays one; what it names is replaced.
+  const std::string link = file.path() + ".link";
+  REQUIRE(::symlink(file.path().c_str(), link.c_str()) == 0);
+  FileSink through(link);
+  through.write("through");
+  REQUIRE(through.close().ok());
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(content() == "through");
+  std::remove(link.c_str());
+  CHECK(beside() == 1);
+
+  FileSink full("/dev/full");
+  full.write("x");
+  CHECK(full.close().native_code() == ENOSPC);
+  FileSink nowhere("/nonexistent-folder/file");
+  CHECK(nowhere.failed());
+  nowhere.write("x");
+  CHECK(nowhere.close().message().find("/nonexistent-folder/file") != std::string::npos);
+}
+
+TEST_CASE("trace writer: without close there is no file") {
+  ScratchFile file;
+  std::remove(file.path().c_str());
+  {
+    auto writer = TraceWriter::open(file.path());
+    REQUIRE(writer.ok());
+    writer->add_group("g");
+  }
+  CHECK_FALSE(std::filesystem::exists(file.path()));
 }
 
 TEST_CASE("trace writer: failures are reported") {

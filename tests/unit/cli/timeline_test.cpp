@@ -9,6 +9,7 @@
 
 #include "cli/output.hpp"
 #include "cli/trace_merge.hpp"
+#include "sim/csv.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -32,7 +33,7 @@ nlohmann::json written(Timeline& timeline, const std::string& path) {
   REQUIRE(writer.ok());
   timeline.write(*writer, "fifo");
   REQUIRE(writer->close().ok());
-  auto text = read_file(path);
+  auto text = gpushare::sim::read_text(path);
   REQUIRE(text.ok());
   nlohmann::json trace = nlohmann::json::parse(*text);
   return trace.is_array() ? trace : trace["traceEvents"];
@@ -128,7 +129,7 @@ TEST_CASE("traces of several runs become one", "[cli]") {
     REQUIRE(writer->close().ok());
   }
   REQUIRE(merge_traces({one.path(), two.path()}, {"fifo", "srtf"}, out.path()).ok());
-  const nlohmann::json merged = nlohmann::json::parse(*read_file(out.path()));
+  const nlohmann::json merged = nlohmann::json::parse(*gpushare::sim::read_text(out.path()));
   std::map<std::string, int64_t> groups;
   std::map<int64_t, int> slices;
   for (const auto& e : merged["traceEvents"]) {
@@ -149,13 +150,21 @@ TEST_CASE("files are replaced whole or not at all", "[cli]") {
   const TemporaryFile file(".txt");
   REQUIRE(write_file(file.path(), "one").ok());
   REQUIRE(write_file(file.path(), "two").ok());
-  CHECK(*read_file(file.path()) == "two");
+  CHECK(*gpushare::sim::read_text(file.path()) == "two");
   CHECK(write_file("no/such/folder/file", "x").code() == GPUSHARE_IO_ERROR);
   CHECK(write_file("/dev/full", "x").code() == GPUSHARE_IO_ERROR);
-  CHECK(read_file("no/such/file").status().code() == GPUSHARE_NOT_FOUND);
-  CHECK(read_file("/").status().code() == GPUSHARE_IO_ERROR);
-  CHECK(check_writable("", "--x").ok());
-  CHECK(check_writable("/dev/null", "--x").ok());
-  CHECK(check_writable("/", "--x").code() == GPUSHARE_INVALID_ARGUMENT);
-  CHECK(check_writable("no/such/folder/file", "--x").message().find("--x") == 0);
+  CHECK(gpushare::sim::read_text("no/such/file").status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(gpushare::sim::read_text("/").status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("outputs are checked before the work", "[cli]") {
+  const TemporaryFile file(".out");
+  CHECK(check_files({}, {{"--x", ""}, {"--y", "/dev/null"}, {"--z", "/dev/null"}, {"--json", "-"}}).ok());
+  CHECK(check_files({}, {{"--x", "/"}}).code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(check_files({}, {{"--x", "-"}}).code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(check_files({}, {{"--x", "no/such/folder/file"}}).message().find("--x") == 0);
+  CHECK(check_files({{"--in", file.path()}}, {{"--x", "./" + file.path()}}).message().find("--in") !=
+        std::string::npos);
+  CHECK(check_files({}, {{"--x", file.path()}, {"--y", file.path()}}).code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(check_files({{"--in", "other"}}, {{"--x", file.path()}}).ok());
 }

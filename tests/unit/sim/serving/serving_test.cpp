@@ -60,20 +60,20 @@ TEST_CASE("synthetic specifications") {
 }
 
 TEST_CASE("request files") {
-  const auto own =
-      parse_requests("arrival_s,application,exec_ms,slo_ms\n0.5,chat,20,100\n0.25,vision,5,50\r\n\n");
+  const auto own = parse_requests(
+      "arrival_s,application,exec_ms,slo_ms\n0.5,chat,20,100\n0.25,vision,5,50\r\n\n", "r.csv");
   REQUIRE(own.ok());
   REQUIRE(own->size() == 2);
   CHECK((*own)[0].arrival_ns == 250 * kMs);
   CHECK((*own)[0].application == 1);
   CHECK((*own)[0].slo_ns == 50 * kMs);
   CHECK((*own)[1].execution_ns == 20 * kMs);
-  CHECK(parse_requests("arrival_s,application,exec_ms\n")->empty());
+  CHECK(parse_requests("arrival_s,application,exec_ms\n", "r.csv")->empty());
 
   const auto tokens = parse_requests(
       "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5000000,1000,10\n2023-11-17 "
       "00:00:00.2500000,40,0\n",
-      {.prefill_ms_per_token = 1, .decode_ms_per_token = 5});
+      "r.csv", {.prefill_ms_per_token = 1, .decode_ms_per_token = 5});
   REQUIRE(tokens.ok());
   CHECK((*tokens)[0].arrival_ns == 0);
   CHECK((*tokens)[1].arrival_ns == 750 * kMs);
@@ -90,10 +90,12 @@ TEST_CASE("request files") {
         token_header + "2023-11-16 00:00:00.0,-1,1", token_header + "2023-11-16 00:00:00.0,1",
         token_header + "2023-11-16 00:00:01.0,1,1\n2023-11-16 00:00:00.0,1,1"}) {
     INFO(bad);
-    CHECK(parse_requests(bad).status().code() == GPUSHARE_MALFORMED_INPUT);
+    CHECK(parse_requests(bad, "r.csv").status().code() == GPUSHARE_MALFORMED_INPUT);
   }
-  CHECK(parse_requests(own_header + "1,a,2,3\n1,a,2").status().message().find("line 3") != std::string::npos);
-  CHECK(read_requests("/nonexistent/requests.csv").status().code() == GPUSHARE_IO_ERROR);
+  const std::string where = parse_requests(own_header + "1,a,2,3\n1,a,none,4", "r.csv").status().message();
+  CHECK(where == "r.csv:3: exec_ms: 'none' must be a number above 0 and at most 1e+09");
+  CHECK(read_requests("/nonexistent/requests.csv").status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(read_requests("/").status().code() == GPUSHARE_INVALID_ARGUMENT);
 }
 
 TEST_CASE("the parser survives random edits of a good file") {
@@ -116,7 +118,7 @@ TEST_CASE("the parser survives random edits of a good file") {
       }
       if (text.empty()) text.push_back('x');
     }
-    const auto parsed = parse_requests(text);
+    const auto parsed = parse_requests(text, "r.csv");
     if (parsed.ok()) {
       for (const TimedRequest& request : *parsed) REQUIRE(request.execution_ns > 0);
     } else {

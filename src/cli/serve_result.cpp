@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/serve_result.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/units.hpp"
+#include "cli/charts.hpp"
+#include "cli/output.hpp"
+#include "cli/report_style.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+std::vector<std::string> row_of(const ServeCase& each) {
+  const sim::ServingResult& r = each.result;
+  return {each.load > 0 ? base::format("%g", each.load) : "recorded",
+          base::format("%g", each.slo_x_p99),
+          each.policy,
+          base::format("%.1f%%", 100 * r.finish_rate),
+          base::format("%.2f", r.goodput_per_s),
+          base::format("%.1f", r.p50_ms),
+          base::format("%.1f", r.p99_ms),
+          base::format("%.1f", r.mean_batch),
+          std::to_string(r.finished_late),
+          std::to_string(r.drops()),
+          base::format("%.1f", r.decision_us)};
+}
+constexpr const char* kTitles[] = {"load",   "SLO",   "policy", "in time", "goodput/s",  "P50 ms",
+                                          "P99 ms", "batch", "late",   "dropped", "decision us"};
+
+std::string page_head(const ServeResult& result) {
+  return "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+         "content=\"width=device-width,initial-scale=1\"><title>gpushare serve</title><style>" +
+         std::string(kReportStyle) +
+         "</style></head><body><main><header><h1>Requests finished in time</h1><p>" + escape_html(result.source) +
+         ", " + (result.device == "sim" ? "simulated on virtual time" : "in real time on CPU threads") + "</p></header>";
+}
+
+std::string legend(const std::vector<std::string>& policies) {
+  std::string out = "<ul class=\"key\">";
+  for (size_t i = 0; i < policies.size(); ++i)
+    out += base::format(
+               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
+               "6H30\"/></svg>",
+               i % kReportStyles) +
+           escape_html(policies[i]) + "</li>";
+  return out + "</ul>";
+}
+
+// The share in time over the deadline, a line a policy, at one load.
+std::string chart_of(const ServeResult& result, size_t index) {
+  const double at_load = result.loads[index];
+  const std::vector<double>& slos = result.slos_x_p99;
+  const std::string load = at_load > 0 ? base::format("load %g", at_load) : "arrivals as recorded";
+  Chart chart;
+  chart.title = "Share of requests finished in time over the deadline, " + load;
+  chart.heading = load;
+  chart.x_label = "deadline, multiples of the P99 execution time";
+  chart.y_label = "in time";
+  chart.x_min = std::min(1.0, *std::min_element(slos.begin(), slos.end()));
+  chart.x_max = std::max(chart.x_min + 1, *std::max_element(slos.begin(), slos.end()));
+  chart.y_percent = true;
+  const ServeCase* best = nullptr;
+  for (size_t p = 0; p < result.policies.size(); ++p) {
+    ChartLine line;
+    line.label = result.policies[p];
+    line.style = p % kReportStyles;
+    for (const ServeCase& each : result.cases) {
+      if (each.policy != result.policies[p] || each.load != at_load) continue;
+      line.points.push_back({each.slo_x_p99, each.result.finish_rate});
+      if (best == nullptr || each.result.finish_rate > best->result.finish_rate) best = &each;
+    }
+    std::sort(line.points.begin(), line.points.end(),
+              [](const ChartPoint& a, const ChartPoint& b) { return a.x < b.x; });
+    chart.lines.push_back(std::move(line));
+  }
+  if (best != nullptr)
+    chart.description = base::format("The most, %.1f%%, by %s at %g.", 100 * best->result.finish_rate,
+                                     best->policy.c_str(), best->slo_x_p99);
+  return "<section><p class=\"finding\">" + escape_html(chart.description) + "</p>" +
+         draw(chart, base::format("load%zu", index)) + "</section>";
+}
+
+std::string figures(const ServeResult& result) {
+  std::string out = "<section><h2>In numbers</h2><div class=\"scroll\"><table><thead><tr>";
+  for (const char* title : kTitles) out += "<th scope=\"col\">" + escape_html(title) + "</th>";
+  out += "</tr></thead><tbody>";
+  for (const ServeCase& each : result.cases) {
+    out += "<tr>";
+    for (const std::string& cell : row_of(each)) out += "<td>" + escape_html(cell) + "</td>";
+    out += "</tr>";
+  }
+  return out + "</tbody></table></div></section>";
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const ServeResult& result) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const ServeCase& each : result.cases) {
+    const sim::ServingResult& r = each.result;
+    nlohmann::ordered_json dropped;
+    for (uint32_t i = 0; i < sched::slo::kDropReasons; ++i)
+      dropped[sched::slo::drop_reason_name(static_cast<sched::slo::DropReason>(i))] = r.dropped[i];
+    nlohmann::ordered_json row{{"case", result.source}, {"slo_x_p99", each.slo_x_p99}};
+    row["load"] = each.load > 0 ? nlohmann::ordered_json(each.load) : nlohmann::ordered_json(nullptr);
+    row.update({{"policy", each.policy},
+                {"requests", r.requests},
+                {"finished_in_time", r.finished_in_time},
+                {"finish_rate", r.finish_rate},
+                {"p50_ms", r.p50_ms},
+                {"p99_ms", r.p99_ms},
+                {"dropped", dropped},
+                {"decision_us", r.decision_us},
+                {"finished_late", r.finished_late},
+                {"goodput_per_s", r.goodput_per_s},
+                {"mean_batch", r.mean_batch},
+                {"batches", r.batches},
+                {"busy", r.busy_share}});
+    nlohmann::ordered_json sizes = nlohmann::ordered_json::object();
+    for (size_t k = 1; k < r.batch_sizes.size(); ++k)
+      if (r.batch_sizes[k] != 0) sizes[std::to_string(k)] = r.batch_sizes[k];
+    row["batch_sizes"] = sizes;
+    rows.push_back(row);
+  }
+  return {{"device", result.device},
+          {"label", result.device},
+          {"source", result.source},
+          {"c0_ms", result.c0_ms},
+          {"c1", result.c1},
+          {"cases", rows}};
+}
+
+std::string render_table(const ServeResult& result) {
+  Table out;
+  for (size_t i = 0; i < std::size(kTitles); ++i)
+    out.add_column(kTitles[i], i == 2 ? Table::Align::kLeft : Table::Align::kRight);
+  for (const ServeCase& each : result.cases) out.add_row(row_of(each));
+  return out.to_string() +
+         base::format("\n%s; SLO is a multiple of the P99 execution time.\n",
+                      result.device == "sim" ? "sim: virtual time" : "host: real time on CPU threads");
+}
+
+std::string render_report(const ServeResult& result) {
+  std::string out = page_head(result) + legend(result.policies);
+  for (size_t l = 0; l < result.loads.size(); ++l) out += chart_of(result, l);
+  return out + figures(result) + "</main></body></html>\n";
+}
+
+}  // namespace gpushare::cli
