@@ -62,6 +62,7 @@ int main() {
     for (size_t k = 0; k < plans.size(); ++k) {
       threads.emplace_back([&, k] {
         job(sessions[k], plans[k].iterations, plans[k].fail_at);
+        runtime.synchronize();  // what was enqueued has run: the figures are whole
         // A finished job gives its place to those that wait; one left open would block a head-of-line policy.
         const gpushare_session_info info = sessions[k].info();
         std::printf("  %-8s %3llu iterations, %.2f ms device time\n", plans[k].name,

@@ -201,7 +201,7 @@ class DaemonCommand final : public Command {
       GPUSHARE_ASSIGN_OR_RETURN(options.standby_bytes, parse_size("--standby", standby_));
     }
     if (order_by_ != "bytes" && order_by_ != "names")
-      return bad_option("--order-by", order_by_, "bytes or names");
+      return bad_option("--order-by", order_by_, "there are bytes and names");
     if (order_by_ == "names") options.read.sort = loader::ReadOptions::Sort::kNames;
     options.read.path = loader::ReadOptions::Path::kAuto;
     GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));

@@ -67,8 +67,9 @@ class ReplayCommand final : public Command {
            "\n"
            "JSON: results[] {file, format, allocator, operations, ns_per_op, p99_ns, peak_live_bytes, "
            "min_arena_bytes,\n"
-           "min_arena_ratio, skipped_frees}, and for planned solve_s, method. ns_per_op and p99_ns are null "
-           "with --time-ms 0.\n"
+           "min_arena_ratio, skipped_frees, for planned also solve_s, method}, notes[]. ns_per_op and p99_ns are "
+           "null with\n"
+           "--time-ms 0.\n"
            "\n"
            "Exit codes: 0 ok; 1 an output could not be written, or memory ran out; 2 bad usage or a bad "
            "trace file.\n";

@@ -27,14 +27,16 @@ std::vector<std::string> row_of(const ServeCase& each) {
           base::format("%.1f", r.decision_us)};
 }
 constexpr const char* kTitles[] = {"load",   "SLO",   "policy", "in time", "goodput/s",  "P50 ms",
-                                          "P99 ms", "batch", "late",   "dropped", "decision us"};
+                                   "P99 ms", "batch", "late",   "dropped", "decision us"};
 
 std::string page_head(const ServeResult& result) {
   return "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
          "content=\"width=device-width,initial-scale=1\"><title>gpushare serve</title><style>" +
          std::string(kReportStyle) +
-         "</style></head><body><main><header><h1>Requests finished in time</h1><p>" + escape_html(result.source) +
-         ", " + (result.device == "sim" ? "simulated on virtual time" : "in real time on CPU threads") + "</p></header>";
+         "</style></head><body><main><header><h1>Requests finished in time</h1><p>" +
+         escape_html(result.source) + ", " +
+         (result.device == "sim" ? "simulated on virtual time" : "in real time on CPU threads") +
+         "</p></header>";
 }
 
 std::string legend(const std::vector<std::string>& policies) {
@@ -124,12 +126,8 @@ nlohmann::ordered_json to_json(const ServeResult& result) {
     row["batch_sizes"] = sizes;
     rows.push_back(row);
   }
-  return {{"device", result.device},
-          {"label", result.device},
-          {"source", result.source},
-          {"c0_ms", result.c0_ms},
-          {"c1", result.c1},
-          {"cases", rows}};
+  return {{"device", result.device}, {"label", result.device}, {"source", result.source},
+          {"c0_ms", result.c0_ms},   {"c1", result.c1},        {"cases", rows}};
 }
 
 std::string render_table(const ServeResult& result) {

@@ -20,7 +20,7 @@ struct ServeCase {
 
 struct ServeResult {
   std::string device = "sim";  // or host
-  std::string source;  // the request file, or the specification drawn from
+  std::string source;          // the request file, or the specification drawn from
   double c0_ms = 0;
   double c1 = 0;
   std::vector<double> loads;

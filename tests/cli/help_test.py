@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The tool's help: every command explains itself, and its examples work as printed. See support.py. SPDX-License-Identifier: Apache-2.0"""
 
+import json
 import re
 import shlex
 
@@ -38,6 +39,33 @@ class Help(ToolTest):
             for example in examples:
                 with self.subTest(example=example):
                     self.tool(*shlex.split(example), code=0)
+
+    # What makes each command write all of its keys.
+    JSON = {
+        "run": ["--jobs", "examples/jobs/mixed.csv", "--policy", "fifo", "--capacity", "1GiB"],  # some jobs are refused
+        "replay": ["--alloc", "examples/traces/training.csv", "--time-ms", "0"],
+        "serve": ["--synthetic", "modes:2", "--limit", "20", "--slo-x-p99", "2", "--policy", "edf"],
+        "plan": ["--model", "examples/models/cnn.csv", "--bandwidth-gbs", "12", "--call-overhead-us", "10", "--group-overhead-us", "20"],
+        "devices": [],
+    }
+
+    def test_json_has_the_keys_that_help_promises(self):
+        def keys(value):
+            if isinstance(value, list):
+                return set().union(*map(keys, value))
+            if not isinstance(value, dict):
+                return set()
+            return set(value) | keys(list(value.values()))
+
+        self.assertEqual(set(commands()) - set(self.JSON), {"daemon"})  # daemon_test.py looks at its keys
+        for command, arguments in self.JSON.items():
+            with self.subTest(command=command):
+                written = keys(json.loads(self.tool(command, *arguments, "--json", "-").out))
+                written = {key for key in written if not key.isdigit()}  # batch_sizes
+                text = self.tool(command, "--help", code=0).out
+                promised = re.search(r"^JSON: (.*?)\n\n", text, re.M | re.S).group(1)
+                self.assertEqual(written - set(re.findall(r"\w+", promised)), set())
+                self.assertEqual(set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", promised)) - written, set())
 
     def test_mistyped_commands_get_a_suggestion(self):
         self.refused(["rnu"], "no command 'rnu'", "did you mean 'run'?")
