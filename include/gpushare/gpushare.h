@@ -21,8 +21,8 @@
  *   gpushare_last_error_message() tells the thread what failed, which limit was met and what to do. Success
  *   never clears it. Failures of asynchronous work are reported by the iteration, ticket or session they belong
  *   to.
- * Process.  The library never aborts, exits, or installs signal handlers, and starts threads only inside a
- *   runtime or a request queue.
+ * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a request
+ *   queue or a worker and end with it; those that read an image end with the call.
  * Units.  Sizes are bytes, times nanoseconds; the name says so.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -89,7 +89,8 @@ enum { GPUSHARE_LOG_ERROR = 0, GPUSHARE_LOG_WARNING = 1, GPUSHARE_LOG_INFO = 2, 
 typedef void (*gpushare_log_fn)(void* user_data, int32_t level, const char* message);
 
 /* Sends the library's log lines of `level` and more severe ones to `fn` (null: stderr, the default at level
- * WARNING). Process-wide. `fn` may be called from any thread and must not call gpushare. */
+ * WARNING). Process-wide. `fn` may be called from any thread and must not call gpushare; `message` is valid during
+ * the call. Errors: INVALID_ARGUMENT (no such level). */
 GPUSHARE_API int32_t gpushare_log_set(gpushare_log_fn fn, void* user_data, int32_t level);
 
 /* ---- devices, backends ---- */
@@ -121,7 +122,8 @@ typedef struct gpushare_device_info {
     }                                                        \
   }
 
-/* Number of devices that the registered backends know of, unusable ones included. */
+/* Number of devices that the registered backends know of, unusable ones included. Asks drivers without opening a
+ * device. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_device_count(uint32_t* out_count);
 
 /* Describes device `index` (0 <= index < count). Opens and closes it, so it may block for long on a real
@@ -273,6 +275,8 @@ typedef struct gpushare_runtime_info {
         0, 0                                                                                                \
   }
 
+/* Tells the state and the statistics since the runtime was opened. Does not wait for the device. Errors: INVALID_ARGUMENT
+ * (bad struct_size), INVALID_STATE (closed). */
 GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info);
 
 /* Changes the policy. Takes effect at the next iteration boundary of each lane, within enqueue_depth
@@ -288,7 +292,7 @@ GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint
 enum {
   GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* may wait for admission instead of being refused */
   GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1     /* allocations above the promise may go to host memory instead of
-                                               failing     (devices that can address it) */
+                                               failing, on devices that can address it */
 };
 
 enum {
@@ -368,12 +372,16 @@ typedef struct gpushare_session_info {
 #define GPUSHARE_SESSION_INFO_INIT \
   { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* Tells the state and the statistics since the session was opened, also of one that has ended. iterations_done and
+ * service_ns count what the device has finished, which may be enqueue_depth iterations less than was ended: call
+ * gpushare_runtime_synchronize first for whole figures. Does not block. Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info);
 
-/* Takes effect at the next scheduling decision. weight must be finite and > 0. */
+/* What gpushare_session_params said of order and share, changed for good. Take effect at the next scheduling decision.
+ * Errors: INVALID_ARGUMENT (a weight that is not finite and above 0), INVALID_STATE (the session has ended). */
 GPUSHARE_API int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority);
 GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, double weight);
-/* Declares the device time still needed (srtf's order). */
+/* Declares the device time still needed, which orders sessions under srtf. Errors: INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns);
 
 /* ---- memory ---- */
@@ -404,14 +412,16 @@ GPUSHARE_API int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_st
  * block of this runtime; nothing changes). */
 GPUSHARE_API int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address);
 
-/* Says that work enqueued on `stream` up to now uses the block at `address`. */
+/* Says that work enqueued on `stream` up to now uses the block at `address`: once freed it is reused only after that
+ * work. Not needed on the stream of the block's owner. Does not block. Errors: NOT_FOUND (not a live block),
+ * INVALID_STATE (the stream captures a CUDA graph). */
 GPUSHARE_API int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,
                                                 gpushare_stream stream);
 
 typedef struct gpushare_block_info {
   uint32_t struct_size;
   uint32_t kind;
-  gpushare_device_address address; /* of the block that contains the queried address */
+  gpushare_device_address address; /* as asked: the block's first byte */
   uint64_t bytes;                  /* as asked */
   uint64_t session_id;
   uint32_t lane;     /* UINT32_MAX for persistent blocks */
@@ -426,9 +436,12 @@ typedef struct gpushare_block_info {
 GPUSHARE_API int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,
                                               gpushare_block_info* out_info);
 
-/* Called, with no lock held, when an allocation of `bytes` is about to fail; free something and return
- * nonzero to have it tried once more. */
+/* Called on the thread that allocates, with no lock held, when an allocation of `bytes` is about to fail for want of device
+ * memory (not at the session's quota): free something and return nonzero to have it tried once more, up to four times an
+ * allocation. May call gpushare; an allocation made in it that fails does not ask it again. */
 typedef int32_t (*gpushare_out_of_memory_fn)(void* user_data, uint64_t session_id, uint64_t bytes);
+/* Sets that function, in place of the one before, of which calls may still be under way; null: none. `user_data` must
+ * stay valid until the runtime is closed. Errors: INVALID_STATE (closed). */
 GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime,
                                                                  gpushare_out_of_memory_fn fn,
                                                                  void* user_data);
@@ -496,7 +509,8 @@ GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
  * gpushare_memory_record_use and gpushare_session_load are INVALID_STATE and leave the capture alone; copies and fills become
  * part of the graph. */
 
-/* A side stream of the runtime, outside all lanes; the caller releases it. */
+/* A side stream of the runtime, outside all lanes; the caller releases it. `priority` is the device's, 0 unless it has
+ * some (capability PRIORITIES). Errors: INVALID_STATE (closed), what the device says. */
 GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,
                                             gpushare_stream* out_stream);
 /* Waits for the stream's work. INVALID_ARGUMENT for a lane's stream. Blocks. */
@@ -505,18 +519,25 @@ GPUSHARE_API int32_t gpushare_stream_release(gpushare_stream stream);
 GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** out_native);
 /* Blocks until the work enqueued so far has finished. Errors: the work's own. */
 GPUSHARE_API int32_t gpushare_stream_synchronize(gpushare_stream stream);
-/* Enqueues a host function: on the host device this is how kernels run. */
+/* Enqueues a host function: on the host device this is how kernels run. Called once, on a thread of the device, in
+ * stream order. It may call gpushare, but calls that would block there return INVALID_STATE. A C++ exception that leaves it
+ * ends the session whose iteration enqueued it with CALLBACK_FAILED. Does not block. Errors: INVALID_ARGUMENT, INVALID_STATE (the
+ * stream captures), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_stream_launch_host(gpushare_stream stream, gpushare_host_function fn,
                                                  void* user_data);
-/* Enqueues a copy; `kind` is GPUSHARE_COPY_*. Host memory must stay valid until it has finished. */
+/* Enqueues a copy; `kind` is GPUSHARE_COPY_*. Host memory must stay valid until it has finished. Pageable host memory
+ * may make the driver wait. Errors: INVALID_ARGUMENT (kind; addresses that the device knows to be wrong), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_stream_copy(gpushare_stream stream, uint64_t destination, uint64_t source,
                                           uint64_t bytes, uint32_t kind);
+/* Enqueues setting `bytes` bytes to `value`. Does not block. Errors: as gpushare_stream_copy. */
 GPUSHARE_API int32_t gpushare_stream_fill(gpushare_stream stream, gpushare_device_address address,
                                           uint8_t value, uint64_t bytes);
 /* Enqueues work of a known cost on a simulating device. Errors: UNSUPPORTED elsewhere. */
 GPUSHARE_API int32_t gpushare_stream_work(gpushare_stream stream, const gpushare_backend_work* work);
 
 /* ---- exports ---- */
+
+/* The functions below replace the file at `path` whole or not at all, also when they fail. */
 
 /* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track a lane with its iterations, a
  * track a session with queueing and residency, counters of memory. Needs RECORD_TIMELINE (INVALID_STATE).
@@ -527,12 +548,13 @@ enum {
   GPUSHARE_SNAPSHOT_PICKLE = 0, /* PyTorch memory_viz: a pickle of segments, blocks, device_traces */
   GPUSHARE_SNAPSHOT_JSON = 1    /* the same content as JSON */
 };
-/* Writes the memory as it is now: a segment a lane and persistent heap. Errors: IO_ERROR. Blocks. */
+/* Writes the memory as it is now: a segment a lane and persistent heap; with RECORD_ALLOCATIONS also what led there.
+ * Errors: INVALID_ARGUMENT (format), IO_ERROR. Blocks on the disk. */
 GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* path,
                                                      uint32_t format);
 
-/* Writes the allocation log as RMM's CSV (Thread,Time,Action,Pointer,Size,Stream). Needs RECORD_ALLOCATIONS.
- */
+/* Writes the allocation log as RMM's CSV (Thread,Time,Action,Pointer,Size,Stream), which `gpushare replay` reads.
+ * Needs RECORD_ALLOCATIONS (INVALID_STATE). Errors: IO_ERROR. Blocks on the disk. */
 GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path);
 
 /* ---- the block heap ---- */
@@ -548,6 +570,8 @@ typedef struct gpushare_heap_params {
 #define GPUSHARE_HEAP_PARAMS_INIT \
   { sizeof(gpushare_heap_params), 0, 0, 0 }
 
+/* The caller owns *out_heap and releases it. Errors: INVALID_ARGUMENT (the message names the number),
+ * HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* out_heap);
 GPUSHARE_API int32_t gpushare_heap_release(gpushare_heap heap);
 /* O(1). Errors: DEVICE_OUT_OF_MEMORY (asked, free, largest hole), INVALID_ARGUMENT (0 bytes). */
@@ -565,6 +589,7 @@ typedef struct gpushare_heap_info {
 } gpushare_heap_info;
 #define GPUSHARE_HEAP_INFO_INIT \
   { sizeof(gpushare_heap_info), 0, 0, 0, 0, 0, 0 }
+/* O(1), but for largest_hole_bytes, which may look through one list of holes. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info);
 
 /* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size[i] bytes; writes offsets

@@ -1,12 +1,11 @@
 // gpushare.hpp: the C++ API: header-only, C++17, standard library only, RAII over the C ABI of gpushare.h. It
 // adds no binary boundary of its own: everything inline, in namespace gpushare.
 //
-// Ownership: each class owns one handle, is move-only, and gives it back when destroyed (errors on that path
-// are dropped; call
+// Ownership: each class owns one handle, is move-only, and gives it back when destroyed (errors on that path are dropped; call
 //   close() to see them). Default-constructed objects are empty.
-// Errors: methods throw gpushare::Error with the status and the message of the failing call. Destructors
-// never throw. Threads: as the C function behind each method. An object itself must not be moved or destroyed
-// while another thread uses it. Units: sizes in bytes, times in std::chrono durations.
+// Errors: methods throw gpushare::Error with the status and the message of the failing call. Destructors never throw.
+// Threads: as the C function behind each method. An object itself must not be moved or destroyed while another thread uses it.
+// Units: sizes in bytes, times in std::chrono durations.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef GPUSHARE_GPUSHARE_HPP_
 #define GPUSHARE_GPUSHARE_HPP_
@@ -545,6 +544,11 @@ class Runtime {
     const gpushare_policy_ops ops = detail::policy_ops(policy, name);
     check(gpushare_runtime_set_policy(get(), nullptr, &ops));
   }
+  // Asked when an allocation is about to fail: frees something and returns nonzero, to have it tried again. `user_data` must
+  // stay valid until the runtime is closed.
+  void set_out_of_memory_callback(gpushare_out_of_memory_fn function, void* user_data) {
+    check(gpushare_runtime_set_out_of_memory_callback(get(), function, user_data));
+  }
   // Waits until every lane's enqueued work has finished; false when the timeout passed first.
   bool synchronize(Nanoseconds timeout = no_timeout) {
     const int32_t status = gpushare_runtime_synchronize(get(), detail::timeout_ns(timeout));
@@ -597,6 +601,61 @@ class Heap {
  private:
   detail::Handle<gpushare_heap, gpushare_heap_release> handle_;
 };
+
+// When a buffer is alive: [lower, upper) on any axis.
+struct Lifetime {
+  uint64_t lower = 0;
+  uint64_t upper = 0;
+  uint64_t bytes = 0;
+};
+struct Placement {
+  std::vector<uint64_t> offsets;  // of each buffer
+  uint64_t arena_bytes = 0;
+};
+// Offsets at which buffers alive at the same time do not overlap, in as small an arena as is found.
+inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t alignment_bytes = 0) {
+  std::vector<uint64_t> lower, upper, bytes;
+  for (const Lifetime& buffer : buffers) {
+    lower.push_back(buffer.lower);
+    upper.push_back(buffer.upper);
+    bytes.push_back(buffer.bytes);
+  }
+  Placement out;
+  out.offsets.resize(buffers.size());
+  check(gpushare_placement_solve(buffers.size(), lower.data(), upper.data(), bytes.data(), alignment_bytes,
+                                 out.offsets.data(), &out.arena_bytes));
+  return out;
+}
+
+// The library's version, "1.0.0"; the header's is GPUSHARE_VERSION_STRING.
+inline std::string version() {
+  return gpushare_version_string();
+}
+// The same as a number to compare with GPUSHARE_VERSION.
+inline uint32_t version_number() {
+  return gpushare_version();
+}
+
+// Names of the built-in policies.
+inline std::vector<std::string> policies() {
+  std::vector<std::string> out;
+  for (uint32_t i = 0; i < gpushare_policy_count(); ++i) out.emplace_back(gpushare_policy_name(i));
+  return out;
+}
+
+// Sends log lines of `level` and more severe ones to `function`; null: to stderr. Process-wide.
+inline void set_log(gpushare_log_fn function, void* user_data = nullptr,
+                    int32_t level = GPUSHARE_LOG_WARNING) {
+  check(gpushare_log_set(function, user_data, level));
+}
+
+// Adds a backend to the process: a table, or a plug-in at an absolute path.
+inline void register_backend(const gpushare_backend_ops& ops) {
+  check(gpushare_backend_register(&ops));
+}
+inline void load_backend(const std::string& absolute_path) {
+  check(gpushare_backend_load(absolute_path.c_str()));
+}
 
 // The devices of this machine, unusable ones included (their `status` and `reason` say why).
 inline std::vector<gpushare_device_info> devices() {

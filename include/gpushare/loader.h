@@ -87,6 +87,7 @@ typedef struct gpushare_loader_params {
  * need of it. Errors: INVALID_ARGUMENT, INVALID_STATE (the runtime is closed). */
 GPUSHARE_API int32_t gpushare_loader_create(gpushare_runtime runtime, const gpushare_loader_params* params,
                                             gpushare_loader* out_loader);
+/* Gives the loader back. Its cache goes with what was made of it. Does not block. */
 GPUSHARE_API int32_t gpushare_loader_release(gpushare_loader loader);
 
 /* Measures the link with some copies in a session of its own of at most 32 MiB. Blocks, tens of milliseconds on
@@ -104,7 +105,9 @@ typedef struct gpushare_loader_info {
 } gpushare_loader_info;
 #define GPUSHARE_LOADER_INFO_INIT \
   { sizeof(gpushare_loader_info), 0, 0, 0, 0, 0, 0 }
+/* What the cache holds, and how often it had what was opened. Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_loader_get_info(gpushare_loader loader, gpushare_loader_info* out_info);
+/* The link's costs as known now: given, calibrated, or assumed and corrected. Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_loader_get_link(gpushare_loader loader, gpushare_link_costs* out_link);
 
 /* In which order the layers of a file are taken to execute. Names: numbers in them count as numbers, embeddings and
@@ -154,6 +157,7 @@ typedef struct gpushare_image_info {
 } gpushare_image_info;
 #define GPUSHARE_IMAGE_INFO_INIT \
   { sizeof(gpushare_image_info), 0, 0, 0, 0, 0 }
+/* Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_image_get_info(gpushare_image image, gpushare_image_info* out_info);
 /* Index of the layer `name`. Errors: NOT_FOUND. */
 GPUSHARE_API int32_t gpushare_image_find_layer(gpushare_image image, const char* name, uint32_t* out_layer);
@@ -175,7 +179,7 @@ typedef struct gpushare_layer_info {
 } gpushare_layer_info;
 #define GPUSHARE_LAYER_INFO_INIT \
   { sizeof(gpushare_layer_info), 0, 0, 0, 0, 0, 0, 0, 0 }
-/* Errors: INVALID_ARGUMENT (no such layer). */
+/* Layer `layer` of the image, counted from 0 in execution order. Errors: INVALID_ARGUMENT (no such layer). */
 GPUSHARE_API int32_t gpushare_image_get_layer(gpushare_image image, uint32_t layer,
                                               gpushare_layer_info* out_info);
 
@@ -229,8 +233,9 @@ typedef struct gpushare_model_info {
 } gpushare_model_info;
 #define GPUSHARE_MODEL_INFO_INIT \
   { sizeof(gpushare_model_info), 0, 0, 0, 0, 0, 0 }
-/* Errors: what a copy failed with. */
+/* Does not block. Errors: what a copy failed with. */
 GPUSHARE_API int32_t gpushare_model_get_info(gpushare_model model, gpushare_model_info* out_info);
+/* Layer `layer` with its address on the device. Errors: INVALID_ARGUMENT (no such layer), what a copy failed with. */
 GPUSHARE_API int32_t gpushare_model_get_layer(gpushare_model model, uint32_t layer,
                                               gpushare_layer_info* out_info);
 /* Unloads: the block is freed (after copies under way, in stream order) and the handle given back. Does not
@@ -303,6 +308,7 @@ typedef struct gpushare_member_info {
 } gpushare_member_info;
 #define GPUSHARE_MEMBER_INFO_INIT \
   { sizeof(gpushare_member_info), 0, 0, 0, 0, 0, 0 }
+/* Errors: NOT_FOUND. */
 GPUSHARE_API int32_t gpushare_switcher_get_member(gpushare_switcher switcher, uint64_t member,
                                                   gpushare_member_info* out_info);
 
@@ -319,6 +325,7 @@ typedef struct gpushare_switcher_info {
 } gpushare_switcher_info;
 #define GPUSHARE_SWITCHER_INFO_INIT \
   { sizeof(gpushare_switcher_info), 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_switcher_get_info(gpushare_switcher switcher, gpushare_switcher_info* out_info);
 
 #ifdef __cplusplus

@@ -311,6 +311,7 @@ typedef struct gpushare_histogram_params {
 } gpushare_histogram_params;
 #define GPUSHARE_HISTOGRAM_PARAMS_INIT \
   { sizeof(gpushare_histogram_params), 0, 0 }
+/* The caller owns *out_histogram and releases it. Errors: INVALID_ARGUMENT (the window). */
 GPUSHARE_API int32_t gpushare_histogram_create(const gpushare_histogram_params* params,
                                                gpushare_histogram* out_histogram);
 GPUSHARE_API int32_t gpushare_histogram_release(gpushare_histogram histogram);
@@ -332,6 +333,7 @@ typedef struct gpushare_histogram_info {
 } gpushare_histogram_info;
 #define GPUSHARE_HISTOGRAM_INFO_INIT \
   { sizeof(gpushare_histogram_info), 0, 0, 0, 0, 0, 0, 0 }
+/* Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_histogram_get_info(gpushare_histogram histogram,
                                                  gpushare_histogram_info* out_info);
 /* The q-quantile of the longest of k independent durations (k = 1: of one). Errors: INVALID_ARGUMENT (q not in

@@ -93,6 +93,7 @@ GPUSHARE_API int32_t gpushare_worker_end(gpushare_worker worker);
 /* *out_wanted is 1 while another worker waits for this one's turn: end it at the next iteration boundary, or
  * the daemon takes it after the lease. Cheap enough for every iteration. */
 GPUSHARE_API int32_t gpushare_worker_get_wanted(gpushare_worker worker, uint32_t* out_wanted);
+/* Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_worker_get_info(gpushare_worker worker, gpushare_worker_info* out_info);
 /* Layer `index` in execution order. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_worker_get_layer(gpushare_worker worker, uint32_t index,

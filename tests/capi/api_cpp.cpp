@@ -1,0 +1,93 @@
+// The C++ API beside sessions and iterations: version, policies, log, backends, placement, plans, the out-of-memory callback.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <gpushare/gpushare.hpp>
+#include <string>
+#include <vector>
+
+namespace gs = gpushare;
+
+namespace {
+
+int failures = 0;
+
+void check(bool condition, const char* what) {
+  if (condition) return;
+  ++failures;
+  std::fprintf(stderr, "failed: %s; last error: %s\n", what, gpushare_last_error_message());
+}
+
+template <class F>
+int32_t status_of(F body) {
+  try {
+    body();
+  } catch (const gs::Error& error) {
+    return error.status();
+  }
+  return GPUSHARE_OK;
+}
+
+// Frees the block that it is shown, once.
+struct Spare {
+  gs::Runtime* runtime;
+  gs::Address block;
+  int asked;
+};
+int32_t free_spare(void* user_data, uint64_t /*session_id*/, uint64_t /*bytes*/) {
+  auto* spare = static_cast<Spare*>(user_data);
+  ++spare->asked;
+  if (spare->block == 0) return 0;
+  spare->runtime->free(spare->block);
+  spare->block = 0;
+  return 1;
+}
+
+}  // namespace
+
+int main() {
+  check(gs::version() == GPUSHARE_VERSION_STRING && gs::version_number() == GPUSHARE_VERSION, "version");
+  check(gs::policies() == std::vector<std::string>{"fifo", "srtf", "pack", "fair", "priority"}, "policies");
+  check(!gs::devices().empty() && gs::devices()[0].status == GPUSHARE_OK, "devices");
+  gs::set_log([](void*, int32_t, const char*) {}, nullptr, GPUSHARE_LOG_DEBUG);
+  gs::set_log(nullptr);
+  check(status_of([] { gs::set_log(nullptr, nullptr, 99); }) == GPUSHARE_INVALID_ARGUMENT, "no such level");
+  check(status_of([] { gs::load_backend("relative.so"); }) == GPUSHARE_INVALID_ARGUMENT, "a relative path");
+  check(status_of([] { gs::load_backend("/nowhere/backend.so"); }) == GPUSHARE_NOT_FOUND, "no plug-in");
+  gpushare_backend_ops none{};
+  check(status_of([&] { gs::register_backend(none); }) == GPUSHARE_INVALID_ARGUMENT, "an empty table");
+
+  // Two that never meet share a place; the third lives beside both.
+  const gs::Placement placed = gs::solve_placement({{0, 2, 4096}, {2, 4, 4096}, {0, 4, 1024}});
+  check(placed.offsets.size() == 3 && placed.offsets[0] == placed.offsets[1] && placed.arena_bytes == 5120, "placement");
+  check(status_of([] { gs::solve_placement({{2, 1, 8}}); }) == GPUSHARE_INVALID_ARGUMENT, "a lifetime that ends first");
+  check(gs::solve_placement({}).arena_bytes == 0, "nothing to place");
+
+  // 1 GB/s and a millisecond each way: one group arrives after 2 ms and is done after 4, two are done after 3.
+  gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
+  link.bytes_per_s = 1'000'000'000;
+  const gs::Plan plan = gs::solve_plan(link, {1'000'000, 1'000'000}, {1'000'000, 1'000'000});
+  check(plan.ends == std::vector<uint32_t>{1, 2} && plan.makespan == std::chrono::milliseconds(3), "plan");
+  link.group_overhead_ns = 10'000'000;  // now one group is less than two
+  check(gs::solve_plan(link, {1'000'000, 1'000'000}).ends == std::vector<uint32_t>{2}, "a plan of one group");
+  check(status_of([&] { gs::solve_plan(link, {1, 2}, {1}); }) == GPUSHARE_INVALID_ARGUMENT, "a time too few");
+
+  gs::RuntimeOptions options;
+  options.device = "host";
+  options.capacity_bytes = 16 << 20;
+  gs::Runtime runtime = gs::Runtime::open(options);
+  gs::SessionOptions need;
+  need.persistent_bytes = 8 << 20;
+  need.ephemeral_bytes = 2 << 20;
+  gs::Session session = runtime.open_session(need);
+  Spare spare{&runtime, session.alloc_bytes(gs::Kind::model, 6 << 20), 0};
+  runtime.set_out_of_memory_callback(free_spare, &spare);
+  const gs::Address block = session.alloc_bytes(gs::Kind::model, 12 << 20);  // fits once the spare is gone
+  check(spare.asked == 1 && spare.block == 0, "asked once, and tried again");
+  check(runtime.block_info(block).bytes == 12 << 20 && runtime.block_info(block).address == block, "a block");
+  check(status_of([&] { runtime.block_info(block + 1); }) == GPUSHARE_NOT_FOUND, "an address inside a block");
+  runtime.set_out_of_memory_callback(nullptr, nullptr);
+  check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1, "nobody is asked");
+  session.close();
+  runtime.close();
+  return failures == 0 ? 0 : 1;
+}
