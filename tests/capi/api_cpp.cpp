@@ -58,8 +58,12 @@ int main() {
 
   // Two that never meet share a place; the third lives beside both.
   const gs::Placement placed = gs::solve_placement({{0, 2, 4096}, {2, 4, 4096}, {0, 4, 1024}});
-  check(placed.offsets.size() == 3 && placed.offsets[0] == placed.offsets[1] && placed.arena_bytes == 5120, "placement");
-  check(status_of([] { gs::solve_placement({{2, 1, 8}}); }) == GPUSHARE_INVALID_ARGUMENT, "a lifetime that ends first");
+  check(placed.offsets.size() == 3 && placed.offsets[0] == placed.offsets[1] && placed.arena_bytes == 5120,
+        "placement");
+  check(status_of([] {
+          gs::solve_placement({{2, 1, 8}});
+        }) == GPUSHARE_INVALID_ARGUMENT,
+        "a lifetime that ends first");
   check(gs::solve_placement({}).arena_bytes == 0, "nothing to place");
 
   // 1 GB/s and a millisecond each way: one group arrives after 2 ms and is done after 4, two are done after 3.
@@ -86,7 +90,8 @@ int main() {
   check(runtime.block_info(block).bytes == 12 << 20 && runtime.block_info(block).address == block, "a block");
   check(status_of([&] { runtime.block_info(block + 1); }) == GPUSHARE_NOT_FOUND, "an address inside a block");
   runtime.set_out_of_memory_callback(nullptr, nullptr);
-  check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1, "nobody is asked");
+  check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1,
+        "nobody is asked");
   session.close();
   runtime.close();
   return failures == 0 ? 0 : 1;
