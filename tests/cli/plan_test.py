@@ -127,7 +127,7 @@ class PlanModel(ToolTest):
         sizes = [[g["bytes"] for g in self.plan(*cap, *order, model="m.safetensors")["groups"]]
                  for order in ((), ("--order-by", "bytes"), ("--order-by", "names"))]
         self.assertEqual(sizes, [[10, 30, 20, 40, 50], [10, 30, 20, 40, 50], [50, 10, 20, 30, 40]])
-        self.refused(["plan", "--model", "m.safetensors", *self.COSTS, "--order-by", "size"], "--order-by", "bytes or names")
+        self.refused(["plan", "--model", "m.safetensors", *self.COSTS, "--order-by", "size"], "--order-by", "bytes and names")
 
     def test_odd_files_are_refused_and_not_waited_for(self):
         os.mkfifo(self.folder / "pipe.safetensors")
