@@ -38,7 +38,7 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
   seen_epoch_ = shared_.layout->epoch();
   if (auto status = grow(round_up(bytes, shared_.layout->granularity_bytes())); !status.ok())
     return status.with_context("lane " + std::to_string(id));
-  pending_bytes_ = range_.bytes;
+  size_bytes_ = range_.bytes;
   open_.store(true);
   return {};
 }
@@ -55,7 +55,7 @@ base::Status LaneImpl::close() {
   }
   spill_owner_.stream.store(nullptr);
   drop_ahead();
-  pending_bytes_ = 0;
+  size_bytes_ = 0;
   settle(Settle::kAll);
   uint64_t floor = 0;
   {
@@ -173,6 +173,7 @@ bool LaneImpl::adopt_ahead() {
     if (joins) range_.bytes += before.bytes;
     heap_->resize(range_.bytes);
   }
+  size_bytes_ = range_.bytes;
   if (!joins) {
     shared_.index.clear(before.base, before.bytes);
     shared_.layout->give(before, own_fence());
@@ -227,19 +228,20 @@ base::Status LaneImpl::set_size(uint64_t bytes) {
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   bytes = round_up(bytes, shared_.layout->granularity_bytes());
   drop_ahead();
-  pending_bytes_ = bytes;
+  // Until a lane has grown it has the size it had: what was lent and goes back now must not stay in it.
+  size_bytes_ = std::min(bytes, range_.bytes - lent_bytes_);
   settle(Settle::kAllAndWait);
   bool idle = false;
   {
     ShortLockGuard lock(lock_);
     idle = owner_ == nullptr;
   }
-  if (target() > range_.bytes) {
-    if (auto status = grow(target()); !status.ok()) {
-      pending_bytes_ = range_.bytes - lent_bytes_;
+  if (bytes + lent_bytes_ > range_.bytes) {
+    if (auto status = grow(bytes + lent_bytes_); !status.ok())
       return status.with_context("lane " + std::to_string(id()));
-    }
+    if (ahead_.bytes == 0) size_bytes_ = bytes;
   } else {
+    size_bytes_ = bytes;
     shrink(target());
   }
   if (idle)
@@ -451,7 +453,8 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
   order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
-  if (loans_changed || target() != range_.bytes || shared_.layout->epoch() != seen_epoch_) boundary();
+  if (loans_changed || ahead_.bytes > 0 || target() != range_.bytes || shared_.layout->epoch() != seen_epoch_)
+    boundary();
   return {};
 }
 

@@ -87,7 +87,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   void borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   void shrink_to_target() GPUSHARE_REQUIRES(control_);
   // The range's size when nothing is pinned beyond it.
-  uint64_t target() const GPUSHARE_REQUIRES(control_) { return pending_bytes_ + lent_bytes_; }
+  uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + lent_bytes_; }
   void drop_ahead() GPUSHARE_REQUIRES(control_);
   FenceList own_fence() const;
   base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(lock_);
@@ -117,8 +117,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   FenceList ahead_fences_ GPUSHARE_GUARDED_BY(control_);
   FenceList closing_fences_
       GPUSHARE_GUARDED_BY(control_);  // end what the lane's stream still did when it was closed
-  uint64_t pending_bytes_ GPUSHARE_GUARDED_BY(control_) =
-      0;  // size wanted; the present one when nothing is pending
+  // Wanted of the present range, without loans. What it grows to where it cannot lie comes with ahead_.
+  uint64_t size_bytes_ GPUSHARE_GUARDED_BY(control_) = 0;
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
 
   mutable ShortLock lock_;

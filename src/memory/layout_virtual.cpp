@@ -44,7 +44,8 @@ class VirtualLayout final : public RangeLayout {
   base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) override {
     base::MutexLock lock(mutex_);
     if (bytes > capacity_ - promised_) return no_room(bytes);
-    const uint32_t slot = pick_retired(bytes);
+    // A lane may grow to the whole device, so it takes no addresses that once were reserved for a heap.
+    const uint32_t slot = pick_retired(bytes, use == RangeUse::kLane ? capacity_ : bytes);
     Region* region = nullptr;
     uint32_t index = slot;
     if (slot != kNone) {
@@ -111,9 +112,16 @@ class VirtualLayout final : public RangeLayout {
     range = {};
   }
 
-  // A lane reserves addresses for all of the device, so this is reached only where so much could not be
-  // reserved.
-  base::Status take_ahead(const Range&, uint64_t bytes, Range* out_ahead, FenceList* out_fences) override {
+  // Where a lane could not reserve addresses for all of the device. One that could was refused memory, and a
+  // second range needs more of that.
+  base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
+                          FenceList* out_fences) override {
+    {
+      base::MutexLock lock(mutex_);
+      if (regions_[range.slot]->limit >= capacity_)
+        return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+                "the device has no memory for a range of " + base::format_bytes(bytes)};
+    }
     return take(RangeUse::kLane, bytes, out_ahead, out_fences);
   }
   bool would_settle(const Range&) const override { return false; }
@@ -225,12 +233,12 @@ class VirtualLayout final : public RangeLayout {
 
   // Index into retired_ of the range to use again: nobody's work outstanding first, then the fewest granules
   // to map, then the fewest to spare. kNone when no reservation is long enough.
-  uint32_t pick_retired(uint64_t bytes) GPUSHARE_REQUIRES(mutex_) {
+  uint32_t pick_retired(uint64_t bytes, uint64_t least_limit) GPUSHARE_REQUIRES(mutex_) {
     uint32_t best = kNone;
     uint64_t best_cost[3] = {};
     for (uint32_t i = 0; i < retired_.size(); ++i) {
       Region& region = *regions_[retired_[i]];
-      if (region.limit < bytes) continue;
+      if (region.limit < least_limit) continue;
       prune(region.fences);
       const uint64_t mapped = region.pieces.size() * granule_;
       const uint64_t cost[3] = {region.fences.empty() ? 0u : 1u, mapped < bytes ? bytes - mapped : 0,

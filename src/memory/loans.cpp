@@ -27,10 +27,8 @@ void LaneImpl::settle(Settle how) {
     if (!loans_changed_) return;
     loans_changed_ = how == Settle::kReturn;
     uint64_t returnable = 0;
-    if (is_open()) {
-      const uint64_t held = std::max(range_.bytes, target());
-      returnable = held - std::min(held, round_up(heap_->floor_bytes(), granularity));
-    }
+    if (is_open())
+      returnable = range_.bytes - std::min(range_.bytes, round_up(heap_->floor_bytes(), granularity));
     for (auto it = loans_.begin(); it != loans_.end();) {
       Loan& loan = it->second;
       const uint64_t wanted = lends ? loan.promoted_bytes / granularity * granularity : 0;

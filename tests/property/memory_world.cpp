@@ -203,8 +203,28 @@ uint64_t World::promised() const {
   uint64_t sum = 0;
   for (const Session& session : sessions_) sum += session.out ? 0 : session.promised;
   for (const LaneModel& lane : lanes_)
-    if (lane.lane != nullptr) sum += std::max(lane.bytes, lane.lane->stats().size_bytes);
+    if (lane.lane != nullptr) sum += lane.promised();
   return sum + memory_->stats().pinned_bytes;
+}
+
+std::string World::account() const {
+  std::string text;
+  for (size_t i = 0; i < kSessions; ++i) {
+    if (sessions_[i].heap == nullptr) continue;
+    const auto stats = sessions_[i].heap->stats();
+    text += "\nsession " + std::to_string(i) + (sessions_[i].out ? " out" : "") + ": promised " +
+            std::to_string(sessions_[i].promised) + " lent " + std::to_string(stats.lent_bytes) +
+            " promoted " + std::to_string(stats.promoted_bytes) + " live " + std::to_string(stats.live_bytes);
+  }
+  for (size_t i = 0; i < kLanes; ++i) {
+    if (lanes_[i].lane == nullptr) continue;
+    const auto stats = lanes_[i].lane->stats();
+    text += "\nlane " + std::to_string(i) + (lanes_[i].running != SIZE_MAX ? " running" : "") +
+            ": promised " + std::to_string(lanes_[i].promised()) + " size " +
+            std::to_string(stats.size_bytes) + " lent " + std::to_string(stats.lent_bytes) + " promoted " +
+            std::to_string(stats.promoted_bytes) + " live " + std::to_string(stats.live_bytes);
+  }
+  return text + "\npinned " + std::to_string(memory_->stats().pinned_bytes);
 }
 
 uint64_t World::room() const {
@@ -292,8 +312,8 @@ void World::invariants(bool all) {
   if (++steps_ % 128 != 0 && !all) return;
   check();
   // What is held is never more than what is promised: kept blocks do not count in a lane and a promise both.
-  // (With faults a virtual lane may hold a second range for longer than the model knows.)
-  if (!faults_) REQUIRE(memory_->capacity_bytes() - memory_->stats().free_bytes <= promised());
+  const uint64_t held = memory_->capacity_bytes() - memory_->stats().free_bytes;
+  if (held > promised()) FAIL(held << " bytes are held, " << promised() << " promised: " << account());
   size_t blocks = 0;
   for (const auto& segment : memory_->snapshot().segments) {
     blocks += segment.blocks.size();

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -64,8 +65,14 @@ struct Session {
 
 struct LaneModel {
   Lane* lane = nullptr;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;         // wanted, or what it still has of more
+  uint64_t ahead = 0;         // of a second range that it goes over to at a boundary
   size_t running = SIZE_MAX;  // session
+
+  uint64_t promised() const {
+    const uint64_t size = lane->stats().size_bytes;
+    return ahead > 0 ? ahead + size : std::max(bytes, size);
+  }
   std::vector<Block> blocks;
 };
 
@@ -86,6 +93,7 @@ class World {
   void must_be_memory(const base::Status& status);
   void arm_fault();
   uint64_t promised() const;
+  std::string account() const;  // who is promised what, for a message
   uint64_t room() const;
   void born(const Block& block, const device::Stream* stream, bool host_memory = false);
   void probe(const Block& block, const device::Stream* stream);
@@ -99,6 +107,8 @@ class World {
   void free_persistent();
   void alloc_spilled();
   void page();
+  // The least size that lane's blocks leave it.
+  uint64_t pinned_in(size_t lane) const;
   void open_lane();
   void close_lane();
   void resize_lane();
@@ -109,8 +119,6 @@ class World {
   void keep();
   void keep_in(size_t i, size_t b);
   bool end_in(size_t i);
-  // A pinned lane may still hold what it took ahead.
-  static uint64_t pending(const LaneModel& lane);
   void end();
   // A whole iteration that a session repeats again and again, now and then with a deviation: plans are
   // solved, replayed and left.

@@ -37,18 +37,20 @@ void World::close_lane() {
 void World::resize_lane() {
   LaneModel& lane = lanes_[pick(kLanes)];
   const uint64_t bytes = granules(pick(24 * kMiB), granule_);
-  if (lane.lane == nullptr || (bytes > lane.bytes && bytes - lane.bytes > room())) return;
+  if (lane.lane == nullptr || (bytes > lane.promised() && bytes - lane.promised() > room())) return;
   const auto status = lane.lane->set_size(bytes);
   const uint64_t size = lane.lane->stats().size_bytes;
   if (!status.ok()) {
     must_be_memory(status);
     REQUIRE((!virtual_ || armed_));
     lane.bytes = size;
+    lane.ahead = 0;
     return;
   }
   if (lane.running == SIZE_MAX && lane.lane->stats().promoted_bytes == 0) REQUIRE(size == bytes);
-  // Until it takes effect, the larger of the two is promised; a growing lane may hold both ranges.
-  lane.bytes = std::max(size, bytes) + (bytes > size ? size : 0);
+  // Until it takes effect, the larger of the two is promised; a lane that grows into another range holds both.
+  lane.bytes = std::max(size, bytes);
+  lane.ahead = bytes > size ? bytes : 0;
 }
 
 void World::begin() {
@@ -148,15 +150,14 @@ bool World::end_in(size_t i) {
   lane.blocks.clear();
   sessions_[lane.running].running_in = SIZE_MAX;
   lane.running = SIZE_MAX;
-  lane.bytes = std::max(lane.lane->stats().size_bytes, pending(lane));
   const auto stats = lane.lane->stats();
+  if (stats.promoted_bytes == 0) {  // nothing was in the way of the size that was set last
+    lane.bytes = stats.size_bytes;
+    lane.ahead = 0;
+  }
   REQUIRE(stats.live_bytes == stats.promoted_bytes);
   lent_ = std::max(lent_, stats.lent_bytes);
   return planned;
-}
-
-uint64_t World::pending(const LaneModel& lane) {
-  return lane.lane->stats().promoted_bytes > 0 ? lane.bytes : 0;
 }
 
 void World::end() {

@@ -1,5 +1,7 @@
 // What a step does to a session. See memory_world.hpp.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "property/memory_world.hpp"
 
 namespace gpushare::test {
@@ -136,6 +138,9 @@ void World::page() {
     for (const Block& block : session->blocks) probe(block, session->stream);
     return;
   }
+  uint64_t before[kLanes] = {};
+  for (size_t i = 0; i < kLanes; ++i)
+    if (lanes_[i].lane != nullptr) before[i] = lanes_[i].lane->stats().size_bytes;
   const auto status = session->heap->page_out(stream);
   if (!memory_->can_page()) {
     REQUIRE(status.code() == GPUSHARE_UNSUPPORTED);
@@ -149,6 +154,20 @@ void World::page() {
   }
   session->out = true;
   REQUIRE(session->heap->paged_out());
+  // Lanes give back what it lent, as far as no block pins it.
+  for (size_t i = 0; i < kLanes; ++i)
+    if (lanes_[i].lane != nullptr && lanes_[i].running == SIZE_MAX)
+      REQUIRE(lanes_[i].lane->stats().size_bytes <= std::max(before[i], pinned_in(i)));
+}
+
+uint64_t World::pinned_in(size_t lane) const {
+  const std::string name = "lane " + std::to_string(lanes_[lane].lane->id());
+  uint64_t end = 0;
+  for (const auto& segment : memory_->snapshot().segments)
+    if (segment.name == name)
+      for (const auto& block : segment.blocks)
+        end = std::max(end, block.address + block.bytes - segment.address);
+  return granules(end, granule_);
 }
 
 }  // namespace gpushare::test

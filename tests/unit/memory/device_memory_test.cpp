@@ -445,6 +445,35 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
     CHECK_OK(heap->resize(16 * kMiB));
     REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
   }
+  SECTION("freed, and the device refuses the lane more memory: the lane does not keep what was lent") {
+    CHECK_OK(other->resize(16 * kMiB));
+    CHECK_OK(f.memory->free(kept));
+    unsigned refused = 0;
+    for (uint64_t nth = 1; nth <= 12; ++nth) {
+      boundary();
+      CHECK_OK(lane->begin_iteration(*heap, false));
+      const Address again = must(lane->alloc(9 * kMiB, 0));
+      CHECK_OK(lane->keep(again));
+      CHECK_OK(lane->end_iteration(nullptr));
+      boundary();
+      CHECK(lane->stats().lent_bytes == 8 * kMiB);
+      CHECK_OK(f.memory->free(again));
+      CHECK_OK(stream.synchronize());
+      f.memory->trim();
+      gpushare_backend_fault fault{sizeof(fault), GPUSHARE_FAULT_MAP_FAILS, nth, 0};
+      CHECK_OK(f.device->set_fault(fault));
+      const bool grown = lane->set_size(32 * kMiB).ok();
+      refused += grown ? 0 : 1;
+      const uint64_t size = (grown ? 32 : 16) * kMiB;
+      CHECK(lane->stats().size_bytes == size);
+      CHECK(f.memory->capacity_bytes() - f.memory->stats().free_bytes <= 32 * kMiB + size);
+      fault.kind = GPUSHARE_FAULT_NONE;
+      CHECK_OK(f.device->set_fault(fault));
+      CHECK_OK(lane->set_size(16 * kMiB));
+    }
+    CHECK(refused > 0);
+    all_of_it();
+  }
   SECTION("paged out, nothing of the promise is held; paged in, it is lent again") {
     CHECK_OK(heap->page_out(stream));
     CHECK(lane->stats().lent_bytes == 0);
