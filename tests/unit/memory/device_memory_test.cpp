@@ -506,6 +506,33 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
   CHECK(f.memory->check() == "");
 }
 
+// docs/design/memory.md says why.
+TEST_CASE("on the contiguous layout a kept block counts in the promise and in the lane") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  Lane* lane = f.lane(0, 16 * kMiB, stream);
+  heap->set_stream(&stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(9 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(heap->stats().lent_bytes == 0);
+  CHECK(lane->stats().size_bytes == 16 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 32 * kMiB);
+  CHECK(heap->alloc(Kind::kModel, 8 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  const Address block = must(heap->alloc(Kind::kModel, 7 * kMiB, 0));
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  CHECK(lane->alloc(8 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  must(lane->alloc(7 * kMiB, 0));
+  // Freed, both have it back at once.
+  CHECK_OK(f.memory->free(kept));
+  must(lane->alloc(9 * kMiB, 0));
+  must(heap->alloc(Kind::kModel, 9 * kMiB, 0));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->free(block));
+}
+
 TEST_CASE("a session paged out keeps its addresses and gets its bytes back") {
   Fixture f(host(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();
