@@ -248,7 +248,8 @@ std::string DeviceMemoryImpl::report(size_t top_holders) const {
   for (const LaneImpl* lane : open_lanes_) lane_bytes += lane->stats().size_bytes;
   for (const LaneImpl* lane : closed_lanes_) lane_bytes += lane->stats().size_bytes;
   if (lane_bytes > 0)
-    text += base::format("; %zu lanes with ", open_lanes_.size()) + base::format_bytes(lane_bytes) +
+    text += base::format("; %zu lane%s with ", open_lanes_.size(), open_lanes_.size() == 1 ? "" : "s") +
+            base::format_bytes(lane_bytes) +
             (closed_lanes_.empty()
                  ? ""
                  : base::format(" and %zu closed that promoted blocks pin", closed_lanes_.size()));

@@ -100,8 +100,8 @@ void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
     lent_bytes_ -= bytes;
     loans_changed_ = true;
     if (ends) loans_.erase(found);
-    // Blocks of the session that wait for other streams may be all that is above the target.
-    if (ends && is_open())
+    // Freed blocks that wait for other streams may be all that is above the target.
+    if (is_open())
       uses_.take_ordered(*stream_,
                          [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
   }

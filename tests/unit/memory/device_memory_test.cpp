@@ -264,6 +264,31 @@ TEST_CASE("out-of-memory messages name the session, what it asked and why there 
   CHECK_OK(lane->end_iteration(nullptr));
 }
 
+TEST_CASE("the report has what is free, the largest promises first, lanes, and what lies in host memory") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  CHECK(f.memory->report() == "free 64.00 MiB of 64.00 MiB, largest hole 64.00 MiB");
+  PersistentHeap* small = f.heap(1, 4 * kMiB);
+  PersistentHeap* large = f.heap(2, 16 * kMiB);
+  f.heap(3, 2 * kMiB);
+  Lane* lane = f.lane(0, 8 * kMiB, stream);
+  must(small->alloc(Kind::kModel, 3 * kMiB, 0));
+  must(large->alloc_spilled(Kind::kModel, kMiB, 0));
+  CHECK_OK(small->page_out(stream));
+  const std::string report = f.memory->report(2);
+  INFO(report);
+  CHECK(report.find("free 38.00 MiB of 64.00 MiB") == 0);
+  CHECK(report.find("sessions: s2 0 B of 16.00 MiB, s1 3.00 MiB of 4.00 MiB (paged out) and 1 more") !=
+        std::string::npos);
+  CHECK(report.find("; 1 lane with 8.00 MiB") != std::string::npos);
+  CHECK(report.find("spilled to host memory") != std::string::npos);
+  CHECK_OK(lane->begin_iteration(*large, false));
+  CHECK_OK(lane->keep(must(lane->alloc(kMiB, 0))));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK(f.memory->report().find("1 closed that promoted blocks pin") != std::string::npos);
+}
+
 TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stream order") {
   Fixture f(host(), Layout::kContiguous, 64 * kMiB);
   auto upper_stream = f.stream(), lower_stream = f.stream();
@@ -486,6 +511,23 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
     boundary();
     CHECK(lane->stats().lent_bytes == 8 * kMiB);
     all_of_it();
+  }
+  SECTION("freed while another stream may use it, then paged out: the lane keeps nothing of what was lent") {
+    auto side = f.stream();
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    must(lane->alloc(7 * kMiB, 0));
+    const Address high = must(lane->alloc(6 * kMiB, 0));  // from 16 to 22 MiB of the lane's range
+    CHECK_OK(lane->keep(high));
+    CHECK_OK(lane->end_iteration(nullptr));
+    boundary();
+    CHECK(lane->stats().lent_bytes == 14 * kMiB);
+    CHECK_OK(f.memory->record_use(high, side));
+    CHECK_OK(f.memory->free(high));
+    CHECK_OK(heap->page_out(stream));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(lane->stats().size_bytes == 16 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+    CHECK_OK(heap->page_in(stream));
   }
   SECTION("its lane closes, and then it is freed") {
     CHECK_OK(f.memory->close_lane(lane));
