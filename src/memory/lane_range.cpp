@@ -1,0 +1,249 @@
+// The range under a lane: opened, grown, shrunk, moved at a boundary, closed. What the lane does with its blocks is in
+// lane.cpp, what sessions lend to it in loans.cpp.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "memory/lane.hpp"
+
+namespace gpushare::memory {
+
+FenceList LaneImpl::own_fence() const {
+  return {shared_.fences.at_end_of(*stream_)};
+}
+
+base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+  base::MutexLock control(control_);
+  if (!heap_) {
+    HeapOptions options;
+    options.granule_bytes = kBlockGranuleBytes;
+    options.max_blocks = 1u << 20;
+    GPUSHARE_ASSIGN_OR_RETURN(heap_, Heap::create(options));
+    replay_.emplace(&*heap_);
+  }
+  id_.store(id);
+  stream_ = &stream;
+  spill_owner_.stream.store(&stream);
+  spill_owner_.lane = id;
+  {
+    ShortLockGuard lock(lock_);
+    peak_ = iteration_peak_ = deferred_bytes_ = 0;
+  }
+  seen_epoch_ = shared_.layout->epoch();
+  if (auto status = grow(round_up(bytes, shared_.layout->granularity_bytes())); !status.ok())
+    return status.with_context("lane " + std::to_string(id));
+  size_bytes_ = range_.bytes;
+  open_.store(true);
+  return {};
+}
+
+base::Status LaneImpl::close() {
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed already"};
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ != nullptr)
+      return {GPUSHARE_INVALID_STATE,
+              "lane " + std::to_string(id()) + " runs an iteration: end it before closing the lane"};
+    open_.store(false);
+  }
+  spill_owner_.stream.store(nullptr);
+  drop_ahead();
+  size_bytes_ = 0;
+  settle(Settle::kAll);
+  uint64_t floor = 0;
+  {
+    ShortLockGuard lock(lock_);
+    floor = heap_->floor_bytes();
+  }
+  // The lane's stream may be gone when the last promoted block is.
+  if (floor > 0) closing_fences_ = own_fence();
+  shrink(round_up(floor, shared_.layout->granularity_bytes()));
+  return {};
+}
+
+bool LaneImpl::reclaim_closed() {
+  base::MutexLock control(control_);
+  if (is_open()) return false;
+  FenceList fences;
+  Range range;
+  std::vector<std::pair<PersistentHeapImpl*, uint64_t>> lenders;
+  {
+    ShortLockGuard lock(lock_);
+    if (!promoted_.empty()) return false;
+    for (const auto& [heap, loan] : loans_) lenders.emplace_back(heap, loan.lent_bytes);
+    loans_.clear();
+    loans_changed_ = false;
+    lent_bytes_ = 0;
+    // Whatever used the blocks since the lane was closed left its fence with them.
+    fences = uses_.drain();
+    deferred_bytes_ = 0;
+    heap_->reset();
+    heap_->resize(0);
+    std::swap(range, range_);
+  }
+  if (range.bytes > 0) {
+    for (const FencePtr& fence : closing_fences_) fences.push_back(fence);
+    shared_.index.clear(range.base, range.bytes);
+    shared_.layout->give(range, fences);
+  }
+  closing_fences_.clear();
+  for (const auto& [heap, bytes] : lenders) {
+    heap->take_back(bytes);
+    heap->try_restore();
+  }
+  return true;
+}
+
+base::Status LaneImpl::grow(uint64_t bytes) {
+  if (bytes <= range_.bytes) return {};
+  FenceList fences;
+  Range grown = range_;
+  const uint64_t missing = bytes - range_.bytes;
+  if (range_.bytes == 0)
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take(RangeUse::kLane, bytes, &grown, &fences));
+  else if (!shared_.layout->extend(grown, missing, true, &fences).ok()) {
+    // Without what is lent: it is gone over to only when nothing is pinned here.
+    GPUSHARE_RETURN_IF_ERROR(
+        shared_.layout->take_ahead(range_, bytes - lent_bytes_, &ahead_, &ahead_fences_));
+    if (auto status = shared_.index.set(ahead_.base, ahead_.bytes, this); !status.ok()) {
+      shared_.layout->give(ahead_, ahead_fences_);
+      ahead_fences_.clear();
+      return status;
+    }
+    return {};
+  }
+  if (auto status = shared_.index.set(grown.base + range_.bytes, missing, this); !status.ok()) {
+    if (range_.bytes == 0)
+      shared_.layout->give(grown, fences);
+    else
+      shared_.layout->shrink(grown, range_.bytes, fences);
+    return status;
+  }
+  order_all(fences, *stream_);
+  ShortLockGuard lock(lock_);
+  range_ = grown;
+  heap_->resize(grown.bytes);
+  return {};
+}
+
+// False, and nothing changes, if a block lies above `bytes`.
+bool LaneImpl::shrink(uint64_t bytes) {
+  Range before;
+  {
+    ShortLockGuard lock(lock_);
+    if (bytes >= range_.bytes) return true;
+    if (heap_->resize(bytes) != HeapStatus::kOk) return false;
+    before = range_;
+    range_.bytes = bytes;
+    if (bytes == 0) range_ = {};
+  }
+  shared_.index.clear(before.base + bytes, before.bytes - bytes);
+  if (bytes > 0)
+    shared_.layout->shrink(before, bytes, own_fence());
+  else
+    shared_.layout->give(before, own_fence());
+  return true;
+}
+
+void LaneImpl::drop_ahead() {
+  if (ahead_.bytes == 0) return;
+  shared_.index.clear(ahead_.base, ahead_.bytes);
+  shared_.layout->give(ahead_, ahead_fences_);
+  ahead_fences_.clear();
+}
+
+// Goes over to what grow() took ahead, unless a block lies in the range: blocks do not move.
+bool LaneImpl::adopt_ahead() {
+  order_all(ahead_fences_, *stream_);
+  Range before;
+  const bool joins = ahead_.base + ahead_.bytes == range_.base;
+  {
+    // From here on blocks are placed in the new range: nothing of the old one may be live.
+    ShortLockGuard lock(lock_);
+    if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0) return false;
+    before = range_;
+    range_ = ahead_;
+    if (joins) range_.bytes += before.bytes;
+    heap_->resize(range_.bytes);
+  }
+  size_bytes_ = range_.bytes;
+  if (!joins) {
+    shared_.index.clear(before.base, before.bytes);
+    shared_.layout->give(before, own_fence());
+  }
+  ahead_ = {};
+  ahead_fences_.clear();
+  return true;
+}
+
+// No iteration is under way; only promoted blocks are left. A new size takes effect and the range moves to
+// where it lies best.
+void LaneImpl::boundary() {
+  bool is_pinned = false;
+  {
+    // Promoted blocks freed since the last iteration: what the lane gives back now must come after their
+    // other uses.
+    ShortLockGuard lock(lock_);
+    uses_.take_ordered(*stream_,
+                       [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
+    is_pinned = !promoted_.empty();
+  }
+  settle(Settle::kAll);
+  if (ahead_.bytes > 0) adopt_ahead();
+  shrink_to_target();
+  const uint64_t epoch = shared_.layout->epoch();
+  if (is_pinned || epoch == seen_epoch_ || range_.bytes == 0) return;
+  seen_epoch_ = epoch;
+  if (!shared_.layout->would_settle(range_)) return;
+  Range moved = range_;
+  FenceList fences;
+  shared_.index.clear(range_.base, range_.bytes);
+  shared_.layout->settle(moved, own_fence(), &fences);
+  // Cannot fail: the index has room for the whole buffer, and the place was free.
+  const base::Status ignored = shared_.index.set(moved.base, moved.bytes, this);
+  order_all(fences, *stream_);
+  ShortLockGuard lock(lock_);
+  range_ = moved;
+}
+
+void LaneImpl::shrink_to_target() {
+  if (target() >= range_.bytes || shrink(target())) return;
+  uint64_t floor = 0;
+  {
+    ShortLockGuard lock(lock_);
+    floor = heap_->floor_bytes();
+  }
+  shrink(std::max(target(), round_up(floor, shared_.layout->granularity_bytes())));
+}
+
+base::Status LaneImpl::set_size(uint64_t bytes) {
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
+  bytes = round_up(bytes, shared_.layout->granularity_bytes());
+  drop_ahead();
+  // Until a lane has grown it has the size it had: what was lent and goes back now must not stay in it.
+  size_bytes_ = std::min(bytes, range_.bytes - lent_bytes_);
+  settle(Settle::kAllAndWait);
+  bool idle = false;
+  {
+    ShortLockGuard lock(lock_);
+    idle = owner_ == nullptr;
+  }
+  if (bytes + lent_bytes_ > range_.bytes) {
+    if (auto status = grow(bytes + lent_bytes_); !status.ok())
+      return status.with_context("lane " + std::to_string(id()));
+    if (ahead_.bytes == 0) size_bytes_ = bytes;
+  } else {
+    size_bytes_ = bytes;
+    shrink(target());
+  }
+  if (idle)
+    boundary();
+  else if (ahead_.bytes > 0)
+    adopt_ahead();  // in the middle of an iteration that has no block yet
+  return {};
+}
+
+}  // namespace gpushare::memory
