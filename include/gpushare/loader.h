@@ -266,7 +266,8 @@ typedef struct gpushare_switcher_params {
   { sizeof(gpushare_switcher_params), 0, UINT64_MAX, 0 }
 
 /* One active session and any number on standby on the loader's runtime. On standby a member has its weights in
- * host memory, no promise, and no device bytes but what standby_bytes allows. The caller owns *out_switcher. */
+ * host memory, no promise, and no device bytes but what standby_bytes allows. Sessions opened in the runtime take what
+ * is kept so when they would be refused or wait otherwise (and wait for a switch under way). The caller owns *out_switcher. */
 GPUSHARE_API int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher_params* params,
                                               gpushare_switcher* out_switcher);
 /* Begins that wait fail with INVALID_STATE, the iteration under way is waited for, all bytes return. Blocks.

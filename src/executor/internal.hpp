@@ -330,6 +330,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   friend class StreamImpl;
   friend class TicketImpl;
 
+  base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options);
+  // Has a dependent give something up, if all of them could make room for `bytes`. False: there is nothing to gain.
+  bool make_room(uint64_t bytes, bool refused);
   uint64_t now() const { return device_->now_ns(); }
   bool virtual_time() const { return virtual_time_; }
   SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(mutex_);

@@ -200,6 +200,41 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
+  for (;;) {
+    base::Result<std::shared_ptr<Session>> session = place_session(options);
+    const bool refused = session.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY;
+    if ((!refused && !session.ok()) || !options.may_shed || NoWaitScope::active() || CallbackScope::active())
+      return session;
+    const uint64_t bytes = options.persistent_bytes + options.ephemeral_bytes;
+    if (refused) {
+      if (!make_room(bytes, true)) return session;
+      continue;
+    }
+    while ((*session)->info().state == SessionState::kQueued && make_room(bytes, false)) {
+    }
+    return session;
+  }
+}
+
+bool RuntimeImpl::make_room(uint64_t bytes, bool refused) {
+  std::vector<std::shared_ptr<Dependent>> dependents;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& weak : dependents_)
+      if (auto dependent = weak.lock()) dependents.push_back(std::move(dependent));
+  }
+  uint64_t spare_bytes = 0;
+  for (const auto& dependent : dependents) spare_bytes += dependent->spare_bytes();
+  const auto now = info();
+  if (spare_bytes == 0 || !now.ok()) return false;
+  const uint64_t free_bytes = now->capacity_bytes - std::min(now->capacity_bytes, now->promised_bytes);
+  // One that waits though there is room waits for something else. One for which all would not do costs them nothing.
+  if ((!refused && bytes <= free_bytes) || bytes > free_bytes + spare_bytes) return false;
+  return std::any_of(dependents.begin(), dependents.end(),
+                     [](const auto& dependent) { return dependent->shed(); });
+}
+
+base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options) {
   SessionOptions complete = options;
   if (!std::isfinite(options.weight) || options.weight <= 0)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,

@@ -109,6 +109,7 @@ struct SessionOptions {
   int32_t priority = 0;
   double weight = 1.0;  // finite, > 0
   bool allow_queueing = true;
+  bool may_shed = true;  // before it is refused or waits, dependents give up what they keep for speed alone
   bool allow_spill = false;
   bool plan_iterations = false;
 };
@@ -163,6 +164,10 @@ class Dependent {
   // The runtime closes: its sessions are gone, its streams and its device still there. Gives back what it
   // holds and returns when no thread uses it any more.
   virtual void runtime_closing() = 0;
+  // Promised bytes of sessions that it keeps for speed alone and would give up for one that needs room.
+  virtual uint64_t spare_bytes() const { return 0; }
+  // Gives up the one that is worth least; false if there is none. Called by a thread that opens a session, which may wait.
+  virtual bool shed() { return false; }
 };
 
 // While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends

@@ -338,7 +338,7 @@ base::Status Loader::calibrate() {
     options.name = "link calibration";
     options.persistent_bytes = bytes;
     options.ephemeral_bytes = 1;
-    options.allow_queueing = false;
+    options.allow_queueing = options.may_shed = false;
     options.priority = INT32_MAX;  // not to be paged out while its bytes are written
     auto session = runtime_->open_session(options);
     status = session.status();

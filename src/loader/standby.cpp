@@ -119,7 +119,7 @@ bool Standby::send(uint64_t member, Entry& entry) {
   options.cls = sched::SessionClass::kOpportunistic;
   options.priority = INT32_MIN;
   options.persistent_bytes = entry.wish.bytes;
-  options.allow_queueing = false;
+  options.allow_queueing = options.may_shed = false;
   auto session = loader_.runtime().open_session(options);
   if (!session.ok()) return false;
   auto model = loader_.load_prefix(*session, entry.image, entry.wish.layers);

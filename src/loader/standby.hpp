@@ -7,8 +7,8 @@
 // counted like all others and are the first that are paged out; one that was is dropped. Which members have one is
 // decided by sched::grant_standby from what a prefix saves (prefix.hpp) and how often its member is wanted.
 //
-// Threads: calls that change something are for one thread at a time (the switcher's turn); add and the rest are
-// for any.
+// Threads: calls that change something are for one thread at a time (the switcher's switching_); add and the rest are for
+// any.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

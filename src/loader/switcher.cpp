@@ -103,7 +103,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   auto member = std::make_shared<Member>();
   member->persistent_bytes = image_bytes + session.persistent_bytes;
   member->ephemeral_bytes = session.ephemeral_bytes;
-  session.allow_queueing = false;
+  session.allow_queueing = session.may_shed = false;  // it makes its own room
   const LinkCosts link = loader_->link();
   const auto load_ns = static_cast<uint64_t>(static_cast<double>(image_bytes) / link.bytes_per_ms * 1e6);
   base::MutexLock lock(mutex_);
@@ -232,6 +232,7 @@ bool Switcher::usable(Member& member) {
 }
 
 base::Status Switcher::make_active(Member& member) {
+  const base::MutexLock switching(switching_);
   const uint64_t start_ns = base::host_now_ns();
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   const bool live = usable(member);
@@ -371,8 +372,11 @@ base::Status Switcher::remove(MemberId id) {
     changed_.notify_all();
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
-  drop(*member);
-  standby_.remove(id);
+  {
+    const base::MutexLock switching(switching_);
+    drop(*member);
+    standby_.remove(id);
+  }
   base::MutexLock lock(mutex_);
   (void)residency_.remove(id);
   members_.erase(id);
@@ -404,10 +408,48 @@ base::Status Switcher::close() {
     for (const auto& [id, member] : members_) members.push_back(member);
     members_.clear();
   }
-  for (const auto& member : members) drop(*member);
-  standby_.clear();
+  {
+    const base::MutexLock switching(switching_);
+    for (const auto& member : members) drop(*member);
+    standby_.clear();
+  }
   give_turn();
   return {};
+}
+
+uint64_t Switcher::spare_bytes() const {
+  base::MutexLock lock(mutex_);
+  uint64_t bytes = standby_.bytes();
+  for (const auto& [id, member] : members_)
+    if (member->session != nullptr && id != active_)
+      bytes += member->persistent_bytes + member->ephemeral_bytes;
+  return bytes;
+}
+
+bool Switcher::shed() {
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return false;
+    ++users_;
+  }
+  bool any = false;
+  {
+    const base::MutexLock switching(switching_);
+    any = standby_.shed(0);
+    if (!any) {
+      std::vector<sched::ModelId> drops;
+      {
+        base::MutexLock lock(mutex_);
+        drops = residency_.shed(1, active_, loader_->runtime().device().now_ns());
+      }
+      drop_all(drops);
+      any = !drops.empty();
+    }
+  }
+  base::MutexLock lock(mutex_);
+  --users_;
+  changed_.notify_all();
+  return any;
 }
 
 void Switcher::runtime_closing() {
@@ -420,6 +462,7 @@ void Switcher::runtime_closing() {
     for (const auto& [id, member] : members_) members.push_back(member);
     members_.clear();
   }
+  const base::MutexLock switching(switching_);
   for (const auto& member : members) drop(*member);
   standby_.clear();
 }

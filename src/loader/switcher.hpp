@@ -101,6 +101,9 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status close();
   bool closed() const;  // by close(), or with its runtime
   void runtime_closing() override;
+  // First layers on standby, then kept members, least wanted first, make way for sessions of others.
+  uint64_t spare_bytes() const override;
+  bool shed() override;
 
  private:
   struct Member {
@@ -119,7 +122,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_);
   void give_turn();
-  // All that follows is for who has the turn, without the lock.
+  // All that follows is for who has the turn, without the lock; what changes the device's contents, with switching_.
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
   base::Status make_active(Member& member);
   base::Status load(Member& member);
@@ -135,6 +138,9 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   const SwitcherOptions options_;
   Standby standby_;
 
+  // Held while what is on the device changes: in a switch, by whom has the turn, and when others need room, at any time.
+  // What is active stays. Before mutex_.
+  base::Mutex switching_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;

@@ -58,7 +58,9 @@ struct Switching : Loading {
   }
   MemberState state(loader::MemberId member) const { return switcher->info(member)->state; }
   // The safety invariant holds and nobody on standby counts.
-  void check() {
+  void check() { check_but(0); }
+  // With so many sessions of others.
+  void check_but(uint64_t others) {
     CHECK(runtime->check() == "");
     const auto info = *runtime->info();
     CHECK(info.promised_bytes <= info.capacity_bytes);
@@ -70,7 +72,7 @@ struct Switching : Loading {
       standby += member->standby_bytes;
       prefixes += member->standby_bytes > 0 ? 1 : 0;
     }
-    CHECK(info.sessions_resident == now.kept + (now.active != 0 ? 1 : 0) + prefixes);
+    CHECK(info.sessions_resident == now.kept + (now.active != 0 ? 1 : 0) + prefixes + others);
     CHECK(now.standby_bytes == standby);
     CHECK(now.standby_bytes <= standby_bytes);
   }
@@ -393,5 +395,110 @@ TEST_CASE("threads ask for members at random while others are removed and added"
     CHECK(on.switcher->close().ok());
     CHECK(on.runtime->info()->promised_bytes == 0);
     CHECK(on.runtime->close().ok());
+  }
+}
+
+TEST_CASE(
+    "what is kept for speed alone makes way for a session that would be refused or wait, the active one does "
+    "not") {
+  for (const test::Setup& setup : test::kSetups) {
+    INFO(setup.device);
+    Switching on(setup, 30 * kMiB);  // three of 8 MiB, with the granule's rest, and 2 of work each
+    const loader::MemberId a = on.add(1), b = on.add(2), c = on.add(3);
+    for (const loader::MemberId id : {a, b, c, c}) CHECK(on.run(id, static_cast<int>(id)) == "");
+    REQUIRE(on.switcher->info().kept == 2);
+    // All that is kept would not do: nothing of it goes.
+    executor::SessionOptions guest = test::need("guest", 20 * kMiB, kMiB);
+    guest.allow_queueing = false;
+    CHECK(on.runtime->open_session(guest).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(on.switcher->info().kept == 2);
+    // One has to go, then the other; a session that may wait need not.
+    guest.persistent_bytes = 5 * kMiB;
+    const auto first = on.runtime->open_session(guest);
+    INFO(first.status().to_string());
+    REQUIRE(first.ok());
+    CHECK(on.switcher->info().kept == 1);
+    guest.allow_queueing = true;
+    const auto second = on.runtime->open_session(guest);
+    REQUIRE(second.ok());
+    CHECK((*second)->wait_admitted(0).ok());
+    CHECK(on.switcher->info().kept == 0);
+    CHECK(on.state(c) == MemberState::kActive);
+    on.check_but(2);
+    // Nothing is left to give up: the third waits, or is refused.
+    const auto third = on.runtime->open_session(guest);
+    REQUIRE(third.ok());
+    CHECK((*third)->wait_admitted(0).code() == GPUSHARE_TIMED_OUT);
+    REQUIRE((*third)->close().ok());
+    guest.allow_queueing = false;
+    guest.persistent_bytes = 7 * kMiB;
+    CHECK_FALSE(on.runtime->open_session(guest).ok());
+    REQUIRE((*first)->close().ok());
+    REQUIRE((*second)->close().ok());
+    for (const loader::MemberId id : {a, b, c}) CHECK(on.run(id, static_cast<int>(id)) == "");
+    CHECK(on.switcher->info().kept == 2);
+    on.check();
+  }
+}
+
+TEST_CASE(
+    "a session opened inside an iteration, or that says that it takes nothing, leaves the active one be") {
+  Switching on(test::kSetups[0], 18 * kMiB);
+  const loader::MemberId a = on.add(1), b = on.add(2);
+  CHECK(on.run(a, 1) == "");
+  const auto turn = on.switcher->begin(b, GPUSHARE_NO_TIMEOUT);
+  REQUIRE(turn.ok());
+  executor::SessionOptions guest = test::need("guest", 4 * kMiB, kMiB);
+  guest.allow_queueing = guest.may_shed = false;
+  CHECK_FALSE(on.runtime->open_session(guest).ok());
+  CHECK(on.state(a) == MemberState::kKept);
+  guest.may_shed = true;
+  const auto opened = on.runtime->open_session(guest);
+  REQUIRE(opened.ok());
+  CHECK(on.state(a) == MemberState::kStandby);
+  guest.persistent_bytes = 8 * kMiB;
+  CHECK_FALSE(on.runtime->open_session(guest).ok());
+  CHECK(on.state(b) == MemberState::kActive);
+  REQUIRE(turn->iteration->end().ok());
+  REQUIRE((*opened)->close().ok());
+  CHECK(on.run(b, 2) == "");
+  // Once the switcher is closed there is nobody to ask.
+  REQUIRE(on.switcher->close().ok());
+  CHECK(on.runtime->open_session(guest).ok());
+}
+
+TEST_CASE("members switch while others come and go and take what is kept, and every byte is right") {
+  for (const test::Setup& setup : {test::kSetups[0], test::kSetups[3]}) {
+    INFO(setup.device);
+    loader::SwitcherOptions options;
+    options.standby_bytes = 4 * kMiB;
+    Switching on(setup, 26 * kMiB, options);
+    const loader::MemberId members[] = {on.add(1), on.add(2), on.add(3)};
+    std::atomic<bool> stop{false};
+    std::atomic<int> wrong{0}, opened{0};
+    std::thread guests([&] {
+      test::Random random(test::seed());
+      while (!stop) {
+        executor::SessionOptions guest = test::need("guest", test::uniform(random, 1, 12) * kMiB, kMiB);
+        guest.allow_queueing = test::uniform(random, 0, 1) == 0;
+        const auto session = on.runtime->open_session(guest);
+        if (session.ok()) ++opened;
+        if (session.ok() && !(*session)->close().ok()) ++wrong;
+        if (!session.ok() && session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) ++wrong;
+      }
+    });
+    for (int round = 0; round < 60; ++round) {
+      const auto pick = static_cast<size_t>(round * 7 % 3);
+      const std::string said = on.run(members[pick], static_cast<int>(pick) + 1);
+      // A guest may have all the room for the moment.
+      CHECK((said.empty() || said.find("DEVICE_OUT_OF_MEMORY") != std::string::npos));
+    }
+    stop = true;
+    guests.join();
+    CHECK(wrong == 0);
+    for (const loader::MemberId id : members) CHECK(on.run(id, static_cast<int>(id)) == "");
+    on.check();
+    REQUIRE(on.switcher->close().ok());
+    CHECK(on.runtime->info()->promised_bytes == 0);
   }
 }
