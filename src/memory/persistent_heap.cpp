@@ -79,6 +79,13 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
   }
   shared_.persistent_bytes.fetch_sub(live, std::memory_order_relaxed);
   for (Extent& extent : extents) {
+    if (shared_.recorder.enabled())  // before somebody else has blocks there
+      extent.heap->for_each_block([&](const HeapBlock& block) {
+        if (block.live && (block.tag & BlockTag::kFreed) == 0)
+          shared_.recorder.record(AllocationEvent::Action::kFree, BlockTag::kind(block.tag),
+                                  extent.range.base + block.offset_bytes, BlockTag::bytes(block.tag),
+                                  spill_owner_.stream.load(), session());
+      });
     shared_.index.clear(extent.range.base, extent.range.bytes);
     shared_.layout->give(extent.range, fences);
     if (spare_heaps_.empty()) {

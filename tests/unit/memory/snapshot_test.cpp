@@ -229,3 +229,58 @@ TEST_CASE("what a device memory recorded comes back through the readers of trace
     CHECK((*memory)->free(*model).ok());
   }
 }
+
+TEST_CASE("a block's end is recorded whoever ends it: its user, or the session that closes") {
+  auto device = device::Device::open("sim?total_bytes=64MiB");
+  REQUIRE(device.ok());
+  memory::DeviceMemoryOptions options;
+  options.capacity_bytes = 32 << 20;
+  options.record_allocations = true;
+  auto stream = (*device)->create_stream();
+  REQUIRE(stream.ok());
+  auto memory = memory::DeviceMemory::open(**device, options);
+  REQUIRE(memory.ok());
+  auto lane = (*memory)->open_lane(0, 4 << 20, *stream);
+  REQUIRE(lane.ok());
+  for (memory::SessionId session : {9, 10}) {  // the second gets the first one's addresses
+    auto heap = (*memory)->open_heap(session, "s", 4 << 20);
+    REQUIRE(heap.ok());
+    const size_t before = (*memory)->snapshot().events.size();
+    REQUIRE((*heap)->alloc(Kind::kModel, 1000, 0).ok());
+    const auto freed = (*heap)->alloc(Kind::kFramework, 1500, 0);
+    REQUIRE((*heap)->alloc_spilled(Kind::kModel, 500, 0).ok());
+    REQUIRE((*lane)->begin_iteration(**heap, false).ok());
+    const auto kept_and_freed = (*lane)->alloc(2000, 0);
+    const auto kept = (*lane)->alloc(3000, 0);
+    REQUIRE((freed.ok() && kept_and_freed.ok() && kept.ok()));
+    REQUIRE((*lane)->keep(*kept_and_freed).ok());
+    REQUIRE((*lane)->keep(*kept).ok());
+    REQUIRE((*lane)->end_iteration(nullptr).ok());
+    REQUIRE((*memory)->snapshot().events.size() == before + 5);
+    REQUIRE((*memory)->free(*kept_and_freed).ok());
+    REQUIRE((*memory)->free(*freed).ok());
+    REQUIRE((*memory)->close_heap(*heap).ok());
+    const auto events = (*memory)->snapshot().events;
+    REQUIRE(events.size() == before + 10);
+    uint64_t bytes = 0;
+    for (size_t i = before + 5; i < events.size(); ++i) {
+      CHECK(events[i].action == AllocationEvent::Action::kFree);
+      CHECK(events[i].session == session);
+      bytes += events[i].bytes;
+    }
+    CHECK(bytes == 1000 + 1500 + 500 + 2000 + 3000);
+  }
+  const MemorySnapshot snapshot = (*memory)->snapshot();
+  TempFile log, json;
+  REQUIRE(memory::write_allocation_log(snapshot.events, log.path).ok());
+  REQUIRE(write_snapshot(snapshot, SnapshotFormat::kJson, json.path).ok());
+  for (const std::string& path : {log.path, json.path}) {
+    const auto loaded = memory::read_trace(path);
+    INFO(loaded.status().to_string());
+    REQUIRE(loaded.ok());
+    CHECK(loaded->trace.block_count == 10);
+    CHECK(loaded->trace.ops.size() == 20);
+    CHECK(loaded->trace.peak_live_bytes == 8000);
+  }
+  CHECK((*memory)->close_lane(*lane).ok());
+}
