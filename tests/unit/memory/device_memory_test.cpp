@@ -324,6 +324,37 @@ TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stre
   CHECK_OK(lower->end_iteration(nullptr));
 }
 
+TEST_CASE("a lane opened over a closed one's memory works after what the device still does there") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto first_stream = f.stream(), second_stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 2 * kMiB);
+  Lane* first = f.lane(0, 16 * kMiB, first_stream);
+  CHECK_OK(first->begin_iteration(*heap, false));
+  const Address before = must(first->alloc(16 * kMiB, 0));
+  std::atomic<bool> go{false};
+  CHECK_OK(first_stream.launch_host(
+      [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+        }
+      },
+      &go));
+  CHECK_OK(first_stream.fill(before, 1, 16 * kMiB));
+  CHECK_OK(first->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(first));
+  Lane* second = f.lane(1, 16 * kMiB, second_stream);
+  CHECK_OK(second->begin_iteration(*heap, false));
+  const Address after = must(second->alloc(16 * kMiB, 0));
+  CHECK(after == before);  // still mapped: no driver call
+  CHECK_OK(second_stream.fill(after, 2, 16 * kMiB));
+  CHECK(second_stream.query().code() == GPUSHARE_NOT_READY);
+  go = true;
+  CHECK_OK(second_stream.synchronize());
+  CHECK_OK(first_stream.synchronize());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(after);
+  CHECK(std::count(bytes, bytes + 16 * kMiB, 2) == static_cast<ptrdiff_t>(16 * kMiB));
+  CHECK_OK(second->end_iteration(nullptr));
+}
+
 TEMPLATE_TEST_CASE_SIG("a block used on another stream is reused only after that use", "", ((int V), V), 0,
                        1) {
   Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
