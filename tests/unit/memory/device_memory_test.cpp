@@ -652,6 +652,38 @@ TEST_CASE("a session paged out keeps its addresses and gets its bytes back") {
   must(heap->alloc(Kind::kModel, 400'000, 0));
 }
 
+TEST_CASE("what nobody needed while a session was paged out is not copied back") {
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 48 * kMiB);
+  must(heap->alloc(Kind::kModel, 48 * kMiB, 0));
+  const auto duration = [&](auto&& call) {
+    const uint64_t begin = f.device->now_ns();
+    CHECK_OK(call());
+    return f.device->now_ns() - begin;
+  };
+  const uint64_t out = duration([&] { return heap->page_out(stream); });
+  CHECK(out > 0);  // simulated time of a copy
+  CHECK(duration([&] { return heap->page_in(stream); }) < out / 16);
+  CHECK_OK(heap->page_out(stream));
+  PersistentHeap* other = f.heap(2, 24 * kMiB);  // takes a batch of its granules, 32 MiB
+  CHECK_OK(f.memory->close_heap(other));
+  const uint64_t part = duration([&] { return heap->page_in(stream); });
+  CHECK(part > out / 2);
+  CHECK(part < out);
+}
+
+TEST_CASE("a promise that grows where it lies has room for a block as large as itself") {
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  f.heap(2, 4 * kMiB);
+  heap->set_stream(&stream);
+  CHECK_OK(heap->resize(12 * kMiB));
+  CHECK(heap->stats().largest_hole_bytes == 12 * kMiB);
+  must(heap->alloc(Kind::kModel, 12 * kMiB, 0));
+}
+
 TEST_CASE("paging that fails leaves the session where it was") {
   Fixture f(host(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();
