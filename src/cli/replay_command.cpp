@@ -36,6 +36,27 @@ std::string short_name(const std::string& path) {
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
+nlohmann::ordered_json to_json(const std::string& file, const memory::LoadedTrace& loaded,
+                               memory::ReplayAllocator allocator, const memory::ReplayResult& result,
+                               bool timed) {
+  const auto if_timed = [timed](double ns) { return timed ? nlohmann::ordered_json(ns) : nullptr; };
+  nlohmann::ordered_json row{{"file", file},
+                             {"format", name_of(loaded.format)},
+                             {"allocator", memory::name_of(allocator)},
+                             {"operations", result.operations},
+                             {"ns_per_op", if_timed(result.ns_per_op)},
+                             {"p99_ns", if_timed(result.p99_ns)},
+                             {"peak_live_bytes", result.peak_live_bytes},
+                             {"min_arena_bytes", result.min_arena_bytes},
+                             {"min_arena_ratio", result.min_arena_ratio},
+                             {"skipped_frees", loaded.skipped_frees}};
+  if (allocator == memory::ReplayAllocator::kPlanned) {
+    row["solve_s"] = result.solve_s;
+    row["method"] = result.method;
+  }
+  return row;
+}
+
 class ReplayCommand final : public Command {
  public:
   const char* name() const override { return "replay"; }
@@ -125,21 +146,7 @@ class ReplayCommand final : public Command {
         if (!replayed.ok()) return replayed.status().with_context("'" + file + "'");
         const memory::ReplayResult& result = *replayed;
         const bool timed = options.time_ns > 0;
-        nlohmann::ordered_json row{{"file", file},
-                                   {"format", name_of(loaded.format)},
-                                   {"allocator", memory::name_of(allocator)},
-                                   {"operations", result.operations},
-                                   {"ns_per_op", timed ? nlohmann::ordered_json(result.ns_per_op) : nullptr},
-                                   {"p99_ns", timed ? nlohmann::ordered_json(result.p99_ns) : nullptr},
-                                   {"peak_live_bytes", result.peak_live_bytes},
-                                   {"min_arena_bytes", result.min_arena_bytes},
-                                   {"min_arena_ratio", result.min_arena_ratio},
-                                   {"skipped_frees", loaded.skipped_frees}};
-        if (allocator == memory::ReplayAllocator::kPlanned) {
-          row["solve_s"] = result.solve_s;
-          row["method"] = result.method;
-        }
-        results.push_back(std::move(row));
+        results.push_back(to_json(file, loaded, allocator, result, timed));
         table.add_row({short_name(file), memory::name_of(allocator), std::to_string(result.operations),
                        timed ? base::format("%.1f", result.ns_per_op) : "-",
                        timed ? base::format("%.0f", result.p99_ns) : "-",

@@ -210,6 +210,7 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
   result.notes = file.notes;
 
   std::vector<std::pair<std::string, std::vector<std::string>>> notes;
+  std::string snapshots;  // their files, for one note
   std::vector<Timeline> timelines;
   for (size_t index = 0; index < options.policies.size(); ++index) {
     const std::string& name = options.policies[index];
@@ -235,13 +236,15 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
       GPUSHARE_RETURN_IF_ERROR(memory::write_snapshot(
           recorder.peak(simulation.capacity_bytes),
           path.ends_with(".json") ? memory::SnapshotFormat::kJson : memory::SnapshotFormat::kPickle, path));
-      notes.back().second.push_back(
-          base::format("--snapshot: '%s' holds the promised segments at their peak, laid out as one "
-                       "buffer; the simulator places no single blocks.",
-                       path.c_str()));
+      snapshots += (snapshots.empty() ? "" : ", ") + path;
     }
   }
   gather_notes(notes, result.notes);
+  if (!snapshots.empty())
+    result.notes.push_back(
+        "--snapshot: the promised segments at their peak, laid out as one buffer (the simulator "
+        "places no single blocks): " +
+        snapshots);
   if (!options.timeline_path.empty()) {
     GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(options.timeline_path));
     for (size_t i = 0; i < timelines.size(); ++i) {
