@@ -16,14 +16,21 @@ namespace gpushare::base {
 FileSink::FileSink(const std::string& path) : path_(path), target_(path) {
   struct stat info {};
   const bool exists = ::stat(path.c_str(), &info) == 0;
-  if (!exists || S_ISREG(info.st_mode)) {
-    if (const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free); real)
-      target_ = real.get();
-    static std::atomic<unsigned> next{0};
-    temporary_ = format("%s.tmp.%ld.%u", target_.c_str(), static_cast<long>(::getpid()), next++);
+  if (exists && !S_ISREG(info.st_mode)) {
+    file_ = std::fopen(path.c_str(), "wbe");
+    if (file_ == nullptr) error_ = errno;
+    return;
   }
-  file_ = std::fopen(temporary_.empty() ? path.c_str() : temporary_.c_str(), "wbe");
-  if (file_ == nullptr) error_ = errno;
+  if (const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free); real)
+    target_ = real.get();
+  // Never one that is there: it may be another's, or a link.
+  static std::atomic<unsigned> next{0};
+  for (int tries = 0; file_ == nullptr && tries < 100; ++tries) {
+    temporary_ = format("%s.tmp.%ld.%u", target_.c_str(), static_cast<long>(::getpid()), next++);
+    file_ = std::fopen(temporary_.c_str(), "wbxe");
+    error_ = file_ == nullptr ? errno : 0;
+    if (error_ != 0 && error_ != EEXIST) return;
+  }
 }
 
 FileSink::FileSink(FileSink&& other) noexcept
