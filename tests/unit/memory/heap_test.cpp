@@ -160,6 +160,19 @@ TEST_CASE("allocate_at takes exactly the range or nothing") {
   CHECK_SOUND(heap);
 }
 
+TEST_CASE("what fits is never refused: the rest of a request's own bin is looked at last") {
+  Heap heap = make_heap((640 + 1 + 645 + 1) * 256);
+  const BlockHandle small = heap.allocate(640 * 256);
+  REQUIRE(heap.allocate(256));
+  const BlockHandle large = heap.allocate(645 * 256);
+  REQUIRE(heap.allocate(256));
+  CHECK(heap.free(large) == HeapStatus::kOk);
+  CHECK(heap.free(small) == HeapStatus::kOk);  // the head of the bin of both
+  CHECK(heap.allocate(646 * 256).status == HeapStatus::kNoSpace);
+  CHECK(heap.allocate(644 * 256).offset_bytes == 641 * 256);
+  CHECK_SOUND(heap);
+}
+
 TEST_CASE("find and free_at name a block by its offset") {
   Heap heap = make_heap(1 << 20);
   std::vector<BlockHandle> blocks;
