@@ -52,7 +52,7 @@ target_compile_options(gpushare_options INTERFACE
 if(GPUSHARE_SANITIZE)
   # With AddressSanitizer GCC 12 takes instrumented temporaries of the standard library for uninitialized (GCC bug 105562).
   target_compile_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all -g $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
+    -fno-sanitize-recover=all $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
   target_link_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE})
 endif()
 if(GPUSHARE_BUILD_FUZZERS)
