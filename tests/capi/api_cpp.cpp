@@ -5,27 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "check.hpp"
+
 namespace gs = gpushare;
 
 namespace {
-
-int failures = 0;
-
-void check(bool condition, const char* what) {
-  if (condition) return;
-  ++failures;
-  std::fprintf(stderr, "failed: %s; last error: %s\n", what, gpushare_last_error_message());
-}
-
-template <class F>
-int32_t status_of(F body) {
-  try {
-    body();
-  } catch (const gs::Error& error) {
-    return error.status();
-  }
-  return GPUSHARE_OK;
-}
 
 // Frees the block that it is shown, once.
 struct Spare {

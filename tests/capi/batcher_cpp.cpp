@@ -3,17 +3,7 @@
 #include <cstdio>
 #include <gpushare/gpushare.hpp>
 
-namespace {
-
-int failures = 0;
-void check(bool ok, int line) {
-  if (ok) return;
-  ++failures;
-  std::fprintf(stderr, "batcher_cpp.cpp:%d failed; last error: %s\n", line, gpushare_last_error_message());
-}
-#define CHECK(condition) check(condition, __LINE__)
-
-}  // namespace
+#include "check.hpp"
 
 int main() {
   constexpr uint64_t kMs = 1'000'000;

@@ -5,29 +5,9 @@
 #include <gpushare/gpushare.hpp>
 #include <vector>
 
+#include "check.hpp"
+
 namespace gs = gpushare;
-
-namespace {
-
-int failures = 0;
-
-void check(bool condition, const char* what) {
-  if (condition) return;
-  ++failures;
-  std::fprintf(stderr, "failed: %s; last error: %s\n", what, gpushare_last_error_message());
-}
-
-template <class F>
-int32_t status_of(F body) {
-  try {
-    body();
-  } catch (const gs::Error& error) {
-    return error.status();
-  }
-  return GPUSHARE_OK;
-}
-
-}  // namespace
 
 int main() {
   gs::RuntimeOptions options;

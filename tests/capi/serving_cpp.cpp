@@ -6,15 +6,9 @@
 #include <stdexcept>
 #include <vector>
 
-namespace {
+#include "check.hpp"
 
-int failures = 0;
-void check_that(bool ok, int line) {
-  if (ok) return;
-  ++failures;
-  std::fprintf(stderr, "serving_cpp.cpp:%d failed; last error: %s\n", line, gpushare_last_error_message());
-}
-#define CHECK(condition) check_that(condition, __LINE__)
+namespace {
 
 constexpr uint64_t kHourNs = 3'600'000'000'000;
 

@@ -11,38 +11,21 @@
 #include <sstream>
 
 #include "support/catch.hpp"
+#include "support/temporary_file.hpp"
 
 namespace {
 
 using gpushare::base::FileSink;
 using gpushare::base::TraceWriter;
+using gpushare::test::TemporaryFile;
 using nlohmann::json;
 
-// A file of the test's own, removed at the end.
-class ScratchFile {
- public:
-  ScratchFile() {
-    char name[] = "/tmp/gpushare_trace_XXXXXX";
-    const int file = mkstemp(name);
-    REQUIRE(file >= 0);
-    close(file);
-    path_ = name;
-  }
-  ~ScratchFile() { std::remove(path_.c_str()); }
-  const std::string& path() const { return path_; }
-  json parse() const {
-    std::ifstream in(path_);
-    std::stringstream text;
-    text << in.rdbuf();
-    return json::parse(text.str());
-  }
-
- private:
-  std::string path_;
-};
+json parse(const TemporaryFile& file) {
+  return json::parse(file.text());
+}
 
 TEST_CASE("trace writer: what goes in comes out as JSON") {
-  ScratchFile file;
+  TemporaryFile file;
   {
     auto writer = TraceWriter::open(file.path());
     REQUIRE(writer.ok());
@@ -54,7 +37,7 @@ TEST_CASE("trace writer: what goes in comes out as JSON") {
     writer->counter(group, "memory", 10, {{"a_bytes", uint64_t{1} << 40}, {"b_bytes", 0u}});
     REQUIRE(writer->close().ok());
   }
-  const json events = file.parse()["traceEvents"];
+  const json events = parse(file)["traceEvents"];
   REQUIRE(events.size() == 7);
   CHECK(events[0]["name"] == "process_name");
   CHECK(events[0]["args"]["name"] == "lanes");
@@ -77,23 +60,23 @@ TEST_CASE("trace writer: what goes in comes out as JSON") {
 }
 
 TEST_CASE("trace writer: an empty trace and a large one are valid") {
-  ScratchFile file;
+  TemporaryFile file;
   {
     auto writer = TraceWriter::open(file.path());
     REQUIRE(writer.ok());
     REQUIRE(writer->close().ok());
   }
-  CHECK(file.parse()["traceEvents"].empty());
+  CHECK(parse(file)["traceEvents"].empty());
   auto writer = TraceWriter::open(file.path());
   REQUIRE(writer.ok());
   const auto track = writer->add_track(writer->add_group("g"), "t");
   for (uint64_t i = 0; i < 5000; ++i) writer->slice(track, "s", i * 10, 10);
   REQUIRE(writer->close().ok());
-  CHECK(file.parse()["traceEvents"].size() == 5004);
+  CHECK(parse(file)["traceEvents"].size() == 5004);
 }
 
 TEST_CASE("files take their place whole or not at all") {
-  ScratchFile file;
+  TemporaryFile file;
   const auto content = [&] {
     std::ifstream in(file.path());
     std::stringstream text;
@@ -147,7 +130,7 @@ TEST_CASE("files take their place whole or not at all") {
 }
 
 TEST_CASE("trace writer: without close there is no file") {
-  ScratchFile file;
+  TemporaryFile file;
   std::remove(file.path().c_str());
   {
     auto writer = TraceWriter::open(file.path());

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/timeline.hpp"
 
-#include <unistd.h>
-
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "support/executor_fixture.hpp"
+#include "support/temporary_file.hpp"
 
 namespace {
 
@@ -16,19 +14,8 @@ using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
 using nlohmann::json;
 
-std::string scratch_path() {
-  char name[] = "/tmp/gpushare_timeline_XXXXXX";
-  const int file = mkstemp(name);
-  REQUIRE(file >= 0);
-  ::close(file);
-  return name;
-}
-
-json events_of(const std::string& path) {
-  std::ifstream in(path);
-  json all = json::parse(in);
-  std::remove(path.c_str());
-  return all["traceEvents"];
+json events_of(const TemporaryFile& file) {
+  return json::parse(file.text())["traceEvents"];
 }
 
 TEST_CASE("timeline: iterations of a lane never overlap and all are there") {
@@ -49,9 +36,9 @@ TEST_CASE("timeline: iterations of a lane never overlap and all are there") {
     }
   }
   REQUIRE(runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
-  const std::string path = scratch_path();
-  REQUIRE(runtime->write_timeline(path).ok());
-  const json events = events_of(path);
+  const TemporaryFile file;
+  REQUIRE(runtime->write_timeline(file.path()).ok());
+  const json events = events_of(file);
   std::map<uint64_t, std::pair<double, double>> iterations;  // by start, to see them in order
   std::set<std::string> names;
   size_t slices = 0, counters = 0;
@@ -70,7 +57,7 @@ TEST_CASE("timeline: iterations of a lane never overlap and all are there") {
   CHECK(names == std::set<std::string>{"alpha", "beta \"quoted\""});
   CHECK(runtime->write_timeline("/nonexistent/x.json").code() == GPUSHARE_IO_ERROR);
   REQUIRE(runtime->close().ok());
-  CHECK(runtime->write_timeline(path).code() == GPUSHARE_INVALID_STATE);
+  CHECK(runtime->write_timeline(file.path()).code() == GPUSHARE_INVALID_STATE);
 }
 
 TEST_CASE("timeline: off by default") {
@@ -85,11 +72,9 @@ TEST_CASE("timeline: bounded, and says what it dropped") {
   CHECK(timeline.size() == executor::Timeline::kMaxRecords);
   CHECK(timeline.dropped() == 100);
   for (uint64_t id = 1; id < executor::Timeline::kMaxNames + 10; ++id) timeline.name_session(id, "n");
-  const std::string path = scratch_path();
-  REQUIRE(timeline.write_to(path).ok());
-  std::ifstream in(path);
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  std::remove(path.c_str());
+  const TemporaryFile file;
+  REQUIRE(timeline.write_to(file.path()).ok());
+  const std::string text = file.text();
   CHECK(text.find("older records dropped") != std::string::npos);
   CHECK(text.find("\"count\":100") != std::string::npos);
 }

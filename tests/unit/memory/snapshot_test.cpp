@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/snapshot.hpp"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +14,7 @@
 #include "memory/allocation_log.hpp"
 #include "memory/trace_io.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_file.hpp"
 
 using namespace gpushare;
 using memory::AllocationEvent;
@@ -24,25 +23,6 @@ using memory::MemorySnapshot;
 using memory::SnapshotFormat;
 
 namespace {
-
-// A file that goes when the test ends.
-struct TempFile {
-  std::string path;
-  TempFile() {
-    char name[] = "/tmp/gpushare_snapshot_XXXXXX";
-    const int fd = mkstemp(name);
-    REQUIRE(fd >= 0);
-    close(fd);
-    path = name;
-  }
-  ~TempFile() { std::remove(path.c_str()); }
-  std::string text() const {
-    std::ifstream in(path, std::ios::binary);
-    std::ostringstream out;
-    out << in.rdbuf();
-    return out.str();
-  }
-};
 
 constexpr memory::Address kBase = (uint64_t{1} << 62) + 4096;  // above 2^31, as on every device
 
@@ -117,17 +97,33 @@ void check_content(const nlohmann::json& root) {
   CHECK(root["allocator_settings"]["capacity_bytes"] == uint64_t{16} << 30);
 }
 
+// Its allocation log and its JSON are read as traces of so much.
+void check_read_back(const MemorySnapshot& snapshot, size_t blocks, size_t ops, uint64_t peak_live_bytes) {
+  test::TemporaryFile log, json;
+  REQUIRE(memory::write_allocation_log(snapshot.events, log.path()).ok());
+  REQUIRE(write_snapshot(snapshot, SnapshotFormat::kJson, json.path()).ok());
+  for (const std::string& path : {log.path(), json.path()}) {
+    const auto loaded = memory::read_trace(path);
+    INFO(loaded.status().to_string());
+    REQUIRE(loaded.ok());
+    CHECK(loaded->trace.block_count == blocks);
+    CHECK(loaded->trace.ops.size() == ops);
+    CHECK(loaded->trace.peak_live_bytes == peak_live_bytes);
+    CHECK(loaded->skipped_frees == 0);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("the JSON snapshot has PyTorch's fields") {
-  TempFile file;
-  REQUIRE(write_snapshot(example(), SnapshotFormat::kJson, file.path).ok());
+  test::TemporaryFile file;
+  REQUIRE(write_snapshot(example(), SnapshotFormat::kJson, file.path()).ok());
   check_content(nlohmann::json::parse(file.text()));
 }
 
 TEST_CASE("Python reads the pickled snapshot, and it holds what the JSON holds") {
-  TempFile file, converted;
-  REQUIRE(write_snapshot(example(), SnapshotFormat::kPickle, file.path).ok());
+  test::TemporaryFile file, converted;
+  REQUIRE(write_snapshot(example(), SnapshotFormat::kPickle, file.path()).ok());
   const std::string text = file.text();
   CHECK(text.substr(0, 2) == "\x80\x02");  // protocol 2
   CHECK(text.back() == '.');
@@ -147,13 +143,13 @@ TEST_CASE("Python reads the pickled snapshot, and it holds what the JSON holds")
       "assert isinstance(root[\"segments\"][0][\"segment_pool_id\"], tuple)\n"
       "json.dump(root, open(sys.argv[2], \"w\"))\n"
       "' ";
-  REQUIRE(std::system((script + file.path + " " + converted.path).c_str()) == 0);
+  REQUIRE(std::system((script + file.path() + " " + converted.path()).c_str()) == 0);
   check_content(nlohmann::json::parse(converted.text()));
 }
 
 TEST_CASE("an empty snapshot is still readable") {
-  TempFile file;
-  REQUIRE(write_snapshot(MemorySnapshot{}, SnapshotFormat::kJson, file.path).ok());
+  test::TemporaryFile file;
+  REQUIRE(write_snapshot(MemorySnapshot{}, SnapshotFormat::kJson, file.path()).ok());
   const auto root = nlohmann::json::parse(file.text());
   CHECK(root["segments"].empty());
   CHECK(root["device_traces"] == nlohmann::json::parse("[[]]"));
@@ -175,8 +171,8 @@ TEST_CASE("exports tell why they could not write") {
 }
 
 TEST_CASE("the allocation log is RMM's, without frees of blocks that it does not hold") {
-  TempFile file;
-  REQUIRE(memory::write_allocation_log(example().events, file.path).ok());
+  test::TemporaryFile file;
+  REQUIRE(memory::write_allocation_log(example().events, file.path()).ok());
   std::istringstream lines(file.text());
   std::string line;
   REQUIRE(std::getline(lines, line));
@@ -213,18 +209,7 @@ TEST_CASE("what a device memory recorded comes back through the readers of trace
     REQUIRE(((*memory)->free(*a).ok() && b.ok()));
     REQUIRE((*lane)->end_iteration(nullptr).ok());  // frees b
     const MemorySnapshot snapshot = (*memory)->snapshot();
-    TempFile log, json;
-    REQUIRE(memory::write_allocation_log(snapshot.events, log.path).ok());
-    REQUIRE(write_snapshot(snapshot, SnapshotFormat::kJson, json.path).ok());
-    for (const std::string& path : {log.path, json.path}) {
-      const auto loaded = memory::read_trace(path);
-      INFO(loaded.status().to_string());
-      REQUIRE(loaded.ok());
-      CHECK(loaded->trace.block_count == 3);
-      CHECK(loaded->trace.ops.size() == 5);
-      CHECK(loaded->trace.peak_live_bytes == 6000);
-      CHECK(loaded->skipped_frees == 0);
-    }
+    check_read_back(snapshot, 3, 5, 6000);
     CHECK((*memory)->close_lane(*lane).ok());
     CHECK((*memory)->free(*model).ok());
   }
@@ -271,16 +256,6 @@ TEST_CASE("a block's end is recorded whoever ends it: its user, or the session t
     CHECK(bytes == 1000 + 1500 + 500 + 2000 + 3000);
   }
   const MemorySnapshot snapshot = (*memory)->snapshot();
-  TempFile log, json;
-  REQUIRE(memory::write_allocation_log(snapshot.events, log.path).ok());
-  REQUIRE(write_snapshot(snapshot, SnapshotFormat::kJson, json.path).ok());
-  for (const std::string& path : {log.path, json.path}) {
-    const auto loaded = memory::read_trace(path);
-    INFO(loaded.status().to_string());
-    REQUIRE(loaded.ok());
-    CHECK(loaded->trace.block_count == 10);
-    CHECK(loaded->trace.ops.size() == 20);
-    CHECK(loaded->trace.peak_live_bytes == 8000);
-  }
+  check_read_back(snapshot, 10, 20, 8000);
   CHECK((*memory)->close_lane(*lane).ok());
 }

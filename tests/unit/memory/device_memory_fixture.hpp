@@ -1,0 +1,85 @@
+// device_memory_fixture.hpp: a device with its memory, whose invariants are checked at the end.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "memory/device_memory.hpp"
+#include "support/catch.hpp"
+
+namespace gpushare::test {
+
+using memory::Address;
+using memory::DeviceMemory;
+using memory::Kind;
+using memory::Lane;
+using memory::Layout;
+using memory::PersistentHeap;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+struct Fixture {
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<DeviceMemory> memory;
+
+  Fixture(const std::string& spec, Layout layout, uint64_t capacity_bytes, bool record = false) {
+    auto opened = device::Device::open(spec);
+    REQUIRE(opened.ok());
+    device = std::move(*opened);
+    memory::DeviceMemoryOptions options;
+    options.capacity_bytes = capacity_bytes;
+    options.layout = layout;
+    options.record_allocations = record;
+    auto result = DeviceMemory::open(*device, options);
+    INFO(result.status().to_string());
+    REQUIRE(result.ok());
+    memory = std::move(*result);
+  }
+  ~Fixture() {
+    CHECK(memory->check() == "");
+    memory.reset();
+    const auto status = device->close();
+    INFO(status.to_string());
+    CHECK(status.ok());
+  }
+  device::Stream stream() {
+    auto stream = device->create_stream();
+    REQUIRE(stream.ok());
+    return std::move(*stream);
+  }
+  PersistentHeap* heap(memory::SessionId session, uint64_t bytes) {
+    auto heap = memory->open_heap(session, base::format("s%d", static_cast<int>(session)), bytes);
+    INFO(heap.status().to_string());
+    REQUIRE(heap.ok());
+    return *heap;
+  }
+  Lane* lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+    auto lane = memory->open_lane(id, bytes, stream);
+    INFO(lane.status().to_string());
+    REQUIRE(lane.ok());
+    return *lane;
+  }
+};
+
+inline Address must(base::Result<Address> result) {
+  INFO(result.status().to_string());
+  REQUIRE(result.ok());
+  return *result;
+}
+
+#define CHECK_OK(expr)              \
+  do {                              \
+    const base::Status s_ = (expr); \
+    INFO(s_.to_string());           \
+    CHECK(s_.ok());                 \
+  } while (0)
+
+inline std::string host() {
+  return "host?total_bytes=256MiB";
+}
+inline std::string sim() {
+  return "sim?total_bytes=256MiB";
+}
+
+}  // namespace gpushare::test

@@ -1,0 +1,260 @@
+// Blocks that outlive what they were made in: used on another stream, or kept beyond their iteration.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+
+#include "unit/memory/device_memory_fixture.hpp"
+
+using namespace gpushare;        // NOLINT
+using namespace gpushare::test;  // NOLINT
+
+TEMPLATE_TEST_CASE_SIG("a block used on another stream is reused only after that use", "", ((int V), V), 0,
+                       1) {
+  Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), side = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 4 * kMiB, stream);
+  std::atomic<bool> go{false};
+  const auto hold = [](void* flag) {
+    while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+    }
+  };
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  heap->set_stream(&stream);
+  const bool persistent = GENERATE(false, true);
+  const Address a = must(persistent ? heap->alloc(Kind::kModel, 4 * kMiB, 0) : lane->alloc(4 * kMiB, 0));
+  CHECK_OK(side.launch_host(hold, &go));
+  CHECK_OK(f.memory->record_use(a, side));
+  CHECK_OK(f.memory->free(a));
+  CHECK(f.memory->free(a).code() == GPUSHARE_NOT_FOUND);
+  // Nothing else is free: the stream waits for the side stream by event, the host does not.
+  const Address b = must(persistent ? heap->alloc(Kind::kModel, 4 * kMiB, 0) : lane->alloc(4 * kMiB, 0));
+  CHECK(a == b);
+  CHECK_OK(stream.fill(b, 7, 256));
+  CHECK(stream.query().code() == GPUSHARE_NOT_READY);
+  go = true;
+  CHECK_OK(stream.synchronize());
+  // At the boundary the whole lane comes after uses on other streams.
+  if (!persistent) {
+    go = false;
+    CHECK_OK(side.launch_host(hold, &go));
+    CHECK_OK(f.memory->record_use(b, side));
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(lane->stats().live_bytes == 0);
+    CHECK_OK(stream.fill(b, 8, 256));
+    CHECK(stream.query().code() == GPUSHARE_NOT_READY);
+    go = true;
+    CHECK_OK(stream.synchronize());
+  } else {
+    CHECK_OK(lane->end_iteration(nullptr));
+  }
+  CHECK_OK(side.synchronize());
+}
+
+TEMPLATE_TEST_CASE_SIG("a kept block outlives its iteration, its lane, and goes with its session", "",
+                       ((int V), V), 0, 1) {
+  Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  Lane* lane = f.lane(0, 8 * kMiB, stream);
+  heap->set_stream(&stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(3 * kMiB, 0));
+  const Address second = must(lane->alloc(3 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->keep(kept));
+  CHECK(lane->keep(kept + 1).code() == GPUSHARE_NOT_FOUND);
+  // 3 of 4 MiB promised are taken: keeping another three is not safe.
+  CHECK(lane->keep(second).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(heap->stats().promoted_bytes == 3 * kMiB);
+  CHECK(heap->stats().live_bytes == 3 * kMiB);
+  CHECK(lane->stats().promoted_bytes == 3 * kMiB);
+  CHECK(heap->alloc(Kind::kModel, 2 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(f.memory->find(kept)->promoted);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address other = must(lane->alloc(5 * kMiB, 0));
+  CHECK((other >= kept + 3 * kMiB || other + 5 * kMiB <= kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK(f.memory->find(kept)->promoted);
+  CHECK(f.memory->check() == "");
+  SECTION("freed") {
+    CHECK_OK(f.memory->free(kept));
+  }
+  SECTION("closed") {
+    CHECK_OK(f.memory->close_heap(heap));
+    heap = nullptr;
+  }
+  CHECK(f.memory->find(kept).status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(f.memory->stats().persistent_bytes == 0);
+  if (heap != nullptr) CHECK_OK(f.memory->close_heap(heap));
+  // All of it is there again.
+  auto whole = f.memory->open_heap(2, "whole", f.memory->capacity_bytes());
+  CHECK(whole.ok());
+}
+
+// Of 64 MiB all are promised: what is kept must find its bytes once, in the session's promise or in the lane.
+TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its size") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  PersistentHeap* other = f.heap(2, 32 * kMiB);
+  Lane* lane = f.lane(0, 16 * kMiB, stream);
+  heap->set_stream(&stream);
+  other->set_stream(&stream);
+  const auto boundary = [&] {
+    CHECK_OK(stream.synchronize());
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(f.memory->check() == "");
+  };
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(9 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  boundary();
+  CHECK(heap->stats().promised_bytes == 16 * kMiB);
+  CHECK(heap->stats().lent_bytes == 8 * kMiB);  // whole granules
+  CHECK(lane->stats().lent_bytes == 8 * kMiB);
+  CHECK(lane->stats().size_bytes == 16 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 0);
+  const auto all_of_it = [&] {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    REQUIRE(lane->alloc(15 * kMiB, 0).ok());
+    CHECK_OK(lane->end_iteration(nullptr));
+    const uint64_t least =
+        15 * kMiB + (heap->stats().promoted_bytes > 0 ? kMiB : 0);  // with what is not lent
+    CHECK(lane->stats().iteration_peak_bytes == least);
+  };
+  all_of_it();
+  SECTION("the rest of the promise is the session's") {
+    const Address block = must(heap->alloc(Kind::kModel, 7 * kMiB, 0));
+    CHECK(heap->alloc(Kind::kModel, kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(other->alloc(Kind::kModel, 32 * kMiB, 0).ok());
+    all_of_it();
+    CHECK_OK(f.memory->free(block));
+  }
+  SECTION("freed, it comes back with the next size that is set, or at the boundary") {
+    CHECK_OK(f.memory->free(kept));
+    CHECK(heap->stats().lent_bytes == 8 * kMiB);
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(heap->stats().lent_bytes == 0);
+    REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
+    all_of_it();
+  }
+  SECTION("freed in the middle of an iteration that needs the room") {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    REQUIRE(lane->alloc(15 * kMiB, 0).ok());
+    CHECK_OK(f.memory->free(kept));
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(f.memory->check() == "");
+    CHECK_OK(lane->end_iteration(nullptr));
+    boundary();
+    CHECK_OK(heap->resize(16 * kMiB));
+    REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
+  }
+  SECTION("freed, and the device refuses the lane more memory: the lane does not keep what was lent") {
+    CHECK_OK(other->resize(16 * kMiB));
+    CHECK_OK(f.memory->free(kept));
+    unsigned refused = 0;
+    for (uint64_t nth = 1; nth <= 12; ++nth) {
+      boundary();
+      CHECK_OK(lane->begin_iteration(*heap, false));
+      const Address again = must(lane->alloc(9 * kMiB, 0));
+      CHECK_OK(lane->keep(again));
+      CHECK_OK(lane->end_iteration(nullptr));
+      boundary();
+      CHECK(lane->stats().lent_bytes == 8 * kMiB);
+      CHECK_OK(f.memory->free(again));
+      CHECK_OK(stream.synchronize());
+      f.memory->trim();
+      gpushare_backend_fault fault{sizeof(fault), GPUSHARE_FAULT_MAP_FAILS, nth, 0};
+      CHECK_OK(f.device->set_fault(fault));
+      const bool grown = lane->set_size(32 * kMiB).ok();
+      refused += grown ? 0 : 1;
+      const uint64_t size = (grown ? 32 : 16) * kMiB;
+      CHECK(lane->stats().size_bytes == size);
+      CHECK(f.memory->capacity_bytes() - f.memory->stats().free_bytes <= 32 * kMiB + size);
+      fault.kind = GPUSHARE_FAULT_NONE;
+      CHECK_OK(f.device->set_fault(fault));
+      CHECK_OK(lane->set_size(16 * kMiB));
+    }
+    CHECK(refused > 0);
+    all_of_it();
+  }
+  SECTION("paged out, nothing of the promise is held; paged in, it is lent again") {
+    CHECK_OK(heap->page_out(stream));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+    PersistentHeap* third = f.heap(3, 16 * kMiB);
+    CHECK(f.memory->find(kept)->promoted);
+    CHECK_OK(f.memory->close_heap(third));
+    CHECK_OK(heap->page_in(stream));
+    boundary();
+    boundary();
+    CHECK(lane->stats().lent_bytes == 8 * kMiB);
+    all_of_it();
+  }
+  SECTION("freed while another stream may use it, then paged out: the lane keeps nothing of what was lent") {
+    auto side = f.stream();
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    must(lane->alloc(7 * kMiB, 0));
+    const Address high = must(lane->alloc(6 * kMiB, 0));  // from 16 to 22 MiB of the lane's range
+    CHECK_OK(lane->keep(high));
+    CHECK_OK(lane->end_iteration(nullptr));
+    boundary();
+    CHECK(lane->stats().lent_bytes == 14 * kMiB);
+    CHECK_OK(f.memory->record_use(high, side));
+    CHECK_OK(f.memory->free(high));
+    CHECK_OK(heap->page_out(stream));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(lane->stats().size_bytes == 16 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+    CHECK_OK(heap->page_in(stream));
+  }
+  SECTION("its lane closes, and then it is freed") {
+    CHECK_OK(f.memory->close_lane(lane));
+    CHECK(f.memory->stats().pinned_bytes == 2 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 14 * kMiB);
+    CHECK(heap->stats().lent_bytes == 8 * kMiB);
+    CHECK_OK(f.memory->free(kept));
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(heap->stats().lent_bytes == 0);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+  }
+  SECTION("its session closes") {
+    CHECK_OK(f.memory->close_heap(heap));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(lane->stats().size_bytes == 16 * kMiB);
+    CHECK(f.memory->stats().free_bytes == 16 * kMiB);
+  }
+  CHECK(f.memory->check() == "");
+}
+
+// docs/design/memory.md says why.
+TEST_CASE("on the contiguous layout a kept block counts in the promise and in the lane") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 16 * kMiB);
+  Lane* lane = f.lane(0, 16 * kMiB, stream);
+  heap->set_stream(&stream);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address kept = must(lane->alloc(9 * kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(heap->stats().lent_bytes == 0);
+  CHECK(lane->stats().size_bytes == 16 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 32 * kMiB);
+  CHECK(heap->alloc(Kind::kModel, 8 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  const Address block = must(heap->alloc(Kind::kModel, 7 * kMiB, 0));
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  CHECK(lane->alloc(8 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  must(lane->alloc(7 * kMiB, 0));
+  // Freed, both have it back at once.
+  CHECK_OK(f.memory->free(kept));
+  must(lane->alloc(9 * kMiB, 0));
+  must(heap->alloc(Kind::kModel, 9 * kMiB, 0));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(f.memory->free(block));
+}
