@@ -1,6 +1,6 @@
-// measure_reading FILE [rounds]: a model file read into a pinned image each way, beside plain sequential
-// reads of the same file into one buffer (what dd does), cold and warm, in turns within one run. Cold =
-// dropped from the page cache with posix_fadvise.
+// measure_reading FILE [rounds [way,..]]: a model file read into a pinned image each way, or those ways named, beside
+// plain sequential reads of the same file into one buffer (what dd does), cold and warm, in turns within one run.
+// Cold = dropped from the page cache with posix_fadvise.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -49,12 +51,16 @@ base::Status drop(const std::string& path) {
 }
 
 struct Way {
-  const char* name;
+  std::string name;
   std::function<base::Status()> read;
   std::vector<double> seconds[2] = {};  // cold, warm
 };
 
-base::Status measure(const std::string& path, int rounds) {
+bool named(const std::string& list, const std::string& name) {
+  return list.empty() || ("," + list + ",").find("," + name + ",") != std::string::npos;
+}
+
+base::Status measure(const std::string& path, int rounds, const std::string& only) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open("host"));
   loader::ChunkPool pool(*device, 64ull << 20);
   const auto image = [&](ReadOptions::Path how, uint32_t in_flight) {
@@ -66,7 +72,7 @@ base::Status measure(const std::string& path, int rounds) {
       return loader::load_image(pool, path, options).status();
     };
   };
-  Way ways[] = {
+  std::vector<Way> ways = {
       {"plain read", [&] { return plain_read(path, loader::File::Mode::kBuffered); }},
       {"plain direct read", [&] { return plain_read(path, loader::File::Mode::kDirect); }},
       {"image, buffered x1", image(ReadOptions::Path::kBuffered, 1)},
@@ -79,13 +85,20 @@ base::Status measure(const std::string& path, int rounds) {
       {"image, auto x4", image(ReadOptions::Path::kAuto, 4)},
       {"image, auto x8", image(ReadOptions::Path::kAuto, 8)},
   };
+  ways.erase(
+      std::remove_if(ways.begin() + 2, ways.end(), [&](const Way& way) { return !named(only, way.name); }),
+      ways.end());
   // The chunks' pages are touched once before anything is timed: a cache that runs has them.
   GPUSHARE_RETURN_IF_ERROR(image(ReadOptions::Path::kBuffered, 4)());
+  std::vector<size_t> order(ways.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::mt19937_64 shuffler(1);
   for (int round = 0; round < rounds; ++round) {
     for (const bool warm : {false, true}) {
       // Each round in another order: what one way leaves behind is not always the same one's.
-      for (size_t i = 0; i < std::size(ways); ++i) {
-        Way& way = ways[(i * 3 + static_cast<size_t>(round) * 4) % std::size(ways)];
+      std::shuffle(order.begin(), order.end(), shuffler);
+      for (const size_t i : order) {
+        Way& way = ways[i];
         if (warm)
           GPUSHARE_RETURN_IF_ERROR(plain_read(path, loader::File::Mode::kBuffered));
         else
@@ -103,23 +116,25 @@ base::Status measure(const std::string& path, int rounds) {
     std::sort(values.begin(), values.end());
     return values[values.size() / 2];
   };
-  static_assert(std::size(ways) % 3 != 0, "steps of three visit all");
-  // Rates are of the median round; ratios are to the faster plain read of the same round, and of these the median.
+  // One disk's rates differ twofold from read to read of a file, so the faster of two plain reads of a round is a high mark:
+  // medians over many rounds are compared first, and the rounds one by one beside them.
   std::printf(
-      "%s, %.2f GB, median of %d rounds (host; /best = of the faster plain read of the same round, median, "
-      "least)\n",
+      "%s, %.2f GB, %d rounds (host): median rate; /plain = of the faster plain way's median rate; "
+      "/round = of the faster plain read of the same round, median (least)\n",
       path.c_str(), gigabytes, rounds);
-  std::printf("%-20s %10s %8s %6s %10s %8s %6s\n", "", "cold GB/s", "/best", "least", "warm GB/s", "/best",
-              "least");
+  std::printf("%-20s %10s %7s %6s %8s %10s %7s %6s %8s\n", "", "cold GB/s", "/plain", "/round", "",
+              "warm GB/s", "/plain", "/round", "");
   for (const Way& way : ways) {
-    std::printf("%-20s", way.name);
+    std::printf("%-20s", way.name.c_str());
     for (int warm = 0; warm < 2; ++warm) {
+      const double plain = std::min(median(ways[0].seconds[warm]), median(ways[1].seconds[warm]));
       std::vector<double> ratios;
       for (size_t round = 0; round < way.seconds[warm].size(); ++round)
         ratios.push_back(std::min(ways[0].seconds[warm][round], ways[1].seconds[warm][round]) /
                          way.seconds[warm][round]);
-      std::printf(" %10.2f %8.2f %6.2f", gigabytes / median(way.seconds[warm]), median(ratios),
-                  *std::min_element(ratios.begin(), ratios.end()));
+      std::printf(" %10.2f %7.2f %6.2f %8s", gigabytes / median(way.seconds[warm]),
+                  plain / median(way.seconds[warm]), median(ratios),
+                  base::format("(%.2f)", *std::min_element(ratios.begin(), ratios.end())).c_str());
     }
     std::printf("\n");
   }
@@ -131,10 +146,10 @@ base::Status measure(const std::string& path, int rounds) {
 int main(int argc, char** argv) {
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 3;
   if (argc < 2 || rounds < 1) {
-    std::fprintf(stderr, "usage: measure_reading FILE.safetensors [rounds]\n");
+    std::fprintf(stderr, "usage: measure_reading FILE.safetensors [rounds [way,..]]\n");
     return 2;
   }
-  const base::Status status = measure(argv[1], rounds);
+  const base::Status status = measure(argv[1], rounds, argc > 3 ? argv[3] : "");
   if (!status.ok()) std::fprintf(stderr, "measure_reading: %s\n", status.message().c_str());
   return status.ok() ? 0 : 1;
 }

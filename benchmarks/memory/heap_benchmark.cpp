@@ -54,6 +54,8 @@ const memory::Trace& trace_named(const std::string& name) {
       live.pop_back();
     }
   }
+  for (const uint32_t block : live)
+    builder.free(block);  // the references have nothing that ends an iteration
   return traces[name] = builder.take();
 }
 

@@ -56,13 +56,11 @@ base::Status check_writable(const std::string& path, const char* option) {
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("%s: '-' is not allowed; only --json goes to stdout, name a file", option)};
   }
-  if (is_special(path)) {
-    struct stat info {};
-    if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("%s: '%s' is a folder; name a file", option, path.c_str())};
-    return {};
-  }
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("%s: '%s' is a folder; name a file", option, path.c_str())};
+  if (is_special(path)) return {};
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
   if (::access(folder.c_str(), W_OK | X_OK) == 0) return {};
