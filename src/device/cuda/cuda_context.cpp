@@ -59,6 +59,8 @@ base::Status Context::check_lost() const {
 base::Status Context::status(api::CUresult result, const char* call) {
   if (result == api::CUDA_SUCCESS) return {};
   if (!is_sticky(result)) return to_status(result, call);
+  // The driver shuts down before the process's static objects go: who closes a device there has done nothing wrong.
+  const bool at_exit = result == api::CUDA_ERROR_DEINITIALIZED;
   bool first = false;
   base::Status cause;
   {
@@ -67,15 +69,21 @@ base::Status Context::status(api::CUresult result, const char* call) {
     if (first) {
       cause_ = base::Status(
           GPUSHARE_DEVICE_LOST,
-          base::format("the context of cuda:%u is lost: %s reported %s (%d), which an earlier kernel or copy "
-                       "may have caused; close the runtime and restart the process, or reset the device",
-                       index_, call, result_name(result), result),
+          at_exit
+              ? base::format(
+                    "cuda:%u: the CUDA driver has shut down, since the process ends (%s reported %s); "
+                    "close the runtime before main returns",
+                    index_, call, result_name(result))
+              : base::format(
+                    "the context of cuda:%u is lost: %s reported %s (%d), which an earlier kernel or copy "
+                    "may have caused; close the runtime and restart the process, or reset the device",
+                    index_, call, result_name(result), result),
           result);
       lost_.store(true, std::memory_order_release);
     }
     cause = cause_;
   }
-  if (first) base::log(base::kError, cause.message());
+  if (first && !at_exit) base::log(base::kError, cause.message());
   return cause;
 }
 

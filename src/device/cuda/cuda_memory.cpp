@@ -248,7 +248,8 @@ void* Memory::carve(Chunk& chunk, uint64_t bytes) {
 
 base::Result<void*> Memory::host_alloc(uint64_t bytes) {
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "host_alloc of 0 bytes");
-  if (bytes > (1ull << 62)) {
+  // No process has that many addresses, and what the driver answers to such a number is not documented.
+  if (bytes > (1ull << 52)) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "host_alloc of " + base::format_bytes(bytes));
   }
   GPUSHARE_ENTER_CONTEXT(context_);

@@ -94,13 +94,21 @@ base::Status CallbackWaits::wait(api::CUevent event) {
     // A lost context may never run the function, and a host function of another stream may hold it up.
     constexpr uint64_t kLookNs = 10'000'000;
     call = "cuEventQuery";
-    base::MutexLock lock(waiter->mutex);
+    bool passed = false;
     do {
-      if (!waiter->passed) (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
+      {
+        base::MutexLock lock(waiter->mutex);
+        if (!waiter->passed)
+          (void)waiter->woken.wait_until(waiter->mutex, base::Deadline::after(kLookNs).at());
+        passed = waiter->passed;
+      }
+      // Never with the lock, which the function takes: the driver may keep us until another thread's cuMemFree is
+      // through, and that waits for the function.
       result = driver.cuEventQuery(event);
-    } while (result == api::CUDA_ERROR_NOT_READY && !waiter->passed);
+    } while (result == api::CUDA_ERROR_NOT_READY && !passed);
     // Recorded anew meanwhile: the record that was waited for has passed.
     if (result == api::CUDA_ERROR_NOT_READY) result = api::CUDA_SUCCESS;
+    base::MutexLock lock(waiter->mutex);
     late = !std::exchange(waiter->passed, false);
   }
   base::Status status = context_.status(result, call);

@@ -76,7 +76,8 @@ World& world() {
                        {"other_user_bytes", 0},
                        {"copy_bytes_per_s", 0},
                        {"pinned_limit_bytes", 0},
-                       {"serial_host_functions", 1}};
+                       {"serial_host_functions", 1},
+                       {"frees_hold_lock", 1}};
     read_environment(*fresh);
     fresh->memory_file = memfd_create("cuda-standin", MFD_CLOEXEC);
     return fresh;
@@ -114,6 +115,8 @@ void record_misuse(const std::string& call, const std::string& what) {
 
 Call::Call(const char* name, bool needs_init) : lock_(world().mutex) {
   World& w = world();
+  // A host function's call is refused below; it must not wait for a free that waits for the function.
+  if (host_function_depth() == 0) w.progress.wait(lock_, [&] { return !w.held_by_free; });
   const std::string base = base_name(name);
   ++w.calls[base];
   text_ = base + "#" + std::to_string(++w.call_number);

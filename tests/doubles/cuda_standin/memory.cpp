@@ -121,8 +121,15 @@ Block* find_block(Call& call, uint64_t address, std::initializer_list<BlockKind>
   return nullptr;
 }
 
-// What cuMemFree and cuMemFreeHost do first: wait for the context's work.
+// What cuMemFree and cuMemFreeHost do first: wait for the context's work. The driver may keep other threads' calls waiting
+// meanwhile, so that a caller's lock that a host function takes must not be held across any call.
 void wait_for_context(Call& call, Context* context) {
+  const bool holds = world().setting("frees_hold_lock") != 0;
+  if (holds) {
+    // Another thread's free may have begun when this one waited for it the last time.
+    world().progress.wait(call.lock(), [] { return !world().held_by_free; });
+    world().held_by_free = true;
+  }
   std::vector<Stream*> streams;
   for (const auto& [raw, stream] : world().streams) {
     if (root(stream->context) == root(context) && stream->alive() && stream->capture == nullptr)
@@ -133,6 +140,9 @@ void wait_for_context(Call& call, Context* context) {
     wait_completed(call.lock(), stream, stream->enqueued);
     join(world().observed, finished);
   }
+  if (!holds) return;
+  world().held_by_free = false;
+  world().progress.notify_all();
 }
 
 void wait_for_all(Call& call) {

@@ -196,6 +196,7 @@ struct World {
 
   std::map<std::string, uint64_t> settings;
   bool initialised = false;
+  bool held_by_free = false;  // a thread waits in cuMemFree or cuMemFreeHost, and no other call begins
   bool checks_done = false;
   std::vector<Device> devices;
   uint64_t call_number = 0;

@@ -51,6 +51,29 @@ TEST_CASE("out of memory of the driver is the device's, with the numbers", "[cud
   check_clean();
 }
 
+TEST_CASE("a driver that has shut down with the process is no fault to be logged", "[cuda]") {
+  auto device = open();
+  const auto block = device->alloc(4096);
+  CUcontext primary = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&primary, 0) == CUDA_SUCCESS);
+  {
+    LogCapture log;
+    standin_fail_call("cuCtxGetCurrent", 1, CUDA_ERROR_DEINITIALIZED);
+    const auto refused = device->alloc(4096).status();
+    CHECK(refused.code() == GPUSHARE_DEVICE_LOST);
+    CHECK(mentions(refused, "the process ends"));
+    REQUIRE_OK(device->free(*block));
+    REQUIRE_OK(device->close());
+    CHECK(log.lines.empty());
+  }
+  // What the closed device could not give back.
+  REQUIRE(cuCtxPushCurrent_v2(primary) == CUDA_SUCCESS);
+  CHECK(cuMemFree_v2(*block) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  check_clean();
+}
+
 TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
   auto device = open();
   const uint64_t granule = device->info().mapping_granularity_bytes;

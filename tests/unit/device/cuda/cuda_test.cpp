@@ -1,6 +1,7 @@
 // What the cuda backend does with a driver: finding it, contexts, capacity, pools, waits.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -329,6 +330,40 @@ TEST_CASE("waits by callback end with their event, not with what comes behind it
     REQUIRE_OK(event->synchronize());
   }
   CHECK(standin_calls("cuEventSynchronize") == sleeps);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+// The driver may keep a query waiting while another thread's free waits for the context, host functions included: a wait that
+// queried under the lock that its host function takes would never end.
+TEST_CASE("a wait by callback ends beside a free that waits for its host function", "[cuda]") {
+  auto device = open("wait=callback");
+  const auto block = device->alloc(4096);
+  {
+    const auto stream = device->create_stream();
+    const auto event = device->create_event();
+    std::atomic<bool> gate{false};
+    REQUIRE_OK(stream->launch_host(
+        [](void* opened) {
+          while (!*static_cast<std::atomic<bool>*>(opened)) std::this_thread::yield();
+        },
+        &gate));
+    REQUIRE_OK(stream->record(*event));
+    const uint64_t frees = standin_calls("cuMemFree");
+    const uint64_t functions = standin_calls("cuLaunchHostFunc");
+    std::atomic<bool> waited{false}, freed{false};
+    std::thread waiter([&] { waited = event->synchronize().ok(); });
+    while (standin_calls("cuLaunchHostFunc") == functions) std::this_thread::yield();
+    std::thread freer([&] { freed = device->free(*block).ok(); });
+    while (standin_calls("cuMemFree") == frees) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the waiter comes to ask
+    gate = true;
+    waiter.join();
+    freer.join();
+    CHECK(waited);
+    CHECK(freed);
+    REQUIRE_OK(stream->synchronize());
+  }
   REQUIRE_OK(device->close());
   check_clean();
 }

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -222,4 +223,35 @@ TEST_CASE("host functions of independent streams run one at a time", "[standin]"
   CHECK(cuStreamSynchronize(stage.b) == CUDA_SUCCESS);
   CHECK(shared.runs == 200);
   CHECK(shared.most == 1);
+}
+
+TEST_CASE("a free that waits keeps the calls of other threads waiting", "[standin]") {
+  Stage stage;
+  const CUdeviceptr block = stage.alloc(64);
+  std::atomic<bool> gate{false}, asked{false};
+  REQUIRE(cuLaunchHostFunc(
+              stage.a,
+              [](void* opened) {
+                while (!*static_cast<std::atomic<bool>*>(opened)) std::this_thread::yield();
+              },
+              &gate) == CUDA_SUCCESS);
+  const uint64_t frees = standin_calls("cuMemFree");
+  CUresult freed = CUDA_ERROR_INVALID_VALUE;
+  std::thread freer([&] {
+    (void)cuCtxPushCurrent_v2(stage.context);
+    freed = cuMemFree_v2(block);
+    (void)cuCtxPopCurrent_v2(nullptr);
+  });
+  while (standin_calls("cuMemFree") == frees) std::this_thread::yield();
+  std::thread asker([&] {
+    int version = 0;
+    asked = cuDriverGetVersion(&version) == CUDA_SUCCESS;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK_FALSE(asked);
+  gate = true;
+  freer.join();
+  asker.join();
+  CHECK(asked);
+  CHECK(freed == CUDA_SUCCESS);
 }
