@@ -7,7 +7,7 @@ namespace gpushare::cts {
 
 const Backend& backend() {
   static const Backend cuda = [] {
-    Backend made{"cuda", "cuda", {}, cuda_excuses(), {}};
+    Backend made{"cuda", "cuda", {kSlowToOpen}, cuda_excuses(), {}};
     made.unsupported.push_back(
         {"errors: copies and fills outside live memory are refused",
          "right beside a block, a GPU may have memory of somebody else, which is no error; "
