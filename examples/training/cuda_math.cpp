@@ -49,6 +49,15 @@ class Tensor {
   cudnnTensorDescriptor_t handle_ = nullptr;
 };
 
+// cuDNN's first algorithm that it says can do it.
+template <class Performance>
+Performance first_good(const Performance* found, int count, const char* call) {
+  for (int i = 0; i < count; ++i)
+    if (found[i].status == CUDNN_STATUS_SUCCESS) return found[i];
+  must(false, call, "no algorithm for this shape");
+  return {};
+}
+
 // What a convolution shape needs, found once.
 class Plan {
  public:
@@ -64,15 +73,22 @@ class Plan {
          "cudnnSetConvolution2dDescriptor");
     must(cudnnSetConvolutionMathType(shape_, allow_tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
          "cudnnSetConvolutionMathType");
-    int found = 0;
-    must(cudnnGetConvolutionForwardAlgorithm_v7(cudnn, x_.get(), w_, shape_, y_.get(), 1, &found, &forward_),
+    int count = 0;
+    cudnnConvolutionFwdAlgoPerf_t forward[CUDNN_CONVOLUTION_FWD_ALGO_COUNT];
+    must(cudnnGetConvolutionForwardAlgorithm_v7(cudnn, x_.get(), w_, shape_, y_.get(),
+                                                CUDNN_CONVOLUTION_FWD_ALGO_COUNT, &count, forward),
          "cudnnGetConvolutionForwardAlgorithm_v7");
-    must(
-        cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn, w_, y_.get(), shape_, x_.get(), 1, &found, &data_),
-        "cudnnGetConvolutionBackwardDataAlgorithm_v7");
-    must(cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnn, x_.get(), y_.get(), shape_, w_, 1, &found,
-                                                       &filter_),
+    forward_ = first_good(forward, count, "cudnnGetConvolutionForwardAlgorithm_v7");
+    cudnnConvolutionBwdDataAlgoPerf_t data[CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT];
+    must(cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn, w_, y_.get(), shape_, x_.get(),
+                                                     CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT, &count, data),
+         "cudnnGetConvolutionBackwardDataAlgorithm_v7");
+    data_ = first_good(data, count, "cudnnGetConvolutionBackwardDataAlgorithm_v7");
+    cudnnConvolutionBwdFilterAlgoPerf_t filter[CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT];
+    must(cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+             cudnn, x_.get(), y_.get(), shape_, w_, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT, &count, filter),
          "cudnnGetConvolutionBackwardFilterAlgorithm_v7");
+    filter_ = first_good(filter, count, "cudnnGetConvolutionBackwardFilterAlgorithm_v7");
   }
   ~Plan() {
     (void)cudnnDestroyConvolutionDescriptor(shape_);
@@ -119,6 +135,7 @@ class Plan {
 // y' (out x rows) = w' x'.
 class LinearPlan {
  public:
+  static constexpr uint32_t kParameterAlignment = 16;
   LinearPlan(cublasLtHandle_t lt, int rows, int in, int out, bool relu, size_t workspace_bytes,
              bool allow_tf32) {
     const cublasComputeType_t type = allow_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -139,6 +156,12 @@ class LinearPlan {
     must(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     (void)cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                &workspace_bytes, sizeof(workspace_bytes));
+    // Parameters lie side by side in one block; without this, algorithms for blocks aligned to 256 bytes are proposed too.
+    const uint32_t alignment = kParameterAlignment;
+    for (const cublasLtMatmulPreferenceAttributes_t matrix :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      (void)cublasLtMatmulPreferenceSetAttribute(preference, matrix, &alignment, sizeof(alignment));
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
     const cublasStatus_t status =
