@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <ctime>
 #include <exception>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -25,14 +27,6 @@ std::string today() {
   return text;
 }
 
-bool write(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.flush();
-  if (!file) std::cerr << "gpu_suite: cannot write " << path << "\n";
-  return static_cast<bool>(file);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -46,6 +40,14 @@ int main(int argc, char** argv) {
   app.add_flag("--quick", quick, "few repeats and little work: to see that it runs, not for figures");
   app.add_option("--json", json, "write the result as JSON to this file");
   app.add_option("--markdown", markdown, "write the result as a Markdown page to this file");
+  bool add = false;
+  bool page = false;
+  bool probe = false;
+  std::string checks;
+  app.add_flag("--add", add, "keep what the JSON file has of other measurements");
+  app.add_option("--checks", checks, "lines of this file end the Markdown page");
+  app.add_flag("--page", page, "measure nothing: write the Markdown page from the JSON file");
+  app.add_flag("--probe", probe, "measure nothing: say which GPU there is; status 77 if there is none");
   app.add_option("--only", only, "numbers of the measurements to make, 1 to 8")->check(CLI::Range(1, 8));
   std::string job;
   app.add_option("--as-job", job, "of measurement 4")->group("");
@@ -56,12 +58,23 @@ int main(int argc, char** argv) {
   if (!start.empty()) return run_as_start(start);
 
   Report report;
+  report.keep_in(json, markdown, checks);
+  if (page) {
+    try {
+      if (!report.load()) return 0;
+      report.save();
+      return 0;
+    } catch (const std::exception& error) {
+      std::cerr << "gpu_suite: " << error.what() << "\n";
+      return 1;
+    }
+  }
   std::unique_ptr<Driver> driver;
   try {
     driver = std::make_unique<Driver>();
   } catch (const std::exception& error) {
     std::cout << "UNAVAILABLE: " << error.what() << "\n";
-    return require_gpu ? 1 : 0;
+    return probe ? 77 : require_gpu ? 1 : 0;
   }
   Settings settings;
   if (quick) settings = {3, 1u << 20, 20, 4, 1, 8u << 20, 32, ""};
@@ -77,20 +90,37 @@ int main(int argc, char** argv) {
   const Measure measures[] = {
       measure_allocation,  measure_iteration_overhead, measure_switch,     measure_policies,
       measure_many_models, measure_virtual_memory,     measure_partitions, measure_loading};
+  std::cout << report.header() << std::endl;
+  if (probe) return 0;
+  const auto wanted = [&](int i) {
+    return only.empty() || std::find(only.begin(), only.end(), i) != only.end();
+  };
+  try {
+    if (add) (void)report.load();
+    for (int i = 1; i <= 8; ++i)
+      if (wanted(i)) report.forget(i);
+    report.save();
+  } catch (const std::exception& error) {
+    std::cerr << "gpu_suite: " << error.what() << "\n";
+    return 1;
+  }
   int failed = 0;
   for (int i = 1; i <= 8; ++i) {
-    if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
+    if (!wanted(i)) continue;
+    const auto begun = std::chrono::steady_clock::now();
     try {
       measures[i - 1](*driver, settings, report);
     } catch (const std::exception& error) {
-      std::cerr << "gpu_suite: measurement " << i << " failed: " << error.what() << "\n";
-      report.skip(std::to_string(i), "the measurement", std::string("failed: ") + error.what());
+      std::cerr << "gpu_suite: measurement " << i << " failed: " << error.what() << std::endl;
       ++failed;
+      try {
+        report.skip(std::to_string(i), "the measurement", std::string("failed: ") + error.what());
+      } catch (const std::exception&) {  // what could not be written has been said
+      }
     }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    std::printf("measurement %d took %.1f s\n", i, took.count());
+    std::fflush(stdout);
   }
-  std::cout << report.table();
-  bool written = true;
-  if (!json.empty()) written = write(json, report.json()) && written;
-  if (!markdown.empty()) written = write(markdown, report.markdown()) && written;
-  return failed == 0 && written ? 0 : 1;
+  return failed == 0 ? 0 : 1;
 }

@@ -7,7 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "driver.hpp"
@@ -56,6 +61,34 @@ void measure_torch_allocation(const Settings& settings, const std::vector<uint64
 inline std::string size_name(uint64_t bytes) {
   return bytes >= (1u << 20) ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes >> 10) + " KiB";
 }
+
+// A thread whose exception join() throws; joined at the latest when it dies.
+class Worker {
+ public:
+  Worker() = default;
+  explicit Worker(std::function<void()> body)
+      : error_(std::make_unique<std::exception_ptr>()),
+        thread_([body = std::move(body), error = error_.get()] {
+          try {
+            body();
+          } catch (...) {
+            *error = std::current_exception();
+          }
+        }) {}
+  Worker(Worker&&) = default;
+  Worker& operator=(Worker&&) = delete;
+  ~Worker() {
+    if (thread_.joinable()) thread_.join();
+  }
+  void join() {
+    if (thread_.joinable()) thread_.join();
+    if (error_ != nullptr && *error_ != nullptr) std::rethrow_exception(*error_);
+  }
+
+ private:
+  std::unique_ptr<std::exception_ptr> error_;
+  std::thread thread_;
+};
 
 // A job of measurement 4.
 struct FillJob {

@@ -111,7 +111,7 @@ void measure_switch(const Driver& driver, const Settings& settings, Report& repo
         .persistent_bytes = 2u << 20, .ephemeral_bytes = settings.fill_bytes, .allow_queueing = false};
     Session first = runtime.open_session(needs);
     Session second = runtime.open_session(needs);
-    std::thread other([&] { drive(second, 1, settings.iterations); });
+    Worker other([&] { drive(second, 1, settings.iterations); });
     drive(first, 0, settings.iterations);
     other.join();
     runtime.synchronize();
@@ -139,7 +139,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     std::vector<std::unique_ptr<PlainStream>> streams;
     std::vector<std::unique_ptr<PlainBlock>> blocks;
     std::vector<double> done(jobs.size());
-    std::vector<std::thread> threads;
+    std::vector<Worker> threads;
     for (size_t j = 0; j < jobs.size(); ++j) {
       streams.push_back(std::make_unique<PlainStream>(driver));
       blocks.push_back(std::make_unique<PlainBlock>(driver, bytes));
@@ -158,7 +158,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
         must(driver.cuCtxPopCurrent(&popped), "cuCtxPopCurrent");
       });
     }
-    for (std::thread& thread : threads) thread.join();
+    for (Worker& thread : threads) thread.join();
     if (r == 0) continue;
     makespans.push_back(*std::max_element(done.begin(), done.end()));
     completions.push_back(std::accumulate(done.begin(), done.end(), 0.0) / static_cast<double>(done.size()));
@@ -191,7 +191,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
                                                  .iterations_total = static_cast<uint64_t>(job.iterations)}));
       }
       std::vector<double> done(jobs.size());
-      std::vector<std::thread> threads;
+      std::vector<Worker> threads;
       const auto start = Clock::now();
       for (size_t j = 0; j < jobs.size(); ++j) {
         threads.emplace_back([&, j] {
@@ -208,7 +208,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
           done[j] = us_since(start) / 1e3;
         });
       }
-      for (std::thread& thread : threads) thread.join();
+      for (Worker& thread : threads) thread.join();
       if (r == 0) continue;
       makespans.push_back(*std::max_element(done.begin(), done.end()));
       completions.push_back(std::accumulate(done.begin(), done.end(), 0.0) /
@@ -225,8 +225,10 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     Runtime runtime = Runtime::open(
         {.device = "cuda:0", .policy = "fair", .capacity_bytes = (64u << 20) + 5 * bytes, .max_lanes = 1});
     std::vector<Session> sessions(3);
-    std::vector<std::thread> threads;
     std::atomic<bool> stop[3] = {false, false, false};
+    std::vector<Worker> threads;
+    // Also when a session is refused.
+    const std::shared_ptr<void> stops(nullptr, [&](void*) { stop[0] = stop[1] = stop[2] = true; });
     const auto arrive = [&](size_t i) {
       sessions[i] = runtime.open_session({.persistent_bytes = 2u << 20, .ephemeral_bytes = bytes});
       threads.emplace_back([&, i] {
@@ -257,7 +259,7 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     stop[0] = true;
     settle(1, 3);
     stop[1] = stop[2] = true;
-    for (std::thread& thread : threads) thread.join();
+    for (Worker& thread : threads) thread.join();
   }
   report.add(group, "least service over the fair share, three equal jobs", "gpushare fair", "ratio", shares);
 }

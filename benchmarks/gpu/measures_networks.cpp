@@ -217,7 +217,7 @@ void measure_network_switch(const Driver& driver, const Settings& settings, Repo
     (void)measured_need(first);
     (void)measured_need(second);
     const int iterations = std::max(4, settings.iterations / 4);
-    std::thread other([&] { drive(second, 1, iterations); });
+    Worker other([&] { drive(second, 1, iterations); });
     drive(first, 0, iterations);
     other.join();
     runtime.synchronize();
@@ -310,19 +310,15 @@ void measure_partitions(const Driver& driver, const Settings& settings, Report& 
     training::Job critical(runtime, options, math_for(driver));
     (void)measured_need(critical);
     std::atomic<bool> stop{false};
-    std::string wrong;
-    std::thread background;
+    Worker background = !c.heavy ? Worker() : Worker([&] {
+      training::JobOptions heavy = job_options(large, "resnet");
+      heavy.session.compute_units = c.heavy_units;
+      training::Job job(runtime, heavy, math_for(driver));
+      while (!stop) job.train();
+    });
+    // Also when a request fails.
+    const std::shared_ptr<void> stops(nullptr, [&](void*) { stop = true; });
     if (c.heavy) {
-      background = std::thread([&] {
-        try {
-          training::JobOptions heavy = job_options(large, "resnet");
-          heavy.session.compute_units = c.heavy_units;
-          training::Job job(runtime, heavy, math_for(driver));
-          while (!stop) job.train();
-        } catch (const std::exception& error) {
-          wrong = error.what();
-        }
-      });
       std::this_thread::sleep_for(std::chrono::milliseconds(500));  // its profiling iterations run alone
     }
     std::vector<double> latencies;
@@ -333,8 +329,7 @@ void measure_partitions(const Driver& driver, const Settings& settings, Report& 
       latencies.push_back(us_since(start));
     }
     stop = true;
-    if (background.joinable()) background.join();
-    if (!wrong.empty()) throw std::runtime_error("the heavy job: " + wrong);
+    background.join();
     std::vector<double> sorted = latencies;
     std::sort(sorted.begin(), sorted.end());
     report.add(group, std::string("request, mlp, batch 8") + (c.heavy ? ", beside training" : ""), c.by, "us",

@@ -27,8 +27,20 @@ struct Row {
   Figure figure;
 };
 
+// Says each row on stdout as it comes. With files set, they are written anew at each row, so that whatever ends the process
+// early loses none.
 class Report {
  public:
+  // Either may be empty. `checks`: a file of lines for the page's end; need not exist.
+  void keep_in(std::string json_path, std::string markdown_path, std::string checks_path);
+  // Takes the rows that the JSON file has; false if there is none. Throws std::runtime_error if it is of another device or driver,
+  // unless this report has none yet.
+  bool load();
+  // Drops the rows of a measurement.
+  void forget(int measurement);
+  // Throws std::runtime_error.
+  void save();
+
   void add(const std::string& group, const std::string& what, const std::string& by, const std::string& unit,
            std::vector<double> samples);
   // What could not be measured here, with the reason.
@@ -39,7 +51,7 @@ class Report {
   std::string date;
   std::string label;  // "GPU", or "stand-in" when the figures say nothing about a GPU
 
-  std::string table() const;
+  std::string header() const;
   std::string json() const;
   std::string markdown() const;
   bool empty() const { return rows_.empty(); }
@@ -50,8 +62,11 @@ class Report {
     std::string what;
     std::string reason;
   };
+  void sort();
   std::vector<Row> rows_;
   std::vector<Skipped> skipped_;
+  std::string json_path_, markdown_path_, checks_path_;
+  std::string said_;  // the last group that a row was said of
 };
 
 // Runs `body` `repeats` times after one warm-up and returns the host time of each run, in microseconds, over `calls`.

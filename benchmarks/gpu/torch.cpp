@@ -14,7 +14,10 @@ void measure_torch_allocation(const Settings& settings, const std::vector<uint64
   const std::string group = "1 allocation";
   const char* python = std::getenv("GPUSHARE_PYTHON");
   std::string command = python != nullptr && *python != '\0' ? python : "python3";
-  command += " '" GPUSHARE_TORCH_SCRIPT "' " + std::to_string(settings.repeats);
+  // A suite that was moved has the script elsewhere.
+  const char* script = std::getenv("GPUSHARE_TORCH_SCRIPT");
+  command += std::string(" '") + (script != nullptr && *script != '\0' ? script : GPUSHARE_TORCH_SCRIPT) +
+             "' " + std::to_string(settings.repeats);
   for (const uint64_t bytes : sizes) command += " " + std::to_string(bytes);
   std::string text;
   FILE* pipe = popen((command + " 2>&1").c_str(), "r");
