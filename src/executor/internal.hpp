@@ -342,13 +342,17 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
 
-  // ---- dispatch.cpp: turns, from ready to finished ----
+  // ---- dispatch.cpp: who is ready, and who is granted a lane ----
   void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
   void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) GPUSHARE_REQUIRES(mutex_);
   // After anything that the scheduler was told: new actions, new grants.
   void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
+  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
+
+  // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
   // The iteration granted to `session` begins: memory, events. Without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
   base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
@@ -357,21 +361,28 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
                                 const base::Status& begun);
   base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                          const base::Status& begun);
+  void run_worker(LaneSlot& lane);
+  bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
+
+  // ---- retire.cpp: its end on the device ----
   // Retires the lane's iterations up to `sequence`, whose end events have passed.
   void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
-  // reaping.
-  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void progress_told(const std::vector<Outbox::Finished>& calls) GPUSHARE_EXCLUDES(mutex_);
+  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   // Retires what has finished, without waiting.
   void poll(Outbox& outbox) GPUSHARE_EXCLUDES(mutex_);
-  void kick_reapers() GPUSHARE_REQUIRES(mutex_);
   // Waits on `changed` once, seeing to it that somebody waits for the device; may return for no reason. False
   // if `deadline` has passed.
   bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
+  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
+  // reaping.
+  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   bool reaper_wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(mutex_);
-  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void kick_reapers() GPUSHARE_REQUIRES(mutex_);
+  void run_reaper(LaneSlot& lane);
+  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+
+  // ---- failure.cpp: what ends before its time ----
   void end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
   void maybe_tear_down(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
@@ -386,11 +397,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // close() for a runtime that collapsed: waits for iterations that run, and gives back what they had.
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
-  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
-  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
-  void run_worker(LaneSlot& lane);
-  void run_reaper(LaneSlot& lane);
-  bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
+
+  // ---- section.cpp: for the outbox, once the lock is let go ----
+  void progress_told(const std::vector<Outbox::Finished>& calls) GPUSHARE_EXCLUDES(mutex_);
+  void record_memory() GPUSHARE_EXCLUDES(mutex_);
 
   // ---- actions.cpp: what decisions mean for memory ----
   void collect_actions() GPUSHARE_REQUIRES(mutex_);
@@ -415,9 +425,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void run_service();
   void serve(Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(mutex_);
-  void record_memory() GPUSHARE_EXCLUDES(mutex_);
 
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<memory::DeviceMemory> memory_;

@@ -171,34 +171,6 @@ base::Status RuntimeImpl::close() {
   return device_->close();
 }
 
-void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
-                                  const std::vector<std::weak_ptr<StreamImpl>>& side_streams) {
-  // Memory goes when nothing on the device uses it, with all that is in it.
-  for (const auto& slot : slots)
-    if (slot != nullptr && slot->stream != nullptr) (void)slot->stream->device_stream().synchronize();
-  for (const auto& weak : side_streams)
-    if (const auto stream = weak.lock(); stream != nullptr) (void)stream->synchronize();
-  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions;
-  {
-    base::MutexLock lock(mutex_);
-    sessions.swap(sessions_);
-    actions_.clear();
-  }
-  for (const auto& [id, session] : sessions) {
-    session->residence_gate_.close();
-    session->heap_gate_.close();
-    session->heap_.store(nullptr);
-    std::deque<PushItem> pushes;
-    base::MutexLock lock(mutex_);
-    pushes.swap(session->pushes_);
-    session->ended_ = session->torn_down_ = true;
-    session->end_state_ = SessionState::kFailed;
-    session->end_status_ = lost_;
-    session->state_changed_.notify_all();
-  }
-  memory_.reset();
-}
-
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
   for (;;) {
     base::Result<std::shared_ptr<Session>> session = place_session(options);

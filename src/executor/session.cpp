@@ -1,4 +1,4 @@
-// A session's calls: begin, submit, close and what they wait for; iterations and tickets.
+// A session's calls: begin, submit, close and what they wait for; tickets.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -304,35 +304,6 @@ base::Status TicketImpl::wait(uint64_t timeout_ns) {
       runtime.wait(done_changed_, deadline, outbox);
   }
   return outcome_;
-}
-
-uint64_t IterationImpl::session_id() const {
-  return session_.id_;
-}
-
-base::Result<std::shared_ptr<Stream>> IterationImpl::stream() {
-  const GatePass pass(gate_);
-  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the iteration has ended");
-  return std::shared_ptr<Stream>(lane_.load(std::memory_order_relaxed)->stream);
-}
-
-base::Status IterationImpl::end() {
-  return end_with({});
-}
-
-base::Status IterationImpl::fail(base::Status status) {
-  const int32_t group = status.code() / 100;
-  if (group < 2 || group > 4)
-    status = {GPUSHARE_CALLBACK_FAILED, status.message().empty() ? "the iteration failed" : status.message()};
-  return end_with(status.with_context("session '" + session_.name() + "'"));
-}
-
-base::Status IterationImpl::end_with(base::Status outcome) {
-  if (!can_end_.exchange(false))
-    return {GPUSHARE_INVALID_STATE,
-            "the iteration has ended already, or was submitted and ends when its function returns"};
-  return session_.runtime_->finish_iteration(session_, *lane_.load(std::memory_order_relaxed),
-                                             std::move(outcome), {});
 }
 
 }  // namespace gpushare::executor

@@ -1,0 +1,142 @@
+// What ends before its time: a session, all of them when the device is lost, the runtime when the host has no memory for its books.
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "base/log.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox) {
+  if (session.ended_ || collapsed_) return;
+  session.ended_ = true;
+  session.end_state_ = state;
+  session.end_status_ = std::move(status);
+  demand_ -= session.pushes_.size();
+  for (PushItem& item : session.pushes_) {
+    const bool lost = session.end_status_.code() == GPUSHARE_DEVICE_LOST;
+    if (item.ticket != nullptr) {
+      complete(*item.ticket,
+               lost ? session.end_status_
+                    : base::Status(GPUSHARE_CANCELLED,
+                                   "session '" + session.name() + "' ended before this iteration"),
+               outbox);
+      outbox.tickets.push_back(std::move(item.ticket));
+    }
+    outbox.dropped.push_back(std::move(item.work));
+  }
+  session.pushes_.clear();
+  ++demand_;  // until it is torn down
+  record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
+          session.id_, now()});
+  refresh_ready(session);
+  session.turn_came_.notify_all();
+  session.state_changed_.notify_all();
+  maybe_tear_down(session);
+}
+
+void RuntimeImpl::maybe_tear_down(SessionImpl& session) {
+  if (!session.ended_ || session.open_ || session.in_flight_ > 0 || session.teardown_queued_) return;
+  session.teardown_queued_ = true;
+  actions_.push_back({Action::Kind::kTeardown, UINT32_MAX, 0, session.shared_from_this()});
+}
+
+void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
+  Outbox outbox(*this);
+  Section lock(*this);
+  end_session(session, SessionState::kFailed, std::move(status), outbox);
+  settle(nullptr, outbox);
+}
+
+void RuntimeImpl::note(const base::Status& status) {
+  if (status.code() != GPUSHARE_DEVICE_LOST) return;
+  Outbox outbox(*this);
+  Section lock(*this);
+  lose(status, outbox);
+  settle(nullptr, outbox);
+}
+
+void RuntimeImpl::lose(const base::Status& status, Outbox& outbox) {
+  if (!lost_.ok() || closed_) return;
+  lost_ = status.code() == GPUSHARE_DEVICE_LOST
+              ? status
+              : base::Status(GPUSHARE_DEVICE_LOST, "a lane's stream failed: " + status.to_string(),
+                             status.native_code(), status.backend());
+  base::log(base::kError, "device " + device_->spec() + ": " + lost_.to_string());
+  std::vector<std::shared_ptr<SessionImpl>> all;
+  for (const auto& [id, session] : sessions_) all.push_back(session);
+  for (const auto& session : all) end_session(*session, SessionState::kFailed, lost_, outbox);
+  for (LaneSlot* lane : open_slots_)
+    if (lane->in_flight > 0) retire(*lane, UINT64_MAX, outbox);
+  retired_.notify_all();
+}
+
+void RuntimeImpl::collapse() noexcept {
+  if (collapsed_ || closed_) return;
+  collapsed_ = true;
+  if (lost_.ok()) lost_ = base::no_memory();
+  stop_threads_ = true;
+  for (const auto& [id, session] : sessions_) {
+    for (PushItem& item : session->pushes_) complete_collapsed(item.ticket);
+    if (session->granted_ != nullptr) {  // to a call that has not taken it, and will not
+      session->granted_->holder = nullptr;
+      session->granted_ = nullptr;
+      session->open_ = false;
+    }
+    session->turn_came_.notify_all();
+    session->state_changed_.notify_all();
+  }
+  for (const auto& lane : slots_) {
+    if (lane == nullptr) continue;
+    if (lane->pushed != nullptr) {  // granted, and nobody will run it
+      lane->holder->open_ = false;
+      lane->holder = nullptr;
+    }
+    // What runs is waited for, even now: its caller may not go away under it.
+    const bool running = lane->holder != nullptr;
+    for (InFlight& entry : lane->ring)
+      if (!running || &entry != &lane->at(lane->next - 1)) complete_collapsed(entry.ticket);
+    lane->worker_wakes.notify_all();
+    lane->reaper_wakes.notify_all();
+  }
+  service_wakes_.notify_all();
+  actor_done_.notify_all();
+  retired_.notify_all();
+}
+
+void RuntimeImpl::complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept {
+  if (ticket == nullptr || ticket->done_.load(std::memory_order_relaxed)) return;
+  ticket->outcome_ = lost_;
+  ticket->done_.store(true, std::memory_order_release);
+  ticket->done_changed_.notify_all();
+}
+
+void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
+                                  const std::vector<std::weak_ptr<StreamImpl>>& side_streams) {
+  // Memory goes when nothing on the device uses it, with all that is in it.
+  for (const auto& slot : slots)
+    if (slot != nullptr && slot->stream != nullptr) (void)slot->stream->device_stream().synchronize();
+  for (const auto& weak : side_streams)
+    if (const auto stream = weak.lock(); stream != nullptr) (void)stream->synchronize();
+  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions;
+  {
+    base::MutexLock lock(mutex_);
+    sessions.swap(sessions_);
+    actions_.clear();
+  }
+  for (const auto& [id, session] : sessions) {
+    session->residence_gate_.close();
+    session->heap_gate_.close();
+    session->heap_.store(nullptr);
+    std::deque<PushItem> pushes;
+    base::MutexLock lock(mutex_);
+    pushes.swap(session->pushes_);
+    session->ended_ = session->torn_down_ = true;
+    session->end_state_ = SessionState::kFailed;
+    session->end_status_ = lost_;
+    session->state_changed_.notify_all();
+  }
+  memory_.reset();
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,242 @@
+// An iteration on the host, from its grant to its end: memory, events, whose thread has it open, and the lane's worker that runs pushed ones.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+std::vector<Binding>& thread_bindings() {
+  static thread_local std::vector<Binding> bindings;
+  return bindings;
+}
+
+bool RuntimeImpl::binds_lane(const LaneSlot* lane) const {
+  const std::vector<Binding>& bindings = thread_bindings();
+  return std::any_of(bindings.begin(), bindings.end(), [lane](const Binding& binding) {
+    const IterationImpl& iteration = binding.session->iteration_;
+    return iteration.serial_.load(std::memory_order_relaxed) == binding.serial &&
+           iteration.lane_.load(std::memory_order_relaxed) == lane;
+  });
+}
+
+uint64_t IterationImpl::session_id() const {
+  return session_.id_;
+}
+
+base::Result<std::shared_ptr<Stream>> IterationImpl::stream() {
+  const GatePass pass(gate_);
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the iteration has ended");
+  return std::shared_ptr<Stream>(lane_.load(std::memory_order_relaxed)->stream);
+}
+
+base::Status IterationImpl::end() {
+  return end_with({});
+}
+
+base::Status IterationImpl::fail(base::Status status) {
+  const int32_t group = status.code() / 100;
+  if (group < 2 || group > 4)
+    status = {GPUSHARE_CALLBACK_FAILED, status.message().empty() ? "the iteration failed" : status.message()};
+  return end_with(status.with_context("session '" + session_.name() + "'"));
+}
+
+base::Status IterationImpl::end_with(base::Status outcome) {
+  if (!can_end_.exchange(false))
+    return {GPUSHARE_INVALID_STATE,
+            "the iteration has ended already, or was submitted and ends when its function returns"};
+  return session_.runtime_->finish_iteration(session_, *lane_.load(std::memory_order_relaxed),
+                                             std::move(outcome), {});
+}
+
+base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) {
+  try {
+    return start_iteration_or_throw(session, lane);
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    collapse();
+    return lost_;
+  }
+}
+
+base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlot& lane) {
+  if (collapsed_) return base::no_memory();
+  std::vector<Binding>& bindings = thread_bindings();
+  bindings.reserve(bindings.size() + 1);
+  IterationImpl& iteration = session.iteration_;
+  memory::PersistentHeap* heap = session.heap_.load(std::memory_order_relaxed);
+  if (session.stream_lane_ != &lane) {
+    session.stream_lane_ = &lane;
+    heap->set_stream(&lane.stream->device_stream());
+  }
+  if (lane.current_owner().get() != &session) lane.set_owner(session.shared_from_this());
+  if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
+    fit_lane(lane);
+  const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
+  base::Status status =
+      lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);
+  if (status.ok()) {
+    // Nobody else touches the slot's events until the iteration has ended.
+    status = lane.stream->device_stream().record(lane.at(lane.next - 1).start);
+    if (!status.ok()) (void)lane.memory.load(std::memory_order_relaxed)->end_iteration(nullptr);
+  }
+  iteration.lane_.store(&lane, std::memory_order_relaxed);
+  if (status.ok()) {
+    iteration.gate_.open();
+    bindings.push_back({session.shared_from_this(), serial});
+  }
+  return status;
+}
+
+base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
+                                           const base::Status& begun) {
+  const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
+  base::Status status;
+  try {
+    if (!collapsed_) status = finish_iteration_or_throw(session, lane, std::move(outcome), begun);
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    collapse();
+  }
+  if (!collapsed_) return status;
+  session.iteration_.gate_.close();
+  session.iteration_.serial_.fetch_add(1, std::memory_order_relaxed);
+  std::erase_if(thread_bindings(), [&keep](const Binding& binding) { return binding.session == keep; });
+  base::MutexLock lock(mutex_);
+  if (lane.holder == &session) {
+    complete_collapsed(lane.at(lane.next - 1).ticket);
+    lane.holder = nullptr;
+    session.open_ = false;
+  }
+  actor_done_.notify_all();
+  return lost_;
+}
+
+base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane,
+                                                    base::Status outcome, const base::Status& begun) {
+  IterationImpl& iteration = session.iteration_;
+  memory::Lane* lane_memory = lane.memory.load(std::memory_order_relaxed);
+  InFlight& slot = lane.at(lane.next - 1);
+  const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
+  base::Status device = begun;
+  bool passed = false, planned = false, marked = false;
+  uint64_t peak = 0;
+  if (begun.ok()) {
+    iteration.gate_.close();
+    const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
+    std::vector<Binding>& bindings = thread_bindings();
+    for (size_t i = bindings.size(); i-- > 0;) {
+      if (bindings[i].session != keep || bindings[i].serial != serial) continue;
+      bindings.erase(bindings.begin() + static_cast<std::ptrdiff_t>(i));
+      break;
+    }
+    const device::Stream& stream = lane.stream->device_stream();
+    device = stream.record(slot.end);
+    if (device.code() == GPUSHARE_INVALID_STATE) {
+      // A graph whose capture was never ended, say because an exception passed by: this session's failure alone.
+      const auto dropped = stream.drop_capture();
+      if (dropped.ok() && *dropped) {
+        if (outcome.ok())
+          outcome = {
+              GPUSHARE_INVALID_STATE,
+              "session '" + session.name() +
+                  "': its iteration ended while its stream captured a CUDA graph, which is dropped; end the "
+                  "capture before the iteration"};
+        device = stream.record(slot.end);
+      }
+    }
+    marked = device.ok();
+    if (!marked && device.code() != GPUSHARE_DEVICE_LOST) {
+      // Its end cannot be marked, so nobody can be told when it passes: wait for it here. If the stream is
+      // sound otherwise, this is the session's own failure.
+      base::Status refused = stream.synchronize();
+      std::swap(device, refused);
+      passed = device.ok();
+      if (passed && outcome.ok())
+        outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
+    }
+    const base::Status reclaimed = lane_memory->end_iteration(&planned);
+    if (device.ok()) device = reclaimed;
+    peak = lane_memory->stats().iteration_peak_bytes;
+    if (marked && device.ok()) {
+      const base::Status query = slot.end.query();
+      passed = query.ok();
+      if (!passed && query.code() != GPUSHARE_NOT_READY) device = query;
+    }
+  } else if (outcome.ok()) {
+    outcome = begun;
+  }
+  Outbox outbox(*this);
+  Section lock(*this);
+  if (collapsed_) return lost_;
+  const uint64_t sequence = lane.next - 1;
+  slot.outcome = outcome;
+  slot.marked = marked;
+  lane.holder = nullptr;
+  session.open_ = false;
+  if (planned) ++session.planned_iterations_;
+  session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, peak);
+  if (session.profile_left_ > 0 && profiled_ == &session) profile_end(session, lane, peak);
+  ++lane.in_flight;
+  ++session.in_flight_;
+  if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
+  if (!lost_.ok()) {
+    device = lost_;
+    retire(lane, sequence, outbox);
+  } else if (!begun.ok() && begun.code() != GPUSHARE_DEVICE_LOST) {
+    // Nothing was enqueued: it is over, once those before it are.
+    device = {};
+    if (lane.in_flight == 1) retire(lane, sequence, outbox);
+  } else if (!device.ok()) {
+    lose(device, outbox);
+    device = lost_;
+  } else if (passed && !lane.reaping) {
+    retire(lane, sequence, outbox);
+  }
+  maybe_tear_down(session);
+  if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
+  refresh_ready(session);
+  settle(nullptr, outbox);
+  return device;
+}
+
+void RuntimeImpl::run_worker(LaneSlot& lane) {
+  for (;;) {
+    std::unique_ptr<Work> work;
+    std::shared_ptr<SessionImpl> session;
+    {
+      base::MutexLock lock(mutex_);
+      while (lane.pushed == nullptr && !stop_threads_) lane.worker_wakes.wait(mutex_);
+      if (lane.pushed == nullptr || collapsed_) return;
+      work = std::move(lane.pushed);
+      session = lane.holder->shared_from_this();
+    }
+    const base::Status begun = start_iteration(*session, lane);
+    base::Status outcome;
+    if (begun.ok()) {
+      const auto threw = [&session](const char* what) {
+        try {
+          return base::Status(GPUSHARE_CALLBACK_FAILED,
+                              "session '" + session->name() + "': its iteration threw" + what);
+        } catch (...) {
+          return base::no_memory();
+        }
+      };
+      try {
+        outcome = work->run(std::shared_ptr<Iteration>(session, &session->iteration_));
+      } catch (const std::bad_alloc&) {
+        outcome = base::no_memory();
+      } catch (const std::exception& error) {
+        outcome = threw(error.what());
+      } catch (...) {
+        outcome = threw("");
+      }
+    }
+    const base::Status ignored = finish_iteration(*session, lane, std::move(outcome), begun);
+    work.reset();
+  }
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,169 @@
+// An iteration's end on the device: who waits for it, and what is accounted when it has passed.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
+  if (collapsed_) return;
+  const uint64_t time = now();
+  while (lane.in_flight > 0 && lane.head <= sequence) {
+    InFlight& slot = lane.at(lane.head);
+    SessionImpl& session = *slot.session;
+    uint64_t device_ns = 0;
+    if (lost_.ok() && slot.marked) {
+      const auto elapsed = slot.end.elapsed_since(slot.start);
+      if (elapsed.ok()) device_ns = *elapsed;
+      if (record_timeline_) {
+        const device::Event& before =
+            lane.head == 0 || !lane.anchored ? lane.anchor : lane.at(lane.head - 1).end;
+        const auto gap = slot.start.elapsed_since(before);
+        const uint64_t start_ns = gap.ok() ? lane.last_end_ns + *gap : time - std::min(time, device_ns);
+        lane.last_end_ns = start_ns + device_ns;
+        lane.anchored = true;
+        record({Timeline::Kind::kIteration, lane.id, session.id_, start_ns, lane.last_end_ns,
+                session.iterations_done_ + 1});
+        outbox.memory_changed = true;
+      }
+    }
+    ++lane.head;
+    --lane.in_flight;
+    --session.in_flight_;
+    scheduler_->finished(session.id_, device_ns, time);
+    session.service_ns_ += device_ns;
+    busy_ns_ += device_ns;
+    const base::Status outcome = slot.outcome.ok() ? lost_ : slot.outcome;
+    if (outcome.ok()) {
+      ++session.iterations_done_;
+      ++iterations_done_;
+      if (on_progress_) {
+        outbox.finished.push_back({session.shared_from_this(),
+                                   {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
+                                    session.service_ns_, device_ns}});
+        ++session.progress_calls_;
+      }
+    }
+    slot.outcome = {};
+    slot.session = nullptr;
+    if (slot.ticket != nullptr) {
+      complete(*slot.ticket, outcome, outbox);
+      outbox.tickets.push_back(std::move(slot.ticket));
+    }
+    maybe_tear_down(session);
+  }
+  if (sync_waiters_ > 0) retired_.notify_all();
+}
+
+void RuntimeImpl::complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) {
+  if (ticket.done_.load(std::memory_order_relaxed)) return;
+  ticket.outcome_ = std::move(outcome);
+  ticket.done_.store(true, std::memory_order_release);
+  ticket.done_changed_.notify_all();
+  outbox.sessions.push_back(std::move(ticket.session_));
+}
+
+void RuntimeImpl::poll(Outbox& outbox) {
+  struct Head {
+    LaneSlot* lane;
+    uint64_t sequence;
+    base::Status status;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    std::vector<Head> heads;
+    {
+      base::MutexLock lock(mutex_);
+      if (!lost_.ok()) return;
+      for (LaneSlot* lane : open_slots_)
+        if (lane->in_flight > 0 && !lane->reaping) heads.push_back({lane, lane->head, {}});
+    }
+    for (Head& head : heads) head.status = head.lane->at(head.sequence).end.query();
+    Section lock(*this);
+    for (const Head& head : heads) {
+      // If the head is still the same, the event was not recorded anew meanwhile.
+      if (head.status.code() == GPUSHARE_NOT_READY || head.lane->reaping || head.lane->in_flight == 0 ||
+          head.lane->head != head.sequence || !lost_.ok())
+        continue;
+      if (head.status.ok())
+        retire(*head.lane, head.sequence, outbox);
+      else
+        lose(head.status, outbox);
+      moved = true;
+    }
+    if (moved) settle(nullptr, outbox);
+  }
+}
+
+bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
+  if (!outbox.empty()) {
+    const Unlocked unlocked(mutex_);
+    outbox.flush();
+    return true;
+  }
+  ++demand_;
+  kick_reapers();
+  bool in_time = true;
+  if (deadline.never())
+    changed.wait(mutex_);
+  else
+    in_time = changed.wait_until(mutex_, deadline.at());
+  --demand_;
+  return in_time;
+}
+
+void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
+  const uint64_t sequence = lane.head;
+  const device::Event& end = lane.at(sequence).end;
+  lane.reaping = true;
+  base::Status status;
+  {
+    const Unlocked unlocked(mutex_);
+    outbox.flush();
+    status = end.synchronize();
+  }
+  lane.reaping = false;
+  if (collapsed_) return;
+  if (!status.ok())
+    lose(status, outbox);
+  else if (lane.in_flight > 0 && lane.head == sequence)
+    retire(lane, sequence, outbox);
+  settle(nullptr, outbox);
+}
+
+bool RuntimeImpl::reaper_wanted(const LaneSlot& lane) const {
+  return lane.in_flight > 0 && !lane.reaping && (demand_ > 0 || (on_progress_ && !virtual_time_));
+}
+
+void RuntimeImpl::kick_reapers() {
+  for (LaneSlot* lane : open_slots_)
+    if (lane->reaper_sleeps && reaper_wanted(*lane)) lane->reaper_wakes.notify_one();
+}
+
+void RuntimeImpl::run_reaper(LaneSlot& lane) {
+  Outbox outbox(*this);
+  base::MutexLock lock(mutex_);
+  try {
+    reap_lane(lane, outbox);
+  } catch (...) {
+    collapse();
+  }
+}
+
+void RuntimeImpl::reap_lane(LaneSlot& lane, Outbox& outbox) {
+  for (;;) {
+    while (!stop_threads_ && !reaper_wanted(lane)) {
+      lane.reaper_sleeps = true;
+      lane.reaper_wakes.wait(mutex_);
+      lane.reaper_sleeps = false;
+    }
+    if (stop_threads_) return;
+    reap(lane, outbox);
+    const Unlocked unlocked(mutex_);
+    outbox.flush();
+  }
+}
+
+}  // namespace gpushare::executor
