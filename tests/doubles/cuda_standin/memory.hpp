@@ -1,0 +1,26 @@
+// memory.hpp: what blocks (memory.cpp) and virtual memory (virtual_memory.cpp) share: addresses, and who had them.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "world.hpp"
+
+namespace standin {
+
+std::string hex(uint64_t value);
+
+// Address space with `protection`, a guard page behind it; 0 if the system has none.
+uint64_t place(uint64_t bytes, uint64_t alignment, int protection);
+void unplace(uint64_t address, uint64_t bytes);
+
+// Remembers how a range went, for the message when it is used again; until the system hands its addresses out again.
+void bury(uint64_t address, uint64_t bytes, const std::string& how);
+void unbury(uint64_t address, uint64_t bytes);
+
+// The block or mapping that `address` lies in; null if none.
+Block* block_at(uint64_t address);
+// Of the device, that nobody has.
+uint64_t free_on(int device);
+// What `clock` knows to have finished has `access` in it.
+bool covered(const Clock& clock, const Access& access);
+
+}  // namespace standin
