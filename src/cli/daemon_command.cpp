@@ -184,13 +184,14 @@ class DaemonCommand final : public Command {
     json_.declare(app);
   }
   base::Result<ExitCode> run() override {
-    GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
     if (status_) {
+      GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
       GPUSHARE_ASSIGN_OR_RETURN(const daemon::DaemonStatus status, daemon::query_status(socket_));
       GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket_)));
       if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(to_text(status)));
       return kExitOk;
     }
+    GPUSHARE_RETURN_IF_ERROR(check_files({}, {{"--socket", socket_}, json_.file()}));
     daemon::ServerOptions options;
     options.socket = socket_;
     options.device = device_;
@@ -200,6 +201,8 @@ class DaemonCommand final : public Command {
     if (!standby_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.standby_bytes, parse_size("--standby", standby_));
     }
+    if (!capacity_.empty() && options.standby_bytes > options.capacity_bytes)
+      return bad_option("--standby", standby_, "it is a part of --capacity, " + capacity_);
     if (order_by_ != "bytes" && order_by_ != "names")
       return bad_option("--order-by", order_by_, "there are bytes and names");
     if (order_by_ == "names") options.read.sort = loader::ReadOptions::Sort::kNames;
@@ -220,7 +223,8 @@ class DaemonCommand final : public Command {
     const StopSignals signals;
     auto started = daemon::Server::start(std::move(options));
     if (started.status().code() == GPUSHARE_EXCEEDS_CAPACITY)
-      return bad_option("--capacity", capacity_, started.status().message());
+      return capacity_.empty() ? bad_option("--standby", standby_, started.status().message())
+                               : bad_option("--capacity", capacity_, started.status().message());
     if (!started.ok()) return started.status();
     const std::unique_ptr<daemon::Server> server = std::move(*started);
     std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s for models\n", socket_.c_str(),

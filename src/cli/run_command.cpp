@@ -104,7 +104,7 @@ class RunCommand final : public Command {
     app.add_option("--time-scale", time_scale_,
                    "Multiplies all times of the job file: arrivals and iterations [1]")
         ->type_name("X");
-    app.add_option("--load", load_, "Gavel's layout: total work over the span of arrivals [0.95]")
+    app.add_option("--load", load_, "Only Gavel's layout: total work over the span of arrivals [0.95]")
         ->type_name("X");
     app.add_option("--jitter", jitter_, "sim: relative standard deviation of iteration times, 0 to 1 [0]")
         ->type_name("X");
@@ -132,6 +132,11 @@ class RunCommand final : public Command {
     reading.load = load_factor_;
     reading.table = table ? &*table : nullptr;
     GPUSHARE_ASSIGN_OR_RETURN(sim::JobFile file, sim::read_jobs(jobs_, reading));
+    if (!load_.empty() && file.layout != "gavel")
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          base::format("--load: only for files of the gavel layout; '%s' has the %s layout, "
+                                       "whose arrivals are kept",
+                                       jobs_.c_str(), file.layout.c_str()));
     scale(file);
 
     ProgressLine line;
@@ -176,7 +181,11 @@ class RunCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 1'000'000'000));
     GPUSHARE_ASSIGN_OR_RETURN(options_.seed, parse_count("--seed", seed_, UINT64_MAX));
     GPUSHARE_ASSIGN_OR_RETURN(options_.time_scale, parse_number("--time-scale", time_scale_, 0, false, 1e6));
-    GPUSHARE_ASSIGN_OR_RETURN(load_factor_, parse_number("--load", load_, 0, false, 10));
+    if (!load_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(load_factor_, parse_number("--load", load_, 0, false, 10));
+    }
+    if (table_device_ != "p100" && (interference_.empty() || interference_ == "none"))
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference-device: only with --interference FILE");
     GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
     if (options_.device != "sim") {
       if (!interference_.empty())
@@ -234,7 +243,7 @@ class RunCommand final : public Command {
   std::string table_device_ = "p100";
   std::string limit_ = "0";
   std::string time_scale_ = "1";
-  std::string load_ = "0.95";
+  std::string load_;
   std::string jitter_ = "0";
   std::string seed_ = "1";
   std::string report_;

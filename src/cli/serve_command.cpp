@@ -113,6 +113,9 @@ class ServeCommand final : public Command {
       if (limit_count_ != 0 && recorded.size() > limit_count_) recorded.resize(limit_count_);
       if (recorded.empty())
         return base::Status(GPUSHARE_MALFORMED_INPUT, requests_ + ": no requests after the header line");
+      if (!load_.empty() && recorded.front().arrival_ns == recorded.back().arrival_ns)
+        return base::Status(GPUSHARE_INVALID_ARGUMENT, "--load: all requests of '" + requests_ +
+                                                           "' arrive at once: no load can be made of them");
       for (const sim::TimedRequest& request : recorded)
         mean_ns += static_cast<double>(request.execution_ns) / static_cast<double>(recorded.size());
     }
@@ -173,6 +176,10 @@ class ServeCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(rule_.decode_ms_per_token,
                               parse_number("--decode-ms", decode_ms_, 0, true, 1e4));
     GPUSHARE_ASSIGN_OR_RETURN(result_.slos_x_p99, parse_numbers("--slo-x-p99", slo_, 1e6));
+    if (synthetic_.empty() && (burstiness_ != "0" || seed_ != "1"))
+      return {GPUSHARE_INVALID_ARGUMENT, "--seed, --burstiness: only for --synthetic"};
+    if (requests_.empty() && (prefill_ms_ != "0.25" || decode_ms_ != "20"))
+      return {GPUSHARE_INVALID_ARGUMENT, "--prefill-ms, --decode-ms: only for --requests"};
     result_.loads = {synthetic_.empty() ? 0.0 : 1.0};
     if (!load_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(result_.loads, parse_numbers("--load", load_, 1e6));
@@ -182,11 +189,11 @@ class ServeCommand final : public Command {
     return check_files({{"--requests", requests_}}, {json_.file(), {"--report", report_}});
   }
 
-  // Moves recorded arrivals so that work comes in at `load` times what one device does.
+  // Moves recorded arrivals, of two moments at least, so that work comes in at `load` times what one device does.
   static void stretch(std::vector<sim::TimedRequest>& requests, double mean_ns, double load) {
     const uint64_t start = requests.front().arrival_ns;
     const double span = static_cast<double>(requests.back().arrival_ns - start);
-    const double scale = span > 0 ? mean_ns * static_cast<double>(requests.size()) / load / span : 1;
+    const double scale = mean_ns * static_cast<double>(requests.size()) / load / span;
     for (sim::TimedRequest& request : requests)
       request.arrival_ns = static_cast<uint64_t>(static_cast<double>(request.arrival_ns - start) * scale);
   }

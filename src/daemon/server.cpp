@@ -79,6 +79,12 @@ base::Status Server::open() {
                                            " asked; device '" + options_.device + "' has " +
                                            base::format_bytes(free_bytes) + " free"};
   }
+  if (options_.standby_bytes > capacity_bytes_) {
+    return {GPUSHARE_EXCEEDS_CAPACITY, "the budget for first layers is " +
+                                           base::format_bytes(options_.standby_bytes) +
+                                           ", a part of the capacity: all that is free on device '" +
+                                           options_.device + "', " + base::format_bytes(capacity_bytes_)};
+  }
   if (options_.link) {
     link_ = *options_.link;
   } else {

@@ -50,7 +50,8 @@ struct ServerOptions {
 class Server {
  public:
   // Opens the device, binds the socket and starts serving. Errors: UNSUPPORTED (device without ipc),
-  // ALREADY_EXISTS (another daemon there), INVALID_ARGUMENT, the device's.
+  // ALREADY_EXISTS (another daemon there), EXCEEDS_CAPACITY (of what is free on the device), INVALID_ARGUMENT,
+  // the device's.
   static base::Result<std::unique_ptr<Server>> start(ServerOptions options);
   // Stops serving: workers find the connection closed. Gives everything back.
   ~Server();

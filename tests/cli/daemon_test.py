@@ -73,6 +73,18 @@ class Daemon(ToolTest):
         self.refused(["daemon", "--socket", "s", "--device", "sim"], "ipc", "gpushare devices")
         self.refused(["daemon", "--socket", "s" * 200, "--device", "host"], "107")
         self.refused(["daemon", "--socket", "s", "--status"], "no daemon answers", code=3)
+        self.refused(["daemon", "--socket", "no/folder/s", "--status"], "no daemon answers", code=3)
+
+    def test_a_socket_in_no_folder(self):
+        self.refused(["daemon", "--socket", "no/folder/s", "--device", "host"], "--socket", "folder 'no/folder'")
+        self.refused(["daemon", "--socket", ".", "--device", "host"], "--socket", "is a folder")
+        self.refused(["daemon", "--socket", "s", "--device", "host", "--json", "s"], "--json", "--socket")
+
+    def test_standby_is_a_part_of_the_capacity(self):
+        base = ["daemon", "--socket", "s", "--device", "host", "--standby"]
+        self.refused([*base, "65MiB", "--capacity", "64MiB"], "--standby: '65MiB'", "--capacity, 64MiB")
+        self.refused([*base, "2GiB"], "--standby: '2GiB'", "capacity", "free on device 'host', 1.00 GiB")
+        self.tool(*base, "64MiB", "--capacity", "64MiB", "--for", "0.1", code=0)
 
 
 if __name__ == "__main__":

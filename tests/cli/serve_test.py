@@ -87,6 +87,8 @@ class Serve(ToolTest):
             (["--time-scale", "2"], ["--time-scale", "host"]),
             (["--device", "host", "--time-scale", "0"], ["--time-scale", "above 0"]),
             (["--device", "host", "--work", "fast"], ["--work", "'fast'", "arithmetic and wait"]),
+            (["--decode-ms", "5"], ["--decode-ms", "--requests"]),
+            (["--prefill-ms", "5"], ["--prefill-ms", "--requests"]),
             (["--requests", "x.csv"], ["--synthetic"]),
             (["--report", "no/folder/r.html"], ["--report", "no/folder"]),
             (["--report", "same", "--json", "same"], ["--report", "--json"]),
@@ -97,6 +99,11 @@ class Serve(ToolTest):
         self.refused(["serve", "--synthetic", "modes:2", "--limit", "-5"], "--limit", "whole number from 0")
         self.refused([*base, "--device", "cuda:0"], "--device", "'cuda:0'", "sim and host", code=3)
         self.refused(["serve"], "--requests", "--synthetic")
+        self.file("two.csv", f"{HEADER}\n0,a,10\n0,a,10\n")
+        self.refused(["serve", "--requests", "two.csv", "--load", "1"], "--load", "two.csv", "at once")
+        self.tool("serve", "--requests", "two.csv", "--policy", "fifo", "--slo-x-p99", 2, code=0)
+        for option in ("--seed", "--burstiness"):
+            self.refused(["serve", "--requests", "two.csv", option, "2"], option, "--synthetic")
         for spec in ("modes:9", "modes:x", "bimodal:-1", "static:0", "nope"):
             self.refused(["serve", "--synthetic", spec], spec, "modes:1 to modes:8")
 
