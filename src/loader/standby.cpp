@@ -2,6 +2,7 @@
 #include "loader/standby.hpp"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/log.hpp"
@@ -37,7 +38,31 @@ std::shared_ptr<Model> Standby::prefix(uint64_t member) const {
 
 void Standby::learned(uint64_t member) {
   base::MutexLock lock(mutex_);
-  if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.known = false;
+  if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.out_of_date = true;
+}
+
+void Standby::refresh() noexcept {
+  try {
+    for (;;) {
+      uint64_t member = 0;
+      std::shared_ptr<const Image> image;
+      std::vector<double> execute_ms;
+      {
+        base::MutexLock lock(mutex_);
+        const auto entry = std::find_if(entries_.begin(), entries_.end(),
+                                        [](const auto& each) { return each.second.out_of_date; });
+        if (entry == entries_.end()) return;
+        member = entry->first;
+        image = entry->second.image;
+        execute_ms = entry->second.execute_ms;
+        entry->second.out_of_date = false;
+      }
+      const PrefixChoice wish = work_out(*image, execute_ms);
+      base::MutexLock lock(mutex_);
+      if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.fresh = wish;
+    }
+  } catch (const std::bad_alloc&) {  // the wishes stay as they are, until more is learned
+  }
 }
 
 std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
@@ -47,17 +72,15 @@ std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
   return out;
 }
 
-void Standby::work_out(Entry& entry) const {
-  entry.known = true;
+PrefixChoice Standby::work_out(const Image& image, const std::vector<double>& execute_ms) const {
   const LinkCosts link = loader_.link();
   PrefixLimits limits;
   limits.most_bytes = budget_bytes_;
   limits.copied = &link;
   const auto choice =
-      choose_prefix(entry.execute_ms.empty() ? entry.image->profile().costs(link)
-                                             : layer_costs(*entry.image, link, entry.execute_ms),
+      choose_prefix(execute_ms.empty() ? image.profile().costs(link) : layer_costs(image, link, execute_ms),
                     link.grouping(), limits);
-  entry.wish = choice.ok() ? *choice : PrefixChoice{};
+  return choice.ok() ? *choice : PrefixChoice{};
 }
 
 // What is held does for the present wish: at least its layers, and not half as much again.
@@ -77,6 +100,10 @@ void Standby::settle(std::span<const Use> uses) {
                                       !entry->model->arrived(entry->model->layers() - 1).ok()))
       drop(*entry);
     entry->worth = 0;
+    {
+      base::MutexLock lock(mutex_);
+      if (entry->fresh) entry->wish = *std::exchange(entry->fresh, std::nullopt);
+    }
     by_member.emplace(id, entry);
   }
   std::vector<sched::StandbyWish> wishes;
@@ -86,7 +113,10 @@ void Standby::settle(std::span<const Use> uses) {
     if (found == by_member.end() || others_wait) continue;
     Entry& entry = *found->second;
     if (!use.away && !(use.active && entry.model != nullptr)) continue;
-    if (!entry.known) work_out(entry);
+    if (!entry.known) {
+      entry.wish = work_out(*entry.image, entry.execute_ms);
+      entry.known = true;
+    }
     if (entry.wish.layers == 0) continue;
     entry.worth = std::max(use.requests, kNeverAsked) * entry.wish.saves_ms;
     const bool held = suits(entry);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,8 +43,11 @@ class Standby {
   void remove(uint64_t member);
   // What a load of `member` may take its first layers from; null: nothing.
   std::shared_ptr<Model> prefix(uint64_t member) const;
-  // The member's execution times may have changed since its wish was worked out.
+  // The member's execution times may have changed since its wish was worked out. The wish stays until refresh().
   void learned(uint64_t member);
+  // Works out anew what wishes are out of date; settle() takes them up. Milliseconds for a model of hundreds of layers, so it
+  // is for when nobody waits for a switch. For any thread. Does not throw.
+  void refresh() noexcept;
 
   // Brings the device in line with what the members want now: drops what others want more, sends what is granted
   // and not there, behind the copies enqueued so far. Prefixes are for members that are away; the active one keeps
@@ -63,12 +67,14 @@ class Standby {
     std::vector<double> execute_ms;
     bool known = false;  // the wish is worked out
     PrefixChoice wish;
-    double worth = 0;  // when it was settled last
+    bool out_of_date = false;           // and nobody is at it; with `fresh`, under the lock
+    std::optional<PrefixChoice> fresh;  // the next wish
+    double worth = 0;                   // when it was settled last
     uint64_t bytes = 0;
     std::shared_ptr<executor::Session> session;
     std::shared_ptr<Model> model;
   };
-  void work_out(Entry& entry) const;
+  PrefixChoice work_out(const Image& image, const std::vector<double>& execute_ms) const;
   static bool suits(const Entry& entry);
   bool send(uint64_t member, Entry& entry);
   void drop(Entry& entry);

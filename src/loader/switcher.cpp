@@ -34,17 +34,22 @@ class Switcher::SwitchedIteration final : public executor::Iteration {
   base::Status end() override {
     if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
     base::Status status = of_->end();
-    switcher_->give_turn();
+    over();
     return status;
   }
   base::Status fail(base::Status why) override {
     if (ended_.exchange(true)) return {GPUSHARE_INVALID_STATE, "the iteration has ended already"};
     base::Status status = of_->fail(std::move(why));
-    switcher_->give_turn();
+    over();
     return status;
   }
 
  private:
+  void over() {
+    switcher_->give_turn();
+    switcher_->standby_.refresh();  // what the last switch taught, now that nobody waits for this thread
+  }
+
   const std::shared_ptr<Switcher> switcher_;
   const std::shared_ptr<executor::Iteration> of_;
   std::atomic<bool> ended_{false};

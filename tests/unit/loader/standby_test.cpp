@@ -54,6 +54,7 @@ struct Switching : Loading {
     loader::MemberOptions member;
     member.session = test::need(name, 0, ephemeral_bytes);
     member.image = loader->create_image(name, std::move(shape), sources).value();
+    images.push_back(member.image);
     const auto id = switcher->add(std::move(member));
     REQUIRE(id.ok());
     members.push_back(*id);
@@ -96,6 +97,7 @@ struct Switching : Loading {
   const uint64_t budget_bytes;
   std::shared_ptr<loader::Switcher> switcher;
   std::vector<loader::MemberId> members;
+  std::vector<std::shared_ptr<const loader::Image>> images;  // of each member added
   std::vector<uint32_t> last_groups;
 };
 
@@ -307,6 +309,26 @@ TEST_CASE("a budget for one is for a member that is away, stays with it, and goe
   CHECK(holder() == all[1]);
   CHECK(on.run(all[2], 3) == "");
   CHECK(holder() == all[1]);
+}
+
+TEST_CASE("what executions teach is worked out behind a turn, not on the way of a switch") {
+  Switching on(test::kSetups[0], 24 * kMiB, budget(8 * kMiB));
+  const loader::MemberId a = on.add(1), b = on.add(2);
+  const auto executes = [&](double ms) {
+    for (int i = 0; i < 64; ++i) on.images[0]->profile().observe(0, 5, ms);
+  };
+  executes(1e-6);  // in no time, so all that is not on the device is waited for
+  CHECK(on.run(a, 1) == "");
+  CHECK(on.run(b, 2) == "");
+  const uint64_t all = on.kept(a);
+  CHECK(all > kGranule + kMiB);
+  CHECK(on.run(a, 1) == "");
+  executes(1e6);  // long enough to hide all layers but the first
+  CHECK(on.run(b, 2) == "");
+  CHECK(on.kept(a) == all);
+  CHECK(on.run(a, 1) == "");
+  CHECK(on.run(b, 2) == "");
+  CHECK(on.kept(a) == kGranule);
 }
 
 TEST_CASE("first layers go before a member that needs room, and before anything else of the runtime") {
