@@ -1,4 +1,4 @@
-/* One session: a persistent block, then ten iterations with scratch memory that costs nothing to free. The README shows this program.
+/* One session: a persistent block, then ten iterations with scratch memory that costs nothing to free, and every error told.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <gpushare/gpushare.h>
 #include <stdio.h>
