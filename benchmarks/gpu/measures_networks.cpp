@@ -17,8 +17,6 @@ namespace gpushare::gpu_suite {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// Half of the GPU: the other half is for the plain side, and for what cuBLAS and cuDNN take for themselves.
-constexpr const char* kDevice = "cuda:0?fraction=0.5";
 constexpr const char* kNetworks[] = {"mlp", "resnet", "transformer"};
 
 double us_since(Clock::time_point start) {
@@ -142,8 +140,16 @@ uint64_t measured_need(training::Job& job) {
   return job.session().info().promised_ephemeral_bytes;
 }
 
-Runtime open(uint32_t max_lanes = 0, uint32_t depth = 0) {
-  return Runtime::open({.device = kDevice, .policy = "fair", .max_lanes = max_lanes, .enqueue_depth = depth});
+// Half of the GPU: the other half is for the plain side, and for what cuBLAS and cuDNN take for themselves. Of a large GPU less: a
+// session's first iterations run on most of the free memory, which takes a driver call or two for each 2 MiB.
+Runtime open(const Driver& driver, uint32_t max_lanes = 0, uint32_t depth = 0) {
+  size_t free = 0, total = 0;
+  must(driver.cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  const uint64_t bytes = std::min<uint64_t>(total / 2, uint64_t{16} << 30);
+  return Runtime::open({.device = "cuda:0?total_bytes=" + std::to_string(bytes),
+                        .policy = "fair",
+                        .max_lanes = max_lanes,
+                        .enqueue_depth = depth});
 }
 
 }  // namespace
@@ -153,7 +159,7 @@ void measure_network_overhead(const Driver& driver, const Settings& settings, Re
   if (!have_networks(driver, report, group)) return;
   const int iterations = std::max(2, settings.iterations / 4);
   for (const char* network : kNetworks) {
-    Runtime runtime = open();
+    Runtime runtime = open(driver);
     training::Job job(runtime, job_options(settings, network), math_for(driver));
     PlainTrainer plain(driver, trainer_options(settings, network), 2 * measured_need(job) + (1u << 20));
     const auto run = [&](const std::function<void()>& step, const std::function<void()>& wait) {
@@ -184,7 +190,7 @@ void measure_network_switch(const Driver& driver, const Settings& settings, Repo
   const std::string group = "3 switch between sessions";
   if (!have_networks(driver, report, group)) return;
   for (const uint32_t depth : {1u, 2u, 4u}) {
-    Runtime runtime = open(1, depth);
+    Runtime runtime = open(driver, 1, depth);
     struct Span {
       TimingEvent start, end;
       int session;
@@ -239,7 +245,7 @@ void measure_network_models(const Driver& driver, const Settings& settings, Repo
   const auto pause = std::chrono::milliseconds(2);
   Settings small = settings;
   small.batch = std::min(settings.batch, 8);
-  Runtime runtime = open();
+  Runtime runtime = open(driver);
   uint64_t needs[3] = {};
   std::vector<std::vector<double>> alone(3);
   for (size_t n = 0; n < 3; ++n) {
@@ -282,7 +288,7 @@ void measure_network_models(const Driver& driver, const Settings& settings, Repo
 void measure_partitions(const Driver& driver, const Settings& settings, Report& report) {
   const std::string group = "7 SM partitions";
   if (!have_networks(driver, report, group)) return;
-  const gpushare_runtime_info facts = open().info();
+  const gpushare_runtime_info facts = open(driver).info();
   if (facts.partitionable_compute_units == 0) {
     report.skip(group, "requests beside a training", "the device has no partitions");
     return;
@@ -302,25 +308,26 @@ void measure_partitions(const Driver& driver, const Settings& settings, Report& 
   Settings large = settings;
   large.batch = settings.batch * 4;
   for (const Case& c : cases) {
-    Runtime runtime = open();
+    Runtime runtime = open(driver);
     Settings small = settings;
     small.batch = std::min(settings.batch, 8);
     training::JobOptions options = job_options(small, "mlp");
     options.session.compute_units = c.units;
     training::Job critical(runtime, options, math_for(driver));
     (void)measured_need(critical);
-    std::atomic<bool> stop{false};
+    std::atomic<bool> stop{false}, gone{false};
+    std::atomic<int> trained{0};
     Worker background = !c.heavy ? Worker() : Worker([&] {
+      const std::shared_ptr<void> goes(nullptr, [&](void*) { gone = true; });
       training::JobOptions heavy = job_options(large, "resnet");
       heavy.session.compute_units = c.heavy_units;
       training::Job job(runtime, heavy, math_for(driver));
-      while (!stop) job.train();
+      for (; !stop; ++trained) job.train();
     });
     // Also when a request fails.
     const std::shared_ptr<void> stops(nullptr, [&](void*) { stop = true; });
-    if (c.heavy) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // its profiling iterations run alone
-    }
+    // Its first iterations are profiled, alone on the device, and libraries load their kernels in them.
+    while (c.heavy && trained < 10 && !gone) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     std::vector<double> latencies;
     for (int i = 0; i < std::max(10, settings.iterations); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
