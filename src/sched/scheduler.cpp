@@ -10,6 +10,18 @@
 
 namespace gpushare::sched {
 
+namespace {
+
+// Virtual time of a lane, as far as it is kept: beyond it a double loses iterations.
+constexpr double kMostVirtualNs = 0x1p50;
+
+// What `ns` of service cost in virtual time. Bounded, so that a weight next to nothing makes no infinity.
+double virtual_cost(double ns, double weight) {
+  return std::clamp(ns / weight, -1e30, 1e30);
+}
+
+}  // namespace
+
 uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
   const uint64_t granule = std::max<uint64_t>(options.granularity_bytes, 1);
   const uint64_t rest = bytes % granule;
@@ -19,6 +31,15 @@ uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
 
 void Scheduler::Impl::show(SessionRecord& session) {
   if (session.slot != SessionRecord::kNoSlot) lanes[session.lane].ready[session.slot] = session.view;
+}
+
+// Only differences count, so the lane's virtual time begins at 0 again.
+void Scheduler::Impl::rebase(LaneRecord& lane) {
+  for (SessionRecord* member : lane.members) {
+    member->view.virtual_ns -= lane.virtual_ns;
+    show(*member);
+  }
+  lane.virtual_ns = 0;
 }
 
 void Scheduler::Impl::set_ready_slot(SessionRecord& session, bool present) {
@@ -175,7 +196,8 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns) {
   SessionView& view = session->view;
   const uint64_t expected = view.iteration_ns > 0 ? view.iteration_ns : lane.longest_ns;
   lane.virtual_ns = std::max(lane.virtual_ns, view.virtual_ns);
-  view.virtual_ns += static_cast<double>(expected) / view.weight;
+  if (lane.virtual_ns > kMostVirtualNs) impl_->rebase(lane);
+  view.virtual_ns += virtual_cost(static_cast<double>(expected), view.weight);
   session->expected_in_flight_ns += static_cast<double>(expected);
   ++view.in_flight;
   impl_->policy->dispatched(id, lane_id, now_ns);
@@ -192,7 +214,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   const double expected = session->expected_in_flight_ns / view.in_flight;
   session->expected_in_flight_ns -= expected;
   --view.in_flight;
-  view.virtual_ns += (static_cast<double>(device_ns) - expected) / view.weight;
+  view.virtual_ns += virtual_cost(static_cast<double>(device_ns) - expected, view.weight);
   if (iterations > 1) {  // the lane's time has moved on to the start of the last of them
     const double last = static_cast<double>(device_ns) / static_cast<double>(iterations);
     lane.virtual_ns =

@@ -89,6 +89,7 @@ struct Scheduler::Impl {
   // scheduler.cpp
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
   void set_ready_slot(SessionRecord& session, bool present);
+  void rebase(LaneRecord& lane);
   void estimate_remaining(SessionRecord& session);
   base::Status validate(const SessionSpec& spec) const;
 

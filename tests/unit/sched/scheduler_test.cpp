@@ -493,6 +493,36 @@ TEST_CASE("fair: a session that was idle comes back without credit for the time 
   CHECK(second == 10);
 }
 
+TEST_CASE("fair: a weight next to nothing does not take the others' turns") {
+  for (const double weight : {1e-9, 1e-15, 1e-300, 5e-324}) {
+    INFO(weight);
+    SchedulerOptions options = capacity(1000);
+    options.max_lanes = 1;
+    Scheduler scheduler = make("fair", options);
+    uint64_t now = 0;
+    SessionSpec background = spec(1, 1, 10);
+    background.weight = weight;
+    REQUIRE(scheduler.arrive(background, 0).ok());
+    scheduler.ready(1, 0);
+    // Three hours of device time, alone.
+    for (int i = 0; i < 1000; ++i) CHECK(run(scheduler, 0, 10'800'000'000, now) == 1);
+    for (SessionId id = 2; id <= 3; ++id) {
+      REQUIRE(scheduler.arrive(spec(id, 1, 10), now).ok());
+      scheduler.ready(id, now);
+    }
+    int turns[4] = {};
+    for (int i = 0; i < 1001; ++i) ++turns[run(scheduler, 0, 500'000, now)];
+    CHECK(turns[0] == 0);
+    CHECK(turns[1] <= 1);
+    CHECK(turns[2] >= 499);
+    CHECK(turns[3] >= 499);
+    // And when they have gone it runs again.
+    scheduler.leave(2, now);
+    scheduler.leave(3, now);
+    CHECK(run(scheduler, 0, 500'000, now) == 1);
+  }
+}
+
 TEST_CASE("srtf: a victim that turns out not to be needed is spared") {
   Scheduler scheduler = make("srtf", capacity(100));
   REQUIRE(scheduler.arrive(spec(1, 30, 40, 2000), 0).ok());
