@@ -28,6 +28,10 @@ const base::Status& last_error() noexcept {
   return t_last_error;
 }
 
+void forget_last_error() noexcept {
+  t_last_error = base::Status();
+}
+
 int32_t report_out_of_memory() noexcept {
   try {
     t_last_error = out_of_memory_status();

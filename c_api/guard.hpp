@@ -16,6 +16,8 @@ namespace gpushare::capi {
 int32_t report(const base::Status& status) noexcept;
 // The thread's last error; OK before the first.
 const base::Status& last_error() noexcept;
+// On a thread of the library's own, before a function of the caller's: what failed there before is not its doing.
+void forget_last_error() noexcept;
 // When memory for the real message cannot be had.
 int32_t report_out_of_memory() noexcept;
 

@@ -34,6 +34,7 @@ class SubmittedWork final : public executor::Work {
       void* handle;
       ~Remove() { capi::IterationHandles::instance().remove(handle); }
     } remove{handle};
+    capi::forget_last_error();
     const int32_t code = fn_(user_data_, static_cast<gpushare_iteration>(handle));
     if (code == GPUSHARE_OK) return {};
     // The message of the function's own failing call, if that is what it returned.

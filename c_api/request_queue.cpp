@@ -71,6 +71,7 @@ base::Status run_batch(const ModelFunction& model, const sched::slo::Batch& batc
   seen.user_data = report.tags.data();
   seen.expected_ns = batch.expected_ns;
   seen.execution_ns = report.execution_ns.data();
+  capi::forget_last_error();
   const int32_t code = model.fn(model.user_data, static_cast<gpushare_iteration>(handle), &seen);
   if (code == GPUSHARE_OK) return {};
   const base::Status& last = capi::last_error();
