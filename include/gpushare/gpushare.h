@@ -208,7 +208,8 @@ typedef struct gpushare_progress {
 /* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
  * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. It may come after
  * the iteration's ticket has been waited for, never after gpushare_session_close has returned: that waits for
- * calls about its session that are under way on other threads. */
+ * calls about its session that are under way on other threads. Never called inside itself: what a call of its own finds
+ * finished is told after it has returned. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {
@@ -236,8 +237,8 @@ GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params
                                            gpushare_runtime* out_runtime);
 
 /* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates
- * the handles of the runtime's dependents. Blocks. Must not be called from a callback of this runtime
- * (INVALID_STATE). */
+ * the handles of the runtime's dependents. Blocks, also until progress and out-of-memory functions that run on other
+ * threads have returned: none runs afterwards. Must not be called from a callback of this runtime (INVALID_STATE). */
 GPUSHARE_API int32_t gpushare_runtime_close(gpushare_runtime runtime);
 
 typedef struct gpushare_runtime_info {
@@ -485,8 +486,8 @@ GPUSHARE_API int32_t gpushare_iteration_get_stream(gpushare_iteration iteration,
 typedef int32_t (*gpushare_iteration_fn)(void* user_data, gpushare_iteration iteration);
 
 /* Queues an iteration. Iterations of a session run in the order of submission. `release`, if given, is called
- * exactly once with user_data when the call has succeeded and the iteration has run or never will. out_ticket
- * may be null; otherwise the caller releases it. Does not block. Errors: CANCELLED, INVALID_STATE (session
+ * exactly once with user_data when the call has succeeded and the iteration has run or never will; it may call
+ * gpushare, but not gpushare_runtime_close (INVALID_STATE). out_ticket may be null; otherwise the caller releases it. Does not block. Errors: CANCELLED, INVALID_STATE (session
  * failed), QUEUE_FULL (65,536 queued). */
 GPUSHARE_API int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn fn,
                                              void* user_data, void (*release)(void* user_data),
@@ -517,7 +518,8 @@ GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t pr
 GPUSHARE_API int32_t gpushare_stream_release(gpushare_stream stream);
 /* The device's own handle: CUstream on cuda. */
 GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** out_native);
-/* Blocks until the work enqueued so far has finished. Errors: the work's own. */
+/* Blocks until the work enqueued so far has finished. Errors: the work's own; INVALID_STATE where calls may not block and it has
+ * not. */
 GPUSHARE_API int32_t gpushare_stream_synchronize(gpushare_stream stream);
 /* Enqueues a host function: on the host device this is how kernels run. Called once, on a thread of the device, in
  * stream order. It may call gpushare, but calls that would block there return INVALID_STATE. A C++ exception that leaves it

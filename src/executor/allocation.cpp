@@ -162,11 +162,14 @@ base::Status IterationImpl::keep(memory::Address address) {
     const auto block = session_.runtime_->find(address);
     if (!block.ok()) return block.status();
     uint64_t seen_bytes = UINT64_MAX;  // grow, whatever it has now
-    if (!session_.grow_persistent(block->bytes, 0, &seen_bytes).ok()) return status;
+    const Stay stay(*session_.runtime_);
+    if (!stay || !session_.grow_persistent(block->bytes, 0, &seen_bytes).ok()) return status;
   }
 }
 
 base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, base::Status why) {
+  const Stay stay(*runtime_);
+  if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   bool made_room = false;
   uint64_t promised_bytes = 0;
   {

@@ -277,6 +277,8 @@ class Outbox {
   bool empty() const { return finished.empty() && dropped.empty() && !memory_changed; }
 
  private:
+  void tell_progress() noexcept;
+
   RuntimeImpl& runtime_;
 };
 
@@ -327,6 +329,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   friend class Outbox;
   friend class Section;
   friend class SessionImpl;
+  friend class Stay;
   friend class StreamImpl;
   friend class TicketImpl;
 
@@ -394,12 +397,17 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // call fails from now on, waiting ones return, and close() gives everything back. Allocates nothing.
   void collapse() noexcept GPUSHARE_REQUIRES(mutex_);
   void complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept GPUSHARE_REQUIRES(mutex_);
+  void left() GPUSHARE_REQUIRES(mutex_);  // one of staying_
+  // Threads are inside that use, after they have waited, what close() gives back.
+  bool has_users() const GPUSHARE_REQUIRES(mutex_);
+  void side_stream_made() GPUSHARE_EXCLUDES(mutex_);
+  void side_stream_gone() GPUSHARE_EXCLUDES(mutex_);
   // close() for a runtime that collapsed: waits for iterations that run, and gives back what they had.
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
 
   // ---- section.cpp: for the outbox, once the lock is let go ----
-  void progress_told(const std::vector<Outbox::Finished>& calls) GPUSHARE_EXCLUDES(mutex_);
+  static void tell(const Outbox::Finished& call) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(mutex_);
 
   // ---- actions.cpp: what decisions mean for memory ----
@@ -463,9 +471,15 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint64_t busy_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t paging_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t staying_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // Stays, and progress calls that are due or under way
+  uint32_t open_side_streams_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with a stream of the device's
   OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<StreamImpl>> side_streams_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<Dependent>> dependents_ GPUSHARE_GUARDED_BY(mutex_);
+  struct Attached {
+    std::weak_ptr<Dependent> dependent;
+    std::weak_ptr<void> life;  // ends with the dependent's destructor, which takes a while
+  };
+  std::vector<Attached> dependents_ GPUSHARE_GUARDED_BY(mutex_);
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
   // A session waits that could not be placed though the books have room for it.
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);
@@ -474,6 +488,21 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   device::Stream paging_stream_;  // of whoever acts
   device::Event paging_start_, paging_end_;
   std::thread service_;
+};
+
+// While one lives, close() waits: for a thread that uses outside of gates what close() gives back, or runs a function of
+// the caller's. False if the runtime closes already.
+class Stay {
+ public:
+  explicit Stay(RuntimeImpl& runtime);
+  ~Stay();
+  Stay(const Stay&) = delete;
+  Stay& operator=(const Stay&) = delete;
+  explicit operator bool() const { return entered_; }
+
+ private:
+  RuntimeImpl& runtime_;
+  bool entered_ = false;
 };
 
 // The runtime's lock for changing its books; left by an exception, the runtime collapses.

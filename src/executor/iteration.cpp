@@ -64,6 +64,10 @@ base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) 
 base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlot& lane) {
   if (collapsed_) return base::no_memory();
   std::vector<Binding>& bindings = thread_bindings();
+  // Those that another thread ended are still here.
+  std::erase_if(bindings, [](const Binding& binding) {
+    return binding.session->iteration_.serial_.load(std::memory_order_relaxed) != binding.serial;
+  });
   bindings.reserve(bindings.size() + 1);
   IterationImpl& iteration = session.iteration_;
   memory::PersistentHeap* heap = session.heap_.load(std::memory_order_relaxed);
@@ -235,6 +239,7 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
       }
     }
     const base::Status ignored = finish_iteration(*session, lane, std::move(outcome), begun);
+    const CallbackScope scope;  // what goes with the work may not close the runtime that this thread is of
     work.reset();
   }
 }

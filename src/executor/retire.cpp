@@ -44,6 +44,7 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
                                    {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
                                     session.service_ns_, device_ns}});
         ++session.progress_calls_;
+        ++staying_;
       }
     }
     slot.outcome = {};
@@ -117,14 +118,24 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
 void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
   const uint64_t sequence = lane.head;
   const device::Event& end = lane.at(sequence).end;
-  lane.reaping = true;
+  struct Reaping {
+    Reaping(RuntimeImpl& of, LaneSlot& in) : runtime(of), lane(in) { lane.reaping = true; }
+    ~Reaping() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      lane.reaping = false;
+      if (runtime.closing_) runtime.actor_done_.notify_all();
+    }
+    Reaping(const Reaping&) = delete;
+    Reaping& operator=(const Reaping&) = delete;
+    RuntimeImpl& runtime;
+    LaneSlot& lane;
+  };
   base::Status status;
   {
+    const Reaping reaping(*this, lane);
     const Unlocked unlocked(mutex_);
     outbox.flush();
     status = end.synchronize();
   }
-  lane.reaping = false;
   if (collapsed_) return;
   if (!status.ok())
     lose(status, outbox);

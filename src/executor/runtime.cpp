@@ -118,6 +118,7 @@ base::Status RuntimeImpl::close() {
     const auto open = [](const auto& entry) { return entry.second->open_; };
     while (collapsed_ && (acting_ || std::any_of(sessions_.begin(), sessions_.end(), open)))
       actor_done_.wait(mutex_);
+    while (has_users()) wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     stop_threads_ = true;
     service_wakes_.notify_all();
     for (const auto& slot : slots_) {
@@ -127,13 +128,19 @@ base::Status RuntimeImpl::close() {
     }
   }
   service_.join();
-  std::vector<std::weak_ptr<Dependent>> dependents;
+  std::vector<Attached> dependents;
   {
     base::MutexLock lock(mutex_);
     dependents.swap(dependents_);
   }
-  for (auto dependent = dependents.rbegin(); dependent != dependents.rend(); ++dependent)
-    if (const auto alive = dependent->lock()) alive->runtime_closing();
+  for (auto attached = dependents.rbegin(); attached != dependents.rend(); ++attached) {
+    if (const auto alive = attached->dependent.lock()) {
+      alive->runtime_closing();
+      continue;
+    }
+    base::MutexLock lock(mutex_);  // another thread is destroying it
+    while (!attached->life.expired()) actor_done_.wait(mutex_);
+  }
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
   std::vector<std::weak_ptr<StreamImpl>> side_streams;
@@ -162,6 +169,10 @@ base::Status RuntimeImpl::close() {
   }
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
+  {
+    base::MutexLock lock(mutex_);  // those that others release now
+    while (open_side_streams_ > 0) actor_done_.wait(mutex_);
+  }
   scheduler.reset();  // and with it the policy
   memory_.reset();
   slots.clear();
@@ -169,6 +180,12 @@ base::Status RuntimeImpl::close() {
   paging_end_ = {};
   paging_stream_ = {};
   return device_->close();
+}
+
+bool RuntimeImpl::has_users() const {
+  return staying_ > 0 || sync_waiters_ > 0 || std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) {
+           return slot != nullptr && slot->reaping;
+         });
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
@@ -192,8 +209,8 @@ bool RuntimeImpl::make_room(uint64_t bytes, bool refused) {
   std::vector<std::shared_ptr<Dependent>> dependents;
   {
     base::MutexLock lock(mutex_);
-    for (const auto& weak : dependents_)
-      if (auto dependent = weak.lock()) dependents.push_back(std::move(dependent));
+    for (const Attached& attached : dependents_)
+      if (auto dependent = attached.dependent.lock()) dependents.push_back(std::move(dependent));
   }
   uint64_t spare_bytes = 0;
   for (const auto& dependent : dependents) spare_bytes += dependent->spare_bytes();
@@ -338,6 +355,7 @@ base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
         ++sync_waiters_;
         wait(retired_, deadline, outbox);
         --sync_waiters_;
+        if (closing_) actor_done_.notify_all();
       }
     }
     GPUSHARE_RETURN_IF_ERROR(lost_);
@@ -373,11 +391,28 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priorit
   return std::shared_ptr<Stream>(std::move(stream));
 }
 
+void RuntimeImpl::side_stream_made() {
+  base::MutexLock lock(mutex_);
+  ++open_side_streams_;
+}
+
+void RuntimeImpl::side_stream_gone() {
+  base::MutexLock lock(mutex_);
+  if (--open_side_streams_ == 0) actor_done_.notify_all();
+}
+
 base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
+  const std::shared_ptr<Dependent> alive = dependent.lock();
+  if (alive == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the dependent is gone"};
+  const std::shared_ptr<void> life(alive.get(), [runtime = shared_from_this()](void*) {
+    base::MutexLock lock(runtime->mutex_);
+    runtime->actor_done_.notify_all();
+  });
   base::MutexLock lock(mutex_);
   GPUSHARE_RETURN_IF_ERROR(check_open());
-  std::erase_if(dependents_, [](const auto& weak) { return weak.expired(); });
-  dependents_.push_back(std::move(dependent));
+  std::erase_if(dependents_, [](const Attached& attached) { return attached.life.expired(); });
+  dependents_.push_back({std::move(dependent), life});
+  alive->life_ = life;
   return {};
 }
 

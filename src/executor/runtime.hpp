@@ -46,7 +46,7 @@ struct Progress {
 };
 // Called from the thread that noticed: the one that ends an iteration, one that waits, or one of the
 // runtime's. May call the runtime, but not wait in it: calls that would block there return INVALID_STATE.
-// What it throws is logged and dropped.
+// What it throws is logged and dropped. Never called inside itself on one thread.
 using ProgressFunction = std::function<void(const Progress&)>;
 
 // An allocation of `bytes` for `session_id` is about to fail. True: something was freed, try once more.
@@ -143,7 +143,7 @@ class Stream {
   virtual bool is_lane() const = 0;
   // All fail with INVALID_STATE once the stream was released or the runtime closed.
   virtual base::Result<void*> native() const = 0;
-  virtual base::Status synchronize() = 0;  // blocks
+  virtual base::Status synchronize() = 0;  // blocks; in a NoWaitScope INVALID_STATE unless the work is done
   virtual base::Status launch_host(gpushare_host_function function, void* user_data) = 0;
   virtual base::Status copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) = 0;
   virtual base::Status fill(memory::Address address, uint8_t value, uint64_t bytes) = 0;
@@ -168,6 +168,15 @@ class Dependent {
   virtual uint64_t spare_bytes() const { return 0; }
   // Gives up the one that is worth least; false if there is none. Called by a thread that opens a session, which may wait.
   virtual bool shed() { return false; }
+
+ protected:
+  // For the destructor, when it holds nothing of the device any more and still has its runtime: a runtime that closes
+  // meanwhile waits for that.
+  void detach() { life_.reset(); }
+
+ private:
+  friend class RuntimeImpl;
+  std::shared_ptr<void> life_;
 };
 
 // While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends
@@ -215,7 +224,7 @@ class Ticket {
 };
 
 // What a submitted iteration does. Destroyed exactly once, without any lock held, when it has run or never
-// will.
+// will; that may not close a runtime.
 class Work {
  public:
   virtual ~Work() = default;
@@ -275,8 +284,8 @@ class Runtime {
   static base::Result<std::shared_ptr<Runtime>> open(RuntimeOptions options);
   virtual ~Runtime() = default;
 
-  // Cancels and closes every session, waits for work on the device, joins all threads, gives everything back.
-  // Blocks. INVALID_STATE from a function that this runtime called, from inside an iteration on this thread,
+  // Cancels and closes every session, waits for work on the device and for threads that are inside, in functions of
+  // the caller's too, joins all threads of its own, gives everything back. Blocks. INVALID_STATE from a function that this runtime called, from inside an iteration on this thread,
   // and when closed already. The verdict is the device's (objects leaked) or OK. Also done, verdict dropped,
   // when the last pointer to an open runtime goes.
   virtual base::Status close() = 0;

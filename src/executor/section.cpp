@@ -1,7 +1,9 @@
 // A stretch under the runtime's lock, and what is done once it is let go: progress told, dropped work destroyed, a point for the timeline.
 // SPDX-License-Identifier: Apache-2.0
 #include <exception>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include "base/log.hpp"
 #include "executor/internal.hpp"
@@ -11,6 +13,8 @@ namespace {
 
 thread_local int t_no_wait = 0;
 thread_local int t_callbacks = 0;
+// Of the thread's innermost flush that makes progress calls: those still to be made.
+thread_local std::vector<Outbox::Finished>* t_telling = nullptr;
 
 }  // namespace
 
@@ -46,20 +50,9 @@ void complain(const char* what) noexcept {
 }  // namespace
 
 void Outbox::flush() noexcept {
-  std::vector<Finished> calls;
-  calls.swap(finished);
-  for (const Finished& call : calls) {
-    const NoWaitScope scope;
-    try {
-      runtime_.on_progress_(call.progress);
-    } catch (const std::exception& error) {
-      complain(error.what());
-    } catch (...) {
-      complain("something that is no std::exception");
-    }
-  }
-  if (!calls.empty()) runtime_.progress_told(calls);
+  if (!finished.empty()) tell_progress();
   while (!dropped.empty()) {
+    const CallbackScope scope;
     const std::unique_ptr<Work> work = std::move(dropped.back());
     dropped.pop_back();
   }
@@ -71,6 +64,26 @@ void Outbox::flush() noexcept {
   }
 }
 
+// A progress function that asks the runtime something may find more iterations finished. Those are told when it
+// has returned, not inside it: it would come to be called inside itself without end, and out of order.
+void Outbox::tell_progress() noexcept {
+  std::vector<Finished> calls;
+  calls.swap(finished);
+  if (t_telling != nullptr) {
+    try {
+      t_telling->insert(t_telling->end(), calls.begin(), calls.end());
+      return;
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): no memory to wait in: now, then
+    }
+  }
+  std::vector<Finished>* const outer = std::exchange(t_telling, &calls);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Finished call = std::move(calls[i]);  // more may come behind it
+    RuntimeImpl::tell(call);
+  }
+  t_telling = outer;
+}
+
 Section::~Section() {
   if (std::uncaught_exceptions() > exceptions_) {
     if (!held_) lock();
@@ -79,11 +92,39 @@ Section::~Section() {
   if (held_) runtime_.mutex_.unlock();
 }
 
-void RuntimeImpl::progress_told(const std::vector<Outbox::Finished>& calls) {
-  base::MutexLock lock(mutex_);
-  for (const Outbox::Finished& call : calls)
-    if (--call.session->progress_calls_ == 0 && call.session->closed_)
-      call.session->state_changed_.notify_all();
+void RuntimeImpl::tell(const Outbox::Finished& call) noexcept {
+  RuntimeImpl& runtime = *call.session->runtime_;
+  {
+    const NoWaitScope scope;
+    try {
+      runtime.on_progress_(call.progress);
+    } catch (const std::exception& error) {
+      complain(error.what());
+    } catch (...) {
+      complain("something that is no std::exception");
+    }
+  }
+  base::MutexLock lock(runtime.mutex_);
+  if (--call.session->progress_calls_ == 0 && call.session->closed_)
+    call.session->state_changed_.notify_all();
+  runtime.left();
+}
+
+Stay::Stay(RuntimeImpl& runtime) : runtime_(runtime) {
+  base::MutexLock lock(runtime_.mutex_);
+  entered_ = !runtime_.closing_;
+  if (entered_) ++runtime_.staying_;
+}
+
+Stay::~Stay() {
+  if (!entered_) return;
+  base::MutexLock lock(runtime_.mutex_);
+  runtime_.left();
+}
+
+void RuntimeImpl::left() {
+  --staying_;
+  if (closing_) actor_done_.notify_all();
 }
 
 // Memory has locks of its own, which it may hold while it waits for the device.

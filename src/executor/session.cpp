@@ -84,13 +84,12 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
-  bool asked = false;
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
     const sched::SessionState state = runtime.scheduler_->state(id_);
     if (placed_ && state == sched::SessionState::kResident) return {};
-    if (state == sched::SessionState::kPagedOut && !asked) {
-      asked = true;
+    if (state == sched::SessionState::kPagedOut) {
+      // Each time: it may have come back and gone again before this thread saw it.
       runtime.scheduler_->wake(id_, runtime.now());
       runtime.settle(nullptr, outbox);
     }

@@ -10,6 +10,7 @@ namespace gpushare::executor {
 StreamImpl::StreamImpl(std::shared_ptr<RuntimeImpl> runtime, device::Stream stream, LaneSlot* lane)
     : runtime_(std::move(runtime)), stream_(std::move(stream)), lane_(lane) {
   gate_.open();
+  if (lane_ == nullptr) runtime_->side_stream_made();
 }
 
 StreamImpl::~StreamImpl() {
@@ -19,12 +20,16 @@ StreamImpl::~StreamImpl() {
 
 void StreamImpl::shut() {
   gate_.close();
+  const bool was_open = static_cast<bool>(stream_);
   { const device::Stream gone = std::move(stream_); }
   // Functions that a lost device never ran hold sessions.
   std::deque<HostCall> calls;
-  base::MutexLock lock(mutex_);
-  calls.swap(calls_);
-  spare_calls_.clear();
+  {
+    base::MutexLock lock(mutex_);
+    calls.swap(calls_);
+    spare_calls_.clear();
+  }
+  if (was_open && lane_ == nullptr) runtime_->side_stream_gone();
 }
 
 // What runs on a stream may tell that the device is lost.
@@ -54,7 +59,13 @@ base::Result<void*> StreamImpl::native() const {
 }
 
 base::Status StreamImpl::synchronize() {
-  return use([&] { return stream_.synchronize(); });
+  return use([&]() -> base::Status {
+    if (!NoWaitScope::active()) return stream_.synchronize();
+    base::Status now = stream_.query();
+    if (now.code() != GPUSHARE_NOT_READY) return now;
+    return {GPUSHARE_INVALID_STATE,
+            "a stream cannot be waited for inside a function that the device or the runtime waits for"};
+  });
 }
 
 StreamImpl::HostCall* StreamImpl::take_call() {

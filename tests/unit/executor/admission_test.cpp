@@ -107,4 +107,49 @@ TEST_CASE("a session that the device had no memory for is tried again by itself"
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE(
+    "an allocation that waits for a paged-out session keeps its place though it comes back and goes again") {
+  auto options =
+      options_of({"host?total_bytes=134217728&copy_gbps=0.2", memory::Layout::kVirtual}, "priority");
+  options.capacity_bytes = 126 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  const auto open = [&](const char* name, int32_t priority, uint64_t persistent_bytes) {
+    executor::SessionOptions session = need(name, persistent_bytes, 8 * kMiB);
+    session.priority = priority;
+    return open_session(*runtime, session);
+  };
+  const auto a = open("a", 1, 40 * kMiB);
+  REQUIRE(a->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
+  const auto high = open("high", 9, 116 * kMiB);
+  REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  CHECK(a->info().state == executor::SessionState::kPagedOut);
+  std::atomic<bool> done{false};
+  std::atomic<int32_t> code{-1};
+  std::thread user([&] {
+    code = a->alloc(memory::Kind::kModel, kMiB, 0).status().code();
+    done = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it waits by now, most likely
+  // While a comes in (16 MiB at 0.2 GB/s) somebody comes who has it out again at once.
+  REQUIRE(high->close().ok());
+  const auto again = open("again", 9, 116 * kMiB);
+  REQUIRE(again->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  // Both rank below a, and neither fits beside it.
+  const auto low = open("low", 0, 100 * kMiB), lower = open("lower", 0, 100 * kMiB);
+  REQUIRE(again->close().ok());
+  const auto is_in = [](const auto& session) {
+    return session->info().state == executor::SessionState::kResident;
+  };
+  while (!done && !is_in(low)) std::this_thread::yield();
+  if (!done) {
+    REQUIRE(low->close().ok());
+    while (!done && !is_in(lower)) std::this_thread::yield();
+  }
+  CHECK(done);
+  CHECK_FALSE(is_in(lower));
+  CHECK(runtime->close().ok());
+  user.join();
+  if (done) CHECK((code == GPUSHARE_OK || code == GPUSHARE_INVALID_STATE));
+}
+
 }  // namespace
