@@ -58,6 +58,7 @@ base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Run
 
 Loader::~Loader() {
   runtime_closing();
+  detach();
 }
 
 Loader::Use::Use(Loader& loader) : loader_(loader) {
@@ -89,6 +90,10 @@ void Loader::runtime_closing() {
   }
   for (const std::weak_ptr<Model>& weak : models)
     if (const auto model = weak.lock()) model->shut();
+  {
+    base::MutexLock lock(mutex_);  // those that other threads take apart
+    while (whole_models_ > 0) unused_.wait(mutex_);
+  }
   std::vector<std::unique_ptr<Transmission>> leaving;
   std::shared_ptr<executor::Stream> copies;
   {
@@ -269,6 +274,16 @@ std::shared_ptr<Model> Loader::adopt(const std::shared_ptr<executor::Session>& s
   std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
   models_.push_back(model);
   return model;
+}
+
+void Loader::model_made() {
+  base::MutexLock lock(mutex_);
+  ++whole_models_;
+}
+
+void Loader::model_apart() {
+  base::MutexLock lock(mutex_);
+  if (--whole_models_ == 0) unused_.notify_all();
 }
 
 void Loader::retire(std::unique_ptr<Transmission> transmission) {

@@ -115,6 +115,9 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::Result<std::vector<uint32_t>> plan(const Image& image, const LoadOptions& options);
   std::shared_ptr<Model> adopt(const std::shared_ptr<executor::Session>& session, memory::Address address,
                                std::unique_ptr<Transmission> transmission, bool profile);
+  // Of models, that runtime_closing() waits for those which other threads take apart.
+  void model_made();
+  void model_apart();
   // Of a model that was unloaded: kept until its copies have finished.
   void retire(std::unique_ptr<Transmission> transmission);
   void sweep();
@@ -128,6 +131,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::ConditionVariable unused_;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   uint32_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t whole_models_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // that hold events of the device
   LinkCosts link_ GPUSHARE_GUARDED_BY(mutex_);
   bool link_known_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool link_given_ GPUSHARE_GUARDED_BY(mutex_) = false;

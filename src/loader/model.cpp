@@ -21,6 +21,7 @@ Model::Model(std::shared_ptr<Loader> loader, std::shared_ptr<executor::Session> 
       transmission_(std::move(transmission)),
       profile_(profile) {
   gate_.open();
+  loader_->model_made();
 }
 
 Model::~Model() {
@@ -48,7 +49,13 @@ std::unique_ptr<Transmission> Model::take_apart() {
 base::Status Model::unload() {
   (void)arrived(layers() - 1);  // the last chance to learn from it
   if (!claim()) return {};
-  loader_->retire(take_apart());
+  {
+    const struct Apart {
+      ~Apart() { loader.model_apart(); }
+      Loader& loader;
+    } apart{*loader_};
+    loader_->retire(take_apart());
+  }
   base::Status freed = session_->free(address_);
   // Gone with its session, which is what was wanted.
   if (freed.code() == GPUSHARE_INVALID_STATE || freed.code() == GPUSHARE_NOT_FOUND) return {};
@@ -56,7 +63,9 @@ base::Status Model::unload() {
 }
 
 void Model::shut() {
-  if (claim()) take_apart().reset();
+  if (!claim()) return;
+  take_apart().reset();
+  loader_->model_apart();
 }
 
 // Once, when all of it is there: what the transmission tells of the link.

@@ -77,6 +77,7 @@ Switcher::~Switcher() {
   for (const auto& [id, member] : members)
     if (member->session != nullptr) drop(*member);
   standby_.clear();
+  detach();
 }
 
 std::shared_ptr<Switcher::Member> Switcher::find(MemberId id) const {

@@ -348,3 +348,46 @@ TEST_CASE("threads load, use, unload and close sessions at once") {
     CHECK(on.runtime->close().ok());
   }
 }
+
+TEST_CASE("a runtime that closes waits for a loader that another thread drops") {
+  Loading loading({"host?total_bytes=268435456&copy_gbps=0.1", memory::Layout::kVirtual});
+  const auto session = test::open_session(*loading.runtime, test::need("s", 32 * kMiB, kMiB));
+  {
+    const auto image = loading.image("m", 4, 4 * kMiB, 1);
+    const auto model = loading.loader->load(session, image, {});
+    REQUIRE(model.ok());
+    REQUIRE((*model)->unload().ok());  // its copies go on for 160 ms; the loader keeps what they read
+  }
+  const std::weak_ptr<loader::Loader> gone = loading.loader;
+  std::thread dropper([&] { loading.loader.reset(); });
+  while (!gone.expired()) std::this_thread::yield();
+  const base::Status closed = loading.runtime->close();
+  dropper.join();
+  INFO(closed.to_string());
+  CHECK(closed.ok());
+}
+
+TEST_CASE("a runtime closes while another thread gives models back that are on their way") {
+  for (int round = 0; round < 20; ++round) {
+    Loading loading({"host?total_bytes=268435456&copy_gbps=2", memory::Layout::kVirtual});
+    const auto session = test::open_session(*loading.runtime, test::need("s", 32 * kMiB, kMiB));
+    const auto image = loading.image("m", 4, kMiB, 1);
+    std::vector<std::shared_ptr<loader::Model>> models;
+    for (int i = 0; i < 4; ++i) {
+      const auto model = loading.loader->load(session, image, {});
+      REQUIRE(model.ok());
+      models.push_back(*model);
+    }
+    std::thread releaser([&] {
+      for (auto& model : models) {
+        (void)model->unload();
+        model.reset();
+        std::this_thread::sleep_for(std::chrono::microseconds(50 * round));
+      }
+    });
+    const base::Status closed = loading.runtime->close();
+    releaser.join();
+    INFO(closed.to_string());
+    CHECK(closed.ok());
+  }
+}
