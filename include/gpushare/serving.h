@@ -191,12 +191,13 @@ GPUSHARE_API int32_t gpushare_request_queue_create(gpushare_runtime runtime,
 /* Refuses new requests, cancels those that wait (they are answered CANCELLED), waits for the batch that runs,
  * and gives the queue back; then every accepted request has been answered and no function of yours runs any
  * more. Close it before the sessions of its models. Blocks as long as that batch takes its turn: if its session
- * waits for memory, cancel the session first. Errors: INVALID_STATE from a function that the queue called
- * (nothing changed). */
+ * waits for memory, cancel the session first. Errors: INVALID_STATE from a function that the queue called, and
+ * where calls may not block: host and progress functions (nothing changed). */
 GPUSHARE_API int32_t gpushare_request_queue_close(gpushare_request_queue queue);
 
 /* Refuses new requests from now on and waits until all accepted ones are answered. Blocks up to timeout_ns.
- * Errors: TIMED_OUT, INVALID_STATE from a function that the queue called. */
+ * Errors: TIMED_OUT; INVALID_STATE from a function that the queue called, and where calls may not block unless all
+ * are answered (nothing changed). */
 GPUSHARE_API int32_t gpushare_request_queue_drain(gpushare_request_queue queue, uint64_t timeout_ns);
 
 /* The clock of deadlines: nanoseconds, monotonic, of this machine. */

@@ -3,9 +3,11 @@
 // clear status, harms nobody else, and the runtime closes.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "gpushare/gpushare.h"
 #include "support/catch.hpp"
@@ -322,6 +324,146 @@ TEST_CASE("a custom policy that throws, answers nonsense, or calls in") {
   CHECK(gpushare_ticket_wait(ticket, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
   CHECK(gpushare_ticket_release(ticket) == GPUSHARE_OK);
   CHECK(gpushare_session_close(data.seen.session) == GPUSHARE_OK);
+  fixture.finish();
+}
+
+TEST_CASE("what goes with submitted work may call in, and may not close the runtime") {
+  const char* device = GENERATE(from_range(std::begin(kDevices), std::end(kDevices)));
+  const bool runs = GENERATE(true, false);
+  Fixture fixture(device);
+  struct Data {
+    gpushare_runtime runtime = nullptr;
+    std::atomic<int> calls{0};
+    std::atomic<int32_t> info{-1}, close{-1};
+  } data;
+  data.runtime = fixture.runtime;
+  gpushare_session session = fixture.open("released");
+  gpushare_iteration iteration = nullptr;
+  if (!runs) REQUIRE(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration) == GPUSHARE_OK);
+  REQUIRE(gpushare_session_submit(
+              session, nothing, &data,
+              [](void* user_data) {
+                auto& d = *static_cast<Data*>(user_data);
+                gpushare_runtime_info facts = GPUSHARE_RUNTIME_INFO_INIT;
+                d.info = gpushare_runtime_get_info(d.runtime, &facts);
+                d.close = gpushare_runtime_close(d.runtime);
+                ++d.calls;
+              },
+              nullptr) == GPUSHARE_OK);
+  if (!runs) {
+    CHECK(gpushare_session_cancel(session) == GPUSHARE_OK);
+    CHECK(gpushare_iteration_end(iteration) == GPUSHARE_OK);
+  }
+  while (data.calls == 0) std::this_thread::yield();
+  CHECK(data.info == GPUSHARE_OK);
+  CHECK(data.close == GPUSHARE_INVALID_STATE);
+  CHECK(gpushare_session_close(session) == GPUSHARE_OK);
+  fixture.finish();
+  CHECK(data.calls == 1);
+}
+
+// On one lane, and so on one thread: what another session's work did there before is not told as the reason.
+TEST_CASE("a code of the work's own has no message of another's") {
+  const auto one_lane = [](gpushare_runtime_params* params, void*) { params->max_lanes = 1; };
+  Fixture fixture("host", one_lane);
+  gpushare_session first = fixture.open("first");
+  CHECK(fixture.run(
+            first,
+            [](void*, gpushare_iteration) -> int32_t {
+              return gpushare_session_close(nullptr) == GPUSHARE_INVALID_HANDLE ? GPUSHARE_OK
+                                                                                : GPUSHARE_INTERNAL;
+            },
+            nullptr) == GPUSHARE_OK);
+  gpushare_session second = fixture.open("second");
+  CHECK(fixture.run(
+            second, [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_INVALID_HANDLE; }, nullptr) ==
+        GPUSHARE_INVALID_HANDLE);
+  const std::string message = gpushare_last_error_message();
+  INFO(message);
+  CHECK(message.find("function returned INVALID_HANDLE") != std::string::npos);
+  CHECK(gpushare_session_close(first) == GPUSHARE_OK);
+  CHECK(gpushare_session_close(second) == GPUSHARE_OK);
+  fixture.finish();
+}
+
+TEST_CASE("a stream that is busy is not waited for in a progress function") {
+  struct Data {
+    gpushare_stream busy = nullptr;
+    std::atomic<bool> go{false};
+    std::atomic<int32_t> code{-1};
+  } data;
+  const auto configure = [](gpushare_runtime_params* params, void* user) {
+    params->on_progress_user_data = user;
+    params->on_progress = [](void* user_data, const gpushare_progress*) {
+      auto& d = *static_cast<Data*>(user_data);
+      d.code = gpushare_stream_synchronize(d.busy);
+      d.go = true;
+    };
+  };
+  Fixture fixture("host", configure, &data);
+  REQUIRE(gpushare_stream_create(fixture.runtime, 0, &data.busy) == GPUSHARE_OK);
+  REQUIRE(gpushare_stream_launch_host(
+              data.busy,
+              [](void* user_data) {
+                auto& d = *static_cast<Data*>(user_data);
+                for (int i = 0; i < 20000 && !d.go; ++i)
+                  std::this_thread::sleep_for(std::chrono::microseconds(100));
+              },
+              &data) == GPUSHARE_OK);
+  CHECK(fixture.run(fixture.bystander, nothing, nullptr) == GPUSHARE_OK);
+  while (!data.go) std::this_thread::yield();
+  CHECK(data.code == GPUSHARE_INVALID_STATE);
+  CHECK(gpushare_stream_synchronize(data.busy) == GPUSHARE_OK);
+  CHECK(gpushare_stream_release(data.busy) == GPUSHARE_OK);
+  fixture.finish();
+}
+
+TEST_CASE("a host function in a batch cannot wait for its request queue") {
+  struct Data {
+    gpushare_request_queue queue = nullptr;
+    std::atomic<int32_t> drain{-1}, close{-1}, answer{-1};
+  } data;
+  Fixture fixture("host");
+  gpushare_session session = fixture.open("serving");
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  REQUIRE(gpushare_request_queue_create(fixture.runtime, &params, &data.queue) == GPUSHARE_OK);
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  const uint32_t sizes[] = {1};
+  model.batch_sizes = sizes;
+  model.batch_size_count = 1;
+  uint32_t id = 0;
+  REQUIRE(gpushare_request_queue_add_model(
+              data.queue, session, &model,
+              [](void* user_data, gpushare_iteration iteration, const gpushare_queued_batch*) -> int32_t {
+                gpushare_stream stream = nullptr;
+                const int32_t code = gpushare_iteration_get_stream(iteration, &stream);
+                if (code != GPUSHARE_OK) return code;
+                return gpushare_stream_launch_host(
+                    stream,
+                    [](void* inner) {
+                      auto& d = *static_cast<Data*>(inner);
+                      d.drain = gpushare_request_queue_drain(d.queue, GPUSHARE_NO_TIMEOUT);
+                      d.close = gpushare_request_queue_close(d.queue);
+                    },
+                    user_data);
+              },
+              &data, nullptr, &id) == GPUSHARE_OK);
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+  request.id = 1;
+  request.model = id;
+  request.deadline_ns = gpushare_now_ns() + 3'600'000'000'000;
+  REQUIRE(gpushare_request_queue_submit(
+              data.queue, &request,
+              [](void* user_data, const gpushare_request_outcome* outcome) {
+                static_cast<Data*>(user_data)->answer = outcome->status;
+              },
+              &data) == GPUSHARE_OK);
+  CHECK(gpushare_request_queue_drain(data.queue, GPUSHARE_NO_TIMEOUT) == GPUSHARE_OK);
+  CHECK(data.answer == GPUSHARE_OK);
+  CHECK(data.drain == GPUSHARE_INVALID_STATE);
+  CHECK(data.close == GPUSHARE_INVALID_STATE);
+  CHECK(gpushare_request_queue_close(data.queue) == GPUSHARE_OK);
+  CHECK(gpushare_session_close(session) == GPUSHARE_OK);
   fixture.finish();
 }
 

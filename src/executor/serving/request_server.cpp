@@ -14,6 +14,7 @@
 #include "base/flat_hash.hpp"
 #include "base/log.hpp"
 #include "base/mutex.hpp"
+#include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::executor {
@@ -43,11 +44,11 @@ class RequestServer::Impl {
     try {
       runner_ = std::thread([this] { run_batches(); });
     } catch (...) {
-      (void)stop();
+      finish();
       throw;
     }
   }
-  ~Impl() { (void)stop(); }
+  ~Impl() { finish(); }
 
   base::Result<uint32_t> add_model(const ModelSpec& spec, RunBatch run) {
     auto shared = std::make_shared<const RunBatch>(std::move(run));
@@ -173,6 +174,7 @@ class RequestServer::Impl {
     if (inside_server == this) return from_inside("drained");
     const base::Deadline deadline = base::Deadline::after(timeout_ns);
     base::MutexLock lock(mutex_);
+    if (!entries_.empty() && NoWaitScope::active()) return would_wait("drained");
     draining_ = true;
     poke();
     while (!entries_.empty()) {
@@ -187,6 +189,13 @@ class RequestServer::Impl {
 
   base::Status stop() {
     if (inside_server == this) return from_inside("closed");
+    if (NoWaitScope::active()) return would_wait("closed");
+    finish();
+    return base::ok_status();
+  }
+
+ private:
+  void finish() {
     {
       base::MutexLock lock(mutex_);
       draining_ = true;
@@ -209,10 +218,8 @@ class RequestServer::Impl {
     const std::lock_guard joining(join_mutex_);
     if (decider_.joinable()) decider_.join();
     if (runner_.joinable()) runner_.join();
-    return base::ok_status();
   }
 
- private:
   enum class Stage : uint8_t { kWaiting, kRunning, kDue };  // due: its outcome is in answers_
   struct Entry {
     uint64_t deadline_ns;
@@ -237,6 +244,12 @@ class RequestServer::Impl {
   static base::Status from_inside(const char* what) {
     return {GPUSHARE_INVALID_STATE,
             base::format("the request queue cannot be %s from a function that it called", what)};
+  }
+  static base::Status would_wait(const char* what) {
+    return {GPUSHARE_INVALID_STATE,
+            base::format("the request queue cannot be %s inside a function that the device or the runtime "
+                         "waits for (host function, progress function): its batches may need that",
+                         what)};
   }
   void poke() GPUSHARE_REQUIRES(mutex_) {
     poked_ = true;

@@ -117,10 +117,11 @@ class RequestServer {
   std::string_view policy() const;
 
   // Refuses new requests and waits until all accepted ones are answered. Errors: TIMED_OUT (they still
-  // will be), INVALID_STATE from a function that the server called.
+  // will be), INVALID_STATE from a function that the server called, or that the device or a runtime waits for.
   base::Status drain(uint64_t timeout_ns = UINT64_MAX);
   // Refuses new requests, cancels what waits, waits for the running batch, ends the threads. Idempotent.
-  // Errors: INVALID_STATE from a function that the server called; nothing changed.
+  // Errors: INVALID_STATE from a function that the server called, or that the device or a runtime waits for; nothing
+  // changed.
   base::Status stop();
 
  private:
