@@ -167,6 +167,34 @@ TEST_CASE("a runtime that closes waits for a stream that another thread releases
   CHECK(verdict.ok());
 }
 
+TEST_CASE("a runtime that closes waits for a dependent that another thread destroys") {
+  struct Flags {
+    std::atomic<bool> going{false}, closed{false}, closed_inside{false};
+  } flags;
+  struct Slow final : executor::Dependent {
+    explicit Slow(Flags& of) : flags(of) {}
+    ~Slow() override {
+      flags.going = true;
+      wait_a_while_for(flags.closed);
+      flags.closed_inside = flags.closed.load();
+      detach();
+    }
+    void runtime_closing() override {}
+    Flags& flags;
+  };
+  auto runtime = open_runtime(options_of(kSetups[0]));
+  auto dependent = std::make_shared<Slow>(flags);
+  REQUIRE(runtime->attach(dependent).ok());
+  std::thread destroyer([&] { dependent.reset(); });
+  wait_for(flags.going);
+  CHECK(runtime->close().ok());
+  flags.closed = true;
+  destroyer.join();
+  CHECK_FALSE(flags.closed_inside);
+  auto late = std::make_shared<Slow>(flags);
+  CHECK(runtime->attach(late).code() == GPUSHARE_INVALID_STATE);
+}
+
 // What waits in the runtime looks at its lane once more when it wakes: with sanitizers this tells.
 TEST_CASE("a runtime that lost its device closes while threads wait for what was enqueued") {
   for (int round = 0; round < 50; ++round) {
