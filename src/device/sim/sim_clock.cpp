@@ -6,6 +6,7 @@
 #include <exception>
 #include <limits>
 
+#include "base/no_memory.hpp"
 #include "device/sim/sim_device.hpp"
 #include "device/support/ops_guard.hpp"
 
@@ -23,8 +24,9 @@ struct Running {
 };
 thread_local std::vector<Running> t_running;
 
+// There is room for it.
 void insert_by_id(std::vector<Stream*>& streams, Stream* stream, uint64_t id,
-                  uint64_t (*id_of)(const Stream*)) {
+                  uint64_t (*id_of)(const Stream*)) noexcept {
   const auto at =
       std::upper_bound(streams.begin(), streams.end(), id,
                        [id_of](uint64_t value, const Stream* other) { return value < id_of(other); });
@@ -51,27 +53,40 @@ void Device::push(Stream& stream, Op op) {
   if (waiting_threads_ > 0) progress_.notify_all();
 }
 
-void Device::wake_blocked(Stream& stream, std::vector<std::shared_ptr<Stream>>& woken) {
-  // A stream that must go on waiting blocks itself again.
-  woken.insert(woken.end(), stream.blocked_.begin(), stream.blocked_.end());
-  stream.blocked_.clear();
+void Device::make_room(size_t streams) {
+  const auto fit = [streams](auto& list) {
+    if (list.capacity() < streams) list.reserve(2 * streams);
+  };
+  fit(working_);
+  fit(in_memory_);
+  fit(buses_[0]);
+  fit(buses_[1]);
+  fit(due_callbacks_);
+  fit(loads_);
+  fit(speeds_);
+  fit(done_);
 }
 
-void Device::advance(Stream& first) {
-  std::vector<std::shared_ptr<Stream>> runnable;
-  wake_blocked(first, runnable);
-  runnable.insert(runnable.begin(), first.shared_from_this());
-  for (size_t i = 0; i < runnable.size(); ++i) {
-    const std::shared_ptr<Stream> stream = runnable[i];
-    while (!stream->idle() && !stream->started_ && start_front(*stream)) {
-      stream->queue_.pop_front();
-      ++stream->completed_;
-      wake_blocked(*stream, runnable);
+void Device::advance(Stream& first) noexcept {
+  Stream::Line runnable;
+  // A stream that must go on waiting blocks itself again.
+  const auto wake_blocked = [&runnable](Stream& stream) {
+    runnable.splice_after(runnable.empty() ? runnable.before_begin() : runnable.last(), stream.blocked_);
+  };
+  runnable.push_back(first);
+  wake_blocked(first);
+  while (!runnable.empty()) {
+    Stream& stream = runnable.front();
+    runnable.pop_front();
+    while (!stream.idle() && !stream.started_ && start_front(stream)) {
+      stream.queue_.pop_front();
+      ++stream.completed_;
+      wake_blocked(stream);
     }
   }
 }
 
-bool Device::start_front(Stream& stream) {
+bool Device::start_front(Stream& stream) noexcept {
   Op& op = stream.queue_.front();
   const auto id_of = [](const Stream* other) { return other->id_; };
   switch (op.kind) {
@@ -80,7 +95,7 @@ bool Device::start_front(Stream& stream) {
       return true;
     case Op::Kind::kWait:
       if (op.stream->passed(op.sequence)) return true;
-      op.stream->blocked_.push_back(stream.shared_from_this());
+      op.stream->blocked_.push_back(stream);
       return false;
     case Op::Kind::kWork:
       if (op.duration_ns == 0) return true;
@@ -103,7 +118,7 @@ bool Device::start_front(Stream& stream) {
   return false;
 }
 
-void Device::finish_front(Stream& stream) {
+void Device::finish_front(Stream& stream) noexcept {
   const Op& op = stream.queue_.front();
   if (op.destination != nullptr) {
     if (op.source != nullptr) {
@@ -118,7 +133,7 @@ void Device::finish_front(Stream& stream) {
   advance(stream);
 }
 
-void Device::fail(Stream& stream, base::Status status) {
+void Device::fail(Stream& stream, base::Status status) noexcept {
   stream.error_ = std::move(status);
   stream.failed_sequence_ = stream.completed_ + 1;
   // The work behind it is dropped; its events pass, with the error.
@@ -128,7 +143,7 @@ void Device::fail(Stream& stream, base::Status status) {
   advance(stream);
 }
 
-void Device::lose() {
+void Device::lose() noexcept {
   lost_ = true;
   working_.clear();
   in_memory_.clear();
@@ -140,15 +155,16 @@ void Device::lose() {
     // A host function that runs now ends by itself.
     const size_t kept = stream->in_callback_ ? 1 : 0;
     stream->completed_ += stream->queue_.size() - kept;
-    stream->queue_.resize(kept);
+    stream->queue_.erase(stream->queue_.begin() + static_cast<std::ptrdiff_t>(kept), stream->queue_.end());
     stream->started_ = stream->in_callback_;
   }
   progress_.notify_all();
 }
 
 void Device::run_callback() {
+  t_running.reserve(t_running.size() + 1);
   const std::shared_ptr<Stream> stream = due_callbacks_.front()->shared_from_this();
-  due_callbacks_.pop_front();
+  due_callbacks_.erase(due_callbacks_.begin());
   const gpushare_host_function function = stream->queue_.front().function;
   void* user_data = stream->queue_.front().user_data;
   stream->in_callback_ = true;
@@ -157,11 +173,15 @@ void Device::run_callback() {
   base::Status status;
   t_running.push_back({this, stream.get()});
   try {
-    function(user_data);
-  } catch (const std::exception& error) {
-    status = base::Status(GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what());
-  } catch (...) {
-    status = base::Status(GPUSHARE_CALLBACK_FAILED, "a host function threw");
+    try {
+      function(user_data);
+    } catch (const std::exception& error) {
+      status = base::Status(GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what());
+    } catch (...) {
+      status = base::Status(GPUSHARE_CALLBACK_FAILED, "a host function threw");
+    }
+  } catch (const std::bad_alloc&) {
+    status = base::no_memory();  // for the message
   }
   t_running.pop_back();
   mutex_.lock();
@@ -194,10 +214,11 @@ bool Device::move_clock() {
   for (size_t i = 0; i < working_.size(); ++i) working_[i]->remaining_ns_ -= passed * speeds_[i];
   now_ns_ = next;
 
-  std::vector<Stream*> done;
-  const auto take_done = [&](std::vector<Stream*>& running, auto&& is_done) {
+  done_.clear();
+  const auto take_done = [&](std::vector<Stream*>& running,
+                             auto&& is_done) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     for (Stream* stream : running) {
-      if (is_done(*stream)) done.push_back(stream);
+      if (is_done(*stream)) done_.push_back(stream);
     }
     running.erase(std::remove_if(running.begin(), running.end(), [&](Stream* s) { return is_done(*s); }),
                   running.end());
@@ -205,13 +226,13 @@ bool Device::move_clock() {
   take_done(working_, [](const Stream& stream) { return stream.remaining_ns_ < kDoneNs; });
   for (auto& bus : buses_) {
     if (bus.empty() || bus.front()->end_ns_ > now_ns_) continue;
-    done.push_back(bus.front());
-    bus.pop_front();
+    done_.push_back(bus.front());
+    bus.erase(bus.begin());
     if (!bus.empty()) bus.front()->end_ns_ = now_ns_ + bus.front()->queue_.front().duration_ns;
   }
   take_done(in_memory_, [this](const Stream& stream)
                             GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return stream.end_ns_ <= now_ns_; });
-  for (Stream* stream : done) finish_front(*stream);
+  for (Stream* stream : done_) finish_front(*stream);
   return true;
 }
 

@@ -100,6 +100,7 @@ base::Result<Stream*> Device::create_stream(int32_t priority) {
                                      kPriorityHighest, kPriorityLowest));
   }
   base::MutexLock lock(mutex_);
+  make_room(streams_.size() + 1);
   auto stream = std::make_shared<Stream>(*this, next_stream_id_++, priority);
   Stream* raw = stream.get();
   streams_[raw] = std::move(stream);
@@ -244,17 +245,17 @@ base::Status Event::record(Stream& stream) {
   base::MutexLock lock(device_.mutex_);
   if (device_.lost_) return device_.lost();
   if (!stream.error_.ok()) return stream.error_;
-  ++records_;
-  if (stream_.get() != &stream) stream_ = stream.shared_from_this();
   if (stream.idle()) {
     time_ns_ = device_.now_ns_;
   } else {
     Op op;
     op.kind = Op::Kind::kRecord;
     op.event = shared_from_this();
-    op.sequence = records_;
-    device_.push(stream, std::move(op));
+    op.sequence = records_ + 1;
+    device_.push(stream, std::move(op));  // behind what runs: not done yet
   }
+  ++records_;
+  if (stream_.get() != &stream) stream_ = stream.shared_from_this();
   sequence_ = stream.enqueued_;
   return {};
 }

@@ -14,6 +14,9 @@
 // functions thus run on the thread that waits or polls, without the lock, at their virtual time, and take
 // none of it.
 //
+// Without host memory an enqueue or a wait fails and changes nothing, and works later: a step allocates nothing once it has begun. Room for
+// every stream is made when the stream is.
+//
 // Threads. One lock guards everything and is not held while a host function runs. Several threads may wait:
 // each takes steps while there are any, and while one runs a host function the others go on with what does
 // not depend on it, so that a host function may itself wait for other threads. With one thread a run is a
@@ -22,6 +25,7 @@
 #pragma once
 
 #include <array>
+#include <boost/intrusive/slist.hpp>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -59,8 +63,12 @@ struct Op {
   uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
 };
 
+// A stream stands in one line at most: of those that wait for another stream, or of those that may go on.
+using LineHook =
+    boost::intrusive::slist_base_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+
 // Fields belong to the device's lock. Handles of backend.h are pointers to Device, Stream and Event.
-class Stream : public std::enable_shared_from_this<Stream> {
+class Stream : public std::enable_shared_from_this<Stream>, public LineHook {
  public:
   Stream(Device& device, uint64_t id, int32_t priority) : device_(device), id_(id), priority_(priority) {}
   Device& device() const { return device_; }
@@ -70,6 +78,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
  private:
   friend class Device;
   friend class Event;
+  using Line = boost::intrusive::slist<Stream, boost::intrusive::constant_time_size<false>,
+                                       boost::intrusive::cache_last<true>>;
   bool idle() const { return queue_.empty(); }
   bool passed(uint64_t sequence) const { return completed_ >= sequence; }
   base::Status failure_at(uint64_t sequence) const;
@@ -86,8 +96,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t enqueued_ = 0;
   uint64_t completed_ = 0;
   uint64_t failed_sequence_ = 0;
-  base::Status error_;                            // sticky
-  std::vector<std::shared_ptr<Stream>> blocked_;  // streams whose front waits for this one
+  base::Status error_;  // sticky
+  Line blocked_;        // streams whose front waits for this one: they are not idle, and so not destroyed
 };
 
 class Event : public std::enable_shared_from_this<Event> {
@@ -157,13 +167,12 @@ class Device {
   base::Status enqueue(Stream& stream, Op op);
   void push(Stream& stream, Op op) GPUSHARE_REQUIRES(mutex_);
   // Starts what can start on `stream`, and on streams that were blocked on it.
-  void advance(Stream& stream) GPUSHARE_REQUIRES(mutex_);
+  void advance(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
   // True when the front took no time and is done.
-  bool start_front(Stream& stream) GPUSHARE_REQUIRES(mutex_);
-  void finish_front(Stream& stream) GPUSHARE_REQUIRES(mutex_);
-  void wake_blocked(Stream& stream, std::vector<std::shared_ptr<Stream>>& woken) GPUSHARE_REQUIRES(mutex_);
-  void fail(Stream& stream, base::Status status) GPUSHARE_REQUIRES(mutex_);
-  void lose() GPUSHARE_REQUIRES(mutex_);
+  bool start_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
+  void finish_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
+  void fail(Stream& stream, base::Status status) noexcept GPUSHARE_REQUIRES(mutex_);
+  void lose() noexcept GPUSHARE_REQUIRES(mutex_);
   // False when there is nothing to do. May release the lock while a host function runs.
   bool step() GPUSHARE_REQUIRES(mutex_);
   void run_callback() GPUSHARE_REQUIRES(mutex_);
@@ -174,6 +183,7 @@ class Device {
   // Counts a NOT_READY answer; true if a step was taken, so that the answer may have changed.
   bool poll() GPUSHARE_REQUIRES(mutex_);
   uint64_t memory_ns(uint64_t bytes_moved) const;
+  void make_room(size_t streams) GPUSHARE_REQUIRES(mutex_);
 
   const std::unique_ptr<AddressSpace> memory_;
   const Costs costs_;
@@ -189,16 +199,17 @@ class Device {
   uint32_t running_callbacks_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint32_t waiting_threads_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   std::mt19937_64 random_ GPUSHARE_GUARDED_BY(mutex_);
-  // In progress, by kind. Works and memory ops are kept in order of stream creation.
+  // In progress, by kind; each with room for all streams. Works and memory ops are kept in order of stream creation.
   std::vector<Stream*> working_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Stream*> in_memory_ GPUSHARE_GUARDED_BY(mutex_);
-  std::array<std::deque<Stream*>, 2> buses_ GPUSHARE_GUARDED_BY(mutex_);  // the front has the bus
-  std::deque<Stream*> due_callbacks_ GPUSHARE_GUARDED_BY(mutex_);
+  std::array<std::vector<Stream*>, 2> buses_ GPUSHARE_GUARDED_BY(mutex_);  // the front has the bus
+  std::vector<Stream*> due_callbacks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
-  // Scratch of move_clock().
+  // Scratch of move_clock(), with room for all streams too.
   std::vector<ContentionModel::Load> loads_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<double> speeds_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<Stream*> done_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gpushare::device::sim
