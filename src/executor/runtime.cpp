@@ -451,8 +451,9 @@ std::string RuntimeImpl::check() {
   Outbox outbox(*this);
   Section lock(*this);
   // Memory's books hold when nobody works on them: no action, no pushed iteration. What the caller's own
-  // iterations do is up to the caller.
-  while (acting_) actor_done_.wait(mutex_);
+  // iterations do is up to the caller. What was decided must be done, or memory holds what is no longer promised.
+  settle(nullptr, outbox);
+  while ((acting_ || !actions_.empty()) && !closed_ && !collapsed_) actor_done_.wait(mutex_);
   const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave
   if (!pass) return {};
   acting_ = paused_ = true;
@@ -461,10 +462,36 @@ std::string RuntimeImpl::check() {
     return lane->holder != nullptr && !lane->holder->iteration_.can_end_.load();
   });
   if (quiet) {
+    // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
+    uint64_t promised_bytes = scheduler_->promised_bytes();
+    struct Promise {
+      const memory::Lane* lane;
+      uint64_t bytes;
+      bool open;  // an iteration is
+    };
+    std::vector<Promise> lanes;
+    for (const LaneSlot* lane : open_slots_)
+      lanes.push_back({lane->memory.load(), scheduler_->lane_bytes(lane->id), lane->holder != nullptr});
     lock.unlock();
     std::string wrong = memory_->check();
+    const memory::DeviceMemoryStats stats = memory_->stats();
+    promised_bytes += stats.pinned_bytes;
+    // Until its boundary a lane keeps what it no longer needs; growing, a contiguous one has two ranges till then. Kept blocks pin both.
+    for (const Promise& promise : lanes) {
+      const memory::LaneStats now = promise.lane->stats();
+      if (!promise.open && now.promoted_bytes == 0) continue;
+      if (now.size_bytes > promise.bytes)
+        promised_bytes += now.size_bytes - promise.bytes;
+      else if (now.size_bytes < promise.bytes && memory_->layout() == memory::Layout::kContiguous)
+        promised_bytes += now.size_bytes;
+    }
+    const uint64_t held_bytes = stats.capacity_bytes - stats.free_bytes;
     lock.lock();
-    if (!wrong.empty()) failure = "memory: " + wrong;
+    if (!wrong.empty())
+      failure = "memory: " + wrong;
+    else if (held_bytes > promised_bytes)
+      failure = "memory holds " + base::format_bytes(held_bytes) + ", of which " +
+                base::format_bytes(promised_bytes) + " are promised or pinned by kept blocks";
   }
   acting_ = paused_ = false;
   actor_done_.notify_all();

@@ -155,6 +155,7 @@ base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   }
   for (LaneImpl* lane : lanes) lane->free_promoted_of(*closing, fences);
   for (LaneImpl* lane : borrowers) lane->return_loan(*closing, true);
+  for (LaneImpl* lane : lanes) lane->settle_unpinned();
   base::MutexLock lock(mutex_);
   open_heaps_[closing->position] = open_heaps_.back();
   open_heaps_[closing->position]->position = closing->position;

@@ -243,7 +243,7 @@ base::Status LaneImpl::free_planned(uint64_t offset) {
 }
 
 base::Status LaneImpl::free_block(Address address) {
-  bool drained = false;
+  bool drained = false, unpinned = false;
   {
     ShortLockGuard lock(lock_);
     const uint64_t offset = address - range_.base;
@@ -277,6 +277,7 @@ base::Status LaneImpl::free_block(Address address) {
       loans_changed_ = true;
       heap->remove_promoted(size);
       drained = promoted_.empty() && !is_open();
+      unpinned = promoted_.empty() && is_open() && owner_ == nullptr;
     }
     if (wait) {
       heap_->set_tag(handle, tag | BlockTag::kFreed);
@@ -293,6 +294,7 @@ base::Status LaneImpl::free_block(Address address) {
                               stream, session);
   }
   if (drained) drained_(this);
+  if (unpinned) settle_unpinned();
   return {};
 }
 

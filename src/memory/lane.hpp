@@ -52,6 +52,9 @@ class LaneImpl final : public Lane, public BlockOwner {
   // Gives back what `heap` lent, for as long as it is not resident; with `ends`, forgets it.
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
+  // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the next one. Does nothing
+  // while there are such blocks, an iteration is under way or another thread has control_.
+  void settle_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // Held for promoted blocks though neither promised nor lent.
   uint64_t pinned_bytes() const;
   size_t position = 0;  // in DeviceMemory's list

@@ -3,6 +3,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "memory/lane.hpp"
@@ -206,6 +207,16 @@ void LaneImpl::boundary() {
   order_all(fences, *stream_);
   ShortLockGuard lock(lock_);
   range_ = moved;
+}
+
+void LaneImpl::settle_unpinned() {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (!control || !is_open() || (ahead_.bytes == 0 && target() == range_.bytes)) return;
+  {
+    ShortLockGuard lock(lock_);
+    if (owner_ != nullptr || !promoted_.empty()) return;
+  }
+  boundary();
 }
 
 void LaneImpl::shrink_to_target() {

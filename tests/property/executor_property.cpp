@@ -1,6 +1,7 @@
 // The eight invariants of the architecture page under random sessions, policies and failures, on host, sim and
 // the cuda backend over the stand-in for its driver, in both layouts; 110,000 steps a backend. One thread drives (so a seed repeats the run), pushed iterations run beside it.
-//   1 safety and 2 no overlap: Runtime::check() and info().promised_bytes; 3 no ephemeral bytes between
+//   1 safety and 2 no overlap: Runtime::check(), which also holds that memory has no more than was promised, and info().promised_bytes, with
+//   scripted faults of the device too; 3 no ephemeral bytes between
 //   iterations; 4 the iterations of a lane never overlap on the device: each claims its lane by host
 //   functions in stream order; 5 none lost or run twice, in order; 6 a failing session leaves no bytes and
 //   harms no other; 7 fair: backlogged sessions of a lane stay within two of the longest iterations; 8 the
@@ -108,7 +109,9 @@ class PropertyWork final : public executor::Work {
 
 class Driver {
  public:
-  Driver(const Setup& setup, uint64_t seed) : setup_(setup), random_(seed) {
+  // `faults`: now and then the device has no memory for one call. A session may then fail at any time, for itself.
+  Driver(const Setup& setup, uint64_t seed, bool faults = false)
+      : setup_(setup), random_(seed), faults_(faults) {
     executor::RuntimeOptions options = options_of(setup, "fair");
     options.max_lanes = static_cast<uint32_t>(uniform(random_, 1, 4));
     options.enqueue_depth = static_cast<uint32_t>(uniform(random_, 1, 4));
@@ -119,6 +122,7 @@ class Driver {
 
   void run(uint64_t steps) {
     for (uint64_t step = 0; step < steps; ++step) {
+      if (faults_ && draw(0, 15) == 0) arm_fault();
       one_step();
       if (step % 64 == 0) check();
       if (!failure_.empty()) {
@@ -126,11 +130,30 @@ class Driver {
         FAIL(failure_);
       }
     }
+    if (faults_) disarm();
     close_all();
     if (!failure_.empty()) FAIL(failure_);
   }
 
  private:
+  void set_fault(uint32_t kind, uint64_t at_call) {
+    gpushare_backend_fault fault{};
+    fault.struct_size = sizeof fault;
+    fault.kind = kind;
+    fault.at_call = at_call;
+    expect(runtime_->device().set_fault(fault).ok(), "set_fault failed");
+  }
+  void arm_fault() {
+    static constexpr uint32_t kKinds[] = {GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY, GPUSHARE_FAULT_MAP_FAILS,
+                                          GPUSHARE_FAULT_HOST_OUT_OF_MEMORY};
+    set_fault(kKinds[draw(0, 2)], draw(1, 4));
+  }
+  void disarm() { set_fault(GPUSHARE_FAULT_NONE, 0); }
+  // What any call may say once the device had no memory, to it or to the session before.
+  bool faulted(int32_t code) const {
+    return faults_ && (code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_HOST_OUT_OF_MEMORY);
+  }
+
   void expect(bool holds, const char* what) {
     if (!holds && failure_.empty()) failure_ = what;
   }
@@ -193,12 +216,13 @@ class Driver {
     auto session = runtime_->open_session(options);
     if (!session.ok()) {
       const int32_t code = session.status().code();
-      expect(code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_EXCEEDS_CAPACITY,
+      expect(code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_EXCEEDS_CAPACITY || faulted(code),
              "open failed otherwise");
       return;
     }
     Job job;
     job.session = *session;
+    job.may_fail = faults_;
     jobs_.push_back(std::move(job));
   }
 
@@ -211,7 +235,8 @@ class Driver {
     auto begun = job.session->begin(draw(0, 9) == 0 ? 200'000 : 0);
     if (!begun.ok()) {
       const int32_t code = begun.status().code();
-      expect(code == GPUSHARE_TIMED_OUT || ((code == GPUSHARE_CANCELLED || code == GPUSHARE_INVALID_STATE)),
+      expect(code == GPUSHARE_TIMED_OUT || code == GPUSHARE_CANCELLED || code == GPUSHARE_INVALID_STATE ||
+                 faulted(code),
              "begin failed otherwise");
       if (code == GPUSHARE_CANCELLED) expect(job.dead, "cancelled by nobody");
       return;
@@ -257,7 +282,7 @@ class Driver {
     if (!block.ok()) {
       const int32_t code = block.status().code();
       const bool ended = job.dead || job.may_fail;
-      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY &&
+      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && !faulted(code) &&
           !(ended && (code == GPUSHARE_INVALID_STATE || code == GPUSHARE_CANCELLED)))
         fail_with("iteration alloc failed: ", block.status());
       return;
@@ -301,7 +326,8 @@ class Driver {
     auto ticket = job.session->submit(work);
     if (!ticket.ok()) {
       const int32_t code = ticket.status().code();
-      expect(code == GPUSHARE_CANCELLED || code == GPUSHARE_INVALID_STATE, "submit failed otherwise");
+      expect(code == GPUSHARE_CANCELLED || code == GPUSHARE_INVALID_STATE || faulted(code),
+             "submit failed otherwise");
       expect(work != nullptr, "a refused submit took the work");
       return;
     }
@@ -387,6 +413,7 @@ class Driver {
 
   const Setup setup_;
   Random random_;
+  const bool faults_;
   std::shared_ptr<executor::Runtime> runtime_;
   std::vector<Job> jobs_;
   std::map<executor::Stream*, LaneClaim> lanes_;
@@ -404,6 +431,16 @@ TEST_CASE("random sessions, policies and failures keep the invariants") {
   INFO("seed " << seed << ", GPUSHARE_TEST_SEED repeats it");
   constexpr uint64_t kRuns = 8;
   for (uint64_t run = 0; run < kRuns; ++run) Driver(setup, seed + run).run(steps() / kRuns / 2);
+}
+
+TEST_CASE(
+    "random sessions, policies and failures keep the invariants on a device that has no memory now and "
+    "then") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  const uint64_t seed = test::seed();
+  INFO("seed " << seed << ", GPUSHARE_TEST_SEED repeats it");
+  constexpr uint64_t kRuns = 4;
+  for (uint64_t run = 0; run < kRuns; ++run) Driver(setup, seed + run, true).run(steps() / kRuns / 8);
 }
 
 // Not run by default: the device that GPUSHARE_EXECUTOR_SPEC names, for scripts/gpu-suite.

@@ -233,6 +233,36 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
 }
 
 // docs/design/memory.md says why.
+TEMPLATE_TEST_CASE_SIG("a size that kept blocks hold up takes effect when the last of them goes", "",
+                       ((int V), V), 0, 1) {
+  Fixture f(host(), V == 0 ? Layout::kContiguous : Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), other = f.stream();
+  PersistentHeap* heap = f.heap(1, 4 * kMiB);
+  heap->set_stream(&stream);
+  Lane* lane = f.lane(0, 8 * kMiB, stream);
+  Lane* below =
+      f.lane(1, 4 * kMiB, other);  // so that the first cannot grow where it is, on the contiguous layout
+  const bool grows = GENERATE(false, true);
+  const bool with_session = GENERATE(false, true);
+  const uint64_t wanted = grows ? 16 * kMiB : 2 * kMiB;
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  (void)must(lane->alloc(6 * kMiB, 0));
+  const Address kept = must(lane->alloc(kMiB, 0));
+  CHECK_OK(lane->keep(kept));
+  CHECK_OK(lane->set_size(wanted));
+  CHECK_OK(lane->end_iteration(nullptr));
+  // No iteration comes that would have a boundary.
+  if (with_session)
+    CHECK_OK(f.memory->close_heap(heap));
+  else
+    CHECK_OK(f.memory->free(kept));
+  CHECK(lane->stats().size_bytes == wanted);
+  CHECK(f.memory->stats().free_bytes == (64 - 4 - (with_session ? 0 : 4)) * kMiB - wanted);
+  if (!with_session) CHECK_OK(f.memory->close_heap(heap));
+  CHECK_OK(f.memory->close_lane(lane));
+  CHECK_OK(f.memory->close_lane(below));
+}
+
 TEST_CASE("on the contiguous layout a kept block counts in the promise and in the lane") {
   Fixture f(host(), Layout::kContiguous, 64 * kMiB);
   auto stream = f.stream();
