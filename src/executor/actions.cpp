@@ -368,8 +368,10 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
     lose(status, outbox);
     return;
   }
+  // Alone, only what is still on its way back can be missing: of sessions that left, or of the lane itself.
+  const bool may_come = sessions_.size() > 1 || (session.placed_ && session.tries_alone_++ < kMaxTriesAlone);
   if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
-      (session.options_.allow_queueing || session.placed_) && sessions_.size() > 1) {
+      (session.options_.allow_queueing || session.placed_) && may_come) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
     scheduler_->unplaced(session.id_, now());
     refresh_ready(session);
@@ -442,6 +444,8 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
   if (out) {
     record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
   } else {
+    retry_ns_ = 0;
+    session.tries_alone_ = 0;
     session.resident_since_ns_ = time;
     session.stream_lane_ = lane;
     session.lane_ = lane;

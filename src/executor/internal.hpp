@@ -44,6 +44,8 @@ inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 8;
 // How long after a session could not be placed it is tried again; doubles from the first to the last.
 inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
+// A session that is the only one and cannot come back is given up after so many tries: 0.6 s.
+inline constexpr uint32_t kMaxTriesAlone = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
@@ -165,9 +167,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool teardown_queued_ = false;
   SessionState end_state_ = SessionState::kCancelled;
   base::Status end_status_;
-  bool placed_ = false;      // its heap exists
-  bool told_ready_ = false;  // the scheduler knows of an iteration
-  bool open_ = false;        // an iteration is between grant and end
+  bool placed_ = false;       // its heap exists
+  uint32_t tries_alone_ = 0;  // to page it in while there was no other session
+  bool told_ready_ = false;   // the scheduler knows of an iteration
+  bool open_ = false;         // an iteration is between grant and end
   bool pull_waits_ = false;
   uint64_t pull_order_ = 0;
   LaneSlot* granted_ = nullptr;      // to the pull that waits

@@ -1,9 +1,11 @@
 // Sessions that wait for admission: what they submit meanwhile, and being let in.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "support/executor_fixture.hpp"
 
 namespace {
@@ -105,6 +107,55 @@ TEST_CASE("a session that the device had no memory for is tried again by itself"
   CHECK(late->close().ok());
   CHECK(resident->close().ok());
   CHECK(runtime->close().ok());
+}
+
+// What is missing may be on its way back, though nobody else is left who could give it up.
+TEST_CASE("a session that is alone and cannot be paged in is tried again, and given up in the end") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  if (setup.layout != memory::Layout::kVirtual) return;
+  const bool for_ever = GENERATE(false, true);
+  auto options = options_of(setup, "priority");
+  const uint64_t capacity = options.capacity_bytes = 62 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  const auto open = [&](const char* name, int32_t priority, uint64_t persistent_bytes) {
+    executor::SessionOptions session = need(name, persistent_bytes, 2 * kMiB);
+    session.priority = priority;
+    return open_session(*runtime, session);
+  };
+  const auto low = open("low", 1, 24 * kMiB);
+  REQUIRE(low->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
+  const auto high = open("high", 9, capacity - 4 * kMiB);
+  REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  REQUIRE(low->info().state == executor::SessionState::kPagedOut);
+  struct Faults {
+    executor::Runtime& runtime;
+    bool for_ever;
+    std::atomic<int> failures{0};
+    void next_mapping_fails() {
+      CHECK(runtime.device()
+                .set_fault({sizeof(gpushare_backend_fault), GPUSHARE_FAULT_MAP_FAILS, 1, 1.0})
+                .ok());
+    }
+  } faults{*runtime, for_ever};
+  base::set_log_sink(
+      [](void* data, int32_t, const char* message) {
+        auto& of = *static_cast<Faults*>(data);
+        if (std::string(message).find("paging in session 'low'") == std::string::npos) return;
+        ++of.failures;
+        if (of.for_ever) of.next_mapping_fails();
+      },
+      &faults, base::kWarning);
+  faults.next_mapping_fails();
+  CHECK(high->close().ok());
+  const auto block = low->alloc(memory::Kind::kModel, kMiB, 0);
+  CHECK(block.ok() == !for_ever);
+  CHECK(low->info().status.code() == (for_ever ? GPUSHARE_DEVICE_OUT_OF_MEMORY : GPUSHARE_OK));
+  CHECK(low->info().state ==
+        (for_ever ? executor::SessionState::kFailed : executor::SessionState::kResident));
+  CHECK(faults.failures >= (for_ever ? 2 : 1));
+  CHECK(low->close().ok());
+  CHECK(runtime->close().ok());
+  base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
 TEST_CASE(
