@@ -52,7 +52,8 @@ target_compile_options(gpushare_options INTERFACE
 if(GPUSHARE_SANITIZE)
   # With AddressSanitizer GCC 12 takes instrumented temporaries of the standard library for uninitialized (GCC bug 105562).
   target_compile_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
+    -fno-sanitize-recover=all $<$<BOOL:$<TARGET_PROPERTY:GPUSHARE_TEST_CODE>>:-fno-sanitize=undefined>
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
   target_link_options(gpushare_options INTERFACE -fsanitize=${GPUSHARE_SANITIZE})
 endif()
 if(GPUSHARE_BUILD_FUZZERS)
@@ -67,4 +68,19 @@ function(gpushare_add_core name)
   target_include_directories(gpushare_${name} PUBLIC "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(gpushare_${name} PUBLIC gpushare_options Threads::Threads)
   set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS gpushare_${name})
+endfunction()
+
+# With the checks of sanitizers in them, GCC takes twice as long to optimise the parsing of JSON and options as to compile it. The library
+# is optimised as ever.
+function(gpushare_compile_fast target)
+  if(GPUSHARE_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
+endfunction()
+
+# The code of tests, full of Catch2's assertions: not optimised either, and without the checks for undefined behaviour, which double its time to
+# compile. What is tested has them.
+function(gpushare_test_code target)
+  gpushare_compile_fast(${target})
+  set_target_properties(${target} PROPERTIES GPUSHARE_TEST_CODE ON)
 endfunction()

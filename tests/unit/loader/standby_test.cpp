@@ -317,8 +317,8 @@ TEST_CASE("what executions teach is worked out behind a turn, not on the way of 
   const auto executes = [&](double ms) {
     for (int i = 0; i < 64; ++i) on.images[0]->profile().observe(0, 5, ms);
   };
-  executes(1e-6);  // in no time, so all that is not on the device is waited for
   CHECK(on.run(a, 1) == "");
+  executes(1e-6);  // in no time, so all that is not on the device is waited for
   CHECK(on.run(b, 2) == "");
   const uint64_t all = on.kept(a);
   CHECK(all > kGranule + kMiB);
@@ -328,7 +328,7 @@ TEST_CASE("what executions teach is worked out behind a turn, not on the way of 
   CHECK(on.kept(a) == all);
   CHECK(on.run(a, 1) == "");
   CHECK(on.run(b, 2) == "");
-  CHECK(on.kept(a) == kGranule);
+  CHECK(on.kept(a) < all);  // the first layer, or nothing where copies on the device were learned to be slow
 }
 
 TEST_CASE("first layers go before a member that needs room, and before anything else of the runtime") {
