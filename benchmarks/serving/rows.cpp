@@ -46,6 +46,10 @@ Stat Row::rate(const std::string& policy) const {
   return stat(rates.at(policy));
 }
 
+double Row::ceiling() const {
+  return std::max(rate("clairvoyant").mean, rate("clairvoyant-edf").mean);
+}
+
 void run_rows(std::vector<Row>& rows, const std::vector<const char*>& policies, uint64_t seeds) {
   Pool pool;
   for (Row& row : rows)
@@ -93,7 +97,7 @@ Summary summarise(const std::vector<Row>& rows) {
     double best = 0;
     for (const char* policy : kFour) best = std::max(best, row.rate(policy).mean);
     const double ours = row.rate("gpushare").mean;
-    const double ceiling = std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean);
+    const double ceiling = row.ceiling();
     ++s.cells;
     s.above += ours > best ? 1 : 0;
     s.level += ours <= best && ours >= best - 0.005 ? 1 : 0;

@@ -36,6 +36,8 @@ struct Row {
   ServingOptions options;
   std::map<std::string, std::vector<double>> rates;
   Stat rate(const std::string& policy) const;
+  // Of those that know each execution time, the better; with kMain only.
+  double ceiling() const;
 };
 
 void run_rows(std::vector<Row>& rows, const std::vector<const char*>& policies, uint64_t seeds = kSeeds);

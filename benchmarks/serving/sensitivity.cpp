@@ -62,21 +62,20 @@ void sensitivity(Report& report, const std::vector<Calibration>& all) {
   for (double window : {1.0, 10.0, 100.0, 1000.0})
     variants.push_back({"clockwork", base::format(window == 10 ? "**window %g ms**" : "window %g ms", window),
                         [=](ServingOptions& o) { o.batcher.clockwork_window_ms = window; }});
-  std::vector<Row> rows;
-  std::vector<double> means(variants.size());
-  for (size_t v = 0; v < variants.size(); ++v) {
-    std::vector<Row> of;
+  for (const Variant& variant : variants) {
+    std::vector<Row> rows;
     for (double slo : {1.5, 2.0, 3.0, 5.0}) {
       Row row;
-      row.name = variants[v].name;
+      row.name = variant.name;
       row.draw = drawer(at->synthetic, at->load);
       row.options = options_of(*at, slo);
-      variants[v].change(row.options);
-      of.push_back(std::move(row));
+      variant.change(row.options);
+      rows.push_back(std::move(row));
     }
-    run_rows(of, {variants[v].policy});
-    for (const Row& row : of) means[v] += row.rate(variants[v].policy).mean / static_cast<double>(of.size());
-    report.row("| %s | %s | %.3f |", variants[v].policy, variants[v].name.c_str(), means[v]);
+    run_rows(rows, {variant.policy});
+    double mean = 0;
+    for (const Row& row : rows) mean += row.rate(variant.policy).mean / static_cast<double>(rows.size());
+    report.row("| %s | %s | %.3f |", variant.policy, variant.name.c_str(), mean);
   }
   report.line("\ngpushare does not use b: its price of time is the device's own recent goodput.");
 }

@@ -121,7 +121,7 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
         "| %s | %.2f / %.3f | %.2f / %.3f | %.2f / %.3f | %.2f / %.3f ± %.3f | %s%.3f%s ± %.3f | %.3f |",
         row.name.c_str(), printed->clipper, row.rate("clipper").mean, printed->nexus, row.rate("nexus").mean,
         printed->clockwork, row.rate("clockwork").mean, printed->orloj, orloj.mean, orloj.sd, mark, ours.mean,
-        mark, ours.sd, std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean));
+        mark, ours.sd, row.ceiling());
   }
   report.line("\nWhere ours is not above the best of the four, at any load:\n");
   size_t losses = 0;
