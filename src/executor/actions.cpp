@@ -368,8 +368,13 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
     lose(status, outbox);
     return;
   }
-  // Alone, only what is still on its way back can be missing: of sessions that left, or of the lane itself.
-  const bool may_come = sessions_.size() > 1 || (session.placed_ && session.tries_alone_++ < kMaxTriesAlone);
+  bool may_come = sessions_.size() > 1;
+  if (!may_come && session.placed_) {
+    // Alone it fits by the books. Missing is what others on the device have, or what blocks that it kept pin of more than one closed lane: a
+    // lane that opens takes over one. It may free them, and nobody tells when, or that it never will.
+    may_come = session.tries_alone_ < kMaxTriesAlone;
+    ++session.tries_alone_;
+  }
   if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
       (session.options_.allow_queueing || session.placed_) && may_come) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());

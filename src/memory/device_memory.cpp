@@ -72,6 +72,8 @@ class DeviceMemoryImpl final : public DeviceMemory {
   std::string check() const override;
 
  private:
+  LaneImpl* reopen_lane(uint32_t id, uint64_t bytes, const device::Stream& stream);
+  void keep_closed(LaneImpl* lane) GPUSHARE_REQUIRES(mutex_);
   void drained(LaneImpl* lane);
   static void remove(std::vector<LaneImpl*>& list, LaneImpl* lane);
 
@@ -171,6 +173,7 @@ void DeviceMemoryImpl::remove(std::vector<LaneImpl*>& list, LaneImpl* lane) {
 }
 
 base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+  if (LaneImpl* reopened = reopen_lane(id, bytes, stream)) return static_cast<Lane*>(reopened);
   LaneImpl* lane = nullptr;
   {
     base::MutexLock lock(mutex_);
@@ -192,6 +195,37 @@ base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, con
   return static_cast<Lane*>(lane);
 }
 
+// What kept blocks pin of a closed lane is promised to nobody, and may be what is missing: a new lane takes it over, with the blocks. Null
+// if there is none, or it cannot grow to `bytes`.
+LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+  if (layout() != Layout::kVirtual) return nullptr;  // elsewhere a pinned lane has no room to grow
+  LaneImpl* lane = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    for (LaneImpl* closed : closed_lanes_)
+      if (lane == nullptr || closed->pinned_bytes() > lane->pinned_bytes()) lane = closed;
+    if (lane == nullptr) return nullptr;
+    remove(closed_lanes_, lane);
+    lane->position = open_lanes_.size();  // always in a list: its sessions may close meanwhile
+    open_lanes_.push_back(lane);
+  }
+  if (lane->open(id, bytes, stream).ok()) return lane;
+  base::MutexLock lock(mutex_);
+  remove(open_lanes_, lane);
+  keep_closed(lane);
+  return nullptr;
+}
+
+void DeviceMemoryImpl::keep_closed(LaneImpl* lane) {
+  if (lane->reclaim_closed()) {
+    spare_lanes_.push_back(lane);
+    lane->position = SIZE_MAX;
+  } else {
+    lane->position = closed_lanes_.size();
+    closed_lanes_.push_back(lane);
+  }
+}
+
 base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   if (lane == nullptr) return {GPUSHARE_INVALID_HANDLE, "the lane is null"};
   auto* closing = static_cast<LaneImpl*>(lane);
@@ -199,13 +233,7 @@ base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   base::MutexLock lock(mutex_);
   GPUSHARE_RETURN_IF_ERROR(closing->close());
   remove(open_lanes_, closing);
-  if (closing->reclaim_closed()) {
-    spare_lanes_.push_back(closing);
-    closing->position = SIZE_MAX;
-  } else {
-    closing->position = closed_lanes_.size();
-    closed_lanes_.push_back(closing);
-  }
+  keep_closed(closing);
   return {};
 }
 

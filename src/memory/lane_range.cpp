@@ -23,19 +23,32 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
     GPUSHARE_ASSIGN_OR_RETURN(heap_, Heap::create(options));
     replay_.emplace(&*heap_);
   }
-  id_.store(id);
-  stream_ = &stream;
-  spill_owner_.stream.store(&stream);
-  spill_owner_.lane = id;
   {
     ShortLockGuard lock(lock_);
-    peak_ = iteration_peak_ = deferred_bytes_ = 0;
+    stream_ = &stream;
+    peak_ = iteration_peak_ = 0;
   }
   seen_epoch_ = shared_.layout->epoch();
-  if (auto status = grow(round_up(bytes, shared_.layout->granularity_bytes())); !status.ok())
-    return status.with_context("lane " + std::to_string(id));
-  size_bytes_ = range_.bytes;
-  open_.store(true);
+  const bool pinned = range_.bytes > 0;  // by blocks kept before it was closed
+  order_all(closing_fences_, stream);
+  const uint64_t size = round_up(bytes, shared_.layout->granularity_bytes());
+  base::Status status = grow(size + lent_bytes_);
+  if (status.ok() && ahead_.bytes > 0) {
+    drop_ahead();
+    status = {GPUSHARE_DEVICE_OUT_OF_MEMORY, "its kept blocks pin it where it cannot grow"};
+  }
+  if (!status.ok()) return status.with_context("lane " + std::to_string(id));
+  size_bytes_ = size;
+  closing_fences_.clear();
+  id_.store(id);
+  spill_owner_.lane = id;
+  spill_owner_.stream.store(&stream);
+  {
+    ShortLockGuard lock(lock_);
+    loans_changed_ = pinned;
+    open_.store(true);
+  }
+  if (pinned) boundary();
   return {};
 }
 

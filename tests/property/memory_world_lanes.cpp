@@ -20,7 +20,9 @@ void World::open_lane() {
   lane = LaneModel{};
   lane.lane = *opened;
   lane.bytes = bytes;
-  REQUIRE(lane.lane->stats().size_bytes == bytes);
+  const auto stats = lane.lane->stats();
+  REQUIRE(stats.size_bytes >= bytes);  // kept blocks may pin more, from a lane that has closed
+  if (stats.promoted_bytes == 0) REQUIRE(stats.size_bytes == bytes);
 }
 
 void World::close_lane() {

@@ -109,7 +109,50 @@ TEST_CASE("a session that the device had no memory for is tried again by itself"
   CHECK(runtime->close().ok());
 }
 
-// What is missing may be on its way back, though nobody else is left who could give it up.
+// Its lane closed when it was paged out, but for the block that it kept there: what that pins is promised to nobody.
+TEST_CASE("a session that is alone comes back beside the block that it kept") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  if (setup.layout != memory::Layout::kVirtual) return;
+  auto options = options_of(setup, "priority");
+  options.capacity_bytes = 62 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  struct Refusals {
+    std::atomic<int> count{0};
+  } refusals;
+  base::set_log_sink(
+      [](void* data, int32_t, const char* message) {
+        if (std::string(message).find("session 'low'") != std::string::npos)
+          ++static_cast<Refusals*>(data)->count;
+      },
+      &refusals, base::kInfo);
+  const auto low = open_session(*runtime, need("low", 16 * kMiB, 28 * kMiB));
+  auto iteration = low->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  REQUIRE((*iteration)->alloc(26 * kMiB, 0).ok());
+  const auto kept = (*iteration)->alloc(2 * kMiB, 0);
+  REQUIRE(kept.ok());
+  REQUIRE((*iteration)->keep(*kept).ok());
+  REQUIRE((*iteration)->end().ok());
+  executor::SessionOptions urgent = need("high", 28 * kMiB, 4 * kMiB);
+  urgent.priority = 9;
+  const auto high = open_session(*runtime, urgent);
+  REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+  REQUIRE(low->info().state == executor::SessionState::kPagedOut);
+  CHECK(high->close().ok());
+  iteration = low->begin(GPUSHARE_NO_TIMEOUT);
+  INFO(iteration.status().to_string());
+  REQUIRE(iteration.ok());
+  CHECK((*iteration)->alloc(26 * kMiB, 0).ok());
+  CHECK(runtime->find(*kept)->promoted);
+  CHECK((*iteration)->end().ok());
+  CHECK(runtime->check() == "");
+  CHECK(refusals.count == 0);
+  CHECK(low->close().ok());
+  CHECK(runtime->close().ok());
+  base::set_log_sink(nullptr, nullptr, base::kWarning);
+}
+
+// What is missing may come back, though nobody else is left who could give it up: others use the device too.
 TEST_CASE("a session that is alone and cannot be paged in is tried again, and given up in the end") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   if (setup.layout != memory::Layout::kVirtual) return;

@@ -223,6 +223,43 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
     CHECK(heap->stats().lent_bytes == 0);
     CHECK(f.memory->stats().free_bytes == 16 * kMiB);
   }
+  SECTION("its lane closes, and the next one takes over what it pins") {
+    auto next = f.stream();
+    std::atomic<bool> go{false};
+    const struct Release {  // also when a check ends the test: streams wait for their work
+      std::atomic<bool>& go;
+      ~Release() { go = true; }
+    } release{go};
+    CHECK_OK(stream.launch_host(
+        [](void* flag) {
+          while (!static_cast<std::atomic<bool>*>(flag)->load()) {
+          }
+        },
+        &go));
+    CHECK_OK(f.memory->close_lane(lane));
+    CHECK(f.memory->open_lane(1, 32 * kMiB, next).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(f.memory->stats().pinned_bytes == 2 * kMiB);
+    CHECK(f.memory->find(kept)->lane == 0);
+    lane = f.lane(1, 16 * kMiB, next);
+    CHECK(f.memory->stats().pinned_bytes == 0);
+    CHECK(f.memory->stats().free_bytes == 0);
+    CHECK(f.memory->find(kept)->lane == 1);
+    CHECK(lane->stats().size_bytes == 16 * kMiB);
+    CHECK(lane->stats().lent_bytes == 8 * kMiB);
+    // After the work of the closed one.
+    CHECK_OK(next.fill(kept, 7, 256));
+    CHECK(next.query().code() == GPUSHARE_NOT_READY);
+    go = true;
+    CHECK_OK(next.synchronize());
+    heap->set_stream(&next);
+    other->set_stream(&next);
+    all_of_it();
+    CHECK_OK(f.memory->free(kept));
+    CHECK_OK(heap->resize(16 * kMiB));
+    CHECK(heap->stats().lent_bytes == 0);
+    REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
+    all_of_it();
+  }
   SECTION("its session closes") {
     CHECK_OK(f.memory->close_heap(heap));
     CHECK(lane->stats().lent_bytes == 0);
