@@ -307,6 +307,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   RuntimeImpl() = default;
   ~RuntimeImpl() override;
   base::Status open(RuntimeOptions options);
+  // The last pointer handed out goes: ends what this thread has open, and closes.
+  void drop();
 
   base::Status close() override;
   base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) override;

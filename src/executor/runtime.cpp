@@ -18,11 +18,24 @@ base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   // Sessions and streams keep the RuntimeImpl; the last pointer handed out here closes it.
   RuntimeImpl* raw = runtime.get();
   return std::shared_ptr<Runtime>(raw, [runtime = std::move(runtime)](Runtime*) mutable {
-    const base::Status status = runtime->close();
-    if (!status.ok() && status.code() != GPUSHARE_INVALID_STATE)
-      base::log(base::kWarning, status.with_context("closing a runtime").to_string());
+    runtime->drop();
     runtime.reset();
   });
+}
+
+void RuntimeImpl::drop() {
+  if (!NoWaitScope::active() && !CallbackScope::active()) {
+    // Else close() would refuse, and the runtime with its threads outlive everybody who could close it.
+    const std::vector<Binding> bindings = thread_bindings();
+    for (auto binding = bindings.rbegin(); binding != bindings.rend(); ++binding)
+      if (binding->session->runtime_.get() == this &&
+          binding->session->iteration_.serial_.load(std::memory_order_relaxed) == binding->serial)
+        (void)binding->session->iteration_.end();
+  }
+  const base::Status status = close();
+  base::MutexLock lock(mutex_);
+  if (!status.ok() && (status.code() != GPUSHARE_INVALID_STATE || !closing_))
+    base::log(base::kWarning, status.with_context("closing a runtime").to_string());
 }
 
 RuntimeImpl::~RuntimeImpl() = default;

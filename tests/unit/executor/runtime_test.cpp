@@ -196,6 +196,29 @@ TEST_CASE("dropping the last pointer closes; sessions kept longer say so") {
   CHECK(session->cancel().code() == GPUSHARE_INVALID_STATE);
 }
 
+TEST_CASE("dropping the last pointer closes though this thread has an iteration open") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  auto runtime = open_runtime(options_of(setup));
+  auto session = open_session(*runtime, need("s", kMiB, kMiB)),
+       other = open_session(*runtime, need("other", kMiB, kMiB));
+  auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  auto other_iteration = other->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(other_iteration.ok());
+  auto token = std::make_shared<int>(0);
+  const std::weak_ptr<int> work_alive = token;
+  auto work = work_of(
+      [token = std::move(token)](const std::shared_ptr<executor::Iteration>&) { return base::Status(); });
+  auto ticket = session->submit(work);
+  REQUIRE(ticket.ok());
+  runtime.reset();
+  CHECK(work_alive.expired());
+  CHECK((*iteration)->end().code() == GPUSHARE_INVALID_STATE);
+  CHECK((*other_iteration)->end().code() == GPUSHARE_INVALID_STATE);
+  CHECK((*ticket)->wait(0).code() != GPUSHARE_TIMED_OUT);
+  CHECK(session->close().code() == GPUSHARE_INVALID_STATE);
+}
+
 TEST_CASE("lanes run in parallel on the device: virtual time shows it") {
   executor::RuntimeOptions options =
       options_of({"sim?total_bytes=268435456&contention=none", memory::Layout::kVirtual});
