@@ -28,20 +28,6 @@ struct BatcherObject {
 
 }  // namespace gpushare::capi
 
-namespace {
-
-// Runs `body` on the batcher behind the handle.
-template <class F>
-int32_t with(gpushare_batcher handle, F&& body) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::BatcherHandles::instance().find(handle);
-    if (!pin) return capi::stale("batcher");
-    return body(*pin);
-  });
-}
-
-}  // namespace
-
 extern "C" {
 
 int32_t gpushare_batcher_create(const gpushare_batcher_params* params, gpushare_batcher* out_batcher) {
@@ -52,22 +38,17 @@ int32_t gpushare_batcher_create(const gpushare_batcher_params* params, gpushare_
     GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::BatcherOptions options, capi::batcher_options(read));
     auto object = std::make_shared<capi::BatcherObject>();
     GPUSHARE_ASSIGN_OR_RETURN(object->batcher, sched::slo::make_batcher(capi::policy_name(read), options));
-    void* handle = capi::BatcherHandles::instance().add(std::move(object));
-    if (handle == nullptr) return capi::too_many_handles("batchers");
-    *out_batcher = static_cast<gpushare_batcher>(handle);
-    return {};
+    return capi::publish(std::move(object), out_batcher);
   });
 }
 
 int32_t gpushare_batcher_release(gpushare_batcher batcher) {
-  return capi::guard([&]() -> base::Status {
-    return capi::BatcherHandles::instance().remove(batcher) ? base::Status() : capi::stale("batcher");
-  });
+  return capi::release(batcher);
 }
 
 int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batcher_model* model,
                                    uint32_t* out_model) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (out_model == nullptr) return capi::null_argument("out_model");
     GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::ModelSpec spec, capi::model_spec(model));
     GPUSHARE_ASSIGN_OR_RETURN(const uint32_t added, object.batcher->add_model(spec));
@@ -79,14 +60,14 @@ int32_t gpushare_batcher_add_model(gpushare_batcher batcher, const gpushare_batc
 }
 
 int32_t gpushare_batcher_arrive(gpushare_batcher batcher, const gpushare_request* request, uint64_t now_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Request r, capi::request(request));
     return object.batcher->arrive(r, now_ns);
   });
 }
 
 int32_t gpushare_batcher_cancel(gpushare_batcher batcher, uint64_t id, uint64_t now_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (object.batcher->cancel(id, now_ns)) return {};
     return {GPUSHARE_NOT_FOUND,
             base::format("request %llu is not waiting", static_cast<unsigned long long>(id))};
@@ -95,7 +76,7 @@ int32_t gpushare_batcher_cancel(gpushare_batcher batcher, uint64_t id, uint64_t 
 
 int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t now_ns, uint32_t in_flight,
                               gpushare_batch* out_batch, uint64_t* out_ids, uint64_t capacity) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (out_ids == nullptr) return capi::null_argument("out_ids");
     if (capacity < object.largest_batch)
       return {GPUSHARE_INVALID_ARGUMENT,
@@ -121,7 +102,7 @@ int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t now_ns, uint32_
 }
 
 int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->started(batch_id, now_ns);
     return {};
   });
@@ -129,14 +110,14 @@ int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, ui
 
 int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id, uint64_t device_ns,
                                   uint64_t now_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->finished(batch_id, device_ns, now_ns);
     return {};
   });
 }
 
 int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->rejected(batch_id, now_ns);
     return {};
   });
@@ -144,7 +125,7 @@ int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, u
 
 int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint32_t application,
                                  uint64_t execution_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->observe(model, application, execution_ns);
     return {};
   });
@@ -152,7 +133,7 @@ int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint3
 
 int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model, uint32_t k,
                                        uint64_t longest_ns, uint64_t device_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->observe_batch(model, k, longest_ns, device_ns);
     return {};
   });
@@ -160,7 +141,7 @@ int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model,
 
 int32_t gpushare_batcher_observe_run(gpushare_batcher batcher, uint32_t model, const uint32_t* applications,
                                      const uint64_t* execution_ns, uint64_t count, uint64_t device_ns) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (applications == nullptr) return capi::null_argument("applications");
     if (count == 0 || count > 4096)
       return {GPUSHARE_INVALID_ARGUMENT,
@@ -176,7 +157,7 @@ int32_t gpushare_batcher_observe_run(gpushare_batcher batcher, uint32_t model, c
 
 int32_t gpushare_batcher_get_profile(gpushare_batcher batcher, uint32_t model, uint32_t application,
                                      gpushare_profile* out_profile) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Profile profile, object.batcher->profile(model, application));
     return capi::write_profile(profile, out_profile);
   });
@@ -184,7 +165,7 @@ int32_t gpushare_batcher_get_profile(gpushare_batcher batcher, uint32_t model, u
 
 int32_t gpushare_batcher_take_drops(gpushare_batcher batcher, gpushare_drop* out_drops, uint64_t capacity,
                                     uint64_t* out_count) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (out_count == nullptr) return capi::null_argument("out_count");
     if (out_drops == nullptr && capacity != 0) return capi::null_argument("out_drops");
     object.taken.clear();
@@ -201,7 +182,7 @@ int32_t gpushare_batcher_take_drops(gpushare_batcher batcher, gpushare_drop* out
 }
 
 int32_t gpushare_batcher_get_pending(gpushare_batcher batcher, uint64_t* out_pending) {
-  return with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     if (out_pending == nullptr) return capi::null_argument("out_pending");
     *out_pending = object.batcher->pending();
     return {};

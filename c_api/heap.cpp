@@ -18,10 +18,6 @@ namespace {
 
 constexpr uint64_t kMaxHeapBytes = 1ull << 50;
 
-base::Status no_heap() {
-  return capi::stale("heap");
-}
-
 }  // namespace
 
 extern "C" {
@@ -45,24 +41,19 @@ int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* 
     options.capacity_bytes = read.capacity_bytes;
     options.granule_bytes = granule;
     GPUSHARE_ASSIGN_OR_RETURN(memory::Heap heap, memory::Heap::create(options));
-    void* handle = capi::HeapHandles::instance().add(std::make_shared<memory::Heap>(std::move(heap)));
-    if (handle == nullptr) return capi::too_many_handles("heaps");
-    *out_heap = static_cast<gpushare_heap>(handle);
-    return {};
+    return capi::publish(std::make_shared<memory::Heap>(std::move(heap)), out_heap);
   });
 }
 
 int32_t gpushare_heap_release(gpushare_heap heap) {
-  return capi::guard([&]() -> base::Status {
-    return capi::HeapHandles::instance().remove(heap) ? base::Status() : no_heap();
-  });
+  return capi::release(heap);
 }
 
 int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset) {
   return capi::guard([&]() -> base::Status {
     if (out_offset == nullptr) return capi::null_argument("out_offset");
-    const auto pin = capi::HeapHandles::instance().find(heap);
-    if (!pin) return no_heap();
+    const auto pin = capi::find(heap);
+    if (!pin) return capi::stale(heap);
     if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "bytes is 0; a block has at least one byte"};
     const memory::BlockHandle block = pin->allocate(bytes);
     if (block) {
@@ -80,25 +71,21 @@ int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_of
 }
 
 int32_t gpushare_heap_free(gpushare_heap heap, uint64_t offset) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::HeapHandles::instance().find(heap);
-    if (!pin) return no_heap();
-    if (pin->free_at(offset) == memory::HeapStatus::kOk) return {};
+  return capi::with(heap, [&](memory::Heap& of) -> base::Status {
+    if (of.free_at(offset) == memory::HeapStatus::kOk) return {};
     return {GPUSHARE_NOT_FOUND,
             base::format("no live block starts at offset %llu", static_cast<unsigned long long>(offset))};
   });
 }
 
 int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::HeapHandles::instance().find(heap);
-    if (!pin) return no_heap();
+  return capi::with(heap, [&](memory::Heap& of) -> base::Status {
     gpushare_heap_info info = GPUSHARE_HEAP_INFO_INIT;
-    info.capacity_bytes = pin->capacity_bytes();
-    info.live_bytes = pin->live_bytes();
-    info.live_blocks = pin->live_blocks();
-    info.largest_hole_bytes = pin->largest_hole_bytes();
-    info.high_water_bytes = pin->high_water_bytes();
+    info.capacity_bytes = of.capacity_bytes();
+    info.live_bytes = of.live_bytes();
+    info.live_blocks = of.live_blocks();
+    info.largest_hole_bytes = of.largest_hole_bytes();
+    info.high_water_bytes = of.high_water_bytes();
     return capi::write_struct("out_info", info, out_info);
   });
 }

@@ -19,18 +19,8 @@ namespace {
 
 constexpr size_t kBins = 128;  // of the distribution that statistics are read from
 
-template <class F>
-int32_t with(gpushare_histogram handle, F&& body) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::HistogramHandles::instance().find(handle);
-    if (!pin) return capi::stale("histogram");
-    return body(*pin);
-  });
-}
-
 base::Status publish(Histogram histogram, gpushare_histogram* out_histogram) {
-  return capi::publish<capi::HistogramHandles>(std::make_shared<Histogram>(std::move(histogram)),
-                                               "histograms", out_histogram);
+  return capi::publish(std::make_shared<Histogram>(std::move(histogram)), out_histogram);
 }
 
 }  // namespace
@@ -55,36 +45,34 @@ int32_t gpushare_histogram_create(const gpushare_histogram_params* params,
 }
 
 int32_t gpushare_histogram_release(gpushare_histogram histogram) {
-  return capi::guard([&]() -> base::Status {
-    return capi::HistogramHandles::instance().remove(histogram) ? base::Status() : capi::stale("histogram");
-  });
+  return capi::release(histogram);
 }
 
 int32_t gpushare_histogram_record(gpushare_histogram handle, uint64_t duration_ns) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
     histogram.record(duration_ns);
     return {};
   });
 }
 
 int32_t gpushare_histogram_merge(gpushare_histogram handle, gpushare_histogram other) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
-    const auto pin = capi::HistogramHandles::instance().find(other);
-    if (!pin) return capi::stale("histogram");
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
+    const auto pin = capi::find(other);
+    if (!pin) return capi::stale(other);
     histogram.merge(*pin);
     return {};
   });
 }
 
 int32_t gpushare_histogram_reset(gpushare_histogram handle) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
     histogram.reset();
     return {};
   });
 }
 
 int32_t gpushare_histogram_get_info(gpushare_histogram handle, gpushare_histogram_info* out_info) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
     const Distribution durations = histogram.distribution(kBins);
     gpushare_histogram_info out = GPUSHARE_HISTOGRAM_INFO_INIT;
     out.count = histogram.count();
@@ -98,7 +86,7 @@ int32_t gpushare_histogram_get_info(gpushare_histogram handle, gpushare_histogra
 }
 
 int32_t gpushare_histogram_get_quantile(gpushare_histogram handle, double q, uint32_t k, double* out_ns) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
     if (out_ns == nullptr) return capi::null_argument("out_ns");
     if (!(q >= 0 && q <= 1))
       return {GPUSHARE_INVALID_ARGUMENT, base::format("q is %g, allowed are 0 to 1", q)};
@@ -113,7 +101,7 @@ int32_t gpushare_histogram_get_quantile(gpushare_histogram handle, double q, uin
 
 int32_t gpushare_histogram_serialize(gpushare_histogram handle, char* text, uint64_t capacity,
                                      uint64_t* out_size) {
-  return with(handle, [&](Histogram& histogram) -> base::Status {
+  return capi::with(handle, [&](Histogram& histogram) -> base::Status {
     if (out_size == nullptr) return capi::null_argument("out_size");
     if (text == nullptr && capacity != 0) return capi::null_argument("text");
     const std::string written = histogram.serialize();

@@ -5,6 +5,7 @@
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
+#include "c_api/user_function.hpp"
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
 
@@ -12,42 +13,17 @@ using namespace gpushare;
 
 namespace {
 
-// A submitted function with its data, given back exactly once.
 class SubmittedWork final : public executor::Work {
  public:
   SubmittedWork(gpushare_iteration_fn fn, void* user_data, void (*release)(void*))
-      : fn_(fn), user_data_(user_data), release_(release) {}
-  ~SubmittedWork() override {
-    if (!owned_ || release_ == nullptr) return;
-    try {
-      release_(user_data_);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
-    }
-  }
-  // The submission failed: user_data stays the caller's.
-  void disown() { owned_ = false; }
-
+      : function_(fn, user_data, release) {}
   base::Status run(const std::shared_ptr<executor::Iteration>& iteration) override {
-    void* handle = capi::IterationHandles::instance().add(std::make_shared<capi::IterationObject>(iteration));
-    if (handle == nullptr) return capi::too_many_handles("iterations");
-    struct Remove {
-      void* handle;
-      ~Remove() { capi::IterationHandles::instance().remove(handle); }
-    } remove{handle};
-    capi::forget_last_error();
-    const int32_t code = fn_(user_data_, static_cast<gpushare_iteration>(handle));
-    if (code == GPUSHARE_OK) return {};
-    // The message of the function's own failing call, if that is what it returned.
-    const base::Status& last = capi::last_error();
-    if (last.code() == code) return last;
-    return {code, base::format("the iteration's function returned %s (%d)", base::status_name(code), code)};
+    return function_.run(iteration, "iteration");
   }
+  void own(bool owned) { function_.own(owned); }
 
  private:
-  gpushare_iteration_fn fn_;
-  void* user_data_;
-  void (*release_)(void*);
-  bool owned_ = true;
+  capi::UserFunction<gpushare_iteration_fn> function_;
 };
 
 }  // namespace
@@ -58,14 +34,13 @@ int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                  gpushare_iteration* out_iteration) {
   return capi::guard([&]() -> base::Status {
     if (out_iteration == nullptr) return capi::null_argument("out_iteration");
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
+    const auto pin = capi::find(session);
+    if (!pin) return capi::stale(session);
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Iteration> iteration, pin->begin(timeout_ns));
     // From here on the iteration must not stay open without a handle.
     base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the iteration's handle");
     try {
-      status = capi::publish<capi::IterationHandles>(std::make_shared<capi::IterationObject>(iteration),
-                                                     "iterations", out_iteration);
+      status = capi::publish(std::make_shared<capi::IterationObject>(iteration), out_iteration);
     } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
     }
     if (!status.ok()) (void)iteration->end();
@@ -76,7 +51,7 @@ int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
 int32_t gpushare_iteration_end(gpushare_iteration iteration) {
   return capi::guard([&]() -> base::Status {
     std::shared_ptr<capi::IterationObject> object;
-    if (!capi::IterationHandles::instance().remove(iteration, &object)) return capi::stale("iteration");
+    if (!capi::table_of<gpushare_iteration>().remove(iteration, &object)) return capi::stale(iteration);
     return object->iteration->end();
   });
 }
@@ -84,7 +59,7 @@ int32_t gpushare_iteration_end(gpushare_iteration iteration) {
 int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status, const char* message) {
   return capi::guard([&]() -> base::Status {
     std::shared_ptr<capi::IterationObject> object;
-    if (!capi::IterationHandles::instance().remove(iteration, &object)) return capi::stale("iteration");
+    if (!capi::table_of<gpushare_iteration>().remove(iteration, &object)) return capi::stale(iteration);
     return object->iteration->fail(
         base::Status(status == GPUSHARE_OK ? GPUSHARE_CALLBACK_FAILED : status,
                      message == nullptr ? "the iteration was ended as failed" : message));
@@ -95,34 +70,31 @@ int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes, u
                                  gpushare_device_address* out_address) {
   return capi::guard([&]() -> base::Status {
     if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::IterationHandles::instance().find(iteration);
-    if (!pin) return capi::stale("iteration");
+    const auto pin = capi::find(iteration);
+    if (!pin) return capi::stale(iteration);
     GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->iteration->alloc(bytes, alignment_bytes));
     return {};
   });
 }
 
 int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::IterationHandles::instance().find(iteration);
-    return pin ? pin->iteration->keep(address) : capi::stale("iteration");
-  });
+  return capi::with(iteration, [&](capi::IterationObject& of) { return of.iteration->keep(address); });
 }
 
 int32_t gpushare_iteration_get_stream(gpushare_iteration iteration, gpushare_stream* out_stream) {
   return capi::guard([&]() -> base::Status {
     if (out_stream == nullptr) return capi::null_argument("out_stream");
-    const auto pin = capi::IterationHandles::instance().find(iteration);
-    if (!pin) return capi::stale("iteration");
+    const auto pin = capi::find(iteration);
+    if (!pin) return capi::stale(iteration);
     void* handle = pin->stream.load();
     if (handle == nullptr) {
       GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Stream> stream, pin->iteration->stream());
-      void* made = capi::StreamHandles::instance().add(std::move(stream));
-      if (made == nullptr) return capi::too_many_handles("streams");
+      gpushare_stream made = nullptr;
+      GPUSHARE_RETURN_IF_ERROR(capi::publish(std::move(stream), &made));
       if (pin->stream.compare_exchange_strong(handle, made))
         handle = made;
       else
-        capi::StreamHandles::instance().remove(made);  // another thread asked at the same time
+        capi::table_of<gpushare_stream>().remove(made);  // another thread asked at the same time
     }
     *out_stream = static_cast<gpushare_stream>(handle);
     return {};
@@ -133,33 +105,28 @@ int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn 
                                 void (*release)(void*), gpushare_ticket* out_ticket) {
   return capi::guard([&]() -> base::Status {
     if (fn == nullptr) return capi::null_argument("fn");
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
+    const auto pin = capi::find(session);
+    if (!pin) return capi::stale(session);
     auto submitted = std::make_unique<SubmittedWork>(fn, user_data, release);
     SubmittedWork* raw = submitted.get();
+    raw->own(true);
     std::unique_ptr<executor::Work> work = std::move(submitted);
     base::Result<std::shared_ptr<executor::Ticket>> ticket = pin->submit(work);
     if (!ticket.ok()) {
-      if (work != nullptr) raw->disown();
+      if (work != nullptr) raw->own(false);  // not taken: user_data stays the caller's
       return ticket.status();
     }
-    if (out_ticket != nullptr)
-      return capi::publish<capi::TicketHandles>(std::move(*ticket), "tickets", out_ticket);
+    if (out_ticket != nullptr) return capi::publish(std::move(*ticket), out_ticket);
     return {};
   });
 }
 
 int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::TicketHandles::instance().find(ticket);
-    return pin ? pin->wait(timeout_ns) : capi::stale("ticket");
-  });
+  return capi::with(ticket, [&](executor::Ticket& of) { return of.wait(timeout_ns); });
 }
 
 int32_t gpushare_ticket_release(gpushare_ticket ticket) {
-  return capi::guard([&]() -> base::Status {
-    return capi::TicketHandles::instance().remove(ticket) ? base::Status() : capi::stale("ticket");
-  });
+  return capi::release(ticket);
 }
 
 }  // extern "C"

@@ -52,23 +52,22 @@ base::Result<loader::LoaderOptions> to_options(const gpushare_loader_params& par
 
 base::Status publish_image(const std::shared_ptr<loader::Loader>& loader,
                            std::shared_ptr<const loader::Image> image, gpushare_image* out) {
-  return capi::publish<capi::ImageHandles>(
-      std::make_shared<capi::ImageObject>(capi::ImageObject{loader, std::move(image)}), "images", out);
+  return capi::publish(std::make_shared<capi::ImageObject>(capi::ImageObject{loader, std::move(image)}), out);
 }
 
 template <class Body>
 int32_t on_loader(gpushare_loader loader, Body&& body) {
   return capi::guard([&]() -> base::Status {
-    const auto pin = capi::LoaderHandles::instance().find(loader);
-    return pin ? body(pin.shared()) : capi::stale("loader");
+    const auto pin = capi::find(loader);
+    return pin ? body(pin.shared()) : capi::stale(loader);
   });
 }
 
 template <class Body>
 int32_t on_image(gpushare_image image, Body&& body) {
   return capi::guard([&]() -> base::Status {
-    const auto pin = capi::ImageHandles::instance().find(image);
-    return pin ? body(*pin->image) : capi::stale("image");
+    const auto pin = capi::find(image);
+    return pin ? body(*pin->image) : capi::stale(image);
   });
 }
 
@@ -140,18 +139,16 @@ int32_t gpushare_loader_create(gpushare_runtime runtime, const gpushare_loader_p
     gpushare_loader_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
     GPUSHARE_ASSIGN_OR_RETURN(loader::LoaderOptions options, to_options(read));
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    if (!pin) return capi::stale(runtime);
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<loader::Loader> loader,
                               loader::Loader::open(pin.shared(), std::move(options)));
-    return capi::publish<capi::LoaderHandles>(std::move(loader), "loaders", out_loader);
+    return capi::publish(std::move(loader), out_loader);
   });
 }
 
 int32_t gpushare_loader_release(gpushare_loader loader) {
-  return capi::guard([&]() -> base::Status {
-    return capi::LoaderHandles::instance().remove(loader) ? base::Status() : capi::stale("loader");
-  });
+  return capi::release(loader);
 }
 
 int32_t gpushare_loader_calibrate(gpushare_loader loader) {
@@ -229,9 +226,7 @@ int32_t gpushare_image_create(gpushare_loader loader, const char* name, uint32_t
 }
 
 int32_t gpushare_image_release(gpushare_image image) {
-  return capi::guard([&]() -> base::Status {
-    return capi::ImageHandles::instance().remove(image) ? base::Status() : capi::stale("image");
-  });
+  return capi::release(image);
 }
 
 int32_t gpushare_image_get_info(gpushare_image image, gpushare_image_info* out_info) {

@@ -14,16 +14,13 @@ int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, 
                               uint64_t alignment_bytes, gpushare_device_address* out_address) {
   return capi::guard([&]() -> base::Status {
     if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    if (!pin) return capi::stale(runtime);
     if (kind > GPUSHARE_KIND_EPHEMERAL)
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("kind is %u, allowed are 0 (model), 1 (framework), 2 (ephemeral)", kind)};
-    capi::StreamHandles::Pin owner;
-    if (stream != nullptr) {
-      owner = capi::StreamHandles::instance().find(stream);
-      if (!owner) return capi::stale("stream");
-    }
+    const auto owner = capi::find(stream);
+    if (stream != nullptr && !owner) return capi::stale(stream);
     GPUSHARE_ASSIGN_OR_RETURN(
         *out_address,
         pin->alloc(owner ? &*owner : nullptr, static_cast<memory::Kind>(kind), bytes, alignment_bytes));
@@ -32,29 +29,22 @@ int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, 
 }
 
 int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    return pin ? pin->free(address) : capi::stale("runtime");
-  });
+  return capi::with(runtime, [&](executor::Runtime& of) { return of.free(address); });
 }
 
 int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,
                                    gpushare_stream stream) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
-    const auto on = capi::StreamHandles::instance().find(stream);
-    if (!on) return capi::stale("stream");
-    return pin->record_use(address, *on);
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    const auto on = capi::find(stream);
+    if (!on) return capi::stale(stream);
+    return of.record_use(address, *on);
   });
 }
 
 int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,
                                  gpushare_block_info* out_info) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
-    GPUSHARE_ASSIGN_OR_RETURN(const memory::BlockInfo block, pin->find(address));
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const memory::BlockInfo block, of.find(address));
     gpushare_block_info out = GPUSHARE_BLOCK_INFO_INIT;
     out.kind = static_cast<uint32_t>(block.kind);
     out.address = block.address;

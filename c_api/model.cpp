@@ -15,16 +15,16 @@ namespace {
 template <class Body>
 int32_t on_model(gpushare_model model, Body&& body) {
   return capi::guard([&]() -> base::Status {
-    const auto pin = capi::ModelHandles::instance().find(model);
-    return pin ? body(*pin->model) : capi::stale("model");
+    const auto pin = capi::find(model);
+    return pin ? body(*pin->model) : capi::stale(model);
   });
 }
 
 template <class Body>
 int32_t on_model_and_stream(gpushare_model model, gpushare_stream stream, Body&& body) {
   return on_model(model, [&](loader::Model& of) -> base::Status {
-    const auto pin = capi::StreamHandles::instance().find(stream);
-    return pin ? body(of, *pin) : capi::stale("stream");
+    const auto pin = capi::find(stream);
+    return pin ? body(of, *pin) : capi::stale(stream);
   });
 }
 
@@ -62,17 +62,17 @@ int32_t gpushare_session_load(gpushare_session session, gpushare_image image,
                               const gpushare_load_params* params, gpushare_model* out_model) {
   return capi::guard([&]() -> base::Status {
     if (out_model == nullptr) return capi::null_argument("out_model");
-    const auto session_pin = capi::SessionHandles::instance().find(session);
-    if (!session_pin) return capi::stale("session");
-    const auto image_pin = capi::ImageHandles::instance().find(image);
-    if (!image_pin) return capi::stale("image");
+    const auto session_pin = capi::find(session);
+    if (!session_pin) return capi::stale(session);
+    const auto image_pin = capi::find(image);
+    if (!image_pin) return capi::stale(image);
     GPUSHARE_ASSIGN_OR_RETURN(loader::LoadOptions options,
                               capi::read_load_params(params, image_pin->image->layers().size()));
     GPUSHARE_ASSIGN_OR_RETURN(
         std::shared_ptr<loader::Model> model,
         image_pin->loader->load(session_pin.shared(), image_pin->image, std::move(options)));
-    return capi::publish<capi::ModelHandles>(
-        std::make_shared<capi::ModelObject>(capi::ModelObject{std::move(model), false}), "models", out_model);
+    return capi::publish(std::make_shared<capi::ModelObject>(capi::ModelObject{std::move(model), false}),
+                         out_model);
   });
 }
 
@@ -130,12 +130,12 @@ int32_t gpushare_model_release(gpushare_model model) {
   return capi::guard([&]() -> base::Status {
     std::shared_ptr<capi::ModelObject> object;
     {
-      const auto pin = capi::ModelHandles::instance().find(model);
-      if (!pin) return capi::stale("model");
+      const auto pin = capi::find(model);
+      if (!pin) return capi::stale(model);
       if (pin->borrowed)
         return {GPUSHARE_INVALID_ARGUMENT, "the model belongs to its switcher; it is not released"};
     }
-    if (!capi::ModelHandles::instance().remove(model, &object)) return capi::stale("model");
+    if (!capi::table_of<gpushare_model>().remove(model, &object)) return capi::stale(model);
     return object->model->unload();
   });
 }

@@ -75,27 +75,23 @@ int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_ru
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, capi::open_policy(read.policy, read.policy_ops));
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Runtime> runtime,
                               executor::Runtime::open(std::move(options)));
-    return capi::publish<capi::RuntimeHandles>(std::move(runtime), "runtimes", out_runtime);
+    return capi::publish(std::move(runtime), out_runtime);
   });
 }
 
 int32_t gpushare_runtime_close(gpushare_runtime runtime) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
-    base::Status status = pin->close();
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    base::Status status = of.close();
     // Refused from inside a callback: the handle stays good. Any other verdict is that of a closed runtime.
-    if (status.code() != GPUSHARE_INVALID_STATE || !pin->info().ok())
-      capi::RuntimeHandles::instance().remove(runtime);
+    if (status.code() != GPUSHARE_INVALID_STATE || !of.info().ok())
+      capi::table_of<gpushare_runtime>().remove(runtime);
     return status;
   });
 }
 
 int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
-    GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, pin->info());
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, of.info());
     gpushare_runtime_info out = GPUSHARE_RUNTIME_INFO_INIT;
     out.layout = static_cast<uint32_t>(info.layout);
     out.capabilities = info.capabilities;
@@ -128,9 +124,9 @@ int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_inf
 int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                     const gpushare_policy_ops* policy_ops) {
   return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
+    const auto pin = capi::find(runtime);
     base::Status status;
-    if (!pin) status = capi::stale("runtime");
+    if (!pin) status = capi::stale(runtime);
     if (pin && policy == nullptr && policy_ops == nullptr) status = capi::null_argument("policy");
     if (!status.ok()) {
       capi::release_policy(policy_ops);
@@ -142,19 +138,14 @@ int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy
 }
 
 int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    return pin ? pin->synchronize(timeout_ns) : capi::stale("runtime");
-  });
+  return capi::with(runtime, [&](executor::Runtime& of) { return of.synchronize(timeout_ns); });
 }
 
 int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gpushare_out_of_memory_fn fn,
                                                     void* user_data) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
-    if (fn == nullptr) return pin->set_out_of_memory_function({});
-    return pin->set_out_of_memory_function([fn, user_data](uint64_t session_id, uint64_t bytes) {
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    if (fn == nullptr) return of.set_out_of_memory_function({});
+    return of.set_out_of_memory_function([fn, user_data](uint64_t session_id, uint64_t bytes) {
       return fn(user_data, session_id, bytes) != 0;
     });
   });
@@ -163,8 +154,8 @@ int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gp
 int32_t gpushare_runtime_write_timeline(gpushare_runtime runtime, const char* path) {
   return capi::guard([&]() -> base::Status {
     if (path == nullptr) return capi::null_argument("path");
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    return pin ? pin->write_timeline(path) : capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    return pin ? pin->write_timeline(path) : capi::stale(runtime);
   });
 }
 
@@ -174,8 +165,8 @@ int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* pa
     if (format > GPUSHARE_SNAPSHOT_JSON)
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("format is %u, allowed are 0 (pickle) and 1 (JSON)", format)};
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    if (!pin) return capi::stale(runtime);
     GPUSHARE_ASSIGN_OR_RETURN(const memory::MemorySnapshot snapshot, pin->snapshot());
     return memory::write_snapshot(
         snapshot,
@@ -187,8 +178,8 @@ int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* pa
 int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path) {
   return capi::guard([&]() -> base::Status {
     if (path == nullptr) return capi::null_argument("path");
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    if (!pin) return capi::stale(runtime);
     if (!pin->records_allocations())
       return {GPUSHARE_INVALID_STATE,
               "the runtime does not record allocations; open it with GPUSHARE_RECORD_ALLOCATIONS"};

@@ -27,15 +27,6 @@ static_assert(GPUSHARE_SCORE_QUEUE_SCAN == static_cast<int>(sched::slo::ScoreBac
 static_assert(GPUSHARE_SCORE_QUEUE_KINETIC == static_cast<int>(sched::slo::ScoreBackend::kKinetic));
 static_assert(GPUSHARE_SCORE_QUEUE_HULL == static_cast<int>(sched::slo::ScoreBackend::kHull));
 
-template <class F>
-int32_t with(gpushare_score_queue handle, F&& body) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::ScoreQueueHandles::instance().find(handle);
-    if (!pin) return capi::stale("score queue");
-    return body(*pin);
-  });
-}
-
 base::Status wrong(const char* name, double value, const char* allowed) {
   return {GPUSHARE_INVALID_ARGUMENT,
           base::format("score_class->%s is %g, allowed: %s", name, value, allowed)};
@@ -58,8 +49,8 @@ base::Result<ScoreCurve> curve_of(const gpushare_score_class* score_class) {
                             capi::cost_steps("score_class->steps", read.steps, read.step_count));
   for (const CostStep& step : steps)
     if (!(step.cost > 0) || !std::isfinite(step.cost)) return wrong("steps[].cost", step.cost, "above 0");
-  const auto histogram = capi::HistogramHandles::instance().find(read.histogram);
-  if (!histogram) return capi::stale("histogram");
+  const auto histogram = capi::find(read.histogram);
+  if (!histogram) return capi::stale(read.histogram);
   const Distribution one = histogram->distribution(bins);
   if (one.empty())
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "score_class->histogram is empty: record durations first");
@@ -80,19 +71,17 @@ int32_t gpushare_score_queue_create(uint32_t backend, gpushare_score_queue* out_
               base::format("backend is %u, allowed are 0 to %d", backend, GPUSHARE_SCORE_QUEUE_HULL)};
     std::shared_ptr<ScoreQueue> queue =
         sched::slo::make_score_queue(static_cast<sched::slo::ScoreBackend>(backend));
-    return capi::publish<capi::ScoreQueueHandles>(std::move(queue), "score queues", out_queue);
+    return capi::publish(std::move(queue), out_queue);
   });
 }
 
 int32_t gpushare_score_queue_release(gpushare_score_queue queue) {
-  return capi::guard([&]() -> base::Status {
-    return capi::ScoreQueueHandles::instance().remove(queue) ? base::Status() : capi::stale("score queue");
-  });
+  return capi::release(queue);
 }
 
 int32_t gpushare_score_queue_add_class(gpushare_score_queue handle, const gpushare_score_class* score_class,
                                        uint32_t* out_class) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_class == nullptr) return capi::null_argument("out_class");
     GPUSHARE_ASSIGN_OR_RETURN(const ScoreCurve curve, curve_of(score_class));
     GPUSHARE_ASSIGN_OR_RETURN(*out_class, queue.add_class(curve));
@@ -102,7 +91,7 @@ int32_t gpushare_score_queue_add_class(gpushare_score_queue handle, const gpusha
 
 int32_t gpushare_score_queue_set_class(gpushare_score_queue handle, uint32_t index,
                                        const gpushare_score_class* score_class) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     GPUSHARE_ASSIGN_OR_RETURN(const ScoreCurve curve, curve_of(score_class));
     return queue.set_curve(index, curve);
   });
@@ -110,7 +99,7 @@ int32_t gpushare_score_queue_set_class(gpushare_score_queue handle, uint32_t ind
 
 int32_t gpushare_score_queue_insert(gpushare_score_queue handle, uint32_t index, uint64_t deadline_ns,
                                     uint64_t id, uint32_t* out_entry) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_entry == nullptr) return capi::null_argument("out_entry");
     const ScoreQueue::Handle entry = queue.insert(index, deadline_ns, id);
     if (entry == ScoreQueue::kNoHandle)
@@ -121,7 +110,7 @@ int32_t gpushare_score_queue_insert(gpushare_score_queue handle, uint32_t index,
 }
 
 int32_t gpushare_score_queue_erase(gpushare_score_queue handle, uint32_t entry) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (queue.erase(entry)) return {};
     return {GPUSHARE_NOT_FOUND, base::format("the score queue has no entry %u", entry)};
   });
@@ -129,7 +118,7 @@ int32_t gpushare_score_queue_erase(gpushare_score_queue handle, uint32_t entry) 
 
 int32_t gpushare_score_queue_best(gpushare_score_queue handle, uint64_t now_ns, uint64_t* out_id,
                                   double* out_score) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_id == nullptr) return capi::null_argument("out_id");
     const std::optional<ScoreQueue::Best> best = queue.best(now_ns);
     if (!best) return {GPUSHARE_NOT_READY, "the score queue is empty"};
@@ -141,7 +130,7 @@ int32_t gpushare_score_queue_best(gpushare_score_queue handle, uint64_t now_ns, 
 
 int32_t gpushare_score_queue_pop(gpushare_score_queue handle, uint64_t now_ns, uint64_t count,
                                  uint64_t* out_ids, uint64_t* out_count) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_count == nullptr) return capi::null_argument("out_count");
     if (out_ids == nullptr && count != 0) return capi::null_argument("out_ids");
     uint64_t taken = 0;
@@ -157,7 +146,7 @@ int32_t gpushare_score_queue_pop(gpushare_score_queue handle, uint64_t now_ns, u
 }
 
 int32_t gpushare_score_queue_get_size(gpushare_score_queue handle, uint64_t* out_size) {
-  return with(handle, [&](ScoreQueue& queue) -> base::Status {
+  return capi::with(handle, [&](ScoreQueue& queue) -> base::Status {
     if (out_size == nullptr) return capi::null_argument("out_size");
     *out_size = queue.size();
     return {};

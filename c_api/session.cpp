@@ -54,48 +54,38 @@ int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_p
                               gpushare_session* out_session) {
   return capi::guard([&]() -> base::Status {
     if (out_session == nullptr) return capi::null_argument("out_session");
-    const auto pin = capi::RuntimeHandles::instance().find(runtime);
-    if (!pin) return capi::stale("runtime");
+    const auto pin = capi::find(runtime);
+    if (!pin) return capi::stale(runtime);
     gpushare_session_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
     GPUSHARE_ASSIGN_OR_RETURN(const executor::SessionOptions options, capi::session_options(read));
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Session> session, pin->open_session(options));
-    return capi::publish<capi::SessionHandles>(std::move(session), "sessions", out_session);
+    return capi::publish(std::move(session), out_session);
   });
 }
 
 int32_t gpushare_session_close(gpushare_session session) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
-    base::Status status = pin->close();
+  return capi::with(session, [&](executor::Session& of) -> base::Status {
+    base::Status status = of.close();
     // Refused (from a callback, or inside its own iteration): the handle stays good. Closed with its runtime: giving the handle
     // back is all that is left to do.
-    if (!status.ok() && !pin->closed()) return status;
-    const bool removed = capi::SessionHandles::instance().remove(session);
-    return status.ok() || removed ? base::Status() : capi::stale("session");
+    if (!status.ok() && !of.closed()) return status;
+    const bool removed = capi::table_of<gpushare_session>().remove(session);
+    return status.ok() || removed ? base::Status() : capi::stale(session);
   });
 }
 
 int32_t gpushare_session_cancel(gpushare_session session) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    return pin ? pin->cancel() : capi::stale("session");
-  });
+  return capi::with(session, [&](executor::Session& of) { return of.cancel(); });
 }
 
 int32_t gpushare_session_wait_admitted(gpushare_session session, uint64_t timeout_ns) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    return pin ? pin->wait_admitted(timeout_ns) : capi::stale("session");
-  });
+  return capi::with(session, [&](executor::Session& of) { return of.wait_admitted(timeout_ns); });
 }
 
 int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
-    const executor::SessionInfo info = pin->info();
+  return capi::with(session, [&](executor::Session& of) -> base::Status {
+    const executor::SessionInfo info = of.info();
     gpushare_session_info out = GPUSHARE_SESSION_INFO_INIT;
     out.state = static_cast<uint32_t>(info.state);
     out.session_id = info.session_id;
@@ -121,34 +111,26 @@ int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_inf
 }
 
 int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    return pin ? pin->set_priority(priority) : capi::stale("session");
-  });
+  return capi::with(session, [&](executor::Session& of) { return of.set_priority(priority); });
 }
 
 int32_t gpushare_session_set_weight(gpushare_session session, double weight) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
+  return capi::with(session, [&](executor::Session& of) -> base::Status {
     GPUSHARE_RETURN_IF_ERROR(check_weight(weight));
-    return pin->set_weight(weight);
+    return of.set_weight(weight);
   });
 }
 
 int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SessionHandles::instance().find(session);
-    return pin ? pin->set_remaining(remaining_ns) : capi::stale("session");
-  });
+  return capi::with(session, [&](executor::Session& of) { return of.set_remaining(remaining_ns); });
 }
 
 int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
                                uint64_t alignment_bytes, gpushare_device_address* out_address) {
   return capi::guard([&]() -> base::Status {
     if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::SessionHandles::instance().find(session);
-    if (!pin) return capi::stale("session");
+    const auto pin = capi::find(session);
+    if (!pin) return capi::stale(session);
     if (kind > GPUSHARE_KIND_FRAMEWORK)
       return {GPUSHARE_INVALID_ARGUMENT, base::format("kind is %u, allowed are 0 (model) and 1 (framework); "
                                                       "ephemeral blocks come from gpushare_iteration_alloc",

@@ -12,24 +12,15 @@ using namespace gpushare;
 
 namespace {
 
-template <class Body>
-int32_t on_switcher(gpushare_switcher switcher, Body&& body) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SwitcherHandles::instance().find(switcher);
-    return pin ? body(*pin) : capi::stale("switcher");
-  });
-}
-
 // The handles of a turn: the iteration's, and the model's that goes with it.
 base::Status publish_turn(const loader::Switcher::Turn& turn, gpushare_iteration* out_iteration,
                           gpushare_model* out_model) {
   auto iteration = std::make_shared<capi::IterationObject>(turn.iteration);
   gpushare_model model = nullptr;
-  GPUSHARE_RETURN_IF_ERROR(capi::publish<capi::ModelHandles>(
-      std::make_shared<capi::ModelObject>(capi::ModelObject{turn.model, true}), "models", &model));
-  iteration->model = model;
   GPUSHARE_RETURN_IF_ERROR(
-      capi::publish<capi::IterationHandles>(std::move(iteration), "iterations", out_iteration));
+      capi::publish(std::make_shared<capi::ModelObject>(capi::ModelObject{turn.model, true}), &model));
+  iteration->model = model;
+  GPUSHARE_RETURN_IF_ERROR(capi::publish(std::move(iteration), out_iteration));
   if (out_model != nullptr) *out_model = model;
   return {};
 }
@@ -48,8 +39,8 @@ int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("residency is %u, allowed are 0 (least recently used) and 1 (weighted)",
                            read.residency)};
-    const auto pin = capi::LoaderHandles::instance().find(loader);
-    if (!pin) return capi::stale("loader");
+    const auto pin = capi::find(loader);
+    if (!pin) return capi::stale(loader);
     loader::SwitcherOptions options;
     options.policy = read.residency == GPUSHARE_RESIDENCY_LRU ? sched::ResidencyPolicy::kLeastRecentlyUsed
                                                               : sched::ResidencyPolicy::kWeighted;
@@ -57,30 +48,28 @@ int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher
     options.standby_bytes = read.standby_bytes;
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<loader::Switcher> switcher,
                               loader::Switcher::open(pin.shared(), options));
-    return capi::publish<capi::SwitcherHandles>(std::move(switcher), "switchers", out_switcher);
+    return capi::publish(std::move(switcher), out_switcher);
   });
 }
 
 int32_t gpushare_switcher_release(gpushare_switcher switcher) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::SwitcherHandles::instance().find(switcher);
-    if (!pin) return capi::stale("switcher");
-    base::Status status = pin->close();
+  return capi::with(switcher, [&](loader::Switcher& of) -> base::Status {
+    base::Status status = of.close();
     // Closed with its runtime: giving the handle back is all that is left. Refused from inside its own iteration:
     // the handle stays good.
-    if (!status.ok() && !pin->closed()) return status;
-    return capi::SwitcherHandles::instance().remove(switcher) ? base::Status() : capi::stale("switcher");
+    if (!status.ok() && !of.closed()) return status;
+    return capi::table_of<gpushare_switcher>().remove(switcher) ? base::Status() : capi::stale(switcher);
   });
 }
 
 int32_t gpushare_switcher_add(gpushare_switcher switcher, const gpushare_session_params* session,
                               gpushare_image image, const gpushare_load_params* load, uint64_t* out_member) {
-  return on_switcher(switcher, [&](loader::Switcher& of) -> base::Status {
+  return capi::with(switcher, [&](loader::Switcher& of) -> base::Status {
     if (out_member == nullptr) return capi::null_argument("out_member");
     gpushare_session_params read;
     GPUSHARE_RETURN_IF_ERROR(capi::read_struct("session", session, &read));
-    const auto pin = capi::ImageHandles::instance().find(image);
-    if (!pin) return capi::stale("image");
+    const auto pin = capi::find(image);
+    if (!pin) return capi::stale(image);
     loader::MemberOptions options;
     GPUSHARE_ASSIGN_OR_RETURN(options.session, capi::session_options(read));
     options.image = pin->image;
@@ -91,13 +80,13 @@ int32_t gpushare_switcher_add(gpushare_switcher switcher, const gpushare_session
 }
 
 int32_t gpushare_switcher_remove(gpushare_switcher switcher, uint64_t member) {
-  return on_switcher(switcher, [&](loader::Switcher& of) { return of.remove(member); });
+  return capi::with(switcher, [&](loader::Switcher& of) { return of.remove(member); });
 }
 
 int32_t gpushare_switcher_begin(gpushare_switcher switcher, uint64_t member, uint64_t timeout_ns,
                                 gpushare_iteration* out_iteration, gpushare_model* out_model,
                                 uint32_t* out_loaded) {
-  return on_switcher(switcher, [&](loader::Switcher& of) -> base::Status {
+  return capi::with(switcher, [&](loader::Switcher& of) -> base::Status {
     if (out_iteration == nullptr) return capi::null_argument("out_iteration");
     GPUSHARE_ASSIGN_OR_RETURN(const loader::Switcher::Turn turn, of.begin(member, timeout_ns));
     // From here on the iteration must not stay open without a handle.
@@ -117,7 +106,7 @@ int32_t gpushare_switcher_begin(gpushare_switcher switcher, uint64_t member, uin
 
 int32_t gpushare_switcher_get_member(gpushare_switcher switcher, uint64_t member,
                                      gpushare_member_info* out_info) {
-  return on_switcher(switcher, [&](loader::Switcher& of) -> base::Status {
+  return capi::with(switcher, [&](loader::Switcher& of) -> base::Status {
     GPUSHARE_ASSIGN_OR_RETURN(const loader::MemberInfo info, of.info(member));
     gpushare_member_info out = GPUSHARE_MEMBER_INFO_INIT;
     out.state = static_cast<uint32_t>(info.state);
@@ -131,7 +120,7 @@ int32_t gpushare_switcher_get_member(gpushare_switcher switcher, uint64_t member
 }
 
 int32_t gpushare_switcher_get_info(gpushare_switcher switcher, gpushare_switcher_info* out_info) {
-  return on_switcher(switcher, [&](loader::Switcher& of) -> base::Status {
+  return capi::with(switcher, [&](loader::Switcher& of) -> base::Status {
     const loader::SwitcherInfo info = of.info();
     gpushare_switcher_info out = GPUSHARE_SWITCHER_INFO_INIT;
     out.active = info.active;

@@ -1,10 +1,12 @@
-// tags.hpp: the handle types, one table each.
+// tags.hpp: the handle types, one table each, and what every body does with a handle first.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
+#include "c_api/guard.hpp"
 #include "c_api/handles.hpp"
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
@@ -54,46 +56,87 @@ struct IterationObject {
   void* model = nullptr;
 };
 
-using RuntimeHandles = HandleTable<executor::Runtime, 1>;
-using SessionHandles = HandleTable<executor::Session, 2>;
-using IterationHandles = HandleTable<IterationObject, 3>;
-using StreamHandles = HandleTable<executor::Stream, 4>;
-using TicketHandles = HandleTable<executor::Ticket, 5>;
-using HeapHandles = HandleTable<memory::Heap, 6>;
-using BatcherHandles = HandleTable<BatcherObject, 7>;
-using RequestQueueHandles = HandleTable<RequestQueueObject, 8>;
-using HistogramHandles = HandleTable<sched::slo::Histogram, 9>;
-using ScoreQueueHandles = HandleTable<sched::slo::ScoreQueue, 10>;
-using LoaderHandles = HandleTable<loader::Loader, 11>;
-using ImageHandles = HandleTable<ImageObject, 12>;
-using ModelHandles = HandleTable<ModelObject, 13>;
-using SwitcherHandles = HandleTable<loader::Switcher, 14>;
-using WorkerHandles = HandleTable<daemon::Worker, 15>;
+// What is behind a handle type of the ABI, and what messages call it.
+template <class Handle>
+struct HandleType;
+#define GPUSHARE_HANDLE_TYPE(handle, object, tag, name) \
+  template <>                                           \
+  struct HandleType<handle> {                           \
+    using Table = HandleTable<object, tag>;             \
+    static constexpr const char* kNoun = name;          \
+  }
+GPUSHARE_HANDLE_TYPE(gpushare_runtime, executor::Runtime, 1, "runtime");
+GPUSHARE_HANDLE_TYPE(gpushare_session, executor::Session, 2, "session");
+GPUSHARE_HANDLE_TYPE(gpushare_iteration, IterationObject, 3, "iteration");
+GPUSHARE_HANDLE_TYPE(gpushare_stream, executor::Stream, 4, "stream");
+GPUSHARE_HANDLE_TYPE(gpushare_ticket, executor::Ticket, 5, "ticket");
+GPUSHARE_HANDLE_TYPE(gpushare_heap, memory::Heap, 6, "heap");
+GPUSHARE_HANDLE_TYPE(gpushare_batcher, BatcherObject, 7, "batcher");
+GPUSHARE_HANDLE_TYPE(gpushare_request_queue, RequestQueueObject, 8, "request queue");
+GPUSHARE_HANDLE_TYPE(gpushare_histogram, sched::slo::Histogram, 9, "histogram");
+GPUSHARE_HANDLE_TYPE(gpushare_score_queue, sched::slo::ScoreQueue, 10, "score queue");
+GPUSHARE_HANDLE_TYPE(gpushare_loader, loader::Loader, 11, "loader");
+GPUSHARE_HANDLE_TYPE(gpushare_image, ImageObject, 12, "image");
+GPUSHARE_HANDLE_TYPE(gpushare_model, ModelObject, 13, "model");
+GPUSHARE_HANDLE_TYPE(gpushare_switcher, loader::Switcher, 14, "switcher");
+GPUSHARE_HANDLE_TYPE(gpushare_worker, daemon::Worker, 15, "worker");
+#undef GPUSHARE_HANDLE_TYPE
+
+template <class Handle>
+auto& table_of() {
+  return HandleType<Handle>::Table::instance();
+}
+
+// A pin of the object behind the handle; empty if the handle is not live.
+template <class Handle>
+auto find(Handle handle) {
+  return table_of<Handle>().find(handle);
+}
+
+// For a handle that is not live.
+template <class Handle>
+base::Status stale(Handle) {
+  constexpr const char* kNoun = HandleType<Handle>::kNoun;
+  return {GPUSHARE_INVALID_HANDLE,
+          base::format("%s is null, closed or released, or no %s handle", kNoun, kNoun)};
+}
+
+template <class Handle>
+base::Status too_many_handles() {
+  return {GPUSHARE_HOST_OUT_OF_MEMORY,
+          base::format("too many %ss are open at once (16,777,216)", HandleType<Handle>::kNoun)};
+}
+
+// Puts an object into its table and its handle into *out.
+template <class Handle, class T>
+base::Status publish(std::shared_ptr<T> object, Handle* out) {
+  void* handle = table_of<Handle>().add(std::move(object));
+  if (handle == nullptr) return too_many_handles<Handle>();
+  *out = static_cast<Handle>(handle);
+  return {};
+}
+
+// The whole of a call: `body` with the object behind the handle.
+template <class Handle, class Body>
+int32_t with(Handle handle, Body&& body) {
+  return guard([&]() -> base::Status {
+    const auto pin = find(handle);
+    return pin ? body(*pin) : stale(handle);
+  });
+}
+
+// The whole of a call that does nothing but give the handle back.
+template <class Handle>
+int32_t release(Handle handle) {
+  return guard([&] { return table_of<Handle>().remove(handle) ? base::Status() : stale(handle); });
+}
 
 inline IterationObject::~IterationObject() {
-  if (void* handle = stream.load()) StreamHandles::instance().remove(handle);
-  if (model != nullptr) ModelHandles::instance().remove(model);
+  if (void* handle = stream.load()) table_of<gpushare_stream>().remove(handle);
+  if (model != nullptr) table_of<gpushare_model>().remove(model);
 }
 
 // Errors: INVALID_ARGUMENT. session.cpp
 base::Result<executor::SessionOptions> session_options(const gpushare_session_params& params);
-
-inline base::Status too_many_handles(const char* what) {
-  return {GPUSHARE_HOST_OUT_OF_MEMORY, base::format("too many %s are open at once (16,777,216)", what)};
-}
-
-inline base::Status stale(const char* noun) {
-  return {GPUSHARE_INVALID_HANDLE,
-          base::format("%s is null, closed or released, or no %s handle", noun, noun)};
-}
-
-// Puts an object into its table and its handle into *out.
-template <class Table, class Handle, class T>
-base::Status publish(std::shared_ptr<T> object, const char* plural, Handle* out) {
-  void* handle = Table::instance().add(std::move(object));
-  if (handle == nullptr) return too_many_handles(plural);
-  *out = static_cast<Handle>(handle);
-  return {};
-}
 
 }  // namespace gpushare::capi

@@ -12,20 +12,6 @@
 
 using namespace gpushare;
 
-namespace {
-
-// Runs `body` on the worker behind the handle.
-template <class F>
-int32_t with(gpushare_worker handle, F&& body) {
-  return capi::guard([&]() -> base::Status {
-    const auto pin = capi::WorkerHandles::instance().find(handle);
-    if (!pin) return capi::stale("worker");
-    return body(*pin);
-  });
-}
-
-}  // namespace
-
 extern "C" {
 
 int32_t gpushare_worker_attach(const gpushare_worker_params* params, gpushare_worker* out_worker) {
@@ -44,34 +30,35 @@ int32_t gpushare_worker_attach(const gpushare_worker_params* params, gpushare_wo
     options.scratch_bytes = read.scratch_bytes;
     options.timeout_ns = read.timeout_ns;
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<daemon::Worker> worker, daemon::Worker::attach(options));
-    return capi::publish<capi::WorkerHandles>(std::move(worker), "workers", out_worker);
+    return capi::publish(std::move(worker), out_worker);
   });
 }
 
 int32_t gpushare_worker_detach(gpushare_worker worker) {
   return capi::guard([&]() -> base::Status {
     std::shared_ptr<daemon::Worker> object;
-    if (!capi::WorkerHandles::instance().remove(worker, &object)) return capi::stale("worker");
+    if (!capi::table_of<gpushare_worker>().remove(worker, &object)) return capi::stale(worker);
     object->detach();
     return {};
   });
 }
 
 int32_t gpushare_worker_begin(gpushare_worker worker, uint64_t timeout_ns) {
-  return with(worker, [&](daemon::Worker& object) { return object.begin(timeout_ns); });
+  return capi::with(worker, [&](daemon::Worker& object) { return object.begin(timeout_ns); });
 }
 
 int32_t gpushare_worker_wait_layers(gpushare_worker worker, uint32_t first, uint32_t end,
                                     uint64_t timeout_ns) {
-  return with(worker, [&](daemon::Worker& object) { return object.wait_layers(first, end, timeout_ns); });
+  return capi::with(worker,
+                    [&](daemon::Worker& object) { return object.wait_layers(first, end, timeout_ns); });
 }
 
 int32_t gpushare_worker_end(gpushare_worker worker) {
-  return with(worker, [&](daemon::Worker& object) { return object.end(); });
+  return capi::with(worker, [&](daemon::Worker& object) { return object.end(); });
 }
 
 int32_t gpushare_worker_get_wanted(gpushare_worker worker, uint32_t* out_wanted) {
-  return with(worker, [&](daemon::Worker& object) -> base::Status {
+  return capi::with(worker, [&](daemon::Worker& object) -> base::Status {
     if (out_wanted == nullptr) return capi::null_argument("out_wanted");
     *out_wanted = object.turn_wanted() ? 1 : 0;
     return {};
@@ -79,7 +66,7 @@ int32_t gpushare_worker_get_wanted(gpushare_worker worker, uint32_t* out_wanted)
 }
 
 int32_t gpushare_worker_get_info(gpushare_worker worker, gpushare_worker_info* out_info) {
-  return with(worker, [&](daemon::Worker& object) -> base::Status {
+  return capi::with(worker, [&](daemon::Worker& object) -> base::Status {
     gpushare_worker_info info = GPUSHARE_WORKER_INFO_INIT;
     info.layers = static_cast<uint32_t>(object.layers().size());
     info.worker = object.id();
@@ -95,7 +82,7 @@ int32_t gpushare_worker_get_info(gpushare_worker worker, gpushare_worker_info* o
 }
 
 int32_t gpushare_worker_get_layer(gpushare_worker worker, uint32_t index, gpushare_worker_layer* out_layer) {
-  return with(worker, [&](daemon::Worker& object) -> base::Status {
+  return capi::with(worker, [&](daemon::Worker& object) -> base::Status {
     if (index >= object.layers().size())
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("layer %u asked; there are [0, %zu)", index, object.layers().size())};
