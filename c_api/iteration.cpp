@@ -107,22 +107,30 @@ int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn 
     if (fn == nullptr) return capi::null_argument("fn");
     const auto pin = capi::find(session);
     if (!pin) return capi::stale(session);
-    auto submitted = std::make_unique<SubmittedWork>(fn, user_data, release);
-    SubmittedWork* raw = submitted.get();
-    raw->own(true);
-    std::unique_ptr<executor::Work> work = std::move(submitted);
-    base::Result<std::shared_ptr<executor::Ticket>> ticket = pin->submit(work);
-    if (!ticket.ok()) {
-      if (work != nullptr) raw->own(false);  // not taken: user_data stays the caller's
-      return ticket.status();
-    }
-    if (out_ticket != nullptr) return capi::publish(std::move(*ticket), out_ticket);
+    // Undone unless the call succeeds: of work that was not taken, user_data stays the caller's.
+    struct Submission {
+      std::unique_ptr<executor::Work> work;
+      SubmittedWork& function;
+      gpushare_ticket handle = nullptr;
+      ~Submission() {
+        if (work != nullptr) function.own(false);
+        if (handle != nullptr) capi::table_of<gpushare_ticket>().remove(handle);
+      }
+    };
+    auto work = std::make_unique<SubmittedWork>(fn, user_data, release);
+    SubmittedWork& function = *work;
+    Submission submission{std::move(work), function};
+    auto object = std::make_shared<capi::TicketObject>();
+    if (out_ticket != nullptr) GPUSHARE_RETURN_IF_ERROR(capi::publish(object, &submission.handle));
+    function.own(true);
+    GPUSHARE_ASSIGN_OR_RETURN(object->ticket, pin->submit(submission.work));
+    if (out_ticket != nullptr) *out_ticket = std::exchange(submission.handle, nullptr);
     return {};
   });
 }
 
 int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns) {
-  return capi::with(ticket, [&](executor::Ticket& of) { return of.wait(timeout_ns); });
+  return capi::with(ticket, [&](capi::TicketObject& of) { return of.ticket->wait(timeout_ns); });
 }
 
 int32_t gpushare_ticket_release(gpushare_ticket ticket) {

@@ -44,6 +44,11 @@ struct ModelObject {
   bool borrowed = false;  // the switcher's
 };
 
+// A ticket as the ABI shows it: there before what it is for, so that nothing can fail once that is submitted.
+struct TicketObject {
+  std::shared_ptr<executor::Ticket> ticket;
+};
+
 // An iteration as the ABI shows it: from its begin to its end. The executor uses one Iteration object a
 // session again and again; this one is new each time, so that a stale handle is stale.
 struct IterationObject {
@@ -69,7 +74,7 @@ GPUSHARE_HANDLE_TYPE(gpushare_runtime, executor::Runtime, 1, "runtime");
 GPUSHARE_HANDLE_TYPE(gpushare_session, executor::Session, 2, "session");
 GPUSHARE_HANDLE_TYPE(gpushare_iteration, IterationObject, 3, "iteration");
 GPUSHARE_HANDLE_TYPE(gpushare_stream, executor::Stream, 4, "stream");
-GPUSHARE_HANDLE_TYPE(gpushare_ticket, executor::Ticket, 5, "ticket");
+GPUSHARE_HANDLE_TYPE(gpushare_ticket, TicketObject, 5, "ticket");
 GPUSHARE_HANDLE_TYPE(gpushare_heap, memory::Heap, 6, "heap");
 GPUSHARE_HANDLE_TYPE(gpushare_batcher, BatcherObject, 7, "batcher");
 GPUSHARE_HANDLE_TYPE(gpushare_request_queue, RequestQueueObject, 8, "request queue");
