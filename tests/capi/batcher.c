@@ -140,8 +140,6 @@ static void costs(void) {
 }
 
 int main(void) {
-  (void)open_runtime; /* of check.h, for tests with a device */
-  (void)open_session;
   refusals();
   serves();
   costs();

@@ -32,12 +32,12 @@ static int check_count, check_failures;
     }                                                                                              \
   } while (0)
 
-static int capi_result(void) {
+static inline int capi_result(void) {
   printf("%d checks, %d failures\n", check_count, check_failures);
   return check_failures == 0 && check_count > 0 ? 0 : 1;
 }
 
-static gpushare_runtime open_runtime(const char* device, const char* policy, uint64_t capacity_bytes) {
+static inline gpushare_runtime open_runtime(const char* device, const char* policy, uint64_t capacity_bytes) {
   gpushare_runtime runtime = NULL;
   gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
   params.device = device;
@@ -47,8 +47,8 @@ static gpushare_runtime open_runtime(const char* device, const char* policy, uin
   return runtime;
 }
 
-static gpushare_session open_session(gpushare_runtime runtime, const char* name, uint64_t persistent_bytes,
-                                     uint64_t ephemeral_bytes) {
+static inline gpushare_session open_session(gpushare_runtime runtime, const char* name,
+                                            uint64_t persistent_bytes, uint64_t ephemeral_bytes) {
   gpushare_session session = NULL;
   gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
   params.name = name;

@@ -162,8 +162,6 @@ static void scores(void) {
 }
 
 int main(void) {
-  (void)open_runtime; /* of check.h, for tests with a device */
-  (void)open_session;
   histograms();
   scores();
   return capi_result();

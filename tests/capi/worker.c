@@ -87,8 +87,6 @@ int main(int argc, char** argv) {
   uint32_t wanted = 7;
   pid_t daemon;
   int status = 0, i, same = 1;
-  (void)open_runtime; /* of check.h */
-  (void)open_session;
   if (argc != 2 || mkdtemp(folder) == NULL) return 2;
   snprintf(socket_path, sizeof(socket_path), "%s/socket", folder);
   snprintf(model_path, sizeof(model_path), "%s/m.safetensors", folder);

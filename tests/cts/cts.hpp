@@ -12,15 +12,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "device/device.hpp"
 #include "support/catch.hpp"
+#include "support/gate.hpp"
+#include "support/status_checks.hpp"
 
 namespace gpushare::cts {
 
@@ -67,27 +67,12 @@ struct Registration {
 };
 void run(const char* name, TestFunction function);
 
-// Holds a stream: launch `block` with a Gate as user data; work behind it waits until open(). Opens when it
-// dies.
-class Gate {
- public:
-  ~Gate() { open(); }
-  void open() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    is_open_ = true;
-    changed_.notify_all();
-  }
-  static void block(void* gate) {
-    Gate& self = *static_cast<Gate*>(gate);
-    std::unique_lock<std::mutex> lock(self.mutex_);
-    self.changed_.wait(lock, [&] { return self.is_open_; });
-  }
+using test::Gate;
 
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_open_ = false;
-};
+// Host functions. The user data are an int.
+inline void count_up(void* counter) {
+  ++*static_cast<int*>(counter);
+}
 
 // Bytes that tell where they are from.
 std::vector<uint8_t> pattern(uint64_t bytes, uint64_t seed);
@@ -121,17 +106,3 @@ gpushare_backend_work work(uint64_t duration_ns, float demand = 1);
 #define CTS_TEST(name)                                        \
   GPUSHARE_CTS_TEST(GPUSHARE_CTS_CONCAT(cts_test_, __LINE__), \
                     GPUSHARE_CTS_CONCAT(cts_registration_, __LINE__), name)
-
-// For statuses: shows the message when it is not OK.
-#define CHECK_OK(expr)                                  \
-  do {                                                  \
-    const ::gpushare::base::Status cts_status = (expr); \
-    INFO(cts_status.to_string());                       \
-    CHECK(cts_status.ok());                             \
-  } while (0)
-#define REQUIRE_OK(expr)                                \
-  do {                                                  \
-    const ::gpushare::base::Status cts_status = (expr); \
-    INFO(cts_status.to_string());                       \
-    REQUIRE(cts_status.ok());                           \
-  } while (0)

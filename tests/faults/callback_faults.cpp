@@ -11,10 +11,12 @@
 
 #include "gpushare/gpushare.h"
 #include "support/catch.hpp"
+#include "support/sizes.hpp"
+
+using gpushare::test::kMiB;
 
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr const char* kDevices[] = {"host", "sim"};
 
 struct Fixture {

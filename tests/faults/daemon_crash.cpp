@@ -63,8 +63,7 @@ size_t open_files() {
 }
 
 int crashes() {
-  const char* text = std::getenv("GPUSHARE_TEST_CRASHES");
-  return text != nullptr ? std::atoi(text) : 100;
+  return static_cast<int>(number_from("GPUSHARE_TEST_CRASHES", 100));
 }
 
 }  // namespace

@@ -33,8 +33,7 @@ constexpr uint64_t kDefaultSteps = 110'000;
 
 // Of both layouts of a backend together.
 uint64_t steps() {
-  const char* text = std::getenv("GPUSHARE_EXECUTOR_STEPS");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : kDefaultSteps;
+  return number_from("GPUSHARE_EXECUTOR_STEPS", kDefaultSteps);
 }
 
 const std::string kCuda = std::string("cuda?total_bytes=268435456&driver=") + GPUSHARE_CUDA_STANDIN;

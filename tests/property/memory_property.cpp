@@ -28,8 +28,7 @@ constexpr uint64_t kDefaultSteps = 60'000;
 #endif
 
 uint64_t steps() {
-  const char* text = std::getenv("GPUSHARE_MEMORY_STEPS");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : kDefaultSteps;
+  return test::number_from("GPUSHARE_MEMORY_STEPS", kDefaultSteps);
 }
 
 void run(const std::string& spec, Layout layout, bool faults) {

@@ -14,6 +14,7 @@
 #include "memory/device_memory.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sizes.hpp"
 
 namespace gpushare::test {
 
@@ -24,7 +25,6 @@ using memory::Lane;
 using memory::Layout;
 using memory::PersistentHeap;
 
-inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr size_t kLanes = 4;
 inline constexpr size_t kSessions = 10;
 inline constexpr uint64_t kEdge = 64;  // bytes written and read at both ends of a block

@@ -14,17 +14,18 @@
 #include "memory/device_memory.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sizes.hpp"
 
 using namespace gpushare;
 using memory::Address;
 using memory::DeviceMemory;
 using memory::Kind;
 using memory::Layout;
+using test::kMiB;
 using test::Random;
 
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kRounds = 60;
 #else

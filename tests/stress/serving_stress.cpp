@@ -32,8 +32,7 @@ constexpr size_t kProducers = 4;
 constexpr uint64_t kUs = 1000;
 
 size_t requests_to_send() {
-  const char* text = std::getenv("GPUSHARE_SERVING_REQUESTS");
-  return text == nullptr ? 20'000 : std::strtoull(text, nullptr, 10);
+  return number_from("GPUSHARE_SERVING_REQUESTS", 20'000);
 }
 
 // Real work: sums over the batch's own memory.

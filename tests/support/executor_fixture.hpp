@@ -10,10 +10,9 @@
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
 #include "support/catch.hpp"
+#include "support/sizes.hpp"
 
 namespace gpushare::test {
-
-inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 template <class F>
 class LambdaWork final : public executor::Work {

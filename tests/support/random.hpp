@@ -8,10 +8,15 @@
 
 namespace gpushare::test {
 
+// A number of the environment, for longer runs.
+inline uint64_t number_from(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
 // The seed of this run: GPUSHARE_TEST_SEED if set, else a fixed one, so that CI is repeatable. Print it with INFO().
 inline uint64_t seed() {
-  const char* text = std::getenv("GPUSHARE_TEST_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 20261121ull;
+  return number_from("GPUSHARE_TEST_SEED", 20261121);
 }
 
 using Random = std::mt19937_64;

@@ -10,10 +10,6 @@ std::unique_ptr<device::Device> open_another() {
   return std::move(*device);
 }
 
-void count_up(void* counter) {
-  ++*static_cast<int*>(counter);
-}
-
 }  // namespace
 
 CTS_TEST("close: what was left open is named") {

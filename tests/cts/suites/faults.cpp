@@ -4,13 +4,6 @@
 #include "cts.hpp"
 
 namespace gpushare::cts {
-namespace {
-
-void count_up(void* counter) {
-  ++*static_cast<int*>(counter);
-}
-
-}  // namespace
 
 CTS_TEST("faults: device out of memory at call n") {
   REQUIRE(cts.device->can(GPUSHARE_DEVICE_CAP_FAULTS));

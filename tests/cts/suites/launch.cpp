@@ -6,9 +6,6 @@
 namespace gpushare::cts {
 namespace {
 
-void count_up(void* counter) {
-  ++*static_cast<int*>(counter);
-}
 void do_throw(void*) {
   throw std::runtime_error("planted");
 }

@@ -2,13 +2,6 @@
 #include "cts.hpp"
 
 namespace gpushare::cts {
-namespace {
-
-void count_up(void* counter) {
-  ++*static_cast<int*>(counter);
-}
-
-}  // namespace
 
 CTS_TEST("streams: a new stream is idle") {
   const auto stream = cts.stream();

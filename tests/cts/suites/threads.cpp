@@ -25,7 +25,7 @@ int failures_of(const std::function<bool(size_t)>& body) {
   return failures;
 }
 
-void count_up(void* counter) {
+void count_up_atomic(void* counter) {
   ++*static_cast<std::atomic<int>*>(counter);
 }
 
@@ -57,7 +57,7 @@ CTS_TEST("threads: all enqueue on one stream") {
   std::atomic<int> runs{0};
   CHECK(failures_of([&](size_t) {
           for (int i = 0; i < 200; ++i) {
-            if (!stream.launch_host(count_up, &runs).ok()) return false;
+            if (!stream.launch_host(count_up_atomic, &runs).ok()) return false;
             const int32_t code = stream.query().code();
             if (code != GPUSHARE_OK && code != GPUSHARE_NOT_READY) return false;
           }
@@ -100,7 +100,7 @@ CTS_TEST("threads: several wait for one event") {
   const auto event = cts.event();
   std::atomic<int> runs{0};
   REQUIRE_OK(stream.launch_host(Gate::block, &gate));
-  REQUIRE_OK(stream.launch_host(count_up, &runs));
+  REQUIRE_OK(stream.launch_host(count_up_atomic, &runs));
   REQUIRE_OK(stream.record(event));
   CHECK(failures_of([&](size_t t) {
           if (t == 0) {
@@ -121,8 +121,8 @@ CTS_TEST("threads: streams and events come and go") {
             auto second = device.create_stream();
             auto event = device.create_event(GPUSHARE_EVENT_TIMING);
             if (!first.ok() || !second.ok() || !event.ok()) return false;
-            const bool ok = first->launch_host(count_up, &runs).ok() && first->record(*event).ok() &&
-                            second->wait(*event).ok() && second->launch_host(count_up, &runs).ok();
+            const bool ok = first->launch_host(count_up_atomic, &runs).ok() && first->record(*event).ok() &&
+                            second->wait(*event).ok() && second->launch_host(count_up_atomic, &runs).ok();
             if (!ok) return false;
           }
           return true;
@@ -162,7 +162,8 @@ CTS_TEST("threads: polling and waiting at once") {
           auto event = device.create_event();
           if (!stream.ok() || !event.ok()) return false;
           for (int i = 0; i < 25; ++i) {
-            if (!stream->launch_host(count_up, &runs).ok() || !stream->record(*event).ok()) return false;
+            if (!stream->launch_host(count_up_atomic, &runs).ok() || !stream->record(*event).ok())
+              return false;
             int32_t code = t % 2 == 0 ? event->synchronize().code() : GPUSHARE_NOT_READY;
             while (code == GPUSHARE_NOT_READY) {
               code = event->query().code();

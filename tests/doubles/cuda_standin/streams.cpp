@@ -94,6 +94,11 @@ CUresult capture_work(Call& call, Stream* stream, Work work) {
   return CUDA_SUCCESS;
 }
 
+CUresult refuse_capturing(Call& call, Stream* stream) {
+  stream->capture->invalid = true;
+  return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures a graph");
+}
+
 }  // namespace
 
 void join(Clock& into, const Clock& from) {
@@ -195,10 +200,7 @@ STANDIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
     return call.misuse(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
   Stream* stream = call.stream(handle);
   if (stream == nullptr) return call.verdict();
-  if (stream->capture != nullptr) {
-    stream->capture->invalid = true;
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures a graph");
-  }
+  if (stream->capture != nullptr) return refuse_capturing(call, stream);
   stream->died = call.text();
   stop_stream(call, stream);
   return CUDA_SUCCESS;
@@ -208,10 +210,7 @@ STANDIN_API CUresult cuStreamQuery(CUstream handle) {
   STANDIN_ENTRY(cuStreamQuery);
   Stream* stream = call.stream(handle);
   if (stream == nullptr) return call.verdict();
-  if (stream->capture != nullptr) {
-    stream->capture->invalid = true;
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures a graph");
-  }
+  if (stream->capture != nullptr) return refuse_capturing(call, stream);
   if (call.unsafe_during_capture()) return call.verdict();
   if (stream->completed < stream->enqueued) return CUDA_ERROR_NOT_READY;
   join(world().observed, finished_by(stream));
@@ -222,10 +221,7 @@ STANDIN_API CUresult cuStreamSynchronize(CUstream handle) {
   STANDIN_ENTRY(cuStreamSynchronize);
   Stream* stream = call.stream(handle);
   if (stream == nullptr) return call.verdict();
-  if (stream->capture != nullptr) {
-    stream->capture->invalid = true;
-    return call.misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures a graph");
-  }
+  if (stream->capture != nullptr) return refuse_capturing(call, stream);
   if (call.unsafe_during_capture()) return call.verdict();
   const Clock finished = finished_by(stream);
   wait_completed(call.lock(), stream, stream->enqueued);

@@ -175,6 +175,21 @@ TEST_CASE("a report escapes what comes from files, and stands alone", "[cli]") {
   CHECK(page.find("nan") == std::string::npos);
 }
 
+TEST_CASE("a policy that completed fewer jobs is not reported as the quickest", "[cli]") {
+  RunResult result = two_policies();
+  const auto names_srtf = [&] {
+    return render_report(result).find("<b>srtf</b> has the shortest mean") != std::string::npos;
+  };
+  result.policies[0].jobs[0].end_s += 10;  // fifo is slower
+  summarize(result.policies[0]);
+  CHECK(names_srtf());
+  CHECK(render_report(result).find("class=\"best\"") != std::string::npos);
+  result.policies[1].jobs[0].state = JobOutcome::State::kFailed;
+  summarize(result.policies[1]);
+  CHECK_FALSE(names_srtf());
+  CHECK(render_report(result).find("class=\"best\"") == std::string::npos);
+}
+
 TEST_CASE("a report of nothing", "[cli]") {
   RunResult result;
   CHECK(render_report(result).find("</html>") != std::string::npos);

@@ -13,17 +13,11 @@
 #include "daemon/worker.hpp"
 #include "support/catch.hpp"
 #include "support/model_folder.hpp"
+#include "support/status_checks.hpp"
 
 namespace gpushare::test {
 
 inline constexpr uint64_t kGranule = 64 << 10;
-
-#define REQUIRE_OK(expression)                               \
-  do {                                                       \
-    const ::gpushare::base::Status required_ = (expression); \
-    INFO(required_.to_string());                             \
-    REQUIRE(required_.ok());                                 \
-  } while (0)
 
 struct Daemon {
   explicit Daemon(uint64_t capacity_bytes = 16 * kGranule,

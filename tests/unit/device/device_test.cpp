@@ -4,18 +4,16 @@
 
 #include "device/registry.hpp"
 #include "support/catch.hpp"
+#include "support/status_checks.hpp"
 
 using gpushare::base::Status;
 using gpushare::device::Device;
 using gpushare::device::Event;
 using gpushare::device::find_backend;
 using gpushare::device::Stream;
+using gpushare::test::mentions;
 
 namespace {
-
-bool mentions(const Status& status, const char* text) {
-  return status.message().find(text) != std::string::npos;
-}
 
 Status open_status(const char* spec) {
   return Device::open(spec).status();

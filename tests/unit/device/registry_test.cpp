@@ -10,6 +10,7 @@
 #include "device/device.hpp"
 #include "fake_backend.hpp"
 #include "support/catch.hpp"
+#include "support/status_checks.hpp"
 
 using gpushare::base::Status;
 using gpushare::device::backends;
@@ -19,15 +20,8 @@ using gpushare::device::load_backend;
 using gpushare::device::register_backend;
 using gpushare::test::add_virtual_memory;
 using gpushare::test::fake_backend;
+using gpushare::test::mentions;
 using gpushare::test::set_ok;
-
-namespace {
-
-bool mentions(const Status& status, const char* text) {
-  return status.message().find(text) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE("built-in backends are there on first use and come first", "[registry]") {
   REQUIRE(find_backend("host") != nullptr);

@@ -15,6 +15,12 @@ using namespace gpushare::test;  // NOLINT
 
 constexpr const char* kPolicies[] = {"fifo", "srtf", "pack", "fair", "priority"};
 
+std::shared_ptr<executor::Session> open_ranked(executor::Runtime& runtime, int32_t priority,
+                                               executor::SessionOptions options) {
+  options.priority = priority;
+  return open_session(runtime, options);
+}
+
 TEST_CASE("iterations pushed before the session is admitted run after it is, in order") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   const char* policy = GENERATE(from_range(std::begin(kPolicies), std::end(kPolicies)));
@@ -160,14 +166,9 @@ TEST_CASE("a session that is alone and cannot be paged in is tried again, and gi
   auto options = options_of(setup, "priority");
   const uint64_t capacity = options.capacity_bytes = 62 * kMiB;
   auto runtime = open_runtime(std::move(options));
-  const auto open = [&](const char* name, int32_t priority, uint64_t persistent_bytes) {
-    executor::SessionOptions session = need(name, persistent_bytes, 2 * kMiB);
-    session.priority = priority;
-    return open_session(*runtime, session);
-  };
-  const auto low = open("low", 1, 24 * kMiB);
+  const auto low = open_ranked(*runtime, 1, need("low", 24 * kMiB, 2 * kMiB));
   REQUIRE(low->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
-  const auto high = open("high", 9, capacity - 4 * kMiB);
+  const auto high = open_ranked(*runtime, 9, need("high", capacity - 4 * kMiB, 2 * kMiB));
   REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   REQUIRE(low->info().state == executor::SessionState::kPagedOut);
   struct Faults {
@@ -207,14 +208,9 @@ TEST_CASE(
       options_of({"host?total_bytes=134217728&copy_gbps=0.2", memory::Layout::kVirtual}, "priority");
   options.capacity_bytes = 126 * kMiB;
   auto runtime = open_runtime(std::move(options));
-  const auto open = [&](const char* name, int32_t priority, uint64_t persistent_bytes) {
-    executor::SessionOptions session = need(name, persistent_bytes, 8 * kMiB);
-    session.priority = priority;
-    return open_session(*runtime, session);
-  };
-  const auto a = open("a", 1, 40 * kMiB);
+  const auto a = open_ranked(*runtime, 1, need("a", 40 * kMiB, 8 * kMiB));
   REQUIRE(a->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
-  const auto high = open("high", 9, 116 * kMiB);
+  const auto high = open_ranked(*runtime, 9, need("high", 116 * kMiB, 8 * kMiB));
   REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   CHECK(a->info().state == executor::SessionState::kPagedOut);
   std::atomic<bool> done{false};
@@ -226,10 +222,11 @@ TEST_CASE(
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it waits by now, most likely
   // While a comes in (16 MiB at 0.2 GB/s) somebody comes who has it out again at once.
   REQUIRE(high->close().ok());
-  const auto again = open("again", 9, 116 * kMiB);
+  const auto again = open_ranked(*runtime, 9, need("again", 116 * kMiB, 8 * kMiB));
   REQUIRE(again->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   // Both rank below a, and neither fits beside it.
-  const auto low = open("low", 0, 100 * kMiB), lower = open("lower", 0, 100 * kMiB);
+  const auto low = open_ranked(*runtime, 0, need("low", 100 * kMiB, 8 * kMiB));
+  const auto lower = open_ranked(*runtime, 0, need("lower", 100 * kMiB, 8 * kMiB));
   REQUIRE(again->close().ok());
   const auto is_in = [](const auto& session) {
     return session->info().state == executor::SessionState::kResident;

@@ -34,12 +34,7 @@ struct Graphs {
     const base::Status closed = runtime->close();
     INFO(closed.to_string());
     CHECK(closed.ok());
-    char leaks[512] = "";
-    CHECK(standin_leaks(leaks, sizeof(leaks)) == 0);
-    INFO(leaks);
-    const std::string misuse = take_misuse();
-    INFO(misuse);
-    CHECK(misuse.empty());
+    check_clean();
   }
   static CUstream native(executor::Iteration& iteration) {
     return static_cast<CUstream>(*(*iteration.stream())->native());

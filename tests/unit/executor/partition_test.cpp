@@ -4,11 +4,12 @@
 #include <thread>
 #include <vector>
 
-#include "standin.h"
 #include "support/executor_fixture.hpp"
+#include "unit/device/cuda/standin_support.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
+using standin_test::check_clean;
 
 namespace {
 
@@ -33,17 +34,6 @@ base::Status iterate(executor::Session& session, int count) {
     GPUSHARE_RETURN_IF_ERROR(iteration->end());
   }
   return {};
-}
-
-// The driver's view after a runtime has closed: nothing is left, nothing was done wrong.
-void check_clean() {
-  standin_clear_faults();
-  char text[512] = "";
-  CHECK(standin_leaks(text, sizeof(text)) == 0);
-  INFO(text);
-  char misuse[512] = "";
-  CHECK(standin_take_misuse(misuse, sizeof(misuse)) == 0);
-  INFO(misuse);
 }
 
 }  // namespace

@@ -23,17 +23,6 @@ test::Setup setup(memory::Layout layout) {
   return {"cuda:0?driver=" GPUSHARE_CUDA_STANDIN "&total_bytes=268435456", layout};
 }
 
-// Nothing is left in the driver, and nothing was done wrong.
-void check_clean() {
-  standin_clear_faults();
-  char leaks[1024] = "";
-  CHECK(standin_leaks(leaks, sizeof(leaks)) == 0);
-  INFO(leaks);
-  const std::string misuse = take_misuse();
-  INFO(misuse);
-  CHECK(misuse.empty());
-}
-
 // The first failure of a scenario, where going on makes no sense.
 struct Outcome {
   base::Status status;

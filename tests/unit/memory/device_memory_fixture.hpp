@@ -7,6 +7,8 @@
 
 #include "memory/device_memory.hpp"
 #include "support/catch.hpp"
+#include "support/sizes.hpp"
+#include "support/status_checks.hpp"
 
 namespace gpushare::test {
 
@@ -16,8 +18,6 @@ using memory::Kind;
 using memory::Lane;
 using memory::Layout;
 using memory::PersistentHeap;
-
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 struct Fixture {
   std::unique_ptr<device::Device> device;
@@ -67,13 +67,6 @@ inline Address must(base::Result<Address> result) {
   REQUIRE(result.ok());
   return *result;
 }
-
-#define CHECK_OK(expr)              \
-  do {                              \
-    const base::Status s_ = (expr); \
-    INFO(s_.to_string());           \
-    CHECK(s_.ok());                 \
-  } while (0)
 
 inline std::string host() {
   return "host?total_bytes=256MiB";

@@ -2,11 +2,11 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "support/gate.hpp"
+#include "support/random.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -221,13 +221,8 @@ TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stre
   CHECK_OK(upper->begin_iteration(*heap, false));
   const Address a = must(upper->alloc(16 * kMiB, 0));
   // The device still writes to the upper lane when it is closed and its bytes go to the lower one.
-  std::atomic<bool> go{false};
-  CHECK_OK(upper_stream.launch_host(
-      [](void* flag) {
-        while (!static_cast<std::atomic<bool>*>(flag)->load()) {
-        }
-      },
-      &go));
+  Gate gate;
+  CHECK_OK(upper_stream.launch_host(Gate::block, &gate));
   CHECK_OK(upper_stream.fill(a, 1, 16 * kMiB));
   CHECK_OK(upper->end_iteration(nullptr));
   CHECK_OK(lower->begin_iteration(*heap, false));
@@ -239,7 +234,7 @@ TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stre
   CHECK(after == before + 16 * kMiB);  // at the top, over the end of the upper lane's range
   CHECK_OK(lower_stream.fill(after, 2, 8 * kMiB));
   CHECK(lower_stream.query().code() == GPUSHARE_NOT_READY);
-  go = true;
+  gate.open();
   CHECK_OK(lower_stream.synchronize());
   CHECK_OK(upper_stream.synchronize());
   const auto* bytes = reinterpret_cast<const uint8_t*>(after);
@@ -254,13 +249,8 @@ TEST_CASE("a lane opened over a closed one's memory works after what the device 
   Lane* first = f.lane(0, 16 * kMiB, first_stream);
   CHECK_OK(first->begin_iteration(*heap, false));
   const Address before = must(first->alloc(16 * kMiB, 0));
-  std::atomic<bool> go{false};
-  CHECK_OK(first_stream.launch_host(
-      [](void* flag) {
-        while (!static_cast<std::atomic<bool>*>(flag)->load()) {
-        }
-      },
-      &go));
+  Gate gate;
+  CHECK_OK(first_stream.launch_host(Gate::block, &gate));
   CHECK_OK(first_stream.fill(before, 1, 16 * kMiB));
   CHECK_OK(first->end_iteration(nullptr));
   CHECK_OK(f.memory->close_lane(first));
@@ -270,7 +260,7 @@ TEST_CASE("a lane opened over a closed one's memory works after what the device 
   CHECK(after == before);  // still mapped: no driver call
   CHECK_OK(second_stream.fill(after, 2, 16 * kMiB));
   CHECK(second_stream.query().code() == GPUSHARE_NOT_READY);
-  go = true;
+  gate.open();
   CHECK_OK(second_stream.synchronize());
   CHECK_OK(first_stream.synchronize());
   const auto* bytes = reinterpret_cast<const uint8_t*>(after);
@@ -328,8 +318,7 @@ TEST_CASE("an iteration that repeats itself is planned, and a deviation is serve
 
 TEST_CASE("sessions open and close without end") {
   // 10^6 under GPUSHARE_MEMORY_SESSIONS; each leaves nothing behind.
-  const char* text = std::getenv("GPUSHARE_MEMORY_SESSIONS");
-  const uint64_t count = text != nullptr ? std::strtoull(text, nullptr, 10) : 20'000;
+  const uint64_t count = number_from("GPUSHARE_MEMORY_SESSIONS", 20'000);
   Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();
   for (uint64_t i = 0; i < count; ++i) {

@@ -1,8 +1,7 @@
 // Blocks that outlive what they were made in: used on another stream, or kept beyond their iteration.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
-
+#include "support/gate.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -14,16 +13,12 @@ TEMPLATE_TEST_CASE_SIG("a block used on another stream is reused only after that
   auto stream = f.stream(), side = f.stream();
   PersistentHeap* heap = f.heap(1, 4 * kMiB);
   Lane* lane = f.lane(0, 4 * kMiB, stream);
-  std::atomic<bool> go{false};
-  const auto hold = [](void* flag) {
-    while (!static_cast<std::atomic<bool>*>(flag)->load()) {
-    }
-  };
+  Gate gate;
   CHECK_OK(lane->begin_iteration(*heap, false));
   heap->set_stream(&stream);
   const bool persistent = GENERATE(false, true);
   const Address a = must(persistent ? heap->alloc(Kind::kModel, 4 * kMiB, 0) : lane->alloc(4 * kMiB, 0));
-  CHECK_OK(side.launch_host(hold, &go));
+  CHECK_OK(side.launch_host(Gate::block, &gate));
   CHECK_OK(f.memory->record_use(a, side));
   CHECK_OK(f.memory->free(a));
   CHECK(f.memory->free(a).code() == GPUSHARE_NOT_FOUND);
@@ -32,18 +27,18 @@ TEMPLATE_TEST_CASE_SIG("a block used on another stream is reused only after that
   CHECK(a == b);
   CHECK_OK(stream.fill(b, 7, 256));
   CHECK(stream.query().code() == GPUSHARE_NOT_READY);
-  go = true;
+  gate.open();
   CHECK_OK(stream.synchronize());
   // At the boundary the whole lane comes after uses on other streams.
   if (!persistent) {
-    go = false;
-    CHECK_OK(side.launch_host(hold, &go));
+    Gate again;
+    CHECK_OK(side.launch_host(Gate::block, &again));
     CHECK_OK(f.memory->record_use(b, side));
     CHECK_OK(lane->end_iteration(nullptr));
     CHECK(lane->stats().live_bytes == 0);
     CHECK_OK(stream.fill(b, 8, 256));
     CHECK(stream.query().code() == GPUSHARE_NOT_READY);
-    go = true;
+    again.open();
     CHECK_OK(stream.synchronize());
   } else {
     CHECK_OK(lane->end_iteration(nullptr));

@@ -15,6 +15,7 @@
 #include "memory/trace_io.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_file.hpp"
+#include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;
 using memory::AllocationEvent;
@@ -187,65 +188,43 @@ TEST_CASE("the allocation log is RMM's, without frees of blocks that it does not
 }
 
 TEST_CASE("what a device memory recorded comes back through the readers of traces") {
-  auto device = device::Device::open("sim?total_bytes=64MiB");
-  REQUIRE(device.ok());
-  memory::DeviceMemoryOptions options;
-  options.capacity_bytes = 32 << 20;
-  options.record_allocations = true;
-  auto stream = (*device)->create_stream();
-  REQUIRE(stream.ok());
-  {
-    auto memory = memory::DeviceMemory::open(**device, options);
-    REQUIRE(memory.ok());
-    auto heap = (*memory)->open_heap(1, "bert", 4 << 20);
-    auto lane = (*memory)->open_lane(0, 4 << 20, *stream);
-    REQUIRE(heap.ok());
-    REQUIRE(lane.ok());
-    const auto model = (*heap)->alloc(Kind::kModel, 1000, 0);
-    REQUIRE((*lane)->begin_iteration(**heap, false).ok());
-    const auto a = (*lane)->alloc(2000, 0);
-    const auto b = (*lane)->alloc(3000, 0);
-    REQUIRE((*lane)->alloc(5 << 20, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-    REQUIRE(((*memory)->free(*a).ok() && b.ok()));
-    REQUIRE((*lane)->end_iteration(nullptr).ok());  // frees b
-    const MemorySnapshot snapshot = (*memory)->snapshot();
-    check_read_back(snapshot, 3, 5, 6000);
-    CHECK((*memory)->close_lane(*lane).ok());
-    CHECK((*memory)->free(*model).ok());
-  }
+  test::Fixture f("sim?total_bytes=64MiB", memory::Layout::kAuto, 32 << 20, true);
+  const device::Stream stream = f.stream();
+  memory::PersistentHeap* heap = f.heap(1, 4 << 20);
+  memory::Lane* lane = f.lane(0, 4 << 20, stream);
+  const auto model = heap->alloc(Kind::kModel, 1000, 0);
+  REQUIRE(lane->begin_iteration(*heap, false).ok());
+  const auto a = lane->alloc(2000, 0);
+  const auto b = lane->alloc(3000, 0);
+  REQUIRE(lane->alloc(5 << 20, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE((f.memory->free(*a).ok() && b.ok()));
+  REQUIRE(lane->end_iteration(nullptr).ok());  // frees b
+  check_read_back(f.memory->snapshot(), 3, 5, 6000);
+  CHECK(f.memory->free(*model).ok());
 }
 
 TEST_CASE("a block's end is recorded whoever ends it: its user, or the session that closes") {
-  auto device = device::Device::open("sim?total_bytes=64MiB");
-  REQUIRE(device.ok());
-  memory::DeviceMemoryOptions options;
-  options.capacity_bytes = 32 << 20;
-  options.record_allocations = true;
-  auto stream = (*device)->create_stream();
-  REQUIRE(stream.ok());
-  auto memory = memory::DeviceMemory::open(**device, options);
-  REQUIRE(memory.ok());
-  auto lane = (*memory)->open_lane(0, 4 << 20, *stream);
-  REQUIRE(lane.ok());
+  test::Fixture f("sim?total_bytes=64MiB", memory::Layout::kAuto, 32 << 20, true);
+  const device::Stream stream = f.stream();
+  memory::Lane* lane = f.lane(0, 4 << 20, stream);
   for (memory::SessionId session : {9, 10}) {  // the second gets the first one's addresses
-    auto heap = (*memory)->open_heap(session, "s", 4 << 20);
-    REQUIRE(heap.ok());
-    const size_t before = (*memory)->snapshot().events.size();
-    REQUIRE((*heap)->alloc(Kind::kModel, 1000, 0).ok());
-    const auto freed = (*heap)->alloc(Kind::kFramework, 1500, 0);
-    REQUIRE((*heap)->alloc_spilled(Kind::kModel, 500, 0).ok());
-    REQUIRE((*lane)->begin_iteration(**heap, false).ok());
-    const auto kept_and_freed = (*lane)->alloc(2000, 0);
-    const auto kept = (*lane)->alloc(3000, 0);
+    memory::PersistentHeap* heap = f.heap(session, 4 << 20);
+    const size_t before = f.memory->snapshot().events.size();
+    REQUIRE(heap->alloc(Kind::kModel, 1000, 0).ok());
+    const auto freed = heap->alloc(Kind::kFramework, 1500, 0);
+    REQUIRE(heap->alloc_spilled(Kind::kModel, 500, 0).ok());
+    REQUIRE(lane->begin_iteration(*heap, false).ok());
+    const auto kept_and_freed = lane->alloc(2000, 0);
+    const auto kept = lane->alloc(3000, 0);
     REQUIRE((freed.ok() && kept_and_freed.ok() && kept.ok()));
-    REQUIRE((*lane)->keep(*kept_and_freed).ok());
-    REQUIRE((*lane)->keep(*kept).ok());
-    REQUIRE((*lane)->end_iteration(nullptr).ok());
-    REQUIRE((*memory)->snapshot().events.size() == before + 5);
-    REQUIRE((*memory)->free(*kept_and_freed).ok());
-    REQUIRE((*memory)->free(*freed).ok());
-    REQUIRE((*memory)->close_heap(*heap).ok());
-    const auto events = (*memory)->snapshot().events;
+    REQUIRE(lane->keep(*kept_and_freed).ok());
+    REQUIRE(lane->keep(*kept).ok());
+    REQUIRE(lane->end_iteration(nullptr).ok());
+    REQUIRE(f.memory->snapshot().events.size() == before + 5);
+    REQUIRE(f.memory->free(*kept_and_freed).ok());
+    REQUIRE(f.memory->free(*freed).ok());
+    REQUIRE(f.memory->close_heap(heap).ok());
+    const auto events = f.memory->snapshot().events;
     REQUIRE(events.size() == before + 10);
     uint64_t bytes = 0;
     for (size_t i = before + 5; i < events.size(); ++i) {
@@ -255,7 +234,7 @@ TEST_CASE("a block's end is recorded whoever ends it: its user, or the session t
     }
     CHECK(bytes == 1000 + 1500 + 500 + 2000 + 3000);
   }
-  const MemorySnapshot snapshot = (*memory)->snapshot();
+  const MemorySnapshot snapshot = f.memory->snapshot();
   check_read_back(snapshot, 10, 20, 8000);
-  CHECK((*memory)->close_lane(*lane).ok());
+  CHECK(f.memory->close_lane(lane).ok());
 }

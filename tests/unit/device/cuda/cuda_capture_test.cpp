@@ -143,19 +143,15 @@ TEST_CASE("a capturing stream may wait for what has passed, and for nothing else
       const auto native = static_cast<CUstream>(stream->native());
       const auto pending = device->create_event();
       const auto never = device->create_event();
-      std::atomic<bool> gate{false};
-      REQUIRE_OK(other->launch_host(
-          [](void* open) {
-            while (!*static_cast<std::atomic<bool>*>(open)) std::this_thread::yield();
-          },
-          &gate));
+      Gate gate;
+      REQUIRE_OK(other->launch_host(Gate::block, &gate));
       REQUIRE_OK(other->record(*pending));
       REQUIRE(cuStreamBeginCapture_v2(native, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
       REQUIRE_OK(stream->wait(*never));
       const Status refused = stream->wait(*pending);
       CHECK(refused.code() == GPUSHARE_INVALID_STATE);
       CHECK(mentions(refused, "cannot wait for work outside of it"));
-      gate = true;
+      gate.open();
       REQUIRE_OK(pending->synchronize());
       REQUIRE_OK(stream->wait(*pending));
       CUgraph graph = nullptr;

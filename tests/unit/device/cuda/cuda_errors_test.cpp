@@ -240,17 +240,13 @@ TEST_CASE("a wait by callback ends when the context is lost under it", "[cuda]")
   {
     const auto stream = device->create_stream();
     const auto event = device->create_event();
-    std::atomic<bool> gate{false};
-    REQUIRE_OK(stream->launch_host(
-        [](void* open) {
-          while (!*static_cast<std::atomic<bool>*>(open)) std::this_thread::yield();
-        },
-        &gate));
+    Gate gate;
+    REQUIRE_OK(stream->launch_host(Gate::block, &gate));
     REQUIRE_OK(stream->record(*event));
     int32_t told = GPUSHARE_OK;
     std::thread waits([&] { told = event->synchronize().code(); });
     standin_poison(0, CUDA_ERROR_LAUNCH_FAILED);
-    gate = true;
+    gate.open();
     waits.join();
     CHECK(told == GPUSHARE_DEVICE_LOST);
   }
@@ -300,19 +296,14 @@ TEST_CASE("a host function that throws fails its stream alone", "[cuda]") {
     const auto other = device->create_stream();
     const auto before = device->create_event();
     const auto after = device->create_event();
-    std::atomic<bool> go{false};
     // Held back so that all of this is enqueued before the function throws.
-    REQUIRE_OK(stream->launch_host(
-        [](void* flag) {
-          while (!static_cast<std::atomic<bool>*>(flag)->load()) {
-          }
-        },
-        &go));
+    Gate gate;
+    REQUIRE_OK(stream->launch_host(Gate::block, &gate));
     REQUIRE_OK(stream->record(*before));
     REQUIRE_OK(stream->launch_host([](void*) { throw std::runtime_error("planted"); }, nullptr));
     REQUIRE_OK(stream->launch_host(count, &runs));
     REQUIRE_OK(stream->record(*after));
-    go = true;
+    gate.open();
     const Status failed = stream->synchronize();
     CHECK(failed.code() == GPUSHARE_CALLBACK_FAILED);
     CHECK(mentions(failed, "planted"));

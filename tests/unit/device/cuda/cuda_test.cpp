@@ -308,24 +308,21 @@ TEST_CASE("waits by callback end with their event, not with what comes behind it
   {
     const auto stream = device->create_stream();
     const auto event = device->create_event();
-    std::atomic<bool> open_first{false}, open_second{false};
-    const auto hold = [](void* gate) {
-      while (!*static_cast<std::atomic<bool>*>(gate)) std::this_thread::yield();
-    };
-    REQUIRE_OK(stream->launch_host(hold, &open_first));
+    Gate first, second;
+    REQUIRE_OK(stream->launch_host(Gate::block, &first));
     REQUIRE_OK(stream->record(*event));
-    REQUIRE_OK(stream->launch_host(hold, &open_second));
+    REQUIRE_OK(stream->launch_host(Gate::block, &second));
     std::atomic<int> passed{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i)
       threads.emplace_back([&] {
         if (event->synchronize().ok()) ++passed;
       });
-    open_first = true;
+    first.open();
     for (std::thread& thread : threads) thread.join();
     CHECK(passed == 4);
     CHECK(stream->query().code() == GPUSHARE_NOT_READY);
-    open_second = true;
+    second.open();
     REQUIRE_OK(stream->synchronize());
     REQUIRE_OK(event->synchronize());
   }
@@ -342,12 +339,8 @@ TEST_CASE("a wait by callback ends beside a free that waits for its host functio
   {
     const auto stream = device->create_stream();
     const auto event = device->create_event();
-    std::atomic<bool> gate{false};
-    REQUIRE_OK(stream->launch_host(
-        [](void* opened) {
-          while (!*static_cast<std::atomic<bool>*>(opened)) std::this_thread::yield();
-        },
-        &gate));
+    Gate gate;
+    REQUIRE_OK(stream->launch_host(Gate::block, &gate));
     REQUIRE_OK(stream->record(*event));
     const uint64_t frees = standin_calls("cuMemFree");
     const uint64_t functions = standin_calls("cuLaunchHostFunc");
@@ -357,7 +350,7 @@ TEST_CASE("a wait by callback ends beside a free that waits for its host functio
     std::thread freer([&] { freed = device->free(*block).ok(); });
     while (standin_calls("cuMemFree") == frees) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the waiter comes to ask
-    gate = true;
+    gate.open();
     waiter.join();
     freer.join();
     CHECK(waited);

@@ -8,10 +8,12 @@
 #include "device/cuda/driver_api.hpp"
 #include "standin.h"
 #include "support/catch.hpp"
+#include "support/gate.hpp"
 
 namespace standin_test {
 
 using namespace gpushare::device::cuda::api;  // NOLINT(google-build-using-namespace): the driver's own names
+using gpushare::test::Gate;
 
 #define GPUSHARE_DECLARE(need, name, exported, version, parameters) extern "C" CUresult exported parameters;
 GPUSHARE_CUDA_SYMBOLS(GPUSHARE_DECLARE)
@@ -68,6 +70,18 @@ inline bool misused(const std::string& call, const std::string& what) {
   return good;
 }
 
+// The driver's view after devices have closed: nothing is left, nothing was done wrong.
+inline void check_clean() {
+  standin_clear_faults();
+  char leaks[512] = "";
+  const size_t count = standin_leaks(leaks, sizeof(leaks));
+  INFO(leaks);
+  CHECK(count == 0);
+  const std::string misuse = take_misuse();
+  INFO(misuse);
+  CHECK(misuse.empty());
+}
+
 // The primary context, current, and two streams. Checks on the way out that the test left nothing.
 struct Stage {
   CUcontext context = nullptr;
@@ -86,10 +100,7 @@ struct Stage {
     for (CUstream stream : streams) (void)cuStreamDestroy_v2(stream);
     (void)cuCtxPopCurrent_v2(nullptr);
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-    CHECK(standin_leaks(nullptr, 0) == 0);
-    const std::string left = take_misuse();
-    INFO(left);
-    CHECK(left.empty());
+    check_clean();
   }
   CUdeviceptr alloc(size_t bytes) {
     CUdeviceptr address = 0;

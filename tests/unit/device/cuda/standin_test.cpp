@@ -228,13 +228,9 @@ TEST_CASE("host functions of independent streams run one at a time", "[standin]"
 TEST_CASE("a free that waits keeps the calls of other threads waiting", "[standin]") {
   Stage stage;
   const CUdeviceptr block = stage.alloc(64);
-  std::atomic<bool> gate{false}, asked{false};
-  REQUIRE(cuLaunchHostFunc(
-              stage.a,
-              [](void* opened) {
-                while (!*static_cast<std::atomic<bool>*>(opened)) std::this_thread::yield();
-              },
-              &gate) == CUDA_SUCCESS);
+  Gate gate;
+  std::atomic<bool> asked{false};
+  REQUIRE(cuLaunchHostFunc(stage.a, Gate::block, &gate) == CUDA_SUCCESS);
   const uint64_t frees = standin_calls("cuMemFree");
   CUresult freed = CUDA_ERROR_INVALID_VALUE;
   std::thread freer([&] {
@@ -249,7 +245,7 @@ TEST_CASE("a free that waits keeps the calls of other threads waiting", "[standi
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   CHECK_FALSE(asked);
-  gate = true;
+  gate.open();
   freer.join();
   asker.join();
   CHECK(asked);
