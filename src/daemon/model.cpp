@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 
 namespace gpushare::daemon {
 namespace {
 
-uint64_t round_up(uint64_t value, uint64_t to) {
-  return (value + to - 1) / to * to;
-}
+using base::round_up;
 
 void log_failure(const base::Status& status, const std::string& what) {
   if (!status.ok()) base::log(base::kWarning, status.with_context("daemon: " + what).to_string());

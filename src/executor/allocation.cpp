@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 
@@ -17,9 +18,7 @@ constexpr uint64_t kBlockGranuleBytes = 256;
 // Of the whole ladder in one allocation: others may take what was freed for it.
 constexpr int kMaxRounds = 8;
 
-uint64_t round_up(uint64_t bytes, uint64_t granule) {
-  return (bytes + granule - 1) / granule * granule;
-}
+using base::round_up;
 
 // What a block takes at most, wherever it comes to lie.
 uint64_t footprint(uint64_t bytes, uint64_t alignment) {

@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "loader/checksum.hpp"
 #include "loader/file.hpp"
@@ -30,9 +31,7 @@ constexpr double kCachedShare = 0.5;
 constexpr size_t kTrialReads = 8;
 constexpr size_t kTrialFrom = 4 * kTrialReads;
 
-uint64_t round_up(uint64_t value, uint64_t to) {
-  return (value + to - 1) / to * to;
-}
+using base::round_up;
 
 // One read: file bytes to a place in the image.
 struct Read {

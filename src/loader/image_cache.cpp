@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "loader/file.hpp"
 #include "loader/image.hpp"
@@ -11,9 +12,7 @@
 namespace gpushare::loader {
 namespace {
 
-uint64_t round_up(uint64_t value, uint64_t to) {
-  return (value + to - 1) / to * to;
-}
+using base::round_up;
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/round_up.hpp"
 #include "loader/image.hpp"
 
 namespace gpushare::loader {
@@ -11,9 +12,7 @@ namespace {
 
 constexpr int kSteps = 16;
 
-uint64_t round_up(uint64_t value, uint64_t to) {
-  return (value + to - 1) / to * to;
-}
+using base::round_up;
 
 }  // namespace
 

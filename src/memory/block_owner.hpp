@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/flat_hash.hpp"
+#include "base/round_up.hpp"
 #include "base/status.hpp"
 #include "memory/address_index.hpp"
 #include "memory/device_memory.hpp"
@@ -47,9 +48,7 @@ constexpr uint64_t kBlockGranuleBytes = 256;
 constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 48) - 1;
 constexpr uint64_t kMaxAlignmentBytes = uint64_t{2} << 20;
 
-constexpr uint64_t round_up(uint64_t bytes, uint64_t granule) {
-  return (bytes + granule - 1) / granule * granule;
-}
+using base::round_up;
 
 // What a block's 64-bit tag in the heap holds.
 struct BlockTag {

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 
 namespace gpushare::device::cuda {
 namespace {
 
-uint64_t round_up(uint64_t value, uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
+using base::round_up;
 
 std::string counted(size_t count, const char* what, const char* plural) {
   return std::to_string(count) + " " + (count == 1 ? what : plural);

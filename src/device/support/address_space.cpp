@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 
 namespace gpushare::device {
@@ -52,9 +53,7 @@ base::Result<int> make_shared_file(uint64_t bytes) {
   return made;
 }
 
-uint64_t round_up(uint64_t value, uint64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
+using base::round_up;
 
 base::Status system_error(int32_t code, const char* what, uint64_t bytes) {
   const int error = errno;
