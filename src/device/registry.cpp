@@ -80,6 +80,15 @@ bool good_name(const char* name) {
 #define GPUSHARE_COUNT_OP(op) \
   present += ops.op != nullptr ? 1 : 0, total += 1, missing += ops.op != nullptr ? "" : " " #op;
 #define GPUSHARE_FILL_OP(op) fill_unsupported(ops.op);
+#define GPUSHARE_COMPLETE_GROUP(group, title)                                       \
+  present = total = 0;                                                              \
+  missing.clear();                                                                  \
+  group(GPUSHARE_COUNT_OP);                                                         \
+  if (present == 0) {                                                               \
+    group(GPUSHARE_FILL_OP);                                                        \
+  } else if (present != total) {                                                    \
+    return invalid(name, "group \"" title "\" is all or none; missing:" + missing); \
+  }
 
 base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   int present = 0;
@@ -87,33 +96,12 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   std::string missing;
   GPUSHARE_MANDATORY_OPS(GPUSHARE_COUNT_OP)
   if (present != total) return invalid(name, "mandatory ops are missing:" + missing);
-  present = total = 0;
-  missing.clear();
-  GPUSHARE_VIRTUAL_MEMORY_OPS(GPUSHARE_COUNT_OP)
-  const bool has_virtual_memory = present == total;
-  if (present == 0) {
-    GPUSHARE_VIRTUAL_MEMORY_OPS(GPUSHARE_FILL_OP)
-  } else if (present != total) {
-    return invalid(name, "group \"virtual memory\" is all or none; missing:" + missing);
-  }
-  present = total = 0;
-  missing.clear();
-  GPUSHARE_PARTITION_OPS(GPUSHARE_COUNT_OP)
-  if (present == 0) {
-    GPUSHARE_PARTITION_OPS(GPUSHARE_FILL_OP)
-  } else if (present != total) {
-    return invalid(name, "group \"partitions\" is all or none; missing:" + missing);
-  }
-  present = total = 0;
-  missing.clear();
-  GPUSHARE_IPC_OPS(GPUSHARE_COUNT_OP)
-  if (present == 0) {
-    GPUSHARE_IPC_OPS(GPUSHARE_FILL_OP)
-  } else if (present != total) {
-    return invalid(name, "group \"ipc\" is all or none; missing:" + missing);
-  } else if (!has_virtual_memory) {
+  GPUSHARE_COMPLETE_GROUP(GPUSHARE_VIRTUAL_MEMORY_OPS, "virtual memory")
+  const bool has_virtual_memory = present > 0;
+  GPUSHARE_COMPLETE_GROUP(GPUSHARE_PARTITION_OPS, "partitions")
+  GPUSHARE_COMPLETE_GROUP(GPUSHARE_IPC_OPS, "ipc")
+  if (present > 0 && !has_virtual_memory)
     return invalid(name, "group \"ipc\" needs group \"virtual memory\"");
-  }
   // Groups of one op cannot be half-filled.
   if (ops.work_launch == nullptr) fill_unsupported(ops.work_launch);
   if (ops.fault_set == nullptr) fill_unsupported(ops.fault_set);

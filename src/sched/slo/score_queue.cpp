@@ -32,6 +32,18 @@ uint64_t deadline_at(uint64_t now_ns, double slack_ns) {
   return now_ns < behind ? 0 : now_ns - behind;
 }
 
+// The handle of an item that nobody has: the one freed last, or a new one.
+template <class Item>
+ScoreQueue::Handle unused(std::vector<Item>& items, std::vector<ScoreQueue::Handle>& free) {
+  if (free.empty()) {
+    items.emplace_back();
+    return static_cast<ScoreQueue::Handle>(items.size() - 1);
+  }
+  const ScoreQueue::Handle handle = free.back();
+  free.pop_back();
+  return handle;
+}
+
 class SlackIndex final : public ScoreQueue {
  public:
   base::Result<ClassId> add_class(const ScoreCurve& curve) override {
@@ -47,14 +59,7 @@ class SlackIndex final : public ScoreQueue {
   }
   Handle insert(ClassId of, uint64_t deadline_ns, uint64_t id) override {
     if (of >= classes_.size()) return kNoHandle;
-    Handle handle;
-    if (free_.empty()) {
-      handle = static_cast<Handle>(items_.size());
-      items_.emplace_back();
-    } else {
-      handle = free_.back();
-      free_.pop_back();
-    }
+    const Handle handle = unused(items_, free_);
     items_[handle] = {deadline_ns, id, of};
     classes_[of].by_deadline.emplace(deadline_ns, handle);
     ++size_;
@@ -137,21 +142,12 @@ class PointScores final : public ScoreQueue {
   }
   Handle insert(ClassId of, uint64_t deadline_ns, uint64_t id) override {
     if (of >= curves_.size()) return kNoHandle;
-    Handle handle;
-    if (free_.empty()) {
-      handle = static_cast<Handle>(items_.size());
-      items_.emplace_back();
-    } else {
-      handle = free_.back();
-      free_.pop_back();
-    }
+    const Handle handle = unused(items_, free_);
     Item& item = items_[handle];
     item.deadline_ns = deadline_ns;
     item.id = id;
     item.of = of;
     item.live = true;
-    // Nothing is known of the time before the first query: stand where this deadline's slack is not negative.
-    if (size_ == 0 && last_ns_ == 0) base_ns_ = last_ns_ = 0;
     place(handle, last_ns_);
     ++size_;
     return handle;
