@@ -82,9 +82,8 @@ void plain_memcpy(benchmark::State& state) {
 }
 BENCHMARK(plain_memcpy)->RangeMultiplier(16)->Range(4 << 10, 64 << 20)->UseRealTime();
 
-void copy_to_device(benchmark::State& state) {
+void copy_to(Host& host, benchmark::State& state) {
   const uint64_t bytes = static_cast<uint64_t>(state.range(0));
-  Host host;
   std::vector<char> from(bytes, 1);
   const Address to = *host.device->alloc(bytes);
   for (auto _ : state) {
@@ -96,22 +95,17 @@ void copy_to_device(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<int64_t>(bytes * static_cast<uint64_t>(state.iterations())));
   if (!host.device->free(to).ok()) state.SkipWithError("free failed");
 }
+
+void copy_to_device(benchmark::State& state) {
+  Host host;
+  copy_to(host, state);
+}
 BENCHMARK(copy_to_device)->RangeMultiplier(16)->Range(4 << 10, 64 << 20)->UseRealTime();
 
 // The modelled bus: bytes_per_second should read as the option says.
 void copy_over_capped_bus(benchmark::State& state) {
-  const uint64_t bytes = static_cast<uint64_t>(state.range(0));
   Host host("host?copy_gbps=2");
-  std::vector<char> from(bytes, 1);
-  const Address to = *host.device->alloc(bytes);
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        host.stream.copy(to, reinterpret_cast<uint64_t>(from.data()), bytes, GPUSHARE_COPY_HOST_TO_DEVICE)
-            .ok());
-    benchmark::DoNotOptimize(host.stream.synchronize().ok());
-  }
-  state.SetBytesProcessed(static_cast<int64_t>(bytes * static_cast<uint64_t>(state.iterations())));
-  if (!host.device->free(to).ok()) state.SkipWithError("free failed");
+  copy_to(host, state);
 }
 BENCHMARK(copy_over_capped_bus)->Arg(64 << 10)->Arg(1 << 20)->Arg(32 << 20)->UseRealTime();
 

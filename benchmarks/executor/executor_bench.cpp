@@ -47,15 +47,19 @@ void direct_call(benchmark::State& state) {
 }
 BENCHMARK(direct_call);
 
-void pull_iteration(benchmark::State& state) {
-  auto runtime = open_runtime();
-  auto session = open_session(*runtime, "a");
+void pull(executor::Session& session, benchmark::State& state) {
   uint64_t seed = 1;
   for (auto _ : state) {
-    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
     benchmark::DoNotOptimize(seed = body(seed));
     if (!(*iteration)->end().ok()) state.SkipWithError("end failed");
   }
+}
+
+void pull_iteration(benchmark::State& state) {
+  auto runtime = open_runtime();
+  auto session = open_session(*runtime, "a");
+  pull(*session, state);
 }
 BENCHMARK(pull_iteration);
 
@@ -64,12 +68,7 @@ void pull_iteration_beside_idle_lanes(benchmark::State& state) {
   auto session = open_session(*runtime, "a");
   std::vector<std::shared_ptr<executor::Session>> others;
   for (int i = 0; i < 7; ++i) others.push_back(open_session(*runtime, "idle"));
-  uint64_t seed = 1;
-  for (auto _ : state) {
-    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
-    benchmark::DoNotOptimize(seed = body(seed));
-    if (!(*iteration)->end().ok()) state.SkipWithError("end failed");
-  }
+  pull(*session, state);
 }
 BENCHMARK(pull_iteration_beside_idle_lanes);
 
