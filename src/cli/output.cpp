@@ -165,6 +165,7 @@ base::Status write_file(const std::string& path, std::string_view content) {
 
 base::Status check_files(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs) {
   std::vector<const NamedFile*> others;
+  others.reserve(inputs.size() + outputs.size());
   for (const NamedFile& input : inputs) others.push_back(&input);
   for (const NamedFile& output : outputs) {
     if (output.path.empty()) continue;

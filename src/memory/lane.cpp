@@ -266,8 +266,8 @@ base::Status LaneImpl::free_block(Address address) {
       // The session may have moved to another lane since: its own stream is what the free is ordered on.
       stream = heap->stream();
       if (stream != nullptr && (stream != stream_ || !is_open())) {
-        GPUSHARE_ASSIGN_OR_RETURN(FencePtr fence, shared_.fences.mark(*stream));
-        uses_.add(offset, std::move(fence));
+        GPUSHARE_ASSIGN_OR_RETURN(const FencePtr fence, shared_.fences.mark(*stream));
+        uses_.add(offset, fence);
         wait = true;
       }
       promoted_.erase(found);
