@@ -99,14 +99,24 @@ std::string figures(const std::vector<std::string>& titles,
   return out + "</tbody></table></div></details>";
 }
 
+// Compared are policies that completed the same jobs: one that completed fewer looks quick and is not.
+std::vector<const PolicyRun*> compared(const RunResult& result) {
+  uint64_t most = 0;
+  for (const PolicyRun& run : result.policies) most = std::max<uint64_t>(most, run.completed);
+  std::vector<const PolicyRun*> out;
+  for (const PolicyRun& run : result.policies)
+    if (most > 0 && run.completed == most) out.push_back(&run);
+  return out;
+}
+
 // "srtf has the shortest mean completion, 185.0 min, 1.51x less than fifo (279.8 min)."
 std::string finding(const Page& page) {
-  const auto& runs = page.result.policies;
+  const std::vector<const PolicyRun*> runs = compared(page.result);
+  if (runs.empty()) return "No job completed.";
   const auto best = [&](auto&& value) {
-    return &*std::min_element(runs.begin(), runs.end(),
-                              [&](const auto& a, const auto& b) { return value(a) < value(b); });
+    return *std::min_element(runs.begin(), runs.end(),
+                             [&](const auto* a, const auto* b) { return value(*a) < value(*b); });
   };
-  if (runs.empty() || runs.front().completed == 0) return "No job completed.";
   const PolicyRun* quick = best([](const PolicyRun& run) { return run.jct_mean_s; });
   const PolicyRun* early = best([](const PolicyRun& run) { return run.makespan_s; });
   if (runs.size() == 1)
@@ -114,8 +124,8 @@ std::string finding(const Page& page) {
                        page.duration(quick->jct_mean_s) + ", all done after " +
                        page.duration(quick->makespan_s) + ".");
   const auto fifo =
-      std::find_if(runs.begin(), runs.end(), [](const PolicyRun& run) { return run.policy == "fifo"; });
-  const PolicyRun& other = fifo != runs.end() ? *fifo : runs.front();
+      std::find_if(runs.begin(), runs.end(), [](const PolicyRun* run) { return run->policy == "fifo"; });
+  const PolicyRun& other = fifo != runs.end() ? **fifo : *runs.front();
   const auto against = [&](double value, double its, const char* word) {
     if (!(value > 0) || its <= value * 1.005) return std::string(".");
     return escape_html(base::format(", %.2f times %s under %s (%s).", its / value, word, other.policy.c_str(),
@@ -174,18 +184,20 @@ void summary(Page& page) {
         column.shown == Column::kTime ? "<th scope=\"col\">%s<br>(%s)</th>" : "<th scope=\"col\">%s</th>",
         column.title, page.unit.name);
   page.out += "</tr></thead><tbody>";
+  const std::vector<const PolicyRun*> equals = compared(page.result);
   for (const PolicyRun& run : runs) {
     page.out += "<tr><th scope=\"row\">" + escape_html(run.policy) + "</th>";
+    const bool is_compared = std::find(equals.begin(), equals.end(), &run) != equals.end();
     for (const Column& column : kColumns) {
       double low = column.value(run);
       double high = low;
-      for (const PolicyRun& other : runs) {
-        low = std::min(low, column.value(other));
-        high = std::max(high, column.value(other));
+      for (const PolicyRun* other : equals) {
+        low = std::min(low, column.value(*other));
+        high = std::max(high, column.value(*other));
       }
       // Marked as printed: what looks equal is equally good, and nothing is marked when all are.
       const bool differ = high > low * 1.0005;
-      const bool best = column.less_is_better && differ && column.value(run) <= low * 1.0005;
+      const bool best = is_compared && column.less_is_better && differ && column.value(run) <= low * 1.0005;
       page.out += std::string(best ? "<td class=\"best\">" : "<td>") + shown(column, run) + "</td>";
     }
     page.out += "</tr>";
