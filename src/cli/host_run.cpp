@@ -81,10 +81,9 @@ Plan plan_for(const std::vector<sim::Job>& jobs, uint64_t capacity_bytes, const 
 // One policy's run.
 class HostRun {
  public:
-  HostRun(const RunOptions& options, const Plan& plan, const HostWork& work, Runtime& runtime,
-          bool addressable, double fill_bytes_per_ns, PolicyRun& result)
-      : options_(options),
-        plan_(plan),
+  HostRun(const Plan& plan, const HostWork& work, Runtime& runtime, bool addressable,
+          double fill_bytes_per_ns, PolicyRun& result)
+      : plan_(plan),
         work_(work),
         runtime_(runtime),
         addressable_(addressable),
@@ -121,7 +120,6 @@ class HostRun {
   void drive(const std::string& snapshot_path, const Progress& progress);
   void sample(const std::string& snapshot_path);
 
-  const RunOptions& options_;
   const Plan& plan_;
   const HostWork& work_;
   Runtime& runtime_;
@@ -449,7 +447,7 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
       run.policy = options.policies[index];
       const std::string snapshot =
           options.snapshot_path.empty() ? "" : policy_path(options.snapshot_path, run.policy, index);
-      HostRun(options, plan, work, runtime, addressable, fill, run).run(snapshot, progress);
+      HostRun(plan, work, runtime, addressable, fill, run).run(snapshot, progress);
       if (!options.timeline_path.empty()) {
         traces.push_back(options.timeline_path + ".part" + std::to_string(index));
         runtime.write_timeline(traces.back());

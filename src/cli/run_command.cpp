@@ -88,8 +88,7 @@ class RunCommand final : public Command {
         ->type_name("NAME");
     app.add_option("--policy", policy_, "Policies, each run in turn [fifo,srtf,pack,fair]")
         ->type_name("A,B,..");
-    app.add_option("--lanes", lanes_,
-                   "Most lanes at once, on top of the policy's own limit; 0 = no limit [0]")
+    app.add_option("--lanes", lanes_, "Most lanes at once, below the policy's own limit; 0 = that limit [0]")
         ->type_name("N");
     app.add_option("--capacity", capacity_,
                    "Device memory: 16GiB, 16GB, ... [sim 16GiB, host 1GiB, GPU all that is free]")
