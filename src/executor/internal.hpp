@@ -110,6 +110,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
+  base::Status allow_paging() override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
   base::Status with_residence(uint64_t timeout_ns,

@@ -269,6 +269,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   spec.iterations_total = options.iterations_total;
   spec.compute_units = options.compute_units;
   spec.may_queue = options.allow_queueing;
+  spec.may_page = options.may_page;
   const uint64_t time = now();
   auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
   session->arrived_ns_ = time;

@@ -110,6 +110,7 @@ struct SessionOptions {
   double weight = 1.0;  // finite, > 0
   bool allow_queueing = true;
   bool may_shed = true;  // before it is refused or waits, dependents give up what they keep for speed alone
+  bool may_page = true;  // else it is not paged out before allow_paging(): what fills it need not wait
   bool allow_spill = false;
   bool plan_iterations = false;
 };
@@ -254,6 +255,7 @@ class Session {
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
+  virtual base::Status allow_paging() = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
   virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;

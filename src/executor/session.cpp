@@ -182,6 +182,15 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   return {};
 }
 
+base::Status SessionImpl::allow_paging() {
+  Outbox outbox(*runtime_);
+  Section lock(*runtime_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  runtime_->scheduler_->allow_paging(id_, runtime_->now());
+  runtime_->settle(nullptr, outbox);
+  return {};
+}
+
 base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   LaneSlot* lane = nullptr;

@@ -354,7 +354,7 @@ base::Status Loader::calibrate() {
     options.persistent_bytes = bytes;
     options.ephemeral_bytes = 1;
     options.allow_queueing = options.may_shed = false;
-    options.priority = INT32_MAX;  // not to be paged out while its bytes are written
+    options.may_page = false;  // its bytes are written outside of iterations
     auto session = runtime_->open_session(options);
     status = session.status();
     if (!session.ok() &&

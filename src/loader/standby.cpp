@@ -150,6 +150,7 @@ bool Standby::send(uint64_t member, Entry& entry) {
   options.priority = INT32_MIN;
   options.persistent_bytes = entry.wish.bytes;
   options.allow_queueing = options.may_shed = false;
+  options.may_page = false;  // before its copies are enqueued, or this thread would wait for its return
   auto session = loader_.runtime().open_session(options);
   if (!session.ok()) return false;
   auto model = loader_.load_prefix(*session, entry.image, entry.wish.layers);
@@ -160,6 +161,7 @@ bool Standby::send(uint64_t member, Entry& entry) {
     (void)(*session)->close();
     return true;
   }
+  (void)(*session)->allow_paging();
   base::MutexLock lock(mutex_);
   entry.session = std::move(*session);
   entry.model = std::move(*model);

@@ -110,6 +110,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   member->persistent_bytes = image_bytes + session.persistent_bytes;
   member->ephemeral_bytes = session.ephemeral_bytes;
   session.allow_queueing = session.may_shed = false;  // it makes its own room
+  session.may_page = false;  // before its load, which nobody may have to wait for with switching_ held
   const LinkCosts link = loader_->link();
   const auto load_ns = static_cast<uint64_t>(static_cast<double>(image_bytes) / link.bytes_per_ms * 1e6);
   base::MutexLock lock(mutex_);
@@ -126,6 +127,14 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   return id;
 }
 
+base::Status Switcher::stopped(const Member* member) const {
+  if (member == nullptr) return {};
+  if (closed_) return is_closed();
+  if (member->removed)
+    return {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
+  return {};
+}
+
 base::Status Switcher::take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns) {
   if (taken_ && holder_ == std::this_thread::get_id())
     return {GPUSHARE_INVALID_STATE,
@@ -134,11 +143,9 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
   line_.push_back(ticket);
   base::Status status;
   while (taken_ || line_.front() != ticket) {
-    if (closed_ && member != nullptr) {
-      status = is_closed();
-    } else if (member != nullptr && member->removed) {
-      status = {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
-    } else if (timeout_ns == 0 || deadline.passed()) {
+    status = stopped(member);
+    if (!status.ok()) break;
+    if (timeout_ns == 0 || deadline.passed()) {
       status = {GPUSHARE_TIMED_OUT, "the switcher's turn did not come in time"};
     } else if (executor::NoWaitScope::active()) {
       status = {GPUSHARE_INVALID_STATE,
@@ -153,9 +160,7 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
     break;
   }
   line_.erase(std::find(line_.begin(), line_.end(), ticket));
-  if (status.ok() && closed_ && member != nullptr) status = is_closed();
-  if (status.ok() && member != nullptr && member->removed)
-    status = {GPUSHARE_CANCELLED, "member '" + member->options.session.name + "' was removed"};
+  if (status.ok()) status = stopped(member);
   if (!status.ok()) {
     changed_.notify_all();
     return status;
@@ -213,7 +218,18 @@ base::Result<Switcher::Turn> Switcher::begin_in_turn(Member& member, const base:
                   : static_cast<uint64_t>(
                         std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - now).count());
   }
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Iteration> iteration, member.session->begin(left_ns));
+  {
+    base::MutexLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(stopped(&member));
+    beginning_ = member.session;
+  }
+  base::Result<std::shared_ptr<executor::Iteration>> begun = member.session->begin(left_ns);
+  {
+    base::MutexLock lock(mutex_);
+    beginning_.reset();
+    if (base::Status why = stopped(&member); !begun.ok() && !why.ok()) return why;
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Iteration> iteration, std::move(begun));
   Turn turn;
   turn.model = member.model;
   turn.loaded = member.loads != loads;
@@ -300,6 +316,7 @@ base::Status Switcher::load(Member& member) {
     (void)session->close();
     return model.status();
   }
+  (void)session->allow_paging();  // one that has ended says so when it begins
   base::MutexLock lock(mutex_);
   member.session = std::move(session);
   member.model = std::move(*model);
@@ -363,6 +380,7 @@ void Switcher::drop(Member& member) {
 base::Status Switcher::remove(MemberId id) {
   const std::shared_ptr<Member> member = find(id);
   if (member == nullptr) return closed() ? is_closed() : no_member(id);
+  std::shared_ptr<executor::Session> waits;
   {
     base::MutexLock lock(mutex_);
     if (member->removed) return no_member(id);
@@ -376,6 +394,11 @@ base::Status Switcher::remove(MemberId id) {
     ++users_;
     member->removed = true;
     changed_.notify_all();
+    if (beginning_ != nullptr && beginning_ == member->session) waits = beginning_;
+  }
+  if (waits != nullptr) (void)waits->cancel();
+  {
+    base::MutexLock lock(mutex_);
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
   {
@@ -395,6 +418,7 @@ base::Status Switcher::remove(MemberId id) {
 }
 
 base::Status Switcher::close() {
+  std::shared_ptr<executor::Session> waits;
   {
     base::MutexLock lock(mutex_);
     if (closed_) return is_closed();
@@ -405,6 +429,11 @@ base::Status Switcher::close() {
           "for"};
     closed_ = true;
     changed_.notify_all();
+    waits = beginning_;
+  }
+  if (waits != nullptr) (void)waits->cancel();
+  {
+    base::MutexLock lock(mutex_);
     while (users_ > 0 || taken_) changed_.wait(mutex_);
     taken_ = true;
   }

@@ -118,6 +118,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   };
   class SwitchedIteration;
 
+  // Why nothing can be begun for `member` any more. Null: who removes one.
+  base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_);
   // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_);
@@ -147,6 +149,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   bool taken_ GPUSHARE_GUARDED_BY(mutex_) = false;      // somebody has the turn
   std::thread::id holder_ GPUSHARE_GUARDED_BY(mutex_);  // who
   uint64_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;      // threads inside
+  // Whose begin is under way, by who has the turn: it may wait for a session that was paged out.
+  std::shared_ptr<executor::Session> beginning_ GPUSHARE_GUARDED_BY(mutex_);
   std::deque<uint64_t> line_ GPUSHARE_GUARDED_BY(mutex_);
   uint64_t next_ticket_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   MemberId next_member_ GPUSHARE_GUARDED_BY(mutex_) = 1;

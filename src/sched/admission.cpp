@@ -270,7 +270,7 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
     victim->evicting = true;
     ++evicting;
     set_ready_slot(*victim, false);
-    if (victim->view.in_flight == 0) start_page_out(*victim, now_ns);
+    if (!victim->busy()) start_page_out(*victim, now_ns);
   }
   return true;
 }
@@ -288,7 +288,7 @@ bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
   std::vector<SessionRecord*> lower;  // best first
   for (const LaneRecord& lane : impl_->lanes) {
     for (SessionRecord* member : lane.members) {
-      if (member == session || !impl_->evictable(*member) || member->view.in_flight > 0) continue;
+      if (member == session || !impl_->evictable(*member) || member->busy()) continue;
       const bool lower_class =
           session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
       if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;

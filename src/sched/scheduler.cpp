@@ -174,6 +174,14 @@ void Scheduler::wake(SessionId id, uint64_t now_ns) {
   if (session->move == SessionRecord::Move::kNone) impl_->admit_waiting(now_ns);
 }
 
+void Scheduler::allow_paging(SessionId id, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->spec.may_page) return;
+  session->spec.may_page = true;
+  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
+    impl_->start_page_out(*session, now_ns);
+}
+
 void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || !session->ready) return;
@@ -228,7 +236,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   impl_->show(*session);
   impl_->policy->finished(id, session->lane, device_ns, now_ns);
   bool settled = impl_->boundary(session->lane);
-  if (session->evicting && session->move == SessionRecord::Move::kNone && view.in_flight == 0)
+  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
     impl_->start_page_out(*session, now_ns);
   if (settled) impl_->freed(now_ns);
 }

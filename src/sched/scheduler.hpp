@@ -41,6 +41,7 @@ struct SessionSpec {
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
   uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
   bool may_queue = true;       // else arrive() refuses what cannot be admitted at once
+  bool may_page = true;        // else it is not paged out before allow_paging()
   // Need unknown: admitted with all that is free as E, in a lane of its own where one may be opened, once at
   // least persistent_bytes + ephemeral_bytes (then the least worth starting with) are free. set_need() ends
   // it.
@@ -92,6 +93,8 @@ class Scheduler {
   void ready(SessionId session, uint64_t now_ns);
   // A paged-out session needs its bytes although it has no iteration ready (an allocation waits).
   void wake(SessionId session, uint64_t now_ns);
+  // It may be paged out from now on: at once, if that was decided meanwhile. Has no effect on one that may already.
+  void allow_paging(SessionId session, uint64_t now_ns);
   // It withdrew its ready iteration (a begin timed out).
   void not_ready(SessionId session, uint64_t now_ns);
   // The iteration picked last for `session` was handed to its lane (its turn is used up: call ready() again

@@ -39,6 +39,8 @@ struct SessionRecord {
 
   bool holds_promise() const { return lane != kNoLane; }
   bool wants_in() const { return state != SessionState::kPagedOut || ready || wake; }
+  // Were it to be paged out: only later.
+  bool busy() const { return view.in_flight > 0 || !spec.may_page; }
 };
 
 struct LaneRecord {

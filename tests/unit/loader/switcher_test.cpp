@@ -4,7 +4,10 @@
 #include "loader/switcher.hpp"
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -331,6 +334,86 @@ TEST_CASE("removing a member cancels who waits for it; closing a runtime ends al
   CHECK(last == GPUSHARE_INVALID_STATE);
   CHECK(on.switcher->begin(a, 0).status().code() == GPUSHARE_INVALID_STATE);
   CHECK(on.switcher->closed());
+}
+
+namespace {
+
+// Does something when it is copied first: a switch copies it when it has opened the member's session, and then loads.
+struct WhenCopied {
+  explicit WhenCopied(std::function<void()> function)
+      : does(std::make_shared<std::function<void()>>(std::move(function))) {}
+  WhenCopied(const WhenCopied& other) : does(other.does) {
+    if (const auto once = std::exchange(*does, nullptr)) once();
+  }
+  WhenCopied(WhenCopied&&) = default;
+  ~WhenCopied() = default;
+  WhenCopied& operator=(const WhenCopied&) = delete;
+  WhenCopied& operator=(WhenCopied&&) = delete;
+  void operator()(size_t, uint32_t, uint32_t) const {}
+
+  std::shared_ptr<std::function<void()>> does;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a session that outranks a member between its opening and its load waits for the load, not the load for "
+    "it") {
+  for (const test::Setup& setup : {test::kSetups[0], test::kSetups[2]}) {
+    INFO(setup.device);
+    Switching on(setup, 16 * kMiB);
+    REQUIRE(on.runtime->set_policy(std::move(*sched::make_policy("priority"))).ok());
+    executor::SessionOptions high = test::need("high", 10 * kMiB, kMiB);
+    high.priority = 1;
+    std::shared_ptr<executor::Session> guest;
+    loader::MemberOptions member;
+    member.session = test::need("m1", 0, kMiB);
+    member.image = on.image("m1", kLayers, kMiB, 1);
+    member.load.on_group = WhenCopied([&] {
+      guest = test::open_session(*on.runtime, high);
+      CHECK(on.runtime->check() == "");  // what was decided is done
+      CHECK(guest->info().state == executor::SessionState::kQueued);
+    });
+    const loader::MemberId a = *on.switcher->add(std::move(member));
+    // Its load goes out; then the guest has the room.
+    CHECK(on.switcher->begin(a, 0).status().code() == GPUSHARE_TIMED_OUT);
+    REQUIRE(guest != nullptr);
+    CHECK(guest->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+    CHECK(on.runtime->info()->sessions_paged_out == 1);
+    REQUIRE(guest->close().ok());
+    bool loaded = true;
+    CHECK(on.run(a, 1, &loaded) == "");
+    CHECK_FALSE(loaded);
+    REQUIRE(on.switcher->close().ok());
+    CHECK(on.runtime->check() == "");
+    CHECK(on.runtime->info()->promised_bytes == 0);
+  }
+}
+
+TEST_CASE(
+    "a begin that waits for a member that was paged out ends when the member is removed, or the switcher "
+    "closed") {
+  for (const bool remove : {true, false}) {
+    Switching on(test::kSetups[0], 16 * kMiB);
+    REQUIRE(on.runtime->set_policy(std::move(*sched::make_policy("priority"))).ok());
+    const loader::MemberId a = on.add(1);
+    CHECK(on.run(a, 1) == "");
+    executor::SessionOptions high = test::need("high", 10 * kMiB, kMiB);
+    high.priority = 1;
+    const auto guest = test::open_session(*on.runtime, high);
+    REQUIRE(guest->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
+    std::atomic<int32_t> waited{-1};
+    std::thread waiter([&] { waited = on.switcher->begin(a, GPUSHARE_NO_TIMEOUT).status().code(); });
+    while (on.switcher->begin(a, 0).status().message().find("switcher's turn") == std::string::npos)
+      std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // from its turn to the wait for its session
+    CHECK((remove ? on.switcher->remove(a) : on.switcher->close()).ok());
+    waiter.join();
+    CHECK(waited == (remove ? GPUSHARE_CANCELLED : GPUSHARE_INVALID_STATE));
+    CHECK(on.runtime->info()->sessions_paged_out == 0);
+    REQUIRE(guest->close().ok());
+    CHECK(on.runtime->info()->promised_bytes == 0);
+  }
 }
 
 TEST_CASE("threads ask for members at random while others are removed and added") {

@@ -280,6 +280,41 @@ TEST_CASE("priority pages out what ranks lower, across lanes, and class comes fi
   CHECK(actions(scheduler) == Strings{"close 1", "in 1@0"});
 }
 
+TEST_CASE("a session that may not be paged yet stays until it may") {
+  Scheduler scheduler = make("priority", capacity(100));
+  SessionSpec low = spec(1, 60, 20);
+  low.may_page = false;
+  REQUIRE(scheduler.arrive(low, 0).ok());
+  scheduler.ready(1, 0);
+  CHECK(actions(scheduler) == Strings{"open 0:20", "admit 1@0"});
+  REQUIRE(scheduler.pick(0, 0) == SessionId{1});
+  scheduler.dispatched(1, 0, 0);
+  SessionSpec high = spec(2, 60, 20);
+  high.priority = 1;
+  REQUIRE(scheduler.arrive(high, 0).ok());
+  scheduler.finished(1, 10, 10);
+  CHECK(actions(scheduler) == Strings{});
+  CHECK(scheduler.state(1) == SessionState::kResident);
+  scheduler.ready(1, 11);
+  CHECK_FALSE(scheduler.pick(0, 11));  // it goes next
+  scheduler.allow_paging(1, 12);
+  CHECK(actions(scheduler) == Strings{"out 1"});
+  scheduler.allow_paging(1, 13);
+  scheduler.page_done(1, 14);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "admit 2@0"});
+  // Nor for one that is there and grows.
+  SessionSpec opportunistic = spec(3, 10, 10);
+  opportunistic.cls = SessionClass::kOpportunistic;
+  opportunistic.may_page = false;
+  REQUIRE(scheduler.arrive(opportunistic, 15).ok());
+  actions(scheduler);
+  CHECK_FALSE(scheduler.make_room(2, 10, 16));
+  scheduler.allow_paging(3, 17);
+  CHECK(actions(scheduler) == Strings{});  // nobody wants its room any more
+  CHECK(scheduler.make_room(2, 10, 18));
+  CHECK(actions(scheduler) == Strings{"out 3"});
+}
+
 TEST_CASE("an idle paged-out session does not claim room that others want, until it is woken") {
   Scheduler scheduler = make("priority", capacity(100));
   REQUIRE(scheduler.arrive(spec(1, 60, 20), 0).ok());
