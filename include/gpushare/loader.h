@@ -87,7 +87,8 @@ typedef struct gpushare_loader_params {
  * need of it. Errors: INVALID_ARGUMENT, INVALID_STATE (the runtime is closed). */
 GPUSHARE_API int32_t gpushare_loader_create(gpushare_runtime runtime, const gpushare_loader_params* params,
                                             gpushare_loader* out_loader);
-/* Gives the loader back. Its cache goes with what was made of it. Does not block. */
+/* Gives the loader back. Its cache goes with what was made of it. Does not block; but whoever gives back the last of it all
+ * waits for copies under way, unless inside a function that the device waits for: then they are waited for elsewhere. */
 GPUSHARE_API int32_t gpushare_loader_release(gpushare_loader loader);
 
 /* Measures the link with some copies in a session of its own of at most 32 MiB. Blocks, tens of milliseconds on

@@ -509,7 +509,7 @@ void RuntimeImpl::run_service() {
 
 void RuntimeImpl::serve(Outbox& outbox) {
   for (;;) {
-    while (!stop_threads_ && (actions_.empty() || acting_)) {
+    while (!stop_threads_ && let_go_ == nullptr && (actions_.empty() || acting_)) {
       if (!retry_at_) {
         service_wakes_.wait(mutex_);
       } else if (!service_wakes_.wait_until(mutex_, retry_at_->at()) && !stop_threads_) {
@@ -519,6 +519,7 @@ void RuntimeImpl::serve(Outbox& outbox) {
       }
     }
     if (stop_threads_) return;
+    destroy_let_go();
     run_actions(true, outbox);
     const Unlocked unlocked(mutex_);
     outbox.flush();

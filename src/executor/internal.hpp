@@ -324,6 +324,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status set_out_of_memory_function(OutOfMemoryFunction function) override;
   base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) override;
   base::Status attach(std::weak_ptr<Dependent> dependent) override;
+  void destroy_later(std::unique_ptr<Dependent> dependent) noexcept override;
   base::Status write_timeline(const std::string& path) override;
   base::Result<memory::MemorySnapshot> snapshot() override;
   bool records_allocations() const override { return record_allocations_; }
@@ -438,6 +439,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void run_service();
+  void destroy_let_go() noexcept GPUSHARE_REQUIRES(mutex_);  // releases the lock meanwhile
   void serve(Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(mutex_);
 
@@ -486,6 +488,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
     std::weak_ptr<void> life;  // ends with the dependent's destructor, which takes a while
   };
   std::vector<Attached> dependents_ GPUSHARE_GUARDED_BY(mutex_);
+  std::unique_ptr<Dependent> let_go_ GPUSHARE_GUARDED_BY(mutex_);  // a list: see destroy_later
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
   // A session waits that could not be placed though the books have room for it.
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);

@@ -151,8 +151,13 @@ base::Status RuntimeImpl::close() {
       alive->runtime_closing();
       continue;
     }
-    base::MutexLock lock(mutex_);  // another thread is destroying it
-    while (!attached->life.expired()) actor_done_.wait(mutex_);
+    base::MutexLock lock(mutex_);  // another thread is destroying it, or leaves that to this one
+    while (!attached->life.expired()) {
+      if (let_go_ != nullptr)
+        destroy_let_go();
+      else
+        actor_done_.wait(mutex_);
+    }
   }
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
@@ -165,6 +170,7 @@ base::Status RuntimeImpl::close() {
     open_slots_.clear();
     scheduler.swap(scheduler_);
     closed_ = true;
+    destroy_let_go();
   }
   for (const auto& slot : slots) {
     if (slot == nullptr) continue;
@@ -428,6 +434,26 @@ base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
   dependents_.push_back({std::move(dependent), life});
   alive->life_ = life;
   return {};
+}
+
+void RuntimeImpl::destroy_later(std::unique_ptr<Dependent> dependent) noexcept {
+  base::MutexLock lock(mutex_);
+  if (closed_) {  // it holds nothing of the device any more
+    lock.unlock();
+    dependent.reset();
+    return;
+  }
+  dependent->next_ = std::move(let_go_);
+  let_go_ = std::move(dependent);
+  service_wakes_.notify_one();
+  actor_done_.notify_all();
+}
+
+void RuntimeImpl::destroy_let_go() noexcept {
+  std::unique_ptr<Dependent> list = std::move(let_go_);
+  const Unlocked unlocked(mutex_);
+  const CallbackScope scope;  // what goes with them may not close the runtime that this thread is of
+  while (list != nullptr) list = std::move(list->next_);
 }
 
 base::Status RuntimeImpl::write_timeline(const std::string& path) {

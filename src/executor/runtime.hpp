@@ -178,6 +178,7 @@ class Dependent {
  private:
   friend class RuntimeImpl;
   std::shared_ptr<void> life_;
+  std::unique_ptr<Dependent> next_;  // of those let go with RuntimeImpl::destroy_later
 };
 
 // While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends
@@ -307,6 +308,9 @@ class Runtime {
   virtual base::Status free(memory::Address address) = 0;
   virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
+  // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes it. For
+  // what is let go inside a NoWaitScope. Does not wait, does not throw.
+  virtual void destroy_later(std::unique_ptr<Dependent> dependent) noexcept = 0;
   // Empty: none.
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;
   // priority: clamped to what the device has.

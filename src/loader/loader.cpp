@@ -46,7 +46,12 @@ base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Run
                         base::format("chunk_bytes is %llu; it must be a power of two from 64 KiB to 1 GiB",
                                      static_cast<unsigned long long>(options.chunk_bytes)));
   GPUSHARE_RETURN_IF_ERROR(check_read_options(options.read));
-  auto loader = std::make_shared<Loader>(std::move(runtime), std::move(options));
+  // The last pointer may go inside a group's callback, on the thread of the copies: they cannot be waited for there.
+  const std::shared_ptr<Loader> loader(new Loader(std::move(runtime), std::move(options)), [](Loader* last) {
+    const std::shared_ptr<executor::Runtime> of = last->runtime_;
+    std::unique_ptr<Loader> gone(last);
+    if (executor::NoWaitScope::active()) of->destroy_later(std::move(gone));
+  });
   base::Status attached = loader->runtime_->attach(loader);
   if (!attached.ok()) {
     base::MutexLock lock(loader->mutex_);
@@ -288,14 +293,9 @@ void Loader::model_apart() {
 
 void Loader::retire(std::unique_ptr<Transmission> transmission) {
   if (transmission == nullptr) return;
-  {
-    base::MutexLock lock(mutex_);
-    if (!closed_) {
-      leaving_.push_back(std::move(transmission));
-      return;
-    }
-  }
-  transmission.reset();
+  base::MutexLock lock(mutex_);
+  // Also while the runtime closes: it takes them when no model is whole any more. The caller may be the device's thread.
+  leaving_.push_back(std::move(transmission));
 }
 
 void Loader::sweep() {

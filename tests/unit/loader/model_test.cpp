@@ -391,3 +391,36 @@ TEST_CASE("a runtime closes while another thread gives models back that are on t
     CHECK(closed.ok());
   }
 }
+
+TEST_CASE("the last of a model and of its loader may go inside a group's callback") {
+  for (const test::Setup& setup : test::kSetups) {
+    for (const bool wait : {true, false}) {
+      INFO(setup.device << ", " << wait);
+      const bool sim = std::string(setup.device).starts_with("sim");
+      if (sim && wait) continue;  // its callbacks run while somebody waits for the device
+      Loading on(setup);
+      const auto session = test::open_session(*on.runtime, test::need("s", 16 * kMiB, kMiB));
+      std::shared_ptr<loader::Model> last;
+      std::atomic<bool> given{false}, gone{false};
+      loader::LoadOptions options;
+      options.ends = {1, 2, 3};
+      options.on_group = [&](size_t group, uint32_t, uint32_t) {
+        if (group != 0) return;
+        while (!given) std::this_thread::yield();
+        last.reset();
+        gone = true;
+      };
+      {
+        auto model = on.loader->load(session, on.image("m", 3, kMiB, 1), options);
+        REQUIRE(model.ok());
+        last = std::move(*model);
+      }
+      on.loader.reset();
+      given = true;
+      while (wait && !gone) std::this_thread::yield();
+      while (wait && on.runtime->info()->persistent_bytes > 0) std::this_thread::yield();
+      CHECK(on.runtime->close().ok());
+      CHECK(gone);
+    }
+  }
+}
