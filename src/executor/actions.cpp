@@ -244,8 +244,8 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t comput
     return status;
   }
   slot->place_status = status;
-  slot->anchored = false;
-  slot->last_end_ns = now();
+  slot->chained = false;
+  slot->anchor_ns = now();
   if (!status.ok()) {
     if (opened != nullptr) {
       const Unlocked unlocked(mutex_);

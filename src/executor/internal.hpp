@@ -239,9 +239,12 @@ struct LaneSlot {
   uint32_t in_flight = 0;         // ended by the host, not by the device
   bool reaping = false;           // somebody waits for the head's end event
   std::atomic<bool> profiling{false};  // its holder is being profiled
-  uint64_t last_end_ns = 0;            // device clock at the end event of head - 1
-  device::Event anchor;                // stands for head - 1 before the first
-  bool anchored = false;
+  // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
+  // between them is exact only if it is short.
+  device::Event anchor;          // recorded when the lane opened
+  uint64_t anchor_ns = 0;        // device clock there
+  bool chained = false;          // head - 1 has an end event; else the anchor has to do
+  uint64_t last_end_ns = 0;      // device clock at it
   std::unique_ptr<Work> pushed;  // granted, for the worker
   bool worker_busy = false;
   base::ConditionVariable worker_wakes, reaper_wakes;

@@ -18,17 +18,18 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
       const auto elapsed = slot.end.elapsed_since(slot.start);
       if (elapsed.ok()) device_ns = *elapsed;
       if (record_timeline_) {
-        const device::Event& before =
-            lane.head == 0 || !lane.anchored ? lane.anchor : lane.at(lane.head - 1).end;
+        const device::Event& before = lane.chained ? lane.at(lane.head - 1).end : lane.anchor;
+        const uint64_t before_ns = lane.chained ? lane.last_end_ns : lane.anchor_ns;
         const auto gap = slot.start.elapsed_since(before);
-        const uint64_t start_ns = gap.ok() ? lane.last_end_ns + *gap : time - std::min(time, device_ns);
+        const uint64_t start_ns =
+            std::max(lane.last_end_ns, gap.ok() ? before_ns + *gap : time - std::min(time, device_ns));
         lane.last_end_ns = start_ns + device_ns;
-        lane.anchored = true;
         record({Timeline::Kind::kIteration, lane.id, session.id_, start_ns, lane.last_end_ns,
                 session.iterations_done_ + 1});
         outbox.memory_changed = true;
       }
     }
+    lane.chained = slot.marked;
     ++lane.head;
     --lane.in_flight;
     --session.in_flight_;
