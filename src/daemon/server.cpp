@@ -15,6 +15,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 
 namespace gpushare::daemon {
@@ -171,7 +172,7 @@ int Server::timeout_ms() const {
   uint64_t next_ns = UINT64_MAX;
   for (const Connection* c : waiting_) next_ns = std::min(next_ns, c->deadline_ns);
   if (wanted_since_ns_ != 0 && options_.lease_ns != kNoTimeout)
-    next_ns = std::min(next_ns, wanted_since_ns_ + options_.lease_ns);
+    next_ns = std::min(next_ns, base::add_saturated(wanted_since_ns_, options_.lease_ns));
   int timeout = any_loading() ? kLoadTickMs : -1;
   if (next_ns != UINT64_MAX) {
     const uint64_t now = base::host_now_ns();

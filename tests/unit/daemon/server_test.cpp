@@ -1,8 +1,11 @@
 // The daemon with workers of this process: turns, what stays on the device, and what is refused.
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "daemon_fixture.hpp"
 
@@ -265,6 +268,36 @@ TEST_CASE("a worker that keeps the turn while another waits is cut off") {
   CHECK(status.cut_off == 1);
   CHECK(status.workers.size() == 1);
   CHECK(status.resident_bytes == granules(kSizes) * kGranule);  // its scratch memory went with it
+}
+
+namespace {
+std::atomic<int> g_sleepless{0};  // waits for the next event that would not wait
+}  // namespace
+
+// The daemon's, in place of the C library's.
+extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  if (timeout_ms == 0) ++g_sleepless;
+  return epoll_pwait(epoll, events, most, timeout_ms, nullptr);
+}
+
+TEST_CASE("a lease next to for ever lets the daemon sleep while somebody waits") {
+  Daemon daemon(16 * kGranule, [](auto& options) { options.lease_ns = daemon::kNoTimeout - 1; });
+  const std::string path = daemon.model("m.safetensors", {1000});
+  const auto holder = daemon.attach("holder", path);
+  const auto queued = daemon.attach("queued", path);
+  REQUIRE_OK(holder->begin());
+  base::Status waited;
+  g_sleepless = 0;
+  std::thread waiter([&] { waited = queued->begin(); });
+  daemon.wait_for([](const auto& status) {
+    return std::any_of(status.workers.begin(), status.workers.end(),
+                       [](const auto& worker) { return worker.state == "waiting"; });
+  });
+  CHECK(daemon.status().cut_off == 0);
+  CHECK(g_sleepless == 0);
+  REQUIRE_OK(holder->end());
+  waiter.join();
+  CHECK(waited.ok());
 }
 
 TEST_CASE("a daemon that goes is noticed by whoever calls or sleeps") {
