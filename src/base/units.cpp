@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/saturate.hpp"
+
 namespace gpushare::base {
 namespace {
 
@@ -80,7 +82,7 @@ Result<uint64_t> parse_bytes(std::string_view text) {
     }
     const Result<double> value = parse_double(number);
     if (!value.ok() || *value * unit.factor > 9223372036854775808.0) return bad_number(text, kWanted);
-    return static_cast<uint64_t>(std::llround(*value * unit.factor));
+    return to_uint64(std::round(*value * unit.factor));
   }
   return bad_number(text, kWanted);
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
+#include "base/saturate.hpp"
 #include "base/trace_writer.hpp"
 #include "base/units.hpp"
 #include "cli/command.hpp"
@@ -129,7 +130,7 @@ base::Result<std::string> to_text(const Plan& plan) {
 }
 
 uint64_t to_ns(double ms) {
-  return static_cast<uint64_t>(std::llround(ms * 1e6));
+  return base::to_uint64(std::round(ms * 1e6));
 }
 
 base::Status write_timeline(const Plan& plan, const std::string& path) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "base/status.hpp"
 #include "base/units.hpp"
 #include "cli/charts.hpp"
@@ -174,7 +175,7 @@ void summary(Page& page) {
       case Column::kCount:
         return base::format("%.0f", value);
       case Column::kBytes:
-        return base::format_bytes(static_cast<uint64_t>(value));
+        return base::format_bytes(base::to_uint64(value));
     }
     return std::string();
   };
@@ -340,7 +341,7 @@ void memory(Page& page) {
         std::vector<ChartPoint> high = points_of(run.lane_bytes, 1 / page.unit.seconds, scale, end);
         high.resize(std::min(high.size(), low.size()));
         for (size_t i = 0; i < high.size(); ++i) high[i].y += low[i].y;
-        const auto bytes = [](double value) { return base::format_bytes(static_cast<uint64_t>(value)); };
+        const auto bytes = [](double value) { return base::format_bytes(base::to_uint64(value)); };
         chart.title = run.policy + ": device memory over time";
         chart.description = "Most in use at once: " + base::format_bytes(run.peak_bytes) + " of " +
                             base::format_bytes(page.result.capacity_bytes) + ".";

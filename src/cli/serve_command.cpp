@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/options.hpp"
@@ -195,7 +196,7 @@ class ServeCommand final : public Command {
     const double span = static_cast<double>(requests.back().arrival_ns - start);
     const double scale = mean_ns * static_cast<double>(requests.size()) / load / span;
     for (sim::TimedRequest& request : requests)
-      request.arrival_ns = static_cast<uint64_t>(static_cast<double>(request.arrival_ns - start) * scale);
+      request.arrival_ns = base::to_uint64(static_cast<double>(request.arrival_ns - start) * scale);
   }
 
   // As typed.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/saturate.hpp"
 #include "executor/serving/iteration_batch.hpp"
 
 namespace gpushare::cli {
@@ -87,7 +88,10 @@ class HostServing {
   }
 
  private:
-  uint64_t scaled(double ns) const { return static_cast<uint64_t>(std::max(0.0, ns * time_scale_)); }
+  // At most a century: times stay inside 64 bits.
+  uint64_t scaled(double ns) const {
+    return std::min<uint64_t>(base::to_uint64(ns * time_scale_), 3'000'000'000'000'000'000);
+  }
   uint64_t scaled_execution_ns(size_t request) const {
     return std::max<uint64_t>(1, scaled(static_cast<double>(requests_[request].execution_ns)));
   }

@@ -175,8 +175,7 @@ size_t Server::workers_of(const Model& model) const {
 }
 
 uint64_t Server::load_ns(const Model& model) const {
-  if (link_.bytes_per_ms <= 0) return 0;
-  return static_cast<uint64_t>(static_cast<double>(model.region_bytes()) / link_.bytes_per_ms * 1e6);
+  return link_.send_ns(model.region_bytes());
 }
 
 bool Server::other_loading(const Model& model) const {

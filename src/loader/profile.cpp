@@ -4,7 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
+
 namespace gpushare::loader {
+
+uint64_t LinkCosts::send_ns(uint64_t bytes) const {
+  return bytes_per_ms > 0 ? base::to_uint64(static_cast<double>(bytes) / bytes_per_ms * 1e6) : 0;
+}
 
 double LinkCosts::device_copy_ms(uint64_t bytes) const {
   if (bytes == 0) return 0;

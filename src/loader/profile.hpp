@@ -27,6 +27,8 @@ struct LinkCosts {
   // Of copies within the device. 0: not known, taken to cost a call and nothing more.
   double device_bytes_per_ms = 0;
 
+  // Of sending so many bytes, calls apart, at most what 64 bits hold; 0 where the link is not known.
+  uint64_t send_ns(uint64_t bytes) const;
   // Of copying a prefix on the device: 0 for none.
   double device_copy_ms(uint64_t bytes) const;
   // For a plan. The first `copied_bytes` are copied on the device, by the stream that then sends the rest: until that is done,

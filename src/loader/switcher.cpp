@@ -111,8 +111,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   member->ephemeral_bytes = session.ephemeral_bytes;
   session.allow_queueing = session.may_shed = false;  // it makes its own room
   session.may_page = false;  // before its load, which nobody may have to wait for with switching_ held
-  const LinkCosts link = loader_->link();
-  const auto load_ns = static_cast<uint64_t>(static_cast<double>(image_bytes) / link.bytes_per_ms * 1e6);
+  const uint64_t load_ns = loader_->link().send_ns(image_bytes);
   base::MutexLock lock(mutex_);
   if (closed_) return is_closed();
   member->id = next_member_;

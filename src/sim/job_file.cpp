@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "sim/csv.hpp"
 #include "sim/known_models.hpp"
@@ -236,8 +237,7 @@ void scale_to_load(JobFile& file, double load) {
   }
   const double factor = work / load / static_cast<double>(last - first);
   for (Job& job : file.jobs)
-    job.arrival_ns =
-        static_cast<uint64_t>(std::llround(static_cast<double>(job.arrival_ns - first) * factor));
+    job.arrival_ns = base::to_uint64(std::round(static_cast<double>(job.arrival_ns - first) * factor));
   file.notes.push_back(
       base::format("arrivals were multiplied by %.4g so that %.4g h of work arrive over %.4g h: an offered "
                    "load of %.2f on one GPU",

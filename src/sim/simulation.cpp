@@ -6,6 +6,7 @@
 #include <deque>
 #include <random>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 
 namespace gpushare::sim {
@@ -20,6 +21,11 @@ using sched::SessionId;
 namespace {
 
 constexpr double kMostTotalNs = 4e18;  // 127 years: sums of times stay far inside 64 bits
+
+// So long after `start_ns`; kUnknown, which never comes, where 64 bits do not hold it.
+uint64_t after(uint64_t start_ns, double ns) {
+  return base::add_saturated(start_ns, base::to_uint64(std::ceil(ns)));
+}
 
 struct JobState {
   uint64_t left = 0;  // iterations
@@ -296,9 +302,8 @@ void Simulation::Impl::carry_out() {
           }
           result.paged_bytes += bytes;
           const uint64_t start = copies.empty() ? now : copies.back().end_ns;
-          const auto length = static_cast<uint64_t>(
-              std::ceil(static_cast<double>(bytes) / options.host_link_bytes_per_s * 1e9));
-          copies.push_back({start + length, id, action.lane, out});
+          const double length_ns = static_cast<double>(bytes) / options.host_link_bytes_per_s * 1e9;
+          copies.push_back({after(start, length_ns), id, action.lane, out});
           break;
         }
       }
@@ -330,8 +335,7 @@ void Simulation::Impl::cut_runs() {
     const double boundary = std::max(1.0, std::ceil(progress - 1e-9 * std::max(1.0, progress)));
     if (boundary >= static_cast<double>(lane.count)) continue;
     lane.count = static_cast<uint64_t>(boundary);
-    lane.end_ns =
-        now + static_cast<uint64_t>(std::ceil(std::max(0.0, lane.total_ns() - lane.done_ns) / lane.rate));
+    lane.end_ns = after(now, (lane.total_ns() - lane.done_ns) / lane.rate);
   }
 }
 
@@ -406,8 +410,7 @@ void Simulation::Impl::rate_lanes() {
         if (j != i && lanes[j].running) beside.push_back(lanes[j].session);
       lane.rate = model->rate(lane.session, beside);
     }
-    lane.end_ns =
-        now + static_cast<uint64_t>(std::ceil(std::max(0.0, lane.total_ns() - lane.done_ns) / lane.rate));
+    lane.end_ns = after(now, (lane.total_ns() - lane.done_ns) / lane.rate);
   }
 }
 
@@ -508,6 +511,12 @@ base::Result<SimulationResult> Simulation::run() {
     sim.rate_lanes();
     sim.account_memory();
   }
+  const auto runs = [](const LaneState& lane) { return lane.running; };
+  if (!sim.copies.empty() || std::any_of(sim.lanes.begin(), sim.lanes.end(), runs))
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        "work under way would end after more nanoseconds than 64 bits hold: the link is too slow, or jobs "
+        "slow each other too much");
   if (sim.gone < sim.jobs.size()) {
     const auto waiting = std::find_if(sim.states.begin(), sim.states.end(),
                                       [](const JobState& each) { return each.left > 0; });

@@ -76,6 +76,7 @@ class Serve(ToolTest):
             (["--policy", "edf,lifo"], ["--policy", "'lifo'", "clockwork"]),
             (["--policy", "edf,edf"], ["--policy", "once"]),
             (["--load", "1,nan"], ["--load", "'nan'", "above 0"]),
+            (["--load", "1e-300"], ["arrivals", "at most 4e+09 s"]),
             (["--slo-x-p99", "0"], ["--slo-x-p99", "above 0"]),
             (["--c0-x-mean", "-1"], ["--c0-x-mean", "from 0"]),
             (["--c1", "nan"], ["--c1", "above 0"]),

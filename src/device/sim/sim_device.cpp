@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/saturate.hpp"
 #include "device/support/device_options.hpp"
 #include "device/support/ops_guard.hpp"
 #include "device/support/options.hpp"
@@ -144,8 +145,7 @@ base::Status Device::enqueue(Stream& stream, Op op) {
   if (op.kind == Op::Kind::kWork && costs_.jitter > 0) {
     factor *= std::uniform_real_distribution<double>(1 - costs_.jitter, 1 + costs_.jitter)(random_);
   }
-  if (factor != 1)
-    op.duration_ns = static_cast<uint64_t>(std::llround(static_cast<double>(op.duration_ns) * factor));
+  if (factor != 1) op.duration_ns = base::to_uint64(std::round(static_cast<double>(op.duration_ns) * factor));
   push(stream, std::move(op));
   return {};
 }

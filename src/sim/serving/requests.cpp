@@ -6,6 +6,7 @@
 #include <random>
 #include <span>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "sim/csv.hpp"
 
@@ -208,7 +209,7 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
       period_end = now + 20;
     }
     now += gap(gaps) / rate;
-    request.arrival_ns = static_cast<uint64_t>(now / options.rate_per_s * 1e9);
+    request.arrival_ns = base::to_uint64(now / options.rate_per_s * 1e9);
     const size_t mode = draw_mode(spec, work);
     request.application = static_cast<uint32_t>(mode);
     request.execution_ns = static_cast<uint64_t>(draw_units(spec.modes[mode], work) * spec.unit_ms * 1e6);

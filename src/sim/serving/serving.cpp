@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/clock.hpp"
+#include "base/saturate.hpp"
 
 namespace gpushare::sim {
 namespace {
@@ -18,6 +19,23 @@ using sched::slo::Drop;
 using sched::slo::DropReason;
 using sched::slo::kNever;
 using sched::slo::Request;
+
+constexpr double kMostTotalNs = 4e18;  // sums of times stay inside 64 bits
+
+base::Status check_total(const std::vector<TimedRequest>& requests, const ServingOptions& options) {
+  uint64_t last_ns = 0, longest_ns = 0;
+  for (const TimedRequest& request : requests) {
+    last_ns = std::max(last_ns, request.arrival_ns);
+    longest_ns = std::max(longest_ns, request.execution_ns);
+  }
+  const double total_ns =
+      static_cast<double>(last_ns) +
+      static_cast<double>(requests.size()) * (options.c0_ns + options.c1 * static_cast<double>(longest_ns));
+  if (total_ns <= kMostTotalNs) return {};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("arrivals and work come to %g s; at most %g s can be simulated", total_ns * 1e-9,
+                       kMostTotalNs * 1e-9)};
+}
 
 class Run {
  public:
@@ -76,13 +94,14 @@ class Run {
   uint64_t duration_ns(const Batch& batch, uint64_t* longest) const {
     *longest = 0;
     for (uint64_t id : batch.requests) *longest = std::max(*longest, requests_[id].execution_ns);
-    return static_cast<uint64_t>(options_.c0_ns + options_.c1 * static_cast<double>(batch.requests.size()) *
-                                                      static_cast<double>(*longest));
+    return base::to_uint64(options_.c0_ns + options_.c1 * static_cast<double>(batch.requests.size()) *
+                                                static_cast<double>(*longest));
   }
   uint64_t deadline_ns(size_t i) const {
     const TimedRequest& request = requests_[i];
-    return request.arrival_ns +
-           (request.slo_ns != 0 ? request.slo_ns : static_cast<uint64_t>(options_.slo_x_p99 * p99_ns_));
+    return request.arrival_ns + (request.slo_ns != 0
+                                     ? request.slo_ns
+                                     : base::to_uint64(std::min(options_.slo_x_p99 * p99_ns_, kMostTotalNs)));
   }
   void arrive(size_t i) {
     Request request;
@@ -214,6 +233,7 @@ base::Result<ServingResult> serve(const std::vector<TimedRequest>& requests, std
   model.batch_sizes = options.batch_sizes;
   const base::Result<uint32_t> added = batcher->add_model(model);
   if (!added.ok()) return added.status();
+  GPUSHARE_RETURN_IF_ERROR(check_total(requests, options));
   return Run(requests, options, *batcher).run();
 }
 

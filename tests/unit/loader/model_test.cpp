@@ -269,6 +269,15 @@ TEST_CASE("executions marked by make_usable refine the profile and the plan") {
   CHECK(image->profile().observations() >= 5 * 3);
 }
 
+TEST_CASE("what sending takes is told in 64 bits, however slow the link") {
+  loader::LinkCosts link;
+  CHECK(link.send_ns(1000) == 0);  // not known
+  link.bytes_per_ms = 1e3;
+  CHECK(link.send_ns(1000) == 1'000'000);
+  link.bytes_per_ms = 1e-9;
+  CHECK(link.send_ns(1ull << 40) == UINT64_MAX);
+}
+
 TEST_CASE("a profile shares time among layers, forgets slowly, and replans when it pays") {
   loader::Profile profile({1'000'000, 1'000'000, 2'000'000, 2'000'000});
   const loader::LinkCosts link{0.01, 1e6, 0.02};

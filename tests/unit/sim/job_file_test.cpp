@@ -89,6 +89,8 @@ TEST_CASE("gavel layout: iteration times from the table or built in, arrivals st
   CHECK(static_cast<double>(file->jobs[1].arrival_ns) == Approx(2000e9 / 0.95).epsilon(0.001));
   CHECK(file->jobs[1].persistent_bytes == 452'640'000);
   JobFileOptions options;
+  options.load = 1e-300;
+  CHECK(parse_jobs(text, "gavel.csv", options)->jobs[1].arrival_ns == UINT64_MAX);
   options.load = 2;
   options.time_scale = 0.5;
   options.limit = 2;

@@ -393,6 +393,25 @@ TEST_CASE("traces too long to decide on every iteration run in groups, and say s
   CHECK(fifo.picks == 2);
 }
 
+TEST_CASE("times beyond 64 bits are refused, not taken for times gone by") {
+  SimulationOptions options;
+  options.capacity_bytes = 1000;
+  options.host_link_bytes_per_s = 1e-9;
+  Simulation copies(options, {job(0, 10, 100, 600, 10), job(250, 1, 20, 600, 10)}, policy("srtf"));
+  CHECK(copies.run().status().code() == GPUSHARE_INVALID_ARGUMENT);
+  // Together they do next to nothing.
+  const auto table = InterferenceTable::parse(
+      R"json({"p100": {"('a', 1)": {"null": 1, "('a', 1)": [1e-30, 1e-30]}}})json", "t.json");
+  REQUIRE(table.ok());
+  options = {};
+  options.table = &*table;
+  options.tell_policy = false;
+  std::vector<Job> jobs = {job(0, 10, 100, 1, 1), job(0, 10, 100, 1, 1)};
+  for (Job& each : jobs) each.config = "a";
+  Simulation lanes(options, jobs, policy("pack"));
+  CHECK(lanes.run().status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
 TEST_CASE("options and jobs out of range are refused by name") {
   const std::vector<Job> good = {job(0, 1, 1, 1, 1)};
   const auto refusal = [&](SimulationOptions options, std::vector<Job> jobs) {

@@ -246,6 +246,20 @@ TEST_CASE("options out of range are refused") {
   CHECK(code([](ServingOptions& o) { o.c0_ns = NAN; }) == GPUSHARE_INVALID_ARGUMENT);
 }
 
+TEST_CASE("times beyond 64 bits are refused or are no deadline at all") {
+  ServingOptions options;
+  const auto late = synthetic("modes:1", 1e-300, 0, 10);
+  CHECK(late.back().arrival_ns == UINT64_MAX);
+  CHECK(serve(late, "edf", options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+  const std::vector<TimedRequest> requests = {at(0, 1'000'000'000, 0)};  // 11 days
+  options.slo_x_p99 = 1e6;
+  const auto served = serve(requests, "edf", options);
+  REQUIRE(served.ok());
+  CHECK(served->finished_in_time == 1);
+  options.c1 = 1e6;
+  CHECK(serve(requests, "edf", options).status().code() == GPUSHARE_INVALID_ARGUMENT);
+}
+
 TEST_CASE("the public request trace, or a small one like it") {
   std::vector<TimedRequest> requests;
   auto read = read_requests(std::string(GPUSHARE_SHARED_DATA) + "/requests/azure_llm_2023_conv.csv");
