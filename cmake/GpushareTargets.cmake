@@ -48,6 +48,8 @@ target_compile_options(gpushare_options INTERFACE
   # GCC 12 sees overlaps in "literal" + std::string (GCC bug 105651, mended in 13).
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
   $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>
+  # A unity build includes source files, so what they keep in unnamed namespaces looks like a header's.
+  $<$<AND:$<BOOL:${CMAKE_UNITY_BUILD}>,$<COMPILE_LANG_AND_ID:CXX,GNU>>:-Wno-subobject-linkage>
   $<$<BOOL:${GPUSHARE_WERROR}>:-Werror>)
 if(GPUSHARE_SANITIZE)
   # With AddressSanitizer GCC 12 takes instrumented temporaries of the standard library for uninitialized (GCC bug 105562).
@@ -78,9 +80,9 @@ function(gpushare_compile_fast target)
   endif()
 endfunction()
 
-# The code of tests, full of Catch2's assertions: not optimised either, and without the checks for undefined behaviour, which double its time to
-# compile. What is tested has them.
+# The code of tests, full of Catch2's assertions: never optimised, which halves its time to compile, and without the checks for undefined
+# behaviour, which double it. What is tested is optimised and has them.
 function(gpushare_test_code target)
-  gpushare_compile_fast(${target})
+  target_compile_options(${target} PRIVATE -O0)
   set_target_properties(${target} PROPERTIES GPUSHARE_TEST_CODE ON)
 endfunction()

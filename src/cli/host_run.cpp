@@ -32,15 +32,15 @@ constexpr uint64_t kLeastBytes = 64 << 10;
 constexpr size_t kMostJobs = 4096;  // a thread each
 constexpr auto kTick = std::chrono::milliseconds(10);
 
-struct Plan {
+struct HostPlan {
   std::vector<sim::Job> jobs;
   std::vector<std::string> notes;
   double total_s = 0;
 };
 
 // Fits the jobs to the device: sizes to its memory, iterations to what can be timed.
-Plan plan_for(const std::vector<sim::Job>& jobs, uint64_t capacity_bytes, const HostWork& work) {
-  Plan plan{jobs, {}, 0};
+HostPlan plan_for(const std::vector<sim::Job>& jobs, uint64_t capacity_bytes, const HostWork& work) {
+  HostPlan plan{jobs, {}, 0};
   uint64_t largest = 0;
   for (const sim::Job& job : jobs) largest = std::max(largest, job.persistent_bytes + job.ephemeral_bytes);
   if (largest > capacity_bytes) {
@@ -81,7 +81,7 @@ Plan plan_for(const std::vector<sim::Job>& jobs, uint64_t capacity_bytes, const 
 // One policy's run.
 class HostRun {
  public:
-  HostRun(const Plan& plan, const HostWork& work, Runtime& runtime, bool addressable,
+  HostRun(const HostPlan& plan, const HostWork& work, Runtime& runtime, bool addressable,
           double fill_bytes_per_ns, PolicyRun& result)
       : plan_(plan),
         work_(work),
@@ -120,7 +120,7 @@ class HostRun {
   void drive(const std::string& snapshot_path, const Progress& progress);
   void sample(const std::string& snapshot_path);
 
-  const Plan& plan_;
+  const HostPlan& plan_;
   const HostWork& work_;
   Runtime& runtime_;
   const bool addressable_;
@@ -417,7 +417,7 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
   RunResult result;
   result.notes = file.notes;
   const HostWork work;
-  Plan plan;
+  HostPlan plan;
   std::vector<std::string> traces;
   double fill = 1;
   const RemoveFiles cleanup(traces);

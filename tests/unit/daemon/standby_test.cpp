@@ -19,7 +19,7 @@ using daemon::bytes_of;
 namespace {
 
 // Three granules in the first layer, three in all others: nothing hides the first one's way.
-const std::vector<size_t> kSizes = {3 * kGranule, 1000, kGranule, kGranule / 2, kGranule};
+const std::vector<size_t> kLayerSizes = {3 * kGranule, 1000, kGranule, kGranule / 2, kGranule};
 constexpr uint64_t kRegion = 6 * kGranule;
 
 void check_within(const daemon::DaemonStatus& status, uint64_t budget_bytes) {
@@ -40,8 +40,8 @@ TEST_CASE("first layers stay within the budget, and every turn sees its model's 
       std::vector<std::string> contents[2];
       std::unique_ptr<daemon::Worker> workers[2];
       for (int i = 0; i < 2; ++i)
-        workers[i] = daemon.attach("w" + std::to_string(i),
-                                   daemon.model(std::to_string(i) + ".safetensors", kSizes, &contents[i]));
+        workers[i] = daemon.attach("w" + std::to_string(i), daemon.model(std::to_string(i) + ".safetensors",
+                                                                         kLayerSizes, &contents[i]));
       uint32_t kept = 0;
       for (int round = 0; round < 4; ++round) {
         for (int i = 0; i < 2; ++i) {
@@ -71,8 +71,8 @@ TEST_CASE("models that nobody uses leave the budget free; one that needs it take
   // Two fit whole; with a budget the second one's load drops the first one down to its first layers.
   Daemon daemon(2 * kRegion, [](auto& options) { options.standby_bytes = 3 * kGranule; });
   std::vector<std::string> contents;
-  const std::string path_a = daemon.model("a.safetensors", kSizes, &contents);
-  const std::string path_b = daemon.model("b.safetensors", kSizes);
+  const std::string path_a = daemon.model("a.safetensors", kLayerSizes, &contents);
+  const std::string path_b = daemon.model("b.safetensors", kLayerSizes);
   const std::string large = daemon.model("large.safetensors", {11 * kGranule});
   const auto a = daemon.attach("a", path_a);
   const auto b = daemon.attach("b", path_b);
@@ -97,8 +97,8 @@ TEST_CASE("models that nobody uses leave the budget free; one that needs it take
 TEST_CASE("scratch memory goes before first layers") {
   Daemon daemon(kRegion + 4 * kGranule, [](auto& options) { options.standby_bytes = 4 * kGranule; });
   std::vector<std::string> contents;
-  const auto a = daemon.attach("a", daemon.model("a.safetensors", kSizes, &contents));
-  const auto b = daemon.attach("b", daemon.model("b.safetensors", kSizes), 2 * kGranule);
+  const auto a = daemon.attach("a", daemon.model("a.safetensors", kLayerSizes, &contents));
+  const auto b = daemon.attach("b", daemon.model("b.safetensors", kLayerSizes), 2 * kGranule);
   for (int round = 0; round < 3; ++round) {
     REQUIRE_OK(a->begin());
     CHECK(contents_of(*a) == contents);
@@ -115,7 +115,7 @@ TEST_CASE("scratch memory goes before first layers") {
 TEST_CASE("a worker that kept its mapping of first layers sees its own model and nothing else") {
   Daemon daemon(kRegion + 6 * kGranule, [](auto& options) { options.standby_bytes = 6 * kGranule; });
   std::vector<std::string> contents_a, contents_b;
-  const std::string path_a = daemon.model("a.safetensors", kSizes, &contents_a);
+  const std::string path_a = daemon.model("a.safetensors", kLayerSizes, &contents_a);
   auto socket = daemon::connect_to(daemon.options.socket);
   REQUIRE(socket.ok());
   std::vector<daemon::Descriptor> descriptors;
@@ -143,7 +143,7 @@ TEST_CASE("a worker that kept its mapping of first layers sees its own model and
   daemon.wait_for([](const auto& status) { return status.models[0].state == "resident"; });
   (void)ask(bytes_of(daemon::make_end(3, UINT64_MAX)));  // an iteration longer than the turn: not believed
   CHECK(daemon.status().workers[0].iteration_ns == 0);
-  const auto b = daemon.attach("b", daemon.model("b.safetensors", kSizes, &contents_b));
+  const auto b = daemon.attach("b", daemon.model("b.safetensors", kLayerSizes, &contents_b));
   for (int round = 0; round < 3; ++round) {
     REQUIRE_OK(b->begin());
     CHECK(contents_of(*b) == contents_b);
@@ -157,7 +157,7 @@ TEST_CASE("a worker that kept its mapping of first layers sees its own model and
 
 TEST_CASE("turns teach how long an iteration takes") {
   Daemon daemon;
-  const std::string path = daemon.model("m.safetensors", kSizes);
+  const std::string path = daemon.model("m.safetensors", kLayerSizes);
   const auto worker = daemon.attach("one", path);
   const auto iteration_ns = [&] { return daemon.status().workers.at(0).iteration_ns; };
   const auto iterate = [&] {
@@ -189,7 +189,7 @@ TEST_CASE("turns teach how long an iteration takes") {
 namespace {
 
 std::atomic<bool> g_copies_fail{false};
-std::atomic<int> g_create_fails{0};
+std::atomic<int> g_creates_to_fail{0};
 
 void register_breaking_host() {
   static const bool done = [] {
@@ -201,7 +201,7 @@ void register_breaking_host() {
     };
     ops.phys_create_shared = [](gpushare_backend_device* device, uint64_t bytes,
                                 gpushare_backend_memory** out) {
-      if (g_create_fails.load() > 0 && g_create_fails.fetch_sub(1) > 0)
+      if (g_creates_to_fail.load() > 0 && g_creates_to_fail.fetch_sub(1) > 0)
         return int32_t{GPUSHARE_DEVICE_OUT_OF_MEMORY};
       return host->phys_create_shared(device, bytes, out);
     };
@@ -221,8 +221,8 @@ TEST_CASE("a load that fails after the grant fails its turn's waits; the next tu
     });
     const uint64_t free_bytes = daemon.status().device_free_bytes;
     std::vector<std::string> contents[2];
-    const auto a = daemon.attach("a", daemon.model("a.safetensors", kSizes, &contents[0]));
-    auto b = daemon.attach("b", daemon.model("b.safetensors", kSizes, &contents[1]));
+    const auto a = daemon.attach("a", daemon.model("a.safetensors", kLayerSizes, &contents[0]));
+    auto b = daemon.attach("b", daemon.model("b.safetensors", kLayerSizes, &contents[1]));
     for (int round = 0; round < 3; ++round) {
       REQUIRE_OK(b->begin());
       CHECK(contents_of(*b) == contents[1]);
@@ -260,23 +260,23 @@ TEST_CASE("a device without room drops first layers before it fails a turn") {
     options.standby_bytes = 6 * kGranule;
   });
   std::vector<std::string> contents[2];
-  const auto a = daemon.attach("a", daemon.model("a.safetensors", kSizes, &contents[0]));
-  const auto b = daemon.attach("b", daemon.model("b.safetensors", kSizes, &contents[1]));
+  const auto a = daemon.attach("a", daemon.model("a.safetensors", kLayerSizes, &contents[0]));
+  const auto b = daemon.attach("b", daemon.model("b.safetensors", kLayerSizes, &contents[1]));
   for (daemon::Worker* worker : {a.get(), b.get(), a.get()}) {
     REQUIRE_OK(worker->begin());
     REQUIRE_OK(worker->wait_layers(0, 5));
     REQUIRE_OK(worker->end());
   }
   CHECK(daemon.status().standby_bytes == 3 * kGranule);
-  g_create_fails = 1;
+  g_creates_to_fail = 1;
   REQUIRE_OK(b->begin());
   CHECK(daemon.status().standby_bytes == 0);
   CHECK(contents_of(*b) == contents[1]);
   REQUIRE_OK(b->end());
-  g_create_fails = 2;  // also without them: told to the one that asked
+  g_creates_to_fail = 2;  // also without them: told to the one that asked
   const base::Status refused = a->begin();
   CHECK(refused.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  g_create_fails = 0;
+  g_creates_to_fail = 0;
   REQUIRE_OK(a->begin());
   CHECK(contents_of(*a) == contents[0]);
   REQUIRE_OK(a->end());

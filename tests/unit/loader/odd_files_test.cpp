@@ -33,7 +33,7 @@ std::string one_tensor(const std::string& name, const std::string& data) {
                      data);
 }
 
-struct Reading {
+struct OddReading {
   base::Result<std::shared_ptr<const loader::Image>> load(const std::string& path) {
     return loader::load_image(pool, path, {});
   }
@@ -52,7 +52,7 @@ void refused(const base::Status& status, int32_t code, const std::string& path, 
 
 TEST_CASE("what is no regular file is refused by its kind, and nothing waits for it") {
   const test::ModelFolder folder;
-  Reading reading;
+  OddReading reading;
   const std::string pipe = folder.file("pipe.safetensors");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   refused(reading.load(pipe).status(), GPUSHARE_INVALID_ARGUMENT, pipe, "a pipe");
@@ -79,7 +79,7 @@ TEST_CASE("what is no regular file is refused by its kind, and nothing waits for
 
 TEST_CASE("links are followed; one that leads nowhere, or in a circle, is told") {
   const test::ModelFolder folder;
-  Reading reading;
+  OddReading reading;
   const std::string model = folder.write("blob", one_tensor("a", "0123456789"));
   const std::string link = folder.file("m.safetensors");
   std::filesystem::create_symlink(model, link);
@@ -98,7 +98,7 @@ TEST_CASE("links are followed; one that leads nowhere, or in a circle, is told")
 
 TEST_CASE("a file that one may not read, and no room for open files, are told with what to do") {
   const test::ModelFolder folder;
-  Reading reading;
+  OddReading reading;
   const std::string path = folder.write("m.safetensors", one_tensor("a", "0123456789"));
   rlimit limit{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -123,7 +123,7 @@ TEST_CASE("a file that one may not read, and no room for open files, are told wi
 
 TEST_CASE("a model without tensors, or with empty ones, is an image without bytes") {
   const test::ModelFolder folder;
-  Reading reading;
+  OddReading reading;
   const auto none = reading.load(folder.write("none.safetensors", with_header("{}", "")));
   REQUIRE(none.ok());
   CHECK((*none)->layers().empty());
@@ -157,7 +157,7 @@ TEST_CASE("tensors beyond 4 GiB are where the header says") {
   REQUIRE(file->read_at(model->tensors[1].file_begin, last, 4).ok());
   CHECK(std::string(last, 4) == "wxyz");
   // No host memory for it: its name and its size are told, and nothing is left behind.
-  Reading reading;
+  OddReading reading;
   loader::ImageCache cache(reading.pool, 1 << 20, {});
   const base::Status status = cache.get(path).status();
   refused(status, GPUSHARE_HOST_OUT_OF_MEMORY, path, "raise the limit");
@@ -166,7 +166,7 @@ TEST_CASE("tensors beyond 4 GiB are where the header says") {
 
 TEST_CASE("a set of shards is one model: a shard that changed makes it another") {
   const test::ModelFolder folder;
-  Reading reading;
+  OddReading reading;
   loader::ImageCache cache(reading.pool, 1 << 20, {});
   folder.write("one.safetensors", one_tensor("a", std::string(5000, 'a')));
   folder.write("two.safetensors", one_tensor("b", std::string(5000, 'b')));
