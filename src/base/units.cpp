@@ -36,10 +36,6 @@ Result<uint64_t> parse_uint64(std::string_view text) {
   return parse_whole<uint64_t>(text, "a whole number of 0 or more");
 }
 
-Result<int64_t> parse_int64(std::string_view text) {
-  return parse_whole<int64_t>(text, "a whole number");
-}
-
 Result<uint64_t> parse_bytes(std::string_view text) {
   static constexpr const char* kWanted = "a size such as 4096, 64KiB, 1.5GiB, 16G or 16GB (up to 8 EiB)";
   size_t digits = 0;

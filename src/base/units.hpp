@@ -23,6 +23,5 @@ std::string format_duration_ns(uint64_t ns);
 // Whole-string number parsing: no sign tricks, no trailing text, finite. Errors: INVALID_ARGUMENT.
 Result<double> parse_double(std::string_view text);
 Result<uint64_t> parse_uint64(std::string_view text);
-Result<int64_t> parse_int64(std::string_view text);
 
 }  // namespace gpushare::base
