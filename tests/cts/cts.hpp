@@ -103,6 +103,6 @@ gpushare_backend_work work(uint64_t duration_ns, float demand = 1);
   }                                                              \
   static void function(::gpushare::cts::Context& cts)
 // CTS_TEST("streams: a new stream is idle") { ... cts.device->... }
-#define CTS_TEST(name)                                        \
-  GPUSHARE_CTS_TEST(GPUSHARE_CTS_CONCAT(cts_test_, __LINE__), \
-                    GPUSHARE_CTS_CONCAT(cts_registration_, __LINE__), name)
+#define CTS_TEST(name)                                           \
+  GPUSHARE_CTS_TEST(GPUSHARE_CTS_CONCAT(cts_test_, __COUNTER__), \
+                    GPUSHARE_CTS_CONCAT(cts_registration_, __COUNTER__), name)
