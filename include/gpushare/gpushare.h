@@ -208,8 +208,9 @@ typedef struct gpushare_progress {
 /* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
  * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. It may come after
  * the iteration's ticket has been waited for, never after gpushare_session_close has returned: that waits for
- * calls about its session that are under way on other threads. Never called inside itself: what a call of its own finds
- * finished is told after it has returned. */
+ * calls about its session that are under way on other threads. Several threads may be in it at once, also about
+ * one session, whose iterations may then be told in either order: iterations_done says which. Never called
+ * inside itself: what a call of its own finds finished is told after it has returned. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {

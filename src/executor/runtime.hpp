@@ -46,7 +46,8 @@ struct Progress {
 };
 // Called from the thread that noticed: the one that ends an iteration, one that waits, or one of the
 // runtime's. May call the runtime, but not wait in it: calls that would block there return INVALID_STATE.
-// What it throws is logged and dropped. Never called inside itself on one thread.
+// What it throws is logged and dropped. Never called inside itself on one thread; several threads may be in it
+// at once, and so tell two iterations of a session in either order.
 using ProgressFunction = std::function<void(const Progress&)>;
 
 // An allocation of `bytes` for `session_id` is about to fail. True: something was freed, try once more.

@@ -1,13 +1,6 @@
 // Runs the suites over one backend: is it there, do its excuses name tests, do the tests pass, do the excused
 // ones fail.
 // SPDX-License-Identifier: Apache-2.0
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-#endif
-
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -19,6 +12,7 @@
 
 #include "child.hpp"
 #include "runner.hpp"
+#include "support/run_tests.hpp"
 
 extern char** environ;
 
@@ -105,7 +99,7 @@ int main_of(int argc, char** argv) {
   }
   if (!has_tag(kSlowToOpen)) first->reset();
   if (check_excuses(unsupported()) + check_excuses(backend().xfail) > 0) return 1;
-  const int failed = Catch::Session().run(argc, argv);
+  const int failed = test::run_tests(argc, argv);
   if (failed != 0 || std::getenv(kNoExcuses) != nullptr) return failed;
   int wrong = verify(backend().xfail, "xfail");
   if (is_set("GPUSHARE_CTS_VERIFY")) wrong += verify(unsupported(), "unsupported");

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
+#include "support/run_tests.hpp"
+
 int main(int argc, char** argv) {
-  return Catch::Session().run(argc, argv);
+  return gpushare::test::run_tests(argc, argv);
 }
-#else
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
-#endif
