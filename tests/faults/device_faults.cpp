@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "faults/scenario.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -75,7 +76,7 @@ TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharme
   uint64_t n = 0;
   bool fired = true;
   while (fired) {
-    ++n;
+    n += n == 0 ? 1 : kFaultStep;
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name << " at call "
                       << n);
     REQUIRE(n < 10'000);
@@ -101,7 +102,7 @@ TEST_CASE("the device is lost at enqueue n, for every n: everybody is told, and 
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   uint64_t n = 0;
   for (bool lost = true; lost;) {
-    ++n;
+    n += n == 0 ? 1 : kFaultStep;
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": lost at call " << n);
     REQUIRE(n < 1000);
     Scenario scenario(setup.device, setup.layout);
@@ -116,11 +117,7 @@ TEST_CASE("the device is lost at enqueue n, for every n: everybody is told, and 
 
 TEST_CASE("a slow stream makes nothing fail and nothing wait for ever") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr uint64_t kStep = 3;
-#else
-  constexpr uint64_t kStep = 1;
-#endif
+  constexpr uint64_t kStep = kSanitized ? 3 : 1;
   for (uint64_t n = 1; n < 8; n += kStep) {
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": slow from call " << n);
     Scenario scenario(setup.device, setup.layout, 100'000'000'000);

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "faults/scenario.hpp"
 #include "standin.h"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -28,7 +29,7 @@ constexpr Call kCalls[] = {
 TEST_CASE("a refused driver call, for every n: a clear status, the bystander unharmed, nothing left") {
   const memory::Layout layout = GENERATE(from_range(std::begin(kLayouts), std::end(kLayouts)));
   const Call call = GENERATE(from_range(std::begin(kCalls), std::end(kCalls)));
-  for (uint64_t n = 1;; ++n) {
+  for (uint64_t n = 1;; n += kFaultStep) {
     INFO("layout " << static_cast<int>(layout) << ": " << call.name << " fails at call " << n);
     REQUIRE(n < 10'000);
     Scenario scenario(kDevice, layout);
@@ -46,7 +47,7 @@ TEST_CASE("work that poisons the context, at enqueue n: everybody is told, and i
   const memory::Layout layout = GENERATE(from_range(std::begin(kLayouts), std::end(kLayouts)));
   uint64_t n = 0;
   for (bool lost = true; lost;) {
-    ++n;
+    n += n == 0 ? 1 : kFaultStep;
     INFO("layout " << static_cast<int>(layout) << ": poisoned by fill " << n);
     REQUIRE(n < 1000);
     Scenario scenario(kDevice, layout);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
 
 namespace gpushare::test {
@@ -175,7 +176,7 @@ class Scenario {
                 .ok());
     REQUIRE((*stream)->synchronize().ok());
     REQUIRE((*iteration)->end().ok());
-    CHECK(std::all_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte == 0x5a; }));
+    CHECK(all_are(bytes.data(), bytes.size(), 0x5a));
   }
 
   const uint64_t patience_ns_;

@@ -18,6 +18,7 @@
 
 #include "support/executor_fixture.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -25,11 +26,7 @@ using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
 using executor::SessionState;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kDefaultSteps = 6'000;
-#else
-constexpr uint64_t kDefaultSteps = 110'000;
-#endif
+constexpr uint64_t kDefaultSteps = kSanitized ? 6'000 : 110'000;
 
 // Of both layouts of a backend together.
 uint64_t steps() {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "property/memory_world.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare;
 using memory::Layout;
@@ -21,11 +22,7 @@ using test::World;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kDefaultSteps = 6'000;
-#else
-constexpr uint64_t kDefaultSteps = 60'000;
-#endif
+constexpr uint64_t kDefaultSteps = test::kSanitized ? 6'000 : 60'000;
 
 uint64_t steps() {
   return test::number_from("GPUSHARE_MEMORY_STEPS", kDefaultSteps);

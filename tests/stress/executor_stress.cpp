@@ -11,17 +11,14 @@
 
 #include "support/executor_fixture.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
 using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kRounds = 40;
-#else
-constexpr int kRounds = 300;
-#endif
+constexpr int kRounds = kSanitized ? 40 : 300;
 
 struct Counts {
   std::atomic<uint64_t> submitted{0}, destroyed{0}, ran{0}, wrong{0}, progress{0};

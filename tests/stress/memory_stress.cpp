@@ -14,6 +14,7 @@
 #include "memory/device_memory.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "support/sizes.hpp"
 
 using namespace gpushare;
@@ -26,11 +27,7 @@ using test::Random;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kRounds = 60;
-#else
-constexpr int kRounds = 600;
-#endif
+constexpr int kRounds = test::kSanitized ? 60 : 600;
 
 // Catch's macros are not thread-safe: threads count what they saw go wrong and keep the first.
 class Failures {

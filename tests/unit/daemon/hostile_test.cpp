@@ -13,6 +13,7 @@
 
 #include "daemon_fixture.hpp"
 #include "device/registry.hpp"
+#include "support/bytes.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
@@ -189,8 +190,7 @@ TEST_CASE("what a worker gets cannot be turned against the daemon or other worke
   raw.send(bytes_of(daemon::make_end(3)));
   CHECK(raw.answer() == GPUSHARE_OK);
   check_serves(daemon, path, contents);
-  CHECK(std::all_of(region + raw.last.image_bytes, region + raw.last.region_bytes,
-                    [](char c) { return c == 0; }));
+  CHECK(test::all_are(region + raw.last.image_bytes, raw.last.region_bytes - raw.last.image_bytes, 0));
   munmap(const_cast<char*>(region), raw.last.region_bytes);
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "daemon_fixture.hpp"
+#include "support/bytes.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
@@ -165,8 +166,8 @@ TEST_CASE("scratch memory is the worker's own and lasts for a turn") {
   for (int turn = 0; turn < 3; ++turn) {
     REQUIRE_OK(worker->begin());
     auto* scratch = reinterpret_cast<char*>(worker->scratch());
-    CHECK(std::all_of(scratch, scratch + worker->scratch_bytes(), [](char c) { return c == 0; }));
-    std::fill(scratch, scratch + worker->scratch_bytes(), 'x');
+    CHECK(test::all_are(scratch, worker->scratch_bytes(), 0));
+    std::memset(scratch, 'x', worker->scratch_bytes());
     REQUIRE_OK(worker->end());
   }
   CHECK(daemon.status().resident_bytes == granules(kSizes) * kGranule);

@@ -9,6 +9,7 @@
 #include "loader/switcher.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "unit/loader/loading.hpp"
 
 using namespace gpushare;
@@ -29,8 +30,9 @@ double overhead_ms(std::span<const LayerCost> layers, loader::GroupingCosts cost
 }
 
 // The first of its `layers` layers is as large as all others together, so nothing hides it.
-struct Switching : Loading {
-  explicit Switching(const test::Setup& setup, uint64_t capacity_bytes, loader::SwitcherOptions options)
+struct KeepingFirstLayers : Loading {
+  explicit KeepingFirstLayers(const test::Setup& setup, uint64_t capacity_bytes,
+                              loader::SwitcherOptions options)
       : Loading(setup, capacity_bytes, given_link()), budget_bytes(options.standby_bytes) {
     switcher = *loader::Switcher::open(loader, options);
   }
@@ -42,18 +44,11 @@ struct Switching : Loading {
   }
   loader::MemberId add(int seed, uint32_t layers = 5, uint64_t ephemeral_bytes = kMiB) {
     const std::string name = "m" + std::to_string(seed);
-    std::vector<loader::Layer> shape;
-    std::vector<std::vector<char>> data;
-    std::vector<const void*> sources;
-    for (uint32_t l = 0; l < layers; ++l) {
-      data.emplace_back((l == 0 ? layers - 1 : 1) * kMiB / 2 + l * 3);
-      for (size_t b = 0; b < data.back().size(); ++b) data.back()[b] = value(seed, l, b);
-      shape.push_back({name + "." + std::to_string(l), 0, data.back().size()});
-    }
-    for (const auto& layer : data) sources.push_back(layer.data());
+    std::vector<uint64_t> sizes;
+    for (uint32_t l = 0; l < layers; ++l) sizes.push_back((l == 0 ? layers - 1 : 1) * kMiB / 2 + l * 3);
     loader::MemberOptions member;
     member.session = test::need(name, 0, ephemeral_bytes);
-    member.image = loader->create_image(name, std::move(shape), sources).value();
+    member.image = image(name, sizes, seed);
     images.push_back(member.image);
     const auto id = switcher->add(std::move(member));
     REQUIRE(id.ok());
@@ -220,7 +215,7 @@ TEST_CASE("with a copy on the device the smallest prefix that does, and otherwis
 
 TEST_CASE("what copies on the device cost is measured, learned, and part of the plan") {
   // sim: 2 bytes of memory traffic a byte copied.
-  Switching on(test::kSetups[2], 64 * kMiB, budget(32 * kMiB));
+  KeepingFirstLayers on(test::kSetups[2], 64 * kMiB, budget(32 * kMiB));
   const auto measured = loader::calibrate(on.runtime->device());
   REQUIRE(measured.ok());
   CHECK(measured->device_bytes_per_ms > 0);
@@ -247,7 +242,7 @@ TEST_CASE("what copies on the device cost is measured, learned, and part of the 
 TEST_CASE("members on standby keep their first layers, and switches with them deliver the image's bytes") {
   for (const test::Setup& setup : test::kSetups) {
     INFO(setup.device);
-    Switching on(setup, 16 * kMiB, budget(5 * kMiB));
+    KeepingFirstLayers on(setup, 16 * kMiB, budget(5 * kMiB));
     const loader::MemberId a = on.add(1), b = on.add(2);  // of 4 MiB, of which 2 are the first layer
     CHECK(on.run(a, 1) == "");
     CHECK(on.kept(a) == 0);  // it is all there
@@ -275,7 +270,7 @@ TEST_CASE("members on standby keep their first layers, and switches with them de
 }
 
 TEST_CASE("without a budget nothing of a member on standby is on the device") {
-  Switching on(test::kSetups[0], 16 * kMiB, budget(0));
+  KeepingFirstLayers on(test::kSetups[0], 16 * kMiB, budget(0));
   const loader::MemberId a = on.add(1), b = on.add(2);
   for (int round = 0; round < 3; ++round) {
     CHECK(on.run(a, 1) == "");
@@ -286,7 +281,7 @@ TEST_CASE("without a budget nothing of a member on standby is on the device") {
 }
 
 TEST_CASE("a budget for one is for a member that is away, stays with it, and goes to whom is wanted most") {
-  Switching on(test::kSetups[0], 24 * kMiB, budget(kGranule + kMiB));
+  KeepingFirstLayers on(test::kSetups[0], 24 * kMiB, budget(kGranule + kMiB));
   const loader::MemberId all[] = {on.add(1), on.add(2), on.add(3)};
   const auto holder = [&]() -> loader::MemberId {
     for (const loader::MemberId id : all)
@@ -312,7 +307,7 @@ TEST_CASE("a budget for one is for a member that is away, stays with it, and goe
 }
 
 TEST_CASE("what executions teach is worked out behind a turn, not on the way of a switch") {
-  Switching on(test::kSetups[0], 24 * kMiB, budget(8 * kMiB));
+  KeepingFirstLayers on(test::kSetups[0], 24 * kMiB, budget(8 * kMiB));
   const loader::MemberId a = on.add(1), b = on.add(2);
   const auto executes = [&](double ms) {
     for (int i = 0; i < 64; ++i) on.images[0]->profile().observe(0, 5, ms);
@@ -333,7 +328,7 @@ TEST_CASE("what executions teach is worked out behind a turn, not on the way of 
 
 TEST_CASE("first layers go before a member that needs room, and before anything else of the runtime") {
   // Room for one member and its work (4 + 2 MiB), and for one prefix beside it.
-  Switching on(test::kSetups[0], 10 * kMiB, budget(64 * kMiB));
+  KeepingFirstLayers on(test::kSetups[0], 10 * kMiB, budget(64 * kMiB));
   const loader::MemberId a = on.add(1), b = on.add(2);
   CHECK(on.run(a, 1) == "");
   CHECK(on.run(b, 2) == "");
@@ -355,7 +350,7 @@ TEST_CASE("first layers go before a member that needs room, and before anything 
 
 TEST_CASE("first layers that were paged out for a session of a higher class are dropped, not used") {
   executor::RuntimeOptions options;
-  Switching on(test::kSetups[0], 16 * kMiB, budget(8 * kMiB));
+  KeepingFirstLayers on(test::kSetups[0], 16 * kMiB, budget(8 * kMiB));
   REQUIRE(on.runtime->set_policy(std::move(*sched::make_policy("priority"))).ok());
   const loader::MemberId a = on.add(1), b = on.add(2);
   CHECK(on.run(a, 1) == "");
@@ -378,9 +373,9 @@ TEST_CASE("faults at every call of a switch with first layers leave the bytes ri
   for (const uint32_t kind :
        {uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS}, uint32_t{GPUSHARE_FAULT_STREAM_CREATE_FAILS},
         uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_MAP_FAILS}}) {
-    for (uint64_t call = 1; call <= 8; ++call) {
+    for (uint64_t call = 1; call <= 8; call += test::kFaultStep) {
       INFO("fault " << kind << " at " << call);
-      Switching on(test::kSetups[0], 12 * kMiB, budget(5 * kMiB));
+      KeepingFirstLayers on(test::kSetups[0], 12 * kMiB, budget(5 * kMiB));
       const loader::MemberId a = on.add(1), b = on.add(2);
       REQUIRE(on.run(a, 1) == "");
       REQUIRE(on.run(b, 2) == "");
@@ -401,7 +396,7 @@ TEST_CASE("faults at every call of a switch with first layers leave the bytes ri
 TEST_CASE("threads switch at random within a budget for some while members come and go") {
   for (const test::Setup& setup : {test::kSetups[0], test::kSetups[1]}) {
     INFO(setup.device);
-    Switching on(setup, 18 * kMiB, budget(2 * kGranule + kMiB, 6 * kMiB));
+    KeepingFirstLayers on(setup, 18 * kMiB, budget(2 * kGranule + kMiB, 6 * kMiB));
     constexpr int kMembers = 4;
     loader::MemberId members[kMembers];
     for (int i = 0; i < kMembers; ++i) members[i] = on.add(i + 1);

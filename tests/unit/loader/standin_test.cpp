@@ -43,8 +43,7 @@ Outcome use(executor::Session& session, loader::Model& model, int seed) {
     out.status = (*stream)->copy(reinterpret_cast<uintptr_t>(back.data()), model.address(layer), back.size(),
                                  GPUSHARE_COPY_DEVICE_TO_HOST);
     if (out.status.ok()) out.status = (*stream)->synchronize();
-    for (size_t b = 0; out.status.ok() && b < back.size(); ++b)
-      if (back[b] != Loading::value(seed, layer, b)) out.wrong = base::format("layer %u byte %zu", layer, b);
+    if (out.status.ok()) out.wrong = Loading::difference(back, seed, layer);
   }
   const base::Status marked = out.status.ok() ? model.mark_end(**stream) : base::Status();
   const base::Status ended = (*iteration)->end();

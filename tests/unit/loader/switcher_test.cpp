@@ -11,6 +11,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "unit/loader/loading.hpp"
 
 using namespace gpushare;
@@ -242,7 +243,7 @@ TEST_CASE("loading that fails leaves the member on standby and the switcher whol
   for (const uint32_t kind :
        {uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS}, uint32_t{GPUSHARE_FAULT_STREAM_CREATE_FAILS},
         uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_MAP_FAILS}}) {
-    for (uint64_t call = 1; call <= 4; ++call) {
+    for (uint64_t call = 1; call <= 4; call += test::kFaultStep) {
       INFO("fault " << kind << " at " << call);
       Switching on(test::kSetups[0], 16 * kMiB);
       const loader::MemberId a = on.add(1), b = on.add(2), c = on.add(3);

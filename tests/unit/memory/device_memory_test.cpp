@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "support/bytes.hpp"
 #include "support/gate.hpp"
 #include "support/random.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
@@ -238,7 +239,7 @@ TEST_CASE("a closed lane's range goes to the lane below at its boundary, in stre
   CHECK_OK(lower_stream.synchronize());
   CHECK_OK(upper_stream.synchronize());
   const auto* bytes = reinterpret_cast<const uint8_t*>(after);
-  CHECK(std::count(bytes, bytes + 8 * kMiB, 2) == static_cast<ptrdiff_t>(8 * kMiB));
+  CHECK(test::all_are(bytes, 8 * kMiB, 2));
   CHECK_OK(lower->end_iteration(nullptr));
 }
 
@@ -264,7 +265,7 @@ TEST_CASE("a lane opened over a closed one's memory works after what the device 
   CHECK_OK(second_stream.synchronize());
   CHECK_OK(first_stream.synchronize());
   const auto* bytes = reinterpret_cast<const uint8_t*>(after);
-  CHECK(std::count(bytes, bytes + 16 * kMiB, 2) == static_cast<ptrdiff_t>(16 * kMiB));
+  CHECK(test::all_are(bytes, 16 * kMiB, 2));
   CHECK_OK(second->end_iteration(nullptr));
 }
 

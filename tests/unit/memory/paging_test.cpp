@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "support/bytes.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -49,7 +50,7 @@ TEST_CASE("a session paged out keeps its addresses and gets its bytes back") {
   CHECK_OK(stream.synchronize());
   for (const Saved& block : blocks) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(block.address);
-    CHECK(std::count(bytes, bytes + block.bytes, block.value) == static_cast<ptrdiff_t>(block.bytes));
+    CHECK(test::all_are(bytes, block.bytes, block.value));
   }
   CHECK(f.memory->stats().paged_out_bytes_total >= 37'000'000);
   must(heap->alloc(Kind::kModel, 400'000, 0));
@@ -103,5 +104,5 @@ TEST_CASE("paging that fails leaves the session where it was") {
   CHECK(f.memory->check() == "");
   CHECK_OK(heap->page_in(stream));
   const auto* bytes = reinterpret_cast<const uint8_t*>(a);
-  CHECK(std::count(bytes, bytes + 20 * kMiB, 9) == static_cast<ptrdiff_t>(20 * kMiB));
+  CHECK(test::all_are(bytes, 20 * kMiB, 9));
 }

@@ -10,6 +10,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare;
 using namespace gpushare::sched::slo;
@@ -186,6 +187,8 @@ TEST_CASE("orloj: the settings for what the text leaves open") {
   CHECK(drops[0].reason == DropReason::kHopeless);
 }
 
+constexpr int kRandomCalls = test::kSanitized ? 800 : 4000;
+
 TEST_CASE("random calls: nothing lost, nothing answered twice, batches within their model") {
   test::Random random(test::seed());
   for (const char* policy : batcher_names())
@@ -208,7 +211,7 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
         batcher->take_drops(dropped);
         for (const Drop& drop : dropped) wrong += waiting.erase(drop.id) != 1 ? 1 : 0;
       };
-      for (int step = 0; step < 4000; ++step) {
+      for (int step = 0; step < kRandomCalls; ++step) {
         now += uniform(random, 0, 3 * kMs);
         const uint64_t what = uniform(random, 0, 9);
         if (what < 5) {
