@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-static char folder[] = "/tmp/gpushare-worker-XXXXXX";
+static char folder[] = "/tmp/gpushare-worker-XXXXXX"; /* the X are mkdtemp's to fill in */
 static char socket_path[128], model_path[128];
 
 static void write_model(void) {

@@ -73,10 +73,9 @@ constexpr Kind kKinds[] = {
 TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharmed, nothing left") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   const Kind kind = GENERATE(from_range(std::begin(kKinds), std::end(kKinds)));
-  uint64_t n = 0;
-  bool fired = true;
-  while (fired) {
-    n += n == 0 ? 1 : kFaultStep;
+  uint64_t n = 1;
+  for (;; n += kFaultStep) {
+    bool fired = true;
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name << " at call "
                       << n);
     REQUIRE(n < 10'000);
@@ -93,6 +92,7 @@ TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharme
                         [](const base::Status& failure) { return failure.code() == GPUSHARE_TIMED_OUT; }));
     }
     scenario.verify(false);
+    if (!fired) break;
   }
   INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name);
   if (setup.layout == memory::Layout::kVirtual) CHECK(n > kind.at_least);
@@ -100,17 +100,17 @@ TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharme
 
 TEST_CASE("the device is lost at enqueue n, for every n: everybody is told, and it can be closed") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
-  uint64_t n = 0;
-  for (bool lost = true; lost;) {
-    n += n == 0 ? 1 : kFaultStep;
+  uint64_t n = 1;
+  for (;; n += kFaultStep) {
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": lost at call " << n);
     REQUIRE(n < 1000);
     Scenario scenario(setup.device, setup.layout);
     arm(scenario.runtime(), GPUSHARE_FAULT_DEVICE_LOST, n);
     scenario.run();
-    lost = scenario.failed_with(GPUSHARE_DEVICE_LOST);
+    const bool lost = scenario.failed_with(GPUSHARE_DEVICE_LOST);
     if (!lost) arm(scenario.runtime(), GPUSHARE_FAULT_NONE, 0);
     scenario.verify(lost);
+    if (!lost) break;
   }
   CHECK(n > 3);
 }

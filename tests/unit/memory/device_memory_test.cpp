@@ -1,7 +1,6 @@
 // Persistent heaps and lanes over both layouts, on the host and the sim device.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // Persistent heaps that go to host memory and come back.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <vector>
 
 #include "support/bytes.hpp"

@@ -187,9 +187,8 @@ TEST_CASE("orloj: the settings for what the text leaves open") {
   CHECK(drops[0].reason == DropReason::kHopeless);
 }
 
-constexpr int kRandomCalls = test::kSanitized ? 800 : 4000;
-
 TEST_CASE("random calls: nothing lost, nothing answered twice, batches within their model") {
+  constexpr int kCalls = test::kSanitized ? 800 : 4000;
   test::Random random(test::seed());
   for (const char* policy : batcher_names())
     for (int round = 0; round < 6; ++round) {
@@ -211,7 +210,7 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
         batcher->take_drops(dropped);
         for (const Drop& drop : dropped) wrong += waiting.erase(drop.id) != 1 ? 1 : 0;
       };
-      for (int step = 0; step < kRandomCalls; ++step) {
+      for (int step = 0; step < kCalls; ++step) {
         now += uniform(random, 0, 3 * kMs);
         const uint64_t what = uniform(random, 0, 9);
         if (what < 5) {
