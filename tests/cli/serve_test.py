@@ -70,6 +70,18 @@ class Serve(ToolTest):
         self.assertIsNone(re.search(r"<script|<link|<img|https?:|url\(|@import", page))
         self.assertIn("</html>", page)
 
+    def finding(self, *arguments):
+        self.tool("serve", *arguments, "--report", "page.html", code=0)
+        return re.search(r'class="finding">([^<]*)', (self.folder / "page.html").read_text()).group(1)
+
+    def test_the_report_names_the_best_policies(self):
+        easy = ["--synthetic", "static:10", "--load", 0.01, "--limit", 50, "--slo-x-p99", "4,5", "--policy"]
+        self.assertEqual(self.finding(*easy, "clipper,edf"), "All policies finish 100.0% in time in the mean over the deadlines.")
+        self.assertEqual(self.finding(*easy, "clipper"), "clipper finishes the most in time in the mean over the deadlines: 100.0%.")
+        hard = ["--synthetic", "modes:3", "--load", 4, "--limit", 300, "--policy", "clipper,gpushare,fifo", "--slo-x-p99"]
+        self.assertRegex(self.finding(*hard, "2,5"), r"^gpushare finishes the most in time in the mean over the deadlines: \d")
+        self.assertRegex(self.finding(*hard, "2"), r"^gpushare finishes the most in time: \d")
+
     def test_bad_options(self):
         base = ["serve", "--synthetic", "modes:2", "--limit", "10"]
         cases = [

@@ -34,6 +34,35 @@ namespace {
 
 thread_local const void* inside_server = nullptr;
 
+// Outcomes in the order in which they came, in a ring: taking one moves no other. Only reserve() allocates.
+class OutcomeQueue {
+ public:
+  bool empty() const { return size_ == 0; }
+  size_t size() const { return size_; }
+  const RequestOutcome& front() const { return ring_[first_]; }
+  // Makes room for `count` in all; what is held keeps its order.
+  void reserve(size_t count) {
+    if (count <= ring_.size()) return;
+    std::vector<RequestOutcome> larger(std::max<size_t>(2 * count, 64));
+    for (size_t i = 0; i < size_; ++i) larger[i] = ring_[(first_ + i) % ring_.size()];
+    ring_ = std::move(larger);
+    first_ = 0;
+  }
+  // There must be room.
+  void push_back(const RequestOutcome& outcome) noexcept {
+    ring_[(first_ + size_++) % ring_.size()] = outcome;
+  }
+  void pop_front() noexcept {
+    first_ = (first_ + 1) % ring_.size();
+    --size_;
+  }
+
+ private:
+  std::vector<RequestOutcome> ring_;
+  size_t first_ = 0;
+  size_t size_ = 0;
+};
+
 }  // namespace
 
 class RequestServer::Impl {
@@ -85,8 +114,8 @@ class RequestServer::Impl {
               "request %llu: %zu requests are held, the limit; their answers are not taken fast enough",
               static_cast<unsigned long long>(request.id), entries_.size()));
     }
-    // Before the batcher holds it: nothing may fail in between. Nor later, for want of room for its outcome.
-    if (answers_.capacity() <= entries_.size()) answers_.reserve(2 * entries_.size() + 64);
+    // Room for its outcome, before the batcher holds it: nothing may fail in between, nor when it is answered.
+    answers_.reserve(entries_.size() + 1);
     const auto entry = entries_
                            .try_emplace(request.id, Entry{request.deadline_ns, request.application, tag,
                                                           std::move(answer), Stage::kWaiting})
@@ -256,7 +285,7 @@ class RequestServer::Impl {
     changed_.notify_all();
   }
 
-  // Its answer is due. Allocates nothing: submit() saw to the room.
+  // Its answer is due. Allocates nothing: submit() reserved the room.
   void settle(RequestOutcome outcome, Entry& entry) GPUSHARE_REQUIRES(mutex_) {
     entry.stage = Stage::kDue;
     outcome.deadline_ns = entry.deadline_ns;
@@ -312,10 +341,10 @@ class RequestServer::Impl {
     if (answers_.empty()) return;
     const size_t count = std::min(answers_.size(), told_.size());
     for (size_t i = 0; i < count; ++i) {
-      told_[i].outcome = answers_[i];
-      told_[i].answer = std::move(entries_.find(answers_[i].id)->second.answer);
+      told_[i].outcome = answers_.front();
+      answers_.pop_front();
+      told_[i].answer = std::move(entries_.find(told_[i].outcome.id)->second.answer);
     }
-    answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(count));
     mutex_.unlock();
     {
       const InsideServer inside(this);
@@ -510,8 +539,8 @@ class RequestServer::Impl {
   std::vector<Model> models_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<RequestId, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);  // accepted, not yet answered
   std::deque<Batch> waiting_ GPUSHARE_GUARDED_BY(mutex_);
-  // Due to their callers; its capacity is that of entries_ at least.
-  std::vector<RequestOutcome> answers_ GPUSHARE_GUARDED_BY(mutex_);
+  // Due to their callers. It has room for all of entries_ at any time.
+  OutcomeQueue answers_ GPUSHARE_GUARDED_BY(mutex_);
   std::array<Told, 64> told_;  // of the decider: being told
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
