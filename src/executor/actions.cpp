@@ -13,7 +13,7 @@ namespace gpushare::executor {
 
 void RuntimeImpl::collect_actions() {
   if (collapsed_) return;
-  for (const sched::Action& decided : scheduler_->take_actions()) {
+  for (const sched::Action& decided : authority_->take_actions()) {
     Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr, decided.compute_units};
     switch (decided.kind) {
       case sched::ActionKind::kOpenLane:
@@ -94,6 +94,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
   switch (action.kind) {
     case Action::Kind::kOpenLane: {
       const base::Status status = open_lane(action.lane, action.bytes, action.compute_units);
+      authority_->lane_applied(action.lane, status.ok() ? action.bytes : 0, now());
       if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) lose(status, outbox);
       break;
     }
@@ -105,6 +106,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
           status = apply_size(*lane, true);
         }
         lane->place_status = std::move(status);
+        authority_->lane_applied(action.lane, lane->applied_bytes.load(), now());
       }
       break;
     case Action::Kind::kCloseLane:
@@ -121,6 +123,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         }
         if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
       }
+      authority_->lane_applied(action.lane, 0, now());
       break;
     case Action::Kind::kAdmit:
       if (lane == nullptr) {
@@ -378,7 +381,7 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
   if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
       (session.options_.allow_queueing || session.placed_) && may_come) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
-    scheduler_->unplaced(session.id_, now());
+    authority_->unplaced(session.id_, now());
     refresh_ready(session);
     retry_ns_ = std::clamp(2 * retry_ns_, kFirstRetryNs, kLastRetryNs);
     if (!retry_at_) retry_at_ = base::Deadline::after(retry_ns_);
@@ -395,7 +398,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
   if (heap == nullptr) {
     // Ranked out again before there was anything to move; what comes in is then new.
     if (!out) admit(session, *lane, session.persistent_promise_, outbox);
-    if (out || session.placed_) scheduler_->page_done(session.id_, now());
+    if (out || session.placed_) authority_->page_done(session.id_, now());
     refresh_ready(session);
     session.state_changed_.notify_all();
     return;
@@ -436,7 +439,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     if (status.code() == GPUSHARE_DEVICE_LOST) {
       lose(status, outbox);
     } else if (out) {
-      scheduler_->page_out_failed(session.id_, now());
+      authority_->page_out_failed(session.id_, now());
     } else {
       not_placed(session, status, outbox);
     }
@@ -455,7 +458,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     session.stream_lane_ = lane;
     session.lane_ = lane;
   }
-  scheduler_->page_done(session.id_, time);
+  authority_->page_done(session.id_, time);
   refresh_ready(session);
   outbox.memory_changed = true;
   session.state_changed_.notify_all();
@@ -463,7 +466,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
 
 void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
-  const bool paged_out = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
+  const bool paged_out = session.placed_ && authority_->state(session.id_) == sched::SessionState::kPagedOut;
   uint64_t peak = 0;
   if (heap != nullptr) {
     const Unlocked unlocked(mutex_);
@@ -483,9 +486,9 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   record({Timeline::Kind::kLeft, UINT32_MAX, session.id_, time});
   session.placed_ = false;
   if (profiled_ == &session) profiled_ = nullptr;
-  const sched::SessionView view = scheduler_->view(session.id_);
+  const sched::SessionView view = authority_->view(session.id_);
   session.remaining_ns_ = view.remaining_ns;
-  scheduler_->leave(session.id_, time);
+  authority_->leave(session.id_, time);
   for (LaneSlot* lane : open_slots_)
     if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
   collect_actions();
@@ -514,7 +517,7 @@ void RuntimeImpl::serve(Outbox& outbox) {
         service_wakes_.wait(mutex_);
       } else if (!service_wakes_.wait_until(mutex_, retry_at_->at()) && !stop_threads_) {
         retry_at_.reset();
-        scheduler_->room_used(now());
+        authority_->room_used(now());
         settle(nullptr, outbox);
       }
     }

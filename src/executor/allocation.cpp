@@ -181,7 +181,7 @@ base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, 
   if (made_room) {
     Outbox outbox(*runtime_);
     Section lock(*runtime_);
-    if (runtime_->check_open().ok()) runtime_->scheduler_->room_used(runtime_->now());
+    if (runtime_->check_open().ok()) runtime_->authority_->room_used(runtime_->now());
     runtime_->settle(nullptr, outbox);
   }
   return result;
@@ -236,7 +236,7 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   ephemeral_bytes = std::max(ephemeral_bytes, before_e);
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
-        runtime.scheduler_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
+        runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
   }
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
@@ -246,7 +246,7 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   base::Status status = apply();
   lock.lock();
   if (!status.ok() && !torn_down_ && !runtime.collapsed_ &&
-      runtime.scheduler_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
+      runtime.authority_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
     persistent_promise_ = before_p;
     ephemeral_promise_ = before_e;
   }
@@ -302,7 +302,7 @@ void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
-  if (runtime_->scheduler_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
+  if (runtime_->authority_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
     persistent_promise_ = persistent_bytes;
   runtime_->settle(nullptr, outbox);
 }
@@ -352,7 +352,7 @@ bool SessionImpl::make_room(uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
-  if (!runtime.check_live(*this).ok() || !runtime.scheduler_->make_room(id_, bytes, runtime.now()))
+  if (!runtime.check_live(*this).ok() || !runtime.authority_->make_room(id_, bytes, runtime.now()))
     return false;
   runtime.run_actions(true, outbox);
   return true;

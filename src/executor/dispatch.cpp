@@ -13,14 +13,14 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
   // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
   // back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
-  if (wanted && !session.placed_) wanted = scheduler_->state(session.id_) == sched::SessionState::kPagedOut;
+  if (wanted && !session.placed_) wanted = authority_->state(session.id_) == sched::SessionState::kPagedOut;
   if (wanted && session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session) wanted = false;
   if (wanted == session.told_ready_) return;
   session.told_ready_ = wanted;
   if (wanted)
-    scheduler_->ready(session.id_, now());
+    authority_->ready(session.id_, now());
   else
-    scheduler_->not_ready(session.id_, now());
+    authority_->not_ready(session.id_, now());
 }
 
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
@@ -36,11 +36,11 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
 }
 
 void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) {
-  const auto picked = scheduler_->pick(lane.id, time);
+  const auto picked = authority_->pick(lane.id, time);
   if (!picked) return;
   SessionImpl* session = find_session(*picked);
   if (session == nullptr) return;
-  scheduler_->dispatched(session->id_, lane.id, time);
+  authority_->dispatched(session->id_, lane.id, time);
   // After that: a change of needs may page out whoever has nothing in flight.
   if (session->profile_left_ > 0) profile_begin(*session, lane);
   session->told_ready_ = false;
@@ -88,11 +88,11 @@ void RuntimeImpl::profile_begin(SessionImpl& session, LaneSlot& lane) {
   for (const auto& [id, other] : sessions_)
     if (other.get() != &session && other->profile_left_ > 0) refresh_ready(*other);
   // A quarter stays for persistent blocks that first iterations make (optimizer state).
-  const uint64_t free = memory_->capacity_bytes() - scheduler_->promised_bytes();
+  const uint64_t free = memory_->capacity_bytes() - authority_->promised_bytes();
   const uint64_t granule = memory_->granularity_bytes();
   const uint64_t extra = free / 4 * 3 / granule * granule;
-  const uint64_t wanted = scheduler_->lane_bytes(lane.id) + extra;
-  if (scheduler_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
+  const uint64_t wanted = authority_->lane_bytes(lane.id) + extra;
+  if (authority_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
     session.ephemeral_promise_ = wanted;
 }
 
@@ -104,7 +104,7 @@ void RuntimeImpl::profile_end(SessionImpl& session, LaneSlot& lane, uint64_t pea
   const uint64_t wanted =
       std::min(session.profile_peak_bytes_ + session.profile_peak_bytes_ / kProfileMarginDivisor,
                session.ephemeral_promise_);
-  if (scheduler_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
+  if (authority_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
     session.ephemeral_promise_ = wanted;
   for (const auto& [id, other] : sessions_)
     if (other->profile_left_ > 0) refresh_ready(*other);

@@ -29,7 +29,7 @@
 #include "executor/runtime.hpp"
 #include "executor/stream.hpp"
 #include "executor/timeline.hpp"
-#include "sched/scheduler.hpp"
+#include "sched/authority.hpp"
 
 namespace gpushare::executor {
 
@@ -458,7 +458,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   ProgressFunction on_progress_;
 
   mutable base::Mutex mutex_;
-  std::unique_ptr<sched::Scheduler> scheduler_ GPUSHARE_GUARDED_BY(mutex_);
+  std::unique_ptr<sched::Authority> authority_ GPUSHARE_GUARDED_BY(mutex_);
   bool closing_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool stop_threads_ GPUSHARE_GUARDED_BY(mutex_) = false;

@@ -33,7 +33,7 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     ++lane.head;
     --lane.in_flight;
     --session.in_flight_;
-    scheduler_->finished(session.id_, device_ns, time);
+    authority_->finished(session.id_, device_ns, time);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;
     const base::Status outcome = slot.outcome.ok() ? lost_ : slot.outcome;

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
+#include "sched/scheduler.hpp"
 
 namespace gpushare::executor {
 
@@ -73,7 +74,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   }
   {
     base::MutexLock lock(mutex_);
-    scheduler_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+    authority_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
   }
   memory_gate_.open();
   try {
@@ -162,13 +163,13 @@ base::Status RuntimeImpl::close() {
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
   std::vector<std::weak_ptr<StreamImpl>> side_streams;
-  std::unique_ptr<sched::Scheduler> scheduler;
+  std::unique_ptr<sched::Authority> authority;
   {
     base::MutexLock lock(mutex_);
     slots.swap(slots_);
     side_streams.swap(side_streams_);
     open_slots_.clear();
-    scheduler.swap(scheduler_);
+    authority.swap(authority_);
     closed_ = true;
     destroy_let_go();
   }
@@ -192,7 +193,7 @@ base::Status RuntimeImpl::close() {
     base::MutexLock lock(mutex_);  // those that others release now
     while (open_side_streams_ > 0) actor_done_.wait(mutex_);
   }
-  scheduler.reset();  // and with it the policy
+  authority.reset();  // and with it the policy
   memory_.reset();
   slots.clear();
   paging_start_ = {};
@@ -284,7 +285,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   // An undeclared need is not claimed from the start: the session would keep all others out until its first
   // iteration came.
   session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
-  GPUSHARE_RETURN_IF_ERROR(scheduler_->arrive(spec, time));
+  GPUSHARE_RETURN_IF_ERROR(authority_->arrive(spec, time));
   sessions_.emplace(id, session);
   if (record_timeline_) timeline_.name_session(id, session->name());
   settle(nullptr, outbox);
@@ -324,22 +325,22 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
     if (session->ended_) continue;
     if (!session->placed_)
       ++info.sessions_queued;
-    else if (scheduler_->state(id) == sched::SessionState::kPagedOut)
+    else if (authority_->state(id) == sched::SessionState::kPagedOut)
       ++info.sessions_paged_out;
     else
       ++info.sessions_resident;
   }
-  info.promised_bytes = scheduler_->promised_bytes();
+  info.promised_bytes = authority_->promised_bytes();
   info.compute_units = device_->info().compute_units;
   info.partitionable_compute_units = partitionable_units_;
   info.granularity_compute_units = granularity_units_;
-  info.promised_compute_units = scheduler_->promised_compute_units();
+  info.promised_compute_units = authority_->promised_compute_units();
   info.switches = switches_;
   info.iterations_done = iterations_done_;
   info.paging_ns = paging_ns_;
   info.device_busy_ns = busy_ns_;
   info.now_ns = now();
-  info.policy = std::string(scheduler_->policy().name());
+  info.policy = authority_->policy_name();
   return info;
 }
 
@@ -349,7 +350,7 @@ base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
   Section lock(*this);
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
   if (collapsed_) return lost_;
-  scheduler_->set_policy(std::move(policy), now());
+  authority_->set_policy(std::move(policy), now());
   settle(nullptr, outbox);
   return {};
 }
@@ -471,7 +472,7 @@ base::Status RuntimeImpl::write_timeline(const std::string& path) {
     copy = timeline_;
     const uint64_t time = now();
     for (const auto& [id, session] : sessions_) {  // what is still going on
-      const bool resident = session->placed_ && scheduler_->state(id) == sched::SessionState::kResident;
+      const bool resident = session->placed_ && authority_->state(id) == sched::SessionState::kResident;
       if (resident)
         copy.add({Timeline::Kind::kResident, UINT32_MAX, id, session->resident_since_ns_, time});
       else if (!session->placed_)
@@ -503,7 +504,7 @@ std::string RuntimeImpl::check() {
   });
   if (quiet) {
     // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
-    uint64_t promised_bytes = scheduler_->promised_bytes();
+    uint64_t promised_bytes = authority_->promised_bytes();
     struct Promise {
       const memory::Lane* lane;
       uint64_t bytes;
@@ -511,7 +512,7 @@ std::string RuntimeImpl::check() {
     };
     std::vector<Promise> lanes;
     for (const LaneSlot* lane : open_slots_)
-      lanes.push_back({lane->memory.load(), scheduler_->lane_bytes(lane->id), lane->holder != nullptr});
+      lanes.push_back({lane->memory.load(), authority_->lane_bytes(lane->id), lane->holder != nullptr});
     lock.unlock();
     std::string wrong = memory_->check();
     const memory::DeviceMemoryStats stats = memory_->stats();
@@ -537,13 +538,13 @@ std::string RuntimeImpl::check() {
   actor_done_.notify_all();
   settle(nullptr, outbox);
   if (!failure.empty()) return failure;
-  if (std::string wrong = scheduler_->check(); !wrong.empty()) return "scheduler: " + wrong;
+  if (std::string wrong = authority_->check(); !wrong.empty()) return "scheduler: " + wrong;
   uint64_t demand = 0;
   for (const auto& [id, session] : sessions_) {
     demand += session->pushes_.size() + (session->pull_waits_ ? 1 : 0) + (session->ended_ ? 1 : 0);
     if (session->open_ && (session->lane_ == nullptr || session->lane_->holder != session.get()))
       return "session " + session->name() + " has an iteration open that no lane knows";
-    if (session->in_flight_ + (session->open_ ? 1 : 0) != scheduler_->view(id).in_flight && lost_.ok())
+    if (session->in_flight_ + (session->open_ ? 1 : 0) != authority_->view(id).in_flight && lost_.ok())
       return "session " + session->name() + ": the scheduler counts other iterations in flight";
   }
   if (demand_ < demand) return "somebody waits and is not counted";

@@ -135,7 +135,7 @@ void RuntimeImpl::record_memory() {
   base::MutexLock lock(mutex_);
   const uint64_t time = now();
   timeline_.add({Timeline::Kind::kMemory, UINT32_MAX, 0, time, time, stats.persistent_bytes,
-                 stats.ephemeral_bytes, scheduler_->promised_bytes()});
+                 stats.ephemeral_bytes, authority_->promised_bytes()});
 }
 
 }  // namespace gpushare::executor

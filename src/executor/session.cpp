@@ -86,11 +86,11 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
   Section lock(runtime);
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
-    const sched::SessionState state = runtime.scheduler_->state(id_);
+    const sched::SessionState state = runtime.authority_->state(id_);
     if (placed_ && state == sched::SessionState::kResident) return {};
     if (state == sched::SessionState::kPagedOut) {
       // Each time: it may have come back and gone again before this thread saw it.
-      runtime.scheduler_->wake(id_, runtime.now());
+      runtime.authority_->wake(id_, runtime.now());
       runtime.settle(nullptr, outbox);
     }
     if (timeout_ns == 0 || deadline.passed())
@@ -118,7 +118,7 @@ SessionInfo SessionImpl::info() const {
   auto& iteration_gate = const_cast<Gate&>(iteration_.gate_);
   if (const GatePass pass(iteration_gate); pass) lane = iteration_.lane_.load()->memory.load()->stats();
   base::MutexLock lock(runtime.mutex_);
-  const bool known = !torn_down_ && runtime.scheduler_ != nullptr;
+  const bool known = !torn_down_ && runtime.authority_ != nullptr;
   info.session_id = id_;
   if (ended_) {
     info.state = end_state_;
@@ -126,13 +126,13 @@ SessionInfo SessionImpl::info() const {
   } else if (!placed_) {
     info.state = SessionState::kQueued;
   } else {
-    info.state = runtime.scheduler_->state(id_) == sched::SessionState::kPagedOut ? SessionState::kPagedOut
+    info.state = runtime.authority_->state(id_) == sched::SessionState::kPagedOut ? SessionState::kPagedOut
                                                                                   : SessionState::kResident;
   }
   if (known) {
-    info.lane = runtime.scheduler_->lane_of(id_);
-    info.compute_units = runtime.scheduler_->lane_compute_units(info.lane);
-    info.remaining_ns = runtime.scheduler_->view(id_).remaining_ns;
+    info.lane = runtime.authority_->lane_of(id_);
+    info.compute_units = runtime.authority_->lane_compute_units(info.lane);
+    info.remaining_ns = runtime.authority_->view(id_).remaining_ns;
     info.promised_persistent_bytes = persistent_promise_;
     info.promised_ephemeral_bytes = ephemeral_promise_;
   } else {
@@ -157,7 +157,7 @@ base::Status SessionImpl::set_priority(int32_t priority) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
-  runtime_->scheduler_->set_priority(id_, priority, runtime_->now());
+  runtime_->authority_->set_priority(id_, priority, runtime_->now());
   runtime_->settle(nullptr, outbox);
   return {};
 }
@@ -168,7 +168,7 @@ base::Status SessionImpl::set_weight(double weight) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
-  runtime_->scheduler_->set_weight(id_, weight);
+  runtime_->authority_->set_weight(id_, weight);
   runtime_->settle(nullptr, outbox);
   return {};
 }
@@ -177,7 +177,7 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
-  runtime_->scheduler_->set_remaining(id_, remaining_ns, runtime_->now());
+  runtime_->authority_->set_remaining(id_, remaining_ns, runtime_->now());
   runtime_->settle(nullptr, outbox);
   return {};
 }
@@ -186,7 +186,7 @@ base::Status SessionImpl::allow_paging() {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
-  runtime_->scheduler_->allow_paging(id_, runtime_->now());
+  runtime_->authority_->allow_paging(id_, runtime_->now());
   runtime_->settle(nullptr, outbox);
   return {};
 }
@@ -236,8 +236,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
   for (bool polled = false;; polled = true) {
     if (session.granted_ != nullptr) return {};
     GPUSHARE_RETURN_IF_ERROR(check_live(session));
-    const bool resident = session.placed_ && scheduler_->state(session.id_) == sched::SessionState::kResident;
-    const sched::LaneId id = resident ? scheduler_->lane_of(session.id_) : sched::kNoLane;
+    const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
+    const sched::LaneId id = resident ? authority_->lane_of(session.id_) : sched::kNoLane;
     LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
     if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
       const Unlocked unlocked(mutex_);
@@ -297,7 +297,7 @@ base::Status TicketImpl::wait(uint64_t timeout_ns) {
     if (NoWaitScope::active()) return would_wait();
     LaneSlot* lane = lane_;
     if (lane == nullptr) {
-      const sched::LaneId id = runtime.scheduler_->lane_of(session_->id_);
+      const sched::LaneId id = runtime.authority_->lane_of(session_->id_);
       lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;
     }
     if (lane != nullptr && runtime.binds_lane(lane))

@@ -466,6 +466,9 @@ bool Scheduler::knows(SessionId id) const {
 Policy& Scheduler::policy() {
   return *impl_->policy;
 }
+std::string Scheduler::policy_name() const {
+  return std::string(impl_->policy->name());
+}
 uint64_t Scheduler::promised_bytes() const {
   return impl_->promised();
 }

@@ -1,0 +1,134 @@
+// authority.hpp: the decisions for one device, as a driver (the executor) sees them. The driver tells what
+// happened, asks which iteration runs next in a lane, and carries out the actions. Scheduler is the implementation
+// for one process.
+//
+// Threads: the driver serialises calls.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "sched/policy.hpp"
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+struct SessionSpec {
+  SessionId id = kNoSession;  // chosen by the driver, ascending
+  std::string name;
+  SessionClass cls = SessionClass::kGuaranteed;
+  int32_t priority = 0;
+  double weight = 1.0;
+  uint64_t persistent_bytes = 0;     // P
+  uint64_t ephemeral_bytes = 0;      // E
+  uint64_t remaining_ns = kUnknown;  // declared
+  uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
+  uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
+  bool may_queue = true;       // else arrive() refuses what cannot be admitted at once
+  bool may_page = true;        // else it is not paged out before allow_paging()
+  // Need unknown: admitted with all that is free as E, in a lane of its own where one may be opened, once at
+  // least persistent_bytes + ephemeral_bytes (then the least worth starting with) are free. set_need() ends
+  // it.
+  bool profiling = false;
+};
+
+// kPagedOut from the kPageOut action until kPageIn is reported done.
+enum class SessionState : uint32_t { kQueued, kResident, kPagedOut };
+
+enum class ActionKind : uint32_t {
+  kOpenLane,    // lane, bytes, compute_units
+  kResizeLane,  // lane, bytes: holds for iterations dispatched from now on; a shrink is promised to others
+                // only when those dispatched before have finished
+  kCloseLane,   // lane: no session of it is left, nothing of it is in flight
+  kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
+  kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
+  kPageIn       // session, lane: reserve P again, copy back, then page_done()
+};
+
+struct Action {
+  ActionKind kind;
+  LaneId lane = kNoLane;
+  SessionId session = kNoSession;
+  uint64_t bytes = 0;
+  uint32_t compute_units = 0;
+};
+
+class Authority {
+ public:
+  virtual ~Authority() = default;
+
+  // ---- what happened --------------------------------------------------------------------------------------
+  // A session asks in. OK: admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or its compute
+  // units, above what there is; message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false and it does not fit now; the message
+  // names need, what can be promised, persistent bytes of n sessions, lanes).
+  virtual base::Status arrive(const SessionSpec& spec, uint64_t now_ns) = 0;
+  // It has an iteration to run; dispatched() uses that up. In any state; idempotent.
+  virtual void ready(SessionId session, uint64_t now_ns) = 0;
+  // A paged-out session needs its bytes although it has no iteration ready (an allocation waits).
+  virtual void wake(SessionId session, uint64_t now_ns) = 0;
+  // It may be paged out from now on: at once, if that was decided meanwhile. Has no effect on one that may already.
+  virtual void allow_paging(SessionId session, uint64_t now_ns) = 0;
+  // It withdrew its ready iteration (a begin timed out).
+  virtual void not_ready(SessionId session, uint64_t now_ns) = 0;
+  // The iteration picked last for `session` was handed to its lane (its turn is used up: call ready() again
+  // if it has another). With an enqueue depth above one, several may be dispatched before the first has
+  // finished.
+  virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns) = 0;
+  // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
+  // `iterations` above 1: a run of equal iterations dispatched as one.
+  virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
+  // It is gone, with nothing in flight: its promise is given to others by the actions that follow.
+  virtual void leave(SessionId session, uint64_t now_ns) = 0;
+  // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would
+  // break safety (nothing changes), EXCEEDS_CAPACITY.
+  virtual base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                        uint64_t now_ns) = 0;
+  virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
+  virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
+  // Device time still needed from now on (kUnknown: estimate again).
+  virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
+  // Sessions admitted stay admitted, also above the new policy's limits.
+  virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;
+  // The driver could not place an admitted session's bytes (contiguous layout, fragmented): back to the queue
+  // until something leaves.
+  virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
+  // A kPageOut or kPageIn action has been carried out.
+  virtual void page_done(SessionId session, uint64_t now_ns) = 0;
+  // A resident session needs `bytes` more than can be promised: starts paging out sessions of a lower class,
+  // or that the policy ranks below it, with nothing in flight, worst ranked first. False if there is none.
+  // What they held is promised to nobody until room_used().
+  virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
+  // The session that make_room() worked for has taken what it needs, or has given up.
+  virtual void room_used(uint64_t now_ns) = 0;
+  // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
+  // not chosen again until another leaves.
+  virtual void page_out_failed(SessionId session, uint64_t now_ns) = 0;
+  // A kOpenLane, kResizeLane or kCloseLane action has been carried out: the lane has `bytes` of device memory, 0 once closed.
+  virtual void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) = 0;
+
+  // ---- what next ------------------------------------------------------------------------------------------
+  // The session whose iteration runs next in `lane`; nullopt leaves it idle. Ask every lane that is free
+  // again after any event: what one session does may let another lane run.
+  virtual std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) = 0;
+  // Actions decided since the last call, in the order to carry out.
+  virtual std::vector<Action> take_actions() = 0;
+
+  // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------
+  virtual SessionState state(SessionId session) const = 0;
+  virtual LaneId lane_of(SessionId session) const = 0;  // also while its page-in is under way
+  virtual SessionView view(SessionId session) const = 0;
+  virtual std::string policy_name() const = 0;
+  virtual uint64_t promised_bytes() const = 0;  // of the whole device
+  virtual uint64_t lane_bytes(LaneId lane) const = 0;
+  virtual uint32_t lane_compute_units(LaneId lane) const = 0;  // for itself; 0 = shares the device
+  virtual uint32_t promised_compute_units() const = 0;         // sum over lanes
+  // Checks the invariants; empty when they hold. For tests.
+  virtual std::string check() const = 0;
+};
+
+}  // namespace gpushare::sched
