@@ -337,8 +337,8 @@ GPUSHARE_API int32_t gpushare_session_open(gpushare_runtime runtime, const gpush
                                            gpushare_session* out_session);
 
 /* Ends the session: queued work is cancelled, the running iteration is waited for, all its blocks return,
- * pointers into it become invalid. Blocks for that iteration. INVALID_STATE from inside one of its own
- * iterations on this thread. */
+ * pointers into it become invalid. Blocks for that iteration, and, outside of callbacks, until the `release` functions of what was submitted have
+ * returned. INVALID_STATE from inside one of its own iterations on this thread. */
 GPUSHARE_API int32_t gpushare_session_close(gpushare_session session);
 
 /* Stops the session at its next iteration boundary: waiting begins and queued submissions fail with

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 
@@ -257,13 +258,14 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t comput
     return status;
   }
   slot->want_bytes.store(lane_wants_[id]);
-  slot->applied_bytes.store(bytes);
+  slot->applied_bytes.store(base::round_up(bytes, memory_->granularity_bytes()));
   slot->memory.store(opened);
   open_slots_.push_back(slot);
   return {};
 }
 
 base::Status RuntimeImpl::ensure_size(LaneSlot& lane, uint64_t bytes) {
+  bytes = base::round_up(bytes, memory_->granularity_bytes());  // as memory and the scheduler round it
   base::MutexLock lock(lane.size_mutex);
   memory::Lane* lane_memory = lane.memory.load();
   if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
@@ -312,16 +314,18 @@ void RuntimeImpl::fit_lane(LaneSlot& lane) {
     run_actions(true, outbox);
   }
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
-  // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves.
+  // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves. The search
+  // counts whole granules, so each step halves what is left and it ends whatever the sizes are.
   const uint64_t granule = memory_->granularity_bytes();
-  uint64_t low = lane.applied_bytes.load(), high = lane.want_bytes.load();
-  while (high > low + granule) {
-    const uint64_t middle = low + (high - low) / 2 / granule * granule;
-    const base::Status status = ensure_size(lane, middle);
+  const uint64_t applied = lane.applied_bytes.load(), wanted = lane.want_bytes.load();
+  uint64_t fits = applied / granule, too_many = base::round_up(wanted, granule) / granule;
+  while (too_many > fits + 1) {
+    const uint64_t middle = fits + (too_many - fits) / 2;
+    const base::Status status = ensure_size(lane, middle * granule);
     if (status.ok())
-      low = middle;
+      fits = middle;
     else if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
-      high = middle;
+      too_many = middle;
     else
       return;
   }

@@ -23,7 +23,8 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
                outbox);
       outbox.tickets.push_back(std::move(item.ticket));
     }
-    outbox.dropped.push_back(std::move(item.work));
+    outbox.dropped.push_back({session.shared_from_this(), std::move(item.work)});
+    ++staying_;
   }
   session.pushes_.clear();
   ++demand_;  // until it is torn down

@@ -190,6 +190,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t iteration_peak_bytes_ = 0;      // its largest iteration
   uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
   uint32_t progress_calls_ = 0;            // in outboxes; close waits for them
+  uint64_t works_ = 0;                     // submitted and not destroyed yet; close waits for them
   base::ConditionVariable turn_came_;      // for the pull that waits
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
@@ -277,7 +278,11 @@ class Outbox {
     Progress progress;
   };
   std::vector<Finished> finished;
-  std::vector<std::unique_ptr<Work>> dropped;
+  struct Dropped {
+    std::shared_ptr<SessionImpl> session;
+    std::unique_ptr<Work> work;
+  };
+  std::vector<Dropped> dropped;                        // each counts in RuntimeImpl::staying_
   std::vector<std::shared_ptr<SessionImpl>> sessions;  // last pointers, perhaps
   std::vector<std::shared_ptr<TicketImpl>> tickets;
   bool memory_changed = false;  // a point for the timeline
@@ -418,6 +423,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   // ---- section.cpp: for the outbox, once the lock is let go ----
   static void tell(const Outbox::Finished& call) noexcept;
+  // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
+  static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(mutex_);
 
   // ---- actions.cpp: what decisions mean for memory ----

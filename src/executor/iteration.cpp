@@ -239,8 +239,7 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
       }
     }
     const base::Status ignored = finish_iteration(*session, lane, std::move(outcome), begun);
-    const CallbackScope scope;  // what goes with the work may not close the runtime that this thread is of
-    work.reset();
+    destroy(*session, std::move(work), false);
   }
 }
 

@@ -243,7 +243,7 @@ class Session {
   virtual const std::string& name() const = 0;
   virtual bool belongs_to(const Runtime& runtime) const = 0;
 
-  // Cancels what is queued, waits for the running iteration and its device work, returns all memory. Blocks.
+  // Cancels what is queued, waits for the running iteration and its device work and, outside of callbacks, until every Work is destroyed, returns all memory. Blocks.
   // INVALID_STATE from inside one of its own iterations on this thread, and when closed already. A close that
   // overlaps another waits for it, then INVALID_STATE.
   virtual base::Status close() = 0;

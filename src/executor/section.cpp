@@ -52,9 +52,9 @@ void complain(const char* what) noexcept {
 void Outbox::flush() noexcept {
   if (!finished.empty()) tell_progress();
   while (!dropped.empty()) {
-    const CallbackScope scope;
-    const std::unique_ptr<Work> work = std::move(dropped.back());
+    Dropped last = std::move(dropped.back());
     dropped.pop_back();
+    RuntimeImpl::destroy(*last.session, std::move(last.work), true);
   }
   sessions.clear();
   tickets.clear();
@@ -108,6 +108,17 @@ void RuntimeImpl::tell(const Outbox::Finished& call) noexcept {
   if (--call.session->progress_calls_ == 0 && call.session->closed_)
     call.session->state_changed_.notify_all();
   runtime.left();
+}
+
+void RuntimeImpl::destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept {
+  {
+    const CallbackScope scope;  // what goes with the work may not close the runtime that this thread is of
+    work.reset();
+  }
+  RuntimeImpl& runtime = *session.runtime_;
+  base::MutexLock lock(runtime.mutex_);
+  if (--session.works_ == 0 && session.closed_) session.state_changed_.notify_all();
+  if (stays) runtime.left();
 }
 
 Stay::Stay(RuntimeImpl& runtime) : runtime_(runtime) {

@@ -50,7 +50,9 @@ base::Status SessionImpl::close() {
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.settle(nullptr, outbox);
-  while ((!torn_down_ && !runtime.collapsed_) || progress_calls_ > 0) {
+  // Inside the destructor of a work, the one that is being destroyed would wait for itself.
+  const auto works_left = [&] { return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active(); };
+  while ((!torn_down_ && !runtime.collapsed_) || progress_calls_ > 0 || works_left()) {
     if (!runtime.acting_ && !runtime.actions_.empty()) {
       runtime.run_actions(true, outbox);
     } else if (in_flight_ > 0 && lane_->in_flight > 0 && !lane_->reaping) {
@@ -274,6 +276,7 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
                                      name().c_str(), kMaxQueuedIterations));
   if (pushes_.empty() && !open_ && !pull_waits_) waiting_since_ns_ = runtime.now();
   pushes_.push_back({std::move(work), ticket, next_order_++});
+  ++works_;
   ++runtime.demand_;
   if (told_ready_ || open_) {
     runtime.kick_reapers();
