@@ -96,6 +96,44 @@ void queue_moves(benchmark::State& state, const char* policy) {
     benchmark::DoNotOptimize(scheduler.take_actions());
   }
 }
-BENCHMARK_CAPTURE(queue_moves, fair, "fair")->Arg(10)->Arg(100)->Arg(1000);
+BENCHMARK_CAPTURE(queue_moves, fair, "fair")->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000)->Arg(100'000);
+BENCHMARK_CAPTURE(queue_moves, srtf, "srtf")->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000)->Arg(100'000);
+BENCHMARK_CAPTURE(queue_moves, priority, "priority")->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000)->Arg(100'000);
+
+// The same with paging, where each session that waits might have residents paged out, and with needs that the
+// index of the waiting list tells apart worst: half of them have a P that does not fit, the others an E.
+void queue_moves_paging(benchmark::State& state, const char* policy) {
+  SchedulerOptions options = one_lane();
+  options.capacity_bytes = 100 * 20 + 1100;
+  Scheduler scheduler(options, std::move(*make_policy(policy)));
+  const auto n = static_cast<SessionId>(state.range(0));
+  SessionId next = 0, oldest = 1;
+  for (; next < 20;)
+    if (!scheduler.arrive(spec(++next), 0).ok()) return state.SkipWithError("refused");
+  const auto arrive = [&] {
+    SessionSpec each = spec(++next);
+    each.priority = -1;
+    each.remaining_ns *= 2;
+    (next % 2 == 0 ? each.persistent_bytes : each.ephemeral_bytes) = 2000;
+    (next % 2 == 0 ? each.ephemeral_bytes : each.persistent_bytes) = 1;
+    return scheduler.arrive(each, 0).ok();
+  };
+  while (next < n + 20)
+    if (!arrive()) return state.SkipWithError("refused");
+  scheduler.take_actions();
+  for (auto _ : state) {
+    scheduler.leave(21 + oldest++, 0);  // one that waits
+    if (!arrive()) return state.SkipWithError("refused");
+    scheduler.set_priority(20, 0, 0);  // asks everybody who waits
+    benchmark::DoNotOptimize(scheduler.take_actions());
+  }
+}
+BENCHMARK_CAPTURE(queue_moves_paging, srtf, "srtf")->Arg(10)->Arg(100)->Arg(1000)->Arg(10'000)->Arg(100'000);
+BENCHMARK_CAPTURE(queue_moves_paging, priority, "priority")
+    ->Arg(10)
+    ->Arg(100)
+    ->Arg(1000)
+    ->Arg(10'000)
+    ->Arg(100'000);
 
 }  // namespace

@@ -12,16 +12,18 @@ namespace {
 using namespace gpushare;
 using namespace gpushare::sim;
 
-std::vector<Job> jobs(size_t count) {
+std::vector<Job> jobs(size_t count, bool at_once = false) {
   std::mt19937_64 random(7);
   std::vector<Job> out(count);
   uint64_t arrival = 0;
   for (Job& job : out) {
-    arrival += random() % 200'000'000'000;
+    if (!at_once) arrival += random() % 200'000'000'000;
     job.name = "bench";
     job.arrival_ns = arrival;
     job.iterations = 100 + random() % 2000;
     job.iteration_ns = 1e7 + static_cast<double>(random() % 100'000'000);
+    job.priority = static_cast<int32_t>(random() % 8);
+    job.weight = 1 + static_cast<double>(random() % 4);
     job.persistent_bytes = 100'000'000 + random() % 500'000'000;
     job.ephemeral_bytes = 500'000'000 + random() % 8'000'000'000;
   }
@@ -46,6 +48,29 @@ BENCHMARK_CAPTURE(simulate, fifo, "fifo")->Arg(100)->Arg(2000)->Unit(benchmark::
 BENCHMARK_CAPTURE(simulate, srtf, "srtf")->Arg(100)->Arg(2000)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(simulate, pack, "pack")->Arg(100)->Arg(2000)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(simulate, fair, "fair")->Arg(100)->Arg(2000)->Unit(benchmark::kMillisecond);
+
+// All jobs arrive at the same moment: the backlog is as long as the trace.
+void backlog(benchmark::State& state, const char* policy) {
+  const std::vector<Job> trace = jobs(static_cast<size_t>(state.range(0)), true);
+  for (auto _ : state) {
+    Simulation simulation({}, trace, std::move(*sched::make_policy(policy)));
+    const auto result = simulation.run();
+    if (!result.ok()) return state.SkipWithError("failed");
+  }
+  state.SetComplexityN(state.range(0));
+}
+#define BACKLOG(policy)                       \
+  BENCHMARK_CAPTURE(backlog, policy, #policy) \
+      ->Arg(1000)                             \
+      ->Arg(10'000)                           \
+      ->Arg(100'000)                          \
+      ->Iterations(1)                         \
+      ->Unit(benchmark::kMillisecond)
+BACKLOG(fifo);
+BACKLOG(srtf);
+BACKLOG(pack);
+BACKLOG(fair);
+BACKLOG(priority);
 
 // Not a time but a comparison: mean makespan and completion over 100 mixes of 100 jobs in Salus's style, by
 // lane finder.

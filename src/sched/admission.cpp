@@ -1,6 +1,7 @@
 // Who gets in, where, and who is paged out for it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
@@ -8,18 +9,24 @@
 namespace gpushare::sched {
 namespace {
 
-// Position of `session` in `list` by the policy's order, after its equals. A binary search of its own: a
-// custom policy's `before` may be no order at all, and must then do no harm.
-size_t position(const Policy& policy, const std::vector<SessionRecord*>& list, const SessionRecord& session) {
-  size_t low = 0, high = list.size();
-  while (low < high) {
-    const size_t middle = (low + high) / 2;
-    if (policy.before(session.view, list[middle]->view))
-      high = middle;
-    else
-      low = middle + 1;
+// By the policy's order. An insertion sort by binary search: std::sort needs a strict weak order, which a
+// custom policy's `before` may not be, and must then do no harm.
+void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
+  for (size_t i = 1; i < list.size(); ++i) {
+    SessionRecord* const session = list[i];
+    size_t low = 0, high = i;
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (policy.before(session->view, list[middle]->view))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    const auto at = list.begin() + static_cast<std::ptrdiff_t>(low);
+    std::move_backward(at, list.begin() + static_cast<std::ptrdiff_t>(i),
+                       list.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    *at = session;
   }
-  return low;
 }
 
 }  // namespace
@@ -30,21 +37,52 @@ uint32_t Scheduler::Impl::max_lanes() const {
   return std::min(a, b);
 }
 
-size_t Scheduler::Impl::enqueue(SessionRecord& session) {
-  const size_t at = position(*policy, waiting, session);
-  waiting.insert(waiting.begin() + static_cast<std::ptrdiff_t>(at), &session);
-  return at;
+// The bit of the policy's kind for the session. Kinds beyond the number of bits share none: their sessions
+// are asked for one by one.
+uint64_t Scheduler::Impl::kind_bit(const SessionRecord& session) {
+  const uint64_t kind = policy->kind(session.view);
+  if (kind == kUnknown) return 0;
+  const size_t at = static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
+  if (at == kinds.size()) {
+    if (at == 63) return 0;  // bit 63 stays free, so that the mask of all kinds is never all ones
+    kinds.push_back(kind);
+  }
+  return uint64_t{1} << at;
+}
+
+WaitingList::Position Scheduler::Impl::enqueue(SessionRecord& session) {
+  session.kind_bit = kind_bit(session);
+  session.queued_idle = !session.wants_in();
+  return (session.queued_idle ? idle : waiting).insert(session, *policy);
 }
 
 void Scheduler::Impl::dequeue(SessionRecord& session) {
-  const auto found = std::find(waiting.begin(), waiting.end(), &session);
-  if (found != waiting.end()) waiting.erase(found);
+  if (session.chunk != nullptr) (session.queued_idle ? idle : waiting).erase(session);
+}
+
+void Scheduler::Impl::requeue(SessionRecord& session) {
+  if (session.chunk == nullptr) return;
+  dequeue(session);
+  enqueue(session);
 }
 
 void Scheduler::Impl::requeue_all() {
-  std::vector<SessionRecord*> old;
-  old.swap(waiting);
-  for (SessionRecord* session : old) enqueue(*session);
+  std::vector<SessionRecord*> all = waiting.sessions();
+  const std::vector<SessionRecord*> others = idle.sessions();
+  all.insert(all.end(), others.begin(), others.end());
+  for (SessionRecord* session : all) dequeue(*session);
+  kinds.clear();
+  for (SessionRecord* session : all) enqueue(*session);
+}
+
+void Scheduler::Impl::set_claiming(SessionRecord& session, bool claiming) {
+  if (std::exchange(session.claiming, claiming) != claiming && session.chunk != nullptr)
+    (session.queued_idle ? idle : waiting).update(session);
+}
+
+void Scheduler::Impl::block(SessionRecord& session) {
+  session.blocked = true;
+  blocked.push_back(session.view.id);
 }
 
 Placement Scheduler::Impl::placement(const SessionRecord& session) const {
@@ -116,8 +154,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
     actions.push_back({ActionKind::kResizeLane, id, kNoSession, lane.bytes});
   }
   join(session, id);
-  session.claiming = false;
-  session.overtaken = 0;
+  set_claiming(session, false);
   if (session.state == SessionState::kPagedOut) {
     session.move = SessionRecord::Move::kIn;
     actions.push_back({ActionKind::kPageIn, id, session.view.id, session.persistent_bytes});
@@ -191,81 +228,108 @@ bool Scheduler::Impl::boundary(LaneId id) {
   return true;
 }
 
-// Would `session` fit, and run next in its lane, were `removed` gone and all shrinks settled?
-bool Scheduler::Impl::fits_without(const SessionRecord& session,
-                                   const std::vector<SessionRecord*>& removed) const {
-  const auto is_removed = [&](const SessionRecord* member) {
-    return member->evicting || member->move == SessionRecord::Move::kOut ||
-           std::find(removed.begin(), removed.end(), member) != removed.end();
-  };
-  uint64_t used = 0;
-  uint32_t units = 0;
+WaitingList::Room Scheduler::Impl::room() const {
+  if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
+  const uint32_t limit = max_lanes();
+  bool choice = limit == 0 || lanes_open < limit;
+  uint64_t largest = 0;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open || lane.compute_units != 0) continue;
+    choice = true;
+    largest = std::max(largest, lane.held);
+  }
+  return {choice, free_bytes(), free_bytes() + largest};
+}
+
+// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
+// settled.
+template <class IsGone>
+WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, IsGone is_gone) const {
+  uint64_t used = 0, largest = 0;
+  uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
-  std::vector<LaneView> views;
-  for (LaneId id = 0; id < lanes.size(); ++id) {
-    if (!lanes[id].open) continue;
-    LaneView view{id, 0, 0, 0};
-    bool runs_next = true;
-    for (const SessionRecord* member : lanes[id].members) {
-      if (is_removed(member)) continue;
-      ++staying;
-      ++view.sessions;
-      view.bytes = std::max(view.bytes, member->ephemeral_bytes);
+  bool choice = false;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    uint64_t bytes = 0;
+    size_t members = 0;
+    bool runs_next = lane.compute_units == session.compute_units;
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
+      ++members;
+      bytes = std::max(bytes, member->ephemeral_bytes);
       used += member->persistent_bytes;
       runs_next = runs_next && policy->before(session.view, member->view);
     }
-    used += view.bytes;
-    if (view.sessions > 0) units += lanes[id].compute_units;
-    runs_next = runs_next && lanes[id].compute_units == session.compute_units;
-    if (view.sessions > 0 && runs_next) views.push_back(view);
-    if (view.sessions > 0 && !runs_next)
-      views.push_back({kNoLane, 0, 0, view.sessions});  // counts, but is no choice
+    if (members == 0) continue;
+    staying += members;
+    ++staying_lanes;
+    used += bytes;
+    units += lane.compute_units;
+    if (!runs_next) continue;
+    choice = true;
+    largest = std::max(largest, bytes);
   }
-  if (used > options.capacity_bytes) return false;
-  if (traits.max_residents != 0 && staying >= traits.max_residents) return false;
+  if (used > options.capacity_bytes) return {};
+  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
   const uint32_t limit = max_lanes();
-  const bool may_open =
-      (limit == 0 || views.size() < limit) && session.compute_units <= options.compute_units - units;
-  std::erase_if(views, [](const LaneView& view) { return view.lane == kNoLane; });
-  return find_lane(LaneFinderKind::kSalus, session.persistent_bytes, session.ephemeral_bytes,
-                   options.capacity_bytes - used, views, may_open)
-             .kind != Placement::Kind::kNone;
+  if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
+    choice = true;
+  const uint64_t free = options.capacity_bytes - used;
+  return {choice, free, free + largest};
+}
+
+WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
+  return room_without(session, [&](const SessionRecord& member) {
+    return evictable(member) && policy->outranks(session.view, member.view);
+  });
+}
+
+bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
+  return room_without(session, [](const SessionRecord& member) { return member.victim; })
+      .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
 }
 
 bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (!options.paging) return false;
   if (residents > 0 && !policy->welcomes(session.view)) return false;
-  std::vector<SessionRecord*> outranked;  // best first
+  std::vector<SessionRecord*> outranked;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
-    for (SessionRecord* member : lane.members) {
-      if (!evictable(*member) || !policy->outranks(session.view, member->view)) continue;
-      outranked.insert(outranked.begin() + static_cast<std::ptrdiff_t>(position(*policy, outranked, *member)),
-                       member);
-    }
+    for (SessionRecord* member : lane.members)
+      if (evictable(*member) && policy->outranks(session.view, member->view)) outranked.push_back(member);
   }
   if (outranked.empty() && evicting == 0 && !session.claiming) return false;
+  for (SessionRecord* each : outranked) each->victim = true;
+  const bool all_would_do = fits_without_victims(session);
+  for (SessionRecord* each : outranked) each->victim = false;
+  if (!all_would_do) {
+    set_claiming(session, false);
+    return false;
+  }
+  sort_best_first(*policy, outranked);
   std::vector<SessionRecord*> victims;
-  while (!fits_without(session, victims)) {
-    if (outranked.empty()) return session.claiming = false;
+  while (!outranked.empty() && !fits_without_victims(session)) {
     victims.push_back(outranked.back());
+    victims.back()->victim = true;
     outranked.pop_back();
   }
   // Spare those that turned out not to be needed, better ranked ones first.
   for (size_t i = victims.size(); i-- > 0;) {
-    std::vector<SessionRecord*> fewer = victims;
-    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
-    if (fits_without(session, fewer)) victims = std::move(fewer);
+    victims[i]->victim = false;
+    if (!fits_without_victims(session)) victims[i]->victim = true;
   }
+  std::erase_if(victims, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
   if (victims.empty() && evicting == 0) {
     // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not
     // take.
     const bool settling = std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) {
       return lane.open && lane.held != lane.bytes;
     });
-    return session.claiming = settling;
+    set_claiming(session, settling);
+    return settling;
   }
-  session.claiming = true;
+  set_claiming(session, true);
   for (SessionRecord* victim : victims) {
     victim->evicting = true;
     ++evicting;
@@ -292,10 +356,10 @@ bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
       const bool lower_class =
           session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
       if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;
-      lower.insert(lower.begin() + static_cast<std::ptrdiff_t>(position(*impl_->policy, lower, *member)),
-                   member);
+      lower.push_back(member);
     }
   }
+  sort_best_first(*impl_->policy, lower);
   uint64_t freed = 0;
   for (; !lower.empty() && freed < bytes; lower.pop_back()) {
     SessionRecord& victim = *lower.back();
@@ -321,51 +385,82 @@ void Scheduler::Impl::cancel_evictions() {
 }
 
 bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
-  const size_t at = enqueue(session);
-  for (size_t i = 0; i < at; ++i) {
-    const SessionRecord& ahead = *waiting[i];
-    if (!ahead.wants_in()) continue;
-    if (traits.head_of_line || ahead.claiming ||
-        (traits.max_overtakes != 0 && ahead.overtaken >= traits.max_overtakes))
-      return false;
-  }
+  const WaitingList::Position at = enqueue(session);
+  if (traits.head_of_line && at != waiting.begin()) return false;
+  if (waiting.barred(at, traits.max_overtakes)) return false;
   if (!place(session, now_ns)) {
     claim(session, now_ns);
     return false;
   }
-  waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(at));
-  for (size_t i = 0; i < at; ++i) ++waiting[i]->overtaken;
+  admitted_from(at);
   return true;
 }
 
-void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
-  size_t kept = 0;
-  bool stopped = false;
-  for (size_t i = 0; i < waiting.size(); ++i) {
-    SessionRecord& session = *waiting[i];
-    if (!stopped && session.wants_in() && !session.blocked) {
-      if (place(session, now_ns)) {
-        for (size_t j = 0; j < kept; ++j) ++waiting[j]->overtaken;
-        continue;
-      }
-      stopped = claim(session, now_ns);
-    }
-    if (session.wants_in() &&
-        (traits.head_of_line || (traits.max_overtakes != 0 && session.overtaken >= traits.max_overtakes)))
-      stopped = true;
-    waiting[kept++] = &session;
+// The session at `position` was placed; the position of what follows.
+WaitingList::Position Scheduler::Impl::admitted_from(WaitingList::Position position) {
+  SessionRecord& session = waiting.at(position);
+  waiting.overtake(position);
+  const WaitingList::Position next = waiting.erase(position);
+  session.overtaken = 0;
+  return next;
+}
+
+// The first of [from, end) for which page-outs are decided or under way; false if there is none.
+bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns) {
+  if (!options.paging || from >= end) return false;
+  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims()) return false;
+  if (traits.paging == PagingRule::kAny) {
+    for (; from < end; from = waiting.next(from))
+      if (!waiting.at(from).blocked && claim(waiting.at(from), now_ns)) return true;
+    return false;
   }
-  waiting.resize(kept);
-  if (waiting.empty() || evicting > 0) return;
+  // Those behind a session may page out no more than it may, and run next in no more lanes: what all would
+  // not do for a need of its size does not do behind it either.
+  while (from < end) {
+    SessionRecord& session = waiting.at(from);
+    if (!session.blocked && claim(session, now_ns)) return true;
+    if (session.compute_units > 0)
+      from = waiting.next(from);
+    else
+      from = waiting.first_fit(waiting.next(from), claimable_room(session), 0);
+  }
+  return false;
+}
+
+void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
+  uint64_t unwelcome = 0;  // kinds
+  for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
+    const WaitingList::Position fit = waiting.first_fit(at, room(), unwelcome);
+    const WaitingList::Position barrier = traits.head_of_line ? at
+                                          : traits.max_overtakes == 0
+                                              ? waiting.end()
+                                              : waiting.first_overtaken(at, traits.max_overtakes);
+    const WaitingList::Position last = barrier < fit ? waiting.next(barrier) : fit;
+    if (claim_first(at, last, now_ns) || barrier < fit || fit == waiting.end()) break;
+    SessionRecord& session = waiting.at(fit);
+    if (place(session, now_ns)) {
+      at = admitted_from(fit);
+      continue;
+    }
+    if (residents > 0 && session.kind_bit != 0 && !policy->welcomes(session.view))
+      unwelcome |= session.kind_bit;
+    if (claim(session, now_ns) || barrier == fit) break;
+    at = waiting.next(fit);
+  }
+  if (!waiting.empty() || idle.empty() || evicting > 0) return;
   // Idle paged-out sessions come back only into room that nobody wants.
-  if (std::any_of(waiting.begin(), waiting.end(), [](const SessionRecord* s) { return s->wants_in(); }))
-    return;
-  std::erase_if(waiting,
-                [&](SessionRecord* session) { return !session->blocked && place(*session, now_ns); });
+  for (WaitingList::Position at = idle.first_fit(idle.begin(), room(), 0); at < idle.end();
+       at = idle.first_fit(at, room(), 0))
+    at = place(idle.at(at), now_ns) ? idle.erase(at) : idle.next(at);
 }
 
 void Scheduler::Impl::freed(uint64_t now_ns) {
-  for (SessionRecord* session : waiting) session->blocked = false;
+  for (const SessionId id : std::exchange(blocked, {})) {
+    SessionRecord* session = find(id);
+    if (session == nullptr) continue;
+    session->blocked = false;
+    if (session->chunk != nullptr) (session->queued_idle ? idle : waiting).update(*session);
+  }
   admit_waiting(now_ns);
 }
 

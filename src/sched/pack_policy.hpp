@@ -23,9 +23,13 @@ class PackPolicy final : public Policy {
   static constexpr double kLeastGain = 0.01;
 
   std::string_view name() const override { return "pack"; }
+  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kNever}; }
   size_t pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) override;
   uint64_t pick_holds_ns(LaneId, std::span<const SessionView>, size_t) const override { return kUnknown; }
   bool welcomes(const SessionView& waiting) const override;
+  uint64_t kind(const SessionView& session) const override {
+    return interference_ == nullptr ? 0 : interference_->kind(session.id);
+  }
   void set_interference(const std::shared_ptr<const Interference>& interference) override;
   void admitted(const SessionView& view, LaneId lane, uint64_t now_ns) override;
   void paged_out(SessionId session, LaneId lane, uint64_t now_ns) override;

@@ -28,7 +28,7 @@ bool earlier(const SessionView& a, const SessionView& b) {
 class Fifo final : public Policy {
  public:
   std::string_view name() const override { return "fifo"; }
-  PolicyTraits traits() const override { return {1, 1, true, 0}; }
+  PolicyTraits traits() const override { return {1, 1, true, 0, PagingRule::kNever}; }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, earlier);
   }
@@ -38,7 +38,7 @@ class Fifo final : public Policy {
 class Srtf final : public Policy {
  public:
   std::string_view name() const override { return "srtf"; }
-  PolicyTraits traits() const override { return {1, 0, false, 64}; }
+  PolicyTraits traits() const override { return {1, 0, false, 64, PagingRule::kByOrder}; }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
   }
@@ -76,6 +76,7 @@ class Srtf final : public Policy {
 class Fair final : public Policy {
  public:
   std::string_view name() const override { return "fair"; }
+  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kNever}; }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [](const SessionView& a, const SessionView& b) {
       if (a.virtual_ns != b.virtual_ns) return a.virtual_ns < b.virtual_ns;
@@ -95,6 +96,7 @@ class Fair final : public Policy {
 class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
+  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kByOrder}; }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
   }

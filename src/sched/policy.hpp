@@ -19,6 +19,13 @@
 
 namespace gpushare::sched {
 
+// What outranks() can answer, so that it need not be asked for everybody who waits.
+enum class PagingRule : uint32_t {
+  kAny,      // anything: asked for each session that waits
+  kByOrder,  // a session outranks all that one behind it, by before(), outranks
+  kNever     // always no
+};
+
 struct PolicyTraits {
   uint32_t max_lanes = 0;      // lanes open at once; 0 = no limit
   uint32_t max_residents = 0;  // sessions admitted at once; 0 = no limit
@@ -26,6 +33,7 @@ struct PolicyTraits {
   // A waiting session that this many others, later in the order, have been admitted past lets nobody else
   // past: large sessions do not starve behind a stream of small ones. 0 = no limit.
   uint32_t max_overtakes = 64;
+  PagingRule paging = PagingRule::kAny;
 };
 
 class Policy {
@@ -59,6 +67,11 @@ class Policy {
   virtual bool welcomes(const SessionView& waiting) const {
     (void)waiting;
     return true;
+  }
+  // Sessions of one kind, at the same time, get the same answer of welcomes(). kUnknown: of no kind.
+  virtual uint64_t kind(const SessionView& session) const {
+    (void)session;
+    return kUnknown;
   }
   // What is known of sessions slowing each other; null: nothing. Most policies do not care.
   virtual void set_interference(const std::shared_ptr<const Interference>&) {}

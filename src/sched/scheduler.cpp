@@ -161,6 +161,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
     if (!session->evicting) impl_->set_ready_slot(*session, true);
     impl_->policy->ready(id, session->lane, now_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
+    impl_->requeue(*session);
     impl_->admit_waiting(now_ns);
   }
 }
@@ -171,7 +172,9 @@ void Scheduler::wake(SessionId id, uint64_t now_ns) {
       session->move == SessionRecord::Move::kIn)
     return;
   session->wake = true;
-  if (session->move == SessionRecord::Move::kNone) impl_->admit_waiting(now_ns);
+  if (session->move != SessionRecord::Move::kNone) return;
+  impl_->requeue(*session);
+  impl_->admit_waiting(now_ns);
 }
 
 void Scheduler::allow_paging(SessionId id, uint64_t now_ns) {
@@ -187,11 +190,12 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   if (session == nullptr || !session->ready) return;
   session->ready = false;
   impl_->set_ready_slot(*session, false);
-  if (session->claiming && !session->wants_in()) {
-    session->claiming = false;
-    impl_->cancel_evictions();
-    impl_->admit_waiting(now_ns);
-  }
+  if (session->wants_in() || session->chunk == nullptr) return;
+  const bool claimed = std::exchange(session->claiming, false);
+  impl_->requeue(*session);
+  if (!claimed) return;
+  impl_->cancel_evictions();
+  impl_->admit_waiting(now_ns);
 }
 
 void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns) {
@@ -259,8 +263,8 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   impl_->policy->left(id, now_ns);
   impl_->sessions.erase(id);
-  if (std::exchange(impl_->any_pinned, false))
-    for (const auto& [other, record] : impl_->sessions) record->pinned = false;
+  for (const SessionId other : std::exchange(impl_->pinned, {}))
+    if (SessionRecord* record = impl_->find(other)) record->pinned = false;
   impl_->freed(now_ns);
 }
 
@@ -311,8 +315,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   if (session->holds_promise()) {
     impl_->settle(session->lane);
   } else {
-    impl_->dequeue(*session);
-    impl_->enqueue(*session);
+    impl_->requeue(*session);
   }
   impl_->freed(now_ns);
   return {};
@@ -323,7 +326,7 @@ void Scheduler::set_priority(SessionId id, int32_t priority, uint64_t now_ns) {
   if (session == nullptr) return;
   session->spec.priority = session->view.priority = priority;
   impl_->show(*session);
-  impl_->requeue_all();
+  impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
 }
 
@@ -341,7 +344,7 @@ void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_
   impl_->estimate_remaining(*session);
   if (remaining_ns == 0) session->view.remaining_ns = 0;
   impl_->show(*session);
-  impl_->requeue_all();
+  impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
 }
 
@@ -367,6 +370,7 @@ void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
 void Scheduler::set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns) {
   impl_->interference = std::move(interference);
   impl_->policy->set_interference(impl_->interference);
+  impl_->requeue_all();
   impl_->admit_waiting(now_ns);
 }
 
@@ -379,7 +383,7 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   }
   session->move = SessionRecord::Move::kNone;
   impl_->quit(*session);
-  session->blocked = true;
+  impl_->block(*session);
   impl_->enqueue(*session);
   impl_->admit_waiting(now_ns);
 }
@@ -399,11 +403,10 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   } else if (session->move == SessionRecord::Move::kOut) {
     session->move = SessionRecord::Move::kNone;
     impl_->quit(*session);
+    const bool yielded = std::exchange(session->yielding, false);
+    if (yielded) impl_->block(*session);
     impl_->enqueue(*session);
-    if (std::exchange(session->yielding, false))
-      session->blocked = true;
-    else
-      impl_->freed(now_ns);
+    if (!yielded) impl_->freed(now_ns);
   }
 }
 
@@ -418,10 +421,11 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   session->state = SessionState::kResident;
   session->evicting = session->yielding = false;
   --impl_->evicting;
-  session->pinned = impl_->any_pinned = true;
+  session->pinned = true;
+  impl_->pinned.push_back(id);
   impl_->policy->admitted(session->view, session->lane, now_ns);
   impl_->set_ready_slot(*session, session->ready);
-  for (SessionRecord* waiting : impl_->waiting) waiting->claiming = false;
+  for (SessionRecord* waiting : impl_->waiting.sessions()) impl_->set_claiming(*waiting, false);
   impl_->cancel_evictions();
   impl_->admit_waiting(now_ns);
 }
@@ -497,7 +501,7 @@ size_t Scheduler::residents() const {
   return impl_->residents;
 }
 size_t Scheduler::waiting() const {
-  return impl_->waiting.size();
+  return impl_->waiting.size() + impl_->idle.size();
 }
 
 std::string Scheduler::check() const {
@@ -533,8 +537,11 @@ std::string Scheduler::check() const {
     if (session->evicting) ++evicting;
     if (!session->holds_promise()) {
       ++waiting;
-      if (std::count(state.waiting.begin(), state.waiting.end(), session.get()) != 1)
-        return "a session without a promise is not queued exactly once";
+      if (session->chunk == nullptr) return "a session without a promise is not queued";
+      if (session->queued_idle == session->wants_in())
+        return "a session that wants in is idle, or the other way round";
+      const WaitingList& list = session->queued_idle ? state.idle : state.waiting;
+      if (&list.at(list.position_of(*session)) != session.get()) return "a queued session is not in its list";
       if (session->state == SessionState::kResident) return "a resident session holds no promise";
     }
     if (session->slot != SessionRecord::kNoSlot) {
@@ -547,8 +554,7 @@ std::string Scheduler::check() const {
     }
   }
   if (persistent != state.persistent_bytes || lanes != state.lane_bytes || residents != state.residents ||
-      open != state.lanes_open || waiting != state.waiting.size() || slots != ready ||
-      evicting != state.evicting)
+      open != state.lanes_open || waiting != this->waiting() || slots != ready || evicting != state.evicting)
     return "a running total is wrong";
   if (units != state.compute_units || units > state.options.compute_units)
     return base::format("lanes have %u compute units of %u", units, state.options.compute_units);

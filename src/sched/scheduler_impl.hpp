@@ -10,6 +10,7 @@
 #include "base/flat_hash.hpp"
 
 #include "sched/scheduler.hpp"
+#include "sched/waiting_list.hpp"
 
 namespace gpushare::sched {
 
@@ -28,13 +29,17 @@ struct SessionRecord {
   size_t slot = kNoSlot;            // in its lane's ready views
   uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
   double expected_in_flight_ns = 0;
-  uint32_t overtaken = 0;
+  WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
+  uint32_t overtaken = 0;               // while it is in none; else the list counts
+  bool queued_idle = false;             // the list is `idle`, else `waiting`
+  uint64_t kind_bit = 0;                // of the policy's kind of session; 0: of none
   bool ready = false;
   bool wake = false;
   bool evicting = false;  // to be paged out at its next boundary
   bool claiming = false;  // waits for page-outs made for it
   bool yielding = false;  // paged out by make_room(): not to come straight back
   bool pinned = false;    // could not be paged out: is spared until another leaves
+  bool victim = false;    // inside claim(): would be paged out
   bool blocked = false;   // could not be placed physically: waits until something is freed
 
   bool holds_promise() const { return lane != kNoLane; }
@@ -65,14 +70,17 @@ struct Scheduler::Impl {
   std::shared_ptr<const Interference> interference;
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::vector<LaneRecord> lanes;
-  std::vector<SessionRecord*> waiting;  // in the policy's order
+  WaitingList waiting;             // those that want in
+  WaitingList idle;                // paged-out ones without work
+  std::vector<SessionId> blocked;  // since the last time that something was freed; some may have left
+  std::vector<SessionId> pinned;   // likewise, since the last time that a session left
+  std::vector<uint64_t> kinds;     // of sessions, as the policy tells them apart: place i has bit i
   std::vector<Action> actions;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
   uint64_t lane_bytes = 0;        // held, over lanes
   uint32_t compute_units = 0;     // over lanes
   size_t residents = 0;           // sessions holding a promise
   uint32_t lanes_open = 0;
-  bool any_pinned = false;
   uint32_t evicting = 0;  // sessions marked evicting or being paged out
 
   SessionRecord* find(SessionId id) const {
@@ -96,9 +104,14 @@ struct Scheduler::Impl {
   base::Status validate(const SessionSpec& spec) const;
 
   // admission.cpp
-  size_t enqueue(SessionRecord& session);  // into `waiting`, by the policy's order; where
+  // Into `waiting` or `idle`, by the policy's order; where.
+  WaitingList::Position enqueue(SessionRecord& session);
   void dequeue(SessionRecord& session);
-  void requeue_all();
+  void requeue(SessionRecord& session);  // whether it wants in, its need or its rank has changed
+  void requeue_all();                    // the policy has
+  void set_claiming(SessionRecord& session, bool claiming);
+  void block(SessionRecord& session);
+  uint64_t kind_bit(const SessionRecord& session);
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
   void quit(SessionRecord& session);  // gives its promise back
@@ -112,8 +125,15 @@ struct Scheduler::Impl {
   void admit_waiting(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   Placement placement(const SessionRecord& session) const;
+  WaitingList::Room room() const;  // what place() has for a session that shares the device
+  // What claim() would have for it, and at most has for those behind it.
+  WaitingList::Room claimable_room(const SessionRecord& session) const;
+  template <class IsGone>
+  WaitingList::Room room_without(const SessionRecord& session, IsGone is_gone) const;
+  WaitingList::Position admitted_from(WaitingList::Position position);
+  bool claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns);
   bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;  // were it in that lane
-  bool fits_without(const SessionRecord& session, const std::vector<SessionRecord*>& removed) const;
+  bool fits_without_victims(const SessionRecord& session) const;
   std::string shortage(const SessionRecord& session) const;
 };
 
