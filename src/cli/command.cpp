@@ -26,6 +26,7 @@ std::vector<std::unique_ptr<Command>> commands() {
   out.push_back(make_replay_command());
   out.push_back(make_serve_command());
   out.push_back(make_plan_command());
+  out.push_back(make_cluster_command());
   out.push_back(make_daemon_command());
   out.push_back(make_devices_command());
   return out;

@@ -54,6 +54,7 @@ std::unique_ptr<Command> make_serve_command();
 std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_daemon_command();
 std::unique_ptr<Command> make_devices_command();
+std::unique_ptr<Command> make_cluster_command();
 
 // All commands, in the order in which --help lists them.
 std::vector<std::unique_ptr<Command>> commands();

@@ -25,6 +25,7 @@ std::string entry(const std::string& left, const std::string& right, size_t widt
 }
 
 std::string left_of(const CLI::Option& option) {
+  if (option.get_positional()) return option.get_type_name();
   std::string out;
   for (const std::string& name : option.get_snames()) out += (out.empty() ? "-" : ", -") + name;
   for (const std::string& name : option.get_lnames()) out += (out.empty() ? "--" : ", --") + name;
@@ -36,7 +37,8 @@ std::string left_of(const CLI::Option& option) {
 
 std::string render_help(const CLI::App& app, size_t width) {
   std::string path = app.get_name();
-  if (app.get_parent() != nullptr) path = app.get_parent()->get_name() + " " + path;
+  for (const CLI::App* up = app.get_parent(); up != nullptr; up = up->get_parent())
+    path = up->get_name() + " " + path;
   std::string out = app.get_description() + "\n\nUsage: " + path;
   const std::vector<const CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
   if (!commands.empty()) out += " COMMAND";

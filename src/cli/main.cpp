@@ -78,6 +78,16 @@ const CLI::Option* empty_option(const CLI::App& app) {
   return nullptr;
 }
 
+// The command that was named last: `gpushare cluster plan`.
+const CLI::App& innermost(const CLI::App& app) {
+  for (const CLI::App* sub : app.get_subcommands()) return innermost(*sub);
+  return app;
+}
+
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
+}
+
 // Help and version: results like any other.
 int print(const std::string& text) {
   const gpushare::base::Status written = gpushare::cli::write_stdout(text);
@@ -111,12 +121,11 @@ int tool(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    return print(gpushare::cli::render_help(*used().first));
+    return print(gpushare::cli::render_help(innermost(app)));
   } catch (const CLI::CallForVersion& version) {
     return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
-    const std::string where =
-        used().second == nullptr ? "gpushare" : std::string("gpushare ") + used().second->name();
+    const std::string where = full_name(innermost(app));
     std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), message_of(error).c_str(),
                  where.c_str());
     return gpushare::cli::kExitUsage;
@@ -126,9 +135,10 @@ int tool(int argc, char** argv) {
     std::fputs(gpushare::cli::render_help(app).c_str(), stderr);
     return gpushare::cli::kExitUsage;
   }
-  if (const CLI::Option* empty = empty_option(*used().first); empty != nullptr) {
-    std::fprintf(stderr, "gpushare %s: %s: '' is not allowed; give %s, or leave the option out\n",
-                 command->name(), empty->get_name().c_str(), empty->get_type_name().c_str());
+  if (const CLI::Option* empty = empty_option(innermost(app)); empty != nullptr) {
+    std::fprintf(stderr, "%s: %s: '' is not allowed; give %s, or leave the option out\n",
+                 full_name(innermost(app)).c_str(), empty->get_name().c_str(),
+                 empty->get_type_name().c_str());
     return gpushare::cli::kExitUsage;
   }
   const gpushare::base::Result<ExitCode> result = command->run();

@@ -32,8 +32,8 @@ class Help(ToolTest):
                     self.assertLessEqual(len(line), 122, line)
 
     def test_examples_of_help_work_as_printed(self):
-        for command in [None, *commands()]:
-            text = self.tool(*([command] if command else []), "--help", code=0).out
+        for command in [None, *commands(), "cluster plan", "cluster schema"]:
+            text = self.tool(*(command or "").split(), "--help", code=0).out
             examples = re.findall(r"^  gpushare (.*)$", text.split("Examples:")[1], re.M)
             self.assertTrue(examples, command)
             for example in examples:
@@ -57,7 +57,7 @@ class Help(ToolTest):
                 return set()
             return set(value) | keys(list(value.values()))
 
-        self.assertEqual(set(commands()) - set(self.JSON), {"daemon"})  # daemon_test.py looks at its keys
+        self.assertEqual(set(commands()) - set(self.JSON), {"cluster", "daemon"})  # cluster_test.py and daemon_test.py look at their keys
         for command, arguments in self.JSON.items():
             with self.subTest(command=command):
                 written = keys(json.loads(self.tool(command, *arguments, "--json", "-").out))

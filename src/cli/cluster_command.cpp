@@ -1,0 +1,143 @@
+// `gpushare cluster`: decisions above one device. Its commands have files of their own; this one lists them, and renders results.
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/cluster_command.hpp"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.hpp"
+
+namespace gpushare::cli {
+namespace {
+
+constexpr size_t kMostRows = 40;  // of a table that a person reads; JSON has them all
+
+std::string cell(const nlohmann::ordered_json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return base::format("%.6g", value.get<double>());
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_null()) return "-";
+  if (value.is_array()) {
+    std::string out;
+    for (size_t i = 0; i < value.size() && i < 8; ++i) out += (i == 0 ? "" : ", ") + cell(value[i]);
+    return value.size() > 8 ? out + ", ..." : out;
+  }
+  if (value.is_object()) {
+    std::string out;
+    for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : ", ") + key + " " + cell(item);
+    return out;
+  }
+  return value.dump();
+}
+
+// The rows that a list of objects, or an object of values, makes; "" if it makes none.
+std::string inner_table(const nlohmann::ordered_json& value) {
+  Table table;
+  size_t rows = 0;
+  if (value.is_array() && !value.empty() && value[0].is_object()) {
+    std::vector<std::string> keys;
+    for (const auto& [key, item] : value[0].items()) {
+      table.add_column(key, item.is_number() ? Table::Align::kRight : Table::Align::kLeft);
+      keys.push_back(key);
+    }
+    for (const auto& row : value) {
+      if (++rows > kMostRows) break;
+      std::vector<std::string> cells;
+      for (const std::string& key : keys) cells.push_back(row.contains(key) ? cell(row[key]) : "");
+      table.add_row(std::move(cells));
+    }
+  } else if (value.is_object() && !value.empty()) {
+    table.add_column("name", Table::Align::kLeft);
+    table.add_column("value", value.begin()->is_number() ? Table::Align::kRight : Table::Align::kLeft);
+    for (const auto& [key, item] : value.items()) {
+      if (++rows > kMostRows) break;
+      table.add_row({key, cell(item)});
+    }
+  } else {
+    return "";
+  }
+  std::string out = table.to_string();
+  if (rows > kMostRows) out += base::format("... %zu in all; --json has them\n", value.size());
+  return out;
+}
+
+class ClusterCommand final : public Command {
+ public:
+  const char* name() const override { return "cluster"; }
+  const char* summary() const override {
+    return "Decide for several devices: services, trials, retraining, shares, training jobs";
+  }
+  const char* help() const override {
+    return "A document says what there is: {\"version\": 1, \"kind\": ..., \"devices\": ...} and the fields "
+           "of its "
+           "kind; examples/cluster\n"
+           "has one of each, 'gpushare cluster schema' all fields. 'gpushare cluster COMMAND --help' has a "
+           "command's options, such\n"
+           "as --json.\n"
+           "\n"
+           "Examples:\n"
+           "  gpushare cluster plan examples/cluster/services.json\n"
+           "  gpushare cluster schema\n"
+           "\n"
+           "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad document.\n";
+  }
+  void declare(CLI::App& app) override {
+    app.require_subcommand(1);
+    commands_.push_back(make_cluster_plan_command());
+    commands_.push_back(make_cluster_schema_command());
+    for (const auto& command : commands_) {
+      CLI::App* sub = app.add_subcommand(command->name(), command->summary());
+      sub->footer(command->help());
+      command->declare(*sub);
+      declared_.push_back(sub);
+    }
+  }
+  base::Result<ExitCode> run() override {
+    for (size_t i = 0; i < commands_.size(); ++i) {
+      if (!declared_[i]->parsed()) continue;
+      base::Result<ExitCode> result = commands_[i]->run();
+      if (!result.ok()) return result.status().with_context(commands_[i]->name());
+      return result;
+    }
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a command must follow: plan, schema");
+  }
+
+ private:
+  std::vector<std::unique_ptr<Command>> commands_;
+  std::vector<CLI::App*> declared_;
+};
+
+}  // namespace
+
+std::string render_cluster_result(const nlohmann::ordered_json& document) {
+  const auto& results = document.at("results");
+  std::string out = "kind " + document.at("kind").get<std::string>() + "\n\n";
+  std::vector<std::string> keys;  // scalars of any result, in order of appearance
+  for (const auto& result : results)
+    for (const auto& [key, value] : result.items())
+      if (!value.is_structured() && std::find(keys.begin(), keys.end(), key) == keys.end())
+        keys.push_back(key);
+  Table table;
+  for (size_t i = 0; i < keys.size(); ++i)
+    table.add_column(keys[i], i == 0 ? Table::Align::kLeft : Table::Align::kRight);
+  for (const auto& result : results) {
+    std::vector<std::string> cells;
+    for (const std::string& key : keys) cells.push_back(result.contains(key) ? cell(result[key]) : "");
+    table.add_row(std::move(cells));
+  }
+  out += table.to_string();
+  for (const auto& result : results) {
+    for (const auto& [key, value] : result.items()) {
+      if (!value.is_structured()) continue;
+      const std::string text = inner_table(value);
+      if (!text.empty()) out += "\n" + cell(result.front()) + ", " + key + "\n" + text;
+    }
+  }
+  return out;
+}
+
+std::unique_ptr<Command> make_cluster_command() {
+  return std::make_unique<ClusterCommand>();
+}
+
+}  // namespace gpushare::cli

@@ -1,0 +1,130 @@
+// cluster: decisions above one device: which job goes to which device and beside whom, how much of it each gets, in which configuration.
+// Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be called from sim, c_api/cluster, cli and
+// tests; calls base and sched. What lives here:
+//   fields, plan, kinds, schema   the JSON documents: reading them, the kinds there are, deciding one, their published schema
+//   model/                        what several kinds know: devices
+//   solve/                        solvers that several systems share
+//   services/, and a file or folder for each further kind; one file a system
+//
+// fields.hpp: an object of a document, read field by field. What is missing, out of range, doubled or unknown is told with its path and
+// value.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace gpushare::cluster {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+// Most elements of any list of a document.
+inline constexpr size_t kMaxElements = 1'000'000;
+
+// What a number may be. `low` itself is allowed unless `above` says that it is not.
+struct Range {
+  double low = 0;
+  double high = 1e15;
+  bool above = false;
+};
+inline constexpr Range kPositive{0, 1e15, true};
+inline constexpr Range kNotNegative{0, 1e15, false};
+inline constexpr Range kFraction{0, 1, false};
+
+// Parses a whole text. Errors: MALFORMED_INPUT with line, column and path; a key given twice in one object is one.
+base::Result<Json> parse_document(std::string_view text);
+
+// One object of a document. The first thing wrong is kept and shared with the objects inside it; from then on reads return what is safe
+// and lists are not read further, so a reader checks ok() once, at its end. Use from one thread, while the document lives.
+class Fields {
+ public:
+  // The whole document.
+  Fields(const Json& document, base::Status* first_error);
+  Fields(const Fields&) = delete;
+  Fields& operator=(const Fields&) = delete;
+
+  bool has(const char* key);
+  double number(const char* key, Range range);
+  double number_or(const char* key, Range range, double fallback);
+  uint64_t whole(const char* key, uint64_t low, uint64_t high);
+  uint64_t whole_or(const char* key, uint64_t low, uint64_t high, uint64_t fallback);
+  bool flag_or(const char* key, bool fallback);
+  // Not empty, at most 256 bytes.
+  std::string text(const char* key);
+  std::string text_or(const char* key, const char* fallback);
+  // The index of the field's word in `words`.
+  size_t one_of(const char* key, std::initializer_list<const char*> words);
+  size_t one_of_or(const char* key, std::initializer_list<const char*> words, size_t fallback);
+  // Where names of one list were seen, to refuse doubled ones.
+  using Names = std::unordered_map<std::string, size_t>;
+  // The field "name" (or `key`), which no other element of the same list may have.
+  std::string name(Names& seen, size_t index, const char* key = "name");
+  std::vector<double> numbers(const char* key, size_t low_count, Range range);
+  // [[x, y], ...] with x ascending strictly.
+  std::vector<std::pair<double, double>> points(const char* key, Range x, Range y);
+  // {"name": number, ...}, in the order of the names.
+  std::vector<std::pair<std::string, double>> named_numbers(const char* key, Range range);
+
+  // Calls f(Fields& element, size_t index) for each object of the list, whose length must be at least `low_count`.
+  template <class F>
+  void each(const char* key, size_t low_count, F&& f) {
+    const Json* list = array(key, low_count);
+    if (list == nullptr) return;
+    for (size_t i = 0; i < list->size() && ok(); ++i) {
+      Fields element(*this, key, i, (*list)[i]);
+      if (!ok()) return;
+      f(element, i);
+      element.done();
+    }
+  }
+  // Calls f(Fields& object) for the object at `key`.
+  template <class F>
+  void with(const char* key, F&& f) {
+    const Json* value = find(key);
+    if (value == nullptr) return missing(key, "an object");
+    Fields object(*this, key, kNoIndex, *value);
+    if (!ok()) return;
+    f(object);
+    object.done();
+  }
+  // The value as it is; null if it is absent.
+  const Json* find(const char* key);
+
+  // Refuses the value of `key` (or the object itself, if null) for a reason of the reader's own: "path: value is not allowed; <reason>".
+  void refuse(const char* key, const std::string& reason);
+  // Refuses a document for a reason that no single value has: "path: <reason>".
+  void refuse_all(const std::string& reason);
+  // Refuses fields that nothing asked for. each and with call it; the reader of a document calls it for the whole.
+  void done();
+  bool ok() const { return error_->ok(); }
+  // "services[3].configurations[0]"; "" for the document.
+  std::string path(const char* key = nullptr) const;
+
+ private:
+  static constexpr size_t kNoIndex = std::numeric_limits<size_t>::max();
+  Fields(const Fields& parent, const char* key, size_t index, const Json& value);
+  const Json* array(const char* key, size_t low_count);
+  void fail(const std::string& where, const Json& value, const std::string& allowed);
+  void missing(const char* key, const std::string& allowed);
+  double checked(const char* key, const Json& value, Range range, const std::string& where);
+
+  const Json* object_;
+  base::Status* error_;
+  const Fields* parent_ = nullptr;
+  const char* key_ = nullptr;
+  size_t index_ = kNoIndex;
+  std::vector<const char*> asked_;
+};
+
+}  // namespace gpushare::cluster

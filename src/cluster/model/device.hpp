@@ -1,0 +1,26 @@
+// device.hpp: the devices of a cluster, as a document lists them.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cluster/fields.hpp"
+
+namespace gpushare::cluster {
+
+inline constexpr uint64_t kDefaultMemoryBytes = uint64_t{16} << 30;
+
+struct Device {
+  std::string id;
+  uint64_t memory_bytes = kDefaultMemoryBytes;
+  double compute_units = 0;  // 0: not said
+  std::string node;          // "" : all on one
+  double speed = 1;          // relative to the device that the profiles are of
+};
+
+// Reads the field "devices": a number of equal ones, named "0", "1", ..., or a list. Errors go to `document`.
+std::vector<Device> read_devices(Fields& document);
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,35 @@
+// plan.hpp: a document in, the decisions of one or several schedulers out.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cluster/kinds.hpp"
+
+namespace gpushare::cluster {
+
+inline constexpr uint64_t kDocumentVersion = 1;
+
+struct PlanOptions {
+  std::vector<std::string> schedulers;  // empty: the kind's default. For kinds that choose a scheduler
+  std::vector<std::string> objectives;  // empty: the kind's default. For kinds that choose an objective
+  std::vector<std::string> choices;     // either, for callers that do not know the kind; before the other two
+  // For solve_ms, which is 0 without it: this folder has no clock.
+  std::function<uint64_t()> now_ns;
+  // Told before each choice: its name, its index, and how many there are.
+  std::function<void(const std::string&, size_t, size_t)> progress;
+};
+
+// {"version", "kind", "results": [{"scheduler" or "objective", "solve_ms", ...}]}, one entry a choice.
+// Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (a choice that the kind does
+// not have, or that needs what the document lacks).
+base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options);
+
+// The published JSON Schema of documents and results, all kinds.
+std::string schema();
+
+}  // namespace gpushare::cluster

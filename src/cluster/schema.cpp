@@ -1,0 +1,67 @@
+// The published JSON Schema: a frame here, the fields of each kind in its own file.
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/plan.hpp"
+
+namespace gpushare::cluster {
+
+std::string schema() {
+  OrderedJson documents = OrderedJson::array();
+  OrderedJson names = OrderedJson::array();
+  OrderedJson definitions = OrderedJson::parse(R"({
+    "positive": {"type": "number", "exclusiveMinimum": 0},
+    "not_negative": {"type": "number", "minimum": 0},
+    "fraction": {"type": "number", "minimum": 0, "maximum": 1},
+    "name": {"type": "string", "minLength": 1, "maxLength": 256},
+    "devices": {
+      "description": "A number of equal devices of 16 GiB, or a list of them. speed is relative to the device that the profiles are of.",
+      "oneOf": [
+        {"type": "integer", "minimum": 1, "maximum": 1000000},
+        {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {
+          "type": "object",
+          "properties": {
+            "id": {"$ref": "#/$defs/name"},
+            "memory_bytes": {"type": "integer", "minimum": 1},
+            "compute_units": {"$ref": "#/$defs/positive"},
+            "node": {"$ref": "#/$defs/name"},
+            "speed": {"$ref": "#/$defs/positive"}
+          },
+          "required": ["id", "memory_bytes"],
+          "additionalProperties": false}}
+      ]
+    }
+  })");
+  for (const Kind* kind : kinds()) {
+    const OrderedJson own = OrderedJson::parse(kind->schema);
+    OrderedJson properties = {{"version", {{"const", kDocumentVersion}}},
+                              {"kind", {{"const", kind->name}}},
+                              {"devices", {{"$ref", "#/$defs/devices"}}}};
+    OrderedJson required = {"version", "kind"};
+    if (kind->needs_devices) required.push_back("devices");
+    properties.update(own.at("properties"));
+    for (const auto& field : own.at("required")) required.push_back(field);
+    if (own.contains("$defs")) definitions.update(own.at("$defs"));
+    definitions[kind->name] = {{"type", "object"},
+                               {"properties", std::move(properties)},
+                               {"required", std::move(required)},
+                               {"additionalProperties", false}};
+    documents.push_back({{"$ref", std::string("#/$defs/") + kind->name}});
+    names.push_back(kind->name);
+  }
+  definitions["result"] = {
+      {"description", "What comes back: one entry of results a scheduler or objective."},
+      {"type", "object"},
+      {"properties",
+       {{"version", {{"const", kDocumentVersion}}},
+        {"kind", {{"enum", std::move(names)}}},
+        {"results",
+         {{"type", "array"},
+          {"items", {{"type", "object"}, {"required", OrderedJson::array({"solve_ms"})}}}}}}},
+      {"required", OrderedJson::array({"version", "kind", "results"})}};
+  const OrderedJson whole = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                             {"title", "gpushare cluster document, version 1"},
+                             {"oneOf", std::move(documents)},
+                             {"$defs", std::move(definitions)}};
+  return whole.dump(2) + "\n";
+}
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""gpushare cluster. See support.py. SPDX-License-Identifier: Apache-2.0"""
+
+import json
+import re
+
+import support
+from support import OPTIONS, ToolTest
+
+
+class Cluster(ToolTest):
+    def examples(self):
+        found = sorted((OPTIONS.source / "examples" / "cluster").glob("*.json"))
+        self.assertTrue(found)
+        return found
+
+    def plan(self, path, *arguments):
+        return json.loads(self.tool("cluster", "plan", path, *arguments, "--json", "-", code=0).out)
+
+    def test_every_example_is_decided_and_shown(self):
+        for path in self.examples():
+            with self.subTest(path=path.name):
+                result = self.plan(path)
+                self.assertEqual(result["version"], 1)
+                self.assertEqual(result["kind"], json.loads(path.read_text())["kind"])
+                self.assertTrue(result["results"])
+                for entry in result["results"]:
+                    self.assertIn("solve_ms", entry)
+                    self.assertTrue("scheduler" in entry or "objective" in entry)
+                self.assertIn("solve_ms", self.tool("cluster", "plan", path, code=0).out)
+
+    def test_json_goes_to_a_file_beside_the_table(self):
+        outcome = self.tool("cluster", "plan", "examples/cluster/services.json", "--json", "out.json", code=0)
+        self.assertIn("goodput_rps", outcome.out)
+        self.assertEqual(json.loads((self.folder / "out.json").read_text())["kind"], "services")
+
+    def test_the_schema_has_every_field_of_every_example(self):
+        schema = self.tool("cluster", "schema", code=0).out
+        def keys(value):
+            if isinstance(value, list):
+                return set().union(*map(keys, value)) if value else set()
+            return set(value) | keys(list(value.values())) if isinstance(value, dict) else set()
+        for path in self.examples():
+            document = json.loads(path.read_text())
+            self.assertIn(document["kind"], json.loads(schema)["$defs"])
+            for key in keys(document) - set(document.get("previous", {})):
+                self.assertIn(f'"{key}"', schema, path.name)
+
+    def test_bad_documents_and_usage(self):
+        self.refused(["cluster"], "gpushare cluster")
+        self.refused(["cluster", "plan"], "FILE")
+        self.refused(["cluster", "plan", "nowhere.json"], "nowhere.json")
+        self.refused(["cluster", "plan", self.file("a.json", '{"version": 1, "kind": "services", "devices": -1}')], "a.json: devices: -1")
+        self.refused(["cluster", "plan", self.file("b.json", '{"version": 1, "devices": NaN}')], "b.json: devices: not JSON")
+        self.refused(["cluster", "plan", "examples/cluster/services.json", "--scheduler", "x"], "--scheduler: 'x' is not allowed")
+        self.refused(["cluster", "plan", "examples/cluster/services.json", "--scheduler", ""], "''")
+        self.refused(["cluster", "plan", "examples/cluster/services.json", "--objective", "sw"], "--objective")
+        self.refused(["cluster", "plan", "examples/cluster/services.json", "--json", "examples/cluster/services.json"], "--json")
+
+    def test_a_name_doubled_among_many_is_told(self):
+        one = '{"name": "%d", "rate_rps": 1, "slo_ms": 1},'
+        text = "".join(one % i for i in range(20000)) + '{"name": "7", "rate_rps": 1, "slo_ms": 1}'
+        self.refused(["cluster", "plan", self.file("many.json", '{"version": 1, "kind": "services", "devices": 1, "services": [%s]}' % text)],
+                     'services[20000].name: "7" is not allowed; element 7 has that name already')
+        self.assertTrue(re.search(r"Usage: gpushare cluster plan FILE.json", self.tool("cluster", "plan", "--help", code=0).out))
+
+
+if __name__ == "__main__":
+    support.main()
