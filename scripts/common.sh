@@ -12,15 +12,21 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 boost_package=libboost-dev
 grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && boost_package=libboost1.81-dev
 build_packages=(build-essential cmake ninja-build pkg-config python3 libabsl-dev "$boost_package" nlohmann-json3-dev libcli11-dev)
-test_packages=(catch2 libbenchmark-dev libmimalloc-dev libjemalloc-dev)
+test_packages=(catch2 libbenchmark-dev libmimalloc-dev libjemalloc-dev python3-cffi python3-numpy python3-pytest)
+
+# missing_packages <package>...: prints those that are not installed, one a line.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || printf '%s\n' "$package"
+  done
+}
 
 # need_packages <package>...: installs what is missing with apt where we may, otherwise says exactly what to install.
 need_packages() {
   command -v dpkg-query >/dev/null || die "this script knows Debian and Ubuntu only; install these packages' equivalents: $*"
-  local missing=() package
-  for package in "$@"; do
-    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
-  done
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
   [ ${#missing[@]} -eq 0 ] && return 0
   local sudo=()
   if [ "$(id -u)" -ne 0 ]; then

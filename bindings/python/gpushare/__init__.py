@@ -1,0 +1,32 @@
+"""gpushare: many deep-learning jobs sharing one GPU.
+
+    import gpushare
+    with gpushare.Runtime("host", policy="fair") as runtime:
+        session = runtime.open_session("resnet", weight=2)
+        weights = session.array((1024, 1024))
+        for iteration in session.iterations(100):     # each waits for its turn
+            scratch = iteration.array((1024, 1024))   # gone when the iteration ends, at no cost
+            ...
+
+Everything here is a thin layer over the C ABI: `gpushare.lib` and `gpushare.ffi` are cffi's view of it. Calls that block
+release the GIL and answer Ctrl-C in the main thread. Errors are exceptions derived from `gpushare.Error`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+import atexit as _atexit
+
+from ._arrays import DeviceArray
+from ._cffi import ffi
+from ._heap import Heap, solve_placement
+from ._loader import Image, Loader, Model, Switcher, SwitcherIteration, solve_plan
+from ._native import (AlreadyExists, CallbackFailed, Cancelled, DeviceLost, DeviceOutOfMemory, Error, ExceedsCapacity, HostOutOfMemory,
+                      InvalidArgument, InvalidHandle, InvalidState, IoError, MalformedInput, NotFound, NotReady, OutOfMemory, QueueFull,
+                      QuotaExceeded, TimedOut, Unavailable, Unsupported, lib, version)
+from ._runtime import (GUARANTEED, OPPORTUNISTIC, Block, Iteration, Policy, Runtime, Session, SideStream, Stream, Ticket, devices,
+                       load_backend, policies, set_log)
+from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
+
+__version__ = version()
+__all__ = [name for name in dir() if not name.startswith("_")]
+
+# The library's threads must not call into an interpreter that is gone. What is still open is closed by weakref.finalize.
+_atexit.register(lambda: lib.gpushare_log_set(ffi.NULL, ffi.NULL, lib.GPUSHARE_LOG_WARNING))

@@ -1,0 +1,146 @@
+"""Blocks of device memory as arrays of other libraries: numpy, `__cuda_array_interface__` and DLPack.
+
+A view keeps its block, its session and its runtime from being collected. It does not keep them from being closed: an
+explicit close, or the end of an iteration, takes the memory away, as closing a file does. ResourceWarning tells of views
+that are alive then (python -W default).
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Optional, Sequence, Union
+
+from ._native import InvalidArgument, Unsupported, lib
+
+Shape = Union[int, Sequence[int]]
+
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_CPU, _CUDA = 1, 2
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", _DLDevice), ("ndim", ctypes.c_int32), ("dtype", _DLDataType),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    pass
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+_DLManagedTensor._fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", _Deleter)]
+_CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# c_void_p, not py_object: a capsule being destroyed has no references left to count.
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_char_p]
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+
+_exported: dict[int, tuple] = {}  # what consumers of DLPack still use, by the address of the managed tensor
+
+
+@_Deleter
+def _delete(managed: Any) -> None:
+    _exported.pop(ctypes.addressof(managed.contents), None)
+
+
+@_CapsuleDestructor
+def _destroy_capsule(capsule: int) -> None:
+    if _is_valid(capsule, b"dltensor"):  # nobody took it
+        _exported.pop(_get_pointer(capsule, b"dltensor"), None)
+
+
+def typestr(dtype: Any) -> str:
+    """A dtype as numpy's array interface writes it, such as '<f4'."""
+    if isinstance(dtype, str) and len(dtype) >= 3 and dtype[0] in "<|>":
+        return dtype
+    import numpy
+
+    return numpy.dtype(dtype).str
+
+
+class DeviceArray:
+    """A block, or a part of one, as an array in row-major order.
+
+    Other libraries read it through `__cuda_array_interface__` (cuda), `__array_interface__` (host) and DLPack (both):
+    `cupy.asarray(a)`, `torch.from_dlpack(a)`, `numpy.asarray(a)`. Nothing is copied.
+    """
+
+    def __init__(self, block: Any, shape: Shape, dtype: Any = "<f4", offset: int = 0) -> None:
+        self.shape = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        self.typestr = typestr(dtype)
+        self.nbytes = math.prod(self.shape) * int(self.typestr[2:])
+        if offset < 0 or min(self.shape, default=0) < 0 or offset + self.nbytes > block.nbytes:
+            raise InvalidArgument(f"an array of shape {self.shape}, type {self.typestr} from byte {offset} does not fit a block "
+                                  f"of {block.nbytes} bytes", lib.GPUSHARE_INVALID_ARGUMENT)
+        self.block = block
+        self.offset = offset
+
+    @property
+    def address(self) -> int:
+        return self.block.address + self.offset
+
+    def _interface(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.typestr, "data": (self.address, False), "strides": None, "version": 3}
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if not self.block.on_host:
+            raise AttributeError("__array_interface__")  # as hasattr() expects of memory that the CPU cannot read
+        return self._interface()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.block.on_host:
+            raise AttributeError("__cuda_array_interface__")
+        return self._interface()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (_CPU, 0) if self.block.on_host else (_CUDA, self.block.device_index)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Optional[tuple[int, int]] = None,
+                   dl_device: Optional[tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("the block can be shared in place only, without a copy")
+        kind, size = self.typestr[1], int(self.typestr[2:])
+        if kind not in _DLPACK_CODES:
+            raise Unsupported(f"DLPack has no type for {self.typestr!r}", lib.GPUSHARE_UNSUPPORTED)
+        managed = _DLManagedTensor()
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        tensor = managed.dl_tensor
+        tensor.data = self.address
+        tensor.device = _DLDevice(*self.__dlpack_device__())
+        tensor.ndim = len(self.shape)
+        tensor.dtype = _DLDataType(_DLPACK_CODES[kind], 8 * size, 1)
+        tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+        managed.deleter = _delete
+        address = ctypes.addressof(managed)
+        _exported[address] = (managed, shape, self)
+        return _new_capsule(address, b"dltensor", _destroy_capsule)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, typestr={self.typestr!r}, address={self.address:#x})"
+
+
+def view(block: Any, shape: Shape, dtype: Any, offset: int = 0) -> Any:
+    """numpy's array over a block in host memory, a DeviceArray over any other."""
+    array = DeviceArray(block, shape, dtype, offset)
+    block._watch(array)
+    if not block.on_host:
+        return array
+    import numpy
+
+    return numpy.asarray(array)

@@ -1,0 +1,410 @@
+"""Requests with deadlines: the request queue in front of a runtime, and its parts alone. serving.h."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import logging
+import threading
+from typing import Any, Callable, Optional, Sequence
+
+from ._cffi import ffi
+from ._native import CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
+from ._runtime import Iteration, Runtime, Session, _calls, _on_release, one_of
+
+_log = logging.getLogger("gpushare")
+_DROPS = {lib.GPUSHARE_DROP_EXPIRED: "expired", lib.GPUSHARE_DROP_HOPELESS: "hopeless", lib.GPUSHARE_DROP_REJECTED: "rejected",
+          lib.GPUSHARE_DROP_CANCELLED: "cancelled", lib.GPUSHARE_DROP_NONE: None}
+_BACKENDS = {"automatic": lib.GPUSHARE_SCORE_QUEUE_AUTOMATIC, "slack": lib.GPUSHARE_SCORE_QUEUE_SLACK,
+             "scan": lib.GPUSHARE_SCORE_QUEUE_SCAN, "kinetic": lib.GPUSHARE_SCORE_QUEUE_KINETIC,
+             "hull": lib.GPUSHARE_SCORE_QUEUE_HULL}
+
+
+def now_ns() -> int:
+    """The clock of deadlines: nanoseconds, monotonic, of this machine."""
+    return lib.gpushare_now_ns()
+
+
+def _batcher_params(policy: Optional[str], settings: dict[str, Any]) -> tuple[Any, Any]:
+    name = null_or(policy)
+    return struct("gpushare_batcher_params", policy=name, **settings), name
+
+
+def _batcher_model(batch_sizes: Optional[Sequence[int]], c0_ns: int, c1: float) -> tuple[Any, Any]:
+    sizes = ffi.NULL if batch_sizes is None else ffi.new("uint32_t[]", list(batch_sizes))
+    model = struct("gpushare_batcher_model", batch_size_count=0 if batch_sizes is None else len(batch_sizes), batch_sizes=sizes,
+                   c0_ns=c0_ns, c1=c1)
+    return model, sizes
+
+
+def _request(model: int, request_id: int, application: int, arrival_ns: int, deadline_ns: int, cost: float,
+             later_steps: Sequence[tuple[int, float]]) -> tuple[Any, Any]:
+    steps = ffi.new("gpushare_cost_step[]", [{"after_ns": after, "cost": price} for after, price in later_steps] or 1)
+    request = struct("gpushare_request", model=model, id=request_id, application=application, arrival_ns=arrival_ns,
+                     deadline_ns=deadline_ns, cost=cost)
+    if later_steps:
+        request.later_steps, request.later_step_count = steps, len(later_steps)
+    return request, steps
+
+
+class Outcome:
+    """How a request ended. `in_time` tells whether its deadline was met; `drop` says why it was dropped, if it was."""
+
+    def __init__(self, outcome: Any, result: Any) -> None:
+        self.id = outcome.id
+        self.drop = _DROPS.get(outcome.drop, str(outcome.drop))
+        self.batch_count = outcome.batch_count
+        self.finished_ns = outcome.finished_ns
+        self.deadline_ns = outcome.deadline_ns
+        self.in_time = outcome.finished_ns <= outcome.deadline_ns
+        self.result = result
+
+
+class _Request:
+    """A submitted request until it is answered."""
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+        self.result: Any = None
+        self.error: Optional[BaseException] = None
+        self.future: concurrent.futures.Future = concurrent.futures.Future()
+
+
+class Batch:
+    """A batch as its function sees it: `payloads` of its requests in order."""
+
+    def __init__(self, batch: Any, requests: list[_Request]) -> None:
+        self._batch = batch
+        self._requests = requests
+        self.expected_ns = batch.expected_ns
+        self.ids = [batch.ids[index] for index in range(batch.count)]
+        self.payloads = [request.payload for request in requests]
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def set_execution(self, index: int, seconds: float) -> None:
+        """Tells what request `index` took, or would take, alone, where that is known."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"the batch has {len(self)} requests, none with index {index}")
+        self._batch.execution_ns[index] = int(seconds * 1e9)
+
+
+class _QueueModel:
+    def __init__(self, session: Session, function: Callable[[Iteration, Batch], Any]) -> None:
+        self.session = session
+        self.function = function
+
+    def run(self, handle: Any, batch: Any) -> int:
+        requests = [ffi.from_handle(batch.user_data[index]) for index in range(batch.count)]
+        try:
+            results = self.function(Iteration(self.session, handle), Batch(batch, requests))
+            if results is not None:
+                for request, result in zip(requests, results, strict=True):
+                    request.result = result
+            return 0
+        except BaseException as error:
+            for request in requests:
+                request.error = error
+            return status_of(error)
+
+
+@ffi.callback("int32_t(void*, gpushare_iteration, const gpushare_queued_batch*)")
+def _on_batch(data: Any, iteration: Any, batch: Any) -> int:
+    return ffi.from_handle(data).run(iteration, batch)
+
+
+@ffi.callback("void(void*, const gpushare_request_outcome*)")
+def _on_answer(data: Any, outcome: Any) -> None:
+    request = ffi.from_handle(data)
+    _calls.drop(data)
+    try:
+        if not request.future.set_running_or_notify_cancel():
+            return
+        if outcome.status == 0:
+            request.future.set_result(Outcome(outcome, request.result))
+        elif request.error is not None:
+            failed = CallbackFailed(f"the batch function raised {request.error!r}", lib.GPUSHARE_CALLBACK_FAILED)
+            failed.__cause__ = request.error
+            request.future.set_exception(failed)
+        else:
+            drop = _DROPS.get(outcome.drop)
+            request.future.set_exception(error_of(outcome.status, f"request {outcome.id} was dropped: {drop}" if drop else None))
+    except BaseException:
+        _log.exception("answering a request")
+
+
+class RequestQueue(Closable):
+    """Requests with deadlines in front of a runtime; batches run as iterations of the sessions of their models.
+
+    `policy`: 'gpushare' (the default), 'fifo', 'edf', 'clipper', 'nexus', 'clockwork', 'maxdelay', 'orloj'. Settings are the
+    fields of gpushare_batcher_params, such as max_pending.
+    """
+
+    def __init__(self, runtime: Runtime, policy: Optional[str] = None, **settings: Any) -> None:
+        params, keep = _batcher_params(policy, settings)
+        out = ffi.new("gpushare_request_queue*")
+        check(lib.gpushare_request_queue_create(runtime.handle, params, out))
+        del keep
+        self._ids = itertools.count(1)
+        self._sessions: list[Session] = []
+        self._own(out[0], lib.gpushare_request_queue_close, runtime, self._sessions)
+
+    def add_model(self, session: Session, function: Callable[[Iteration, Batch], Any], *, batch_sizes: Optional[Sequence[int]] = None,
+                  c0_ns: int = 0, c1: float = 1.0) -> int:
+        """Registers a model and returns its number: `function(iteration, batch)` runs its batches in `session`.
+
+        The function returns None or a list of one result a request.
+        """
+        model, keep = _batcher_model(batch_sizes, c0_ns, c1)
+        handle = _calls.hold(_QueueModel(session, function))
+        out = ffi.new("uint32_t*")
+        status = lib.gpushare_request_queue_add_model(self.handle, session.handle, model, _on_batch, handle, _on_release, out)
+        if status != 0:
+            _calls.drop(handle)
+        check(status)
+        del keep
+        self._sessions.append(session)
+        return out[0]
+
+    def submit(self, payload: Any = None, *, deadline: float, model: int = 0, application: int = 0, cost: float = 1.0,
+               later_steps: Sequence[tuple[int, float]] = (), request_id: Optional[int] = None) -> concurrent.futures.Future:
+        """Hands a request in, to be served within `deadline` seconds from now, and returns a future of its Outcome.
+
+        The future raises TimedOut for a request that was dropped, Cancelled, or CallbackFailed when its batch failed. Raises
+        QueueFull, or TimedOut at once if the request cannot finish in time. `asyncio.wrap_future` makes it awaitable.
+        """
+        number = next(self._ids) if request_id is None else request_id
+        request, keep = _request(model, number, application, 0, now_ns() + nanoseconds(deadline), cost, later_steps)
+        held = _Request(payload)
+        handle = _calls.hold(held)
+        status = lib.gpushare_request_queue_submit(self.handle, request, _on_answer, handle)
+        if status != 0:
+            _calls.drop(handle)
+        check(status)
+        del keep
+        held.future.request_id = number  # type: ignore[attr-defined]
+        return held.future
+
+    async def ask(self, payload: Any = None, **request: Any) -> Any:
+        """Submits a request and awaits its result; arguments as submit()."""
+        return (await asyncio.wrap_future(self.submit(payload, **request))).result
+
+    def cancel(self, request_id: int) -> None:
+        """The caller gave up; the request is answered with Cancelled if it still waits."""
+        check(lib.gpushare_request_queue_cancel(self.handle, request_id))
+
+    def drain(self, timeout: Optional[float] = None) -> None:
+        """Refuses new requests from now on and waits until all accepted ones are answered."""
+        wait(lambda slice_ns: lib.gpushare_request_queue_drain(self.handle, slice_ns), timeout)
+
+    def observe(self, model: int, application: int, seconds: float) -> None:
+        """Tells what a request of this application takes alone."""
+        check(lib.gpushare_request_queue_observe(self.handle, model, application, int(seconds * 1e9)))
+
+    def observe_batch(self, model: int, count: int, longest: float, device_time: float) -> None:
+        """Tells what a batch of `count` took whose longest request takes `longest` seconds alone."""
+        check(lib.gpushare_request_queue_observe_batch(self.handle, model, count, int(longest * 1e9), int(device_time * 1e9)))
+
+    def profile(self, model: int, application: int) -> dict[str, Any]:
+        """What has been learned of an application of a model."""
+        info = struct("gpushare_profile")
+        check(lib.gpushare_request_queue_get_profile(self.handle, model, application, info))
+        return as_dict(info)
+
+    def info(self) -> dict[str, Any]:
+        info = struct("gpushare_request_queue_info")
+        check(lib.gpushare_request_queue_get_info(self.handle, info))
+        return as_dict(info)
+
+
+class Batcher(Closable):
+    """The decisions alone, for programs with threads of their own. The caller orders calls on one batcher."""
+
+    def __init__(self, policy: Optional[str] = None, **settings: Any) -> None:
+        params, keep = _batcher_params(policy, settings)
+        out = ffi.new("gpushare_batcher*")
+        check(lib.gpushare_batcher_create(params, out))
+        del keep
+        self._largest = 16
+        self._own(out[0], lib.gpushare_batcher_release)
+
+    def add_model(self, *, batch_sizes: Optional[Sequence[int]] = None, c0_ns: int = 0, c1: float = 1.0) -> int:
+        model, keep = _batcher_model(batch_sizes, c0_ns, c1)
+        out = ffi.new("uint32_t*")
+        check(lib.gpushare_batcher_add_model(self.handle, model, out))
+        del keep
+        self._largest = max(self._largest, *(batch_sizes or [1]))
+        return out[0]
+
+    def arrive(self, request_id: int, *, now_ns: int, deadline_ns: int, model: int = 0, application: int = 0,
+               arrival_ns: Optional[int] = None, cost: float = 1.0, later_steps: Sequence[tuple[int, float]] = ()) -> None:
+        request, keep = _request(model, request_id, application, now_ns if arrival_ns is None else arrival_ns, deadline_ns, cost,
+                                 later_steps)
+        check(lib.gpushare_batcher_arrive(self.handle, request, now_ns))
+        del keep
+
+    def cancel(self, request_id: int, now_ns: int) -> None:
+        check(lib.gpushare_batcher_cancel(self.handle, request_id, now_ns))
+
+    def next(self, now_ns: int, in_flight: int = 0) -> tuple[Optional[dict[str, Any]], int]:
+        """(batch, wake_ns): what to run next, with the list `ids`, or None and the time at which to ask again."""
+        batch = struct("gpushare_batch")
+        ids = ffi.new("uint64_t[]", self._largest)
+        status = lib.gpushare_batcher_next(self.handle, now_ns, in_flight, batch, ids, self._largest)
+        if status == lib.GPUSHARE_NOT_READY:
+            return None, batch.wake_ns
+        check(status)
+        result = as_dict(batch)
+        result["ids"] = [ids[index] for index in range(batch.count)]
+        return result, batch.wake_ns
+
+    def started(self, batch_id: int, now_ns: int) -> None:
+        check(lib.gpushare_batcher_started(self.handle, batch_id, now_ns))
+
+    def finished(self, batch_id: int, device_ns: int, now_ns: int) -> None:
+        check(lib.gpushare_batcher_finished(self.handle, batch_id, device_ns, now_ns))
+
+    def rejected(self, batch_id: int, now_ns: int) -> None:
+        check(lib.gpushare_batcher_rejected(self.handle, batch_id, now_ns))
+
+    def observe(self, model: int, application: int, execution_ns: int) -> None:
+        check(lib.gpushare_batcher_observe(self.handle, model, application, execution_ns))
+
+    def observe_batch(self, model: int, count: int, longest_ns: int, device_ns: int) -> None:
+        check(lib.gpushare_batcher_observe_batch(self.handle, model, count, longest_ns, device_ns))
+
+    def observe_run(self, model: int, applications: Sequence[int], device_ns: int, execution_ns: Optional[Sequence[int]] = None) -> None:
+        """Tells what a batch of one request an application took; see gpushare_batcher_observe_run."""
+        execution = ffi.NULL if execution_ns is None else ffi.new("uint64_t[]", list(execution_ns))
+        check(lib.gpushare_batcher_observe_run(self.handle, model, ffi.new("uint32_t[]", list(applications)), execution,
+                                               len(applications), device_ns))
+
+    def profile(self, model: int, application: int) -> dict[str, Any]:
+        info = struct("gpushare_profile")
+        check(lib.gpushare_batcher_get_profile(self.handle, model, application, info))
+        return as_dict(info)
+
+    def take_drops(self) -> list[tuple[int, Optional[str]]]:
+        """Requests dropped since the last call, each with the reason."""
+        drops, count, taken = ffi.new("gpushare_drop[]", 256), ffi.new("uint64_t*"), []
+        while True:
+            check(lib.gpushare_batcher_take_drops(self.handle, drops, 256, count))
+            taken += [(drops[index].id, _DROPS.get(drops[index].reason)) for index in range(count[0])]
+            if count[0] < 256:
+                return taken
+
+    @property
+    def pending(self) -> int:
+        """Requests held, not yet in a batch."""
+        out = ffi.new("uint64_t*")
+        check(lib.gpushare_batcher_get_pending(self.handle, out))
+        return out[0]
+
+
+class Histogram(Closable):
+    """The last `window` durations of something, within 1.6%, with detection of shifts."""
+
+    def __init__(self, window: int = 0, drift_samples: int = 0, *, _handle: Any = None) -> None:
+        if _handle is None:
+            out = ffi.new("gpushare_histogram*")
+            check(lib.gpushare_histogram_create(struct("gpushare_histogram_params", window=window, drift_samples=drift_samples), out))
+            _handle = out[0]
+        self._own(_handle, lib.gpushare_histogram_release)
+
+    def record(self, duration_ns: int) -> None:
+        check(lib.gpushare_histogram_record(self.handle, duration_ns))
+
+    def merge(self, other: "Histogram") -> None:
+        check(lib.gpushare_histogram_merge(self.handle, other.handle))
+
+    def reset(self) -> None:
+        check(lib.gpushare_histogram_reset(self.handle))
+
+    def info(self) -> dict[str, Any]:
+        info = struct("gpushare_histogram_info")
+        check(lib.gpushare_histogram_get_info(self.handle, info))
+        return as_dict(info)
+
+    def quantile(self, q: float, k: int = 1) -> float:
+        """The q-quantile, in nanoseconds, of the longest of k independent durations."""
+        out = ffi.new("double*")
+        check(lib.gpushare_histogram_get_quantile(self.handle, q, k, out))
+        return out[0]
+
+    def serialize(self) -> str:
+        size = ffi.new("uint64_t*")
+        lib.gpushare_histogram_serialize(self.handle, ffi.NULL, 0, size)
+        buffer = ffi.new("char[]", size[0])
+        check(lib.gpushare_histogram_serialize(self.handle, buffer, size[0], size))
+        return ffi.string(buffer).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> "Histogram":
+        """The histogram that serialize() wrote. Raises MalformedInput, naming the word that is wrong."""
+        data = text.encode()
+        out = ffi.new("gpushare_histogram*")
+        check(lib.gpushare_histogram_parse(data, len(data), out))
+        return cls(_handle=out[0])
+
+
+class ScoreQueue(Closable):
+    """Deadlines, asked for the one with the greatest score now (Orloj, eq. 4.2). The caller orders calls on one queue."""
+
+    def __init__(self, backend: str = "automatic") -> None:
+        out = ffi.new("gpushare_score_queue*")
+        check(lib.gpushare_score_queue_create(one_of("backend", backend, _BACKENDS), out))
+        self._own(out[0], lib.gpushare_score_queue_release)
+
+    @staticmethod
+    def _class(histogram: Histogram, k: int, bins: int, c0_ns: float, c1: float, delay_rate_per_ms: float,
+               steps: Sequence[tuple[int, float]]) -> tuple[Any, Any]:
+        keep = ffi.new("gpushare_cost_step[]", [{"after_ns": after, "cost": price} for after, price in steps] or 1)
+        score_class = struct("gpushare_score_class", k=k, histogram=histogram.handle, bins=bins, step_count=len(steps), c0_ns=c0_ns,
+                             c1=c1, delay_rate_per_ms=delay_rate_per_ms)
+        if steps:
+            score_class.steps = keep
+        return score_class, keep
+
+    def add_class(self, histogram: Histogram, *, k: int = 0, bins: int = 0, c0_ns: float = 0, c1: float = 0,
+                  delay_rate_per_ms: float = 0, steps: Sequence[tuple[int, float]] = ()) -> int:
+        """A class of requests with one score curve; returns its number."""
+        score_class, keep = self._class(histogram, k, bins, c0_ns, c1, delay_rate_per_ms, steps)
+        out = ffi.new("uint32_t*")
+        check(lib.gpushare_score_queue_add_class(self.handle, score_class, out))
+        del keep
+        return out[0]
+
+    def set_class(self, index: int, histogram: Histogram, *, k: int = 0, bins: int = 0, c0_ns: float = 0, c1: float = 0,
+                  delay_rate_per_ms: float = 0, steps: Sequence[tuple[int, float]] = ()) -> None:
+        """Gives a class another curve."""
+        score_class, keep = self._class(histogram, k, bins, c0_ns, c1, delay_rate_per_ms, steps)
+        check(lib.gpushare_score_queue_set_class(self.handle, index, score_class))
+        del keep
+
+    def insert(self, index: int, deadline_ns: int, request_id: int) -> int:
+        """Inserts a request of class `index`; the result names it for erase()."""
+        out = ffi.new("uint32_t*")
+        check(lib.gpushare_score_queue_insert(self.handle, index, deadline_ns, request_id, out))
+        return out[0]
+
+    def erase(self, entry: int) -> None:
+        check(lib.gpushare_score_queue_erase(self.handle, entry))
+
+    def best(self, now_ns: int) -> tuple[int, float]:
+        """Id and score of the best request now. Raises NotReady when the queue is empty."""
+        request_id, score = ffi.new("uint64_t*"), ffi.new("double*")
+        check(lib.gpushare_score_queue_best(self.handle, now_ns, request_id, score))
+        return request_id[0], score[0]
+
+    def pop(self, now_ns: int, count: int) -> list[int]:
+        """Takes the best `count` out, best first."""
+        ids, taken = ffi.new("uint64_t[]", max(1, count)), ffi.new("uint64_t*")
+        check(lib.gpushare_score_queue_pop(self.handle, now_ns, count, ids, taken))
+        return [ids[index] for index in range(taken[0])]
+
+    def __len__(self) -> int:
+        out = ffi.new("uint64_t*")
+        check(lib.gpushare_score_queue_get_size(self.handle, out))
+        return out[0]

@@ -1,0 +1,108 @@
+"""What concerns the whole process: exit, fork, signals, the tool, the description of the ABI. Each in a process of its own."""
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def python(code, **options):
+    return subprocess.run([sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_exit_with_live_sessions_streams_and_queues():
+    result = python("""
+        import gpushare, threading
+        runtime = gpushare.Runtime("host", capacity_bytes="16M", on_progress=lambda progress: None)
+        session = runtime.open_session("a", ephemeral_bytes="1M")
+        gpushare.set_log(lambda level, message: None)
+        queue = gpushare.RequestQueue(runtime)
+        queue.add_model(session, lambda iteration, batch: None)
+        queue.submit(0, deadline=1)
+        stream = runtime.create_stream()
+        tickets = [session.submit(lambda iteration: iteration.launch(sum, [1, 2])) for _ in range(50)]
+        iteration = runtime.open_session("b", ephemeral_bytes="1M").iteration()
+        del iteration
+        print("end")
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
+
+
+def test_a_data_loader_forks_workers():
+    result = python("""
+        import gpushare, multiprocessing, os
+        runtime = gpushare.Runtime("host", capacity_bytes="16M")
+        session = runtime.open_session("training", persistent_bytes="1M", ephemeral_bytes="1M")
+        weights = session.array((1024,))
+        weights[:] = 1
+
+        def worker(number):
+            with gpushare.Runtime("host", capacity_bytes="16M") as own:   # a runtime of its own works
+                with own.open_session("worker", ephemeral_bytes="1M") as loading:
+                    with loading.iteration() as iteration:
+                        iteration.array((16,))[:] = number
+            return number
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            for result in pool.imap(worker, range(4)):
+                with session.iteration() as iteration:
+                    iteration.array((16,))[:] = result
+        assert weights.sum() == 1024
+        print("end")
+    """)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
+
+
+def test_ctrl_c_ends_a_wait():
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
+        import gpushare
+        with gpushare.Runtime("host", capacity_bytes="16M", max_lanes=1) as runtime:
+            holder = runtime.open_session("holder", persistent_bytes="12M", ephemeral_bytes="64K")
+            holder.alloc("12M")
+            waiting = runtime.open_session("waiting", persistent_bytes="12M", ephemeral_bytes="64K")
+            try:
+                print("waiting", flush=True)
+                waiting.iteration()
+            except KeyboardInterrupt:
+                print("interrupted")
+    """)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert (rest, process.returncode) == ("interrupted\n", 0)
+
+
+def test_every_function_of_the_abi_is_described():
+    import gpushare
+
+    here = os.path.dirname(__file__)
+    with open(os.path.join(here, "..", "..", "..", "c_api", "exports.txt"), encoding="utf-8") as file:
+        names = [line.split("@")[0] for line in file if line.startswith("gpushare_")]
+    assert names
+    for name in names:
+        getattr(gpushare.lib, name)  # AttributeError: not declared, or not in the library
+
+
+def test_every_function_of_the_abi_is_wrapped():
+    here = os.path.dirname(__file__)
+    text = ""
+    for file in os.listdir(os.path.join(here, "..", "gpushare")):
+        if file.endswith(".py") and file != "_cffi.py":
+            with open(os.path.join(here, "..", "gpushare", file), encoding="utf-8") as source:
+                text += source.read()
+    with open(os.path.join(here, "..", "..", "..", "c_api", "exports.txt"), encoding="utf-8") as file:
+        names = {line.split("@")[0] for line in file if line.startswith("gpushare_")}
+    # A backend is a table of C functions; processes attached to the daemon use their own calls; the version is text.
+    excused = {name for name in names if name.startswith("gpushare_worker_")} | {"gpushare_backend_register", "gpushare_version",
+                                                                              "gpushare_last_error_message"}
+    assert {name for name in names - excused if f"lib.{name}" not in text} == set()
+
+
+def test_the_module_runs_the_tool():
+    if not os.environ.get("GPUSHARE_TOOL_FOLDER"):
+        pytest.skip("GPUSHARE_TOOL_FOLDER is not set")
+    environment = dict(os.environ, PATH=os.environ["GPUSHARE_TOOL_FOLDER"] + os.pathsep + os.environ["PATH"])
+    result = subprocess.run([sys.executable, "-m", "gpushare", "--help"], capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 0 and "replay" in result.stdout

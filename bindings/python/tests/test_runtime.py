@@ -1,0 +1,376 @@
+"""Runtime, session, iteration, stream, block, ticket on the host device."""
+import asyncio
+import gc
+import json
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import gpushare
+
+
+def test_an_iteration_computes_in_ephemeral_and_persistent_arrays(session):
+    weights = session.array((64, 64))
+    weights[:] = 2
+    for iteration in session.iterations(3):
+        scratch = iteration.array((64, 64))
+        np.multiply(weights, 3, out=scratch)
+        assert scratch.sum() == 64 * 64 * 6
+        assert session.info()["ephemeral_bytes"] == scratch.nbytes
+    info = session.info()
+    assert info["ephemeral_bytes"] == 0
+    assert info["persistent_bytes"] == weights.nbytes
+    assert info["state"] == "resident"
+
+
+def test_leaving_a_loop_over_iterations_ends_the_iteration(session):
+    for iteration in session.iterations():
+        iteration.alloc("1K")
+        break
+    gc.collect()
+    with session.iteration(timeout=10):
+        pass
+
+
+def test_an_exception_ends_its_session_alone(runtime):
+    other = runtime.open_session("other", ephemeral_bytes="1M")
+    failing = runtime.open_session("failing", ephemeral_bytes="1M")
+    with pytest.raises(ZeroDivisionError):
+        with failing.iteration():
+            1 / 0
+    assert failing.info()["state"] == "failed"
+    with pytest.raises(gpushare.InvalidState, match="division by zero"):
+        failing.iteration()
+    with other.iteration():
+        pass
+
+
+def test_submitted_iterations_run_in_order_and_return_their_results(session):
+    seen = []
+    tickets = [session.submit(lambda iteration, number=number: seen.append(number) or number) for number in range(20)]
+    assert [ticket.result(timeout=60) for ticket in tickets] == list(range(20)) == seen
+    assert all(ticket.done() for ticket in tickets)
+
+
+def test_a_submitted_function_that_raises_tells_why(session):
+    ticket = session.submit(lambda iteration: {}["absent"])
+    with pytest.raises(gpushare.CallbackFailed, match="absent") as caught:
+        ticket.result(timeout=60)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert session.info()["state"] == "failed"
+
+
+def test_tickets_are_awaitable(session):
+    async def both():
+        return await asyncio.gather(*(_await(session.submit(lambda iteration: 7)) for _ in range(2)))
+
+    async def _await(ticket):
+        return await ticket
+
+    assert asyncio.run(both()) == [7, 7]
+
+
+def test_copies_fills_and_launched_functions_run_in_stream_order(session):
+    source = np.arange(1024, dtype=np.float32)
+    back = np.zeros_like(source)
+    block = session.alloc(source.nbytes)
+    with session.iteration() as iteration:
+        scratch = iteration.alloc(source.nbytes)
+        stream = iteration.stream
+        stream.copy_from_host(block, source)
+        stream.copy(scratch, block)
+        iteration.launch(lambda array: np.add(array, 1, out=array), scratch.array((1024,)))
+        stream.copy_to_host(back, scratch)
+        stream.fill(block, 0)
+        stream.synchronize()
+    assert (back == source + 1).all()
+    assert not block.array((1024,)).any()
+
+
+def test_a_launched_function_that_raises_ends_its_session(session):
+    with session.iteration() as iteration:
+        iteration.launch(lambda: [][1])
+        iteration.stream.synchronize()
+    with pytest.raises(gpushare.CallbackFailed, match="list index") as caught:
+        session.iteration()
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_side_streams(runtime, session):
+    block = session.alloc("4K")
+    with runtime.create_stream() as stream:
+        stream.fill(block, 7)
+        block.record_use(stream)
+        stream.synchronize()
+        assert stream.native != 0
+        assert (block.array() == 7).all()
+        block.free()
+    with pytest.raises(gpushare.NotFound):
+        block.free()
+    with pytest.raises(gpushare.InvalidState, match="closed"):
+        stream.synchronize()
+
+
+def test_blocks_know_their_owner_and_can_be_kept(session):
+    with session.iteration() as iteration:
+        block = iteration.keep(iteration.alloc("64K"))
+        array = block.array((16384,))
+        array[:] = 5
+    assert (array == 5).all()
+    assert block.info()["promoted"] == 1
+    assert session.info()["promoted_bytes"] == 65536
+    block.free()
+
+
+def test_memory_is_found_by_stream_and_by_thread(runtime, session):
+    with session.iteration() as iteration:
+        stream = iteration.stream
+        by_stream = []
+        helper = threading.Thread(target=lambda: by_stream.append(runtime.alloc("1K", stream=stream)))
+        helper.start()
+        helper.join()
+        by_thread = runtime.alloc("1K", kind="framework")
+        assert by_stream[0].info()["session_id"] == by_thread.info()["session_id"] == session.info()["session_id"]
+        by_thread.free()
+    with pytest.raises(gpushare.NotFound):
+        runtime.alloc("1K")
+
+
+def test_views_do_not_leave_their_block(session):
+    block = session.alloc(100)
+    assert block.array().shape == (100,)
+    assert block.array((25,), "<i4").nbytes == 100
+    for shape, dtype, offset in (((26,), "<i4", 0), ((25,), "<i4", 4), ((1,), "|u1", -1), ((-1,), "|u1", 0)):
+        with pytest.raises(gpushare.InvalidArgument, match="does not fit"):
+            block.array(shape, dtype, offset)
+    with pytest.raises(gpushare.InvalidArgument, match="100 bytes"):
+        with session.iteration() as iteration:
+            iteration.stream.fill(block, 0, 101)
+
+
+def test_views_that_outlive_their_memory_are_told(session):
+    with pytest.warns(ResourceWarning, match="1 arrays still view memory of an iteration"):
+        with session.iteration() as iteration:
+            kept = iteration.array((8,))
+    del kept
+
+
+def test_arrays_are_shared_without_a_copy(session):
+    block = session.alloc(4096)
+    shared = gpushare.DeviceArray(block, (32, 32), np.float32)
+    first, second = np.asarray(shared), np.from_dlpack(shared)
+    first[3, 4] = 9
+    assert second[3, 4] == 9
+    assert shared.__dlpack_device__() == (1, 0)
+    assert not hasattr(shared, "__cuda_array_interface__")
+    with pytest.raises(BufferError):
+        shared.__dlpack__(copy=True)
+    collected = weakref.ref(shared)
+    del shared, second
+    gc.collect()
+    assert collected() is not None  # `first` still reads it
+    del first
+    gc.collect()
+    assert collected() is None
+
+
+def test_errors_name_what_is_wrong(runtime):
+    with pytest.raises(gpushare.NotFound, match="round-robin"):
+        gpushare.Runtime("host", policy="round-robin")
+    with pytest.raises(gpushare.ExceedsCapacity, match="'big'") as caught:
+        runtime.open_session("big", persistent_bytes="1G")
+    assert caught.value.status_name == "EXCEEDS_CAPACITY"
+    with pytest.raises(gpushare.InvalidArgument, match="guaranteed, opportunistic"):
+        runtime.open_session("x", session_class="best")
+    with pytest.raises(gpushare.InvalidArgument, match="'8 apples'"):
+        runtime.open_session("x", memory="8 apples")
+    with pytest.raises(MemoryError):
+        runtime.open_session("small", persistent_bytes="1M", ephemeral_bytes="1M", memory="2M").alloc("4M")
+    with pytest.raises(TypeError):
+        runtime.open_session("x", no_such_option=1)
+
+
+def test_sizes_are_bytes_or_texts():
+    from gpushare._runtime import size_in_bytes
+
+    assert [size_in_bytes(size) for size in (5, "5", "2K", "1.5M", "8G", "8GiB", "1 g")] == [
+        5, 5, 2048, 1536 * 1024, 8 * 2**30, 8 * 2**30, 2**30]
+
+
+def test_closing(runtime):
+    session = runtime.open_session("a", ephemeral_bytes="1M")
+    session.close()
+    session.close()
+    assert session.closed
+    with pytest.raises(gpushare.InvalidState, match="this Session is closed"):
+        session.info()
+    left = runtime.open_session("left", ephemeral_bytes="1M")
+    runtime.close()
+    with pytest.raises(gpushare.InvalidState):
+        left.iteration()
+    left.close()
+
+
+def test_closing_inside_its_own_iteration_is_refused_and_loses_nothing(session):
+    with session.iteration() as iteration:
+        with pytest.raises(gpushare.InvalidState):
+            session.close()
+        iteration.alloc(64)
+    with session.iteration():
+        pass
+
+
+def test_timeouts(runtime):
+    holder = runtime.open_session("holder", persistent_bytes="60M", ephemeral_bytes="1M")
+    queued = runtime.open_session("queued", persistent_bytes="60M", ephemeral_bytes="1M")
+    holder.alloc("60M")
+    with pytest.raises(TimeoutError):
+        queued.wait_admitted(timeout=0.05)
+    assert queued.info()["state"] == "queued"
+    with pytest.raises(gpushare.InvalidArgument):
+        queued.wait_admitted(timeout=-1)
+    holder.close()
+    queued.wait_admitted(timeout=60)
+
+
+def test_threads_take_turns(runtime):
+    done = {}
+
+    def work(name):
+        with runtime.open_session(name, persistent_bytes="1M", ephemeral_bytes="4M") as session:
+            weights = session.array((256,))
+            weights[:] = 0
+            for iteration in session.iterations(50):
+                scratch = iteration.array((1024,))
+                scratch[:] = 1
+                weights += scratch[:256]
+            done[name] = weights.sum()
+
+    threads = [threading.Thread(target=work, args=(f"job {number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == {f"job {number}": 50 * 256 for number in range(6)}
+
+
+def test_other_threads_run_while_one_waits_for_its_turn():
+    with gpushare.Runtime("host", policy="fair", capacity_bytes="16M", max_lanes=1) as runtime:
+        holder = runtime.open_session("holder", ephemeral_bytes="1M")
+        waiting = runtime.open_session("waiting", ephemeral_bytes="1M")
+        begun, granted = threading.Event(), threading.Event()
+
+        def begin():
+            begun.set()
+            with waiting.iteration():
+                granted.set()
+
+        with holder.iteration():
+            thread = threading.Thread(target=begin)
+            thread.start()
+            assert begun.wait(timeout=60)
+            assert not granted.wait(timeout=0.05)  # this thread runs, the other one waits
+        assert granted.wait(timeout=60)
+        thread.join()
+
+
+def test_progress_out_of_memory_and_log_functions():
+    finished, asked = [], []
+    with gpushare.Runtime("host", capacity_bytes="16M", on_progress=finished.append) as runtime:
+        session = runtime.open_session("a", persistent_bytes="1M", ephemeral_bytes="1M")
+        for _ in session.iterations(4):
+            pass
+        runtime.synchronize()
+
+        def free_something(session_id, nbytes):
+            asked.append(nbytes)
+            return False
+
+        runtime.set_out_of_memory_function(free_something)
+        with pytest.raises(gpushare.DeviceOutOfMemory):
+            session.alloc("12M")
+            session.alloc("12M")
+        runtime.set_out_of_memory_function(None)
+    assert {call.session_name for call in finished} == {"a"}
+    assert max(call.iterations_done for call in finished) == 4
+    assert asked == [12 * 2**20]
+
+
+class Youngest(gpushare.Policy):
+    name = "youngest"
+    max_lanes = 1
+
+    def __init__(self):
+        self.picks = 0
+
+    def pick(self, lane, candidates, now_ns):
+        self.picks += 1
+        return max(range(len(candidates)), key=lambda index: candidates[index].session_id)
+
+
+def test_policies_in_python():
+    policy = Youngest()
+    gone = weakref.ref(policy)
+    with gpushare.Runtime("host", policy=policy, capacity_bytes="16M") as runtime:
+        assert runtime.info()["policy"] == "youngest"
+        sessions = [runtime.open_session(f"s{number}", ephemeral_bytes="1M") for number in range(3)]
+        tickets = [session.submit(lambda iteration: None) for session in sessions]
+        for ticket in tickets:
+            ticket.result(timeout=60)
+        assert policy.picks >= 3
+        runtime.set_policy("fifo")
+        assert runtime.info()["policy"] == "fifo"
+    del policy
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_policy_that_raises_leaves_the_lane_idle_and_is_logged(caplog):
+    class Broken(gpushare.Policy):
+        def pick(self, lane, candidates, now_ns):
+            raise RuntimeError("no idea")
+
+    with gpushare.Runtime("host", policy=Broken(), capacity_bytes="16M") as runtime:
+        session = runtime.open_session("a", ephemeral_bytes="1M")
+        with pytest.raises(gpushare.TimedOut):
+            session.iteration(timeout=0.05)
+        runtime.set_policy("fair")
+        with session.iteration(timeout=60):
+            pass
+    assert "a policy's pick raised" in caplog.text
+
+
+def test_exports(tmp_path):
+    with gpushare.Runtime("host", capacity_bytes="16M", record_timeline=True, record_allocations=True) as runtime:
+        session = runtime.open_session("a", persistent_bytes="1M", ephemeral_bytes="1M")
+        session.alloc("64K")
+        for iteration in session.iterations(2):
+            iteration.alloc("4K")
+        runtime.synchronize()
+        runtime.write_timeline(tmp_path / "timeline.json")
+        runtime.write_snapshot(tmp_path / "snapshot.json", json=True)
+        runtime.write_snapshot(tmp_path / "snapshot.pickle")
+        runtime.write_allocation_log(tmp_path / "log.csv")
+        with pytest.raises(OSError, match="absent"):
+            runtime.write_timeline(tmp_path / "absent" / "timeline.json")
+    assert json.loads((tmp_path / "timeline.json").read_text())
+    assert json.loads((tmp_path / "snapshot.json").read_text())["segments"]
+    assert (tmp_path / "log.csv").read_text().startswith("Thread,Time,Action")
+
+
+def test_the_simulated_device_runs_on_virtual_time():
+    with gpushare.Runtime("sim?total_gib=1", policy="fifo") as runtime:
+        session = runtime.open_session("a", ephemeral_bytes="1M")
+        for iteration in session.iterations(3):
+            iteration.stream.work(duration=10)
+        runtime.synchronize()
+        assert session.info()["service_ns"] == 30_000_000_000
+
+
+def test_devices_and_policies():
+    assert {"host", "sim"} <= {device["spec"] for device in gpushare.devices()}
+    assert "fair" in gpushare.policies()
+    with pytest.raises(gpushare.InvalidArgument):
+        gpushare.load_backend("relative.so")

@@ -1,0 +1,117 @@
+"""The request queue and its parts."""
+import asyncio
+
+import pytest
+
+import gpushare
+
+
+def test_requests_are_answered_with_their_results(runtime, session):
+    with gpushare.RequestQueue(runtime) as queue:
+        queue.add_model(session, lambda iteration, batch: [payload * 2 for payload in batch.payloads], c0_ns=1_000_000)
+        queue.observe(0, 0, 0.001)
+        futures = [queue.submit(number, deadline=60) for number in range(40)]
+        outcomes = [future.result(timeout=60) for future in futures]
+        assert [outcome.result for outcome in outcomes] == [2 * number for number in range(40)]
+        assert all(outcome.in_time and outcome.batch_count >= 1 and outcome.drop is None for outcome in outcomes)
+        queue.drain(timeout=60)
+        assert queue.info()["in_time"] == 40
+        assert queue.profile(0, 0)["samples"] > 0
+        with pytest.raises(gpushare.InvalidState):
+            queue.submit(1, deadline=1)
+
+
+def test_requests_can_be_awaited(runtime, session):
+    with gpushare.RequestQueue(runtime, "edf") as queue:
+        queue.add_model(session, lambda iteration, batch: batch.payloads)
+
+        async def ask():
+            return await asyncio.gather(*(queue.ask(number, deadline=60) for number in range(5)))
+
+        assert asyncio.run(ask()) == list(range(5))
+
+
+def test_a_batch_function_that_raises_fails_its_requests_alone(runtime, session):
+    def run(iteration, batch):
+        if "bad" in batch.payloads:
+            raise ValueError("bad request")
+        return batch.payloads
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        bad, good = queue.submit("bad", deadline=60), queue.submit("good", deadline=60)
+        with pytest.raises(gpushare.CallbackFailed, match="bad request") as caught:
+            bad.result(timeout=60)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert good.result(timeout=60).result == "good"
+
+
+def test_results_must_match_the_batch(runtime, session):
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, lambda iteration, batch: [1, 2, 3], batch_sizes=[1])
+        with pytest.raises(gpushare.CallbackFailed):
+            queue.submit(0, deadline=60).result(timeout=60)
+
+
+def test_refusals(runtime, session):
+    with gpushare.RequestQueue(runtime) as queue:
+        queue.add_model(session, lambda iteration, batch: None)
+        queue.observe(0, 7, 10.0)
+        with pytest.raises(gpushare.TimedOut):
+            queue.submit(0, deadline=0.001, application=7)
+        with pytest.raises(gpushare.InvalidArgument):
+            queue.submit(0, deadline=1, model=3)
+        with pytest.raises(gpushare.InvalidArgument):
+            queue.submit(0, deadline=1, cost=-1)
+        with pytest.raises(gpushare.NotFound):
+            queue.cancel(12345)
+    with pytest.raises(gpushare.NotFound, match="best-guess"):
+        gpushare.RequestQueue(runtime, "best-guess")
+
+
+def test_the_batcher_alone():
+    with gpushare.Batcher("edf") as batcher:
+        batcher.add_model(batch_sizes=[1, 2, 4], c0_ns=1_000)
+        batcher.observe(0, 0, 1_000)
+        for number in range(3):
+            batcher.arrive(number, now_ns=0, deadline_ns=10**9)
+        assert batcher.pending == 3
+        batch, _ = batcher.next(0)
+        assert batch is not None and set(batch["ids"]) <= {0, 1, 2}
+        batcher.started(batch["id"], 0)
+        batcher.finished(batch["id"], 2_000, 2_000)
+        batcher.observe_run(0, [0, 0], 2_000)
+        left = batcher.pending
+        for number in range(3):
+            if number not in batch["ids"]:
+                batcher.cancel(number, 3_000)
+        assert len(batcher.take_drops()) == left and batcher.pending == 0
+        assert batcher.next(4_000)[0] is None
+        assert batcher.profile(0, 0)["samples"] >= 1
+
+
+def test_histograms_and_the_score_queue():
+    with gpushare.Histogram() as histogram:
+        for number in range(1_000):
+            histogram.record(1_000 + number * 617 % 1_000)  # shuffled: a rising series would be taken for a shift
+        assert abs(histogram.quantile(0.5) - 1_500) < 50
+        assert histogram.quantile(0.5, k=16) > histogram.quantile(0.5)
+        again = gpushare.Histogram.parse(histogram.serialize())
+        assert again.info()["count"] == 1_000
+        again.merge(histogram)
+        assert again.info()["count"] == 2_000
+        again.reset()
+        with pytest.raises(gpushare.NotReady):
+            again.quantile(0.5)
+        with pytest.raises(gpushare.MalformedInput):
+            gpushare.Histogram.parse("no histogram")
+        with gpushare.ScoreQueue("slack") as queue:
+            index = queue.add_class(histogram)
+            queue.set_class(index, histogram, k=2)
+            entry = queue.insert(index, 10**6, 1)
+            queue.insert(index, 10**7, 2)
+            assert len(queue) == 2 and queue.best(0)[0] in (1, 2)
+            queue.erase(entry)
+            assert queue.pop(0, 5) == [2]
+            with pytest.raises(gpushare.NotReady):
+                queue.best(0)
