@@ -7,6 +7,9 @@ namespace gpushare::cluster {
 const std::vector<const Kind*>& kinds() {
   static const std::vector<const Kind*> all = {
       &services_kind(),
+      &trials_kind(),
+      &retraining_kind(),
+      &shares_kind(),
   };
   return all;
 }

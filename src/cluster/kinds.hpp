@@ -36,6 +36,9 @@ struct Kind {
 };
 
 const Kind& services_kind();
+const Kind& trials_kind();
+const Kind& retraining_kind();
+const Kind& shares_kind();
 
 // All of them, in the order in which help lists them.
 const std::vector<const Kind*>& kinds();

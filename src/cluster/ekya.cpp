@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/ekya.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cluster/solve/shares.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
+constexpr double kTolerance = 1e-9;
+
+// What a stream may do from now until the end of the window.
+struct StreamState {
+  double accuracy = 0;
+  bool done = false;     // retrained in this window: not again
+  int running = -1;      // configuration that has been started
+  double remaining = 0;  // GPU-seconds of it
+};
+
+struct Option {  // one way to use a stream's quanta
+  int64_t inference = 0;
+  int64_t retraining = 0;
+  int configuration = -1;
+};
+
+struct Outcome {
+  double integral = 0;     // of accuracy over the time asked
+  double below_floor = 0;  // greatest distance below what the floor asks
+  double end_accuracy = 0;
+  bool feasible = true;  // the retraining ends in time
+};
+
+class Planner {
+ public:
+  explicit Planner(const RetrainingProblem& problem) : problem_(problem), quanta_(problem.quanta()) {
+    factors_.resize(problem.streams.size());
+    for (size_t v = 0; v < problem.streams.size(); ++v) {
+      for (int64_t q = 0; q <= quanta_; ++q)
+        factors_[v].push_back(inference_factor(problem.streams[v], double(q) * problem.quantum));
+    }
+  }
+
+  const std::vector<RetrainingConfiguration>& configurations(size_t stream, size_t window) const {
+    static const std::vector<RetrainingConfiguration> kNone;
+    const auto& windows = problem_.streams[stream].windows;
+    return window < windows.size() ? windows[window] : kNone;
+  }
+
+  double asked(size_t stream, double accuracy) const {
+    return std::min(problem_.accuracy_floor, accuracy * factors_[stream].back());
+  }
+
+  // One stream from now on with fixed shares given as factors and devices, over `left` seconds.
+  Outcome outcome(size_t stream, size_t window, const StreamState& state, double factor, double factor_after,
+                  double retraining_devices, int configuration, double left) const {
+    Outcome result;
+    // Without a retraining its share is with inference from the start.
+    const double during = state.accuracy * (configuration < 0 ? factor_after : factor);
+    result.below_floor = std::max(0.0, asked(stream, state.accuracy) - during);
+    result.end_accuracy = state.accuracy;
+    if (configuration < 0) {
+      result.integral = during * left;
+      return result;
+    }
+    const auto& chosen = configurations(stream, window)[size_t(configuration)];
+    const double work = state.running == configuration ? state.remaining : chosen.gpu_seconds;
+    const double seconds = retraining_devices > 0 ? work / retraining_devices : kNever;
+    if (seconds > left * (1 + kTolerance)) {
+      result.feasible = false;
+      result.integral = during * left;
+      return result;
+    }
+    const double after = chosen.accuracy * factor_after;
+    result.integral = during * seconds + after * std::max(0.0, left - seconds);
+    result.end_accuracy = chosen.accuracy;
+    if (left - seconds > left * kTolerance)
+      result.below_floor = std::max(result.below_floor, asked(stream, chosen.accuracy) - after);
+    return result;
+  }
+
+  Outcome outcome(size_t stream, size_t window, const StreamState& state, const Option& option,
+                  double left) const {
+    const auto& factors = factors_[stream];
+    return outcome(stream, window, state, factors[size_t(option.inference)],
+                   factors[size_t(option.inference + option.retraining)],
+                   double(option.retraining) * problem_.quantum, option.configuration, left);
+  }
+
+  double worth(const Outcome& outcome, double end_weight) const {
+    return outcome.integral / problem_.window_s - kPerPointBelowFloor * outcome.below_floor +
+           end_weight * outcome.end_accuracy;
+  }
+
+  // The best fixed shares for the rest of the window: the best option of each stream at every number of quanta, then a dynamic
+  // programme over streams. Exact.
+  std::vector<Option> best_fixed(size_t window, const std::vector<StreamState>& states, double left,
+                                 double end_weight) {
+    std::vector<ValueTable> tables(states.size());
+    std::vector<std::vector<Option>> options(states.size());
+    for (size_t v = 0; v < states.size(); ++v) {
+      const StreamState& state = states[v];
+      auto& value = tables[v].value;
+      value.assign(size_t(quanta_) + 1, -kNever);
+      options[v].resize(size_t(quanta_) + 1);
+      const auto offer = [&](const Option& option) {
+        const Outcome got = outcome(v, window, state, option, left);
+        if (!got.feasible) return;
+        const double worth_of_it = worth(got, end_weight);
+        const auto total = size_t(option.inference + option.retraining);
+        if (worth_of_it <= value[total]) return;
+        value[total] = worth_of_it;
+        options[v][total] = option;
+      };
+      for (int64_t q = 0; q <= quanta_; ++q) offer({q, 0, -1});
+      if (!state.done) {
+        const auto& list = configurations(v, window);
+        for (int c = 0; c < int(list.size()); ++c) {
+          if (state.running >= 0 && state.running != c) continue;
+          const double work = state.running == c ? state.remaining : list[size_t(c)].gpu_seconds;
+          const auto least = int64_t(std::ceil(work / left / problem_.quantum * (1 - kTolerance)));
+          for (int64_t r = std::max<int64_t>(1, least); r <= quanta_; ++r) {
+            for (int64_t i = 0; i + r <= quanta_; ++i) {
+              offer({i, r, c});
+              // More than inference and a faster retraining can use changes nothing.
+              if (factors_[v][size_t(i)] >= factors_[v].back()) break;
+            }
+          }
+        }
+      }
+      spent_ += double(quanta_) * double(quanta_) * 0.5 * double(1 + configurations(v, window).size());
+      // More quanta are never worth less: keep the option with fewer.
+      for (size_t q = 1; q < value.size(); ++q) {
+        if (value[q] > value[q - 1]) continue;
+        value[q] = value[q - 1];
+        options[v][q] = options[v][q - 1];
+      }
+    }
+    spent_ += double(states.size()) * double(quanta_) * double(quanta_);
+    const auto units = maximise_sum(tables, quanta_);
+    std::vector<Option> chosen;
+    for (size_t v = 0; v < states.size(); ++v) chosen.push_back(options[v][size_t((*units)[v])]);
+    return chosen;
+  }
+
+  RetrainingPhase phase_of(const std::vector<Option>& options, double start_s) const {
+    RetrainingPhase phase{start_s, {}};
+    for (const Option& option : options) {
+      phase.shares.push_back({double(option.inference) * problem_.quantum,
+                              double(option.retraining) * problem_.quantum, option.configuration});
+    }
+    return phase;
+  }
+
+  // A window with shares that stay until its end but for the handover at each completion.
+  RetrainingWindow play_fixed(size_t window, std::vector<StreamState>& states,
+                              const std::vector<Option>& options) const {
+    RetrainingWindow result;
+    result.phases.push_back(phase_of(options, 0));
+    for (size_t v = 0; v < states.size(); ++v)
+      add(result, states[v], outcome(v, window, states[v], options[v], problem_.window_s));
+    finish(result);
+    return result;
+  }
+
+  // A window whose shares are divided anew whenever a retraining ends. `first` replaces the first division if it is given.
+  RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, double end_weight,
+                                     const std::vector<Option>* first) {
+    RetrainingWindow result;
+    std::vector<double> integral(states.size(), 0.0);
+    std::vector<double> below(states.size(), 0.0);
+    double now = 0;
+    while (now < problem_.window_s * (1 - kTolerance)) {
+      const double left = problem_.window_s - now;
+      const std::vector<Option> options =
+          now == 0 && first != nullptr ? *first : best_fixed(window, states, left, end_weight);
+      result.phases.push_back(phase_of(options, now));
+      double step = left;  // until the first retraining ends
+      for (size_t v = 0; v < states.size(); ++v) {
+        if (options[v].configuration < 0 || options[v].retraining == 0) continue;
+        const double work = work_of(v, window, states[v], options[v].configuration);
+        step = std::min(step, work / (double(options[v].retraining) * problem_.quantum));
+      }
+      for (size_t v = 0; v < states.size(); ++v) {
+        StreamState& state = states[v];
+        const double accuracy = state.accuracy * factors_[v][size_t(options[v].inference)];
+        integral[v] += accuracy * step;
+        below[v] = std::max(below[v], asked(v, state.accuracy) - accuracy);
+        const int c = options[v].configuration;
+        if (c < 0 || options[v].retraining == 0) continue;
+        const double work =
+            work_of(v, window, state, c) - step * double(options[v].retraining) * problem_.quantum;
+        state.running = c;
+        state.remaining = work;
+        if (work > kTolerance * configurations(v, window)[size_t(c)].gpu_seconds) continue;
+        state = {configurations(v, window)[size_t(c)].accuracy, true, -1, 0};
+      }
+      now += step;
+    }
+    for (size_t v = 0; v < states.size(); ++v)
+      add(result, states[v], {integral[v], below[v], states[v].accuracy, true});
+    finish(result);
+    return result;
+  }
+
+  double work_of(size_t stream, size_t window, const StreamState& state, int configuration) const {
+    return state.running == configuration ? state.remaining
+                                          : configurations(stream, window)[size_t(configuration)].gpu_seconds;
+  }
+
+  void add(RetrainingWindow& window, StreamState& state, const Outcome& outcome) const {
+    window.stream_accuracy.push_back(outcome.integral / problem_.window_s);
+    window.end_accuracy.push_back(outcome.end_accuracy);
+    window.below_floor += outcome.below_floor;
+    state = {outcome.end_accuracy, false, -1, 0};
+  }
+
+  static void finish(RetrainingWindow& window) {
+    double sum = 0;
+    for (double accuracy : window.stream_accuracy) sum += accuracy;
+    window.accuracy = sum / double(window.stream_accuracy.size());
+  }
+
+  // Algorithm 1 as printed: from a fair start every job in turn steals quanta from every other while the estimate rises, and stops at the
+  // first quantum that does not raise it. Without a retraining configuration that fits, a stream's retraining share is idle. A division
+  // that keeps some stream below the floor has no estimate (that stream's list of configurations is empty), so that a start below the
+  // floor from which no single quantum leads out stays: then nothing is retrained.
+  std::vector<Option> steal(size_t window, const std::vector<StreamState>& states) const {
+    const size_t jobs = 2 * states.size();
+    std::vector<int64_t> shares(jobs, quanta_ / int64_t(jobs));
+    for (size_t j = 0; j < size_t(quanta_ % int64_t(jobs)); ++j) ++shares[j];
+    const auto estimate_of = [&](size_t v, const std::vector<int64_t>& at, Option& best) {
+      best = {at[2 * v], 0, -1};
+      const Outcome none = outcome(v, window, states[v], best, problem_.window_s);
+      best.retraining = at[2 * v + 1];
+      double greatest = none.below_floor > kTolerance ? -kNever : none.integral;
+      for (int c = 0; c < int(configurations(v, window).size()); ++c) {
+        const Option option{at[2 * v], at[2 * v + 1], c};
+        const Outcome got = outcome(v, window, states[v], option, problem_.window_s);
+        if (!got.feasible || got.below_floor > kTolerance || got.integral <= greatest) continue;
+        greatest = got.integral;
+        best = option;
+      }
+      return greatest;
+    };
+    std::vector<Option> options(states.size());
+    std::vector<double> estimates(states.size());
+    for (size_t v = 0; v < states.size(); ++v) estimates[v] = estimate_of(v, shares, options[v]);
+    const auto sum = [](const std::vector<double>& values) {
+      double all = 0;
+      for (double value : values) all += value;
+      return all;
+    };
+    double best = sum(estimates);
+    for (size_t thief = 0; thief < jobs; ++thief) {
+      for (size_t victim = 0; victim < jobs; ++victim) {
+        while (thief != victim && shares[victim] > 0) {
+          --shares[victim];
+          ++shares[thief];
+          auto moved = estimates;
+          Option of_thief;
+          Option of_victim;
+          moved[thief / 2] = estimate_of(thief / 2, shares, of_thief);
+          moved[victim / 2] = estimate_of(victim / 2, shares, of_victim);
+          const double estimate = sum(moved);
+          if (!(estimate > best + kTolerance)) {
+            ++shares[victim];
+            --shares[thief];
+            break;
+          }
+          best = estimate;
+          estimates = std::move(moved);
+          options[thief / 2] = of_thief;
+          options[victim / 2] = of_victim;
+        }
+      }
+    }
+    if (best > -kNever) return options;
+    for (Option& option : options) option.configuration = -1;
+    return options;
+  }
+
+  // None and uniform: fair shares, not rounded; uniform gives half of each to the most accurate configuration.
+  RetrainingWindow play_fair(size_t window, std::vector<StreamState>& states, bool retrain) const {
+    RetrainingWindow result;
+    result.phases.push_back({0, {}});
+    const double fair = problem_.devices / double(states.size());
+    for (size_t v = 0; v < states.size(); ++v) {
+      const auto& list = configurations(v, window);
+      int best = -1;
+      for (int c = 0; retrain && c < int(list.size()); ++c) {
+        const auto& candidate = list[size_t(c)];
+        if (best < 0 || candidate.accuracy > list[size_t(best)].accuracy ||
+            (candidate.accuracy == list[size_t(best)].accuracy &&
+             candidate.gpu_seconds < list[size_t(best)].gpu_seconds))
+          best = c;
+      }
+      const double retraining = best < 0 ? 0 : fair / 2;
+      const Stream& stream = problem_.streams[v];
+      result.phases[0].shares.push_back({fair - retraining, retraining, best});
+      Outcome got = outcome(v, window, states[v], inference_factor(stream, fair - retraining),
+                            inference_factor(stream, fair), retraining, best, problem_.window_s);
+      add(result, states[v], got);
+    }
+    finish(result);
+    return result;
+  }
+
+  std::vector<StreamState> start() const {
+    std::vector<StreamState> states;
+    for (const Stream& stream : problem_.streams) states.push_back({stream.accuracy, false, -1, 0});
+    return states;
+  }
+
+  double score(const RetrainingPlan& plan) const {
+    double score = plan.mean_accuracy;
+    for (const RetrainingWindow& window : plan.windows) score -= kPerPointBelowFloor * window.below_floor;
+    return score;
+  }
+
+  RetrainingPlan fixed_plan() {
+    RetrainingPlan plan;
+    auto states = start();
+    for (size_t w = 0; w < problem_.windows(); ++w)
+      plan.windows.push_back(play_fixed(w, states, best_fixed(w, states, problem_.window_s, 0)));
+    return with_mean(std::move(plan));
+  }
+
+  RetrainingPlan divided_plan(double end_weight, const std::vector<std::vector<Option>>& first) {
+    RetrainingPlan plan;
+    auto states = start();
+    const size_t windows = problem_.windows();
+    for (size_t w = 0; w < windows; ++w) {
+      const double weight = w + 1 < windows ? end_weight : 0;
+      plan.windows.push_back(
+          play_divided_anew(w, states, weight, w < first.size() && !first[w].empty() ? &first[w] : nullptr));
+    }
+    return with_mean(std::move(plan));
+  }
+
+  // All windows at once. Candidates: fixed shares; shares divided anew at each completion with the accuracy at a window's end weighted in
+  // several ways; and, while the budget of work lasts, changes of one quantum or configuration to the first division of a window. The best
+  // by what it yields over all windows.
+  RetrainingPlan best_plan() {
+    constexpr double kBudget = 2e8;
+    RetrainingPlan best = fixed_plan();
+    double best_weight = 0;
+    for (double weight : {0.0, 0.1, 0.3, 1.0}) {
+      if (weight > 0 && problem_.windows() == 1) break;
+      RetrainingPlan plan = divided_plan(weight, {});
+      if (score(plan) <= score(best) + kTolerance) continue;
+      best = std::move(plan);
+      best_weight = weight;
+    }
+    std::vector<std::vector<Option>> first(problem_.windows());
+    for (size_t w = 0; w < problem_.windows(); ++w) {
+      bool better = true;
+      while (better && spent_ < kBudget) {
+        better = false;
+        std::vector<Option> from;
+        for (const StreamShare& share : best.windows[w].phases[0].shares) {
+          from.push_back({std::llround(share.inference / problem_.quantum),
+                          std::llround(share.retraining / problem_.quantum), share.configuration});
+        }
+        for (const auto& changed : neighbours(w, from)) {
+          if (spent_ >= kBudget) break;
+          auto candidate = first;
+          candidate[w] = changed;
+          RetrainingPlan plan = divided_plan(best_weight, candidate);
+          if (score(plan) <= score(best) + 1e-7) continue;
+          best = std::move(plan);
+          first = std::move(candidate);
+          better = true;
+          break;
+        }
+      }
+    }
+    return best;
+  }
+
+  // Divisions that differ by one quantum moved, or by one stream's configuration.
+  std::vector<std::vector<Option>> neighbours(size_t window, const std::vector<Option>& from) const {
+    std::vector<std::vector<Option>> result;
+    const size_t jobs = 2 * from.size();
+    const auto share = [](std::vector<Option>& options, size_t job) -> int64_t& {
+      return job % 2 == 0 ? options[job / 2].inference : options[job / 2].retraining;
+    };
+    int64_t used = 0;
+    for (const Option& option : from) used += option.inference + option.retraining;
+    for (size_t to = 0; to < jobs; ++to) {
+      const size_t stream = to / 2;
+      std::vector<int> choices{from[stream].configuration};
+      if (to % 2 == 1) {
+        if (from[stream].configuration < 0) choices.clear();
+        for (int c = 0; c < int(configurations(stream, window).size()); ++c)
+          if (c != from[stream].configuration) choices.push_back(c);
+      }
+      for (int configuration : choices) {
+        for (size_t victim = 0; victim <= jobs; ++victim) {  // jobs: from what is unused
+          for (int64_t size : {int64_t(1), int64_t(quanta_ / 8), int64_t(quanta_ / 3)}) {
+            if (victim == to || size == 0) continue;
+            auto options = from;
+            if (victim == jobs ? used + size > quanta_ : share(options, victim) < size) continue;
+            if (victim < jobs) {
+              share(options, victim) -= size;
+              if (victim % 2 == 1 && share(options, victim) == 0) options[victim / 2].configuration = -1;
+            }
+            share(options, to) += size;
+            options[stream].configuration = configuration;
+            result.push_back(std::move(options));
+          }
+        }
+      }
+    }
+    return result;
+  }
+
+  static RetrainingPlan with_mean(RetrainingPlan plan) {
+    for (const RetrainingWindow& window : plan.windows) plan.mean_accuracy += window.accuracy;
+    plan.mean_accuracy /= double(std::max<size_t>(1, plan.windows.size()));
+    return plan;
+  }
+
+ private:
+  const RetrainingProblem& problem_;
+  int64_t quanta_;
+  std::vector<std::vector<double>> factors_;  // [stream][quanta of inference]
+  double spent_ =
+      0;  // options looked at: bounds the search by work, so that its result does not depend on the machine
+};
+
+}  // namespace
+
+size_t RetrainingProblem::windows() const {
+  size_t windows = 0;
+  for (const Stream& stream : streams) windows = std::max(windows, stream.windows.size());
+  return windows;
+}
+
+int64_t RetrainingProblem::quanta() const {
+  return int64_t(std::floor(devices / quantum * (1 + kTolerance)));
+}
+
+double inference_factor(const Stream& stream, double share) {
+  double factor = 0;
+  for (const InferenceConfiguration& configuration : stream.inference)
+    factor = std::max(
+        factor, configuration.accuracy_factor * std::min(1.0, share / configuration.gpus * (1 + 1e-12)));
+  return factor;
+}
+
+base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
+                                             RetrainingScheduler scheduler) {
+  const int64_t quanta = problem.quanta();
+  if (quanta > kMaxQuanta) {
+    return base::Status(
+        GPUSHARE_EXCEEDS_CAPACITY,
+        base::format(
+            "quantum: %g of a device divides %g devices into %lld quanta, at most %lld are searched; "
+            "choose a larger quantum",
+            problem.quantum, problem.devices, static_cast<long long>(quanta),
+            static_cast<long long>(kMaxQuanta)));
+  }
+  if (quanta < int64_t(problem.streams.size()) && scheduler != RetrainingScheduler::kNone &&
+      scheduler != RetrainingScheduler::kUniform) {
+    return base::Status(
+        GPUSHARE_INVALID_ARGUMENT,
+        base::format(
+            "quantum: %g devices are %lld quanta for %zu streams, each needs one; choose a smaller quantum",
+            problem.devices, static_cast<long long>(quanta), problem.streams.size()));
+  }
+  if (problem.streams.empty()) return RetrainingPlan{};
+  Planner planner(problem);
+  if (scheduler == RetrainingScheduler::kGpushare) return planner.best_plan();
+  if (scheduler == RetrainingScheduler::kEkya) return planner.fixed_plan();
+  RetrainingPlan plan;
+  auto states = planner.start();
+  for (size_t w = 0; w < problem.windows(); ++w) {
+    plan.windows.push_back(scheduler == RetrainingScheduler::kThief
+                               ? planner.play_fixed(w, states, planner.steal(w, states))
+                               : planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform));
+  }
+  return Planner::with_mean(std::move(plan));
+}
+
+}  // namespace gpushare::cluster

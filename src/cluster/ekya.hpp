@@ -1,0 +1,86 @@
+// ekya.hpp: retraining beside inference (Ekya; thesis 002, chapter 2): per window and stream a retraining configuration or none, an
+// inference configuration, and two shares in quanta of the devices, for the greatest accuracy averaged over the window and never below
+// a floor.
+//
+// Rules: during a retraining, inference runs at the old accuracy x the best of factor x min(1, share / gpus); when the retraining ends,
+// its share goes to its own stream's inference and the new accuracy holds. A later window starts from the accuracy reached.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace gpushare::cluster {
+
+struct InferenceConfiguration {
+  std::string name;
+  double accuracy_factor = 1;  // of the model's accuracy, with all the devices that it needs
+  double gpus = 1;             // > 0, devices to keep up with the stream
+};
+
+struct RetrainingConfiguration {
+  std::string name;
+  double accuracy = 0;     // reached at the end
+  double gpu_seconds = 0;  // > 0, on a whole device of speed 1
+};
+
+struct Stream {
+  std::string name;
+  double accuracy = 0;                            // at the start of the first window
+  std::vector<InferenceConfiguration> inference;  // at least one
+  std::vector<std::vector<RetrainingConfiguration>> windows;
+};
+
+struct RetrainingProblem {
+  double devices = 1;  // their speeds together
+  double window_s = 120;
+  double quantum = 0.1;  // of a device
+  double accuracy_floor = 0;
+  std::vector<Stream> streams;
+
+  size_t windows() const;
+  int64_t quanta() const;  // whole quanta in the devices
+};
+
+enum class RetrainingScheduler { kNone, kUniform, kThief, kEkya, kGpushare };
+
+struct StreamShare {
+  double inference = 0;  // devices
+  double retraining = 0;
+  int configuration = -1;  // index into the window's configurations; -1: no retraining under way
+};
+
+// The shares that hold from `start_s` of a window until the next phase's start.
+struct RetrainingPhase {
+  double start_s = 0;
+  std::vector<StreamShare> shares;  // as in streams
+};
+
+struct RetrainingWindow {
+  double accuracy = 0;                  // mean over streams and time
+  std::vector<double> stream_accuracy;  // mean over time
+  std::vector<double> end_accuracy;
+  std::vector<RetrainingPhase> phases;
+  double below_floor =
+      0;  // the sum over streams of how far the accuracy was ever below what the floor asks, 0 if it held
+};
+
+struct RetrainingPlan {
+  std::vector<RetrainingWindow> windows;
+  double mean_accuracy = 0;
+};
+
+// The greatest accuracy factor of a share, with the best inference configuration for it.
+double inference_factor(const Stream& stream, double share);
+
+// The floor is kept by thief where its start does, and by ekya and gpushare wherever some division keeps it: else they come as close as
+// possible, which below_floor tells. A stream whose accuracy cannot reach the floor at any share is asked for its own best instead.
+// INVALID_ARGUMENT if there are fewer quanta than streams, EXCEEDS_CAPACITY for more than kMaxQuanta.
+constexpr int64_t kMaxQuanta = 4096;
+base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
+
+}  // namespace gpushare::cluster

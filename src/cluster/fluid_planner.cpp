@@ -1,0 +1,457 @@
+// The scheduler "gpushare" for trials: several plans for what is left, the one with the earliest end taken.
+//   lists     the least-area width that finishes within T, longest first, for several T; no changes on the way
+//   fluids    the two algorithms of the source
+//   wraps     for the least T that fits: each trial mixes two adjacent widths so that it ends exactly at T (the point of its convex hull at
+//             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the devices that are left.
+//             Trials on part of a device share blocks of p slots, which are wrapped in the same way.
+// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "cluster/fluid_policies.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kTolerance = 1e-9;
+constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
+constexpr size_t kMostToWrap = 400;
+
+// What trials hold from a time on; all others pause.
+struct Hold {
+  size_t trial;
+  Width width;
+  std::vector<int> devices;
+};
+struct Step {
+  double time_s;
+  std::vector<Hold> holds;
+};
+
+class TimelinePolicy final : public TrialPolicy {
+ public:
+  explicit TimelinePolicy(std::vector<Step> steps)
+      : steps_(std::make_shared<const std::vector<Step>>(std::move(steps))) {}
+  void arrived(TrialRun&, const std::vector<size_t>&) override {}
+  void finished(TrialRun&) override {}
+  double wake_s() const override { return next_ < steps_->size() ? (*steps_)[next_].time_s : kNever; }
+  void woken(TrialRun& run) override {
+    while (wake_s() <= run.now_s()) ++next_;
+    const Step& step = (*steps_)[next_ - 1];
+    std::vector<char> stays(run.trials().size(), 0);
+    for (const Hold& hold : step.holds) {
+      const TrialRun::State& state = run.trials()[hold.trial];
+      if (state.width == hold.width && state.devices == hold.devices) stays[hold.trial] = 1;
+    }
+    for (size_t trial : run.unfinished())
+      if (!stays[trial]) run.pause(trial);
+    for (const Hold& hold : step.holds) {
+      if (!stays[hold.trial] && !run.trials()[hold.trial].finished)
+        run.place(hold.trial, hold.width, hold.devices);
+    }
+  }
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<TimelinePolicy>(*this); }
+
+ private:
+  std::shared_ptr<const std::vector<Step>> steps_;
+  size_t next_ = 0;
+};
+
+// The wrap-around layout for one T.
+class Wrap {
+ public:
+  Wrap(const TrialRun& run, const std::vector<size_t>& left)
+      : run_(run), left_(left), devices_(int(run.devices().size())) {
+    for (size_t trial : left) parts_.push_back(run.remaining(trial));
+    for (const TrialDevice& device : run.devices()) {
+      speed_ = device.speed;
+      memory_ = std::min(memory_, device.memory_bytes);
+    }
+    std::vector<uint64_t> memories;
+    for (size_t trial : left) memories.push_back(run.trials()[trial].trial.memory_bytes);
+    std::sort(memories.rbegin(), memories.rend());
+    uint64_t sum = 0;
+    for (uint64_t memory : memories) {
+      if (memory > memory_ - sum) break;
+      sum += memory;
+      ++together_;
+    }
+  }
+
+  // The most trials that fit a device's memory whichever they are.
+  int most_packed() const { return std::min(run_.limits().max_packed, together_); }
+
+  // The steps that end everything by now + T with at most `packed` trials a device, or nothing.
+  std::vector<Step> at(double T, int packed) {
+    const double cost = run_.limits().change_cost_s;
+    wholes_.assign(left_.size(), 0);
+    pieces_.clear();
+    units_.clear();
+    std::vector<std::vector<size_t>> classes(size_t(packed) + 1);
+    std::vector<Unit> singles;
+    std::vector<Unit> extras;
+    int used = 0;
+    for (size_t i = 0; i < left_.size(); ++i) {
+      const TrialRun::State& state = run_.trials()[left_[i]];
+      const double time = T - (state.started ? cost : 0);
+      const auto takes = [&](Width width) { return parts_[i] * duration(state.trial, width) / speed_; };
+      if (takes(1) <= time * (1 + kTolerance)) {
+        int best = 1;
+        for (int p = 2; p <= packed; ++p) {
+          if (takes(-p) > time) continue;
+          if (takes(-p) / p < takes(best == 1 ? 1 : -best) / best * (1 - kTolerance)) best = p;
+        }
+        if (best == 1)
+          singles.push_back({takes(1) + T - time, {{i, 1, 0, takes(1) + T - time}}});
+        else
+          classes[size_t(best)].push_back(i);
+        continue;
+      }
+      const int widest = std::min(run_.limits().max_workers, devices_);
+      int w = 1;
+      while (w < widest && takes(w + 1) > time * (1 + kTolerance)) ++w;
+      if (w == widest) return {};
+      const double mixed = time - 2 * cost;  // to the wider width and back
+      const double slow = 1 / takes(w);
+      const double fast = 1 / takes(w + 1);
+      const double extra = mixed > 0 ? (1 - slow * mixed) / (fast - slow) + 2 * cost : kNever;
+      wholes_[i] = extra < T ? w : w + 1;
+      used += wholes_[i];
+      if (used > devices_) return {};
+      if (extra < T) extras.push_back({extra, {{i, w + 1, 0, extra}}});
+    }
+    for (int p = packed; p >= 2; --p) fill_blocks(std::move(classes[size_t(p)]), p, T);
+    std::sort(singles.begin(), singles.end(),
+              [](const Unit& a, const Unit& b) { return a.length > b.length; });
+    for (auto* list : {&singles, &extras})
+      for (Unit& unit : *list) units_.push_back(std::move(unit));
+    if (!lay_out(used, T)) return {};
+    return steps(T);
+  }
+
+ private:
+  struct Part {  // of a unit: a trial holds a width from a time to a time
+    size_t index;
+    Width width;
+    double from;
+    double to;
+  };
+  struct Unit {  // one device wide
+    double length;
+    std::vector<Part> parts;
+  };
+  struct Piece {
+    Part part;
+    int device;
+  };
+
+  // Blocks of p slots from trials that each run on the p-th part of a device.
+  void fill_blocks(std::vector<size_t> trials, int p, double T) {
+    const double cost = run_.limits().change_cost_s;
+    const auto takes = [&](size_t i, int slots) {
+      const TrialRun::State& state = run_.trials()[left_[i]];
+      return parts_[i] * duration(state.trial, -slots) / speed_ + (state.started ? cost : 0);
+    };
+    std::sort(trials.begin(), trials.end(), [&](size_t a, size_t b) { return takes(a, p) > takes(b, p); });
+    size_t next = 0;
+    while (next < trials.size()) {
+      // As many as fill p slots for T; the last block takes the number of slots with which it is shortest.
+      double sum = 0;
+      size_t end = next;
+      while (end < trials.size() && sum + takes(trials[end], p) <= double(p) * T)
+        sum += takes(trials[end++], p);
+      end = std::max(end, next + 1);
+      int slots = p;
+      double length = std::max(sum / p, takes(trials[next], p));
+      if (end == trials.size()) {
+        for (int fewer = p - 1; fewer >= 1; --fewer) {
+          double all = 0;
+          double longest = 0;
+          for (size_t i = next; i < end; ++i) {
+            all += takes(trials[i], fewer);
+            longest = std::max(longest, takes(trials[i], fewer));
+          }
+          if (std::max(all / fewer, longest) >= length) continue;
+          slots = fewer;
+          length = std::max(all / fewer, longest);
+        }
+      }
+      Unit unit{length, {}};
+      int slot = 0;
+      double cursor = 0;
+      const Width width = slots == 1 ? 1 : -slots;
+      for (size_t i = next; i < end; ++i) {
+        double time = takes(trials[i], slots);
+        if (cursor + time <= length * (1 + kTolerance)) {
+          unit.parts.push_back({trials[i], width, cursor, std::min(length, cursor + time)});
+          cursor += time;
+        } else if (cost > 0 ||
+                   slot + 1 >= slots) {  // a pause would cost a change: leave the rest of the slot idle
+          end = slot + 1 < slots ? end : i;
+          if (end == i) break;
+          ++slot;
+          unit.parts.push_back({trials[i], width, 0, std::min(length, time)});
+          cursor = time;
+        } else {
+          unit.parts.push_back({trials[i], width, cursor, length});
+          ++slot;
+          cursor = time - (length - cursor);
+          unit.parts.push_back({trials[i], width, 0, cursor});
+        }
+      }
+      units_.push_back(std::move(unit));
+      next = end;
+    }
+  }
+
+  // McNaughton: one device after the other is filled up to T; what does not fit goes to the start of the next one, where it is done by
+  // the time at which the first part begins.
+  bool lay_out(int device, double T) {
+    const double cost = run_.limits().change_cost_s;
+    double cursor = 0;
+    for (const Unit& unit : units_) {
+      if (unit.length > T * (1 + kTolerance)) return false;
+      if (cursor > T * (1 - kTolerance)) {
+        ++device;
+        cursor = 0;
+      }
+      if (device >= devices_) return false;
+      if (cursor + unit.length <= T * (1 + kTolerance)) {
+        for (const Part& part : unit.parts)
+          pieces_.push_back({{part.index, part.width, cursor + part.from, cursor + part.to}, device});
+        cursor += unit.length;
+        continue;
+      }
+      if (device + 1 >= devices_) return false;
+      if (cost > 0) {  // whole on the next one
+        ++device;
+        for (const Part& part : unit.parts) pieces_.push_back({part, device});
+        cursor = unit.length;
+        continue;
+      }
+      const double split = unit.length - (T - cursor);  // of the unit's own time
+      for (const Part& part : unit.parts) {
+        if (part.from < split)
+          pieces_.push_back({{part.index, part.width, part.from, std::min(part.to, split)}, device + 1});
+        if (part.to > split) {
+          const double shift = cursor - split;
+          pieces_.push_back(
+              {{part.index, part.width, std::max(part.from, split) + shift, part.to + shift}, device});
+        }
+      }
+      ++device;
+      cursor = split;
+    }
+    return true;
+  }
+
+  std::vector<Step> steps(double T) const {
+    std::vector<double> times{0};
+    for (const Piece& piece : pieces_) {
+      times.push_back(piece.part.from);
+      times.push_back(piece.part.to);
+    }
+    std::sort(times.begin(), times.end());
+    const double tolerance = T * kTolerance;
+    times.erase(
+        std::unique(times.begin(), times.end(), [&](double a, double b) { return b - a < tolerance; }),
+        times.end());
+    std::vector<Step> result;
+    std::vector<std::vector<int>> own(left_.size());
+    int device = 0;
+    for (size_t i = 0; i < left_.size(); ++i)
+      for (int w = 0; w < wholes_[i]; ++w) own[i].push_back(device++);
+    for (size_t t = 0; t < times.size(); ++t) {
+      Step step{run_.now_s() + times[t], {}};
+      std::vector<Hold> holds(left_.size());
+      const double until = t + 1 < times.size() ? times[t + 1] : T;
+      if (until - times[t] < tolerance) continue;
+      for (size_t i = 0; i < left_.size(); ++i) holds[i] = {left_[i], wholes_[i], own[i]};
+      for (const Piece& piece : pieces_) {
+        if (piece.part.from > times[t] + tolerance || piece.part.to < until - tolerance) continue;
+        Hold& hold = holds[piece.part.index];
+        hold.width = piece.part.width;
+        hold.devices.push_back(piece.device);
+      }
+      for (Hold& hold : holds)
+        if (hold.width != 0) step.holds.push_back(std::move(hold));
+      result.push_back(std::move(step));
+    }
+    return result;
+  }
+
+  const TrialRun& run_;
+  const std::vector<size_t>& left_;
+  int devices_;
+  int together_ = 0;
+  double speed_ = 1;
+  uint64_t memory_ = UINT64_MAX;
+  std::vector<double> parts_;
+  std::vector<int> wholes_;  // devices that a trial has all the time
+  std::vector<Unit> units_;
+  std::vector<Piece> pieces_;
+};
+
+class Planner final : public TrialPolicy {
+ public:
+  Planner() = default;
+  Planner(const Planner& other)
+      : TrialPolicy(other), current_(other.current_ ? other.current_->clone() : nullptr) {}
+
+  void arrived(TrialRun& run, const std::vector<size_t>&) override { replan(run, true); }
+  void finished(TrialRun& run) override {
+    if (current_) current_->finished(run);
+    const std::vector<size_t> left = run.unfinished();
+    if (left.empty()) return;
+    const bool stuck = run.next_completion_s() == kNever && wake_s() == kNever;
+    if (left.size() <= kMostToReplan || stuck) replan(run, stuck);
+  }
+  double wake_s() const override { return current_ ? current_->wake_s() : kNever; }
+  void woken(TrialRun& run) override {
+    current_->woken(run);
+    if (run.next_completion_s() == kNever && current_->wake_s() == kNever && !run.unfinished().empty())
+      replan(run, true);
+  }
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<Planner>(*this); }
+
+ private:
+  // The end under a policy that goes on from a state; infinity if it leaves something.
+  static double end_under(TrialRun run, TrialPolicy& policy) {
+    run_trials(run, policy);
+    return run.unfinished().empty() ? run.now_s() : kNever;
+  }
+
+  void replan(TrialRun& run, bool must) {
+    const TrialRun state = run.believed();
+    const std::vector<size_t> left = state.unfinished();
+    double best_end = kNever;
+    std::unique_ptr<TrialPolicy> best;  // none: go on as now
+    if (!must && current_) {
+      best_end = end_under(state, *current_->clone());
+    }
+    const double begin = state.now_s();
+    std::vector<size_t> waiting;
+    for (size_t trial : left)
+      if (state.trials()[trial].width == 0) waiting.push_back(trial);
+    std::function<void(TrialRun&, TrialPolicy&)> best_start;
+    const auto offer = [&](std::unique_ptr<TrialPolicy> policy,
+                           const std::function<void(TrialRun&, TrialPolicy&)>& start) {
+      TrialRun copy = state;
+      auto fresh = policy->clone();
+      start(copy, *policy);
+      const double end = end_under(std::move(copy), *policy);
+      if (end >= best_end - kTolerance * (1 + end - begin)) return;
+      best_end = end;
+      best = std::move(fresh);
+      best_start = start;
+    };
+    const auto start_waiting = [&](TrialRun& at, TrialPolicy& policy) { policy.arrived(at, waiting); };
+    offer(std::make_unique<StaticFluidPolicy>(), start_waiting);
+    offer(std::make_unique<DynamicFluidPolicy>(), start_waiting);
+
+    const double bound = bound_of(state, left);
+    const int lists = left.size() <= kMostToReplan ? 10 : left.size() <= 4000 ? 5 : 2;
+    for (int i = 0; i < lists && !waiting.empty(); ++i) {
+      const double T = bound * (1 + 0.08 * i * (lists > 5 ? 1 : 2));
+      offer(std::make_unique<ListPolicy>(), [this, T, &state, waiting](TrialRun& at, TrialPolicy& policy) {
+        start_list(static_cast<ListPolicy&>(policy), at, state, waiting, T);
+      });
+    }
+    if (left.size() <= kMostToWrap && equal_speeds(state)) {
+      Wrap wrap(state, left);
+      for (int packed = 1; packed <= wrap.most_packed(); ++packed) {
+        std::vector<Step> steps = wrap.at(bound, packed);
+        double low = bound;
+        double high = std::min(best_end - begin, bound * 4);
+        if (steps.empty()) {
+          steps = wrap.at(high, packed);
+          if (steps.empty()) continue;
+          while (high - low > 0.002 * bound) {
+            const double middle = (low + high) / 2;
+            auto tighter = wrap.at(middle, packed);
+            if (tighter.empty()) {
+              low = middle;
+            } else {
+              high = middle;
+              steps = std::move(tighter);
+            }
+          }
+        }
+        offer(std::make_unique<TimelinePolicy>(std::move(steps)), [](TrialRun& at, TrialPolicy& policy) {
+          if (policy.wake_s() <= at.now_s()) policy.woken(at);
+        });
+      }
+    }
+    if (!best) return;
+    current_ = std::move(best);
+    best_start(run, *current_);
+  }
+
+  static bool equal_speeds(const TrialRun& run) {
+    return std::all_of(run.devices().begin(), run.devices().end(),
+                       [&](const TrialDevice& device) { return device.speed == run.devices()[0].speed; });
+  }
+
+  static double bound_of(const TrialRun& run, const std::vector<size_t>& left) {
+    TrialGroup group;
+    for (size_t trial : left) {
+      Trial rest = run.trials()[trial].trial;
+      rest.budget_s *= std::max(1e-12, run.remaining(trial));
+      group.trials.push_back(std::move(rest));
+    }
+    return trials_bound(run.devices(), run.limits(), {group});
+  }
+
+  // Each waiting trial at the width of least area that ends within T, or the fastest; longest first.
+  static void start_list(ListPolicy& policy, TrialRun& run, const TrialRun& state,
+                         const std::vector<size_t>& waiting, double T) {
+    struct Item {
+      size_t trial;
+      Width width;
+      double time;
+    };
+    std::vector<Item> items;
+    const int widest = std::min<int>(run.limits().max_workers, int(run.devices().size()));
+    for (size_t trial : waiting) {
+      const Trial& told = state.trials()[trial].trial;
+      const double part = state.remaining(trial);
+      const auto enough =
+          int(std::count_if(run.devices().begin(), run.devices().end(), [&](const TrialDevice& device) {
+            return device.memory_bytes >= told.memory_bytes;
+          }));
+      Width best = 1;
+      double best_time = part * duration(told, 1);
+      for (Width width = -run.limits().max_packed; width <= std::min(widest, enough); ++width) {
+        if (width == 0 || width == -1) continue;
+        const double time = part * duration(told, width);
+        const bool fits = time <= T * (1 + kTolerance);
+        const bool best_fits = best_time <= T * (1 + kTolerance);
+        const double area = time * size_of(width);
+        const double best_area = best_time * size_of(best);
+        const bool better = fits != best_fits ? fits
+                            : fits            ? area < best_area * (1 - kTolerance)
+                                              : time < best_time;
+        if (!better) continue;
+        best = width;
+        best_time = time;
+      }
+      items.push_back({trial, best, best_time});
+    }
+    std::stable_sort(items.begin(), items.end(),
+                     [](const Item& a, const Item& b) { return a.time > b.time; });
+    for (const Item& item : items) policy.add(item.trial, item.width);
+    policy.start(run);
+  }
+
+  std::unique_ptr<TrialPolicy> current_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrialPolicy> make_trial_planner() {
+  return std::make_unique<Planner>();
+}
+
+}  // namespace gpushare::cluster

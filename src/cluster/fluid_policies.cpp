@@ -1,0 +1,139 @@
+// The default execution and the two algorithms of the source.
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/fluid_policies.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gpushare::cluster {
+namespace {
+
+// The width of (B.1): the trial's part of the devices by its share of the work, between 1/c and d.
+Width share_of_work(double work, double all_work, int devices, const TrialLimits& limits) {
+  const double part = all_work > 0 ? work / all_work * devices : 1;
+  if (part * (1 + 1e-12) < 1) return limits.max_packed > 1 ? -limits.max_packed : 1;
+  return std::min({int(std::floor(part * (1 + 1e-12))), limits.max_workers, devices});
+}
+
+}  // namespace
+
+void QueuePolicy::enqueue(size_t trial, Width width) {
+  queues_[width].push_back({next_++, trial});
+}
+
+bool QueuePolicy::empty() const {
+  return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue.second.empty(); });
+}
+
+// Places what fits, in the order of the queue. Trials of one width stand in one queue, so that those behind the first of a width that
+// does not fit need not be asked; a trial whose memory does not fit does not keep others of its width waiting.
+void QueuePolicy::fill(TrialRun& run) {
+  constexpr size_t kLookAhead = 64;
+  while (true) {
+    std::deque<Entry>* best_queue = nullptr;
+    size_t best_at = 0;
+    Width best_width = 0;
+    std::vector<int> best_devices;
+    for (auto& [width, queue] : queues_) {
+      for (size_t i = 0; i < queue.size() && i < kLookAhead; ++i) {
+        if (best_queue != nullptr && queue[i].order > (*best_queue)[best_at].order) break;
+        const uint64_t memory = run.trials()[queue[i].trial].trial.memory_bytes;
+        std::vector<int> devices = run.find(width, memory);
+        if (devices.empty()) {
+          if (memory == 0 || in_order_) break;
+          continue;
+        }
+        best_queue = &queue;
+        best_at = i;
+        best_width = width;
+        best_devices = std::move(devices);
+        break;
+      }
+    }
+    if (best_queue == nullptr) return;
+    const size_t trial = (*best_queue)[best_at].trial;
+    best_queue->erase(best_queue->begin() + std::ptrdiff_t(best_at));
+    run.place(trial, best_width, std::move(best_devices));
+  }
+}
+
+void FifoPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
+  for (size_t trial : trials) enqueue(trial, 1);
+  fill(run);
+}
+
+void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
+  std::vector<size_t> order = trials;
+  double work = 0;
+  for (size_t trial : trials) work += run.trials()[trial].trial.budget_s * run.remaining(trial);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return run.trials()[a].trial.budget_s * run.remaining(a) >
+           run.trials()[b].trial.budget_s * run.remaining(b);
+  });
+  const int idle = run.idle_devices();
+  const int devices = idle > 0 ? idle : int(run.devices().size());
+  for (size_t trial : order) {
+    const TrialRun::State& state = run.trials()[trial];
+    Width width = share_of_work(state.trial.budget_s * run.remaining(trial), work, devices, run.limits());
+    if (width > 1) {  // no more devices than have the memory
+      const auto enough = std::count_if(
+          run.devices().begin(), run.devices().end(),
+          [&](const TrialDevice& device) { return device.memory_bytes >= state.trial.memory_bytes; });
+      width = std::min(width, int(enough));
+    }
+    enqueue(trial, width);
+  }
+  fill(run);
+}
+
+void DynamicFluidPolicy::finished(TrialRun& run) {
+  fill(run);
+  if (!empty()) return;
+  std::vector<size_t> order = run.unfinished();
+  const auto left = [&](size_t trial) { return run.trials()[trial].trial.budget_s * run.remaining(trial); };
+  double work = 0;
+  for (size_t trial : order) work += left(trial);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return left(a) > left(b); });
+  const double cost = run.limits().change_cost_s;
+  for (const bool growing : {false, true}) {  // what shrinks makes room for what grows
+    for (size_t trial : order) {
+      const TrialRun::State& state = run.trials()[trial];
+      const Width now = state.width;
+      const Width then = share_of_work(left(trial), work, int(run.devices().size()), run.limits());
+      const double part = run.remaining(trial);
+      const double time_now = part * duration(state.trial, now);
+      const double time_then = part * duration(state.trial, then);
+      const bool grows = size_of(then) > size_of(now) && time_then + cost < time_now;
+      const bool shrinks =
+          size_of(then) < size_of(now) && size_of(then) * (time_then + cost) < size_of(now) * time_now;
+      if (growing ? !grows : !shrinks) continue;
+      if (now > 0 && then > now) {  // keeps its devices and takes further ones
+        std::vector<int> devices = run.find(then - now, state.trial.memory_bytes);
+        if (devices.empty()) continue;
+        devices.insert(devices.begin(), state.devices.begin(), state.devices.end());
+        run.place(trial, then, std::move(devices));
+      } else if (now > 0) {
+        std::vector<int> devices(state.devices.begin(), state.devices.begin() + std::max(then, 1));
+        run.place(trial, then, std::move(devices));
+      } else if (std::vector<int> devices = run.find_for(trial, then); !devices.empty()) {
+        run.place(trial, then, std::move(devices));
+      }
+    }
+  }
+}
+
+std::unique_ptr<TrialPolicy> make_trial_policy(TrialScheduler scheduler) {
+  switch (scheduler) {
+    case TrialScheduler::kFifo:
+      return std::make_unique<FifoPolicy>();
+    case TrialScheduler::kStaticFluid:
+      return std::make_unique<StaticFluidPolicy>();
+    case TrialScheduler::kDynamicFluid:
+      return std::make_unique<DynamicFluidPolicy>();
+    case TrialScheduler::kGpushare:
+      return make_trial_planner();
+  }
+  return nullptr;
+}
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,70 @@
+// fluid_policies.hpp: how the trials of fluid.hpp are scheduled: one device each in order (the default execution of tuning libraries),
+// StaticFluid and DynamicFluid as in the source, and the planner behind "gpushare". Included by the files fluid*.cpp alone.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cluster/fluid.hpp"
+
+namespace gpushare::cluster {
+
+// Trials with a fixed width each, placed in the order of the queue as soon as they fit.
+class QueuePolicy : public TrialPolicy {
+ public:
+  void finished(TrialRun& run) override { fill(run); }
+
+ protected:
+  explicit QueuePolicy(bool in_order) : in_order_(in_order) {}
+  void enqueue(size_t trial, Width width);
+  void fill(TrialRun& run);
+  bool empty() const;
+
+ private:
+  struct Entry {
+    uint64_t order;
+    size_t trial;
+  };
+  std::map<Width, std::deque<Entry>> queues_;
+  uint64_t next_ = 0;
+  bool in_order_;  // a trial whose memory does not fit keeps those behind it waiting
+};
+
+class FifoPolicy final : public QueuePolicy {
+ public:
+  FifoPolicy() : QueuePolicy(true) {}
+  void arrived(TrialRun& run, const std::vector<size_t>& trials) override;
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<FifoPolicy>(*this); }
+};
+
+// Algorithm 3.1.
+class StaticFluidPolicy : public QueuePolicy {
+ public:
+  StaticFluidPolicy() : QueuePolicy(false) {}
+  void arrived(TrialRun& run, const std::vector<size_t>& trials) override;
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<StaticFluidPolicy>(*this); }
+};
+
+// Algorithm 3.2: when something is released and no trial waits, the same formula on what remains.
+class DynamicFluidPolicy final : public StaticFluidPolicy {
+ public:
+  void finished(TrialRun& run) override;
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<DynamicFluidPolicy>(*this); }
+};
+
+// Each trial at the width given for it, longest first.
+class ListPolicy final : public QueuePolicy {
+ public:
+  ListPolicy() : QueuePolicy(false) {}
+  void add(size_t trial, Width width) { enqueue(trial, width); }
+  void start(TrialRun& run) { fill(run); }
+  void arrived(TrialRun&, const std::vector<size_t>&) override {}
+  std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<ListPolicy>(*this); }
+};
+
+std::unique_ptr<TrialPolicy> make_trial_planner();
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,154 @@
+// The kind "retraining": streams whose models are retrained while they serve. Reads the document, asks ekya.hpp, writes the result.
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/ekya.hpp"
+#include "cluster/kinds.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+Stream read_stream(Fields& fields, Fields::Names& seen, size_t index) {
+  Stream stream;
+  stream.name = fields.name(seen, index);
+  stream.accuracy = fields.number("accuracy", kNotNegative);
+  const bool needed = fields.has("gpus_needed");
+  const bool list = fields.has("inference");
+  if (needed == list) fields.refuse_all("give one of gpus_needed and inference");
+  if (needed) stream.inference.push_back({"", 1, fields.number("gpus_needed", kPositive)});
+  if (list) {
+    Fields::Names names;
+    fields.each("inference", 1, [&](Fields& inner, size_t i) {
+      InferenceConfiguration configuration;
+      configuration.name = inner.name(names, i);
+      configuration.accuracy_factor = inner.number("accuracy_factor", kNotNegative);
+      configuration.gpus = inner.number("gpus", kPositive);
+      stream.inference.push_back(std::move(configuration));
+    });
+  }
+  fields.each("windows", 0, [&](Fields& window, size_t) {
+    auto& configurations = stream.windows.emplace_back();
+    Fields::Names names;
+    window.each("configurations", 0, [&](Fields& inner, size_t i) {
+      RetrainingConfiguration configuration;
+      configuration.name = inner.name(names, i);
+      configuration.accuracy = inner.number("accuracy", kNotNegative);
+      configuration.gpu_seconds = inner.number("gpu_seconds", kPositive);
+      configurations.push_back(std::move(configuration));
+    });
+  });
+  return stream;
+}
+
+class RetrainingKindProblem final : public Problem {
+ public:
+  RetrainingKindProblem(Fields& document, const std::vector<Device>& devices) {
+    problem_.devices = 0;
+    for (const Device& device : devices) problem_.devices += device.speed;
+    problem_.window_s = document.number("window_s", kPositive);
+    problem_.quantum = document.number("quantum", kPositive);
+    problem_.accuracy_floor = document.number("accuracy_floor", kNotNegative);
+    Fields::Names seen;
+    document.each("streams", 1, [&](Fields& fields, size_t index) {
+      problem_.streams.push_back(read_stream(fields, seen, index));
+    });
+  }
+
+  base::Status solve(std::string_view choice, OrderedJson& result) override {
+    const auto scheduler = choice == "none"      ? RetrainingScheduler::kNone
+                           : choice == "uniform" ? RetrainingScheduler::kUniform
+                           : choice == "thief"   ? RetrainingScheduler::kThief
+                           : choice == "ekya"    ? RetrainingScheduler::kEkya
+                                                 : RetrainingScheduler::kGpushare;
+    GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan plan, plan_retraining(problem_, scheduler));
+    OrderedJson windows = OrderedJson::array();
+    for (size_t w = 0; w < plan.windows.size(); ++w) {
+      const RetrainingWindow& window = plan.windows[w];
+      OrderedJson shares = OrderedJson::object();
+      for (size_t v = 0; v < problem_.streams.size(); ++v) {
+        const Stream& stream = problem_.streams[v];
+        const StreamShare& share = window.phases[0].shares[v];
+        OrderedJson configuration;
+        if (share.configuration >= 0) configuration = stream.windows[w][size_t(share.configuration)].name;
+        shares[stream.name] = {{"inference", share.inference},
+                               {"retraining", share.retraining},
+                               {"configuration", std::move(configuration)}};
+      }
+      OrderedJson row = {{"accuracy", window.accuracy}, {"shares", std::move(shares)}};
+      if (window.below_floor > 1e-9) row["below_floor"] = window.below_floor;
+      windows.push_back(std::move(row));
+    }
+    result["windows"] = std::move(windows);
+    result["mean_accuracy"] = plan.mean_accuracy;
+    return {};
+  }
+
+ private:
+  RetrainingProblem problem_;
+};
+
+}  // namespace
+
+const Kind& retraining_kind() {
+  static const Kind kind = {
+      "retraining",
+      "scheduler",
+      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"gpushare"},
+      true,
+      [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
+        return std::make_unique<RetrainingKindProblem>(document, devices);
+      },
+      R"({
+        "properties": {
+          "window_s": {"$ref": "#/$defs/positive"},
+          "quantum": {"description": "Shares are multiples of it, in devices.", "$ref": "#/$defs/positive"},
+          "accuracy_floor": {"description": "No stream's accuracy may fall below it at any time.", "$ref": "#/$defs/not_negative"},
+          "streams": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/stream"}}
+        },
+        "required": ["window_s", "quantum", "accuracy_floor", "streams"],
+        "$defs": {
+          "stream": {
+            "description": "One of gpus_needed and inference: the devices that keep up with the stream.",
+            "type": "object",
+            "properties": {
+              "name": {"$ref": "#/$defs/name"},
+              "accuracy": {"description": "At the start of the first window.", "$ref": "#/$defs/not_negative"},
+              "gpus_needed": {"$ref": "#/$defs/positive"},
+              "inference": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/inference_configuration"}},
+              "windows": {"type": "array", "items": {"$ref": "#/$defs/retraining_window"}}
+            },
+            "required": ["name", "accuracy", "windows"],
+            "additionalProperties": false
+          },
+          "inference_configuration": {
+            "type": "object",
+            "properties": {
+              "name": {"$ref": "#/$defs/name"},
+              "accuracy_factor": {"$ref": "#/$defs/not_negative"},
+              "gpus": {"$ref": "#/$defs/positive"}
+            },
+            "required": ["name", "accuracy_factor", "gpus"],
+            "additionalProperties": false
+          },
+          "retraining_window": {
+            "type": "object",
+            "properties": {
+              "configurations": {"type": "array", "items": {
+                "type": "object",
+                "properties": {
+                  "name": {"$ref": "#/$defs/name"},
+                  "accuracy": {"$ref": "#/$defs/not_negative"},
+                  "gpu_seconds": {"$ref": "#/$defs/positive"}
+                },
+                "required": ["name", "accuracy", "gpu_seconds"],
+                "additionalProperties": false
+              }}
+            },
+            "required": ["configurations"],
+            "additionalProperties": false
+          }
+        }
+      })"};
+  return kind;
+}
+
+}  // namespace gpushare::cluster

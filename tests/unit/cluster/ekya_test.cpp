@@ -1,0 +1,178 @@
+// Ekya's example (thesis 002, lines 257-286, table 2.1 and figure 2.4) and exactness of the fixed shares.
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/ekya.hpp"
+
+#include <algorithm>
+#include <functional>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+RetrainingProblem example(double quantum) {
+  RetrainingProblem problem{3, 120, quantum, 40, {}};
+  problem.streams = {
+      {"A", 65, {{"all", 1, 1}}, {{{"1A", 75, 85}, {"2A", 70, 65}}, {{"1A", 95, 90}, {"2A", 90, 40}}}},
+      {"B", 50, {{"all", 1, 1}}, {{{"1B", 90, 80}, {"2B", 85, 50}}, {{"1B", 98, 80}, {"2B", 90, 70}}}}};
+  return problem;
+}
+
+void check_capacity(const RetrainingProblem& problem, const RetrainingPlan& plan) {
+  for (const RetrainingWindow& window : plan.windows) {
+    for (const RetrainingPhase& phase : window.phases) {
+      double used = 0;
+      for (const StreamShare& share : phase.shares) used += share.inference + share.retraining;
+      if (used > problem.devices + 1e-9) FAIL("shares of " << used << " devices out of " << problem.devices);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Ekya's example: none and fair shares") {  // two-window means as computed from table 2.1
+  CHECK(plan_retraining(example(0.1), RetrainingScheduler::kNone)->mean_accuracy ==
+        Approx(57.5).epsilon(1e-9));
+  CHECK(plan_retraining(example(0.1), RetrainingScheduler::kUniform)->mean_accuracy ==
+        Approx(55.170).epsilon(1e-5));
+  auto right = example(0.1);  // only the configurations of figures 2.4b and 2.4d
+  for (Stream& stream : right.streams)
+    for (auto& window : stream.windows) window.erase(window.begin());
+  CHECK(plan_retraining(right, RetrainingScheduler::kUniform)->mean_accuracy == Approx(64.045).epsilon(1e-5));
+}
+
+TEST_CASE("Ekya's example: the best fixed shares at every quantum") {
+  for (double quantum : {0.25, 0.1, 0.05, 0.025}) {
+    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kEkya);
+    INFO("quantum " << quantum);
+    CHECK(plan->mean_accuracy == Approx(75.521).epsilon(1e-5));
+    CHECK(plan->windows[0].below_floor == 0);
+    check_capacity(example(quantum), *plan);
+  }
+}
+
+TEST_CASE("Ekya's example: shares divided anew at each completion") {
+  for (double quantum : {0.25, 0.1}) {
+    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kGpushare);
+    INFO("quantum " << quantum);
+    CHECK(plan->windows[0].accuracy == Approx(67.812).epsilon(1e-5));
+    CHECK(plan->windows[1].accuracy == Approx(84.375).epsilon(1e-5));
+    CHECK(plan->mean_accuracy == Approx(76.094).epsilon(1e-5));
+    check_capacity(example(quantum), *plan);
+  }
+}
+
+TEST_CASE(
+    "Ekya's example: the printed thief is not monotone in the quantum, and stuck where its start is below "
+    "the floor") {
+  const auto at = [](double quantum) {
+    const auto plan = plan_retraining(example(quantum), RetrainingScheduler::kThief);
+    check_capacity(example(quantum), *plan);
+    return plan->mean_accuracy;
+  };
+  CHECK(at(0.025) ==
+        Approx(57.5));  // the fair start gives B 37.5 points, below the floor of 40: nothing is retrained
+  CHECK(at(0.5) > at(0.25));
+  CHECK(at(0.25) > at(0.1));
+  CHECK(at(0.1) < 75.5);
+}
+
+TEST_CASE("fixed shares agree with brute force over all divisions and configurations") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  const auto number = [&](uint64_t low, uint64_t high) { return double(test::uniform(random, low, high)); };
+  int counted = 0;
+  for (int round = 0; round < 2000; ++round) {
+    RetrainingProblem problem{number(1, 2), 100, 0.5, number(0, 50), {}};
+    for (size_t v = test::uniform(random, 1, 2); v-- > 0;) {
+      Stream stream{"s" + std::to_string(v), number(30, 80), {}, {{}}};
+      for (size_t i = test::uniform(random, 1, 2); i-- > 0;)
+        stream.inference.push_back({"i", number(60, 100) / 100, number(2, 15) / 10});
+      for (size_t c = test::uniform(random, 0, 2); c-- > 0;)
+        stream.windows[0].push_back({"c", number(40, 99), number(10, 120)});
+      problem.streams.push_back(stream);
+    }
+    // Every division into inference and retraining of every stream, and every configuration; those that keep the floor.
+    double best = -1;
+    const std::function<void(size_t, int64_t, double)> at = [&](size_t v, int64_t left, double total) {
+      if (v == problem.streams.size()) {
+        best = std::max(best, total / double(problem.streams.size()));
+        return;
+      }
+      const Stream& stream = problem.streams[v];
+      const auto asked = [&](double accuracy) {
+        return std::min(problem.accuracy_floor, accuracy * inference_factor(stream, problem.devices)) - 1e-9;
+      };
+      for (int64_t i = 0; i <= left; ++i) {
+        const double during = stream.accuracy * inference_factor(stream, double(i) * problem.quantum);
+        if (during < asked(stream.accuracy)) continue;
+        at(v + 1, left - i, total + during);
+        for (int64_t r = 1; i + r <= left; ++r) {
+          for (const RetrainingConfiguration& c : stream.windows[0]) {
+            const double seconds = c.gpu_seconds / (double(r) * problem.quantum);
+            if (seconds > problem.window_s) continue;
+            const double after = c.accuracy * inference_factor(stream, double(i + r) * problem.quantum);
+            if (seconds < problem.window_s && after < asked(c.accuracy)) continue;
+            at(v + 1, left - i - r, total + (during * seconds + after * (100 - seconds)) / 100);
+          }
+        }
+      }
+    };
+    at(0, problem.quanta(), 0);
+    const auto plan = plan_retraining(problem, RetrainingScheduler::kEkya);
+    if (!plan.ok()) continue;
+    if ((best < 0) != (plan->windows[0].below_floor > 1e-9))
+      FAIL("the floor is judged differently in round " << round);
+    if (best < 0) continue;
+    if (std::abs(plan->mean_accuracy - best) > 1e-7)
+      FAIL(plan->mean_accuracy << " and " << best << " in round " << round);
+    const auto ours = plan_retraining(problem, RetrainingScheduler::kGpushare);
+    if (ours->mean_accuracy < best - 1e-7) FAIL("shares divided anew are worse in round " << round);
+    const auto thief = plan_retraining(problem, RetrainingScheduler::kThief);
+    if (thief->mean_accuracy > best + 1e-7 && thief->windows[0].below_floor <= 1e-9)
+      FAIL("thief beats the best in round " << round);
+    ++counted;
+  }
+  CHECK(counted > 1000);
+}
+
+TEST_CASE("gpushare is never below ekya, and looks ahead over windows") {
+  test::Random random(test::seed());
+  const auto number = [&](uint64_t low, uint64_t high) { return double(test::uniform(random, low, high)); };
+  for (int round = 0; round < 40; ++round) {
+    RetrainingProblem problem{number(1, 3), 120, 0.25, 30, {}};
+    for (int v = 0; v < 3; ++v) {
+      Stream stream{"s", number(40, 70), {{"all", 1, 0.25}}, {}};
+      for (int w = 0; w < 3; ++w)
+        stream.windows.push_back(
+            {{"a", number(50, 80), number(20, 60)}, {"b", number(70, 95), number(50, 120)}});
+      problem.streams.push_back(stream);
+    }
+    const auto fixed = plan_retraining(problem, RetrainingScheduler::kEkya);
+    const auto ours = plan_retraining(problem, RetrainingScheduler::kGpushare);
+    check_capacity(problem, *ours);
+    if (ours->mean_accuracy < fixed->mean_accuracy - 1e-9) FAIL("round " << round);
+    if (ours->windows[0].below_floor > 0) FAIL("below the floor in round " << round);
+  }
+}
+
+TEST_CASE("a stream that cannot reach the floor is asked for its best") {
+  RetrainingProblem problem{1, 100, 0.25, 60, {{"weak", 50, {{"all", 1, 1}}, {{}}}}};
+  const auto plan = plan_retraining(problem, RetrainingScheduler::kEkya);
+  CHECK(plan->mean_accuracy == Approx(50));
+  CHECK(plan->windows[0].below_floor == 0);
+  problem.streams.push_back(problem.streams[0]);  // two on one device cannot both
+  CHECK(plan_retraining(problem, RetrainingScheduler::kEkya)->windows[0].below_floor > 0);
+}
+
+TEST_CASE("too few and too many quanta are refused by name") {
+  RetrainingProblem problem = example(3);
+  const auto few = plan_retraining(problem, RetrainingScheduler::kEkya);
+  REQUIRE_FALSE(few.ok());
+  CHECK(few.status().message().find("quantum") == 0);
+  problem.quantum = 1e-4;
+  CHECK(plan_retraining(problem, RetrainingScheduler::kEkya).status().code() == GPUSHARE_EXCEEDS_CAPACITY);
+}
+
+}  // namespace gpushare::cluster

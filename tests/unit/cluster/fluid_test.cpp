@@ -1,0 +1,228 @@
+// Fluid's example (thesis 000, line 910), its formulas, the bound, and every scheduler against brute force and invariants.
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/fluid.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+std::vector<TrialDevice> equal_devices(int n) {
+  return std::vector<TrialDevice>(size_t(n));
+}
+
+TrialGroup group_of(std::initializer_list<double> budgets) {
+  TrialGroup group;
+  for (double budget : budgets)
+    group.trials.push_back({"t" + std::to_string(group.trials.size()), budget, std::nullopt, 1, 0});
+  return group;
+}
+
+std::vector<TrialGroup> random_groups(test::Random& random, int trials, bool overheads) {
+  TrialGroup group;
+  for (int i = 0; i < trials; ++i) {
+    Trial trial{"t" + std::to_string(i), double(test::uniform(random, 1, 100)), std::nullopt, 1, 0};
+    if (overheads) {
+      trial.alpha = 1.2;
+      trial.beta = 1.05;
+    }
+    group.trials.push_back(trial);
+  }
+  return {group};
+}
+
+// The best of all widths and orders without changes on the way.
+double brute_force(const std::vector<Trial>& trials, int devices, const TrialLimits& limits) {
+  std::vector<size_t> order(trials.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::vector<Width> widths(trials.size());
+  double best = 1e300;
+  const std::function<void(size_t)> choose = [&](size_t i) {
+    if (i < trials.size()) {
+      for (Width width = -limits.max_packed; width <= std::min(limits.max_workers, devices); ++width) {
+        if (width == 0 || width == -1) continue;
+        widths[i] = width;
+        choose(i + 1);
+      }
+      return;
+    }
+    auto perm = order;
+    do {
+      // Serial list schedule: each trial starts at the earliest time, not before its predecessor, at which it fits.
+      std::vector<std::pair<double, size_t>> running;  // (end, trial)
+      std::vector<double> free(size_t(devices), 1.0);
+      std::vector<std::vector<size_t>> held(trials.size());
+      double now = 0;
+      double end = 0;
+      for (size_t j : perm) {
+        while (true) {
+          const double part = widths[j] > 0 ? 1 : size_of(widths[j]);
+          std::vector<size_t> fit;
+          for (size_t d = 0; d < free.size(); ++d)
+            if (free[d] > part - 1e-9) fit.push_back(d);
+          std::sort(fit.begin(), fit.end(), [&](size_t a, size_t b) { return free[a] < free[b]; });
+          if (fit.size() >= size_t(std::max(1, widths[j]))) {
+            fit.resize(size_t(std::max(1, widths[j])));
+            for (size_t d : fit) free[d] -= part;
+            held[j] = fit;
+            running.emplace_back(now + duration(trials[j], widths[j]), j);
+            end = std::max(end, running.back().first);
+            break;
+          }
+          auto first = std::min_element(running.begin(), running.end());
+          now = first->first;
+          const size_t done = first->second;
+          for (size_t d : held[done]) free[d] += widths[done] > 0 ? 1 : size_of(widths[done]);
+          running.erase(first);
+        }
+        if (end >= best) break;
+      }
+      best = std::min(best, end);
+    } while (std::next_permutation(perm.begin(), perm.end()));
+  };
+  choose(0);
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("Fluid's example: 5 devices, budgets of 4, 4, 12 and 30") {  // thesis 000, figure 3.5
+  const std::vector<TrialGroup> groups{group_of({4, 4, 12, 30})};
+  const TrialLimits limits{3, 5, 0};
+  CHECK(plan_trials(equal_devices(5), limits, groups, TrialScheduler::kFifo).makespan_s == Approx(30));
+  const auto fixed = plan_trials(equal_devices(5), limits, groups, TrialScheduler::kStaticFluid);
+  CHECK(fixed.makespan_s == Approx(12));
+  CHECK(fixed.trials[0].width == -3);
+  CHECK(fixed.trials[1].width == -3);
+  CHECK(fixed.trials[2].width == 1);
+  CHECK(fixed.trials[3].width == 3);
+  CHECK(fixed.bound_s == Approx(10));
+  CHECK(plan_trials(equal_devices(5), {2, 5, 0}, groups, TrialScheduler::kDynamicFluid).makespan_s ==
+        Approx(10));
+  const auto ours = plan_trials(equal_devices(5), limits, groups, TrialScheduler::kGpushare);
+  CHECK(ours.makespan_s == Approx(10));
+  CHECK(ours.utilization == Approx(1));
+}
+
+TEST_CASE("durations are (3.2), with work conserved where no alpha is stated") {
+  const Trial stated{"t", 10, 1.2, 1.05, 0};
+  CHECK(duration(stated, -3) == Approx(10 * std::pow(1.2, 2)));
+  CHECK(duration(stated, 1) == 10);
+  CHECK(duration(stated, 4) == Approx(10.0 / 4 * std::pow(1.05, 3)));
+  CHECK(duration({"t", 10, std::nullopt, 1, 0}, -3) == Approx(30));
+}
+
+TEST_CASE("the packing limit is the last trial whose marginal benefit exceeds the threshold") {  // (3.1)
+  // O^2 = 1 - 1/2 x 1.2 = 0.4, O^3 = 1 - 2/3 x 1.25 = 0.167, O^4 = 1 - 3/4 x 1.4 < 0.
+  CHECK(packing_limit({1, 1.2, 1.5, 2.1}, 0.1) == 3);
+  CHECK(packing_limit({1, 1.2, 1.5, 2.1}, 0.2) == 2);
+  CHECK(packing_limit({1}, 0.1) == 1);
+}
+
+TEST_CASE("the bound is met where widths may be mixed, and knows the longest trial and arrivals") {
+  CHECK(trials_bound(equal_devices(3), {1, 1, 0}, {group_of({10, 1})}) == Approx(10));
+  CHECK(trials_bound(equal_devices(2), {1, 1, 0}, {group_of({4, 4, 4})}) == Approx(6));
+  TrialGroup late = group_of({6, 6});
+  late.arrival_s = 4;
+  CHECK(trials_bound(equal_devices(2), {1, 1, 0}, {group_of({4, 4, 4}), late}) == Approx(12));
+  CHECK(trials_bound(equal_devices(2), {1, 2, 0}, {}) == 0);
+}
+
+TEST_CASE("trials: bound <= brute force, and the schedulers' distance from both") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  std::vector<double> ratios;
+  double worst = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int devices = int(test::uniform(random, 1, 3));
+    const TrialLimits limits{int(test::uniform(random, 1, 2)), devices, 0};
+    const auto groups =
+        random_groups(random, int(test::uniform(random, 1, 4)), test::uniform(random, 0, 1) == 1);
+    const double best = brute_force(groups[0].trials, devices, limits);
+    const auto ours = plan_trials(equal_devices(devices), limits, groups, TrialScheduler::kGpushare);
+    if (ours.bound_s > best * (1 + 1e-9))
+      FAIL("bound " << ours.bound_s << " above " << best << " in round " << round);
+    if (ours.makespan_s < ours.bound_s * (1 - 1e-9)) FAIL("faster than the bound in round " << round);
+    for (TrialScheduler scheduler : {TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid}) {
+      const auto theirs = plan_trials(equal_devices(devices), limits, groups, scheduler);
+      if (ours.makespan_s > theirs.makespan_s * (1 + 1e-9)) FAIL("worse than the source in round " << round);
+      if (theirs.makespan_s < theirs.bound_s * (1 - 1e-9)) FAIL("faster than the bound in round " << round);
+    }
+    ratios.push_back(ours.makespan_s / best);
+    worst = std::max(worst, ratios.back());
+  }
+  std::sort(ratios.begin(), ratios.end());
+  CHECK(ratios[ratios.size() / 2] <= 1.0 + 1e-9);
+  CHECK(worst <= 1.05);
+}
+
+TEST_CASE("trials: the distance from the bound with overheads") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  std::vector<double> ours;
+  std::vector<double> fixed;
+  std::vector<double> dynamic;
+  for (int round = 0; round < 60; ++round) {
+    const int n = int(test::uniform(random, 1, 16));
+    const TrialLimits limits{4, std::min(n, 8), 0};
+    const auto groups = random_groups(random, int(test::uniform(random, 2, 40)), true);
+    const auto plan = plan_trials(equal_devices(n), limits, groups, TrialScheduler::kGpushare);
+    ours.push_back(plan.makespan_s / plan.bound_s);
+    fixed.push_back(plan_trials(equal_devices(n), limits, groups, TrialScheduler::kStaticFluid).makespan_s /
+                    plan.bound_s);
+    dynamic.push_back(
+        plan_trials(equal_devices(n), limits, groups, TrialScheduler::kDynamicFluid).makespan_s /
+        plan.bound_s);
+    if (ours.back() > std::min(fixed.back(), dynamic.back()) * (1 + 1e-9))
+      FAIL("worse than the source in round " << round);
+  }
+  for (auto* list : {&ours, &fixed, &dynamic}) std::sort(list->begin(), list->end());
+  CHECK(ours[30] <= 1.15);
+  CHECK(ours.back() <= 1.25);
+  CHECK(fixed[30] > ours[30]);
+  CHECK(dynamic[30] > ours[30]);
+}
+
+TEST_CASE(
+    "trials: groups over time, change costs, memory and unequal devices: nothing is lost or above capacity") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  for (int round = 0; round < 60; ++round) {
+    std::vector<TrialDevice> devices(test::uniform(random, 1, 5));
+    for (TrialDevice& device : devices) {
+      device.memory_bytes = test::uniform(random, 2, 8);
+      if (round % 2 == 0) device.speed = double(test::uniform(random, 1, 3));
+    }
+    const TrialLimits limits{int(test::uniform(random, 1, 4)), int(test::uniform(random, 1, 5)),
+                             double(test::uniform(random, 0, 4))};
+    std::vector<TrialGroup> groups;
+    for (size_t g = test::uniform(random, 1, 3); g-- > 0;) {
+      groups.push_back(random_groups(random, int(test::uniform(random, 1, 9)), true)[0]);
+      groups.back().arrival_s = double(test::uniform(random, 0, 80));
+      for (Trial& trial : groups.back().trials) trial.memory_bytes = test::uniform(random, 0, 9);
+    }
+    uint64_t largest = 0;
+    for (const TrialDevice& device : devices) largest = std::max(largest, device.memory_bytes);
+    for (TrialScheduler scheduler : {TrialScheduler::kFifo, TrialScheduler::kStaticFluid,
+                                     TrialScheduler::kDynamicFluid, TrialScheduler::kGpushare}) {
+      const auto plan = plan_trials(devices, limits, groups, scheduler);
+      size_t row = 0;
+      for (const TrialGroup& group : groups) {
+        for (const Trial& trial : group.trials) {
+          const auto& got = plan.trials[row++];
+          if (got.rejected != (trial.memory_bytes > largest)) FAIL("rejected wrongly in round " << round);
+          if (!got.rejected && got.finish_s <= group.arrival_s)
+            FAIL("never ran in round " << round << " under " << int(scheduler));
+        }
+      }
+      if (plan.utilization > 1 + 1e-9) FAIL("above capacity in round " << round);
+      if (plan.makespan_s < plan.bound_s * (1 - 1e-9)) FAIL("faster than the bound in round " << round);
+    }
+  }
+}
+
+}  // namespace gpushare::cluster
