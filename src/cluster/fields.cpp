@@ -290,6 +290,37 @@ std::vector<double> Fields::numbers(const char* key, size_t low_count, Range ran
   return out;
 }
 
+std::vector<double> Fields::matrix_row(const char* key, size_t count, Range range) {
+  std::vector<double> out = numbers(key, count, range);
+  if (ok() && out.size() != count) fail(path(key), *find(key), base::format("give a list of %zu", count));
+  out.resize(count, range.low + 1);
+  return out;
+}
+
+std::vector<double> Fields::matrix(const char* key, size_t rows, size_t columns, Range range) {
+  std::vector<double> out;
+  const std::string allowed = base::format("give %zu lists of %zu numbers", rows, columns);
+  const Json* list = find(key);
+  if (list == nullptr) {
+    missing(key, allowed);
+  } else if (!list->is_array() || list->size() != rows) {
+    fail(path(key), *list, allowed);
+  } else {
+    for (size_t i = 0; i < rows && ok(); ++i) {
+      const std::string where = path(key) + base::format("[%zu]", i);
+      const Json& row = (*list)[i];
+      if (!row.is_array() || row.size() != columns) {
+        fail(where, row, allowed);
+        break;
+      }
+      for (size_t j = 0; j < columns && ok(); ++j)
+        out.push_back(checked(key, row[j], range, where + base::format("[%zu]", j)));
+    }
+  }
+  out.resize(rows * columns, range.low + 1);
+  return out;
+}
+
 std::vector<std::pair<double, double>> Fields::points(const char* key, Range x, Range y) {
   std::vector<std::pair<double, double>> out;
   const Json* list = array(key, 1);

@@ -71,6 +71,8 @@ class Fields {
   // The field "name" (or `key`), which no other element of the same list may have.
   std::string name(Names& seen, size_t index, const char* key = "name");
   std::vector<double> numbers(const char* key, size_t low_count, Range range);
+  // As numbers, with exactly `count` of them.
+  std::vector<double> matrix_row(const char* key, size_t count, Range range);
   // [[x, y], ...] with x ascending strictly.
   std::vector<std::pair<double, double>> points(const char* key, Range x, Range y);
   // {"name": number, ...}, in the order of the names.
@@ -98,6 +100,22 @@ class Fields {
     f(object);
     object.done();
   }
+  // Calls f(Fields& object, const std::string& name) for each object of the object at `key`, in the order of the names.
+  template <class F>
+  void each_named(const char* key, F&& f) {
+    const Json* value = find(key);
+    if (value == nullptr) return missing(key, "an object of objects");
+    if (!value->is_object()) return fail(path(key), *value, "give an object of objects");
+    Fields all(*this, key, kNoIndex, *value);
+    for (auto at = value->begin(); at != value->end() && ok(); ++at) {
+      Fields inner(all, at.key().c_str(), kNoIndex, at.value());
+      if (!ok()) return;
+      f(inner, at.key());
+      inner.done();
+    }
+  }
+  // A list of `rows` lists of `columns` numbers each, row by row.
+  std::vector<double> matrix(const char* key, size_t rows, size_t columns, Range range);
   // The value as it is; null if it is absent.
   const Json* find(const char* key);
 

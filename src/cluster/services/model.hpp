@@ -43,8 +43,10 @@ struct Service {
 struct Replica {
   size_t service = 0;
   size_t device = 0;
-  size_t configuration = 0;
+  uint32_t batch = 1;
   double share_percent = 0;
+  double throughput_rps = 0;  // there
+  double latency_ms = 0;      // predicted there
 };
 
 // What a solver found.
@@ -53,6 +55,8 @@ struct Placement {
   double goodput_rps = 0;
   double bound_rps = 0;  // no placement serves more under the same rules
   bool optimal = false;
+  // Of services that got nothing: why.
+  std::vector<std::pair<size_t, std::string>> unserved;
 };
 
 }  // namespace gpushare::cluster::services

@@ -1,17 +1,40 @@
-// placement.hpp: the solvers for services.
+// placement.hpp: the solvers for services, a file each.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "base/status.hpp"
+#include "cluster/services/exact.hpp"
 #include "cluster/services/model.hpp"
 
 namespace gpushare::cluster::services {
 
-// Most served under one metric of compute, by exact.hpp. A configuration without the metric, or slower than the SLO on a device, is not
-// used there.
+// Devices that are equal in speed and memory.
+struct DeviceClasses {
+  std::vector<ExactClass> classes;
+  std::vector<std::vector<size_t>> members;  // indices of devices
+};
+DeviceClasses classify(const std::vector<Device>& devices);
+
+// Most served under one metric of compute: by exact.hpp, for large instances by large_placement. A configuration without the metric, or
+// slower than the SLO on a device, is not used there.
 Placement place_exactly(const std::vector<Service>& services, const std::vector<Device>& devices,
                         Metric metric);
+
+// Ours: most served, among equals the best worst-served service (as part of its rate), among equals the smallest batches. Compute is
+// counted by WAO where a service has it, else by WSM, else by AO.
+Placement place_best(const std::vector<Service>& services, const std::vector<Device>& devices);
+
+// Usher as the thesis describes it (its section 5.2): services are grouped in rounds of minimum-weight matching on |sum Creq - sum Mreq|,
+// at most four a group; each group tries all its batches and replicas and places compute- and memory-heavy services in turns.
+Placement place_by_usher(const std::vector<Service>& services, const std::vector<Device>& devices,
+                         Metric metric);
+
+// For instances that no exact search can take: services by falling density of what they serve over what they take, best fit. The bound is
+// the linear relaxation. O(replicas log devices).
+ExactResult large_placement(const std::vector<ExactService>& services,
+                            const std::vector<ExactClass>& classes);
 
 }  // namespace gpushare::cluster::services

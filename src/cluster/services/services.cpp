@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cluster/kinds.hpp"
+#include "cluster/services/igniter.hpp"
 #include "cluster/services/model.hpp"
 #include "cluster/services/placement.hpp"
 
@@ -33,6 +34,7 @@ class ServicesProblem final : public Problem {
     document.each("services", 1, [&](Fields& fields, size_t index) {
       Service service;
       service.name = fields.name(seen, index);
+      service.model = fields.text_or("model", service.name.c_str());
       service.rate_rps = fields.number("rate_rps", kPositive);
       service.slo_ms = fields.number("slo_ms", kPositive);
       if (fields.has("configurations"))
@@ -41,6 +43,12 @@ class ServicesProblem final : public Problem {
         });
       services_.push_back(std::move(service));
     });
+    // Measurements stand in the document itself, laid out as they were published, or in an object of their own.
+    if (document.has("measurements")) {
+      document.with("measurements", [&](Fields& inner) { read_measurements(inner); });
+    } else if (document.has("hardware") || document.has("models")) {
+      read_measurements(document);
+    }
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
@@ -50,11 +58,25 @@ class ServicesProblem final : public Problem {
   }
 
  private:
+  void read_measurements(Fields& fields) {
+    for (const char* said : {"about", "known_plan"})
+      fields.has(said);  // of the published file; nothing is read
+    igniter_ = read_igniter(fields);
+    measured_ = true;
+  }
+
   base::Result<Placement> place(std::string_view choice) const {
     for (size_t m = 0; m < kMetrics; ++m)
       if (choice == std::string("milp-") + (m == 0 ? "ao" : m == 1 ? "wao" : "wsm"))
         return place_exactly(services_, devices_, static_cast<Metric>(m));
-    return base::Status(GPUSHARE_INTERNAL, "no such scheduler");
+    if (choice == "gpushare") return place_best(services_, devices_);
+    if (choice == "usher") return place_by_usher(services_, devices_, Metric::kAo);
+    if (choice == "usher-wao") return place_by_usher(services_, devices_, Metric::kWao);
+    if (!measured_)
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          "measurements: the field is missing; this scheduler needs hardware, batches, shares and models");
+    return place_by_igniter(igniter_, services_, devices_);
   }
 
   void write(const Placement& placement, OrderedJson& result) const {
@@ -64,24 +86,29 @@ class ServicesProblem final : public Problem {
     OrderedJson placements = OrderedJson::array();
     std::vector<double> throughput(services_.size(), 0);
     for (const Replica& replica : placement.replicas) {
-      const Service& service = services_[replica.service];
-      const Configuration& configuration = service.configurations[replica.configuration];
-      const Device& device = devices_[replica.device];
-      throughput[replica.service] += configuration.throughput_rps * device.speed;
-      placements.push_back({{"service", service.name},
-                            {"device", device.id},
-                            {"batch", configuration.batch},
-                            {"share_percent", replica.share_percent}});
+      throughput[replica.service] += replica.throughput_rps;
+      placements.push_back({{"service", services_[replica.service].name},
+                            {"device", devices_[replica.device].id},
+                            {"batch", replica.batch},
+                            {"share_percent", replica.share_percent},
+                            {"latency_ms", replica.latency_ms}});
     }
     result["placements"] = std::move(placements);
-    OrderedJson served = OrderedJson::object();
+    OrderedJson::object_t served;  // appended to, not searched: names are told apart already
     for (size_t s = 0; s < services_.size(); ++s)
-      served[services_[s].name] = std::min(services_[s].rate_rps, throughput[s]);
+      served.OrderedJson::object_t::Container::emplace_back(services_[s].name,
+                                                            std::min(services_[s].rate_rps, throughput[s]));
     result["served_rps"] = std::move(served);
+    OrderedJson unserved = OrderedJson::array();
+    for (const auto& [service, reason] : placement.unserved)
+      unserved.push_back({{"service", services_[service].name}, {"reason", reason}});
+    result["unserved"] = std::move(unserved);
   }
 
   const std::vector<Device>& devices_;
   std::vector<Service> services_;
+  IgniterProfile igniter_;
+  bool measured_ = false;
 };
 
 }  // namespace
@@ -90,15 +117,22 @@ const Kind& services_kind() {
   static const Kind kind = {
       "services",
       "scheduler",
-      {"milp-ao", "milp-wao", "milp-wsm"},
-      {"milp-wao"},
+      {"igniter", "usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm", "gpushare"},
+      {"gpushare"},
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<ServicesProblem>(document, devices);
       },
       R"({
         "properties": {
-          "services": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/service"}}
+          "services": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/service"}},
+          "measurements": {"$ref": "#/$defs/igniter_measurements"},
+          "hardware": {"$ref": "#/$defs/igniter_hardware"},
+          "batches": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
+          "shares": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
+          "models": {"type": "object", "additionalProperties": {"$ref": "#/$defs/igniter_model"}},
+          "about": {},
+          "known_plan": {}
         },
         "required": ["services"],
         "$defs": {
@@ -106,6 +140,7 @@ const Kind& services_kind() {
             "type": "object",
             "properties": {
               "name": {"$ref": "#/$defs/name"},
+              "model": {"description": "Of the measurements; the name unless given.", "$ref": "#/$defs/name"},
               "rate_rps": {"$ref": "#/$defs/positive"},
               "slo_ms": {"$ref": "#/$defs/positive"},
               "configurations": {"type": "array", "maxItems": 1000000, "items": {"$ref": "#/$defs/service_configuration"}}
@@ -128,7 +163,48 @@ const Kind& services_kind() {
             },
             "required": ["batch", "latency_ms", "throughput_rps"],
             "additionalProperties": false
-          }
+          },
+          "igniter_measurements": {
+            "description": "For igniter. Times in ms, power in W, clocks in MHz, shares and L2 utilisation in percent. The fields may also stand in the document itself.",
+            "type": "object",
+            "properties": {
+              "hardware": {"$ref": "#/$defs/igniter_hardware"},
+              "batches": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
+              "shares": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
+              "models": {"type": "object", "additionalProperties": {"$ref": "#/$defs/igniter_model"}},
+              "about": {},
+              "known_plan": {}
+            },
+            "required": ["hardware", "batches", "shares", "models"],
+            "additionalProperties": false
+          },
+          "igniter_hardware": {
+            "type": "object",
+            "properties": {
+              "max_clock": {"$ref": "#/$defs/positive"}, "power_cap": {"$ref": "#/$defs/positive"},
+              "idle_power": {"$ref": "#/$defs/not_negative"}, "share_step": {"$ref": "#/$defs/positive"},
+              "bytes_per_ms": {"$ref": "#/$defs/positive"},
+              "by_workloads_1_to_5": {"type": "object", "properties": {
+                "power": {"$ref": "#/$defs/five"}, "clock": {"$ref": "#/$defs/five"}, "scheduling_idle_ms": {"$ref": "#/$defs/five"}}}
+            },
+            "additionalProperties": false
+          },
+          "five": {"type": "array", "minItems": 5, "maxItems": 5, "items": {"$ref": "#/$defs/not_negative"}},
+          "igniter_model": {
+            "description": "latency, power, clock: a list a batch, of numbers a share, alone. pair: a run beside one other workload.",
+            "type": "object",
+            "properties": {
+              "input_bytes": {"$ref": "#/$defs/not_negative"}, "output_bytes": {"$ref": "#/$defs/not_negative"},
+              "kernels": {"$ref": "#/$defs/positive"}, "idle_ms": {"$ref": "#/$defs/not_negative"},
+              "latency": {"$ref": "#/$defs/matrix"}, "power": {"$ref": "#/$defs/matrix"}, "clock": {"$ref": "#/$defs/matrix"},
+              "l2": {"$ref": "#/$defs/positive"}, "l2_by_batch": {"type": "array", "items": {"$ref": "#/$defs/not_negative"}},
+              "pair": {"type": "object", "properties": {
+                "active_alone_ms": {"$ref": "#/$defs/positive"}, "active_beside_ms": {"$ref": "#/$defs/positive"},
+                "power": {"$ref": "#/$defs/positive"}, "clock": {"$ref": "#/$defs/positive"}}}
+            },
+            "additionalProperties": false
+          },
+          "matrix": {"type": "array", "items": {"type": "array", "items": {"$ref": "#/$defs/positive"}}}
         }
       })"};
   return kind;

@@ -92,6 +92,9 @@ TEST_CASE("schedulers and objectives that a kind does not have are refused", "[c
   options.schedulers = {"milp-ao", "milp-ao"};
   CHECK(told(services(), options).find("'milp-ao' is there twice") != std::string::npos);
   options.schedulers.clear();
+  options.schedulers = {"igniter"};
+  CHECK(told(services(), options).find("igniter: measurements: the field is missing") == 0);
+  options.schedulers.clear();
   options.objectives = {"sw"};
   CHECK(told(services(), options).find("--objective: a document of kind services has none") == 0);
 }

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <functional>
 
 #include "cluster/services/exact.hpp"
+#include "cluster/services/igniter.hpp"
 #include "cluster/services/placement.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -193,5 +195,128 @@ TEST_CASE("placements keep every limit, and the bound holds when the search is c
       }
       CHECK(*std::max_element(compute.begin(), compute.end()) <= 1 + 1e-6);
     }
+  }
+}
+
+TEST_CASE("Usher places what the thesis says it places", "[cluster]") {
+  // Thesis on interference-aware serving, sections 5.4.1 and 5.4.2 and figures 5.8a to 5.10a.
+  const auto devices = equal_devices(4);
+  const Service full_resnet50 =
+      of("resnet50", 400, 200,
+         {{4, 6.8, 589.78, 1.16, 87.39}, {32, 30, 1067.13, 4.52, 93.58}, {128, 111.3, 1149.98, 15.45, 100}});
+  // t5 is placed before alexnet and takes three devices: 800.
+  const Placement first =
+      place_by_usher({alexnet(400, 200), gpt2(400, 200), full_resnet50, t5(400, 200)}, devices, Metric::kAo);
+  CHECK(first.goodput_rps == Approx(800).epsilon(1e-9));
+  CHECK(first.unserved.size() == 2);
+  // The group of three fills the devices before the other is placed: 793.57.
+  const Service vgg = of(
+      "vgg19", 400, 300,
+      {{4, 9.8, 408.51, 4.19, 92.15}, {64, 102.1, 627.01, 34.32, 93.88}, {128, 199.4, 641.97, 65.91, 100}});
+  Service resnet = full_resnet50;
+  resnet.slo_ms = 300;
+  const Placement second = place_by_usher({resnet, vgg, mobilenet(400, 300), gpt2(400, 300), bert(400, 300)},
+                                          devices, Metric::kAo);
+  CHECK(second.goodput_rps == Approx(793.57).epsilon(1e-9));
+  // bert's rate needs five devices: it is not served, and the fourth stays idle.
+  resnet.rate_rps = 500, resnet.slo_ms = 200;
+  const Placement third =
+      place_by_usher({alexnet(500, 200), resnet, mobilenet(500, 200), bert(500, 200)}, devices, Metric::kAo);
+  CHECK(third.goodput_rps == Approx(1500).epsilon(1e-9));
+  REQUIRE(third.unserved.size() == 1);
+  CHECK(third.unserved[0].second == "its rate needs 5 devices at the largest batch, and there are 4");
+}
+
+TEST_CASE("ours serves as much as the optimum, and nobody's worst is worse", "[cluster]") {
+  test::Random random(test::seed());
+  for (int i = 0; i < 60; ++i) {
+    std::vector<Service> services(test::uniform(random, 2, 6));
+    for (size_t s = 0; s < services.size(); ++s) {
+      services[s].name = services[s].model = std::to_string(s);
+      services[s].rate_rps = static_cast<double>(test::uniform(random, 100, 600));
+      services[s].slo_ms = 100;
+      for (uint32_t batch = 4; batch <= 32; batch *= 2) {
+        Configuration configuration;
+        configuration.batch = batch;
+        configuration.latency_ms = static_cast<double>(test::uniform(random, 5, 120));
+        configuration.throughput_rps = static_cast<double>(test::uniform(random, 50, 400));
+        configuration.memory_percent = static_cast<double>(test::uniform(random, 1, 40));
+        configuration.compute_percent[1] = static_cast<double>(test::uniform(random, 5, 90));
+        services[s].configurations.push_back(configuration);
+      }
+    }
+    const auto devices = equal_devices(test::uniform(random, 1, 4));
+    const Placement exact = place_exactly(services, devices, Metric::kWao),
+                    ours = place_best(services, devices);
+    const auto worst = [&](const Placement& placement) {
+      std::vector<double> ratio(services.size(), 0);
+      for (const Replica& replica : placement.replicas)
+        ratio[replica.service] = std::min(
+            1.0, ratio[replica.service] + replica.throughput_rps / services[replica.service].rate_rps);
+      double least = 1;
+      for (size_t s = 0; s < services.size(); ++s)
+        if (std::none_of(services[s].configurations.begin(), services[s].configurations.end(),
+                         [](const auto& c) { return c.latency_ms <= 100; }) == false)
+          least = std::min(least, ratio[s]);
+      return least;
+    };
+    CHECK(ours.goodput_rps >= exact.goodput_rps * (1 - 1e-5));
+    CHECK(ours.goodput_rps <= exact.bound_rps * (1 + 1e-9));
+    CHECK(worst(ours) >= worst(exact) - 1e-3);
+    // Ushers's goodput is at most the optimum under the same metric.
+    CHECK(place_by_usher(services, devices, Metric::kWao).goodput_rps <= exact.bound_rps * (1 + 1e-9));
+  }
+}
+
+TEST_CASE("thousands of services on a thousand devices keep every limit", "[cluster]") {
+  test::Random random(test::seed());
+  std::vector<ExactService> services(5000);
+  for (ExactService& service : services) {
+    service.rate = static_cast<double>(test::uniform(random, 50, 400));
+    for (int o = 0; o < 3; ++o)
+      service.options.push_back({0,
+                                 static_cast<double>(test::uniform(random, 50, 300)),
+                                 static_cast<double>(test::uniform(random, 5, 90)) / 100,
+                                 {static_cast<double>(test::uniform(random, 1, 50)) / 100},
+                                 0});
+  }
+  const ExactResult found = large_placement(services, {{1000, 1}});
+  std::vector<double> compute(1000, 0), memory(1000, 0);
+  for (const ExactReplicas& replica : found.replicas) {
+    compute[replica.device] += services[replica.service].options[replica.option].compute;
+    memory[replica.device] += services[replica.service].options[replica.option].memory[0];
+  }
+  CHECK(*std::max_element(compute.begin(), compute.end()) <= 1 + 1e-6);
+  CHECK(*std::max_element(memory.begin(), memory.end()) <= 1 + 1e-6);
+  CHECK(found.value <= found.bound);
+  CHECK(found.value >= 0.7 * found.bound);
+}
+
+TEST_CASE("iGniter's published plan comes out of its published measurements", "[cluster]") {
+  // Measurements and plan: icloud-ecnu/igniter (GPU: V100); SLO 15, 40, 60 ms at 500, 400, 200 requests/s: batches 4, 8, 6 and shares 10, 30,
+  // 37.5% on one device, predicted 6.92, 18.91, 28.73 ms. Needs the file; where it is absent the example's made-up ones are used elsewhere.
+  std::ifstream file(GPUSHARE_SHARED_DATA "/serving/igniter_v100.json");
+  if (!file) {
+    WARN("skipped: no " GPUSHARE_SHARED_DATA "/serving/igniter_v100.json");
+    return;
+  }
+  const Json measured = Json::parse(file);
+  base::Status error;
+  Fields fields(measured, &error);
+  const IgniterProfile profile = read_igniter(fields);
+  REQUIRE(error.ok());
+  const Placement placement = place_by_igniter(profile,
+                                               {{"alexnet", "alexnet", 500, 15, {}},
+                                                {"resnet50", "resnet50", 400, 40, {}},
+                                                {"vgg19", "vgg19", 200, 60, {}}},
+                                               equal_devices(2));
+  REQUIRE(placement.replicas.size() == 3);
+  CHECK(placement.goodput_rps == 1100);
+  const std::array<double, 3> batches = {4, 8, 6}, shares = {10, 30, 37.5}, predicted = {6.92, 18.91, 28.73};
+  for (const Replica& replica : placement.replicas) {
+    CHECK(replica.device == 0);
+    CHECK(replica.batch == batches[replica.service]);
+    CHECK(replica.share_percent == Approx(shares[replica.service]));
+    CHECK(replica.latency_ms == Approx(predicted[replica.service]).epsilon(0.03));
   }
 }
