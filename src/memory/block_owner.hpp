@@ -21,6 +21,7 @@
 #include "memory/event_recorder.hpp"
 #include "memory/fence.hpp"
 #include "memory/heap.hpp"
+#include "memory/plan_solver.hpp"
 #include "memory/range_layout.hpp"
 
 namespace gpushare::memory {
@@ -161,7 +162,8 @@ class UseTable {
 // What all owners of one device's memory share. The counters are relaxed: each is exact once its writers are
 // quiet.
 struct Shared {
-  explicit Shared(device::Device& the_device) : device(the_device), fences(the_device) {}
+  explicit Shared(device::Device& the_device)
+      : device(the_device), fences(the_device), plans(the_device.can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME)) {}
 
   device::Device& device;
   Fences fences;
@@ -174,6 +176,7 @@ struct Shared {
   std::atomic<uint64_t> peak_bytes{0};
   std::atomic<uint64_t> paged_out_bytes{0};
   std::atomic<uint64_t> paged_in_bytes{0};
+  PlanSolver plans;
 
   void note_peak() {
     const uint64_t now =

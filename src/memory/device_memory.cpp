@@ -66,6 +66,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
     shared_.fences.trim();
     return shared_.spill->trim() + shared_.layout->trim();
   }
+  uint64_t compact() override;
   std::string report(size_t top_holders) const override;
   MemorySnapshot snapshot() const override;
   DeviceMemoryStats stats() const override;
@@ -245,6 +246,23 @@ void DeviceMemoryImpl::drained(LaneImpl* lane) {
   remove(closed_lanes_, lane);
   lane->position = SIZE_MAX;
   spare_lanes_.push_back(lane);
+}
+
+uint64_t DeviceMemoryImpl::compact() {
+  if (layout() != Layout::kContiguous) return 0;
+  const uint64_t before = shared_.layout->largest_hole_bytes();
+  std::vector<LaneImpl*> lanes;  // objects are never destroyed while there are users
+  {
+    base::MutexLock lock(mutex_);
+    lanes = open_lanes_;
+  }
+  // The highest first: each lane then finds the holes above it where they are to stay.
+  std::vector<std::pair<Address, LaneImpl*>> by_base;
+  for (LaneImpl* lane : lanes) by_base.emplace_back(lane->base(), lane);
+  std::sort(by_base.rbegin(), by_base.rend());
+  for (const auto& [base, lane] : by_base) lane->move_up_if_idle();
+  const uint64_t now = shared_.layout->largest_hole_bytes();
+  return now - std::min(now, before);
 }
 
 std::string DeviceMemoryImpl::report(size_t top_holders) const {

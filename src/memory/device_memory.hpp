@@ -107,6 +107,7 @@ class PersistentHeap {
 struct LaneStats {
   uint64_t size_bytes = 0;  // without what is lent
   uint64_t lent_bytes = 0;  // by sessions, for their promoted blocks that lie in it
+  uint64_t tail_bytes = 0;  // free above the last live block: what grows at the end adds to them
   uint64_t live_bytes = 0;
   uint64_t peak_bytes = 0;            // since the lane was opened
   uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or the last one: what profiling reads;
@@ -124,8 +125,8 @@ class Lane {
   virtual uint32_t id() const = 0;
   // Starts an iteration of `owner`. INVALID_STATE if one is under way. `use_plan`: record until an iteration
   // repeats, then place by the solved plan, falling back to the heap at the first deviation. Plans are kept
-  // per owner. Solving happens once, in the end_iteration that saw the repetition, and takes up to about 0.2
-  // s (8,192 blocks at most; larger iterations are not planned). `owner` must be of this DeviceMemory.
+  // per owner. Solving happens once, on a thread of memory's own (on devices with virtual time in the end_iteration that
+  // saw the repetition); 65,536 blocks at most, larger iterations are not planned. `owner` must be of this DeviceMemory.
   virtual base::Status begin_iteration(PersistentHeap& owner, bool use_plan) = 0;
   // O(1); helper threads of a framework may call it concurrently. Errors: DEVICE_OUT_OF_MEMORY (as
   // PersistentHeap::alloc), INVALID_STATE outside an iteration.
@@ -232,6 +233,10 @@ class DeviceMemory {
   // Gives cached physical granules and host buffers back to the system. Part of the out-of-memory ladder.
   // Returns the bytes. Calls the driver; does not wait for device work.
   virtual uint64_t trim() = 0;
+  // Contiguous layout: lanes in which no iteration is open and no block is kept move up over the holes above them
+  // without waiting for a boundary of their own, so that what is free lies together. For when something did not fit. Does
+  // not wait: the lanes' streams order it. Returns by how many bytes the largest free piece has grown.
+  virtual uint64_t compact() = 0;
   // "free 1.12 GiB of 16.00 GiB, largest hole ...; sessions: resnet50 2.10 GiB, ...": for out-of-memory
   // messages.
   virtual std::string report(size_t top_holders = 5) const = 0;

@@ -213,7 +213,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
   }
   // Without the lock: no block can be placed before the next iteration begins, and that waits for control_.
   if (replayed) owner->plan().end_replay(planned);
-  if (recorded && owner->plan().recording()) owner->plan().end_recording();
+  if (recorded && owner->plan().recording()) owner->plan().end_recording(shared_.plans);
   if (out_planned != nullptr) *out_planned = planned;
   order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
@@ -364,6 +364,7 @@ LaneStats LaneImpl::stats() const {
   LaneStats stats;
   stats.size_bytes = range_.bytes - std::min(range_.bytes, lent_bytes_);
   stats.lent_bytes = lent_bytes_;
+  stats.tail_bytes = heap_->capacity_bytes() - heap_->floor_bytes();
   stats.live_bytes = live_bytes();
   stats.planned_allocs = replay_->planned_allocations();
   stats.peak_bytes = peak_;

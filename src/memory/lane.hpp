@@ -55,6 +55,9 @@ class LaneImpl final : public Lane, public BlockOwner {
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the next one. Does nothing
   // while there are such blocks, an iteration is under way or another thread has control_.
   void settle_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  // Moves to the highest place that its range fits, unless an iteration is open, a block is kept or another thread has control_.
+  void move_up_if_idle() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  Address base() const;
   // Held for promoted blocks though neither promised nor lent.
   uint64_t pinned_bytes() const;
   size_t position = 0;  // in DeviceMemory's list
@@ -84,11 +87,13 @@ class LaneImpl final : public Lane, public BlockOwner {
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
+  void move_up() GPUSHARE_REQUIRES(control_);
   bool adopt_ahead() GPUSHARE_REQUIRES(control_);
   enum class Settle { kReturn, kAll, kAllAndWait };
   void settle(Settle how) GPUSHARE_REQUIRES(control_);
   void borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   void shrink_to_target() GPUSHARE_REQUIRES(control_);
+  bool is_idle() const;  // open, no iteration under way and nothing kept
   // The range's size when nothing is pinned beyond it.
   uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + lent_bytes_; }
   void drop_ahead() GPUSHARE_REQUIRES(control_);

@@ -1,32 +1,47 @@
 // lane_plan.hpp: when a session's iterations are recorded, when their placement is solved, and when the plan
 // is given up. Training repeats itself: the first iteration whose calls equal those of the one before is
-// solved at its boundary, and later ones replay the plan (plan.hpp) until they deviate too often.
+// handed to the solver's thread (plan_solver.hpp) at its boundary. Iterations go on unplanned and unrecorded until one
+// begins after the plan was done; from that one on they replay it (plan.hpp) until they deviate too often.
 //
-// Solving is bounded: at most kMaxBlocks blocks and kWorkLimit comparisons, together below about 0.2 s, once;
-// iterations with more blocks are not planned. A session that does not repeat itself is left alone for longer
-// and longer.
+// Solving is bounded by kMaxBlocks blocks and PlanSolver::kWorkLimit comparisons; iterations with more blocks are
+// not planned. A session that does not repeat itself is left alone for longer and longer.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "base/flat_hash.hpp"
-#include "memory/plan.hpp"
+#include "memory/plan_solver.hpp"
 
 namespace gpushare::memory {
 
 // Of one session. Guarded by the lane that runs its iteration; between iterations nobody uses it.
 class LanePlan {
  public:
-  static constexpr uint32_t kMaxBlocks = 8192;
-  static constexpr uint64_t kWorkLimit = 50'000'000;
+  static constexpr uint32_t kMaxBlocks = 65536;
 
-  void reset() { *this = LanePlan(); }
+  LanePlan() = default;
+  LanePlan(LanePlan&&) = default;
+  LanePlan& operator=(LanePlan&&) = default;
+  ~LanePlan() { abandon(); }
+
+  void reset() {
+    abandon();
+    *this = LanePlan();
+  }
 
   // The plan to replay, or null; then the iteration may be recorded: see recording().
   std::shared_ptr<const Plan> begin() {
+    recording_ = false;
+    if (task_ != nullptr) {
+      if (!task_->done.load(std::memory_order_acquire)) return nullptr;
+      plan_ = std::move(task_->plan);
+      task_.reset();
+      if (plan_ == nullptr) rest();
+    }
     if (plan_ != nullptr) return plan_;
     if (rest_ > 0) --rest_;
     recording_ = rest_ == 0;
@@ -54,17 +69,13 @@ class LanePlan {
     mix(uint64_t{found->second} * 4 + 2);
     live_.erase(found);
   }
-  // The iteration was recorded to its end: solves if it repeated the one before. Slow then.
-  void end_recording() {
+  // The iteration was recorded to its end: has it solved if it repeated the one before.
+  void end_recording(PlanSolver& solver) {
     recording_ = false;
     live_.clear();
     if (blocks_ > 0 && fingerprint_ == last_fingerprint_) {
-      auto solved = recorder_.finish(kWorkLimit);
-      if (solved.ok())
-        plan_ = std::move(*solved);
-      else
-        rest();
-      recorder_.clear();
+      task_ = std::make_shared<PlanTask>(std::exchange(recorder_, PlanRecorder()));
+      solver.solve(task_);
       last_fingerprint_ = 0;
       tries_ = 0;
       return;
@@ -90,6 +101,9 @@ class LanePlan {
   static constexpr uint32_t kMisses = 4;      // deviations in a row
   static constexpr uint32_t kMaxRest = 1024;  // iterations
 
+  void abandon() {
+    if (task_ != nullptr) task_->abandoned = true;
+  }
   void mix(uint64_t value) {
     fingerprint_ ^= value;
     fingerprint_ *= 0xFF51AFD7ED558CCDu;
@@ -106,6 +120,7 @@ class LanePlan {
   }
 
   std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<PlanTask> task_;  // until its plan is taken over
   PlanRecorder recorder_;
   base::FlatHashMap<uint64_t, uint32_t> live_;  // offset -> the recorder's block
   uint64_t fingerprint_ = 0;

@@ -208,9 +208,14 @@ void LaneImpl::boundary() {
   if (ahead_.bytes > 0) adopt_ahead();
   shrink_to_target();
   const uint64_t epoch = shared_.layout->epoch();
-  if (is_pinned || epoch == seen_epoch_ || range_.bytes == 0) return;
+  if (is_pinned || epoch == seen_epoch_) return;
   seen_epoch_ = epoch;
-  if (!shared_.layout->would_settle(range_)) return;
+  move_up();
+}
+
+// Nothing is live in the range.
+void LaneImpl::move_up() {
+  if (range_.bytes == 0 || !shared_.layout->would_settle(range_)) return;
   Range moved = range_;
   FenceList fences;
   shared_.index.clear(range_.base, range_.bytes);
@@ -222,14 +227,27 @@ void LaneImpl::boundary() {
   range_ = moved;
 }
 
+bool LaneImpl::is_idle() const {
+  ShortLockGuard lock(lock_);
+  return is_open() && owner_ == nullptr && promoted_.empty();
+}
+
 void LaneImpl::settle_unpinned() {
   const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  if (!control || !is_open() || (ahead_.bytes == 0 && target() == range_.bytes)) return;
-  {
-    ShortLockGuard lock(lock_);
-    if (owner_ != nullptr || !promoted_.empty()) return;
-  }
+  if (!control || (ahead_.bytes == 0 && target() == range_.bytes) || !is_idle()) return;
   boundary();
+}
+
+void LaneImpl::move_up_if_idle() {
+  const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
+  if (!control || !is_idle()) return;
+  boundary();
+  if (ahead_.bytes == 0) move_up();
+}
+
+Address LaneImpl::base() const {
+  ShortLockGuard lock(lock_);
+  return range_.base;
 }
 
 void LaneImpl::shrink_to_target() {

@@ -156,7 +156,10 @@ struct Solver {
   uint32_t best = UINT32_MAX;
   const char* method = "";
 
-  bool done() const { return best <= target || work >= options.work_limit; }
+  bool cancelled() const {
+    return options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed);
+  }
+  bool done() const { return best <= target || work >= options.work_limit || cancelled(); }
 
   void load(std::span<const Buffer> buffers, uint64_t total);
   std::vector<uint32_t> order_by(const std::vector<double>& priority,
@@ -233,7 +236,7 @@ uint32_t Solver::stack(const std::vector<uint32_t>& order, std::vector<uint32_t>
   for (uint32_t i : order) {
     (*offsets)[i] = stacker->place(items[i]);
     arena = std::max(arena, (*offsets)[i] + items[i].size);
-    if (arena > give_up_above) return UINT32_MAX;
+    if (arena > give_up_above || cancelled()) return UINT32_MAX;
   }
   return arena;
 }
@@ -265,7 +268,7 @@ void Solver::simple_orders(std::vector<double>* best_priority) {
       best_order = arena;
       *best_priority = priority;
     }
-    if (best <= target) return;
+    if (best <= target || cancelled()) return;
   }
 }
 
@@ -414,7 +417,8 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   std::vector<double> priority;
   solver.simple_orders(&priority);
   if (!solver.done()) solver.improve(priority);
-  if (options.exact_work_limit > 0) solver.search_exactly();
+  if (options.exact_work_limit > 0 && !solver.cancelled()) solver.search_exactly();
+  if (solver.cancelled()) return base::Status(GPUSHARE_CANCELLED, "placement: cancelled");
   placement.lower_bound_bytes = peak_bytes(buffers, options.granule_bytes);
   placement.arena_bytes = uint64_t{solver.best} << solver.shift;
   placement.method = solver.method;

@@ -14,6 +14,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,6 +33,8 @@ struct PlacementOptions {
   // Good enough: stop at or below this arena. The peak of live bytes, a lower bound for any placement, always
   // stops.
   uint64_t stop_at_bytes = 0;
+  // If given: once it is true, set by any thread, the solver returns CANCELLED within milliseconds.
+  const std::atomic<bool>* cancelled = nullptr;
   uint64_t seed = 1;
 };
 
@@ -43,7 +46,7 @@ struct Placement {
 };
 
 // `given`: offsets of a valid placement to start from (one a buffer), or empty.
-// Errors: INVALID_ARGUMENT for an empty lifetime, a zero size, sizes that add up to 2^63 or more, a granule
+// Errors: CANCELLED; INVALID_ARGUMENT for an empty lifetime, a zero size, sizes that add up to 2^63 or more, a granule
 // that is not a power of two, `given` of another length or not valid. O(n^2) at worst for the orders, with a
 // small constant (28,526 buffers: 0.3 s each); memory O(n). No threads, no clock.
 base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const PlacementOptions& options,

@@ -17,6 +17,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -60,9 +61,10 @@ class PlanRecorder {
 
   // Solves and checks. Seconds for tens of thousands of blocks. Blocks never freed live to the iteration's
   // end. Errors: INVALID_ARGUMENT for a size of 0, sizes that add up to 2^62, alignments that are no power of
-  // two or above 2^30.
+  // two or above 2^30; CANCELLED, once `cancelled` is true, if it is given.
   base::Result<std::shared_ptr<const Plan>> finish(uint64_t work_limit = PlacementOptions().work_limit,
-                                                   uint64_t exact_work_limit = 0) const;
+                                                   uint64_t exact_work_limit = 0,
+                                                   const std::atomic<bool>* cancelled = nullptr) const;
 
   static constexpr uint64_t kNoOffset = ~uint64_t{0};
 

@@ -291,6 +291,7 @@ void World::odds_and_ends() {
   switch (pick(4)) {
     case 0:
       memory_->trim();
+      memory_->compact();
       break;
     case 1:
       REQUIRE(memory_->free(pick(UINT64_MAX) | 1).code() == GPUSHARE_NOT_FOUND);

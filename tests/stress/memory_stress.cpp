@@ -191,6 +191,7 @@ void run(Layout layout, const char* spec) {
       }
       world.memory->stats();
       world.memory->trim();
+      world.memory->compact();
       std::this_thread::yield();
     }
   });

@@ -279,6 +279,55 @@ TEST_CASE("a promise that grows where it lies has room for a block as large as i
   must(heap->alloc(Kind::kModel, 12 * kMiB, 0));
 }
 
+TEST_CASE("compacting moves idle lanes up, the contents of others stay where they are") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 8 * kMiB);
+  Lane* top = f.lane(0, 8 * kMiB, stream);
+  Lane* busy = f.lane(1, 8 * kMiB, stream);
+  Lane* gone = f.lane(2, 4 * kMiB, stream);
+  Lane* idle = f.lane(3, 8 * kMiB, stream);
+  Lane* last = f.lane(4, 8 * kMiB, stream);
+  CHECK(f.memory->compact() == 0);
+  CHECK_OK(busy->begin_iteration(*heap, false));
+  const Address block = must(busy->alloc(kMiB, 0));
+  CHECK_OK(f.memory->close_lane(top));
+  CHECK_OK(f.memory->close_lane(gone));
+  // 20 MiB below all lanes, holes of 8 and 4: `idle` fills the first, `last` follows, and their places join what is free.
+  CHECK(f.memory->compact() == 16 * kMiB - 4 * kMiB);
+  CHECK(f.memory->check() == "");
+  CHECK(f.memory->find(block)->lane == 1);
+  CHECK_OK(f.memory->free(block));
+  CHECK(f.memory->compact() == 0);
+  CHECK_OK(busy->end_iteration(nullptr));
+  for (Lane* lane : {idle, last}) {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    must(lane->alloc(8 * kMiB, 0));
+    CHECK(lane->stats().tail_bytes == 0);
+    CHECK_OK(lane->end_iteration(nullptr));
+    CHECK(lane->stats().tail_bytes == 8 * kMiB);
+  }
+  CHECK_OK(stream.synchronize());
+}
+
+TEST_CASE("what is kept pins its lane, and the virtual layout has nothing to compact") {
+  const bool is_virtual = GENERATE(false, true);
+  Fixture f(sim(), is_virtual ? Layout::kVirtual : Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 8 * kMiB);
+  Lane* top = f.lane(0, 8 * kMiB, stream);
+  Lane* pinned = f.lane(1, 8 * kMiB, stream);
+  CHECK_OK(pinned->begin_iteration(*heap, false));
+  const Address kept = must(pinned->alloc(kMiB, 0));
+  CHECK_OK(pinned->keep(kept));
+  CHECK_OK(pinned->end_iteration(nullptr));
+  CHECK_OK(f.memory->close_lane(top));
+  CHECK(f.memory->compact() == 0);
+  CHECK(f.memory->find(kept)->address == kept);
+  CHECK_OK(f.memory->free(kept));
+  if (!is_virtual) CHECK(f.memory->compact() > 0);
+}
+
 TEST_CASE("an iteration that repeats itself is planned, and a deviation is served all the same") {
   Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();

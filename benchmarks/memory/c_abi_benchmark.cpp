@@ -1,0 +1,120 @@
+// The traces of heap_benchmark.cpp through the C ABI, as a framework reaches a lane: an iteration a replay, blocks from gpushare_iteration_alloc, freed
+// by gpushare_memory_free. Float bins beside it, in the same run, are the yardstick; `planned` is the same session with plan_iterations, once its plan is
+// in use. begin_end is an empty iteration, which every replay of a lane has too.
+//
+//   memory_c_abi_benchmark --benchmark_min_time=0.1 --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <benchmark/benchmark.h>
+
+#include <string>
+#include <vector>
+
+#include "gpushare/gpushare.h"
+#include "memory/allocators.hpp"
+#include "memory/trace_io.hpp"
+
+namespace {
+
+using namespace gpushare;
+
+// Empty where the shared data folder is not there.
+memory::Trace trace_named(const std::string& name) {
+  auto loaded = memory::read_trace(std::string(GPUSHARE_SHARED_DATA) + "/alloc/" + name + ".csv");
+  return loaded.ok() ? std::move(loaded->trace) : memory::Trace();
+}
+
+void report(benchmark::State& state, const memory::Trace& trace) {
+  state.counters["ns_per_op"] =
+      benchmark::Counter(static_cast<double>(trace.ops.size()) * 1e-9,
+                         benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+void BM_FloatBins(benchmark::State& state, const std::string& name) {
+  const memory::Trace trace = trace_named(name);
+  if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  bench::FloatBins allocator(2 * trace.peak_live_bytes, 2 * trace.block_count + 16);
+  std::vector<uint32_t> nodes(trace.block_count);
+  for (auto _ : state) {
+    for (const memory::TraceOp& op : trace.ops) {
+      if (op.is_free)
+        allocator.free(nodes[op.block]);
+      else
+        nodes[op.block] = allocator.allocate(op.block, op.size_bytes);
+    }
+  }
+  report(state, trace);
+}
+
+// A runtime with one session, on a device of no real memory.
+struct Job {
+  gpushare_runtime runtime = nullptr;
+  gpushare_session session = nullptr;
+  Job(uint64_t ephemeral_bytes, bool plan) {
+    gpushare_runtime_params runtime_params = GPUSHARE_RUNTIME_PARAMS_INIT;
+    const uint64_t total_bytes = ephemeral_bytes + (uint64_t{1} << 30);
+    const std::string device = "host?total_bytes=" + std::to_string(total_bytes);
+    runtime_params.device = device.c_str();
+    runtime_params.capacity_bytes = ephemeral_bytes + (uint64_t{256} << 20);
+    if (gpushare_runtime_open(&runtime_params, &runtime) != GPUSHARE_OK) return;
+    gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
+    params.persistent_bytes = 1 << 20;
+    params.ephemeral_bytes = ephemeral_bytes;
+    params.plan_iterations = plan ? 1 : 0;
+    (void)gpushare_session_open(runtime, &params, &session);
+  }
+  ~Job() {
+    if (session != nullptr) (void)gpushare_session_close(session);
+    if (runtime != nullptr) (void)gpushare_runtime_close(runtime);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  uint64_t planned_iterations() const {
+    gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
+    return gpushare_session_get_info(session, &info) == GPUSHARE_OK ? info.planned_iterations : 0;
+  }
+  // False if a call failed.
+  bool replay(const memory::Trace& trace, std::vector<gpushare_device_address>& addresses) const {
+    gpushare_iteration iteration = nullptr;
+    if (gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration) != GPUSHARE_OK) return false;
+    int32_t status = GPUSHARE_OK;
+    for (const memory::TraceOp& op : trace.ops)
+      status |= op.is_free ? gpushare_memory_free(runtime, addresses[op.block])
+                           : gpushare_iteration_alloc(iteration, op.size_bytes, 0, &addresses[op.block]);
+    return gpushare_iteration_end(iteration) == GPUSHARE_OK && status == GPUSHARE_OK;
+  }
+};
+
+// `room`: the lane's size over the peak of live bytes.
+void BM_Lane(benchmark::State& state, const std::string& name, bool plan, double room) {
+  const memory::Trace trace = name.empty() ? memory::Trace() : trace_named(name);
+  if (!name.empty() && trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  const Job job(static_cast<uint64_t>(room * static_cast<double>(trace.peak_live_bytes)) + (8 << 20), plan);
+  if (job.session == nullptr) return state.SkipWithError(gpushare_last_error_message());
+  std::vector<gpushare_device_address> addresses(trace.block_count);
+  while (plan && job.planned_iterations() == 0)
+    if (!job.replay(trace, addresses)) return state.SkipWithError(gpushare_last_error_message());
+  for (auto _ : state)
+    if (!job.replay(trace, addresses)) return state.SkipWithError(gpushare_last_error_message());
+  if (!trace.ops.empty()) report(state, trace);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"}) {
+    const std::string name = trace;
+    benchmark::RegisterBenchmark(("float_bins/" + name).c_str(),
+                                 [name](benchmark::State& state) { BM_FloatBins(state, name); });
+    for (const bool plan : {false, true})
+      benchmark::RegisterBenchmark(
+          ((plan ? "planned/" : "lane/") + name).c_str(),
+          [name, plan](benchmark::State& state) { BM_Lane(state, name, plan, 1.3); });
+  }
+  benchmark::RegisterBenchmark("begin_end", [](benchmark::State& state) { BM_Lane(state, "", false, 0); });
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
