@@ -235,11 +235,10 @@ base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t comput
     if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
     if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
     if (status.ok()) {
-      auto result = memory_->open_lane(id, bytes, slot->stream->device_stream());
-      if (result.ok())
-        opened = *result;
-      else
-        status = result.status();
+      status = place([&]() -> base::Status {
+        GPUSHARE_ASSIGN_OR_RETURN(opened, memory_->open_lane(id, bytes, slot->stream->device_stream()));
+        return {};
+      });
     }
     if (status.ok() && record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
   }
@@ -285,7 +284,7 @@ base::Status RuntimeImpl::settle_size(LaneSlot& lane) {
 }
 
 base::Status RuntimeImpl::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes) {
-  base::Status status = lane_memory.set_size(bytes);
+  base::Status status = place([&] { return lane_memory.set_size(bytes); });
   // A size that was still to come at a boundary is gone too when the next one fails.
   lane.applied_bytes.store(status.ok() ? bytes : lane_memory.stats().size_bytes);
   return status;
@@ -337,21 +336,25 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
     return;
   }
   const uint64_t needed = session.ephemeral_promise_;
-  base::Result<memory::PersistentHeap*> heap = base::Status();
+  memory::PersistentHeap* heap = nullptr;
+  base::Status status;
   {
     const Unlocked unlocked(mutex_);
-    base::Status sized = ensure_size(lane, needed);
-    heap = sized.ok() ? memory_->open_heap(session.id_, session.name(), bytes)
-                      : base::Result<memory::PersistentHeap*>(std::move(sized));
+    status = ensure_size(lane, needed);
+    if (status.ok())
+      status = place([&]() -> base::Status {
+        GPUSHARE_ASSIGN_OR_RETURN(heap, memory_->open_heap(session.id_, session.name(), bytes));
+        return {};
+      });
   }
   if (collapsed_) return;
-  if (!heap.ok()) {
-    not_placed(session, heap.status(), outbox);
+  if (!status.ok()) {
+    not_placed(session, status, outbox);
     return;
   }
-  (*heap)->set_stream(&lane.stream->device_stream());
+  heap->set_stream(&lane.stream->device_stream());
   session.stream_lane_ = &lane;
-  session.heap_.store(*heap);
+  session.heap_.store(heap);
   retry_ns_ = 0;
   session.placed_ = true;
   session.persistent_promise_ = bytes;

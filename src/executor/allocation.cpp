@@ -29,11 +29,17 @@ base::Status iteration_ended() {
   return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
 }
 
-// How much more to promise, in order of preference: with an eighth spare, so that growing block by block
-// stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps if
-// these can be joined to it.
+// How much more to promise a session's heap, in order of preference: with an eighth spare, so that growing block by
+// block stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps
+// if these can be joined to it.
 std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t needed) {
   return {std::max(needed, size / 8), needed, live + needed > size ? live + needed - size : needed};
+}
+
+// The same for a lane, which grows at its end: what is free there is part of the block's place.
+std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64_t needed) {
+  const uint64_t missing = std::max<uint64_t>(needed - std::min(needed, stats.tail_bytes), 1);
+  return {std::max(missing, stats.size_bytes / 8), missing};
 }
 
 }  // namespace
@@ -282,7 +288,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
       if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
       // Free bytes at the end go first, so that what comes back in their place is one piece.
       if (step < needed) (void)heap_.load()->resize(stats.live_bytes);
-      base::Status resized = heap_.load()->resize(wanted);
+      base::Status resized = runtime_->place([&] { return heap_.load()->resize(wanted); });
       if (!resized.ok() && step < needed) (void)heap_.load()->resize(stats.promised_bytes);
       return resized;
     });
@@ -328,9 +334,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
     if (stats.lent_bytes > lent) return {};
   }
   base::Status status;
-  for (const uint64_t step :
-       growth_steps(stats.size_bytes, stats.live_bytes - std::min(stats.live_bytes, stats.lent_bytes),
-                    footprint(wanted.bytes, wanted.alignment))) {
+  for (const uint64_t step : lane_growth_steps(stats, footprint(wanted.bytes, wanted.alignment))) {
     if (step > runtime.memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t size = round_up(stats.size_bytes + step, granularity);

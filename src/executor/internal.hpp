@@ -357,6 +357,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  // What keeps the session's next iteration from beginning, in words: for the messages of calls that waited.
+  std::string waits_for(const SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
 
@@ -439,11 +441,18 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
   // Destroys the stream of a lane that has closed, and gives its partition back.
   void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(mutex_);
+  // What `attempt` says; a second time when idle lanes could bring free memory together.
+  template <class Attempt>
+  base::Status place(Attempt&& attempt) {
+    base::Status placed = attempt();
+    if (placed.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && memory_->compact() > 0) placed = attempt();
+    return placed;
+  }
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
-  static base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
-  static base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
-  void fit_lane(LaneSlot& lane);  // before an iteration, by whoever begins it; not for failing
+  base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
+  base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
+  void fit_lane(LaneSlot& lane);             // before an iteration, by whoever begins it; not for failing
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);

@@ -96,7 +96,7 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
       runtime.settle(nullptr, outbox);
     }
     if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT, "session '" + name() + "' still waits for admission"};
+      return {GPUSHARE_TIMED_OUT, "session '" + name() + "' is not resident: " + runtime.waits_for(*this)};
     if (NoWaitScope::active()) return would_wait();
     runtime.wait(state_changed_, deadline, outbox);
   }
@@ -233,6 +233,26 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
   return std::shared_ptr<Iteration>(shared_from_this(), &iteration_);
 }
 
+std::string RuntimeImpl::waits_for(const SessionImpl& session) {
+  const sched::SessionState state = authority_->state(session.id_);
+  if (!session.placed_)
+    return base::format("it waits for admission; %s of %s are promised to others",
+                        base::format_bytes(authority_->promised_bytes()).c_str(),
+                        base::format_bytes(memory_->capacity_bytes()).c_str());
+  if (state != sched::SessionState::kResident) return "it is paged out and waits for room to come back";
+  if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session)
+    return "its need is not declared, and session '" + profiled_->name() + "' is profiled first";
+  const sched::LaneId id = authority_->lane_of(session.id_);
+  const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+  if (lane == nullptr) return "its lane is not open yet";
+  if (lane->holder != nullptr)
+    return base::format("session '%s' has an iteration open in lane %u", lane->holder->name().c_str(), id);
+  if (lane->in_flight >= depth_)
+    return base::format("%u iterations of lane %u have not finished on the device, which is the limit",
+                        lane->in_flight, id);
+  return base::format("the policy lets others of lane %u go first", id);
+}
+
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   for (bool polled = false;; polled = true) {
@@ -248,7 +268,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
       continue;
     }
     if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT, "session '" + session.name() + "': its turn did not come in time"};
+      return {GPUSHARE_TIMED_OUT,
+              "session '" + session.name() + "': its turn did not come in time: " + waits_for(session)};
     if (NoWaitScope::active()) return would_wait();
     if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
       return {GPUSHARE_INVALID_STATE, base::format("session '%s' shares lane %u with the iteration that this "

@@ -60,6 +60,30 @@ TEST_CASE("a lane grows in the middle of an iteration, at the latest at the next
   if (setup.layout == memory::Layout::kVirtual) CHECK(grown);
 }
 
+TEST_CASE("a lane grows to what its blocks need: free bytes at its end are part of a block's place") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  CAPTURE(setup.device, static_cast<int>(setup.layout));
+  auto runtime = open_runtime(options_of(setup));
+  auto session = open_session(*runtime, need("a", 0, 16 * kMiB));
+  {
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    CHECK((*iteration)->alloc(20 * kMiB, 0).ok());
+    CHECK(session->info().promised_ephemeral_bytes == 20 * kMiB);
+    REQUIRE((*iteration)->end().ok());
+  }
+  if (setup.layout == memory::Layout::kVirtual) {  // elsewhere a lane does not grow above live blocks
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    CHECK((*iteration)->alloc(4 * kMiB, 0).ok());
+    CHECK((*iteration)->alloc(24 * kMiB, 0).ok());
+    CHECK(session->info().promised_ephemeral_bytes == 28 * kMiB);
+    REQUIRE((*iteration)->end().ok());
+  }
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("quota is a hard limit on all kinds together") {
   auto runtime = open_runtime(options_of(kSetups[0]));
   auto options = need("q", 4 * kMiB, 4 * kMiB);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "support/executor_fixture.hpp"
@@ -38,6 +39,30 @@ TEST_CASE("profiling takes the largest piece of free memory, whatever size the l
   REQUIRE(iteration.ok());
   CHECK((*iteration)->alloc(10 * kMiB, 0).ok());
   CHECK((*iteration)->end().ok());
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("idle lanes move out of the way of a session that would wait for room in one piece") {
+  const Setup setup = kSetups[GENERATE(1, 3)];
+  CAPTURE(setup.device);
+  executor::RuntimeOptions options = options_of(setup);
+  options.capacity_bytes = 62 * kMiB;
+  options.max_lanes = 2;
+  auto runtime = open_runtime(std::move(options));
+  auto above = open_session(*runtime, need("above", 2 * kMiB, 8 * kMiB));
+  auto idle = open_session(*runtime, need("idle", 2 * kMiB, 8 * kMiB));
+  REQUIRE(idle->info().lane != above->info().lane);
+  REQUIRE(above->close().ok());
+  // 52 MiB are free: 2 and 42 below the lane of `idle`, 8 above it. There is room for `wide` in that lane, not for another.
+  auto wide = open_session(*runtime, need("wide", 46 * kMiB, 8 * kMiB));
+  CHECK(wide->info().state == executor::SessionState::kResident);
+  for (const auto& session : {idle, wide}) {
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    CHECK((*iteration)->alloc(8 * kMiB, 0).ok());
+    CHECK((*iteration)->end().ok());
+  }
   CHECK(runtime->check().empty());
   CHECK(runtime->close().ok());
 }
@@ -111,6 +136,59 @@ TEST_CASE("a runtime that is closed has no work left that another thread destroy
   CHECK(runtime->close().ok());
   CHECK(destroyed);
   canceller.join();
+}
+
+std::string timed_out(base::Status status) {
+  CHECK(status.code() == GPUSHARE_TIMED_OUT);
+  return status.message();
+}
+
+TEST_CASE("a call that waited in vain says for what") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  CAPTURE(setup.device, static_cast<int>(setup.layout));
+  executor::RuntimeOptions options = options_of(setup);
+  options.capacity_bytes = 64 * kMiB;
+  options.max_lanes = 1;
+  options.enqueue_depth = 1;
+  auto runtime = open_runtime(std::move(options));
+  auto a = open_session(*runtime, need("a", 16 * kMiB, 8 * kMiB));
+  auto b = open_session(*runtime, need("b", 16 * kMiB, 8 * kMiB));
+  auto queued = open_session(*runtime, need("queued", 32 * kMiB, 8 * kMiB));
+  const std::string admission =
+      "queued' is not resident: it waits for admission; 40.00 MiB of 64.00 MiB are promised";
+  CHECK(timed_out(queued->wait_admitted(0)).find(admission) != std::string::npos);
+  CHECK(timed_out(queued->begin(0).status()).find("it waits for admission") != std::string::npos);
+  auto iteration = a->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  CHECK(timed_out(b->begin(0).status()).find("session 'a' has an iteration open in lane 0") !=
+        std::string::npos);
+  std::atomic<bool> go_on{false};
+  if (setup.device[0] == 'h') {
+    const auto stream = (*iteration)->stream();
+    REQUIRE(stream.ok());
+    const auto wait = [](void* data) {
+      while (!*static_cast<std::atomic<bool>*>(data)) std::this_thread::yield();
+    };
+    REQUIRE((*stream)->launch_host(wait, &go_on).ok());
+  }
+  REQUIRE((*iteration)->end().ok());
+  if (setup.device[0] == 'h')
+    CHECK(timed_out(b->begin(0).status()).find("1 iterations of lane 0 have not finished") !=
+          std::string::npos);
+  go_on = true;
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("one whose need is not declared says whose profiling it waits for") {
+  executor::RuntimeOptions options = options_of(kSetups[0]);
+  auto runtime = open_runtime(std::move(options));
+  auto first = open_session(*runtime, need("first", 0, 0));
+  auto second = open_session(*runtime, need("second", 0, 0));
+  auto iteration = first->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  CHECK(timed_out(second->begin(0).status()).find("session 'first' is profiled first") != std::string::npos);
+  REQUIRE((*iteration)->end().ok());
+  CHECK(runtime->close().ok());
 }
 
 }  // namespace
