@@ -1,6 +1,6 @@
 // executor: drives one device: sessions, lanes, iterations by pull and by push. It puts decisions
 // (sched::Scheduler), bytes (memory::DeviceMemory) and a device (device::Device) together and owns all
-// threads. Calls base, sched, memory and device; called by loader and c_api. runtime.hpp is the whole interface;
+// threads but memory's solver of plans. Calls base, sched, memory and device; called by loader and c_api. runtime.hpp is the whole interface;
 // the rest of the folder is its making (docs/design/executor.md).
 //
 // Objects are shared: whoever holds a pointer may call it at any time, also after it was closed, and then
