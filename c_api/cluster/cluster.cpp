@@ -3,62 +3,17 @@
 #include "gpushare/cluster.h"
 
 #include <cstdlib>
-#include <cstring>
-#include <exception>
-#include <new>
 #include <string>
+#include <vector>
 
 #include "base/clock.hpp"
-#include "base/status.hpp"
+#include "c_api/cluster/guard.hpp"
 #include "cluster/plan.hpp"
 
 using namespace gpushare;
+using namespace gpushare::capi_cluster;
 
 namespace {
-
-thread_local base::Status t_last_error;
-
-int32_t report(const base::Status& status) noexcept {
-  if (!status.ok()) t_last_error = status;
-  return status.code();
-}
-
-int32_t report_out_of_memory() noexcept {
-  try {
-    // Made before it is needed: at that point nothing can be allocated any more.
-    static const base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
-    t_last_error = status;
-  } catch (...) {
-    t_last_error = base::Status();
-  }
-  return GPUSHARE_HOST_OUT_OF_MEMORY;
-}
-
-// Status and exceptions become a code and the thread's last error.
-template <class F>
-int32_t guard(F&& body) noexcept {
-  try {
-    return report(body());
-  } catch (const std::bad_alloc&) {
-    return report_out_of_memory();
-  } catch (const std::exception& error) {
-    try {
-      return report({GPUSHARE_INTERNAL, std::string("unexpected exception: ") + error.what()});
-    } catch (...) {
-      return report_out_of_memory();
-    }
-  } catch (...) {
-    return report_out_of_memory();
-  }
-}
-
-base::Status give(const std::string& text, char** out) {
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy == nullptr) throw std::bad_alloc();
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  *out = copy;
-  return {};
-}
 
 std::vector<std::string> split(const char* list) {
   std::vector<std::string> out;

@@ -51,6 +51,60 @@ inline std::string cluster_plan(const std::string& document, const std::string& 
   return detail::cluster_text(status, text);
 }
 
+// Reservations; see cluster.h for what requests, places and grants are. Errors are ClusterError. Movable; may be used from any thread.
+class ReservationTable {
+ public:
+  ReservationTable() { check(gpushare_cluster_table_create(&table_)); }
+  ~ReservationTable() { gpushare_cluster_table_release(table_); }
+  ReservationTable(ReservationTable&& other) noexcept : table_(other.table_) { other.table_ = nullptr; }
+  ReservationTable& operator=(ReservationTable&& other) noexcept {
+    gpushare_cluster_table* const mine = table_;
+    table_ = other.table_;
+    other.table_ = mine;
+    return *this;
+  }
+  ReservationTable(const ReservationTable&) = delete;
+  ReservationTable& operator=(const ReservationTable&) = delete;
+
+  void add_node(const std::string& node, const std::string& resources) {
+    check(gpushare_cluster_table_add_node(table_, node.c_str(), resources.c_str()));
+  }
+  void lose_node(const std::string& node) { check(gpushare_cluster_table_lose_node(table_, node.c_str())); }
+  void set(const std::string& owner, const std::string& name, double capacity, const std::string& where) {
+    check(gpushare_cluster_table_set(table_, owner.c_str(), name.c_str(), capacity, where.c_str()));
+  }
+  void end_owner(const std::string& owner) { check(gpushare_cluster_table_end_owner(table_, owner.c_str())); }
+  std::string status() const {
+    char* text = nullptr;
+    const int32_t status = gpushare_cluster_table_status(table_, &text);
+    return detail::cluster_text(status, text);
+  }
+  std::string explain(const std::string& request) const {
+    char* text = nullptr;
+    const int32_t status = gpushare_cluster_table_explain(table_, request.c_str(), &text);
+    return detail::cluster_text(status, text);
+  }
+  uint64_t submit(const std::string& request) {
+    uint64_t id = 0;
+    check(gpushare_cluster_reservation_submit(table_, request.c_str(), &id));
+    return id;
+  }
+  std::string wait(uint64_t id, uint64_t timeout_ns = UINT64_MAX) {
+    char* text = nullptr;
+    const int32_t status = gpushare_cluster_reservation_wait(table_, id, timeout_ns, &text);
+    return detail::cluster_text(status, text);
+  }
+  void cancel(uint64_t id) { check(gpushare_cluster_reservation_cancel(table_, id)); }
+  void release(uint64_t id) { check(gpushare_cluster_reservation_release(table_, id)); }
+  void renew(uint64_t id) { check(gpushare_cluster_reservation_renew(table_, id)); }
+
+ private:
+  static void check(int32_t status) {
+    if (status != GPUSHARE_OK) throw ClusterError(status);
+  }
+  gpushare_cluster_table* table_ = nullptr;
+};
+
 }  // namespace gpushare
 
 #endif  // GPUSHARE_CLUSTER_HPP_

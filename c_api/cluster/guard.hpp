@@ -1,0 +1,59 @@
+// guard.hpp: how every extern "C" body of libgpushare_cluster ends: a status for the caller, the message for the calling thread, no exception.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "base/status.hpp"
+
+namespace gpushare::capi_cluster {
+
+inline thread_local base::Status t_last_error;
+
+inline int32_t report(const base::Status& status) noexcept {
+  if (!status.ok()) t_last_error = status;
+  return status.code();
+}
+
+inline int32_t report_out_of_memory() noexcept {
+  try {
+    // Made before it is needed: at that point nothing can be allocated any more.
+    static const base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
+    t_last_error = status;
+  } catch (...) {
+    t_last_error = base::Status();
+  }
+  return GPUSHARE_HOST_OUT_OF_MEMORY;
+}
+
+// Status and exceptions become a code and the thread's last error.
+template <class F>
+int32_t guard(F&& body) noexcept {
+  try {
+    return report(body());
+  } catch (const std::bad_alloc&) {
+    return report_out_of_memory();
+  } catch (const std::exception& error) {
+    try {
+      return report({GPUSHARE_INTERNAL, std::string("unexpected exception: ") + error.what()});
+    } catch (...) {
+      return report_out_of_memory();
+    }
+  } catch (...) {
+    return report_out_of_memory();
+  }
+}
+
+inline base::Status give(const std::string& text, char** out) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
+}
+
+}  // namespace gpushare::capi_cluster
