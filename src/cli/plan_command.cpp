@@ -79,7 +79,8 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"one_shot_ms", plan.one_shot_ms},
           {"per_layer_ms", plan.per_layer_ms},
           {"best_uniform_ms", plan.best_uniform_ms},
-          {"solve_us", plan.solve_us}};
+          {"solve_us", plan.solve_us},
+          {"optimal", plan.best.is_optimal}};
 }
 
 base::Result<std::string> to_text(const Plan& plan) {
@@ -123,6 +124,14 @@ base::Result<std::string> to_text(const Plan& plan) {
   add("one shot", resident < layers ? "1" : "0", plan.one_shot_ms);
   add("lower bound", "", plan.lower_bound_ms);
   out += ways.to_string();
+  if (!plan.best.is_optimal)
+    out += "\n" +
+           wrap(
+               "With so many layers the search was cut short: this plan is the best of at most as many "
+               "groups as could "
+               "be searched, not proven the optimum.",
+               110, 0) +
+           "\n";
   if (plan.costs.group_cap_bytes > 0)
     out +=
         "\nThe plan keeps --group-cap; the other ways ignore it, so they may look better than they can be.\n";
@@ -191,8 +200,10 @@ class PlanCommand final : public Command {
            "\n"
            "JSON: layers, groups[] {first, last, bytes}, makespan_ms, lower_bound_ms, one_shot_ms, "
            "per_layer_ms,\n"
-           "best_uniform_ms, solve_us. first and last count layers from 0, both included; resident layers "
-           "are in no group.\n"
+           "best_uniform_ms, solve_us, optimal (false: the search of very many layers was cut short). first "
+           "and "
+           "last count\n"
+           "layers from 0, both included; resident layers are in no group.\n"
            "\n"
            "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.\n";
   }

@@ -19,6 +19,9 @@
 namespace gpushare::cli {
 namespace {
 
+constexpr uint64_t kMostTraceBytes = uint64_t{1} << 30;
+constexpr uint32_t kMostPlannedBlocks = 200'000;
+
 const char* name_of(memory::TraceFormat format) {
   switch (format) {
     case memory::TraceFormat::kLifetimes:
@@ -110,8 +113,9 @@ class ReplayCommand final : public Command {
     memory::ReplayOptions options;
     std::vector<memory::ReplayAllocator> allocators;
     constexpr const char* kAllocators[] = {"heap", "lane", "planned"};
-    GPUSHARE_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                              parse_names("--allocator", allocators_, kAllocators));
+    GPUSHARE_ASSIGN_OR_RETURN(
+        const std::vector<std::string> names,
+        parse_names("--allocator", allocators_.empty() ? "heap,lane,planned" : allocators_, kAllocators));
     for (const std::string& name : names) {
       GPUSHARE_ASSIGN_OR_RETURN(const memory::ReplayAllocator allocator,
                                 memory::parse_replay_allocator(name));
@@ -140,7 +144,17 @@ class ReplayCommand final : public Command {
         notes.push_back(
             base::format("%s: %llu frees of blocks allocated before the recording began were left out.",
                          file.c_str(), static_cast<unsigned long long>(loaded.skipped_frees)));
+      const uint32_t blocks = loaded.trace.block_count;
       for (const memory::ReplayAllocator allocator : allocators) {
+        // The solver compares blocks with each other: a larger trace would take it minutes to hours.
+        if (allocator == memory::ReplayAllocator::kPlanned && blocks > kMostPlannedBlocks) {
+          const std::string why = base::format(
+              "%s: planned: the trace has %u blocks, the solver takes at most %u; replay a part of it",
+              file.c_str(), blocks, kMostPlannedBlocks);
+          if (!allocators_.empty()) return base::Status(GPUSHARE_INVALID_ARGUMENT, why);
+          notes.push_back(why + ".");
+          continue;
+        }
         if (line.due()) line.show(file + ": " + memory::name_of(allocator));
         base::Result<memory::ReplayResult> replayed = memory::replay(loaded.trace, allocator, options);
         if (!replayed.ok()) return replayed.status().with_context("'" + file + "'");
@@ -166,7 +180,7 @@ class ReplayCommand final : public Command {
 
  private:
   static base::Result<memory::LoadedTrace> load(const std::string& file) {
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file, UINT64_MAX));
+    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file, kMostTraceBytes));
     if (!is_pickle(text)) return memory::parse_trace(text, file);
     GPUSHARE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
                               parse_pickle(text, file, {"frames", "segments", "external_annotations"}));
@@ -175,7 +189,7 @@ class ReplayCommand final : public Command {
   }
 
   std::vector<std::string> files_;
-  std::string allocators_ = "heap,lane,planned";
+  std::string allocators_;
   std::string granule_ = "256";
   std::string time_ms_ = "300";
   JsonOption json_;

@@ -9,6 +9,8 @@ namespace gpushare::loader {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Steps of the recurrence, some 5 * 10^7 a second: a model of 8,192 layers is never cut short.
+constexpr uint64_t kMostSteps = uint64_t{1} << 26;
 
 base::Status check(std::span<const LayerCost> layers, const GroupingCosts& costs) {
   const auto bad = [](double value) { return !std::isfinite(value) || value < 0; };
@@ -193,7 +195,13 @@ base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const Grou
   };
   double incumbent = kInfinity;
   uint32_t incumbent_row = 0;
-  while (rows.row() < n) {
+  const auto most_rows = static_cast<uint32_t>(std::max<uint64_t>(1, kMostSteps / n));
+  bool cut_short = false;
+  // Without overheads nothing beats one layer a group; it needs no search.
+  const bool is_free = a == 0;
+  while (!is_free && rows.row() < n) {
+    cut_short = rows.row() == most_rows;
+    if (cut_short) break;
     if (finish(rows.row() + 1, rows.bound(rows.row() + 1)) >= incumbent) break;
     const bool improved = rows.next_row();
     const double value = finish(rows.row(), rows.makespan());
@@ -206,6 +214,12 @@ base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const Grou
   }
 
   Grouping out;
+  if (is_free) {
+    out.ends = per_layer_groups(layers.size(), costs.resident_layers);
+    GPUSHARE_ASSIGN_OR_RETURN(out.makespan_ms, grouping_makespan_ms(layers, costs, out.ends));
+    return out;
+  }
+  out.is_optimal = !cut_short;
   out.ends = rows.ends(incumbent_row);
   if (reversed) {
     // Group ends of the reversed items are group starts of the layers.
@@ -248,21 +262,36 @@ std::vector<uint32_t> per_layer_groups(size_t layers, uint32_t resident_layers) 
 base::Result<std::vector<uint32_t>> best_uniform_groups(std::span<const LayerCost> layers,
                                                         const GroupingCosts& costs) {
   GPUSHARE_RETURN_IF_ERROR(check(layers, costs));
-  std::vector<uint32_t> best;
+  const uint32_t resident = costs.resident_layers;
+  const size_t n = layers.size() - resident;
+  // Sums of the first so many transmitted layers, so that a width costs its groups and not its layers.
+  std::vector<double> transmit(n + 1, 0), execute(n + 1, 0);
+  for (size_t i = 0; i < n; ++i) {
+    transmit[i + 1] = transmit[i] + layers[resident + i].transmit_ms;
+    execute[i + 1] = execute[i] + layers[resident + i].execute_ms;
+  }
+  const double lane_free = lane_start(layers, costs);
+  size_t best_width = 1;
   double best_makespan = kInfinity;
-  for (size_t width = 1; width <= std::max<size_t>(1, layers.size() - costs.resident_layers); ++width) {
-    std::vector<uint32_t> ends;
-    for (size_t end = costs.resident_layers; end < layers.size();) {
-      end = std::min(layers.size(), end + width);
-      ends.push_back(static_cast<uint32_t>(end));
+  for (size_t width = 1; width <= n; ++width) {
+    double arrived = costs.link_busy_ms;
+    double done = lane_free;
+    for (size_t begin = 0; begin < n; begin += width) {
+      const size_t end = std::min(n, begin + width);
+      arrived += costs.call_overhead_ms + transmit[end] - transmit[begin];
+      done = std::max(done, arrived) + costs.group_overhead_ms + execute[end] - execute[begin];
     }
-    GPUSHARE_ASSIGN_OR_RETURN(const double makespan, grouping_makespan_ms(layers, costs, ends));
-    if (makespan < best_makespan) {
-      best_makespan = makespan;
-      best = std::move(ends);
+    if (done < best_makespan) {
+      best_makespan = done;
+      best_width = width;
     }
   }
-  return best;
+  std::vector<uint32_t> ends;
+  for (size_t end = 0; end < n;) {
+    end = std::min(n, end + best_width);
+    ends.push_back(resident + static_cast<uint32_t>(end));
+  }
+  return ends;
 }
 
 double makespan_lower_bound_ms(std::span<const LayerCost> layers, const GroupingCosts& costs) {

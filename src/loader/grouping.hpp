@@ -50,9 +50,13 @@ struct Grouping {
   // prefix.
   std::vector<uint32_t> ends;
   double makespan_ms = 0;  // when the last layer is done
+  // False if the search was cut short (see plan_groups).
+  bool is_optimal = true;
 };
 
-// The optimal grouping. O(n k) time for k useful groups, O(n + improvements) memory.
+// The optimal grouping. O(n k) time for k useful groups, O(n + improvements) memory. The search stops when n k
+// reaches 2^26, about a second: the result is then the best grouping of at most 2^26 / n groups (1,342 of
+// 50,000 layers), and is_optimal says so. Up to 8,192 layers always get the optimum.
 // Errors: INVALID_ARGUMENT (a negative or not finite time, resident_layers above the number of layers; names
 // the layer).
 base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const GroupingCosts& costs);
@@ -77,7 +81,7 @@ base::Result<std::vector<GroupTimes>> group_times(std::span<const LayerCost> lay
 // What the plan is compared with. Without a cap on bytes (they would break it).
 std::vector<uint32_t> one_shot_groups(size_t layers, uint32_t resident_layers);
 std::vector<uint32_t> per_layer_groups(size_t layers, uint32_t resident_layers);
-// Equal numbers of layers a group, for the number of groups that does best. Returns its ends.
+// Equal numbers of layers a group, for the number of groups that does best. Returns its ends. O(n log n).
 base::Result<std::vector<uint32_t>> best_uniform_groups(std::span<const LayerCost> layers,
                                                         const GroupingCosts& costs);
 

@@ -18,7 +18,9 @@ namespace {
 constexpr uint64_t kMaxSizeBytes = uint64_t{1} << 50;
 constexpr uint64_t kMaxTotalBytes = uint64_t{1} << 62;
 constexpr uint64_t kMaxTime = uint64_t{1} << 62;
-constexpr size_t kMaxOps = size_t{1} << 31;
+constexpr size_t kMaxOps = size_t{1} << 25;
+constexpr size_t kMaxFileBytes = size_t{1} << 30;
+constexpr size_t kMaxSnapshotValues = 30'000'000;  // some 2 GB as a tree
 
 // Shortened and printable, for messages.
 std::string quoted(std::string_view text) {
@@ -148,7 +150,8 @@ base::Result<std::vector<Buffer>> parse_lifetimes(std::string_view text, const s
     total += buffer.size_bytes;
     if (total > kMaxTotalBytes)
       return malformed(name, lines.number(), "sizes add up to more than 2^62 bytes");
-    if (buffers.size() == kMaxOps / 2) return malformed(name, lines.number(), "more than 2^30 buffers");
+    if (buffers.size() == kMaxOps / 2)
+      return malformed(name, lines.number(), "more than 2^24 buffers, the most allowed");
     buffers.push_back(buffer);
   }
   return buffers;
@@ -189,7 +192,7 @@ base::Result<LoadedTrace> parse_rmm_csv(std::string_view text, const std::string
     if (!parse_pointer(fields[5], &stream))
       return bad_field(name, number, "Stream", fields[5], "a stream handle, decimal or hexadecimal after 0x");
     if (action == "allocate failure" || size == 0) continue;  // took no memory
-    if (++ops > kMaxOps) return malformed(name, number, "more than 2^31 operations");
+    if (++ops > kMaxOps) return malformed(name, number, "more than 2^25 operations, the most allowed");
     if (action == "allocate") {
       if (builder.live_bytes() + size > kMaxTotalBytes)
         return malformed(name, number, "more than 2^62 bytes live at once");
@@ -284,8 +287,19 @@ base::Status add_device_trace(const Json& events, size_t device, const std::stri
 
 base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::string& name, int device) {
   Json root;
+  size_t values = 0;
+  struct TooMany {};
+  const Json::parser_callback_t count = [&](int, Json::parse_event_t event, Json&) {
+    if (event != Json::parse_event_t::array_end && event != Json::parse_event_t::object_end &&
+        ++values > kMaxSnapshotValues)
+      throw TooMany();
+    return true;
+  };
   try {
-    root = Json::parse(text.begin(), text.end());
+    root = Json::parse(text.begin(), text.end(), count);
+  } catch (const TooMany&) {
+    return base::Status(GPUSHARE_MALFORMED_INPUT,
+                        name + ": holds more than 30 million values, the most allowed");
   } catch (const Json::exception& error) {
     return base::Status(GPUSHARE_MALFORMED_INPUT, name + ": not JSON: " + error.what());
   }
@@ -303,7 +317,7 @@ base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::
                           name + ": device_traces[" + std::to_string(k) + "] is not a list");
     if (traces[k].size() > kMaxOps)
       return base::Status(GPUSHARE_MALFORMED_INPUT,
-                          name + ": device_traces[" + std::to_string(k) + "] holds more than 2^31 events");
+                          name + ": device_traces[" + std::to_string(k) + "] holds more than 2^25 events");
     if (device >= 0 ? k == static_cast<size_t>(device) : !traces[k].empty()) {
       if (chosen)
         return base::Status(GPUSHARE_MALFORMED_INPUT, name + ": holds traces of devices " +
@@ -349,8 +363,11 @@ base::Result<LoadedTrace> read_trace(const std::string& path, int device) {
   }
   std::string text;
   std::array<char, 1 << 16> buffer{};
-  for (size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), file.get())) != 0;)
+  for (size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), file.get())) != 0;) {
     text.append(buffer.data(), got);
+    if (text.size() > kMaxFileBytes)
+      return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": is larger than 1 GiB, the most allowed");
+  }
   if (std::ferror(file.get()) != 0) {
     const int error = errno;
     return base::Status(GPUSHARE_IO_ERROR, "cannot read " + path + ": " + std::strerror(error), error);

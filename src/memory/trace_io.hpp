@@ -32,14 +32,15 @@ struct LoadedTrace {
 };
 
 // `name` is what error messages call the input. The traces of more than one device in a snapshot: `device`
-// picks one; -1 takes the only one that is not empty. No trace may hold more than 2^31 operations.
+// picks one; -1 takes the only one that is not empty. No trace may hold more than 2^25 operations,
+// no snapshot more than 30 million values.
 base::Result<LoadedTrace> parse_lifetimes_csv(std::string_view text, const std::string& name);
 base::Result<LoadedTrace> parse_rmm_csv(std::string_view text, const std::string& name);
 base::Result<LoadedTrace> parse_snapshot_json(std::string_view text, const std::string& name,
                                               int device = -1);
 // Recognises the format by its first line.
 base::Result<LoadedTrace> parse_trace(std::string_view text, const std::string& name, int device = -1);
-// Errors: NOT_FOUND, IO_ERROR (native_code is errno), MALFORMED_INPUT.
+// Errors: NOT_FOUND, IO_ERROR (native_code is errno), MALFORMED_INPUT (larger than 1 GiB, too).
 base::Result<LoadedTrace> read_trace(const std::string& path, int device = -1);
 
 // Lifetimes alone, for the placement solver: buffers in file order.

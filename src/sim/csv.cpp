@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/csv.hpp"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -26,6 +28,9 @@ base::Status at(const std::string& file, size_t line, const char* what) {
 base::Status split(std::string_view line, const std::string& file, CsvRow& row) {
   size_t position = 0;
   while (true) {
+    if (row.fields.size() == kMostLineFields)
+      return {GPUSHARE_MALFORMED_INPUT, base::format("%s:%zu: has more than %zu fields, the most allowed",
+                                                     file.c_str(), row.line, kMostLineFields)};
     const size_t start = line.find_first_not_of(" \t", position);
     if (start != std::string_view::npos && line[start] == '"') {
       std::string field;
@@ -60,16 +65,27 @@ base::Status split(std::string_view line, const std::string& file, CsvRow& row) 
 base::Result<std::vector<CsvRow>> parse_csv(std::string_view text, const std::string& file) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   std::vector<CsvRow> rows;
+  size_t fields = 0;
   for (size_t number = 1; !text.empty(); ++number) {
     const size_t end = text.find('\n');
     std::string_view line = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.size() > kMostLineBytes)
+      return base::Status(GPUSHARE_MALFORMED_INPUT,
+                          base::format("%s:%zu: the line has %zu bytes; the most allowed are %zu",
+                                       file.c_str(), number, line.size(), kMostLineBytes));
     if (line.find('\0') != std::string_view::npos) return at(file, number, "a NUL byte; expected text");
     if (trimmed(line).empty()) continue;
     CsvRow row;
     row.line = number;
     GPUSHARE_RETURN_IF_ERROR(split(line, file, row));
+    fields += row.fields.size();
+    if (fields > kMostFields)
+      return base::Status(
+          GPUSHARE_MALFORMED_INPUT,
+          base::format("%s:%zu: more than %zu fields in all, the most allowed; split the file", file.c_str(),
+                       number, kMostFields));
     rows.push_back(std::move(row));
   }
   return rows;
@@ -88,6 +104,10 @@ base::Result<std::string> read_text(const std::string& path, uint64_t most_bytes
     return base::Status(code, "cannot read '" + path + "': " + std::strerror(error), error);
   };
   if (file == nullptr) return refused(errno);
+  struct stat info {};
+  if (::fstat(::fileno(file.get()), &info) == 0 && (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode)))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "cannot read '" + path + "': it is a device; name a file or a pipe");
   std::string text;
   char buffer[1 << 16];
   while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file.get())) {

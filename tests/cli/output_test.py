@@ -114,6 +114,11 @@ class BadInput(ToolTest):
             with self.subTest(arguments=arguments):
                 self.refused([*base, *arguments], *words)
 
+    def test_input_is_bounded(self):
+        self.refused(["run", "--jobs", "/dev/zero"], "'/dev/zero'", "it is a device")
+        self.refused(["run", "--jobs", self.file("commas.csv", "," * 60_000)], "commas.csv:1", "more than 64 fields")
+        self.refused(["run", "--jobs", self.file("long.csv", "name\n" + "x" * 70_000)], "long.csv:2", "70000 bytes", "65536")
+
     def test_job_files_name_file_line_and_field(self):
         self.refused(["run", "--jobs", "missing.csv"], "missing.csv")
         self.refused(["run", "--jobs", "."], "'.'", "directory")

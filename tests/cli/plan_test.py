@@ -10,7 +10,8 @@ from support import OPTIONS, ToolTest
 
 
 class PlanModel(ToolTest):
-    KEYS = ["layers", "groups", "makespan_ms", "lower_bound_ms", "one_shot_ms", "per_layer_ms", "best_uniform_ms", "solve_us"]
+    KEYS = ["layers", "groups", "makespan_ms", "lower_bound_ms", "one_shot_ms", "per_layer_ms", "best_uniform_ms", "solve_us",
+            "optimal"]
     COSTS = ["--bandwidth-gbs", 12, "--call-overhead-us", 10, "--group-overhead-us", 20]
     MODEL = "examples/models/cnn.csv"
 
@@ -149,6 +150,15 @@ class PlanModel(ToolTest):
             outcome = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=self.folder, check=False)
         self.assertEqual(outcome.returncode, 1)
         self.assertIn("No space left", outcome.stderr)
+
+    def test_tens_of_thousands_of_layers(self):
+        model = self.file("model.csv", "layer,type,megabytes\n" + "".join(f"l{i},conv,{0.01 + i % 7 / 50}\n" for i in range(50_000)))
+        for overhead, optimal in ((10, True), (0, True), (0.01, False)):
+            done = self.tool("plan", "--model", model, "--bandwidth-gbs", 12, "--call-overhead-us", overhead, "--group-overhead-us",
+                             overhead, "--json", "-", code=0)
+            plan = json.loads(done.out)
+            self.assertEqual(plan["optimal"], optimal)
+            self.assertLess(plan["makespan_ms"], 1.05 * plan["lower_bound_ms"])
 
     def test_bad_input_names_what_is_allowed(self):
         base = ["plan", "--model", self.MODEL]

@@ -65,6 +65,15 @@ class Replay(ToolTest):
         path.write_bytes(b"\xef\xbb\xbfid,lower,upper,size\r\n1,0,5,100\r\n")
         self.assertEqual(self.replay("--alloc", path, "--time-ms", "0", "--allocator", "heap")[0]["peak_live_bytes"], 100)
 
+    def test_input_is_bounded(self):
+        self.refused(["replay", "--alloc", "/dev/zero"], "'/dev/zero'", "it is a device")
+        # More blocks than the solver takes: left out with a note, refused where it was asked for.
+        trace = self.file("many.csv", "id,lower,upper,size\n" + "".join(f"{i},{2 * i},{2 * i + 3},64\n" for i in range(200_001)))
+        done = self.tool("replay", "--alloc", trace, "--time-ms", "0", code=0)
+        self.assertIn("planned: the trace has 200001 blocks, the solver takes at most 200000", " ".join(done.out.split()))
+        self.assertEqual([line.split()[1] for line in done.out.splitlines() if line.startswith("many.csv")], ["heap", "lane"])
+        self.refused(["replay", "--alloc", trace, "--allocator", "planned"], "at most 200000")
+
     def test_bad_input(self):
         base = ["replay", "--alloc", self.TRACE]
         self.refused(["replay"], "--alloc")

@@ -168,6 +168,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the search of very large models is bounded, and says so when it was cut short") {
+  test::Random random(test::seed() + 3);
+  Instance instance;
+  for (size_t i = 0; i < 40'000; ++i) {
+    const auto time = static_cast<double>(test::uniform(random, 1, 100));
+    instance.layers.push_back({1, time, time});
+  }
+  // Without overheads nothing beats a group a layer: no search.
+  auto plan = loader::plan_groups(instance.layers, instance.costs);
+  REQUIRE(plan.ok());
+  CHECK(plan->is_optimal);
+  CHECK(plan->ends == loader::per_layer_groups(instance.layers.size(), 0));
+  // Overheads so small that more groups than are searched would gain a little.
+  instance.costs.call_overhead_ms = instance.costs.group_overhead_ms = 0.0001;
+  plan = loader::plan_groups(instance.layers, instance.costs);
+  REQUIRE(plan.ok());
+  CHECK_FALSE(plan->is_optimal);
+  CHECK(plan->makespan_ms <= 1.001 * loader::makespan_lower_bound_ms(instance.layers, instance.costs));
+  // Ordinary overheads: the optimum is found long before.
+  instance.costs.call_overhead_ms = instance.costs.group_overhead_ms = 1000;
+  plan = loader::plan_groups(instance.layers, instance.costs);
+  REQUIRE(plan.ok());
+  CHECK(plan->is_optimal);
+  const auto uniform = loader::best_uniform_groups(instance.layers, instance.costs);
+  REQUIRE(uniform.ok());
+  CHECK(plan->makespan_ms <=
+        *loader::grouping_makespan_ms(instance.layers, instance.costs, *uniform) * (1 + 1e-9));
+}
+
 TEST_CASE("bad costs are refused by name") {
   std::vector<LayerCost> layers(3, LayerCost{1, 1.0, 1.0});
   GroupingCosts costs;
