@@ -135,19 +135,17 @@ class Stream {
     return out;
   }
   void synchronize() const { check(gpushare_stream_synchronize(handle_)); }
-  // Runs `function` in stream order: on the host device this is how kernels run. Anything it throws is
-  // dropped: report errors through what it captures.
+  // Runs `function` in stream order: on the host device this is how kernels run. If it throws on a lane's
+  // stream, its session fails with CALLBACK_FAILED and the exception's message, as in C; on a side stream the
+  // stream's next synchronize() does.
   template <class F>
   void launch_host(F function) const {
     auto owned = std::make_unique<F>(std::move(function));
     check(gpushare_stream_launch_host(
         handle_,
         [](void* user_data) {
-          std::unique_ptr<F> body(static_cast<F*>(user_data));
-          try {
-            (*body)();
-          } catch (...) {  // NOLINT(bugprone-empty-catch): documented above
-          }
+          const std::unique_ptr<F> body(static_cast<F*>(user_data));
+          (*body)();
         },
         owned.get()));
     (void)owned.release();
@@ -549,7 +547,7 @@ class Runtime {
   void set_out_of_memory_callback(gpushare_out_of_memory_fn function, void* user_data) {
     check(gpushare_runtime_set_out_of_memory_callback(get(), function, user_data));
   }
-  // Waits until every lane's enqueued work has finished; false when the timeout passed first.
+  // Waits until the work enqueued on every lane has finished, not for submitted iterations without a turn yet; false: the timeout passed first.
   bool synchronize(Nanoseconds timeout = no_timeout) {
     const int32_t status = gpushare_runtime_synchronize(get(), detail::timeout_ns(timeout));
     if (status == GPUSHARE_TIMED_OUT) return false;

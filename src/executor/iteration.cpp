@@ -222,8 +222,9 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
     if (begun.ok()) {
       const auto threw = [&session](const char* what) {
         try {
-          return base::Status(GPUSHARE_CALLBACK_FAILED,
-                              "session '" + session->name() + "': its iteration threw" + what);
+          return base::Status(
+              GPUSHARE_CALLBACK_FAILED,
+              "session '" + session->name() + "': its iteration threw" + (*what == 0 ? "" : ": ") + what);
         } catch (...) {
           return base::no_memory();
         }

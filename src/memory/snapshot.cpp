@@ -40,9 +40,13 @@ class PickleEmitter {
       sink_.put('J');
       little_endian(value, 4);
     } else {
-      sink_.write(std::string_view("\x8a\x09", 2));  // nine bytes, so that the sign bit is clear
-      little_endian(value, 8);
-      sink_.put('\0');
+      // As few bytes as hold it with the sign bit clear, as Python writes it: older viewers take at most eight.
+      int bytes = 5;
+      while (bytes < 9 && value >> (8 * bytes - 1) != 0) ++bytes;
+      sink_.put('\x8a');
+      sink_.put(static_cast<char>(bytes));
+      little_endian(value, std::min(bytes, 8));
+      if (bytes == 9) sink_.put('\0');
     }
   }
   void boolean(bool value) { sink_.put(value ? '\x88' : '\x89'); }

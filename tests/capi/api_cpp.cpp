@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <gpushare/gpushare.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,32 @@ int main() {
   runtime.set_out_of_memory_callback(nullptr, nullptr);
   check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1,
         "nobody is asked");
+
+  // What a host function throws ends its session, with the message.
+  need.persistent_bytes = 1 << 20;
+  gs::Session thrower = runtime.open_session(need);
+  {
+    gs::Iteration iteration = thrower.begin_iteration();
+    iteration.stream().launch_host([] { throw std::runtime_error("boom"); });
+    (void)status_of([&] { iteration.end(); });
+  }
+  check(runtime.synchronize(), "synchronized");
+  check(thrower.info().status == GPUSHARE_CALLBACK_FAILED, "a host function that throws");
+  try {
+    thrower.run([](gs::Iteration&) {}).get();
+    check(false, "a failed session runs nothing");
+  } catch (const gs::Error& error) {
+    check(std::string(error.what()).find("threw: boom") != std::string::npos, error.what());
+  }
+  gs::Session pushed = runtime.open_session(need);
+  try {
+    pushed.run([](gs::Iteration&) { throw std::runtime_error("boom"); }).get();
+    check(false, "an iteration that throws");
+  } catch (const gs::Error& error) {
+    check(std::string(error.what()).find("threw: boom") != std::string::npos, error.what());
+  } catch (const std::exception& error) {
+    check(std::string(error.what()) == "boom", error.what());
+  }
   session.close();
   runtime.close();
   return failures == 0 ? 0 : 1;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/driver.hpp"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -89,6 +91,29 @@ base::Status to_status(api::CUresult result, const std::string& what) {
           result};
 }
 
+namespace {
+
+constexpr api::CUresult kStubLibrary = 34;  // CUDA_ERROR_STUB_LIBRARY
+
+// The CUDA toolkit brings a stub of libcuda to link against on machines without a driver. Every function in it
+// answers CUDA_ERROR_STUB_LIBRARY. LD_LIBRARY_PATH finds it in containers that list the toolkit's lib64/stubs.
+bool is_stub(const base::DynamicLibrary& library) {
+  void* const init = library.find("cuInit");
+  return init != nullptr && reinterpret_cast<decltype(Driver::cuInit)>(init)(0) == kStubLibrary;
+}
+
+base::Status found_stub(const base::DynamicLibrary& library, const std::string& path) {
+  Dl_info info{};
+  void* const init = library.find("cuInit");
+  const bool known = init != nullptr && ::dladdr(init, &info) != 0 && info.dli_fname != nullptr;
+  return unavailable(base::format(
+      "%s is the CUDA toolkit's stub, which is for linking only, not a driver; take its folder out of "
+      "LD_LIBRARY_PATH and install the NVIDIA driver, or use device host or sim",
+      known ? info.dli_fname : path.c_str()));
+}
+
+}  // namespace
+
 base::Result<Driver*> Driver::open(const std::string& path) {
   base::Result<base::DynamicLibrary> library =
       base::DynamicLibrary::open(path.empty() ? "libcuda.so.1" : path);
@@ -123,6 +148,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   // NOLINTEND(bugprone-macro-parentheses)
   GPUSHARE_CUDA_SYMBOLS(GPUSHARE_CUDA_FIND)
 #undef GPUSHARE_CUDA_FIND
+  if (!required && is_stub(*library)) return found_stub(*library, driver->path_);
   if (!required) return unavailable(driver->path_ + " lacks" + missing + "; update the driver");
   driver->has_virtual_memory_ = virtual_memory;
   driver->has_shareable_ = shareable;
@@ -130,6 +156,7 @@ base::Result<Driver*> Driver::open(const std::string& path) {
   driver->has_capture_ = capture;
 
   if (const api::CUresult result = driver->cuInit(0); result != api::CUDA_SUCCESS) {
+    if (result == kStubLibrary) return found_stub(*library, driver->path_);
     return base::Status(
         GPUSHARE_UNAVAILABLE,
         base::format("no CUDA: cuInit of %s: %s (%d)", driver->path_.c_str(), result_name(result), result),

@@ -414,3 +414,11 @@ TEST_CASE("sharing memory fails cleanly: no room, no descriptors, no offset, no 
   CHECK((*old)->phys_create_shared(1 << 21).status().code() == GPUSHARE_UNSUPPORTED);
   REQUIRE_OK((*old)->close());
 }
+
+TEST_CASE("the toolkit's stub of libcuda is named for what it is", "[cuda]") {
+  const Status refused = Device::open("cuda:0?driver=" GPUSHARE_CUDA_TOOLKIT_STUB).status();
+  CHECK(refused.code() == GPUSHARE_UNAVAILABLE);
+  CHECK(mentions(refused, GPUSHARE_CUDA_TOOLKIT_STUB " is the CUDA toolkit's stub"));
+  CHECK(mentions(refused, "LD_LIBRARY_PATH"));
+  CHECK_FALSE(mentions(refused, "lacks"));
+}
