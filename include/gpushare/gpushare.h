@@ -176,6 +176,13 @@ typedef struct gpushare_policy_ops {
   void (*release)(void* user_data);
 } gpushare_policy_ops;
 
+/* A policy in a shared library, for programs that take one by its path (`gpushare run --policy /path/lottery.so`). The library exports a
+ * function of this type under this name. The function fills *out_ops: all fields are zero but struct_size, the size that the caller knows;
+ * what `name` points to must live as long as the library. It returns a status: GPUSHARE_OK, or why there is no policy. It is called once
+ * for each run, and `release` once at the end of each. */
+typedef int32_t (*gpushare_policy_entry)(gpushare_policy_ops* out_ops);
+#define GPUSHARE_POLICY_ENTRY_NAME "gpushare_policy_entry_v1"
+
 /* The built-in policies: "fifo", "srtf", "pack", "fair", "priority". */
 GPUSHARE_API uint32_t gpushare_policy_count(void);
 /* Name of built-in policy `index`; null past the end. Static storage. */
@@ -286,7 +293,7 @@ GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushar
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                                  const gpushare_policy_ops* policy_ops);
 
-/* Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST. */
+/* Blocks until the work enqueued on every lane has finished; not for submitted iterations without a turn yet. Errors: TIMED_OUT, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns);
 
 /* ---- session ---- */

@@ -13,9 +13,12 @@
 #include <thread>
 
 #include "base/units.hpp"
+#include "cli/device_use.hpp"
 #include "cli/host_work.hpp"
 #include "cli/run_options.hpp"
 #include "cli/trace_merge.hpp"
+#include "memory/snapshot.hpp"
+#include "sim/simulation.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -90,19 +93,22 @@ class HostRun {
         fill_bytes_per_ns_(fill_bytes_per_ns),
         result_(result) {}
 
-  // Blocks until every job has ended. `snapshot_path` may be empty.
+  // Blocks until every job has ended, or all were cancelled because `progress` said so. `snapshot_path` may be empty.
   void run(const std::string& snapshot_path, const Progress& progress);
+  bool interrupted() const { return interrupted_; }
 
  private:
   struct Running {
     const sim::Job* job = nullptr;
     JobOutcome outcome;
-    uint64_t owner = 0;  // of the marks
+    uint64_t owner = 0;  // of the marks, and its number in use_
     Session session;
     gpushare_session handle = nullptr;  // of session, for cancelling while its thread uses it
     std::thread thread;
     std::vector<WorkBlock> model;
+    std::vector<DeviceUse::Block> model_use;
     std::atomic<bool> damaged{false};
+    bool gone = false;  // its session closes; under mutex_
     bool finished =
         false;  // its last iteration's work is done; under mutex_, as outcome's times are until then
   };
@@ -112,13 +118,24 @@ class HostRun {
   void work_through(Running& running);
   void iterate(Running& running);
   void enqueue(Running& running, Iteration& iteration, uint64_t index);
-  void began(Running& running, double at_s);
-  void ended(Running& running, double at_s);
-  void ran(Running& running, double from_s, double to_s);
+  // One turn of a job: its blocks, and where and when its work was enqueued. Shared with the functions that run in stream order.
+  struct Turn {
+    Running* running = nullptr;
+    uint64_t index = 0;
+    uint64_t lane = 0;
+    uint64_t enqueued_ns = 0;
+    double began_s = 0;
+    std::vector<WorkBlock> blocks;
+    std::vector<DeviceUse::Block> use;
+  };
+  void began(Turn& turn);
+  void ended(Turn& turn);
+  void see_use(double at_s);
   void wait_finished(Running& running);
   void stop() noexcept;
-  void drive(const std::string& snapshot_path, const Progress& progress);
-  void sample(const std::string& snapshot_path);
+  void drive(const Progress& progress);
+  void sample();
+  void write_peak(const std::string& path) const;
 
   const HostPlan& plan_;
   const HostWork& work_;
@@ -131,11 +148,12 @@ class HostRun {
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::vector<std::pair<double, double>> intervals_;  // of iterations
+  DeviceUse use_;
   uint64_t done_ = 0;
   uint64_t oom_ = 0;
-  // Of the sampling thread.
-  uint64_t peak_promised_ = 0;
-  double snapshot_s_ = -1;
+  bool interrupted_ = false;
+  // By number, for functions that run on the device's threads: running_ grows meanwhile.
+  std::vector<Running*> running_of_;
 };
 
 bool is_out_of_memory(int32_t status) {
@@ -150,6 +168,13 @@ std::vector<uint64_t> parts_of(uint64_t bytes, uint64_t parts) {
   return std::vector<uint64_t>(part == 0 ? 1 : parts, part == 0 ? kGranule : part);
 }
 
+// Any number that names the lane of an open iteration.
+uint64_t lane_of(const Iteration& iteration) {
+  void* native = nullptr;
+  (void)gpushare_stream_get_native(iteration.stream().get(), &native);
+  return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(native));
+}
+
 WorkBlock block_at(Address address, uint64_t bytes) {
   return {reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address)),
           bytes};  // NOLINT(performance-no-int-to-ptr)
@@ -162,8 +187,8 @@ void HostRun::open(Running& running) {
   SessionOptions session;
   session.name = job.name;
   session.cls = job.cls == sched::SessionClass::kGuaranteed ? guaranteed : opportunistic;
-  session.persistent_bytes = job.persistent_bytes;
-  session.ephemeral_bytes = job.ephemeral_bytes;
+  session.persistent_bytes = job.declares_persistent ? job.persistent_bytes : 0;
+  session.ephemeral_bytes = job.declares_ephemeral ? job.ephemeral_bytes : 0;
   session.remaining = Nanoseconds(static_cast<int64_t>(std::min(job.work_ns(), 9e18)));
   session.iterations_total = job.iterations;
   session.priority = job.priority;
@@ -202,6 +227,11 @@ void HostRun::work_through(Running& running) {
     outcome.state = JobOutcome::State::kFailed;
     outcome.reason = error.what();
   }
+  {
+    const std::lock_guard lock(mutex_);
+    running.gone = true;
+    use_.model_left(running.owner);
+  }
   // Waits for what it still has on the device, which refers to `running`.
   running.session = Session();
   const std::lock_guard lock(mutex_);
@@ -213,8 +243,11 @@ void HostRun::iterate(Running& running) {
   const sim::Job& job = *running.job;
   Session& session = running.session;
   (void)session.wait_admitted();
-  for (const uint64_t bytes : parts_of(job.persistent_bytes, 8))
-    running.model.push_back(block_at(session.alloc_bytes(Kind::model, bytes), bytes));
+  for (const uint64_t bytes : parts_of(job.persistent_bytes, 8)) {
+    const Address address = session.alloc_bytes(Kind::model, bytes);
+    running.model.push_back(block_at(address, bytes));
+    running.model_use.push_back({address, bytes});
+  }
   for (uint64_t index = 0; index < job.iterations; ++index) {
     Iteration iteration = session.begin_iteration();
     enqueue(running, iteration, index);
@@ -239,85 +272,103 @@ void HostRun::wait_finished(Running& running) {
 
 void HostRun::enqueue(Running& running, Iteration& iteration, uint64_t index) {
   const sim::Job& job = *running.job;
-  std::vector<WorkBlock> blocks;
-  for (const uint64_t bytes : parts_of(job.ephemeral_bytes, 4))
-    blocks.push_back(block_at(iteration.alloc_bytes(bytes), bytes));
+  const auto turn = std::make_shared<Turn>();
+  turn->running = &running;
+  turn->index = index;
+  for (const uint64_t bytes : parts_of(job.ephemeral_bytes, 4)) {
+    const Address address = iteration.alloc_bytes(bytes);
+    turn->blocks.push_back(block_at(address, bytes));
+    turn->use.push_back({address, bytes});
+  }
   const Stream stream = iteration.stream();
+  turn->lane = lane_of(iteration);
+  turn->enqueued_ns = static_cast<uint64_t>(now_s() * 1e9);
   const double target_ns = job.iteration_ns;
   const bool last = index + 1 == job.iterations;
   if (addressable_) {
-    stream.launch_host([this, &running, blocks = std::move(blocks), index, last, target_ns] {
-      const double from = now_s();
-      if (index == 0) began(running, from);
+    stream.launch_host([this, &running, turn, index, last, target_ns] {
+      began(*turn);
       // Persistent memory: marked by the first iteration, looked through in sixteenths by the others and
       // wholly by the last.
       bool ok = true;
       if (index == 0) HostWork::mark(running.model, running.owner);
       if (index > 0 || last)
         ok = HostWork::marked(running.model, running.owner, last ? 0 : index % 16, last ? 1 : 16);
-      ok = work_.run(blocks, running.owner ^ (index << 20), target_ns) && ok;
+      ok = work_.run(turn->blocks, running.owner ^ (index << 20), target_ns) && ok;
       if (!ok) running.damaged = true;
-      const double to = now_s();
-      ran(running, from, to);
-      if (last) ended(running, to);
+      ended(*turn);
     });
     return;
   }
   // Without a kernel at hand, memory fills are the device's work: as many bytes as take the iteration's time.
-  const auto address = [](const WorkBlock& block) {
-    return static_cast<Address>(reinterpret_cast<uintptr_t>(block.data));
-  };
+  stream.launch_host([this, turn] { began(*turn); });
   const auto value = static_cast<uint8_t>(running.owner);
-  if (index == 0) {
-    stream.launch_host([this, &running] { began(running, now_s()); });
-    for (const WorkBlock& block : running.model) stream.fill(address(block), value, block.bytes);
-  }
+  if (index == 0)
+    for (const DeviceUse::Block& block : running.model_use) stream.fill(block.address, value, block.bytes);
   double left = target_ns * fill_bytes_per_ns_;
   while (left > 0)
-    for (const WorkBlock& block : blocks) {
-      stream.fill(address(block), value, block.bytes);
+    for (const DeviceUse::Block& block : turn->use) {
+      stream.fill(block.address, value, block.bytes);
       left -= static_cast<double>(block.bytes);
       if (left <= 0) break;
     }
-  if (last) stream.launch_host([this, &running] { ended(running, now_s()); });
+  stream.launch_host([this, turn] { ended(*turn); });
 }
 
-void HostRun::began(Running& running, double at_s) {
+// Told by the device, before the first work of an iteration.
+void HostRun::began(Turn& turn) {
+  Running& running = *turn.running;
   const std::lock_guard lock(mutex_);
-  running.outcome.start_s = at_s;
+  turn.began_s = now_s();
+  if (turn.index == 0) running.outcome.start_s = turn.began_s;
+  if (!running.gone)
+    use_.model_arrived(running.owner, running.model_use,
+                       running.job->persistent_bytes + running.job->ephemeral_bytes);
+  use_.work_began(running.owner, turn.lane, turn.use, turn.enqueued_ns,
+                  static_cast<uint64_t>(turn.began_s * 1e9));
+  see_use(turn.began_s);
 }
 
-void HostRun::ended(Running& running, double at_s) {
+// Told by the device, behind the last work of an iteration.
+void HostRun::ended(Turn& turn) {
+  Running& running = *turn.running;
   const std::lock_guard lock(mutex_);
+  const double at_s = now_s();
+  use_.work_ended(turn.lane, static_cast<uint64_t>(at_s * 1e9));
+  see_use(at_s);
+  if (addressable_) running.outcome.service_s += at_s - turn.began_s;
+  intervals_.emplace_back(turn.began_s, at_s);
+  if (turn.index + 1 < running.job->iterations) return;
   running.outcome.end_s = at_s;
   running.finished = true;
   changed_.notify_all();
 }
 
-void HostRun::ran(Running& running, double from_s, double to_s) {
-  const std::lock_guard lock(mutex_);
-  running.outcome.service_s += to_s - from_s;
-  intervals_.emplace_back(from_s, to_s);
+// Bytes in use at this moment; mutex_ is held. Sessions that are paged out hold nothing on the device: nobody tells when they went, so they
+// are asked before a peak is believed.
+void HostRun::see_use(double at_s) {
+  if (use_.is_above_peak()) {
+    for (const uint64_t job : use_.jobs()) {
+      gpushare_session_info info{};
+      info.struct_size = sizeof(info);
+      const auto& running = running_of_[job - 1];
+      if (running->handle != nullptr && gpushare_session_get_info(running->handle, &info) == GPUSHARE_OK &&
+          info.state == GPUSHARE_SESSION_PAGED_OUT)
+        use_.model_left(job);
+    }
+    use_.keep_peak();
+  }
+  result_.live_bytes.set(static_cast<uint64_t>(at_s * 1e9), static_cast<double>(use_.bytes()));
 }
 
-void HostRun::sample(const std::string& snapshot_path) {
+void HostRun::sample() {
   const gpushare_runtime_info info = runtime_.info();
-  const double at = now_s();
-  const auto now = static_cast<uint64_t>(at * 1e9);
+  const auto now = static_cast<uint64_t>(now_s() * 1e9);
   result_.lanes_open.set(now, info.lanes);
   result_.waiting.set(now, info.sessions_queued + info.sessions_paged_out);
   const uint64_t persistent = std::min(info.persistent_bytes, info.promised_bytes);
   result_.persistent_bytes.set(now, static_cast<double>(persistent));
   result_.lane_bytes.set(now, static_cast<double>(info.promised_bytes - persistent));
-  result_.live_bytes.set(now, static_cast<double>(info.persistent_bytes + info.ephemeral_bytes));
-  // A snapshot takes a while: not more often than a few times a second.
-  if (!snapshot_path.empty() && info.promised_bytes > peak_promised_ && at - snapshot_s_ > 0.3) {
-    peak_promised_ = info.promised_bytes;
-    snapshot_s_ = at;
-    runtime_.write_snapshot(snapshot_path, snapshot_path.ends_with(".json")
-                                               ? uint32_t{GPUSHARE_SNAPSHOT_JSON}
-                                               : uint32_t{GPUSHARE_SNAPSHOT_PICKLE});
-  }
 }
 
 void HostRun::stop() noexcept {
@@ -327,7 +378,16 @@ void HostRun::stop() noexcept {
     if (running->thread.joinable()) running->thread.join();
 }
 
-void HostRun::drive(const std::string& snapshot_path, const Progress& progress) {
+void HostRun::write_peak(const std::string& path) const {
+  std::vector<std::string> names;
+  for (const auto& running : running_) names.push_back(running->outcome.name);
+  const base::Status written = memory::write_snapshot(
+      use_.peak(runtime_.info().capacity_bytes, names),
+      path.ends_with(".json") ? memory::SnapshotFormat::kJson : memory::SnapshotFormat::kPickle, path);
+  if (!written.ok()) throw Error(written.code(), written.message());
+}
+
+void HostRun::drive(const Progress& progress) {
   start_ = Clock::now();
   const size_t count = plan_.jobs.size();
   for (;;) {
@@ -337,30 +397,54 @@ void HostRun::drive(const std::string& snapshot_path, const Progress& progress) 
       running_.push_back(std::make_unique<Running>());
       running_.back()->job = &job;
       running_.back()->owner = running_.size();
+      {
+        const std::lock_guard lock(mutex_);
+        running_of_.push_back(running_.back().get());
+      }
       open(*running_.back());
     }
-    sample(snapshot_path);
+    sample();
     std::unique_lock lock(mutex_);
-    progress(result_.policy, done_, count, now_s());
     if (running_.size() == count && done_ == count) break;
-    changed_.wait_for(lock, kTick);
+    const uint64_t done = done_;
+    lock.unlock();
+    if (!progress(result_.policy, done, count, now_s())) {
+      interrupted_ = true;
+      break;
+    }
+    lock.lock();
+    if (done_ == done) changed_.wait_for(lock, kTick);
   }
 }
 
 void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
   try {
-    drive(snapshot_path, progress);
+    drive(progress);
+    if (interrupted_) stop();
   } catch (...) {
     stop();
     throw;
   }
   for (auto& running : running_)
     if (running->thread.joinable()) running->thread.join();
-  sample({});
+  // Of an interrupted run: those that had not arrived.
+  for (size_t index = running_.size(); index < plan_.jobs.size(); ++index) {
+    running_.push_back(std::make_unique<Running>());
+    running_.back()->outcome.name = plan_.jobs[index].name;
+    running_.back()->outcome.state = JobOutcome::State::kFailed;
+    running_.back()->outcome.reason = "interrupted before it arrived";
+  }
+  sample();
+  use_.keep_peak();
+  if (!snapshot_path.empty()) write_peak(snapshot_path);
 
   const gpushare_runtime_info info = runtime_.info();
   result_.switches = info.switches;
-  result_.peak_bytes = info.peak_bytes;
+  result_.peak_bytes = use_.peak_bytes();
+  result_.most_inside = use_.most_inside();
+  result_.most_apart_bytes = use_.most_apart_bytes();
+  if (use_.switch_ns() >= 0) result_.switch_s = use_.switch_ns() * 1e-9;
+  if (use_.stay_ns() >= 0) result_.stay_s = use_.stay_ns() * 1e-9;
   result_.paged_bytes = info.paged_out_bytes_total + info.paged_in_bytes_total;
   result_.oom = oom_;
   double first = 0;
@@ -405,6 +489,31 @@ double measure_fill(Runtime& runtime) {
   return best;
 }
 
+// What the simulator makes of the jobs as they were run, for comparison: a lane keeps one core busy, and iterations take as long as they did
+// under fifo, where each job was alone, if fifo was run. Not of an interrupted run.
+base::Status simulate_beside(const RunOptions& options, const HostPlan& plan, unsigned cores,
+                             RunResult& result) {
+  sim::SimulationOptions simulation;
+  simulation.capacity_bytes = result.capacity_bytes;
+  simulation.max_lanes = options.lanes;
+  simulation.tell_policy = false;  // nor is the runtime's
+  std::vector<sim::Job> jobs = plan.jobs;
+  for (sim::Job& job : jobs) job.demand = 1.0 / cores;
+  for (const PolicyRun& run : result.policies)
+    if (run.policy == "fifo" && run.completed == jobs.size())
+      for (size_t k = 0; k < jobs.size(); ++k)
+        jobs[k].iteration_ns =
+            std::max(1.0, run.jobs[k].service_s * 1e9 / static_cast<double>(jobs[k].iterations));
+  for (size_t index = 0; index < result.policies.size() && !result.interrupted; ++index) {
+    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, options.policies[index].make());
+    GPUSHARE_ASSIGN_OR_RETURN(const sim::SimulationResult outcome,
+                              sim::Simulation(simulation, jobs, std::move(policy)).run());
+    result.policies[index].simulated_makespan_s = static_cast<double>(outcome.makespan_ns) * 1e-9;
+    result.policies[index].simulated_jct_mean_s = outcome.completion_mean_ns * 1e-9;
+  }
+  return {};
+}
+
 }  // namespace
 
 base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFile& file,
@@ -420,16 +529,19 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
   HostPlan plan;
   std::vector<std::string> traces;
   double fill = 1;
+  unsigned cores = 1;
   const RemoveFiles cleanup(traces);
   for (size_t index = 0; index < options.policies.size(); ++index) {
     RuntimeOptions runtime_options;
     runtime_options.device = options.device;
-    runtime_options.policy = options.policies[index];
+    const PolicyChoice& choice = options.policies[index];
+    if (choice.entry == nullptr) runtime_options.policy = choice.name;
     runtime_options.capacity_bytes = options.capacity_bytes;
     runtime_options.max_lanes = options.lanes;
     runtime_options.record_timeline = !options.timeline_path.empty();
     try {
       Runtime runtime = Runtime::open(runtime_options);
+      choice.set_on(runtime);
       const gpushare_runtime_info info = runtime.info();
       const bool addressable = (info.capabilities & GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE) != 0;
       if ((info.capabilities & GPUSHARE_DEVICE_CAP_VIRTUAL_TIME) != 0)
@@ -444,23 +556,31 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
       }
       result.policies.emplace_back();
       PolicyRun& run = result.policies.back();
-      run.policy = options.policies[index];
+      run.policy = choice.name;
       const std::string snapshot =
           options.snapshot_path.empty() ? "" : policy_path(options.snapshot_path, run.policy, index);
-      HostRun(plan, work, runtime, addressable, fill, run).run(snapshot, progress);
+      HostRun host(plan, work, runtime, addressable, fill, run);
+      host.run(snapshot, progress);
+      result.interrupted = host.interrupted();
+      cores = addressable ? std::max(1U, std::thread::hardware_concurrency()) : 1;
       if (!options.timeline_path.empty()) {
         traces.push_back(options.timeline_path + ".part" + std::to_string(index));
         runtime.write_timeline(traces.back());
       }
       runtime.close();
+      if (result.interrupted) break;
     } catch (const Error& error) {
       // An unknown device is as absent as one without a driver.
       const int32_t code = error.status() == GPUSHARE_NOT_FOUND ? GPUSHARE_UNAVAILABLE : error.status();
       return base::Status(code, base::format("device '%s': %s", options.device.c_str(), error.what()));
     }
   }
-  if (!traces.empty())
-    GPUSHARE_RETURN_IF_ERROR(merge_traces(traces, options.policies, options.timeline_path));
+  if (!traces.empty()) {
+    std::vector<std::string> names;
+    for (const PolicyRun& run : result.policies) names.push_back(run.policy);
+    GPUSHARE_RETURN_IF_ERROR(merge_traces(traces, names, options.timeline_path));
+  }
+  GPUSHARE_RETURN_IF_ERROR(simulate_beside(options, plan, cores, result));
 
   if (result.label == "host")
     result.notes.push_back(
@@ -478,11 +598,18 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
                      "%.0f GB/s).",
                      fill));
   result.notes.insert(result.notes.end(), plan.notes.begin(), plan.notes.end());
+  result.notes.push_back(base::format(
+      "the same simulated: mean completion of the same jobs, sizes and arrivals on virtual time. "
+      "Iterations take as long as they did on average in the fifo run, where each job was alone, if "
+      "fifo was run, else as long as the file says; %s. Needs that jobs do not declare are simulated "
+      "as if they had been.",
+      result.label == "host" ? base::format("a lane keeps one of %u cores busy", cores).c_str()
+                             : "lanes share the device in equal parts"));
   if (!options.snapshot_path.empty())
-    result.notes.push_back(
-        base::format("--snapshot: the most promised memory that was seen, looking every %d ms and writing "
-                     "every 0.3 s at most.",
-                     static_cast<int>(kTick.count())));
+    result.notes.emplace_back(
+        "--snapshot: all blocks in use at the moment when they were most: models of the jobs on the device, "
+        "and the blocks of the "
+        "iterations whose work ran.");
   return result;
 }
 

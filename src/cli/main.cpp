@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -68,6 +70,35 @@ std::string message_of(const CLI::ParseError& error) {
   return what;
 }
 
+// The first word that looks like an option and is none of the command that it follows, and that command; null if there is none. CLI11
+// looks at what is missing first and at what is too much after it: "run --job x" would only be told that --jobs is required.
+std::pair<std::string, const CLI::App*> unknown_option(int argc, char** argv, const CLI::App& app) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--") break;
+    for (const CLI::App* command : at->get_subcommands([](const CLI::App*) { return true; }))
+      if (command->get_name() == word) {
+        at = command;
+        break;
+      }
+    const bool negative = word.size() > 1 && (word[1] == '.' || (word[1] >= '0' && word[1] <= '9'));
+    if (word.size() < 2 || word[0] != '-' || negative) continue;
+    const std::string name = word.substr(0, word.find('='));
+    if (at->get_option_no_throw(name) == nullptr) return {name, at};
+  }
+  return {"", nullptr};
+}
+
+std::string refuse_option(const std::string& name, const CLI::App& at) {
+  std::string nearest;
+  for (const CLI::Option* option : at.get_options())
+    for (const std::string& known : option->get_lnames())
+      if (nearest.empty() || distance(name, "--" + known) < distance(name, nearest)) nearest = "--" + known;
+  const bool close = !nearest.empty() && distance(name, nearest) <= 2;
+  return "no option '" + name + "'" + (close ? "; did you mean '" + nearest + "'?" : "");
+}
+
 // An option given with nothing, as of an unset shell variable, is a mistake and not the default.
 const CLI::Option* empty_option(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
@@ -98,6 +129,16 @@ int print(const std::string& text) {
 
 int tool(int argc, char** argv) {
   std::vector<std::unique_ptr<Command>> all = gpushare::cli::commands();
+  // "gpushare help run" and "gpushare version" are what many try first.
+  std::vector<char*> arguments(argv, argv + argc);
+  static char help_option[] = "--help", version_option[] = "--version";
+  if (argc > 1 && std::strcmp(argv[1], "version") == 0) arguments[1] = version_option;
+  if (argc > 1 && std::strcmp(argv[1], "help") == 0) {
+    arguments.erase(arguments.begin() + 1);
+    arguments.insert(arguments.begin() + (argc > 2 ? 2 : 1), help_option);
+  }
+  argc = static_cast<int>(arguments.size());
+  argv = arguments.data();
   if (argc > 1 && argv[1][0] != '-' &&
       std::none_of(all.begin(), all.end(), [&](const auto& c) { return std::string(argv[1]) == c->name(); }))
     return unknown_command(argv[1], all);
@@ -126,8 +167,9 @@ int tool(int argc, char** argv) {
     return print(std::string(version.what()) + "\n");
   } catch (const CLI::ParseError& error) {
     const std::string where = full_name(innermost(app));
-    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), message_of(error).c_str(),
-                 where.c_str());
+    const auto [unknown, at] = unknown_option(argc, argv, app);
+    const std::string what = at == nullptr ? message_of(error) : refuse_option(unknown, *at);
+    std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", where.c_str(), what.c_str(), where.c_str());
     return gpushare::cli::kExitUsage;
   }
   Command* command = used().second;
@@ -147,10 +189,27 @@ int tool(int argc, char** argv) {
   return gpushare::cli::exit_code(result.status());
 }
 
+// The last resort where an exception cannot be caught: out of a destructor, as of a JSON document that has no memory to be freed with, or
+// out of a thread. Files are replaced whole or not at all, so nothing half-written stays.
+[[noreturn]] void give_up() {
+  const char* why = "internal error, please report it";
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    why = "out of host memory";
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpushare: %s\n", error.what());
+  } catch (...) {
+  }
+  std::fprintf(stderr, "gpushare: %s\n", why);
+  std::_Exit(gpushare::cli::kExitFailed);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   // A reader that leaves early (gpushare ... | head) is an error of write(), not the end of the process.
+  std::set_terminate(give_up);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file that would grow past the limit of ulimit -f
   try {

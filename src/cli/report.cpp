@@ -207,6 +207,12 @@ void summary(Page& page) {
   if (runs.size() > 1)
     page.out +=
         "<p class=\"soft\" style=\"margin:8px 0 0;font-size:13px\">Shaded: the best of its column.</p>";
+  const std::vector<std::string> found = findings(page.result);
+  if (!found.empty()) {
+    page.out += "<h3>What sharing gains</h3><ul class=\"notes\">";
+    for (const std::string& line : found) page.out += "<li>" + escape_html(line) + "</li>";
+    page.out += "</ul>";
+  }
   page.out += "</section>";
 }
 

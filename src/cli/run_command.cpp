@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/clock.hpp"
 #include "base/units.hpp"
 #include "cli/command.hpp"
+#include "cli/interrupt.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
@@ -44,13 +46,18 @@ class RunCommand final : public Command {
            "order)\n"
            "  model,steps,arrival_s,gpus                 (published with Gavel: arrivals stretched to --load "
            "on one device)\n"
-           "class is guaranteed or opportunistic; MB are 10^6 bytes. What the public layouts leave out is "
-           "filled in from\n"
-           "published figures, and the notes below the table say how.\n"
+           "class is guaranteed or opportunistic; MB are 10^6 bytes; \"205?\" is a need that the job does "
+           "not declare. "
+           "What the\n"
+           "public layouts leave out is filled in from published figures, and the notes below the table say "
+           "how.\n"
            "\n"
            "Policies: fifo (one job at a time), srtf (least remaining time first), pack (fill the memory), "
            "fair (equal turns),\n"
-           "priority (class, then priority). Each runs the whole file.\n"
+           "priority (class, then priority). Each runs the whole file. A policy of your own: "
+           "/absolute/path/FILE.so "
+           "that exports\n"
+           "gpushare_policy_entry_v1 (gpushare.h, examples/lottery_policy.c).\n"
            "\n"
            "Devices: 'sim' runs on virtual time, days in seconds. 'host' runs the jobs for real on CPU "
            "threads: every iteration\n"
@@ -75,9 +82,12 @@ class RunCommand final : public Command {
            "failed, makespan_s,\n"
            "jct_mean_s, jct_p50_s, jct_p95_s, queue_mean_s, utilization, switches, peak_bytes, oom, "
            "paged_bytes,\n"
-           "not_completed[] {name, state, reason}}. jct is the completion time.\n"
+           "most_inside, most_apart_bytes, switch_s, stay_s, simulated_makespan_s, simulated_jct_mean_s, "
+           "not_completed[] {name,\n"
+           "state, reason}}, interrupted, findings[]. jct is the completion time; null: not measured.\n"
            "\n"
-           "Exit codes: 0 all jobs completed; 1 a job was refused or failed, or a file could not be written; "
+           "Exit codes: 0 all jobs completed; 1 a job was refused or failed, the run was interrupted, or a "
+           "file could not be written; "
            "2 bad usage or a\n"
            "bad job file; 3 no such device, or it cannot be used.\n";
   }
@@ -86,7 +96,9 @@ class RunCommand final : public Command {
     app.add_option("--jobs", jobs_, "Job file (CSV)")->type_name("FILE")->required();
     app.add_option("--device", options_.device, "sim, host, auto, or a device of 'gpushare devices' [sim]")
         ->type_name("NAME");
-    app.add_option("--policy", policy_, "Policies, each run in turn [fifo,srtf,pack,fair]")
+    app.add_option(
+           "--policy", policy_,
+           "Policies, each run in turn: names, or libraries by absolute path [fifo,srtf,pack,fair,priority]")
         ->type_name("A,B,..");
     app.add_option("--lanes", lanes_, "Most lanes at once, below the policy's own limit; 0 = that limit [0]")
         ->type_name("N");
@@ -97,6 +109,10 @@ class RunCommand final : public Command {
            "--interference", interference_,
            "sim: measured pairs (Gavel's JSON); 'none': lanes do not slow each other [contention model]")
         ->type_name("FILE|none");
+    app.add_option("--tell", tell_,
+                   "sim: what pack knows of interference: right estimates, or nothing: then memory alone "
+                   "decides [estimates]")
+        ->type_name("estimates|nothing");
     app.add_option("--interference-device", table_device_, "Which device of that file [p100]")
         ->type_name("NAME");
     app.add_option("--limit", limit_, "Only the first N jobs of the file; 0 = all [0]")->type_name("N");
@@ -126,6 +142,7 @@ class RunCommand final : public Command {
       GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_, table_device_));
     }
     options_.interference = interference_ != "none";
+    options_.tell_policy = tell_ == "estimates";
     sim::JobFileOptions reading;
     reading.limit = limit_count_;
     reading.load = load_factor_;
@@ -139,17 +156,31 @@ class RunCommand final : public Command {
     scale(file);
 
     ProgressLine line;
+    const InterruptScope interrupts;
+    const uint64_t start_ns = base::host_now_ns();
+    bool estimated = options_.device == "sim";
     const Progress progress = [&](const std::string& policy, uint64_t done, uint64_t jobs, double now_s) {
+      if (!std::exchange(estimated, true)) std::fputs(estimate(file).c_str(), stderr);
       if (line.due())
-        line.show(base::format("%s: %llu of %llu jobs done, %s %s", policy.c_str(),
+        line.show(base::format("%s: %llu of %llu jobs done, %s %s%s", policy.c_str(),
                                static_cast<unsigned long long>(done), static_cast<unsigned long long>(jobs),
                                base::format_duration_ns(static_cast<uint64_t>(now_s * 1e9)).c_str(),
-                               options_.device == "sim" ? "simulated" : "gone"));
+                               options_.device == "sim" ? "simulated" : "gone",
+                               time_left(policy, done, jobs, base::host_now_ns() - start_ns).c_str()));
+      return !InterruptScope::interrupted();
     };
     const base::Result<RunResult> outcome = execute(file, table ? &*table : nullptr, progress);
     line.clear();
     if (!outcome.ok()) return outcome.status();
     RunResult result = *outcome;
+    if (result.interrupted) {
+      if (result.policies.empty())
+        return base::Status(GPUSHARE_CANCELLED, "interrupted before a policy had ended");
+      result.notes.insert(result.notes.begin(),
+                          base::format("Interrupted: figures are of what was done until then; of %zu "
+                                       "policies, %zu were begun or done.",
+                                       options_.policies.size(), result.policies.size()));
+    }
     result.jobs_file = jobs_;
     result.layout = file.layout;
     result.lanes = options_.lanes;
@@ -160,10 +191,48 @@ class RunCommand final : public Command {
     if (!per_job_.empty()) GPUSHARE_RETURN_IF_ERROR(write_file(per_job_, per_job_csv(result)));
     GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(result)));
     if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(render_table(result)));
+    if (result.interrupted) {
+      std::fputs("gpushare run: interrupted; the output is of what was done until then\n", stderr);
+      return kExitFailed;
+    }
     return verdict(result);
   }
 
  private:
+  // Said before a measured run: it takes real time.
+  std::string estimate(const sim::JobFile& file) const {
+    double work_ns = 0;
+    double last_ns = 0;
+    for (const sim::Job& job : file.jobs) {
+      work_ns += job.work_ns();
+      last_ns = std::max(last_ns, static_cast<double>(job.arrival_ns));
+    }
+    const auto seconds = [](double ns) { return base::format("%.*f s", ns < 1e10 ? 1 : 0, ns * 1e-9); };
+    const auto count = static_cast<double>(options_.policies.size());
+    return base::format(
+        "gpushare run: %zu %s in real time, about %s in all (%s each: the last job arrives after %s, all "
+        "work one job at a "
+        "time is %s). Ctrl-C ends it early and prints what there is.\n",
+        options_.policies.size(), count > 1 ? "policies" : "policy",
+        seconds(count * std::max(work_ns, last_ns)).c_str(), seconds(std::max(work_ns, last_ns)).c_str(),
+        seconds(last_ns).c_str(), seconds(work_ns).c_str());
+  }
+
+  // ", about 12 s left", from how many jobs of how many policies are done; empty while too few are.
+  std::string time_left(const std::string& policy, uint64_t done, uint64_t jobs, uint64_t elapsed_ns) const {
+    double before = 0;
+    for (const PolicyChoice& choice : options_.policies) {
+      if (choice.name == policy) break;
+      ++before;
+    }
+    const double share =
+        (before + static_cast<double>(done) / static_cast<double>(std::max<uint64_t>(1, jobs))) /
+        static_cast<double>(options_.policies.size());
+    if (share < 0.05) return {};
+    return base::format(", about %.0f s left",
+                        std::ceil(static_cast<double>(elapsed_ns) * 1e-9 * (1 - share) / share));
+  }
+
   base::Result<RunResult> execute(const sim::JobFile& file, const sim::InterferenceTable* table,
                                   const Progress& progress) const {
     if (options_.device == "sim") return run_simulated(options_, file, table, progress);
@@ -171,7 +240,7 @@ class RunCommand final : public Command {
   }
 
   base::Status check_options() {
-    GPUSHARE_ASSIGN_OR_RETURN(options_.policies, parse_names("--policy", policy_, sched::policy_names()));
+    GPUSHARE_ASSIGN_OR_RETURN(options_.policies, parse_policies("--policy", policy_));
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64));
     options_.lanes = static_cast<uint32_t>(lanes);
     if (!capacity_.empty()) {
@@ -186,7 +255,12 @@ class RunCommand final : public Command {
     if (table_device_ != "p100" && (interference_.empty() || interference_ == "none"))
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference-device: only with --interference FILE");
     GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
+    if (tell_ != "estimates" && tell_ != "nothing")
+      return bad_option("--tell", tell_, "there are estimates and nothing");
     if (options_.device != "sim") {
+      if (tell_ != "estimates")
+        return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                            "--tell: only for --device sim; on a real device pack is told nothing");
       if (!interference_.empty())
         return base::Status(GPUSHARE_INVALID_ARGUMENT,
                             "--interference: only for --device sim; lanes of a real device slow each other");
@@ -235,11 +309,12 @@ class RunCommand final : public Command {
 
   RunOptions options_;
   std::string jobs_;
-  std::string policy_ = "fifo,srtf,pack,fair";
+  std::string policy_ = "fifo,srtf,pack,fair,priority";
   std::string lanes_ = "0";
   std::string capacity_;
   std::string interference_;
   std::string table_device_ = "p100";
+  std::string tell_ = "estimates";
   std::string limit_ = "0";
   std::string time_scale_ = "1";
   std::string load_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "cli/policy_choice.hpp"
 #include "cli/run_result.hpp"
 #include "sim/interference.hpp"
 #include "sim/job_file.hpp"
@@ -17,10 +18,11 @@ namespace gpushare::cli {
 
 struct RunOptions {
   std::string device = "sim";
-  std::vector<std::string> policies;
+  std::vector<PolicyChoice> policies;
   uint32_t lanes = 0;           // 0: as the policy says
   uint64_t capacity_bytes = 0;  // 0: the engine's default
   bool interference = true;     // sim: lanes slow each other
+  bool tell_policy = true;      // sim: pack is told how much they do
   double time_scale = 1.0;
   uint64_t seed = 1;
   double jitter = 0;
@@ -28,9 +30,9 @@ struct RunOptions {
   std::string snapshot_path;
 };
 
-// Told now and then what is going on; cheap to call.
+// Told now and then what is going on; cheap to call. False ends the run early: what was done until then is the result.
 using Progress =
-    std::function<void(const std::string& policy, uint64_t jobs_done, uint64_t jobs, double now_s)>;
+    std::function<bool(const std::string& policy, uint64_t jobs_done, uint64_t jobs, double now_s)>;
 
 // The path of policy `index`'s own file where a format cannot hold several policies: the first gets `path`,
 // the others "out.srtf.json" for "out.json".

@@ -36,6 +36,10 @@ double rounded(double seconds) {
   return std::round(seconds * 1e9) / 1e9;
 }
 
+nlohmann::ordered_json or_null(double seconds) {
+  return seconds < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(rounded(seconds));
+}
+
 }  // namespace
 
 double percentile(const std::vector<double>& sorted, double p) {
@@ -83,12 +87,97 @@ std::string TimeUnit::number(double seconds_of_it) const {
   return base::format("%.*f", decimals, seconds_of_it / seconds);
 }
 
+std::vector<std::string> findings(const RunResult& result) {
+  std::vector<std::string> out;
+  // One that completed fewer jobs is not compared.
+  uint64_t most = 0;
+  double largest = 0;
+  for (const PolicyRun& run : result.policies) {
+    most = std::max(most, run.completed);
+    largest = std::max(largest, run.makespan_s);
+  }
+  std::vector<const PolicyRun*> runs;
+  for (const PolicyRun& run : result.policies)
+    if (most > 0 && run.completed == most) runs.push_back(&run);
+  if (runs.size() < 2) return out;
+  const TimeUnit unit = time_unit(largest);
+  const auto least = [&](auto&& value) {
+    return *std::min_element(runs.begin(), runs.end(),
+                             [&](const auto* a, const auto* b) { return value(*a) < value(*b); });
+  };
+  const auto alone =
+      std::find_if(runs.begin(), runs.end(), [](const auto* run) { return run->policy == "fifo"; });
+  const PolicyRun* quick = least([](const PolicyRun& run) { return run.jct_mean_s; });
+  const PolicyRun* early = least([](const PolicyRun& run) { return run.makespan_s; });
+  if (alone != runs.end() && (*alone)->jct_mean_s > 0 && quick->jct_mean_s > 0) {
+    const PolicyRun& fifo = **alone;
+    out.push_back(
+        base::format("Time: one job at a time (fifo), a job completes %s %s after its arrival on average; "
+                     "under %s, %s %s: %.2f times sooner. "
+                     "The last job ends after %s %s under fifo, %s %s under %s.",
+                     unit.number(fifo.jct_mean_s).c_str(), unit.name, quick->policy.c_str(),
+                     unit.number(quick->jct_mean_s).c_str(), unit.name, fifo.jct_mean_s / quick->jct_mean_s,
+                     unit.number(fifo.makespan_s).c_str(), unit.name, unit.number(early->makespan_s).c_str(),
+                     unit.name, early->policy.c_str()));
+  }
+  const auto switched = std::max_element(
+      runs.begin(), runs.end(), [](const auto* a, const auto* b) { return a->switches < b->switches; });
+  if ((*switched)->switch_s >= 0) {
+    const PolicyRun& run = **switched;
+    const auto ns = [](double seconds) {
+      return base::format_duration_ns(static_cast<uint64_t>(seconds * 1e9));
+    };
+    std::string text = base::format(
+        "Switches: %s made most, %llu; between the work of two jobs its lane stood idle for %s (median)",
+        run.policy.c_str(), static_cast<unsigned long long>(run.switches), ns(run.switch_s).c_str());
+    if (run.stay_s >= 0)
+      text += base::format(", between two iterations of one job for %s", ns(run.stay_s).c_str());
+    out.push_back(text + ".");
+  }
+  const auto full = std::max_element(runs.begin(), runs.end(), [](const auto* a, const auto* b) {
+    return a->most_apart_bytes < b->most_apart_bytes;
+  });
+  if ((*full)->most_apart_bytes > 0)
+    out.push_back(base::format(
+        "Memory: under %s up to %llu jobs were on the device at once. Each with memory for its own peak they "
+        "would have needed up to %s; "
+        "sharing lanes they fit in %s, of which at most %s were in use at one time.",
+        (*full)->policy.c_str(), static_cast<unsigned long long>((*full)->most_inside),
+        base::format_bytes((*full)->most_apart_bytes).c_str(),
+        base::format_bytes(result.capacity_bytes).c_str(), base::format_bytes((*full)->peak_bytes).c_str()));
+  double worst = 0;
+  const PolicyRun* off = nullptr;
+  for (const PolicyRun* run : runs) {
+    if (!(run->simulated_jct_mean_s > 0)) return out;
+    const double ratio = run->jct_mean_s / run->simulated_jct_mean_s - 1;
+    if (std::abs(ratio) < std::abs(worst)) continue;
+    worst = ratio;
+    off = run;
+  }
+  std::string text = base::format(
+      "Simulator: for the same jobs its mean completion times are within %.0f%% of the measured ones",
+      std::ceil(100 * std::abs(worst)));
+  if (std::abs(worst) > 0.1)
+    text = base::format(
+        "Simulator: for the same jobs the measured mean completion under %s is %.0f%% %s than simulated",
+        off->policy.c_str(), 100 * std::abs(worst), worst > 0 ? "longer" : "shorter");
+  out.push_back(
+      text +
+      ". The simulator knows neither the cost of switches nor what lanes that run at once take from each "
+      "other in caches and memory bandwidth, nor what else the machine runs.");
+  return out;
+}
+
 std::string render_table(const RunResult& result) {
   double largest = 0;
   bool paged = false;
   bool refused = false;
   bool failed = false;
+  bool simulated = false;
+  bool measured = false;
   for (const PolicyRun& run : result.policies) {
+    simulated = simulated || run.simulated_jct_mean_s >= 0;
+    measured = measured || run.switch_s >= 0;
     largest = std::max(largest, run.makespan_s);
     paged = paged || run.paged_bytes > 0;
     refused = refused || run.refused > 0;
@@ -103,10 +192,12 @@ std::string render_table(const RunResult& result) {
   if (failed) table.add_column("failed", Table::Align::kRight);
   table.add_column(timed("makespan"), Table::Align::kRight);
   table.add_column(timed("mean\ncompletion"), Table::Align::kRight);
+  if (simulated) table.add_column(timed("the same\nsimulated"), Table::Align::kRight);
   table.add_column(timed("P95\ncompletion"), Table::Align::kRight);
   table.add_column(timed("mean\nqueueing"), Table::Align::kRight);
   table.add_column("utili-\nsation", Table::Align::kRight);
   table.add_column("switches", Table::Align::kRight);
+  if (measured) table.add_column("idle at\na switch", Table::Align::kRight);
   if (paged) table.add_column("paged\n(to, fro)", Table::Align::kRight);
   table.add_column("peak\nmemory", Table::Align::kRight);
   table.add_column("oom", Table::Align::kRight);
@@ -114,10 +205,14 @@ std::string render_table(const RunResult& result) {
     std::vector<std::string> row{run.policy, std::to_string(run.completed)};
     if (refused) row.push_back(std::to_string(run.refused));
     if (failed) row.push_back(std::to_string(run.failed));
-    for (const double seconds : {run.makespan_s, run.jct_mean_s, run.jct_p95_s, run.queue_mean_s})
-      row.push_back(unit.number(seconds));
+    for (const double seconds : {run.makespan_s, run.jct_mean_s}) row.push_back(unit.number(seconds));
+    if (simulated) row.push_back(run.simulated_jct_mean_s >= 0 ? unit.number(run.simulated_jct_mean_s) : "-");
+    for (const double seconds : {run.jct_p95_s, run.queue_mean_s}) row.push_back(unit.number(seconds));
     row.push_back(base::format("%.1f%%", 100 * run.utilization));
     row.push_back(std::to_string(run.switches));
+    if (measured)
+      row.push_back(run.switch_s >= 0 ? base::format_duration_ns(static_cast<uint64_t>(run.switch_s * 1e9))
+                                      : "-");
     if (paged) row.push_back(base::format_bytes(run.paged_bytes));
     row.push_back(base::format_bytes(run.peak_bytes));
     row.push_back(std::to_string(run.oom));
@@ -129,6 +224,9 @@ std::string render_table(const RunResult& result) {
   std::string out = base::format("device %s (%s), %s, jobs from %s\n\n", result.device.c_str(), from,
                                  base::format_bytes(result.capacity_bytes).c_str(), result.jobs_file.c_str());
   out += table.to_string();
+  const std::vector<std::string> found = findings(result);
+  if (!found.empty()) out += "\nWhat sharing gains\n";
+  for (const std::string& line : found) out += "- " + wrap(line, 108, 2) + '\n';
   if (!result.notes.empty()) out += "\nNotes\n";
   for (const std::string& note : result.notes) out += "- " + wrap(note, 108, 2) + '\n';
   return out;
@@ -156,6 +254,12 @@ nlohmann::ordered_json to_json(const RunResult& result) {
                         {"peak_bytes", run.peak_bytes},
                         {"oom", run.oom},
                         {"paged_bytes", run.paged_bytes},
+                        {"most_inside", run.most_inside},
+                        {"most_apart_bytes", run.most_apart_bytes},
+                        {"switch_s", or_null(run.switch_s)},
+                        {"stay_s", or_null(run.stay_s)},
+                        {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
+                        {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
                         {"not_completed", std::move(refusals)}});
   }
   return {{"device", result.device},
@@ -166,7 +270,9 @@ nlohmann::ordered_json to_json(const RunResult& result) {
           {"lanes", result.lanes},
           {"seed", result.seed},
           {"time_scale", result.time_scale},
+          {"interrupted", result.interrupted},
           {"policies", std::move(policies)},
+          {"findings", findings(result)},
           {"notes", result.notes}};
 }
 

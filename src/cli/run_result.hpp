@@ -34,9 +34,19 @@ struct PolicyRun {
   double makespan_s = 0;         // first arrival to last completion
   double utilization = 0;        // share of the makespan in which at least one lane ran an iteration
   uint64_t switches = 0;
-  uint64_t peak_bytes = 0;   // most live at once
+  uint64_t peak_bytes = 0;   // most in use at once
   uint64_t oom = 0;          // times a job got an out-of-memory error, or live bytes exceeded capacity
   uint64_t paged_bytes = 0;  // of sessions moved to host memory to let another in, and back
+  uint64_t most_inside = 0;  // jobs with their persistent bytes on the device at once
+  uint64_t most_apart_bytes =
+      0;  // what those inside would have held at most were nothing shared: the sum of their P + E
+  // Measured runs. Median time that a lane stood idle before work of another job (before more of the same job), counting only work that
+  // was enqueued before the lane became idle; below 0: not measured, or none was seen.
+  double switch_s = -1;
+  double stay_s = -1;
+  // Measured runs: what the simulator makes of the same jobs; below 0: it was not asked.
+  double simulated_makespan_s = -1;
+  double simulated_jct_mean_s = -1;
 
   // Filled in by summarize().
   uint64_t completed = 0;
@@ -47,7 +57,8 @@ struct PolicyRun {
   double jct_p95_s = 0;  // nearest rank
   double queue_mean_s = 0;
 
-  // Over the run, from the first arrival on. Bytes: promised to persistent memory and to lanes, and live.
+  // Over the run, from the first arrival on. Bytes: promised to persistent memory and to lanes, and in use: blocks
+  // whose device work has begun and not ended.
   Series lanes_open, lanes_busy, waiting, persistent_bytes, lane_bytes, live_bytes;
 };
 
@@ -63,7 +74,12 @@ struct RunResult {
   double time_scale = 1.0;
   std::vector<PolicyRun> policies;
   std::vector<std::string> notes;  // what the figures rest on, one sentence or two each
+  bool interrupted = false;        // by the user: the last policy's figures are of what was done until then
 };
+
+// What sharing gained, one sentence or two each: time against one job at a time (fifo), what a switch costs, memory, and whether host and
+// simulator agree. Empty for a single policy.
+std::vector<std::string> findings(const RunResult& result);
 
 // Nearest-rank percentile of `sorted`, p in (0, 1]; 0 of nothing.
 double percentile(const std::vector<double>& sorted, double p);

@@ -31,7 +31,7 @@ class Recorder final : public sim::EventSink {
   }
   void session_admitted(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
     waiting(now_ns, -1);
-    resident_[id] = jobs_[id - 1].persistent_bytes;
+    entered(id);
     if (timeline_ != nullptr) timeline_->session_admitted(now_ns, id, lane);
   }
   void session_page_out_began(uint64_t now_ns, sched::SessionId id, uint64_t bytes) override {
@@ -39,20 +39,20 @@ class Recorder final : public sim::EventSink {
   }
   void session_paged_out(uint64_t now_ns, sched::SessionId id) override {
     waiting(now_ns, +1);
-    resident_.erase(id);
+    left(id);
     if (timeline_ != nullptr) timeline_->session_paged_out(now_ns, id);
   }
   void session_page_in_began(uint64_t now_ns, sched::SessionId id, sched::LaneId lane,
                              uint64_t bytes) override {
     waiting(now_ns, -1);
-    resident_[id] = jobs_[id - 1].persistent_bytes;
+    entered(id);
     if (timeline_ != nullptr) timeline_->session_page_in_began(now_ns, id, lane, bytes);
   }
   void session_paged_in(uint64_t now_ns, sched::SessionId id, sched::LaneId lane) override {
     if (timeline_ != nullptr) timeline_->session_paged_in(now_ns, id, lane);
   }
   void session_left(uint64_t now_ns, sched::SessionId id) override {
-    resident_.erase(id);
+    left(id);
     if (timeline_ != nullptr) timeline_->session_left(now_ns, id);
   }
   void lane_opened(uint64_t now_ns, sched::LaneId lane, uint64_t bytes) override {
@@ -130,12 +130,24 @@ class Recorder final : public sim::EventSink {
     out.blocks.push_back(block);
     return out;
   }
+  void entered(sched::SessionId id) {
+    const sim::Job& job = jobs_[id - 1];
+    if (!resident_.insert_or_assign(id, job.persistent_bytes).second) return;
+    apart_bytes_ += job.persistent_bytes + job.ephemeral_bytes;
+    run_.most_inside = std::max<uint64_t>(run_.most_inside, resident_.size());
+    run_.most_apart_bytes = std::max(run_.most_apart_bytes, apart_bytes_);
+  }
+  void left(sched::SessionId id) {
+    if (resident_.erase(id) == 0) return;
+    apart_bytes_ -= jobs_[id - 1].persistent_bytes + jobs_[id - 1].ephemeral_bytes;
+  }
   void waiting(uint64_t now_ns, int change) {
     waiting_ += change;
     run_.waiting.set(now_ns, static_cast<double>(waiting_));
   }
 
   PolicyRun& run_;
+  uint64_t apart_bytes_ = 0;
   const std::vector<sim::Job>& jobs_;
   Timeline* timeline_;
   int64_t waiting_ = 0;
@@ -203,6 +215,7 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
   if (options.capacity_bytes != 0) simulation.capacity_bytes = options.capacity_bytes;
   simulation.max_lanes = options.lanes;
   simulation.interference = options.interference;
+  simulation.tell_policy = options.tell_policy;
   simulation.table = table;
   simulation.seed = options.seed;
   simulation.jitter = options.jitter;
@@ -213,19 +226,26 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
   std::string snapshots;  // their files, for one note
   std::vector<Timeline> timelines;
   for (size_t index = 0; index < options.policies.size(); ++index) {
-    const std::string& name = options.policies[index];
-    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(name));
+    const std::string& name = options.policies[index].name;
+    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, options.policies[index].make());
     result.policies.emplace_back();
     PolicyRun& run = result.policies.back();
     run.policy = name;
     if (!options.timeline_path.empty()) timelines.emplace_back();
     Recorder recorder(run, file.jobs, options.timeline_path.empty() ? nullptr : &timelines.back());
     simulation.progress = [&](uint64_t now_ns, size_t finished, size_t jobs) {
-      progress(name, finished, jobs, seconds(now_ns));
-      return true;
+      return progress(name, finished, jobs, seconds(now_ns));
     };
-    GPUSHARE_ASSIGN_OR_RETURN(const sim::SimulationResult outcome,
-                              sim::Simulation(simulation, file.jobs, std::move(policy), &recorder).run());
+    base::Result<sim::SimulationResult> simulated =
+        sim::Simulation(simulation, file.jobs, std::move(policy), &recorder).run();
+    if (simulated.status().code() == GPUSHARE_CANCELLED) {
+      result.interrupted = true;
+      result.policies.pop_back();
+      if (!timelines.empty()) timelines.pop_back();
+      break;
+    }
+    if (!simulated.ok()) return simulated.status();
+    const sim::SimulationResult& outcome = *simulated;
     copy_result(outcome, run);
     uint64_t end_ns = 0;
     for (const sim::JobResult& job : outcome.jobs) end_ns = std::max(end_ns, job.end_ns);
@@ -248,13 +268,14 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
   if (!options.timeline_path.empty()) {
     GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(options.timeline_path));
     for (size_t i = 0; i < timelines.size(); ++i) {
-      timelines[i].write(writer, options.policies[i]);
+      timelines[i].write(writer, options.policies[i].name);
       if (timelines[i].resolution_ns() > 0)
-        result.notes.push_back(base::format(
-            "--timeline, %s: turns shorter than %s are merged with their neighbours.",
-            options.policies[i].c_str(), base::format_duration_ns(timelines[i].resolution_ns()).c_str()));
+        result.notes.push_back(
+            base::format("--timeline, %s: turns shorter than %s are merged with their neighbours.",
+                         options.policies[i].name.c_str(),
+                         base::format_duration_ns(timelines[i].resolution_ns()).c_str()));
     }
-    if (timelines.front().sessions_left_out() > 0)
+    if (!timelines.empty() && timelines.front().sessions_left_out() > 0)
       result.notes.push_back(
           base::format("--timeline: queueing and residency of the first %zu sessions; the lanes show all.",
                        Timeline::kMaxSessions));

@@ -69,7 +69,9 @@ void Timeline::iterations(sched::LaneId lane, sched::SessionId id, uint64_t star
   if (lanes_.size() <= lane) lanes_.resize(lane + 1);
   last_ns_ = std::max(last_ns_, end_ns);
   std::vector<Slice>& slices = lanes_[lane];
-  const Slice slice{start_ns, end_ns, count, id, 1, lane};
+  // Times of the simulator are rounded to whole ns one by one: a slice may seem to begin before its neighbour's end.
+  if (!slices.empty()) start_ns = std::max(start_ns, slices.back().end_ns);
+  const Slice slice{start_ns, std::max(start_ns, end_ns), count, id, 1, lane};
   if (!slices.empty() && join(slices.back(), slice)) return;
   slices.push_back(slice);
   if (++slices_ > max_slices_) coarsen();

@@ -42,7 +42,17 @@ class Row {
   }
   // A number in [least, most], or in (least, most] if `above`.
   base::Result<double> number(std::string_view column, double least, double most, bool above = false) const {
-    const std::string& value = row_.fields[index(column)];
+    return number_of(row_.fields[index(column)], column, least, most, above);
+  }
+  // Megabytes; "205?": the job uses 205 MB and does not say so beforehand.
+  base::Result<double> need(std::string_view column, bool above, bool* declared) const {
+    std::string value = row_.fields[index(column)];
+    *declared = !value.ends_with('?');
+    if (!*declared) value.pop_back();
+    return number_of(value, column, 0, kMostMb, above);
+  }
+  base::Result<double> number_of(const std::string& value, std::string_view column, double least, double most,
+                                 bool above) const {
     const auto parsed = base::parse_double(value);
     if (parsed.ok() && (above ? *parsed > least : *parsed >= least) && *parsed <= most) return *parsed;
     return fail(column,
@@ -90,9 +100,10 @@ base::Result<Job> parse_own(const Row& row) {
   if (job.work_ns() > kMostSeconds * 1e9)
     return row.fail("iterations", base::format("times iteration_ms is %g s of work; at most %g s are allowed",
                                                job.work_ns() * 1e-9, kMostSeconds));
-  GPUSHARE_ASSIGN_OR_RETURN(const double persistent, row.number("persistent_mb", 0, kMostMb));
+  GPUSHARE_ASSIGN_OR_RETURN(const double persistent,
+                            row.need("persistent_mb", false, &job.declares_persistent));
   job.persistent_bytes = to_bytes(persistent);
-  GPUSHARE_ASSIGN_OR_RETURN(const double ephemeral, row.number("ephemeral_mb", 0, kMostMb, true));
+  GPUSHARE_ASSIGN_OR_RETURN(const double ephemeral, row.need("ephemeral_mb", true, &job.declares_ephemeral));
   job.ephemeral_bytes = std::max<uint64_t>(to_bytes(ephemeral), 1);
   GPUSHARE_ASSIGN_OR_RETURN(const double priority, row.number("priority", -1e9, 1e9));
   if (priority != std::floor(priority)) return row.fail("priority", "must be a whole number");

@@ -6,7 +6,7 @@
 //   gavel      model,steps,arrival_s,gpus                       arrivals stretched to a stated load on one
 //   GPU
 //
-// MB are 10^6 bytes. Columns of the first layout may come in any order. class is guaranteed or opportunistic;
+// MB are 10^6 bytes. In the first layout "205?" is a need of 205 MB that the job does not declare: a runtime profiles it. Columns of the first layout may come in any order. class is guaranteed or opportunistic;
 // demand and config feed the interference model. What the public layouts leave out is filled in from
 // published facts (known_models.hpp), and the notes say how.
 // SPDX-License-Identifier: Apache-2.0

@@ -72,9 +72,18 @@ class Help(ToolTest):
         self.refused(["frobnicate"], "no command 'frobnicate'", "there are:", "run")
 
     def test_mistyped_options(self):
-        self.refused(["run", "--job", "x"], "gpushare run:", "--help")
-        self.refused(["run"], "--jobs")
+        self.refused(["run", "--job", "x"], "gpushare run:", "no option '--job'; did you mean '--jobs'?", "--help")
+        self.refused(["run", "--jobs", "x", "--lane=3"], "no option '--lane'; did you mean '--lanes'?")
+        self.refused(["--job", "x", "run"], "gpushare", "no option '--job'")
+        self.refused(["run", "--jobs", "x", "--frobnicate"], "no option '--frobnicate'\n")
+        self.refused(["run"], "--jobs is required")
         self.refused(["--frobnicate"], "gpushare:")
+
+    def test_help_and_version_as_words(self):
+        self.assertEqual(self.tool("version", code=0).out, self.tool("--version", code=0).out)
+        self.assertEqual(self.tool("help", code=0).out, self.tool("--help", code=0).out)
+        self.assertEqual(self.tool("help", "run", code=0).out, self.tool("run", "--help", code=0).out)
+        self.refused(["help", "rnu"], "did you mean 'run'?")
 
 
 if __name__ == "__main__":

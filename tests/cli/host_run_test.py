@@ -4,6 +4,8 @@
 import csv
 import json
 import pickle
+import signal
+import subprocess
 
 import support
 from support import ToolTest
@@ -29,6 +31,8 @@ class RunMeasured(ToolTest):
             self.assertLessEqual(policy["queue_mean_s"], policy["jct_mean_s"])
             self.assertGreater(policy["peak_bytes"], 60_000_000)
             self.assertLessEqual(policy["peak_bytes"], result["capacity_bytes"])
+            self.assertGreater(policy["simulated_jct_mean_s"], 0)
+            self.assertGreaterEqual(policy["most_inside"], 1)
             self.assertGreater(policy["utilization"], 0)
             self.assertLessEqual(policy["utilization"], 1)
         events = json.loads((self.folder / "t.json").read_text())["traceEvents"]
@@ -36,8 +40,16 @@ class RunMeasured(ToolTest):
         for policy in policies:
             self.assertTrue(any(group.startswith(policy + ": ") for group in groups), groups)
         self.assertTrue(any(e["ph"] == "X" for e in events))
-        with open(self.folder / "s.pickle", "rb") as file:
-            self.assertTrue(pickle.load(file)["segments"])
+        # The peak's blocks are there, each policy's in its own file; lanes are filled.
+        for index, policy in enumerate(result["policies"]):
+            with open(self.folder / ("s.pickle" if index == 0 else f"s.{policy['policy']}.pickle"), "rb") as file:
+                segments = pickle.load(file)["segments"]
+            blocks = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+            self.assertEqual(sum(block["requested_size"] for block in blocks), policy["peak_bytes"])
+            self.assertTrue(any(segment["frames"][0]["name"].startswith("lane ") for segment in segments), segments)
+            self.assertTrue(any(segment["frames"][0]["name"].startswith("session ") for segment in segments), segments)
+            for one, next_one in zip(segments, segments[1:]):
+                self.assertLessEqual(one["address"] + one["total_size"], next_one["address"])
         self.assertIn("Measured", (self.folder / "r.html").read_text())
         with open(self.folder / "jobs.out.csv", newline="") as file:
             for row in csv.DictReader(file):
@@ -51,6 +63,37 @@ class RunMeasured(ToolTest):
             result = self.run_json("--jobs", self.jobs(*self.JOBS), "--device", device, "--capacity", "128MiB", "--lanes", "1",
                                    "--policy", "fifo")
             self.assertEqual(result["policies"][0]["switches"], len(self.JOBS) - 1, device)
+
+    def test_bytes_in_use_are_those_of_the_work_on_the_device(self):
+        # One job of 20 + 60 MB whose iterations fill the run: its memory is in use throughout, though the host side of an iteration ends at
+        # once.
+        self.tool("run", "--jobs", self.jobs("train,guaranteed,0,10,20,20,60,0"), "--device", "host", "--capacity", "128MiB", "--policy",
+                  "fifo", "--report", "r.html", "--json", "r.json", code=0)
+        policy = json.loads((self.folder / "r.json").read_text())["policies"][0]
+        self.assertAlmostEqual(policy["peak_bytes"], 80_000_000, delta=5000)
+        self.assertEqual((policy["most_inside"], policy["switches"]), (1, 0))
+        self.assertIsNone(policy["switch_s"])
+
+    def test_needs_that_jobs_do_not_declare_are_profiled(self):
+        path = self.jobs("known,guaranteed,0,5,4,10,30,0", "unknown,guaranteed,0,5,4,10?,30?,0")
+        result = self.run_json("--jobs", path, "--device", "host", "--capacity", "128MiB", "--policy", "fair")
+        self.assertEqual((result["policies"][0]["completed"], result["policies"][0]["oom"]), (2, 0))
+
+    def test_ctrl_c_prints_what_there_is(self):
+        path = self.jobs("short,guaranteed,0,2,2,10,30,0", "long,guaranteed,0,100000,20,10,30,0", "late,guaranteed,9000,1,2,1,1,0")
+        process = subprocess.Popen([support.OPTIONS.tool, "run", "--jobs", str(path), "--device", "host", "--capacity", "128MiB", "--policy",
+                                    "fair,fifo", "--json", str(self.folder / "r.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        said = process.stderr.readline().decode()  # how long it takes, once it runs
+        self.assertIn("2 policies in real time, about ", said)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("interrupted", err.decode())
+        self.assertIn("Interrupted: figures are of what was done until then", " ".join(out.decode().split()))
+        result = json.loads((self.folder / "r.json").read_text())
+        self.assertTrue(result["interrupted"])
+        self.assertEqual([policy["policy"] for policy in result["policies"]], ["fair"])
+        self.assertIn("late", [job["name"] for job in result["policies"][0]["not_completed"]])
 
     def test_sizes_are_scaled_to_the_memory_there_is(self):
         path = self.jobs("large,guaranteed,0,2,4,100,8000,0", "small,guaranteed,0,2,4,10,500,0")

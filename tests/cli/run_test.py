@@ -3,7 +3,12 @@
 
 import csv
 import json
+import os
+import pathlib
 import pickle
+import shutil
+import subprocess
+from decimal import Decimal
 
 import support
 from support import OPTIONS, ToolTest
@@ -18,14 +23,17 @@ class RunSimulated(ToolTest):
         self.assertEqual(outcome.err, "")
         lines = outcome.out.splitlines()
         self.assertIn("sim", lines[0])
-        rows = [line.split()[0] for line in lines if line and line.split()[0] in ("fifo", "srtf", "pack", "fair")]
-        self.assertEqual(rows, ["fifo", "srtf", "pack", "fair"])
+        rows = [line.split()[0] for line in lines if line and line.split()[0] in ("fifo", "srtf", "pack", "fair", "priority")]
+        self.assertEqual(rows, ["fifo", "srtf", "pack", "fair", "priority"])
+        text = " ".join(outcome.out.split())
+        self.assertIn("What sharing gains - Time: one job at a time (fifo), a job completes", text)
+        self.assertIn("- Memory: under ", text)
 
     def test_json_has_the_promised_keys(self):
         result = self.run_json("--jobs", "examples/jobs/mixed.csv")
         self.assertEqual(result["device"], "sim")
         self.assertEqual(result["label"], "sim")
-        self.assertEqual([p["policy"] for p in result["policies"]], ["fifo", "srtf", "pack", "fair"])
+        self.assertEqual([p["policy"] for p in result["policies"]], ["fifo", "srtf", "pack", "fair", "priority"])
         for policy in result["policies"]:
             for key in self.KEYS:
                 self.assertIn(key, policy)
@@ -39,7 +47,7 @@ class RunSimulated(ToolTest):
     def test_json_goes_to_a_file_beside_the_table(self):
         outcome = self.tool("run", "--jobs", "examples/jobs/small.csv", "--json", "out.json", code=0)
         self.assertIn("makespan", outcome.out)
-        self.assertEqual(len(json.loads((self.folder / "out.json").read_text())["policies"]), 4)
+        self.assertEqual(len(json.loads((self.folder / "out.json").read_text())["policies"]), 5)
         self.assertEqual([p.name for p in self.folder.iterdir() if ".tmp" in p.name], [])
 
     def test_one_lane_is_arithmetic(self):
@@ -130,6 +138,33 @@ class RunSimulated(ToolTest):
                 self.assertGreaterEqual(start, end - 0.002)
         self.assertTrue(any(e["ph"] == "C" for e in events))
 
+    def test_slices_of_a_lane_do_not_overlap(self):
+        rows = [f"j{i},guaranteed,{i * 0.0101},{7 + i},{1.0 / 3 + i / 7},10,{100 + i},0" for i in range(12)]
+        self.tool("run", "--jobs", self.jobs(*rows), "--policy", "fair,pack", "--timeline", "t.json", code=0)
+        events = json.loads((self.folder / "t.json").read_text(), parse_float=Decimal)["traceEvents"]
+        end = {}
+        for event in (e for e in events if e["ph"] == "X"):
+            track = event["pid"], event["tid"]
+            self.assertGreaterEqual(event["ts"], end.get(track, 0), event)
+            end[track] = event["ts"] + event["dur"]
+
+    def test_needs_that_jobs_do_not_declare(self):
+        declared = self.run_json("--jobs", self.jobs("a,guaranteed,0,5,2,10,100,0", name="a.csv"), "--policy", "fair")
+        unknown = self.run_json("--jobs", self.jobs("a,guaranteed,0,5,2,10?,100?,0", name="b.csv"), "--policy", "fair")
+        self.assertEqual(declared["policies"], unknown["policies"])
+        self.refused(["run", "--jobs", self.jobs("a,guaranteed,0,5,2,?,100,0")], "persistent_mb", "''")
+        self.refused(["run", "--jobs", self.jobs("a,guaranteed,0?,5,2,1,100,0")], "arrival_s", "'0?'")
+
+    def test_what_sharing_gains(self):
+        # Two jobs of 1 s each at once: fifo completes them after 1 and 2 s.
+        path = self.jobs("a,guaranteed,0,10,100,10,100,0", "b,guaranteed,0,10,100,10,200,0")
+        result = self.run_json("--jobs", path, "--policy", "fifo,fair", "--lanes", "1", "--capacity", "320MB")
+        fifo, fair = result["policies"]
+        self.assertEqual((fifo["most_inside"], fifo["most_apart_bytes"]), (1, 210_000_000))
+        self.assertEqual((fair["most_inside"], fair["most_apart_bytes"]), (2, 320_000_000))
+        self.assertIsNone(fair["switch_s"])
+        self.assertIn("1.500 s after its arrival", result["findings"][0])
+
     def test_snapshots(self):
         self.tool("run", "--jobs", "examples/jobs/mixed.csv", "--policy", "pack,fair", "--snapshot", "s.pickle", code=0)
         for name in ("s.pickle", "s.fair.pickle"):
@@ -143,6 +178,57 @@ class RunSimulated(ToolTest):
         with open(self.folder / "s.pickle", "rb") as file:
             self.assertEqual(len(json.loads((self.folder / "s.json").read_text())["segments"]),
                              len(pickle.load(file)["segments"]))
+
+    def test_policies_of_ones_own(self):
+        compiler = shutil.which("cc") or self.skipTest("no C compiler")
+        include = [f"-I{OPTIONS.source}/include", f"-I{pathlib.Path(OPTIONS.tool).resolve().parent.parent}/include"]
+
+        def library(name, source):
+            path = self.folder / f"{name}.so"
+            subprocess.run([compiler, "-shared", "-fPIC", *include, "-x", "c", "-", "-o", str(path)], input=source.encode(), check=True)
+            return path
+
+        lottery = library("mine", (OPTIONS.source / "examples" / "lottery_policy.c").read_text())
+        result = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", f"fifo,{lottery}")
+        fifo, mine = result["policies"]
+        self.assertEqual((mine["policy"], mine["completed"]), ("lottery", 16))
+        self.assertGreater(mine["switches"], fifo["switches"])
+        again = self.run_json("--jobs", "examples/jobs/mixed.csv", "--policy", lottery)
+        self.assertEqual(again["policies"], [mine])  # a new table each run, with the same draws
+        run = ["run", "--jobs", "examples/jobs/small.csv", "--policy"]
+        self.refused([*run, "mine.so"], "absolute path")
+        self.refused([*run, f"{lottery},{lottery}"], "once")
+        self.refused([*run, "/nowhere/mine.so"], "/nowhere/mine.so")
+        entry = "#include <gpushare/gpushare.h>\nint32_t gpushare_policy_entry_v1(gpushare_policy_ops* o) { %s }"
+        self.refused([*run, library("none", "int x;")], "gpushare_policy_entry_v1", "no gpushare policy")
+        self.refused([*run, library("refuses", entry % "return GPUSHARE_UNSUPPORTED;")], "UNSUPPORTED")
+        self.refused([*run, library("empty", entry % "return GPUSHARE_OK;")], "pick")
+
+    def test_running_out_of_host_memory_at_any_allocation_is_told(self):
+        compiler = shutil.which("cc") or self.skipTest("no C compiler")
+        if b"__asan_report_load8" in pathlib.Path(OPTIONS.tool).read_bytes():
+            self.skipTest("a sanitizer has the allocator")
+        source = """#define _GNU_SOURCE
+            #include <dlfcn.h>
+            #include <errno.h>
+            #include <stdlib.h>
+            void* malloc(size_t size) {
+              static void* (*real)(size_t);
+              static long left;
+              if (!real) { real = (void* (*)(size_t))dlsym(RTLD_NEXT, "malloc"); left = atol(getenv("FAIL_MALLOC")); }
+              if (left > 0 && --left == 0) { errno = ENOMEM; return 0; }
+              return real(size);
+            }"""
+        path = self.folder / "fail.so"
+        subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path), "-ldl"], input=source.encode(), check=True)
+        jobs = self.jobs("a,guaranteed,0,5,2,10,100,0", "b,guaranteed,0,5,2,10,100000,0")
+        failed = 0
+        for number in range(1, 12_000, 149):
+            done = self.tool("run", "--jobs", jobs, "--policy", "fair", "--json", "-",
+                             env={**os.environ, "LD_PRELOAD": str(path), "FAIL_MALLOC": str(number)})
+            self.assertIn(done.code, (0, 1, 2), f"allocation {number}: {done.err}")
+            failed += "memory" in done.err and done.out == ""
+        self.assertGreater(failed, 5)
 
     def test_published_traces(self):
         path = OPTIONS.data / "jobs" / "salus_workloads.csv"
