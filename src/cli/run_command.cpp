@@ -87,9 +87,9 @@ class RunCommand final : public Command {
            "state, reason}}, interrupted, findings[]. jct is the completion time; null: not measured.\n"
            "\n"
            "Exit codes: 0 all jobs completed; 1 a job was refused or failed, the run was interrupted, or a "
-           "file could not be written; "
-           "2 bad usage or a\n"
-           "bad job file; 3 no such device, or it cannot be used.\n";
+           "file could "
+           "not be\n"
+           "written; 2 bad usage or a bad job file; 3 no such device, or it cannot be used.\n";
   }
 
   void declare(CLI::App& app) override {
