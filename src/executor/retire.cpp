@@ -68,6 +68,9 @@ void RuntimeImpl::complete(TicketImpl& ticket, base::Status outcome, Outbox& out
 }
 
 void RuntimeImpl::poll(Outbox& outbox) {
+  // Heads are looked at without the lock: a runtime that closes keeps its lanes until this thread has left.
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return;
   struct Head {
     LaneSlot* lane;
     uint64_t sequence;
