@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "c_api/cluster/guard.hpp"
 #include "cluster/plan.hpp"
+#include "sim/cluster_training.hpp"
 
 using namespace gpushare;
 using namespace gpushare::capi_cluster;
@@ -44,7 +45,7 @@ int32_t gpushare_cluster_schema(char** out_schema) {
   return guard([&]() -> base::Status {
     if (out_schema == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "out_schema is null"};
     *out_schema = nullptr;
-    return give(cluster::schema(), out_schema);
+    return give(cluster::schema(sim::all_cluster_kinds()), out_schema);
   });
 }
 
@@ -57,8 +58,9 @@ int32_t gpushare_cluster_plan(const char* document, uint64_t document_bytes, con
     cluster::PlanOptions options;
     options.choices = split(choices);
     options.now_ns = [] { return base::host_now_ns(); };
-    GPUSHARE_ASSIGN_OR_RETURN(const cluster::OrderedJson result,
-                              cluster::plan(std::string_view(document, document_bytes), options));
+    GPUSHARE_ASSIGN_OR_RETURN(
+        const cluster::OrderedJson result,
+        cluster::plan(std::string_view(document, document_bytes), options, sim::all_cluster_kinds()));
     return give(result.dump(-1, ' ', false, cluster::OrderedJson::error_handler_t::replace), out_result);
   });
 }

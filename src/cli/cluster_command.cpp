@@ -84,6 +84,7 @@ class ClusterCommand final : public Command {
   void declare(CLI::App& app) override {
     app.require_subcommand(1);
     commands_.push_back(make_cluster_plan_command());
+    commands_.push_back(make_cluster_run_command());
     commands_.push_back(make_cluster_schema_command());
     for (const auto& command : commands_) {
       CLI::App* sub = app.add_subcommand(command->name(), command->summary());
@@ -99,7 +100,7 @@ class ClusterCommand final : public Command {
       if (!result.ok()) return result.status().with_context(commands_[i]->name());
       return result;
     }
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a command must follow: plan, schema");
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "a command must follow: plan, run, schema");
   }
 
  private:

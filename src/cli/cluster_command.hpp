@@ -11,6 +11,7 @@ namespace gpushare::cli {
 
 // One of them; run as a Command is.
 std::unique_ptr<Command> make_cluster_plan_command();
+std::unique_ptr<Command> make_cluster_run_command();
 std::unique_ptr<Command> make_cluster_schema_command();
 
 // A result document as tables: a row a result, then a table for each list or object inside one.

@@ -9,6 +9,7 @@
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
 #include "cluster/plan.hpp"
+#include "sim/cluster_training.hpp"
 #include "sim/csv.hpp"
 
 namespace gpushare::cli {
@@ -20,7 +21,7 @@ class ClusterPlanCommand final : public Command {
  public:
   ClusterPlanCommand() {
     help_ = "Kinds, and what --scheduler or --objective may name (the default first):\n";
-    for (const cluster::Kind* kind : cluster::kinds()) {
+    for (const cluster::Kind* kind : sim::all_cluster_kinds()) {
       std::string line = base::format("  %-11s --%s ", kind->name, kind->chooses);
       bool first = true;
       const auto add = [&](const char* choice) {
@@ -73,7 +74,7 @@ class ClusterPlanCommand final : public Command {
     options.progress = [&](const std::string& choice, size_t index, size_t count) {
       if (progress.due()) progress.show(base::format("%s (%zu of %zu)", choice.c_str(), index + 1, count));
     };
-    base::Result<cluster::OrderedJson> result = cluster::plan(text, options);
+    base::Result<cluster::OrderedJson> result = cluster::plan(text, options, sim::all_cluster_kinds());
     progress.clear();
     if (!result.ok()) {
       const bool malformed = result.status().code() == GPUSHARE_MALFORMED_INPUT;
@@ -108,7 +109,7 @@ class ClusterSchemaCommand final : public Command {
   }
   void declare(CLI::App&) override {}
   base::Result<ExitCode> run() override {
-    GPUSHARE_RETURN_IF_ERROR(write_stdout(cluster::schema()));
+    GPUSHARE_RETURN_IF_ERROR(write_stdout(cluster::schema(sim::all_cluster_kinds())));
     return kExitOk;
   }
 };

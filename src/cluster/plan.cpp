@@ -13,12 +13,12 @@ std::string joined(const Words& words) {
   return out;
 }
 
-const Kind* read_kind(Fields& document) {
+const Kind* read_kind(Fields& document, const std::vector<const Kind*>& known) {
   std::vector<const char*> names;
-  for (const Kind* kind : kinds()) names.push_back(kind->name);
+  for (const Kind* kind : known) names.push_back(kind->name);
   document.whole("version", kDocumentVersion, kDocumentVersion);
   const std::string name = document.text("kind");
-  for (const Kind* kind : kinds())
+  for (const Kind* kind : known)
     if (name == kind->name) return kind;
   document.refuse("kind", "there are " + joined(names));
   return nullptr;
@@ -53,11 +53,12 @@ base::Result<std::vector<std::string>> choose(const Kind& kind, const PlanOption
 
 }  // namespace
 
-base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options) {
+base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options,
+                               const std::vector<const Kind*>& known) {
   GPUSHARE_ASSIGN_OR_RETURN(const Json document, parse_document(text));
   base::Status error;
   Fields fields(document, &error);
-  const Kind* kind = read_kind(fields);
+  const Kind* kind = read_kind(fields, known);
   GPUSHARE_RETURN_IF_ERROR(error);
   GPUSHARE_ASSIGN_OR_RETURN(const std::vector<std::string> choices, choose(*kind, options));
   std::vector<Device> devices;

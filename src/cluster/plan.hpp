@@ -27,9 +27,11 @@ struct PlanOptions {
 // {"version", "kind", "results": [{"scheduler" or "objective", "solve_ms", ...}]}, one entry a choice.
 // Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (a choice that the kind does
 // not have, or that needs what the document lacks).
-base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options);
+// `known` are the kinds there are: kinds(), or sim::all_cluster_kinds() with those that are played on virtual time.
+base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options,
+                               const std::vector<const Kind*>& known = kinds());
 
-// The published JSON Schema of documents and results, all kinds.
-std::string schema();
+// The published JSON Schema of documents and results of those kinds.
+std::string schema(const std::vector<const Kind*>& known = kinds());
 
 }  // namespace gpushare::cluster

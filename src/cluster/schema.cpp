@@ -4,7 +4,7 @@
 
 namespace gpushare::cluster {
 
-std::string schema() {
+std::string schema(const std::vector<const Kind*>& known) {
   OrderedJson documents = OrderedJson::array();
   OrderedJson names = OrderedJson::array();
   OrderedJson definitions = OrderedJson::parse(R"({
@@ -30,7 +30,7 @@ std::string schema() {
       ]
     }
   })");
-  for (const Kind* kind : kinds()) {
+  for (const Kind* kind : known) {
     const OrderedJson own = OrderedJson::parse(kind->schema);
     OrderedJson properties = {{"version", {{"const", kDocumentVersion}}},
                               {"kind", {{"const", kind->name}}},

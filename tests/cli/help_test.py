@@ -32,7 +32,7 @@ class Help(ToolTest):
                     self.assertLessEqual(len(line), 122, line)
 
     def test_examples_of_help_work_as_printed(self):
-        for command in [None, *commands(), "cluster plan", "cluster schema"]:
+        for command in [None, *commands(), "cluster plan", "cluster run", "cluster schema"]:
             text = self.tool(*(command or "").split(), "--help", code=0).out
             examples = re.findall(r"^  gpushare (.*)$", text.split("Examples:")[1], re.M)
             self.assertTrue(examples, command)

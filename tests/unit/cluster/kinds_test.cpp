@@ -9,7 +9,8 @@ namespace gpushare::cluster {
 namespace {
 
 std::string refused(const std::string& kind, const std::string& fields) {
-  const auto result = plan("{\"version\": 1, \"kind\": \"" + kind + "\", \"devices\": 2, " + fields + "}", {});
+  const auto result =
+      plan("{\"version\": 1, \"kind\": \"" + kind + "\", \"devices\": 2, " + fields + "}", {});
   return result.ok() ? "" : result.status().message();
 }
 
@@ -18,10 +19,11 @@ std::string refused(const std::string& kind, const std::string& fields) {
 TEST_CASE("a document of trials: Fluid's example") {  // thesis 000, line 910
   PlanOptions options;
   options.schedulers = {"fifo", "static-fluid", "gpushare"};
-  const auto result = plan(R"({"version": 1, "kind": "trials", "devices": 5, "max_packed": 3, "max_workers": 5, "groups": [
+  const auto result =
+      plan(R"({"version": 1, "kind": "trials", "devices": 5, "max_packed": 3, "max_workers": 5, "groups": [
     {"arrival_s": 0, "trials": [{"name": "a", "budget_s": 4}, {"name": "b", "budget_s": 4}, {"name": "c", "budget_s": 12},
                                 {"name": "d", "budget_s": 30}, {"name": "e", "budget_s": 1, "memory_bytes": 99000000000}]}]})",
-                           options);
+           options);
   REQUIRE(result.ok());
   const auto& rows = (*result)["results"];
   CHECK(rows[0]["makespan_s"].get<double>() == Approx(30));
@@ -37,10 +39,11 @@ TEST_CASE("a document of trials: Fluid's example") {  // thesis 000, line 910
 TEST_CASE("a document of retraining says shares and configurations at a window's start") {
   PlanOptions options;
   options.schedulers = {"none", "ekya"};
-  const auto result = plan(R"({"version": 1, "kind": "retraining", "devices": 2, "window_s": 100, "quantum": 0.5, "accuracy_floor": 10,
+  const auto result = plan(
+      R"({"version": 1, "kind": "retraining", "devices": 2, "window_s": 100, "quantum": 0.5, "accuracy_floor": 10,
     "streams": [{"name": "A", "accuracy": 50, "inference": [{"name": "full", "accuracy_factor": 1, "gpus": 1}],
                  "windows": [{"configurations": [{"name": "long", "accuracy": 90, "gpu_seconds": 50}]}, {"configurations": []}]}]})",
-                           options);
+      options);
   REQUIRE(result.ok());
   const auto& rows = (*result)["results"];
   CHECK(rows[0]["mean_accuracy"].get<double>() == Approx(50));
@@ -51,10 +54,11 @@ TEST_CASE("a document of retraining says shares and configurations at a window's
 }
 
 TEST_CASE("a document of shares needs no devices") {
-  const auto result = plan(R"({"version": 1, "kind": "shares", "capacity": 7, "previous": {"a": 4}, "max_step": 2, "jobs": [
+  const auto result =
+      plan(R"({"version": 1, "kind": "shares", "capacity": 7, "previous": {"a": 4}, "max_step": 2, "jobs": [
     {"name": "a", "load": 1, "slo": 1, "utility": "linear", "curve": [[0, 0], [9, 1]]},
     {"name": "b", "load": 1, "slo": 1, "utility": "linear", "curve": [[0, 0], [9, 1]]}]})",
-                           {});
+           {});
   REQUIRE(result.ok());
   REQUIRE((*result)["results"].size() == 3);
   CHECK((*result)["results"][2]["objective"] == "njc");
@@ -64,15 +68,24 @@ TEST_CASE("a document of shares needs no devices") {
 }
 
 TEST_CASE("what these kinds refuse is told with path and value") {
-  const std::string job = R"({"name": "a", "load": 1, "slo": 1, "utility": "linear", "logistic": {"offset": 1}})";
+  const std::string job =
+      R"({"name": "a", "load": 1, "slo": 1, "utility": "linear", "logistic": {"offset": 1}})";
   CHECK(refused("shares", "\"jobs\": [" + job + "]").find("capacity: the field is missing") == 0);
-  CHECK(refused("shares", "\"capacity\": 5, \"jobs\": [" + job + ", " + job + "]").find("jobs[1].name: \"a\"") == 0);
-  CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"z\": 1}, \"jobs\": [" + job + "]").find("previous:") == 0);
-  CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"a\": 0.5}, \"jobs\": [" + job + "]").find("previous:") == 0);
-  CHECK(refused("shares", R"("capacity": 5, "jobs": [{"name": "a", "load": 1, "slo": 1, "utility": "linear"}])").find("jobs[0]: ") == 0);
+  CHECK(refused("shares", "\"capacity\": 5, \"jobs\": [" + job + ", " + job + "]")
+            .find("jobs[1].name: \"a\"") == 0);
+  CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"z\": 1}, \"jobs\": [" + job + "]")
+            .find("previous:") == 0);
+  CHECK(refused("shares", "\"capacity\": 5, \"previous\": {\"a\": 0.5}, \"jobs\": [" + job + "]")
+            .find("previous:") == 0);
+  CHECK(
+      refused("shares", R"("capacity": 5, "jobs": [{"name": "a", "load": 1, "slo": 1, "utility": "linear"}])")
+          .find("jobs[0]: ") == 0);
   CHECK(refused("trials", R"("max_packed": 0, "max_workers": 1, "groups": [])").find("max_packed: 0") == 0);
-  CHECK(refused("trials", R"("max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [{"name": "a", "budget_s": -1}]}])")
-            .find("groups[0].trials[0].budget_s: -1") == 0);
+  CHECK(
+      refused(
+          "trials",
+          R"("max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [{"name": "a", "budget_s": -1}]}])")
+          .find("groups[0].trials[0].budget_s: -1") == 0);
   CHECK(refused("retraining", R"("window_s": 1, "quantum": 0.1, "accuracy_floor": 0,
     "streams": [{"name": "a", "accuracy": 1, "windows": []}])")
             .find("streams[0]: give one of gpus_needed and inference") == 0);

@@ -1,0 +1,318 @@
+// Schedulers that put several jobs on a device: pack, as MPS would; antman, the global scheduler of AntMan (Xiao et al., OSDI 2020); iadeep,
+// interference-aware placement; gpushare, ours.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <set>
+
+#include "cluster/learn/slowdown.hpp"
+#include "cluster/training/schedulers.hpp"
+
+namespace gpushare::cluster {
+namespace training {
+namespace {
+
+constexpr size_t kMostOnDevice = 48;  // clients of one MPS server
+
+// Jobs in the order of arrival, with what is learned of pairs.
+class Sharing : public Book {
+ public:
+  void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
+    Book::observed(job, attained_s, remaining_s, slowdown, now_s);
+    // Only a job beside exactly one other tells of a pair.
+    const BookJob& entry = jobs_[job];
+    const JobId* other = nullptr;
+    size_t crowded = 0;
+    for (const DeviceIndex d : entry.devices) {
+      const std::vector<JobId>& here = devices_[d].jobs;
+      if (here.size() > 2) return;
+      if (here.size() == 2) {
+        const JobId* beside = here[0] == job ? &here[1] : &here[0];
+        if (other != nullptr && *beside != *other) return;
+        other = beside;
+        ++crowded;
+      }
+    }
+    if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic && learned_.insert({job, *other}).second)
+      slowdowns_.observe(entry.info, jobs_[*other].info, slowdown);
+  }
+
+ protected:
+  void waiting_again(JobId job, double) override { queue_.insert(job); }
+
+  // The `gang` devices of the least cost among those that fit; empty if there are too few. `cost` may refuse by returning kNever.
+  template <class F>
+  std::vector<DeviceIndex> cheapest(const JobInfo& info, F&& cost) const {
+    std::vector<std::pair<double, DeviceIndex>> all;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      if (!fits(d, info) || devices_[d].jobs.size() >= kMostOnDevice) continue;
+      const double value = cost(d);
+      if (value < kNever) all.emplace_back(value, d);
+    }
+    if (all.size() < info.gang) return {};
+    std::partial_sort(all.begin(), all.begin() + info.gang, all.end());
+    std::vector<DeviceIndex> out;
+    for (uint32_t i = 0; i < info.gang; ++i) out.push_back(all[i].second);
+    return out;
+  }
+
+  std::set<JobId> queue_;
+  SlowdownModel slowdowns_;
+
+ private:
+  std::set<std::pair<JobId, JobId>> learned_;  // a pair tells once
+};
+
+class Pack final : public Sharing {
+ public:
+  double tick(double, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    while (!queue_.empty()) {
+      const JobId job = *queue_.begin();
+      std::vector<DeviceIndex> devices =
+          cheapest(jobs_[job].info, [&](DeviceIndex d) { return static_cast<double>(devices_[d].jobs.size()); });
+      if (devices.empty()) break;
+      queue_.erase(queue_.begin());
+      enter(job, std::move(devices), false, actions);
+    }
+    return kNever;
+  }
+};
+
+// Algorithm 1: guaranteed jobs get devices without another guaranteed one, in order, or wait; opportunistic ones, and guaranteed ones that
+// have waited long, run on the least-loaded devices below a load limit, with what is left there; the latter are upgraded when devices are
+// free of guaranteed jobs.
+class AntMan final : public Sharing {
+  static constexpr double kLongWaitS = 600;
+  static constexpr size_t kLoadLimit = 2;  // M: jobs on a device, the newcomer included
+
+ public:
+  double tick(double now_s, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    // Long-waiting ones that run as opportunistic are upgraded where they are.
+    for (auto at = lent_.begin(); at != lent_.end();) {
+      const JobId job = *at;
+      if (!jobs_[job].running) {
+        at = lent_.erase(at);
+        continue;
+      }
+      if (std::all_of(jobs_[job].devices.begin(), jobs_[job].devices.end(), [&](DeviceIndex d) { return !holds_guaranteed(d); })) {
+        jobs_[job].opportunistic = false;
+        actions.push_back({Action::Kind::kResize, job, {}, false, ""});
+        at = lent_.erase(at);
+        continue;
+      }
+      ++at;
+    }
+    double next = kNever;
+    bool reserved = false;  // an earlier guaranteed job waits for devices: later ones do not take them
+    for (auto at = queue_.begin(); at != queue_.end();) {
+      const JobId job = *at;
+      const JobInfo& info = jobs_[job].info;
+      const bool long_wait = now_s - jobs_[job].waiting_since_s >= kLongWaitS;
+      std::vector<DeviceIndex> devices;
+      bool opportunistic = !info.guaranteed;
+      if (info.guaranteed && !reserved)
+        devices = cheapest(info, [&](DeviceIndex d) { return holds_guaranteed(d) ? kNever : static_cast<double>(devices_[d].jobs.size()); });
+      if (devices.empty() && (!info.guaranteed || long_wait)) {
+        opportunistic = true;
+        devices = cheapest(info, [&](DeviceIndex d) {
+          return devices_[d].jobs.size() >= kLoadLimit ? kNever : static_cast<double>(devices_[d].jobs.size());
+        });
+      }
+      if (devices.empty()) {
+        if (info.guaranteed) {
+          reserved = true;
+          if (!long_wait) next = std::min(next, jobs_[job].waiting_since_s + kLongWaitS);
+        }
+        ++at;
+        continue;
+      }
+      at = queue_.erase(at);
+      enter(job, std::move(devices), opportunistic, actions);
+      if (opportunistic && info.guaranteed) lent_.insert(job);
+    }
+    return next;
+  }
+
+ private:
+  bool holds_guaranteed(DeviceIndex d) const {
+    const auto& here = devices_[d].jobs;
+    return std::any_of(here.begin(), here.end(), [&](JobId job) { return !jobs_[job].opportunistic; });
+  }
+  std::set<JobId> lent_;
+};
+
+// The device whose jobs are degraded least in sum; waits where packing would cost more than it gives. The rule of the slides, for any job
+// there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the newcomer.
+class IaDeep final : public Sharing {
+ public:
+  double tick(double, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    for (auto at = queue_.begin(); at != queue_.end();) {
+      const JobId job = *at;
+      std::vector<DeviceIndex> devices = cheapest(jobs_[job].info, [&](DeviceIndex d) { return cost(job, d); });
+      if (devices.empty()) {
+        ++at;
+        continue;
+      }
+      at = queue_.erase(at);
+      enter(job, std::move(devices), false, actions);
+    }
+    return kNever;
+  }
+
+ private:
+  double cost(JobId newcomer, DeviceIndex d) const {
+    const std::vector<JobId>& here = devices_[d].jobs;
+    if (here.empty()) return 0;
+    std::vector<double> excess;
+    double own = 0, lost = 0, sum = 0;
+    for (const JobId job : here) {
+      double e = slowdowns_.excess(jobs_[job].info, jobs_[newcomer].info).mean;
+      own += slowdowns_.excess(jobs_[newcomer].info, jobs_[job].info).mean;
+      for (const JobId other : here)
+        if (other != job) e += slowdowns_.excess(jobs_[job].info, jobs_[other].info).mean;
+      excess.push_back(e);
+    }
+    excess.push_back(own);
+    for (const double e : excess) {
+      lost += e / (1 + e);
+      sum += e;
+    }
+    for (const double e : excess)
+      if ((1 + e) * lost - 1 > 0) return kNever;
+    return sum;
+  }
+};
+
+// Ours. Least remaining work times devices first, as srtf; devices that are left over by gangs or memory, and second places beside a job,
+// go to the next in that order where the pair is worth it: by the upper end of the predicted slowdowns the two together advance faster
+// than one alone, and a guaranteed job is not slowed beyond its limit. Runs are paused only for someone who needs less than half of what
+// they still need, so that a change pays.
+class Best final : public Sharing {
+  static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
+  static constexpr double kGuaranteedLimit = 1.05;  // slowdown, where opportunistic jobs come beside
+  static constexpr double kPreemptRatio = 0.5;
+
+ public:
+  void finished(JobId job, double now_s) override {
+    Sharing::finished(job, now_s);
+    running_.erase(job);
+  }
+  double tick(double now_s, std::vector<Action>& actions) override {
+    take_rejected(actions);
+    for (auto at = running_.begin(); at != running_.end();) at = jobs_[*at].running ? std::next(at) : running_.erase(at);
+    size_t failures = 0;
+    for (auto at = order_.begin(); at != order_.end() && failures < kMostFailures;) {
+      const JobId job = at->second;
+      if (place(job, now_s, actions)) {
+        at = order_.erase(at);
+      } else {
+        ++failures;
+        ++at;
+      }
+    }
+    for (const JobId job : paused_) order_.emplace(key(job), job);
+    paused_.clear();
+    return kNever;
+  }
+
+ private:
+  static constexpr size_t kMostFailures = 64;  // jobs that found no place, after which the rest waits for the next event
+
+  double key(JobId job) const { return jobs_[job].remaining_s * jobs_[job].info.gang; }
+  void waiting_again(JobId job, double) override {
+    running_.erase(job);
+    order_.emplace(key(job), job);
+  }
+
+  // What placing `newcomer` beside what runs on `d` costs; kNever if it is not worth it.
+  double cost(JobId newcomer, DeviceIndex d) const {
+    const std::vector<JobId>& here = devices_[d].jobs;
+    if (here.empty()) return 0;
+    if (here.size() > 1) return kNever;
+    const JobId host = here[0];
+    const auto on_host = slowdowns_.excess(jobs_[host].info, jobs_[newcomer].info);
+    const auto on_newcomer = slowdowns_.excess(jobs_[newcomer].info, jobs_[host].info);
+    const double host_slowdown = 1 + on_host.mean + on_host.spread, own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
+    const double speed = 1 / host_slowdown + 1 / own_slowdown;
+    if (speed < kPairGain) return kNever;
+    if (jobs_[host].info.guaranteed && !jobs_[newcomer].info.guaranteed && host_slowdown > kGuaranteedLimit) return kNever;
+    if (!jobs_[host].info.guaranteed && jobs_[newcomer].info.guaranteed && own_slowdown > kGuaranteedLimit) return kNever;
+    return 2 - speed + 1e-3;
+  }
+
+  bool place(JobId job, double now_s, std::vector<Action>& actions) {
+    const JobInfo& info = jobs_[job].info;
+    std::vector<DeviceIndex> devices = cheapest(info, [&](DeviceIndex d) { return cost(job, d); });
+    if (devices.empty()) devices = by_preemption(job, now_s, actions);
+    if (devices.empty()) return false;
+    enter(job, std::move(devices), false, actions);
+    running_.insert(job);
+    return true;
+  }
+
+  // Devices of its own by pausing those who need much longer, the longest first; empty if that is not enough.
+  std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
+    const JobInfo& info = jobs_[job].info;
+    std::vector<std::pair<double, JobId>> victims;
+    for (const JobId other : running_)
+      if (key(other) * kPreemptRatio > key(job)) victims.emplace_back(-key(other), other);
+    std::sort(victims.begin(), victims.end());
+    std::set<DeviceIndex> freed;
+    for (DeviceIndex d = 0; d < devices_.size(); ++d)
+      if (devices_[d].jobs.empty() && fits(d, info)) freed.insert(d);
+    std::vector<JobId> chosen;
+    for (const auto& [unused, victim] : victims) {
+      if (freed.size() >= info.gang) break;
+      chosen.push_back(victim);
+      for (const DeviceIndex d : jobs_[victim].devices) {
+        const bool alone = std::all_of(devices_[d].jobs.begin(), devices_[d].jobs.end(), [&](JobId here) {
+          return std::find(chosen.begin(), chosen.end(), here) != chosen.end();
+        });
+        if (alone && devices_[d].up && devices_[d].info.memory_bytes >= info.memory_bytes) freed.insert(d);
+      }
+    }
+    if (freed.size() < info.gang) return {};
+    std::vector<DeviceIndex> devices(freed.begin(), freed.end());
+    devices.resize(info.gang);
+    for (const JobId victim : chosen) {
+      // Only those who are in the way.
+      if (std::none_of(jobs_[victim].devices.begin(), jobs_[victim].devices.end(), [&](DeviceIndex d) {
+            return std::find(devices.begin(), devices.end(), d) != devices.end();
+          }))
+        continue;
+      pause(victim, now_s, actions);
+      running_.erase(victim);
+      paused_.push_back(victim);
+    }
+    return devices;
+  }
+
+  std::set<std::pair<double, JobId>> order_;
+  std::set<JobId> running_;
+  std::vector<JobId> paused_;
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_pack() { return std::make_unique<Pack>(); }
+std::unique_ptr<Scheduler> make_antman() { return std::make_unique<AntMan>(); }
+std::unique_ptr<Scheduler> make_iadeep() { return std::make_unique<IaDeep>(); }
+std::unique_ptr<Scheduler> make_best() { return std::make_unique<Best>(); }
+
+}  // namespace training
+
+std::unique_ptr<Scheduler> make_training_scheduler(std::string_view name) {
+  using namespace training;
+  if (name == "fifo") return make_fifo();
+  if (name == "srtf") return make_srtf();
+  if (name == "tiresias") return make_tiresias();
+  if (name == "pack") return make_pack();
+  if (name == "antman") return make_antman();
+  if (name == "iadeep") return make_iadeep();
+  if (name == "gpushare") return make_best();
+  return nullptr;
+}
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/cluster_simulation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+#include <random>
+
+namespace gpushare::sim {
+namespace {
+
+using cluster::Action;
+
+constexpr double kLeastSpeed = 1e-3;  // nobody stops for ever
+
+struct Running {
+  bool on = false;
+  bool opportunistic = false;
+  double remaining_s = 0;
+  double attained_s = 0;
+  double speed = 0;       // work seconds a second
+  double slowdown = 1;    // against alone on the same devices
+  double since_s = 0;     // of remaining_s
+  double placed_s = 0;
+  uint32_t version = 0;   // of its entry in the heap
+  double factor = 1;      // noise
+  size_t config = InterferenceTable::kNone;
+  std::vector<uint32_t> devices;
+};
+
+struct End {
+  double at_s;
+  uint32_t job;
+  uint32_t version;
+  bool operator>(const End& other) const { return at_s != other.at_s ? at_s > other.at_s : job > other.job; }
+};
+
+class Cluster {
+ public:
+  Cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices, cluster::Scheduler& scheduler,
+          const ClusterOptions& options, bool want_spans, const std::function<uint64_t()>& now_ns)
+      : jobs_(jobs), devices_(devices), scheduler_(scheduler), options_(options), want_spans_(want_spans), now_ns_(now_ns) {}
+
+  base::Result<ClusterResult> run() {
+    prepare();
+    size_t next_arrival = 0;
+    size_t left = jobs_.size();
+    while (left > 0) {
+      double at = tick_at_;
+      if (next_arrival < jobs_.size()) at = std::min(at, jobs_[next_arrival].arrival_s);
+      while (!ends_.empty() && ends_.top().version != running_[ends_.top().job].version) ends_.pop();
+      if (!ends_.empty()) at = std::min(at, ends_.top().at_s);
+      if (at == cluster::kNever) break;  // the scheduler leaves the rest waiting for ever
+      now_s_ = std::max(now_s_, at);
+      while (!ends_.empty() && ends_.top().at_s <= now_s_) {
+        const End end = ends_.top();
+        ends_.pop();
+        if (end.version != running_[end.job].version) continue;
+        finish(end.job);
+        --left;
+      }
+      settle();
+      for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
+        scheduler_.arrived(static_cast<uint32_t>(next_arrival), jobs_[next_arrival], now_s_);
+      for (const uint32_t job : on_) {
+        advance(job);
+        const Running& entry = running_[job];
+        scheduler_.observed(job, entry.attained_s, entry.remaining_s, entry.slowdown, now_s_);
+      }
+      actions_.clear();
+      const uint64_t begin_ns = now_ns_ ? now_ns_() : 0;
+      tick_at_ = scheduler_.tick(now_s_, actions_);
+      if (now_ns_) decision_ns_.push_back(now_ns_() - begin_ns);
+      ++result_.decisions;
+      if (tick_at_ <= now_s_) tick_at_ = now_s_ + 1e-3;
+      for (const bool pauses : {true, false})
+        for (const Action& action : actions_) {
+          if ((action.kind == Action::Kind::kPause) != pauses) continue;
+          GPUSHARE_RETURN_IF_ERROR(take(action, left));
+        }
+      settle();
+      if (options_.progress && result_.decisions % 256 == 0 && !options_.progress(now_s_, jobs_.size() - left, jobs_.size()))
+        return base::Status(GPUSHARE_CANCELLED, "the run was cancelled");
+    }
+    for (uint32_t job = 0; job < jobs_.size(); ++job)
+      if (result_.jobs[job].end_s < 0 && result_.jobs[job].reason.empty())
+        result_.jobs[job].reason = "the scheduler never placed it to its end";
+    summarize();
+    return std::move(result_);
+  }
+
+ private:
+  void prepare() {
+    std::mt19937_64 random(options_.seed);
+    std::normal_distribution<double> normal(0, 1);
+    running_.resize(jobs_.size());
+    result_.jobs.resize(jobs_.size());
+    for (size_t j = 0; j < jobs_.size(); ++j) {
+      Running& entry = running_[j];
+      entry.remaining_s = jobs_[j].work_s;
+      if (options_.noise > 0) entry.factor = std::clamp(1 + options_.noise * normal(random), 0.2, 5.0);
+      if (options_.table != nullptr) entry.config = options_.table->find(jobs_[j].config);
+      result_.jobs[j].arrival_s = jobs_[j].arrival_s;
+      result_.jobs[j].work_s = jobs_[j].work_s;
+    }
+    here_.resize(devices_.size());
+    used_bytes_.assign(devices_.size(), 0);
+    busy_since_s_.assign(devices_.size(), 0);
+    dirty_.assign(devices_.size(), false);
+    for (size_t d = 0; d < devices_.size(); ++d)
+      scheduler_.device_changed(static_cast<uint32_t>(d), {devices_[d].memory_bytes, devices_[d].speed}, true, 0);
+  }
+
+  void advance(uint32_t job) {
+    Running& entry = running_[job];
+    const double passed = now_s_ - entry.since_s;
+    entry.since_s = now_s_;
+    entry.remaining_s = std::max(0.0, entry.remaining_s - passed * entry.speed);
+    entry.attained_s += passed;
+  }
+
+  void mark(uint32_t device) {
+    if (dirty_[device]) return;
+    dirty_[device] = true;
+    changed_.push_back(device);
+  }
+
+  void leave(uint32_t job) {
+    Running& entry = running_[job];
+    advance(job);
+    entry.on = false;
+    ++entry.version;
+    result_.jobs[job].running_s += now_s_ - entry.placed_s;
+    for (const uint32_t d : entry.devices) {
+      auto& here = here_[d];
+      here.erase(std::find(here.begin(), here.end(), job));
+      used_bytes_[d] -= jobs_[job].memory_bytes;
+      if (here.empty()) busy_s_ += now_s_ - busy_since_s_[d];
+      if (want_spans_) result_.spans.push_back({job, d, entry.placed_s, now_s_});
+      mark(d);
+    }
+    entry.devices.clear();
+    const auto at = std::lower_bound(on_.begin(), on_.end(), job);
+    on_.erase(at);
+  }
+
+  void finish(uint32_t job) {
+    leave(job);
+    running_[job].remaining_s = 0;
+    result_.jobs[job].end_s = now_s_;
+    scheduler_.finished(job, now_s_);
+  }
+
+  base::Status take(const Action& action, size_t& left) {
+    const auto wrong = [&](const char* what) {
+      return base::Status(GPUSHARE_INTERNAL,
+                          base::format("the scheduler's action on job %u ('%s') is wrong: %s", action.job,
+                                       action.job < jobs_.size() ? jobs_[action.job].name.c_str() : "", what));
+    };
+    if (action.job >= jobs_.size() || result_.jobs[action.job].end_s >= 0) return wrong("there is no such job");
+    Running& entry = running_[action.job];
+    switch (action.kind) {
+      case Action::Kind::kPause:
+        if (!entry.on) return wrong("it does not run");
+        leave(action.job);
+        entry.remaining_s += options_.restart_s;
+        ++result_.jobs[action.job].pauses;
+        return {};
+      case Action::Kind::kReject:
+        if (entry.on) return wrong("it runs");
+        result_.jobs[action.job].reason = action.reason.empty() ? "rejected" : action.reason;
+        ++result_.rejected;
+        --left;
+        return {};
+      case Action::Kind::kResize:
+        if (!entry.on) return wrong("it does not run");
+        entry.opportunistic = action.opportunistic;
+        for (const uint32_t d : entry.devices) mark(d);
+        return {};
+      case Action::Kind::kPlace:
+        break;
+    }
+    if (entry.on) return wrong("it runs already");
+    if (action.devices.size() != jobs_[action.job].gang) return wrong("the devices are not as many as its gang");
+    for (size_t i = 0; i < action.devices.size(); ++i) {
+      const uint32_t d = action.devices[i];
+      if (d >= devices_.size() || std::find(action.devices.begin(), action.devices.begin() + static_cast<std::ptrdiff_t>(i), d) !=
+                                      action.devices.begin() + static_cast<std::ptrdiff_t>(i))
+        return wrong("a device is none, or there twice");
+      if (used_bytes_[d] + jobs_[action.job].memory_bytes > devices_[d].memory_bytes) {
+        ++result_.oom;
+        return wrong("a device has not that much memory left");
+      }
+    }
+    entry.on = true;
+    entry.opportunistic = action.opportunistic;
+    entry.devices = action.devices;
+    entry.since_s = entry.placed_s = now_s_;
+    if (result_.jobs[action.job].start_s < 0) result_.jobs[action.job].start_s = now_s_;
+    for (const uint32_t d : entry.devices) {
+      if (here_[d].empty()) busy_since_s_[d] = now_s_;
+      here_[d].push_back(action.job);
+      used_bytes_[d] += jobs_[action.job].memory_bytes;
+      mark(d);
+    }
+    on_.insert(std::lower_bound(on_.begin(), on_.end(), action.job), action.job);
+    return {};
+  }
+
+  // How much slower than alone `job` runs on a device.
+  double slowdown_on(uint32_t job, uint32_t device) const {
+    const Running& self = running_[job];
+    const std::vector<double>& own = jobs_[job].demands;
+    double excess = 0;
+    std::vector<double> sum = own;
+    double above = 0;  // demand of those who go first, of the resource that `job` wants most
+    const size_t main = static_cast<size_t>(std::max_element(own.begin(), own.end()) - own.begin());
+    for (const uint32_t other : here_[device]) {
+      if (other == job) continue;
+      const Running& entry = running_[other];
+      if (entry.opportunistic && !self.opportunistic) continue;
+      const std::vector<double>& theirs = jobs_[other].demands;
+      if (self.opportunistic && !entry.opportunistic) {
+        if (main < theirs.size()) above += theirs[main];
+        continue;
+      }
+      const double measured =
+          options_.table != nullptr && self.config != InterferenceTable::kNone && entry.config != InterferenceTable::kNone
+              ? options_.table->pair_rate(self.config, entry.config)
+              : 0;
+      if (measured > 0) {
+        excess += 1 / measured - 1;
+      } else {
+        for (size_t r = 0; r < sum.size() && r < theirs.size(); ++r) sum[r] += theirs[r];
+      }
+    }
+    double slowdown = std::max(1.0, sum.empty() ? 1.0 : *std::max_element(sum.begin(), sum.end())) + excess;
+    if (above > 0) slowdown /= std::clamp((1 - above) / std::max(own[main], 1e-6), kLeastSpeed, 1.0);
+    return slowdown;
+  }
+
+  // Speeds of all jobs on devices whose jobs changed.
+  void settle() {
+    touched_.clear();
+    for (const uint32_t d : changed_) {
+      dirty_[d] = false;
+      touched_.insert(touched_.end(), here_[d].begin(), here_[d].end());
+    }
+    changed_.clear();
+    std::sort(touched_.begin(), touched_.end());
+    touched_.erase(std::unique(touched_.begin(), touched_.end()), touched_.end());
+    for (const uint32_t job : touched_) {
+      Running& entry = running_[job];
+      advance(job);
+      double slowest = 1e300, slowdown = 1;
+      for (const uint32_t d : entry.devices) {
+        const double here = slowdown_on(job, d);
+        slowdown = std::max(slowdown, here);
+        slowest = std::min(slowest, devices_[d].speed / here);
+      }
+      entry.slowdown = slowdown;
+      entry.speed = std::max(kLeastSpeed, slowest * entry.factor);
+      ends_.push({now_s_ + entry.remaining_s / entry.speed, job, ++entry.version});
+    }
+  }
+
+  void summarize() {
+    std::vector<double> completion, slowdown;
+    double first = cluster::kNever, last = 0, queue = 0;
+    for (size_t j = 0; j < jobs_.size(); ++j) {
+      const ClusterJobResult& job = result_.jobs[j];
+      first = std::min(first, job.arrival_s);
+      if (job.end_s < 0) continue;
+      last = std::max(last, job.end_s);
+      completion.push_back(job.end_s - job.arrival_s);
+      queue += job.start_s - job.arrival_s;
+      if (jobs_[j].guaranteed) slowdown.push_back(job.running_s / std::max(job.work_s, 1e-9));
+    }
+    result_.completed = completion.size();
+    if (completion.empty()) return;
+    const auto rank = [](std::vector<double>& values, double p) {
+      if (values.empty()) return 0.0;
+      std::sort(values.begin(), values.end());
+      return values[static_cast<size_t>(std::max(1.0, std::ceil(p * static_cast<double>(values.size())))) - 1];
+    };
+    for (const double value : completion) result_.jct_mean_s += value;
+    result_.jct_mean_s /= static_cast<double>(completion.size());
+    result_.queue_mean_s = queue / static_cast<double>(completion.size());
+    result_.jct_p95_s = rank(completion, 0.95);
+    result_.slowdown_p99 = rank(slowdown, 0.99);
+    result_.makespan_s = last - first;
+    if (result_.makespan_s > 0) result_.utilization = busy_s_ / (result_.makespan_s * static_cast<double>(devices_.size()));
+    std::vector<double> decisions(decision_ns_.begin(), decision_ns_.end());
+    result_.decision_ms_p99 = rank(decisions, 0.99) / 1e6;
+  }
+
+  const std::vector<cluster::JobInfo>& jobs_;
+  const std::vector<cluster::Device>& devices_;
+  cluster::Scheduler& scheduler_;
+  const ClusterOptions& options_;
+  const bool want_spans_;
+  const std::function<uint64_t()>& now_ns_;
+  double now_s_ = 0;
+  double tick_at_ = cluster::kNever;
+  double busy_s_ = 0;
+  std::vector<Running> running_;
+  std::vector<uint32_t> on_;  // jobs that run, ascending
+  std::vector<std::vector<uint32_t>> here_;
+  std::vector<uint64_t> used_bytes_;
+  std::vector<double> busy_since_s_;
+  std::vector<bool> dirty_;
+  std::vector<uint32_t> changed_, touched_;
+  std::vector<Action> actions_;
+  std::vector<uint64_t> decision_ns_;
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
+  ClusterResult result_;
+};
+
+}  // namespace
+
+base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices,
+                                        cluster::Scheduler& scheduler, const ClusterOptions& options, bool want_spans,
+                                        const std::function<uint64_t()>& now_ns) {
+  return Cluster(jobs, devices, scheduler, options, want_spans, now_ns).run();
+}
+
+}  // namespace gpushare::sim

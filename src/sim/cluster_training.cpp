@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/cluster_training.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "cluster/plan.hpp"
+#include "sim/csv.hpp"
+#include "sim/job_file.hpp"
+
+namespace gpushare::sim {
+namespace {
+
+using cluster::Fields;
+using cluster::JobInfo;
+using cluster::kNotNegative;
+using cluster::kPositive;
+using cluster::OrderedJson;
+
+constexpr double kMegabyte = 1e6;
+constexpr uint64_t kMuriMemoryBytes = uint64_t{4} << 30;
+constexpr size_t kMostNamed = 20;  // jobs that did not complete, in a result
+
+double demand_of(double stated) {
+  return stated > 0 ? stated : InterferenceModel::kDefaultDemand;
+}
+
+JobInfo info_of(const Job& job, uint32_t gang) {
+  JobInfo info;
+  info.name = job.name;
+  info.config = job.config;
+  info.guaranteed = job.cls == sched::SessionClass::kGuaranteed;
+  info.arrival_s = static_cast<double>(job.arrival_ns) / 1e9;
+  info.work_s = job.work_ns() / 1e9;
+  info.memory_bytes = job.persistent_bytes + job.ephemeral_bytes;
+  info.gang = gang;
+  info.demands = {demand_of(job.demand)};
+  info.priority = job.priority;
+  return info;
+}
+
+void sort_by_arrival(std::vector<JobInfo>& jobs) {
+  std::stable_sort(jobs.begin(), jobs.end(), [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
+}
+
+size_t column_of(const CsvRow& header, const char* name) {
+  return static_cast<size_t>(std::find(header.fields.begin(), header.fields.end(), name) - header.fields.begin());
+}
+
+base::Result<double> number_of(const CsvRow& row, size_t column, const std::string& file, const char* name, double low, double high) {
+  const std::string text = column < row.fields.size() ? row.fields[column] : "";
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < low || value > high)
+    return base::Status(GPUSHARE_MALFORMED_INPUT, base::format("%s:%zu: %s: '%s' must be a number from %g to %g", file.c_str(), row.line,
+                                                               name, text.substr(0, 40).c_str(), low, high));
+  return value;
+}
+
+base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std::string& file, const TrainingFileOptions& options) {
+  TrainingJobs out;
+  out.layout = "muri";
+  const char* const names[] = {"job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time",
+                               "resource_time_0", "resource_time_1", "resource_time_2"};
+  size_t columns[10];
+  for (size_t i = 0; i < 10; ++i) {
+    columns[i] = column_of(rows[0], names[i]);
+    if (columns[i] == rows[0].fields.size())
+      return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": header: the muri layout lacks '" + names[i] + "'");
+  }
+  for (size_t r = 1; r < rows.size() && (options.limit == 0 || out.jobs.size() < options.limit); ++r) {
+    const CsvRow& row = rows[r];
+    const auto number = [&](size_t i, double low, double high) { return number_of(row, columns[i], file, names[i], low, high); };
+    JobInfo info;
+    GPUSHARE_ASSIGN_OR_RETURN(const double gang, number(1, 1, 1e6));
+    GPUSHARE_ASSIGN_OR_RETURN(const double submitted, number(2, 0, 1e15));
+    GPUSHARE_ASSIGN_OR_RETURN(const double iterations, number(3, 1, 1e15));
+    GPUSHARE_ASSIGN_OR_RETURN(const double iteration_ms, number(6, 1e-6, 1e12));
+    info.name = row.fields[columns[0]];
+    info.config = row.fields[columns[4]] + " (batch size " + row.fields[columns[5]] + ")";
+    info.gang = static_cast<uint32_t>(gang);
+    info.arrival_s = submitted / 1e3 * options.time_scale;
+    info.work_s = iterations * iteration_ms / 1e3;
+    info.memory_bytes = kMuriMemoryBytes;
+    for (size_t k = 7; k < 10; ++k) {
+      GPUSHARE_ASSIGN_OR_RETURN(const double busy, number(k, 0, 1e12));
+      info.demands.push_back(std::min(1.0, busy / iteration_ms));
+    }
+    out.jobs.push_back(std::move(info));
+  }
+  out.notes.emplace_back(
+      "muri: work is iterations x iteration_time; demands on three resources are resource_time over iteration_time; the trace has no memory: "
+      "4 GiB a job and device are assumed");
+  return out;
+}
+
+}  // namespace
+
+base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices, const TrainingFileOptions& options) {
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path));
+  GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, path));
+  if (rows.empty()) return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": the file is empty; expected a header line");
+  TrainingJobs out;
+  if (column_of(rows[0], "num_gpu") < rows[0].fields.size()) {
+    GPUSHARE_ASSIGN_OR_RETURN(out, read_muri(rows, path, options));
+    sort_by_arrival(out.jobs);
+    return out;
+  }
+  const size_t gang_column = column_of(rows[0], "gang"), gpus_column = column_of(rows[0], "gpus");
+  const bool own_gang = gang_column < rows[0].fields.size(), gavel = gpus_column < rows[0].fields.size();
+  std::vector<uint32_t> gangs;
+  std::string without;  // the file without the column `gang`, which job_file.hpp does not have
+  const auto quoted = [](const std::string& field) {
+    std::string copy = "\"";
+    for (const char c : field) copy += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return copy + "\"";
+  };
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (r > 0 && (own_gang || gavel)) {
+      GPUSHARE_ASSIGN_OR_RETURN(const double gang, number_of(rows[r], own_gang ? gang_column : gpus_column, path,
+                                                             own_gang ? "gang" : "gpus", 1, 1e6));
+      gangs.push_back(static_cast<uint32_t>(gang));
+    }
+    if (!own_gang) continue;
+    for (size_t c = 0; c < rows[r].fields.size(); ++c)
+      if (c != gang_column) without += (without.empty() || without.back() == '\n' ? "" : ",") + quoted(rows[r].fields[c]);
+    without += '\n';
+  }
+  // Parsed with arrivals as they are in the file, so that rows and jobs can be told to belong together.
+  JobFileOptions plain;
+  plain.table = options.table;
+  plain.limit = options.limit;
+  plain.time_scale = gavel ? 1 : options.time_scale;
+  GPUSHARE_ASSIGN_OR_RETURN(const JobFile file, parse_jobs(own_gang ? without : text, path, plain));
+  out.layout = file.layout;
+  std::vector<size_t> order(file.jobs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (own_gang || gavel) {
+    // Jobs come by arrival, file order among equals: so do the rows.
+    const size_t arrival_column = column_of(rows[0], "arrival_s");
+    std::vector<double> arrivals;
+    for (size_t r = 1; r < rows.size() && arrivals.size() < file.jobs.size(); ++r) {
+      GPUSHARE_ASSIGN_OR_RETURN(const double arrival, number_of(rows[r], arrival_column, path, "arrival_s", 0, 1e15));
+      arrivals.push_back(arrival);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return arrivals[a] < arrivals[b]; });
+  }
+  for (size_t j = 0; j < file.jobs.size(); ++j) out.jobs.push_back(info_of(file.jobs[j], gangs.empty() ? 1 : gangs[order[j]]));
+  if (gavel) {
+    double work = 0;
+    for (const JobInfo& job : out.jobs) work += job.work_s * job.gang;
+    const double span = out.jobs.back().arrival_s - out.jobs.front().arrival_s, first = out.jobs.front().arrival_s;
+    const double factor = span > 0 ? work / (options.load * static_cast<double>(devices) * span) * options.time_scale : 1;
+    for (JobInfo& job : out.jobs) job.arrival_s = (job.arrival_s - first) * factor;
+    out.notes.push_back(base::format("arrivals were stretched so that %.4g device hours of work arrive at a load of %.2f on %zu devices",
+                                     work / 3600, options.load, devices));
+  } else {
+    out.notes = file.notes;
+  }
+  return out;
+}
+
+void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result, OrderedJson& out) {
+  out["jobs"] = jobs.size();
+  out["completed"] = result.completed;
+  out["rejected"] = result.rejected;
+  out["makespan_s"] = result.makespan_s;
+  out["jct_mean_s"] = result.jct_mean_s;
+  out["jct_p95_s"] = result.jct_p95_s;
+  out["queue_mean_s"] = result.queue_mean_s;
+  out["utilization"] = result.utilization;
+  out["slowdown_p99"] = result.slowdown_p99;
+  out["oom"] = result.oom;
+  OrderedJson not_completed = OrderedJson::array();
+  for (size_t j = 0; j < jobs.size() && not_completed.size() < kMostNamed; ++j)
+    if (result.jobs[j].end_s < 0) not_completed.push_back({{"name", jobs[j].name}, {"reason", result.jobs[j].reason}});
+  out["not_completed"] = std::move(not_completed);
+}
+
+namespace {
+
+std::vector<JobInfo> read_document_jobs(Fields& document) {
+  std::vector<JobInfo> jobs;
+  Fields::Names seen;
+  document.each("jobs", 1, [&](Fields& fields, size_t index) {
+    JobInfo info;
+    info.name = fields.name(seen, index);
+    const bool opportunistic = fields.one_of_or("class", {"guaranteed", "opportunistic"}, 0) == 1;
+    info.guaranteed = fields.flag_or("guaranteed", !opportunistic);
+    info.arrival_s = fields.number_or("arrival_s", {0, 1e10, false}, 0);
+    const auto iterations = static_cast<double>(fields.whole("iterations", 1, uint64_t{1} << 50));
+    info.work_s = iterations * fields.number("iteration_ms", {0, 1e10, true}) / 1e3;
+    info.memory_bytes = static_cast<uint64_t>(std::llround(
+        (fields.number("persistent_mb", {0, 1e9, false}) + fields.number("ephemeral_mb", {0, 1e9, false})) * kMegabyte));
+    info.gang = static_cast<uint32_t>(fields.whole_or("gang", 1, cluster::kMaxElements, 1));
+    info.demands = {fields.number_or("demand", {0, 1, true}, InterferenceModel::kDefaultDemand)};
+    info.priority = static_cast<int32_t>(fields.number_or("priority", {-1e6, 1e6, false}, 0));
+    info.config = fields.text_or("config", "");
+    fields.number_or("weight", kPositive, 1);
+    if (fields.has("batch_sizes")) fields.numbers("batch_sizes", 1, kPositive);
+    fields.number_or("noise_scale", kNotNegative, 0);
+    jobs.push_back(std::move(info));
+  });
+  sort_by_arrival(jobs);
+  return jobs;
+}
+
+class TrainingProblem final : public cluster::Problem {
+ public:
+  TrainingProblem(Fields& document, const std::vector<cluster::Device>& devices) : devices_(devices), jobs_(read_document_jobs(document)) {}
+  base::Status solve(std::string_view choice, OrderedJson& result) override {
+    const std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(choice);
+    GPUSHARE_ASSIGN_OR_RETURN(const ClusterResult played, run_cluster(jobs_, devices_, *scheduler, {}));
+    write_result(jobs_, played, result);
+    return {};
+  }
+
+ private:
+  const std::vector<cluster::Device>& devices_;
+  std::vector<JobInfo> jobs_;
+};
+
+}  // namespace
+
+const cluster::Kind& training_kind() {
+  static const cluster::Kind kind = {
+      "training",
+      "scheduler",
+      {std::begin(cluster::kTrainingSchedulers), std::end(cluster::kTrainingSchedulers)},
+      {"gpushare"},
+      true,
+      [](Fields& document, const std::vector<cluster::Device>& devices) -> std::unique_ptr<cluster::Problem> {
+        return std::make_unique<TrainingProblem>(document, devices);
+      },
+      R"({
+        "properties": {
+          "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/training_job"}}
+        },
+        "required": ["jobs"],
+        "$defs": {
+          "training_job": {
+            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes, noise_scale, weight and priority are read, and no scheduler uses them yet.",
+            "type": "object",
+            "properties": {
+              "name": {"$ref": "#/$defs/name"},
+              "class": {"enum": ["guaranteed", "opportunistic"]},
+              "guaranteed": {"type": "boolean"},
+              "arrival_s": {"$ref": "#/$defs/not_negative"},
+              "iterations": {"type": "integer", "minimum": 1},
+              "iteration_ms": {"$ref": "#/$defs/positive"},
+              "persistent_mb": {"$ref": "#/$defs/not_negative"},
+              "ephemeral_mb": {"$ref": "#/$defs/not_negative"},
+              "priority": {"type": "number"},
+              "weight": {"$ref": "#/$defs/positive"},
+              "demand": {"description": "Part of a device's compute that it keeps busy alone; 0.93 unless given.", "type": "number", "exclusiveMinimum": 0, "maximum": 1},
+              "config": {"$ref": "#/$defs/name"},
+              "gang": {"type": "integer", "minimum": 1},
+              "batch_sizes": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
+              "noise_scale": {"$ref": "#/$defs/not_negative"}
+            },
+            "required": ["name", "iterations", "iteration_ms", "persistent_mb", "ephemeral_mb"],
+            "additionalProperties": false
+          }
+        }
+      })"};
+  return kind;
+}
+
+const std::vector<const cluster::Kind*>& all_cluster_kinds() {
+  static const std::vector<const cluster::Kind*> all = [] {
+    std::vector<const cluster::Kind*> kinds = cluster::kinds();
+    kinds.push_back(&training_kind());
+    return kinds;
+  }();
+  return all;
+}
+
+base::Result<TrainingDocument> parse_training_document(std::string_view text) {
+  GPUSHARE_ASSIGN_OR_RETURN(const cluster::Json json, cluster::parse_document(text));
+  base::Status error;
+  Fields fields(json, &error);
+  fields.whole("version", cluster::kDocumentVersion, cluster::kDocumentVersion);
+  fields.one_of("kind", {"training"});
+  TrainingDocument out;
+  out.devices = cluster::read_devices(fields);
+  if (fields.ok()) out.jobs.jobs = read_document_jobs(fields);
+  out.jobs.layout = "document";
+  fields.done();
+  GPUSHARE_RETURN_IF_ERROR(error);
+  return out;
+}
+
+}  // namespace gpushare::sim

@@ -1,0 +1,183 @@
+// Several devices under cluster schedulers: arithmetic by hand, and what must hold of every scheduler.
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <fstream>
+#include <memory>
+
+#include "cluster/plan.hpp"
+#include "sim/cluster_simulation.hpp"
+#include "sim/cluster_training.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/temporary_file.hpp"
+
+using namespace gpushare;
+using cluster::Action;
+using cluster::JobInfo;
+
+namespace {
+
+struct FileOf : test::TemporaryFile {
+  explicit FileOf(const std::string& text) { std::ofstream(path()) << text; }
+};
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+JobInfo training_job(double arrival_s, double work_s, uint32_t gang = 1, uint64_t memory = 4 * kGiB, double demand = 0.9) {
+  JobInfo info;
+  info.arrival_s = arrival_s;
+  info.work_s = work_s;
+  info.gang = gang;
+  info.memory_bytes = memory;
+  info.demands = {demand};
+  return info;
+}
+
+std::vector<cluster::Device> sixteen_gib(size_t count) {
+  std::vector<cluster::Device> devices(count);
+  for (size_t d = 0; d < count; ++d) devices[d].id = std::to_string(d);
+  return devices;
+}
+
+sim::ClusterResult played(const char* scheduler, const std::vector<JobInfo>& jobs, size_t devices, const sim::ClusterOptions& options = {}) {
+  const auto made = cluster::make_training_scheduler(scheduler);
+  REQUIRE(made != nullptr);
+  const auto result = sim::run_cluster(jobs, sixteen_gib(devices), *made, options);
+  INFO(scheduler << ": " << (result.ok() ? "" : result.status().message()));
+  REQUIRE(result.ok());
+  return *result;
+}
+
+}  // namespace
+
+TEST_CASE("fifo gives whole devices in order, gangs at once") {
+  const auto result = played("fifo", {training_job(0, 100), training_job(0, 50, 2), training_job(1, 10)}, 2);
+  CHECK(result.jobs[0].end_s == Approx(100));
+  CHECK(result.jobs[1].start_s == Approx(100));  // the gang waits for both
+  CHECK(result.jobs[2].start_s == Approx(150));  // and nobody overtakes it
+  CHECK(result.makespan_s == Approx(160));
+  CHECK(result.utilization == Approx((100 + 2 * 50 + 10) / (2 * 160.0)));
+}
+
+TEST_CASE("srtf pauses what needs longer, and tiresias what has had much") {
+  const auto srtf = played("srtf", {training_job(0, 100), training_job(10, 20)}, 1);
+  CHECK(srtf.jobs[1].end_s == Approx(30));
+  CHECK(srtf.jobs[0].end_s == Approx(120));
+  CHECK(srtf.jobs[0].pauses == 1);
+  const auto tiresias = played("tiresias", {training_job(0, 10000), training_job(10, 100)}, 1);
+  CHECK(tiresias.jobs[1].start_s == Approx(3200));
+  CHECK(tiresias.jobs[0].end_s == Approx(10100));
+}
+
+TEST_CASE("a paused job repeats what its restart costs") {
+  sim::ClusterOptions options;
+  options.restart_s = 5;
+  const auto result = played("srtf", {training_job(0, 100), training_job(10, 20)}, 1, options);
+  CHECK(result.jobs[0].end_s == Approx(125));
+}
+
+TEST_CASE("packed jobs share a device in proportion to demand") {
+  const auto result = played("pack", {training_job(0, 90, 1, 4 * kGiB, 0.8), training_job(0, 90, 1, 4 * kGiB, 0.7)}, 1);
+  CHECK(result.jobs[0].end_s == Approx(135));  // slowdown 1.5
+  CHECK(result.jobs[1].end_s == Approx(135));
+  CHECK(result.slowdown_p99 == Approx(1.5));
+}
+
+TEST_CASE("antman keeps guaranteed jobs as if alone, opportunistic ones get what is left") {
+  std::vector<JobInfo> jobs = {training_job(0, 100, 1, 4 * kGiB, 0.8), training_job(0, 10, 1, 4 * kGiB, 0.4)};
+  jobs[1].guaranteed = false;
+  const auto result = played("antman", jobs, 1);
+  CHECK(result.jobs[0].end_s == Approx(100));
+  CHECK(result.jobs[1].end_s == Approx(20));  // 0.2 of 0.4
+}
+
+TEST_CASE("iadeep packs what hardly slows and waits where it would") {
+  const auto light = played("iadeep", {training_job(0, 100, 1, kGiB, 0.5), training_job(0, 100, 1, kGiB, 0.5)}, 1);
+  CHECK(light.makespan_s == Approx(100));
+  const auto heavy = played("iadeep", {training_job(0, 100, 1, kGiB, 1), training_job(0, 100, 1, kGiB, 1)}, 1);
+  CHECK(heavy.jobs[1].start_s == Approx(100));
+}
+
+TEST_CASE("what no device can hold is rejected with the numbers, by every scheduler") {
+  for (const char* scheduler : cluster::kTrainingSchedulers) {
+    const auto result = played(scheduler, {training_job(0, 10, 1, 17 * kGiB), training_job(0, 10, 3), training_job(0, 10)}, 2);
+    CHECK(result.completed == 1);
+    CHECK(result.rejected == 2);
+    CHECK(result.jobs[0].reason == "it needs 1 devices of 17.00 GiB at once, and there are 0");
+    CHECK(result.jobs[1].reason == "it needs 3 devices of 4.00 GiB at once, and there are 2");
+  }
+}
+
+TEST_CASE("no scheduler loses, starves or overfills; all are deterministic") {
+  test::Random random(test::seed());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<JobInfo> jobs;
+    double now = 0, work = 0;
+    const size_t devices = test::uniform(random, 1, 8);
+    for (int j = 0; j < 60; ++j) {
+      now += static_cast<double>(test::uniform(random, 0, 30));
+      JobInfo job = training_job(now, static_cast<double>(test::uniform(random, 1, 400)),
+                                 static_cast<uint32_t>(test::uniform(random, 1, std::min<size_t>(devices, 4))), test::uniform(random, 1, 16) * kGiB,
+                                 static_cast<double>(test::uniform(random, 10, 100)) / 100);
+      job.guaranteed = test::uniform(random, 0, 1) == 0;
+      job.config = std::to_string(test::uniform(random, 0, 5));
+      work += job.work_s * job.gang;
+      jobs.push_back(job);
+    }
+    for (const char* scheduler : cluster::kTrainingSchedulers) {
+      INFO(scheduler << ", round " << round << ", seed " << test::seed());
+      const auto result = played(scheduler, jobs, devices), again = played(scheduler, jobs, devices);
+      CHECK(result.completed == jobs.size());
+      CHECK(result.oom == 0);
+      bool same = true, whole = true;
+      for (size_t j = 0; j < jobs.size(); ++j) {
+        same &= result.jobs[j].end_s == again.jobs[j].end_s;
+        whole &= result.jobs[j].end_s >= jobs[j].arrival_s + jobs[j].work_s - 1e-6;
+      }
+      CHECK(same);
+      CHECK(whole);
+      CHECK(result.utilization <= 1 + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("a scheduler that places too much is told") {
+  struct Greedy final : cluster::Scheduler {
+    void device_changed(uint32_t, const cluster::DeviceInfo&, bool, double) override {}
+    void arrived(uint32_t job, const JobInfo&, double) override { jobs.push_back(job); }
+    void observed(uint32_t, double, double, double, double) override {}
+    void finished(uint32_t, double) override {}
+    double tick(double, std::vector<Action>& actions) override {
+      for (const uint32_t job : jobs) actions.push_back({Action::Kind::kPlace, job, {0}, false, ""});
+      jobs.clear();
+      return cluster::kNever;
+    }
+    std::vector<uint32_t> jobs;
+  } greedy;
+  const auto result = sim::run_cluster({training_job(0, 1, 1, 10 * kGiB), training_job(0, 1, 1, 10 * kGiB)}, sixteen_gib(1), greedy, {});
+  REQUIRE_FALSE(result.ok());
+  CHECK(result.status().message().find("a device has not that much memory left") != std::string::npos);
+}
+
+TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
+  const FileOf own("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\n"
+                          "\"b, 2\",guaranteed,5,10,100,1,2,0,4\na,opportunistic,0,10,100,1,2,0,1\n");
+  const auto jobs = sim::read_training_jobs(own.path(), 1, {});
+  REQUIRE(jobs.ok());
+  REQUIRE(jobs->jobs.size() == 2);
+  CHECK(jobs->jobs[0].name == "a");
+  CHECK(jobs->jobs[1].gang == 4);
+  CHECK(jobs->jobs[1].work_s == Approx(1));
+  CHECK(jobs->jobs[1].memory_bytes == 3000000);
+  const FileOf muri("job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0,resource_time_1,"
+                           "resource_time_2,priority\n0,8,1000,10,gpt2,4,5,9,437,0.6,419,49,0\n");
+  const auto trace = sim::read_training_jobs(muri.path(), 64, {});
+  REQUIRE(trace.ok());
+  CHECK(trace->layout == "muri");
+  CHECK(trace->jobs[0].gang == 8);
+  CHECK(trace->jobs[0].arrival_s == Approx(1));
+  CHECK(trace->jobs[0].work_s == Approx(4.37));
+  CHECK(trace->jobs[0].demands[1] == Approx(419.0 / 437));
+  const FileOf bad("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\na,guaranteed,5,10,100,1,2,0,none\n");
+  CHECK(sim::read_training_jobs(bad.path(), 1, {}).status().message().find(":2: gang: 'none' must be a number") != std::string::npos);
+}
