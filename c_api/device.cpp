@@ -51,6 +51,7 @@ int32_t gpushare_backend_register(const gpushare_backend_ops* ops) {
 int32_t gpushare_backend_load(const char* absolute_path) {
   return capi::guard([&]() -> base::Status {
     if (absolute_path == nullptr) return capi::null_argument("absolute_path");
+    const base::CallbackCalls may_call;  // the plug-in's initialisers
     return device::load_backend(absolute_path);
   });
 }

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/thread_exit.hpp"
+#include "base/thread_local.hpp"
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
 #include "gpushare/gpushare.h"
@@ -9,36 +11,44 @@
 namespace gpushare::capi {
 namespace {
 
-thread_local base::Status t_last_error;
-
-const base::Status& out_of_memory_status() {
-  // Made before it is needed: at that point nothing can be allocated any more.
-  static const base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
-  return status;
-}
+GPUSHARE_THREAD_LOCAL base::ThreadStatus t_last_error;
+// The thread's last error if it was told without allocating anything: goes before t_last_error. Static storage.
+struct Plain {
+  int32_t code;
+  const char* message;
+};
+GPUSHARE_THREAD_LOCAL const Plain* t_plain = nullptr;
+GPUSHARE_THREAD_LOCAL Plain t_refused{GPUSHARE_INVALID_STATE, ""};
+constexpr Plain kNoMemory{GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory"};
 
 }  // namespace
 
 int32_t report(const base::Status& status) noexcept {
-  if (!status.ok()) t_last_error = status;
+  if (!status.ok()) {
+    t_plain = nullptr;
+    t_last_error.set(status);
+  }
   return status.code();
 }
 
-const base::Status& last_error() noexcept {
-  return t_last_error;
+base::Status last_error() {
+  return t_plain == nullptr ? t_last_error.get() : base::Status(t_plain->code, t_plain->message);
 }
 
 void forget_last_error() noexcept {
-  t_last_error = base::Status();
+  t_plain = nullptr;
+  t_last_error.set({});
+}
+
+int32_t report_refused(const char* why) noexcept {
+  t_refused.message = why;
+  t_plain = &t_refused;
+  return t_plain->code;
 }
 
 int32_t report_out_of_memory() noexcept {
-  try {
-    t_last_error = out_of_memory_status();
-  } catch (...) {
-    t_last_error = base::Status();
-  }
-  return GPUSHARE_HOST_OUT_OF_MEMORY;
+  t_plain = &kNoMemory;
+  return t_plain->code;
 }
 
 }  // namespace gpushare::capi
@@ -60,16 +70,18 @@ const char* gpushare_status_name(int32_t status) {
 }
 
 const char* gpushare_last_error_message(void) {
-  return capi::last_error().message().c_str();
+  return capi::t_plain != nullptr ? capi::t_plain->message : capi::t_last_error.get().message().c_str();
 }
 
 int32_t gpushare_last_error(gpushare_error_info* out_info) {
   // Not through guard: reading the last error must not replace it.
   gpushare_error_info info = GPUSHARE_ERROR_INFO_INIT;
-  info.status = capi::last_error().code();
-  info.native_code = capi::last_error().native_code();
-  info.message = capi::last_error().message().c_str();
-  info.backend = capi::last_error().backend().c_str();
+  const base::Status& last = capi::t_last_error.get();
+  const capi::Plain* const plain = capi::t_plain;
+  info.status = plain != nullptr ? plain->code : last.code();
+  info.native_code = plain != nullptr ? 0 : last.native_code();
+  info.message = gpushare_last_error_message();
+  info.backend = plain != nullptr ? "" : last.backend().c_str();
   try {
     return capi::write_struct("out_info", info, out_info).code();
   } catch (...) {

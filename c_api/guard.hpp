@@ -7,25 +7,33 @@
 #include <new>
 #include <utility>
 
+#include "base/calls.hpp"
+#include "base/cancel.hpp"
 #include "base/status.hpp"
-#include "sched/policy.hpp"
 
 namespace gpushare::capi {
 
 // Keeps `status` as the calling thread's last error and returns its code. OK leaves the last error as it is.
 int32_t report(const base::Status& status) noexcept;
 // The thread's last error; OK before the first.
-const base::Status& last_error() noexcept;
+base::Status last_error();
 // On a thread of the library's own, before a function of the caller's: what failed there before is not its doing.
 void forget_last_error() noexcept;
 // When memory for the real message cannot be had.
 int32_t report_out_of_memory() noexcept;
+// INVALID_STATE with `why` (static storage) for a call that the thread may not make now. Allocates nothing and frees
+// nothing: the thread may be in a signal handler.
+int32_t report_refused(const char* why) noexcept;
 
-template <class F>
-int32_t guard(F&& body) noexcept {
+// kCancellableWaits: the call may be cancelled (pthread_cancel) where it waits for other sessions.
+// Not noexcept: a thread that ends inside of a callback (pthread_exit), or is cancelled in a wait, is unwound through here.
+template <bool kCancellableWaits = false, class F>
+int32_t guard(F&& body) {
+  if (const char* why = base::calls_refused(); why != nullptr) return report_refused(why);
+  const base::CallScope inside(base::kInsideCall);
+  const base::CancelOff cancel_off;
+  const base::CancellableWaits waits(kCancellableWaits && cancel_off.outermost());
   try {
-    if (sched::in_custom_policy())
-      return report({GPUSHARE_INVALID_STATE, "a function of a custom policy cannot call gpushare"});
     return report(std::forward<F>(body)());
   } catch (const std::bad_alloc&) {
     return report_out_of_memory();
@@ -35,6 +43,8 @@ int32_t guard(F&& body) noexcept {
     } catch (...) {
       return report_out_of_memory();
     }
+  } catch (const base::ForcedUnwind&) {
+    throw;
   } catch (...) {
     try {
       return report({GPUSHARE_INTERNAL, "unexpected exception of an unknown type"});

@@ -20,14 +20,20 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "base/mutex.hpp"
+#include "base/no_destroy.hpp"
 #include "base/status.hpp"
 
 namespace gpushare::capi {
 
-// T: the object. Tag: 1 to 15, one per handle type.
+// A child of a fork has its parent's tables, but the objects are of no use there: their threads and their device are the
+// parent's. The child leaves them alone for good, refuses their handles, and makes its own from other slots.
+// T: the object. Tag: 1 to 255, one per handle type.
 template <class T, unsigned Tag>
 class HandleTable {
+  static_assert(Tag >= 1 && Tag <= 255, "a handle has 8 bits for its type");
+
  private:
   struct Slot {
     // generation (32 bits) | retired (1) | pins (31). Even generations are free, odd ones live.
@@ -41,7 +47,7 @@ class HandleTable {
   static constexpr uint32_t kMaxChunks = 1u << 12;  // 16.7 million live handles of a type
   static constexpr uint64_t kIndexBits = 24;
   static_assert(kChunkBits + 12 == kIndexBits);
-  static_assert(sizeof(void*) == 8, "a handle packs 4 + 36 + 24 bits");
+  static_assert(sizeof(void*) == 8, "a handle packs 8 + 32 + 24 bits");
 
  public:
   // Keeps the object alive; empty if the handle was not live.
@@ -70,8 +76,19 @@ class HandleTable {
 
   // One table a type in the process. Never destroyed: handles may be used while static destructors run.
   static HandleTable& instance() {
-    static HandleTable* table = new HandleTable;
+    static base::NoDestroy<HandleTable> table;
     return *table;
+  }
+  HandleTable() {
+    hook_.before = [](void* self)
+                       GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<HandleTable*>(self)->mutex_.lock(); };
+    hook_.after = [](void* self, bool in_child) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      auto* table = static_cast<HandleTable*>(self);
+      if (in_child) table->disown();
+      table->mutex_.unlock();
+    };
+    hook_.self = this;
+    (void)base::add_fork_hook(hook_);  // without memory for it, a child must not use its parent's handles
   }
 
   // null when every slot is taken.
@@ -105,11 +122,19 @@ class HandleTable {
     uint32_t index = 0;
     uint64_t generation = 0;
     Slot* slot = nullptr;
-    if (!unpack(handle, &index, &generation) || (slot = find_slot(index)) == nullptr) return {};
+    if (!unpack(handle, &index, &generation) || index < inherited_ || (slot = find_slot(index)) == nullptr)
+      return {};
     const uint64_t word = slot->word.fetch_add(1, std::memory_order_acquire);
     Pin pin(this, slot);
     if ((word >> 32) != generation || (word & kRetired) != 0) return {};
     return pin;
+  }
+
+  // The handle is of an object of the process that forked this one.
+  bool inherited(const void* handle) const {
+    uint32_t index = 0;
+    uint64_t generation = 0;
+    return unpack(handle, &index, &generation) && index < inherited_;
   }
 
   // Invalidates the handle; true for exactly one caller. The object goes with its last pin, or with
@@ -130,6 +155,13 @@ class HandleTable {
   }
 
  private:
+  // In the child of a fork: all slots so far are the parent's.
+  void disown() GPUSHARE_REQUIRES(mutex_) {
+    constexpr uint32_t kChunk = 1u << kChunkBits;
+    free_.clear();
+    inherited_ = next_ = (next_ + kChunk - 1) / kChunk * kChunk;
+  }
+
   void unpin(Slot& slot) {
     uint64_t word = slot.word.fetch_sub(1, std::memory_order_acq_rel) - 1;
     if ((word & kRetired) == 0 || (word & kPins) != 0) return;
@@ -149,17 +181,19 @@ class HandleTable {
   }
   static void* pack(uint32_t index, uint64_t generation) {
     const uint64_t value =
-        (static_cast<uint64_t>(Tag) << 60) | ((generation & 0xffffffffull) << kIndexBits) | index;
+        (static_cast<uint64_t>(Tag) << 56) | ((generation & 0xffffffffull) << kIndexBits) | index;
     return reinterpret_cast<void*>(value);  // NOLINT(performance-no-int-to-ptr): never followed
   }
   static bool unpack(const void* handle, uint32_t* index, uint64_t* generation) {
     const auto value = reinterpret_cast<uint64_t>(handle);
-    if ((value >> 60) != Tag) return false;
+    if ((value >> 56) != Tag) return false;
     *index = static_cast<uint32_t>(value & ((1ull << kIndexBits) - 1));
     *generation = (value >> kIndexBits) & 0xffffffffull;
-    return ((value >> (kIndexBits + 32)) & 0xf) == 0 && (*generation & 1) == 1;
+    return (*generation & 1) == 1;
   }
 
+  uint32_t inherited_ = 0;  // slots below are the parent's; changes only while the process has one thread
+  base::ForkHook hook_;
   base::Mutex mutex_;
   std::vector<uint32_t> free_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t next_ GPUSHARE_GUARDED_BY(mutex_) = 0;

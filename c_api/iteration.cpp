@@ -32,7 +32,7 @@ extern "C" {
 
 int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                  gpushare_iteration* out_iteration) {
-  return capi::guard([&]() -> base::Status {
+  return capi::guard<true>([&]() -> base::Status {
     if (out_iteration == nullptr) return capi::null_argument("out_iteration");
     const auto pin = capi::find(session);
     if (!pin) return capi::stale(session);
@@ -130,7 +130,7 @@ int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn 
 }
 
 int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns) {
-  return capi::with(ticket, [&](capi::TicketObject& of) { return of.ticket->wait(timeout_ns); });
+  return capi::with_cancellable(ticket, [&](capi::TicketObject& of) { return of.ticket->wait(timeout_ns); });
 }
 
 int32_t gpushare_ticket_release(gpushare_ticket ticket) {

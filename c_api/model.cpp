@@ -50,6 +50,7 @@ base::Result<loader::LoadOptions> capi::read_load_params(const gpushare_load_par
   if (read.on_group != nullptr)
     options.on_group = [fn = read.on_group, user_data = read.on_group_user_data](size_t group, uint32_t first,
                                                                                  uint32_t end) {
+      const base::CallbackCalls may_call;
       fn(user_data, static_cast<uint32_t>(group), first, end);
     };
   options.profile = read.no_profile == 0;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/policy.hpp"
 
+#include "base/calls.hpp"
 #include "c_api/abi.hpp"
 
 namespace gpushare::capi {
@@ -10,6 +11,7 @@ void release_policy(const gpushare_policy_ops* ops) noexcept {
   if (ops == nullptr || ops->struct_size < V1Size<gpushare_policy_ops>::value || ops->release == nullptr)
     return;
   try {
+    const base::CallbackCalls may_call;
     ops->release(ops->user_data);
   } catch (...) {  // NOLINT(bugprone-empty-catch): the embedder's exception must not cross the ABI
   }

@@ -52,6 +52,7 @@ void answer_with(gpushare_answer_fn answer, void* user_data, const RequestOutcom
   out.batch_count = outcome.batch_size;
   out.finished_ns = outcome.finished_ns;
   out.deadline_ns = outcome.deadline_ns;
+  const base::CallbackCalls may_call;
   answer(user_data, &out);
 }
 

@@ -69,6 +69,7 @@ int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_ru
       options.on_progress = [fn = read.on_progress,
                              user_data = read.on_progress_user_data](const executor::Progress& progress) {
         const gpushare_progress shown = to_c(progress);
+        const base::CallbackCalls may_call;
         fn(user_data, &shown);
       };
     }
@@ -138,7 +139,7 @@ int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy
 }
 
 int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns) {
-  return capi::with(runtime, [&](executor::Runtime& of) { return of.synchronize(timeout_ns); });
+  return capi::with_cancellable(runtime, [&](executor::Runtime& of) { return of.synchronize(timeout_ns); });
 }
 
 int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gpushare_out_of_memory_fn fn,
@@ -146,6 +147,7 @@ int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gp
   return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
     if (fn == nullptr) return of.set_out_of_memory_function({});
     return of.set_out_of_memory_function([fn, user_data](uint64_t session_id, uint64_t bytes) {
+      const base::CallbackCalls may_call;
       return fn(user_data, session_id, bytes) != 0;
     });
   });

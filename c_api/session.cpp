@@ -1,6 +1,8 @@
 // Sessions.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "c_api/abi.hpp"
 #include "c_api/guard.hpp"
@@ -65,7 +67,7 @@ int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_p
 }
 
 int32_t gpushare_session_close(gpushare_session session) {
-  return capi::with(session, [&](executor::Session& of) -> base::Status {
+  return capi::with_cancellable(session, [&](executor::Session& of) -> base::Status {
     base::Status status = of.close();
     // Refused (from a callback, or inside its own iteration): the handle stays good. Closed with its runtime: giving the handle
     // back is all that is left to do.
@@ -80,7 +82,19 @@ int32_t gpushare_session_cancel(gpushare_session session) {
 }
 
 int32_t gpushare_session_wait_admitted(gpushare_session session, uint64_t timeout_ns) {
-  return capi::with(session, [&](executor::Session& of) { return of.wait_admitted(timeout_ns); });
+  return capi::with_cancellable(session, [&](executor::Session& of) { return of.wait_admitted(timeout_ns); });
+}
+
+int32_t gpushare_session_explain_wait(gpushare_session session, char* out_text, uint64_t text_bytes) {
+  return capi::with(session, [&](executor::Session& of) -> base::Status {
+    if (out_text == nullptr) return capi::null_argument("out_text");
+    if (text_bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "text_bytes is 0: there is no room for the text"};
+    const std::string text = of.explain_wait();
+    const size_t length = std::min<uint64_t>(text.size(), text_bytes - 1);
+    std::memcpy(out_text, text.data(), length);
+    out_text[length] = '\0';
+    return {};
+  });
 }
 
 int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info) {

@@ -100,8 +100,14 @@ auto find(Handle handle) {
 
 // For a handle that is not live.
 template <class Handle>
-base::Status stale(Handle) {
+base::Status stale(Handle handle) {
   constexpr const char* kNoun = HandleType<Handle>::kNoun;
+  if (table_of<Handle>().inherited(handle))
+    return {GPUSHARE_INVALID_STATE,
+            base::format(
+                "the %s belongs to the process that forked this one, which cannot use it: open a runtime "
+                "of this process",
+                kNoun)};
   return {GPUSHARE_INVALID_HANDLE,
           base::format("%s is null, closed or released, or no %s handle", kNoun, kNoun)};
 }
@@ -125,6 +131,15 @@ base::Status publish(std::shared_ptr<T> object, Handle* out) {
 template <class Handle, class Body>
 int32_t with(Handle handle, Body&& body) {
   return guard([&]() -> base::Status {
+    const auto pin = find(handle);
+    return pin ? body(*pin) : stale(handle);
+  });
+}
+
+// The same for a call that may be cancelled where it waits for other sessions.
+template <class Handle, class Body>
+int32_t with_cancellable(Handle handle, Body&& body) {
+  return guard<true>([&]() -> base::Status {
     const auto pin = find(handle);
     return pin ? body(*pin) : stale(handle);
   });

@@ -20,6 +20,7 @@ class UserFunction {
   ~UserFunction() {
     if (!owned_ || release_ == nullptr) return;
     try {
+      const base::CallbackCalls may_call;
       release_(user_data_);
     } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
     }
@@ -38,10 +39,11 @@ class UserFunction {
       ~Remove() { table_of<gpushare_iteration>().remove(handle); }
     } remove{handle};
     forget_last_error();
+    const base::CallbackCalls may_call;
     const int32_t code = fn_(user_data_, handle, arguments...);
     if (code == GPUSHARE_OK) return {};
     // The message of the function's own failing call, if that is what it returned.
-    const base::Status& last = last_error();
+    base::Status last = last_error();
     if (last.code() == code) return last;
     return {code, base::format("the %s's function returned %s (%d)", whose, base::status_name(code), code)};
   }

@@ -23,6 +23,20 @@
  *   to.
  * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a request
  *   queue or a worker and end with it; those that read an image end with the call.
+ * Threads that end.  A thread that exits with an iteration open ends it; the session has then FAILED with CALLBACK_FAILED and a
+ *   message that says so. pthread_cancel is acted upon where gpushare_iteration_begin, gpushare_ticket_wait,
+ *   gpushare_session_wait_admitted, gpushare_session_close or gpushare_runtime_synchronize waits for other sessions: the call is
+ *   undone, no turn is lost. In every other call it is put off until the call has returned; asynchronous cancellation of a thread
+ *   that is in a call is not supported. A callback may call pthread_exit: a session whose iteration or host function does has
+ *   FAILED with CALLBACK_FAILED, and where the thread was the library's another one takes its place. Functions of a custom
+ *   policy, log functions, `release` functions and host functions on cuda must not.
+ * Signals and log functions.  A signal handler that interrupts a call, a log function and a custom policy's functions get
+ *   INVALID_STATE from every function that takes a handle. A handler may call gpushare_version, gpushare_status_name.
+ * Forks.  A child of fork() has no use of its parent's handles: they answer INVALID_STATE, also to being closed, and what is behind
+ *   them is never touched again. Device memory of host and sim devices is not inherited: an access faults. A child may open
+ *   a runtime of its own, whatever other threads of the parent did at the time of the fork; on cuda the driver refuses that
+ *   (UNAVAILABLE), as it does in every forked child of a process that has used it. A child that was forked inside a callback
+ *   must not return from it.
  * Units.  Sizes are bytes, times nanoseconds; the name says so.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -352,7 +366,8 @@ GPUSHARE_API int32_t gpushare_session_close(gpushare_session session);
  * CANCELLED, the running iteration finishes. The handle stays valid until closed. Does not block. */
 GPUSHARE_API int32_t gpushare_session_cancel(gpushare_session session);
 
-/* Blocks until the session is resident. Errors: TIMED_OUT (still queued), CANCELLED, DEVICE_LOST. */
+/* Blocks until the session is resident. Errors: TIMED_OUT (still queued; the message says for what), INVALID_STATE (all that
+ * it could wait for is held by iterations that this thread has open), CANCELLED, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_wait_admitted(gpushare_session session, uint64_t timeout_ns);
 
 typedef struct gpushare_session_info {
@@ -385,6 +400,13 @@ typedef struct gpushare_session_info {
  * service_ns count what the device has finished, which may be enqueue_depth iterations less than was ended: call
  * gpushare_runtime_synchronize first for whole figures. Does not block. Errors: INVALID_ARGUMENT (bad struct_size). */
 GPUSHARE_API int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info);
+
+/* Writes one sentence into out_text (at most text_bytes with the NUL, cut at the end) that says what the session's next
+ * iteration waits for: admission (what it needs, what is free, which sessions hold most), its turn (which session has the
+ * lane), the device; or that it waits for nothing. The same text is in the message of a wait that returns TIMED_OUT. For
+ * people: its wording may change. Does not block. Errors: INVALID_ARGUMENT (no room). */
+GPUSHARE_API int32_t gpushare_session_explain_wait(gpushare_session session, char* out_text,
+                                                   uint64_t text_bytes);
 
 /* What gpushare_session_params said of order and share, changed for good. Take effect at the next scheduling decision.
  * Errors: INVALID_ARGUMENT (a weight that is not finite and above 0), INVALID_STATE (the session has ended). */
@@ -458,8 +480,9 @@ GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtim
 /* ---- iteration ---- */
 
 /* Waits for the session's turn in its lane. At most one iteration of a session is open at a time; the thread
- * that begins it is bound to it until it ends. Blocks up to timeout_ns. Errors: TIMED_OUT (no turn was lost),
- * CANCELLED, INVALID_STATE (one is open already; session failed), DEVICE_LOST. */
+ * that begins it is bound to it until it ends, and ends it as failed if it exits before. Blocks up to timeout_ns. Errors:
+ * TIMED_OUT (no turn was lost; the message says what it waited for), CANCELLED, INVALID_STATE (one is open already; session
+ * failed; it waits for what other iterations hold that this thread has open, and so for ever), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                               gpushare_iteration* out_iteration);
 

@@ -25,6 +25,17 @@
 
 #include "gpushare/gpushare.h"
 
+// In front of catch (...): pthread_cancel and pthread_exit unwind a thread by an exception that must not be swallowed.
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#define GPUSHARE_RETHROW_THREAD_END     \
+  catch (const abi::__forced_unwind&) { \
+    throw;                              \
+  }
+#else
+#define GPUSHARE_RETHROW_THREAD_END
+#endif
+
 namespace gpushare {
 
 using Address = gpushare_device_address;
@@ -382,6 +393,12 @@ class Session {
     check(gpushare_session_get_info(get(), &info));
     return info;
   }
+  // What the session's next iteration waits for, in a sentence, for people.
+  std::string explain_wait() const {
+    char text[1024];
+    check(gpushare_session_explain_wait(get(), text, sizeof text));
+    return text;
+  }
   void set_priority(int32_t priority) { check(gpushare_session_set_priority(get(), priority)); }
   void set_weight(double weight) { check(gpushare_session_set_weight(get(), weight)); }
   void set_remaining(Nanoseconds remaining) {
@@ -442,14 +459,16 @@ inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, con
                 uint64_t now_ns) -> uint32_t {
     try {
       return (*static_cast<Shared*>(user))->pick(lane, candidates, count, now_ns);
-    } catch (...) {
+    }
+    GPUSHARE_RETHROW_THREAD_END catch (...) {
       return Policy::idle;
     }
   };
   ops.before = [](void* user, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
     try {
       return (*static_cast<Shared*>(user))->before(*a, *b) ? 1 : 0;
-    } catch (...) {
+    }
+    GPUSHARE_RETHROW_THREAD_END catch (...) {
       return a->session_id < b->session_id ? 1 : 0;
     }
   };
@@ -457,7 +476,8 @@ inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, con
                     const gpushare_candidate* resident) -> int32_t {
     try {
       return (*static_cast<Shared*>(user))->outranks(*waiting, *resident) ? 1 : 0;
-    } catch (...) {
+    }
+    GPUSHARE_RETHROW_THREAD_END catch (...) {
       return 0;
     }
   };

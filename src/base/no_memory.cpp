@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/no_memory.hpp"
 
+#include "base/no_destroy.hpp"
+
 namespace gpushare::base {
 namespace {
 
-// Never destroyed: threads may still run while static destructors do.
-const Status* const g_no_memory =
-    new Status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
+const Status& made() {
+  static const NoDestroy<Status> status(GPUSHARE_HOST_OUT_OF_MEMORY, "the process is out of host memory");
+  return *status;
+}
 
 }  // namespace
 
+void prepare_no_memory() {
+  (void)made();
+}
+
 const Status& no_memory() noexcept {
-  return *g_no_memory;
+  return made();
 }
 
 }  // namespace gpushare::base

@@ -7,7 +7,11 @@
 
 namespace gpushare::base {
 
-// Made when the library is loaded; copying it allocates nothing.
+// Makes the status. Called by whatever opens what may need it later (a device), while failing is still possible. Throws
+// std::bad_alloc.
+void prepare_no_memory();
+
+// After prepare_no_memory(). Allocates nothing; nor does copying it.
 const Status& no_memory() noexcept;
 
 }  // namespace gpushare::base

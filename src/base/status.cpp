@@ -4,11 +4,13 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "base/no_destroy.hpp"
+
 namespace gpushare::base {
 
 const std::string& Status::empty() {
-  static const std::string value;
-  return value;
+  static const NoDestroy<std::string> value;
+  return *value;
 }
 
 Status Status::with_context(const std::string& context) const {

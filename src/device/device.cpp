@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/log.hpp"
+#include "base/no_memory.hpp"
 #include "base/units.hpp"
 #include "device/registry.hpp"
 #include "device/support/ops_guard.hpp"
@@ -120,6 +121,7 @@ base::Result<bool> Stream::drop_capture() const {
 }
 
 base::Result<std::unique_ptr<Device>> Device::open(const std::string& text) {
+  base::prepare_no_memory();
   GPUSHARE_ASSIGN_OR_RETURN(const Spec spec, parse_spec(text));
   if (spec.backend == "auto") {
     if (spec.device != "auto" || !spec.options.empty()) {

@@ -8,7 +8,9 @@
 #include <mutex>
 
 #include "base/dynamic_library.hpp"
+#include "base/fork.hpp"
 #include "base/mutex.hpp"
+#include "base/thread_local.hpp"
 #include "device/cuda/cuda_backend.hpp"
 #include "device/host/host_backend.hpp"
 #include "device/sim/sim_backend.hpp"
@@ -22,7 +24,7 @@ using BackendGetter = const gpushare_backend_ops* (*)();
 // The built-in backends, in the order that backends() lists them.
 constexpr BackendGetter kBuiltIns[] = {host_backend, sim_backend, cuda_backend};
 
-thread_local bool t_unsupported = false;
+GPUSHARE_THREAD_LOCAL bool t_unsupported = false;
 
 template <class... Arguments>
 int32_t unsupported_op(Arguments...) {
@@ -145,6 +147,12 @@ Registry& registry() {
   // Never destroyed: devices may close while static destructors run.
   static Registry* instance = [] {
     auto* fresh = new Registry;
+    static constinit base::ForkHook hook;
+    hook = {[](void* self) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Registry*>(self)->mutex.lock(); },
+            [](void* self, bool)
+                GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Registry*>(self)->mutex.unlock(); },
+            fresh};
+    (void)base::add_fork_hook(hook);  // without memory for it a child may find the lock held
     for (const BackendGetter built_in : kBuiltIns) {
       // A built-in table that breaks the rules is a bug; the registry's unit test looks for each of them by
       // name.

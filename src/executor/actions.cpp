@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -162,8 +163,8 @@ base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
   if (slots_.size() <= id) slots_.resize(id + 1);
   slots_[id] = std::move(slot);
   try {
-    raw->worker = std::thread([this, raw] { run_worker(*raw); });
-    raw->reaper = std::thread([this, raw] { run_reaper(*raw); });
+    raw->worker = base::ServiceThread([this, raw] { run_worker(*raw); });
+    raw->reaper = base::ServiceThread([this, raw] { run_reaper(*raw); });
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a lane's thread: ") + error.what(), error.code().value());
@@ -512,6 +513,9 @@ void RuntimeImpl::run_service() {
   base::MutexLock lock(mutex_);
   try {
     serve(outbox);
+  } catch (const base::ForcedUnwind&) {
+    if (!base::thread_ends()) collapse();  // in a function of the policy
+    throw;                                 // a callback ended the thread: another one goes on
   } catch (...) {
     collapse();
   }

@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 
+#include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -375,6 +376,9 @@ bool SessionImpl::ask_owner(uint64_t bytes) {
     return function(id_, bytes);
   } catch (const std::exception& error) {
     base::log(base::kWarning, std::string("the out-of-memory function threw: ") + error.what());
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    throw;
   } catch (...) {
     base::log(base::kWarning, "the out-of-memory function threw");
   }
@@ -391,13 +395,10 @@ base::Result<memory::Address> RuntimeImpl::alloc(const Stream* stream, memory::K
     owner = lane_stream->lane()->current_owner();
   }
   if (owner == nullptr) {
-    const std::vector<Binding>& bindings = thread_bindings();
-    for (size_t i = bindings.size(); i-- > 0 && owner == nullptr;) {
-      const Binding& binding = bindings[i];
-      if (binding.session->runtime_.get() == this &&
-          binding.session->iteration_.serial_.load(std::memory_order_relaxed) == binding.serial)
-        owner = binding.session;
-    }
+    for (const Binding* binding = thread_bindings(); binding != nullptr && owner == nullptr;
+         binding = binding->outer)
+      if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding))
+        owner = binding->session;
   }
   if (owner == nullptr)
     return base::Status(GPUSHARE_NOT_FOUND,

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/thread_local.hpp"
+
 namespace gpushare::executor {
 
 // Closed at first. enter and leave from any thread; open and close by one thread at a time, not from inside.
@@ -46,8 +48,9 @@ class Gate {
 class WideGate {
  public:
   Gate& mine() {
-    static std::atomic<uint32_t> next{0};
-    static thread_local const uint32_t stripe = next.fetch_add(1, std::memory_order_relaxed) % kStripes;
+    static constinit std::atomic<uint32_t> next{0};
+    static GPUSHARE_THREAD_LOCAL uint32_t stripe = kStripes;  // not chosen yet
+    if (stripe == kStripes) stripe = next.fetch_add(1, std::memory_order_relaxed) % kStripes;
     return stripes_[stripe].gate;
   }
   void open() {

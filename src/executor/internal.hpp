@@ -18,13 +18,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/flat_hash.hpp"
+#include "base/fork.hpp"
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
+#include "base/service_thread.hpp"
+#include "executor/binding.hpp"
 #include "executor/gate.hpp"
 #include "executor/runtime.hpp"
 #include "executor/stream.hpp"
@@ -83,6 +85,11 @@ class IterationImpl final : public Iteration {
   base::Status end() override;
   base::Status fail(base::Status status) override;
 
+  // The iteration that `binding` was made for is still open.
+  static bool is_open(const Binding& binding);
+  // Its thread exits: ends it as failed, unless another thread ends it.
+  static void abandon(const Binding& binding) noexcept;
+
  private:
   friend class RuntimeImpl;
   friend class SessionImpl;
@@ -92,8 +99,8 @@ class IterationImpl final : public Iteration {
   Gate gate_;  // open while the iteration is
   std::atomic<LaneSlot*> lane_{nullptr};
   std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
-  // True from the grant of a pulled iteration to the first end() or fail(), which wins the right to end it.
-  std::atomic<bool> can_end_{false};
+  // The serial of a pulled iteration, from its grant to the first end() or fail(), which wins the right to end it; else 0.
+  std::atomic<uint64_t> can_end_{0};
 };
 
 class SessionImpl final : public Session, public std::enable_shared_from_this<SessionImpl> {
@@ -107,6 +114,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status cancel() override;
   base::Status wait_admitted(uint64_t timeout_ns) override;
   SessionInfo info() const override;
+  std::string explain_wait() const override;
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
@@ -250,7 +258,7 @@ struct LaneSlot {
   bool worker_busy = false;
   base::ConditionVariable worker_wakes, reaper_wakes;
   bool reaper_sleeps = false;
-  std::thread worker, reaper;
+  base::ServiceThread worker, reaper;
 
   InFlight& at(uint64_t sequence) { return ring[sequence % ring.size()]; }
 };
@@ -268,10 +276,11 @@ struct Action {
 class Outbox {
  public:
   explicit Outbox(RuntimeImpl& runtime) : runtime_(runtime) {}
-  ~Outbox() { flush(); }
+  // May be unwound by a progress function that ends the thread.
+  ~Outbox() noexcept(false) { flush(); }
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
-  void flush() noexcept;
+  void flush();
 
   struct Finished {
     std::shared_ptr<SessionImpl> session;
@@ -289,7 +298,8 @@ class Outbox {
   bool empty() const { return finished.empty() && dropped.empty() && !memory_changed; }
 
  private:
-  void tell_progress() noexcept;
+  void tell_progress();
+  void flush_rest() noexcept;
 
   RuntimeImpl& runtime_;
 };
@@ -304,18 +314,13 @@ class CallbackScope {
   static bool active();
 };
 
-// The iterations that a thread has open, innermost last.
-struct Binding {
-  std::shared_ptr<SessionImpl> session;
-  uint64_t serial = 0;
-};
-std::vector<Binding>& thread_bindings();
-
 class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<RuntimeImpl> {
  public:
   RuntimeImpl() = default;
   ~RuntimeImpl() override;
   base::Status open(RuntimeOptions options);
+  // The process was forked from the one that opened it.
+  bool inherited() const { return fork_depth_ != base::fork_depth(); }
   // The last pointer handed out goes: ends what this thread has open, and closes.
   void drop();
 
@@ -357,10 +362,21 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
-  // What keeps the session's next iteration from beginning, in words: for the messages of calls that waited.
-  std::string waits_for(const SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
+
+  // The thread that waits to begin an iteration of the session does so no longer. A turn that it has been granted meanwhile goes
+  // back, as if it had never been picked.
+  void withdraw(SessionImpl& session, Outbox& outbox) noexcept GPUSHARE_REQUIRES(mutex_);
+
+  // ---- waits.cpp: what waiting calls wait for ----
+  // One sentence, without a full stop: what the session's next iteration waits for, or that it waits for nothing.
+  std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  // Why a wait of the calling thread for the session's next iteration could never end, as far as that can be told: what it waits
+  // for is held by iterations that this very thread has open. OK if it may end.
+  base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(mutex_);
+  uint64_t free_bytes() const GPUSHARE_REQUIRES(mutex_);  // that could still be promised
 
   // ---- dispatch.cpp: who is ready, and who is granted a lane ----
   void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
@@ -382,6 +398,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                          const base::Status& begun);
   void run_worker(LaneSlot& lane);
+  void run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work);
   bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
 
   // ---- retire.cpp: its end on the device ----
@@ -424,7 +441,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
 
   // ---- section.cpp: for the outbox, once the lock is let go ----
-  static void tell(const Outbox::Finished& call) noexcept;
+  static void tell(const Outbox::Finished& call);
+  static void told(const Outbox::Finished& call) noexcept;
   // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
   static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(mutex_);
@@ -466,6 +484,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::unique_ptr<memory::DeviceMemory> memory_;
   WideGate memory_gate_;  // calls into memory_ that belong to no session or iteration
   bool virtual_time_ = false;
+  uint32_t fork_depth_ = 0;  // of the process that opened it
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   uint32_t depth_ = 2;
@@ -515,7 +534,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::ConditionVariable actor_done_, service_wakes_, retired_;
   device::Stream paging_stream_;  // of whoever acts
   device::Event paging_start_, paging_end_;
-  std::thread service_;
+  base::ServiceThread service_;
 };
 
 // While one lives, close() waits: for a thread that uses outside of gates what close() gives back, or runs a function of

@@ -4,22 +4,37 @@
 #include <exception>
 #include <utility>
 
+#include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
 
-std::vector<Binding>& thread_bindings() {
-  static thread_local std::vector<Binding> bindings;
-  return bindings;
+bool RuntimeImpl::binds_lane(const LaneSlot* lane) const {
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (IterationImpl::is_open(*binding) &&
+        binding->session->iteration_.lane_.load(std::memory_order_relaxed) == lane)
+      return true;
+  return false;
 }
 
-bool RuntimeImpl::binds_lane(const LaneSlot* lane) const {
-  const std::vector<Binding>& bindings = thread_bindings();
-  return std::any_of(bindings.begin(), bindings.end(), [lane](const Binding& binding) {
-    const IterationImpl& iteration = binding.session->iteration_;
-    return iteration.serial_.load(std::memory_order_relaxed) == binding.serial &&
-           iteration.lane_.load(std::memory_order_relaxed) == lane;
-  });
+bool IterationImpl::is_open(const Binding& binding) {
+  return binding.session->iteration_.serial_.load(std::memory_order_relaxed) == binding.serial;
+}
+
+void IterationImpl::abandon(const Binding& binding) noexcept {
+  SessionImpl& session = *binding.session;
+  IterationImpl& iteration = session.iteration_;
+  uint64_t serial = binding.serial;
+  if (!iteration.can_end_.compare_exchange_strong(serial, 0)) return;
+  base::Status why = base::no_memory();
+  try {
+    why = {
+        GPUSHARE_CALLBACK_FAILED,
+        "session '" + session.name() + "': the thread that had its iteration open exited without ending it"};
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the shorter message
+  }
+  (void)session.runtime_->finish_iteration(session, *iteration.lane_.load(std::memory_order_relaxed), why,
+                                           {});
 }
 
 uint64_t IterationImpl::session_id() const {
@@ -44,7 +59,7 @@ base::Status IterationImpl::fail(base::Status status) {
 }
 
 base::Status IterationImpl::end_with(base::Status outcome) {
-  if (!can_end_.exchange(false))
+  if (can_end_.exchange(0) == 0)
     return {GPUSHARE_INVALID_STATE,
             "the iteration has ended already, or was submitted and ends when its function returns"};
   return session_.runtime_->finish_iteration(session_, *lane_.load(std::memory_order_relaxed),
@@ -54,6 +69,8 @@ base::Status IterationImpl::end_with(base::Status outcome) {
 base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) {
   try {
     return start_iteration_or_throw(session, lane);
+  } catch (const base::ForcedUnwind&) {
+    throw;
   } catch (...) {
     base::MutexLock lock(mutex_);
     collapse();
@@ -62,13 +79,7 @@ base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) 
 }
 
 base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlot& lane) {
-  if (collapsed_) return base::no_memory();
-  std::vector<Binding>& bindings = thread_bindings();
-  // Those that another thread ended are still here.
-  std::erase_if(bindings, [](const Binding& binding) {
-    return binding.session->iteration_.serial_.load(std::memory_order_relaxed) != binding.serial;
-  });
-  bindings.reserve(bindings.size() + 1);
+  if (collapsed_ || !prepare_binding()) return base::no_memory();
   IterationImpl& iteration = session.iteration_;
   memory::PersistentHeap* heap = session.heap_.load(std::memory_order_relaxed);
   if (session.stream_lane_ != &lane) {
@@ -89,7 +100,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   iteration.lane_.store(&lane, std::memory_order_relaxed);
   if (status.ok()) {
     iteration.gate_.open();
-    bindings.push_back({session.shared_from_this(), serial});
+    bind(session.shared_from_this(), serial);
   }
   return status;
 }
@@ -100,6 +111,8 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   base::Status status;
   try {
     if (!collapsed_) status = finish_iteration_or_throw(session, lane, std::move(outcome), begun);
+  } catch (const base::ForcedUnwind&) {
+    throw;  // by a progress function, once the books are done
   } catch (...) {
     base::MutexLock lock(mutex_);
     collapse();
@@ -107,7 +120,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   if (!collapsed_) return status;
   session.iteration_.gate_.close();
   session.iteration_.serial_.fetch_add(1, std::memory_order_relaxed);
-  std::erase_if(thread_bindings(), [&keep](const Binding& binding) { return binding.session == keep; });
+  unbind_all(session);
   base::MutexLock lock(mutex_);
   if (lane.holder == &session) {
     complete_collapsed(lane.at(lane.next - 1).ticket);
@@ -130,12 +143,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   if (begun.ok()) {
     iteration.gate_.close();
     const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed);
-    std::vector<Binding>& bindings = thread_bindings();
-    for (size_t i = bindings.size(); i-- > 0;) {
-      if (bindings[i].session != keep || bindings[i].serial != serial) continue;
-      bindings.erase(bindings.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
-    }
+    unbind(session, serial);
     const device::Stream& stream = lane.stream->device_stream();
     device = stream.record(slot.end);
     if (device.code() == GPUSHARE_INVALID_STATE) {
@@ -217,31 +225,44 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
       work = std::move(lane.pushed);
       session = lane.holder->shared_from_this();
     }
-    const base::Status begun = start_iteration(*session, lane);
-    base::Status outcome;
-    if (begun.ok()) {
-      const auto threw = [&session](const char* what) {
-        try {
-          return base::Status(
-              GPUSHARE_CALLBACK_FAILED,
-              "session '" + session->name() + "': its iteration threw" + (*what == 0 ? "" : ": ") + what);
-        } catch (...) {
-          return base::no_memory();
-        }
-      };
-      try {
-        outcome = work->run(std::shared_ptr<Iteration>(session, &session->iteration_));
-      } catch (const std::bad_alloc&) {
-        outcome = base::no_memory();
-      } catch (const std::exception& error) {
-        outcome = threw(error.what());
-      } catch (...) {
-        outcome = threw("");
-      }
-    }
-    const base::Status ignored = finish_iteration(*session, lane, std::move(outcome), begun);
-    destroy(*session, std::move(work), false);
+    run_pushed(*session, lane, std::move(work));
   }
+}
+
+void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work) {
+  struct Destroy {
+    ~Destroy() { destroy(session, std::move(work), false); }
+    SessionImpl& session;
+    std::unique_ptr<Work> work;
+  };
+  const Destroy destroying{session, std::move(work)};
+  const auto failed = [&session](const char* what, const char* how) {
+    try {
+      return base::Status(GPUSHARE_CALLBACK_FAILED,
+                          "session '" + session.name() + "': its iteration " + what + how);
+    } catch (...) {
+      return base::no_memory();
+    }
+  };
+  base::Status begun = base::no_memory();  // until it has begun
+  base::Status outcome;
+  try {
+    begun = start_iteration(session, lane);
+    if (begun.ok())
+      outcome =
+          destroying.work->run(std::shared_ptr<Iteration>(session.shared_from_this(), &session.iteration_));
+  } catch (const std::bad_alloc&) {
+    outcome = base::no_memory();
+  } catch (const std::exception& error) {
+    outcome = failed("threw ", error.what());
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    (void)finish_iteration(session, lane, failed("ended its thread (pthread_exit)", ""), begun);
+    throw;
+  } catch (...) {
+    outcome = failed("threw", "");
+  }
+  (void)finish_iteration(session, lane, std::move(outcome), begun);
 }
 
 }  // namespace gpushare::executor

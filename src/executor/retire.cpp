@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
@@ -108,15 +109,23 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
     outbox.flush();
     return true;
   }
+  struct Waiting {
+    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --runtime.demand_; }
+    RuntimeImpl& runtime;
+  };
   ++demand_;
+  const Waiting waiting{*this};
   kick_reapers();
-  bool in_time = true;
-  if (deadline.never())
+  try {
+    const base::CancelPoint cancelled_here;
+    if (!deadline.never()) return changed.wait_until(mutex_, deadline.at());
     changed.wait(mutex_);
-  else
-    in_time = changed.wait_until(mutex_, deadline.at());
-  --demand_;
-  return in_time;
+    return true;
+  } catch (const base::ForcedUnwind&) {
+    mutex_.lock();  // which the unwound wait has let go
+    base::thread_ends() = true;
+    throw;
+  }
 }
 
 void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
@@ -162,6 +171,9 @@ void RuntimeImpl::run_reaper(LaneSlot& lane) {
   base::MutexLock lock(mutex_);
   try {
     reap_lane(lane, outbox);
+  } catch (const base::ForcedUnwind&) {
+    if (!base::thread_ends()) collapse();  // in a function of the policy
+    throw;                                 // a callback ended the thread: another one goes on
   } catch (...) {
     collapse();
   }

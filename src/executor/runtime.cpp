@@ -6,6 +6,8 @@
 #include <cmath>
 #include <system_error>
 
+#include "base/cancel.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
@@ -19,6 +21,11 @@ base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   // Sessions and streams keep the RuntimeImpl; the last pointer handed out here closes it.
   RuntimeImpl* raw = runtime.get();
   return std::shared_ptr<Runtime>(raw, [runtime = std::move(runtime)](Runtime*) mutable {
+    if (runtime->inherited()) {
+      // This process was forked from the runtime's: its threads and its device are not here, so it is left alone.
+      new std::shared_ptr<RuntimeImpl>(std::move(runtime));
+      return;
+    }
     runtime->drop();
     runtime.reset();
   });
@@ -27,11 +34,13 @@ base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
 void RuntimeImpl::drop() {
   if (!NoWaitScope::active() && !CallbackScope::active()) {
     // Else close() would refuse, and the runtime with its threads outlive everybody who could close it.
-    const std::vector<Binding> bindings = thread_bindings();
-    for (auto binding = bindings.rbegin(); binding != bindings.rend(); ++binding)
-      if (binding->session->runtime_.get() == this &&
-          binding->session->iteration_.serial_.load(std::memory_order_relaxed) == binding->serial)
-        (void)binding->session->iteration_.end();
+    for (const Binding* binding = thread_bindings(); binding != nullptr;) {
+      const std::shared_ptr<SessionImpl> session = binding->session;
+      const bool ours = session->runtime_.get() == this && IterationImpl::is_open(*binding);
+      // Ended, it is no longer in the list: from the start again.
+      binding = ours && session->iteration_.end().code() != GPUSHARE_INVALID_STATE ? thread_bindings()
+                                                                                   : binding->outer;
+    }
   }
   const base::Status status = close();
   base::MutexLock lock(mutex_);
@@ -42,6 +51,8 @@ void RuntimeImpl::drop() {
 RuntimeImpl::~RuntimeImpl() = default;
 
 base::Status RuntimeImpl::open(RuntimeOptions options) {
+  if (!watch_forks()) return base::no_memory();
+  fork_depth_ = base::fork_depth();
   if (options.max_lanes > kMaxLanes)
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("max_lanes is %u; at most %u are allowed", options.max_lanes, kMaxLanes)};
@@ -78,7 +89,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   }
   memory_gate_.open();
   try {
-    service_ = std::thread([this] { run_service(); });
+    service_ = base::ServiceThread([this] { run_service(); });
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the runtime's thread: ") + error.what(),
             error.code().value()};
@@ -97,13 +108,13 @@ SessionImpl* RuntimeImpl::find_session(uint64_t id) {
 }
 
 base::Status RuntimeImpl::close() {
+  const base::CancellableWaits never(false);
   if (NoWaitScope::active() || CallbackScope::active())
     return {GPUSHARE_INVALID_STATE, "a runtime cannot be closed from inside a callback"};
-  for (const Binding& binding : thread_bindings())
-    if (binding.session->runtime_.get() == this &&
-        binding.session->iteration_.serial_.load(std::memory_order_relaxed) == binding.serial)
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding))
       return {GPUSHARE_INVALID_STATE, "the runtime cannot be closed inside the iteration that session '" +
-                                          binding.session->name() +
+                                          binding->session->name() +
                                           "' has open on this thread: end it first"};
   {
     Outbox outbox(*this);
@@ -373,10 +384,16 @@ base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
       if (!lane->reaping && (deadline.never() || virtual_time_)) {
         reap(*lane, outbox);
       } else {
+        struct Waiting {
+          ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+            --runtime.sync_waiters_;
+            if (runtime.closing_) runtime.actor_done_.notify_all();
+          }
+          RuntimeImpl& runtime;
+        };
         ++sync_waiters_;
+        const Waiting waiting{*this};
         wait(retired_, deadline, outbox);
-        --sync_waiters_;
-        if (closing_) actor_done_.notify_all();
       }
     }
     GPUSHARE_RETURN_IF_ERROR(lost_);
@@ -500,7 +517,7 @@ std::string RuntimeImpl::check() {
   acting_ = paused_ = true;
   std::string failure;
   const bool quiet = std::none_of(open_slots_.begin(), open_slots_.end(), [](const LaneSlot* lane) {
-    return lane->holder != nullptr && !lane->holder->iteration_.can_end_.load();
+    return lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0;
   });
   if (quiet) {
     // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.

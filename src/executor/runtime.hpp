@@ -254,6 +254,8 @@ class Session {
   // Errors: TIMED_OUT, CANCELLED, DEVICE_LOST, or why the session failed.
   virtual base::Status wait_admitted(uint64_t timeout_ns) = 0;
   virtual SessionInfo info() const = 0;
+  // One sentence that says what the session's next iteration waits for, and who holds that; or that it waits for nothing.
+  virtual std::string explain_wait() const = 0;
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;

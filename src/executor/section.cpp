@@ -5,16 +5,18 @@
 #include <utility>
 #include <vector>
 
+#include "base/cancel.hpp"
 #include "base/log.hpp"
+#include "base/thread_local.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
 namespace {
 
-thread_local int t_no_wait = 0;
-thread_local int t_callbacks = 0;
+GPUSHARE_THREAD_LOCAL int t_no_wait = 0;
+GPUSHARE_THREAD_LOCAL int t_callbacks = 0;
 // Of the thread's innermost flush that makes progress calls: those still to be made.
-thread_local std::vector<Outbox::Finished>* t_telling = nullptr;
+GPUSHARE_THREAD_LOCAL std::vector<Outbox::Finished>* t_telling = nullptr;
 
 }  // namespace
 
@@ -49,8 +51,16 @@ void complain(const char* what) noexcept {
 
 }  // namespace
 
-void Outbox::flush() noexcept {
+void Outbox::flush() {
+  struct Rest {
+    ~Rest() { outbox.flush_rest(); }
+    Outbox& outbox;
+  };
+  const Rest rest{*this};  // also if a progress function ends the thread
   if (!finished.empty()) tell_progress();
+}
+
+void Outbox::flush_rest() noexcept {
   while (!dropped.empty()) {
     Dropped last = std::move(dropped.back());
     dropped.pop_back();
@@ -66,7 +76,7 @@ void Outbox::flush() noexcept {
 
 // A progress function that asks the runtime something may find more iterations finished. Those are told when it
 // has returned, not inside it: it would come to be called inside itself without end, and out of order.
-void Outbox::tell_progress() noexcept {
+void Outbox::tell_progress() {
   std::vector<Finished> calls;
   calls.swap(finished);
   if (t_telling != nullptr) {
@@ -76,34 +86,52 @@ void Outbox::tell_progress() noexcept {
     } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): no memory to wait in: now, then
     }
   }
-  std::vector<Finished>* const outer = std::exchange(t_telling, &calls);
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Finished call = std::move(calls[i]);  // more may come behind it
+  struct Telling {
+    ~Telling() {
+      t_telling = outer;
+      for (; next < calls.size(); ++next)
+        RuntimeImpl::told(calls[next]);  // the thread ends before their turn
+    }
+    std::vector<Finished>& calls;
+    std::vector<Finished>* const outer = std::exchange(t_telling, &calls);
+    size_t next = 0;
+  };
+  Telling telling{calls};
+  while (telling.next < calls.size()) {
+    const Finished call = std::move(calls[telling.next++]);  // more may come behind it
     RuntimeImpl::tell(call);
   }
-  t_telling = outer;
 }
 
 Section::~Section() {
-  if (std::uncaught_exceptions() > exceptions_) {
+  if (std::uncaught_exceptions() > exceptions_ && !base::thread_ends()) {
     if (!held_) lock();
     runtime_.collapse();
   }
   if (held_) runtime_.mutex_.unlock();
 }
 
-void RuntimeImpl::tell(const Outbox::Finished& call) noexcept {
-  RuntimeImpl& runtime = *call.session->runtime_;
-  {
-    const NoWaitScope scope;
-    try {
-      runtime.on_progress_(call.progress);
-    } catch (const std::exception& error) {
-      complain(error.what());
-    } catch (...) {
-      complain("something that is no std::exception");
-    }
+void RuntimeImpl::tell(const Outbox::Finished& call) {
+  struct Told {
+    ~Told() { told(call); }
+    const Outbox::Finished& call;
+  };
+  const Told after{call};
+  const NoWaitScope scope;
+  try {
+    call.session->runtime_->on_progress_(call.progress);
+  } catch (const std::exception& error) {
+    complain(error.what());
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    throw;
+  } catch (...) {
+    complain("something that is no std::exception");
   }
+}
+
+void RuntimeImpl::told(const Outbox::Finished& call) noexcept {
+  RuntimeImpl& runtime = *call.session->runtime_;
   base::MutexLock lock(runtime.mutex_);
   if (--call.session->progress_calls_ == 0 && call.session->closed_)
     call.session->state_changed_.notify_all();

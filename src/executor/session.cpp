@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/cancel.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 
@@ -37,8 +38,8 @@ bool SessionImpl::belongs_to(const Runtime& runtime) const {
 
 base::Status SessionImpl::close() {
   RuntimeImpl& runtime = *runtime_;
-  for (const Binding& binding : thread_bindings())
-    if (binding.session.get() == this && binding.serial == iteration_.serial_.load(std::memory_order_relaxed))
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (binding->session.get() == this && IterationImpl::is_open(*binding))
       return {
           GPUSHARE_INVALID_STATE,
           "session '" + name() + "' cannot be closed from inside its own iteration: end the iteration first"};
@@ -95,9 +96,9 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
       runtime.authority_->wake(id_, runtime.now());
       runtime.settle(nullptr, outbox);
     }
-    if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT, "session '" + name() + "' is not resident: " + runtime.waits_for(*this)};
+    if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, runtime.explain_wait(*this)};
     if (NoWaitScope::active()) return would_wait();
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*this));
     runtime.wait(state_changed_, deadline, outbox);
   }
 }
@@ -200,7 +201,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     Outbox outbox(runtime);
     Section lock(runtime);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
-    if (pull_waits_ || (open_ && iteration_.can_end_.load()))
+    if (pull_waits_ || (open_ && iteration_.can_end_.load() != 0))
       return base::Status(
           GPUSHARE_INVALID_STATE,
           "session '" + name() + "' has an iteration open already, or another thread waits to begin one");
@@ -212,45 +213,67 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     runtime.dispatch_all(this, outbox);
     runtime.collect_actions();
     if (!runtime.actions_.empty() && !runtime.acting_) runtime.service_wakes_.notify_one();
-    base::Status failure;
-    if (granted_ == nullptr) failure = runtime.wait_for_turn(*this, timeout_ns, outbox);
-    lane = std::exchange(granted_, nullptr);
-    if (lane == nullptr) {
-      if (pull_waits_) --runtime.demand_;
-      pull_waits_ = false;
-      runtime.refresh_ready(*this);
-      runtime.settle(nullptr, outbox);
-      return failure;
+    struct Waiting {
+      ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+        if (waits) session.runtime_->withdraw(session, outbox);  // also when the thread is cancelled
+      }
+      SessionImpl& session;
+      Outbox& outbox;
+      bool waits = true;
+    };
+    Waiting waiting{*this, outbox};
+    if (granted_ == nullptr) {
+      base::Status failure = runtime.wait_for_turn(*this, timeout_ns, outbox);
+      if (granted_ == nullptr) return failure;
     }
-    iteration_.can_end_.store(true);
+    waiting.waits = false;
+    lane = std::exchange(granted_, nullptr);
+    iteration_.can_end_.store(iteration_.serial_.load(std::memory_order_relaxed) + 1);  // as it starts
   }
-  base::Status begun = runtime.start_iteration(*this, *lane);
+  base::Status begun = base::no_memory();  // until it has begun
+  try {
+    begun = runtime.start_iteration(*this, *lane);
+  } catch (const base::ForcedUnwind&) {  // a progress function ends the thread
+    iteration_.can_end_.store(0);
+    (void)runtime.finish_iteration(*this, *lane, {}, begun);
+    throw;
+  }
   if (!begun.ok()) {
-    iteration_.can_end_.store(false);
+    iteration_.can_end_.store(0);
     const base::Status finished = runtime.finish_iteration(*this, *lane, {}, begun);
     return finished.ok() ? begun : finished;
   }
   return std::shared_ptr<Iteration>(shared_from_this(), &iteration_);
 }
 
-std::string RuntimeImpl::waits_for(const SessionImpl& session) {
-  const sched::SessionState state = authority_->state(session.id_);
-  if (!session.placed_)
-    return base::format("it waits for admission; %s of %s are promised to others",
-                        base::format_bytes(authority_->promised_bytes()).c_str(),
-                        base::format_bytes(memory_->capacity_bytes()).c_str());
-  if (state != sched::SessionState::kResident) return "it is paged out and waits for room to come back";
-  if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session)
-    return "its need is not declared, and session '" + profiled_->name() + "' is profiled first";
-  const sched::LaneId id = authority_->lane_of(session.id_);
-  const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
-  if (lane == nullptr) return "its lane is not open yet";
-  if (lane->holder != nullptr)
-    return base::format("session '%s' has an iteration open in lane %u", lane->holder->name().c_str(), id);
-  if (lane->in_flight >= depth_)
-    return base::format("%u iterations of lane %u have not finished on the device, which is the limit",
-                        lane->in_flight, id);
-  return base::format("the policy lets others of lane %u go first", id);
+void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
+  if (collapsed_) return;
+  try {
+    LaneSlot* const lane = std::exchange(session.granted_, nullptr);
+    if (lane != nullptr) {
+      const uint64_t sequence = lane->next - 1;
+      InFlight& slot = lane->at(sequence);
+      slot.outcome = base::no_memory();  // any failure: it does not count as done
+      slot.marked = false;
+      lane->holder = nullptr;
+      session.open_ = false;
+      if (session.profile_left_ > 0 && profiled_ == &session) {
+        profile_end(session, *lane, 0);
+        ++session.profile_left_;
+      }
+      ++lane->in_flight;
+      ++session.in_flight_;
+      if (lane->in_flight == 1) retire(*lane, sequence, outbox);
+      maybe_tear_down(session);
+    } else {
+      if (session.pull_waits_) --demand_;
+      session.pull_waits_ = false;
+    }
+    refresh_ready(session);
+    settle(nullptr, outbox);
+  } catch (...) {
+    collapse();
+  }
 }
 
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
@@ -267,14 +290,9 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
       poll(outbox);
       continue;
     }
-    if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT,
-              "session '" + session.name() + "': its turn did not come in time: " + waits_for(session)};
+    if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
     if (NoWaitScope::active()) return would_wait();
-    if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
-      return {GPUSHARE_INVALID_STATE, base::format("session '%s' shares lane %u with the iteration that this "
-                                                   "thread has open: it would wait for itself",
-                                                   session.name().c_str(), lane->id)};
+    GPUSHARE_RETURN_IF_ERROR(check_wait(session));
     // The one who waits for the device may as well be us.
     if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
         (deadline.never() || virtual_time()))
@@ -316,10 +334,14 @@ base::Status TicketImpl::wait(uint64_t timeout_ns) {
   if (timeout_ns == 0) runtime.poll(outbox);
   Section lock(runtime);
   while (!done_.load(std::memory_order_relaxed)) {
-    if (timeout_ns == 0 || deadline.passed())
-      return {GPUSHARE_TIMED_OUT, "the iteration has not finished yet"};
-    if (NoWaitScope::active()) return would_wait();
     LaneSlot* lane = lane_;
+    if (timeout_ns == 0 || deadline.passed())
+      return {GPUSHARE_TIMED_OUT,
+              lane != nullptr ? base::format("the iteration of session '%s' has not finished in lane %u",
+                                             session_->name().c_str(), lane->id)
+                              : "the iteration has not started: " + runtime.explain_wait(*session_)};
+    if (NoWaitScope::active()) return would_wait();
+    if (lane == nullptr) GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*session_));
     if (lane == nullptr) {
       const sched::LaneId id = runtime.authority_->lane_of(session_->id_);
       lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;

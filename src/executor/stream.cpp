@@ -3,6 +3,8 @@
 
 #include <exception>
 
+#include "base/calls.hpp"
+#include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
@@ -94,6 +96,7 @@ void StreamImpl::run_host_call(void* user_data) {
   void* const function_data = call->user_data;
   const std::shared_ptr<SessionImpl> session = call->session;
   stream.give_call(call);
+  const base::CallbackCalls may_call;
   if (session == nullptr) {
     function(function_data);  // what it throws is the side stream's own failure
     return;
@@ -104,12 +107,18 @@ void StreamImpl::run_host_call(void* user_data) {
     function(function_data);
     return;
   } catch (const std::exception& error) {
-    what = std::string(": ") + error.what();
+    what = std::string(" threw: ") + error.what();
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    session->runtime_->fail_session(
+        *session, {GPUSHARE_CALLBACK_FAILED,
+                   "session '" + session->name() + "': a host function ended its thread (pthread_exit)"});
+    throw;
   } catch (...) {
+    what = " threw";
   }
   session->runtime_->fail_session(
-      *session,
-      {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': a host function threw" + what});
+      *session, {GPUSHARE_CALLBACK_FAILED, "session '" + session->name() + "': a host function" + what});
 }
 
 base::Status StreamImpl::launch_host(gpushare_host_function function, void* user_data) {

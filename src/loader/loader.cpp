@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "loader/model.hpp"
@@ -20,6 +21,8 @@ GroupCallback guarded(GroupCallback call) {
       call(group, first, end);
     } catch (const std::exception& error) {
       base::log(base::kWarning, std::string("a group's callback threw: ") + error.what());
+    } catch (const base::ForcedUnwind&) {
+      throw;
     } catch (...) {
       base::log(base::kWarning, "a group's callback threw");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/event_recorder.hpp"
+#include "base/thread_local.hpp"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,7 +10,8 @@ namespace gpushare::memory {
 void EventRecorder::record(AllocationEvent::Action action, Kind kind, Address address, uint64_t bytes,
                            const device::Stream* stream, SessionId session) {
   if (!enabled()) return;
-  static thread_local const auto thread = static_cast<uint64_t>(syscall(SYS_gettid));
+  static GPUSHARE_THREAD_LOCAL uint64_t thread = 0;
+  if (thread == 0) thread = static_cast<uint64_t>(syscall(SYS_gettid));
   AllocationEvent event;
   event.action = action;
   event.kind = kind;

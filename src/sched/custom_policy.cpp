@@ -5,20 +5,17 @@
 #include <cstring>
 #include <exception>
 
+#include "base/calls.hpp"
+#include "base/cancel.hpp"
 #include "base/log.hpp"
 #include "sched/policy.hpp"
 
 namespace gpushare::sched {
 namespace {
 
-thread_local int t_in_policy = 0;
-
 // The scheduler's lock is held around a policy's functions: gpushare refuses calls from inside.
-struct PolicyCall {
-  PolicyCall() { ++t_in_policy; }
-  ~PolicyCall() { --t_in_policy; }
-  PolicyCall(const PolicyCall&) = delete;
-  PolicyCall& operator=(const PolicyCall&) = delete;
+struct PolicyCall : base::CallScope {
+  PolicyCall() : CallScope("a function of a custom policy cannot call gpushare") {}
 };
 
 gpushare_candidate to_candidate(const SessionView& view) {
@@ -89,6 +86,8 @@ class CustomPolicy final : public Policy {
     const PolicyCall inside;
     try {
       return call();
+    } catch (const base::ForcedUnwind&) {
+      throw;  // through the scheduler, whose books are half done then: its driver must give it up
     } catch (...) {
       complain("policy '" + name_ + "': " + what + " threw; taken as no");
       return otherwise;
@@ -107,10 +106,6 @@ class CustomPolicy final : public Policy {
 };
 
 }  // namespace
-
-bool in_custom_policy() {
-  return t_in_policy > 0;
-}
 
 base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_ops* ops) {
   if (ops == nullptr) return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops is null");

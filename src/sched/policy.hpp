@@ -108,7 +108,5 @@ std::span<const char* const> policy_names();
 // of a callback, or an index out of range, counts as "idle" or "no" and is logged. Errors: INVALID_ARGUMENT
 // (null, struct_size too small for `pick`, no pick).
 base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_ops* ops);
-// True inside a function of such a policy, on the thread that calls it.
-bool in_custom_policy();
 
 }  // namespace gpushare::sched

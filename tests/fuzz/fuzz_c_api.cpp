@@ -333,6 +333,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         gpushare_runtime_info runtime = GPUSHARE_RUNTIME_INFO_INIT;
         session.struct_size -= input.byte() % 2 * 8;
         (void)gpushare_session_get_info(choose(sessions, input), &session);
+        char wait[64];
+        (void)gpushare_session_explain_wait(choose(sessions, input), wait, input.byte() % sizeof wait);
         status = gpushare_runtime_get_info(choose(runtimes, input), &runtime);
         if (status == GPUSHARE_OK)
           require(runtime.promised_bytes <= runtime.capacity_bytes, "safety: promised <= capacity");

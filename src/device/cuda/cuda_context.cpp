@@ -4,11 +4,12 @@
 #include <memory>
 
 #include "base/log.hpp"
+#include "base/thread_local.hpp"
 
 namespace gpushare::device::cuda {
 namespace {
 
-thread_local int t_host_functions = 0;
+GPUSHARE_THREAD_LOCAL int t_host_functions = 0;
 
 }  // namespace
 

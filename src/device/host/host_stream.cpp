@@ -12,13 +12,14 @@
 
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"
+#include "base/thread_local.hpp"
 #include "device/support/ops_guard.hpp"
 
 namespace gpushare::device::host {
 namespace {
 
 // The stream whose op this thread is running.
-thread_local const Stream* t_running = nullptr;
+GPUSHARE_THREAD_LOCAL const Stream* t_running = nullptr;
 
 void sleep_until_ns(uint64_t at_ns) {
   const uint64_t now = base::host_now_ns();
@@ -108,7 +109,7 @@ base::Status Stream::push(Op op) {
   if (stopping_) return {GPUSHARE_INVALID_STATE, "the stream is being destroyed"};
   if (!thread_.joinable()) {
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = base::ServiceThread([this] { run(); });
     } catch (const std::system_error& error) {
       return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the stream's thread: ") + error.what(),
               error.code().value()};
@@ -144,18 +145,26 @@ void Stream::run() {
         status = run_op(op, failed, end_ns);
       } catch (const std::bad_alloc&) {
         status = base::no_memory();  // for the message of what failed
+      } catch (const base::ForcedUnwind&) {
+        complete({});  // the host function ended the thread: it counts as done, and another thread goes on
+        throw;
       }
       // The op goes before the lock comes back: it may hold the last reference to another stream or event.
     }
+    complete(std::move(status));
     lock.lock();
-    const uint64_t sequence = completed_.load(std::memory_order_relaxed) + 1;
-    if (!status.ok() && error_.ok()) {
-      error_ = std::move(status);
-      failed_sequence_.store(sequence, std::memory_order_relaxed);
-    }
-    completed_.store(sequence, std::memory_order_release);
-    if (waiters_ > 0) work_done_.notify_all();
   }
+}
+
+void Stream::complete(base::Status status) {
+  base::MutexLock lock(mutex_);
+  const uint64_t sequence = completed_.load(std::memory_order_relaxed) + 1;
+  if (!status.ok() && error_.ok()) {
+    error_ = std::move(status);
+    failed_sequence_.store(sequence, std::memory_order_relaxed);
+  }
+  completed_.store(sequence, std::memory_order_release);
+  if (waiters_ > 0) work_done_.notify_all();
 }
 
 base::Status Stream::run_op(const Op& op, bool failed, uint64_t& end_ns) {
@@ -200,6 +209,8 @@ base::Status Stream::perform(const Op& op) {
         op.function(op.user_data);
       } catch (const std::exception& error) {
         return {GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what()};
+      } catch (const base::ForcedUnwind&) {
+        throw;
       } catch (...) {
         return {GPUSHARE_CALLBACK_FAILED, "a host function threw"};
       }
@@ -237,7 +248,7 @@ base::Status Stream::stop() {
   if (on_own_thread()) {
     return {GPUSHARE_INVALID_STATE, "a host function may not destroy the stream that it runs on"};
   }
-  std::thread thread;
+  base::ServiceThread thread;
   {
     base::MutexLock lock(mutex_);
     stopping_ = true;

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <thread>
 
 #include "base/mutex.hpp"
+#include "base/service_thread.hpp"
 #include "base/status.hpp"
 #include "gpushare/backend.h"
 
@@ -103,6 +103,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   base::Status run_op(const Op& op, bool failed, uint64_t& end_ns);
   base::Status execute(const Op& op, uint64_t& end_ns);
   base::Status perform(const Op& op);
+  void complete(base::Status status) GPUSHARE_EXCLUDES(mutex_);  // the op that run() is at
   bool on_own_thread() const;
 
   Device& device_;
@@ -120,7 +121,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool thread_idle_ GPUSHARE_GUARDED_BY(mutex_) = false;
   base::Status error_ GPUSHARE_GUARDED_BY(mutex_);  // sticky
-  std::thread thread_;                              // started under mutex_, joined by stop()
+  base::ServiceThread thread_;                      // started under mutex_, joined by stop()
 };
 
 class Event : public std::enable_shared_from_this<Event> {

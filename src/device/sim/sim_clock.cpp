@@ -6,7 +6,9 @@
 #include <exception>
 #include <limits>
 
+#include "base/cancel.hpp"
 #include "base/no_memory.hpp"
+#include "base/thread_local.hpp"
 #include "device/sim/sim_device.hpp"
 #include "device/support/ops_guard.hpp"
 
@@ -17,12 +19,19 @@ namespace {
 constexpr double kDoneNs = 1e-3;
 constexpr double kLongestStepNs = 1e18;
 
-// Host functions that this thread is inside of, over all sim devices, innermost last.
+// The host functions that this thread is inside of, over all sim devices: a list through the frames that call them,
+// innermost first.
+struct Running;
+GPUSHARE_THREAD_LOCAL const Running* t_running = nullptr;
 struct Running {
+  Running(const Device* on, const Stream* in) : device(on), stream(in) { t_running = this; }
+  ~Running() { t_running = outer; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
   const Device* device;
   const Stream* stream;
+  const Running* outer = t_running;
 };
-thread_local std::vector<Running> t_running;
 
 // There is room for it.
 void insert_by_id(std::vector<Stream*>& streams, Stream* stream, uint64_t id,
@@ -36,12 +45,15 @@ void insert_by_id(std::vector<Stream*>& streams, Stream* stream, uint64_t id,
 }  // namespace
 
 bool Device::inside_callback_of(const Stream& stream) {
-  return std::any_of(t_running.begin(), t_running.end(),
-                     [&](const Running& r) { return r.stream == &stream; });
+  for (const Running* running = t_running; running != nullptr; running = running->outer)
+    if (running->stream == &stream) return true;
+  return false;
 }
 
 bool Device::inside_callback() const {
-  return std::any_of(t_running.begin(), t_running.end(), [&](const Running& r) { return r.device == this; });
+  for (const Running* running = t_running; running != nullptr; running = running->outer)
+    if (running->device == this) return true;
+  return false;
 }
 
 void Device::push(Stream& stream, Op op) {
@@ -162,7 +174,6 @@ void Device::lose() noexcept {
 }
 
 void Device::run_callback() {
-  t_running.reserve(t_running.size() + 1);
   const std::shared_ptr<Stream> stream = due_callbacks_.front()->shared_from_this();
   due_callbacks_.erase(due_callbacks_.begin());
   const gpushare_host_function function = stream->queue_.front().function;
@@ -171,19 +182,26 @@ void Device::run_callback() {
   ++running_callbacks_;
   mutex_.unlock();
   base::Status status;
-  t_running.push_back({this, stream.get()});
   try {
+    const Running running(this, stream.get());
     try {
       function(user_data);
     } catch (const std::exception& error) {
       status = base::Status(GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what());
+    } catch (const base::ForcedUnwind&) {
+      throw;
     } catch (...) {
       status = base::Status(GPUSHARE_CALLBACK_FAILED, "a host function threw");
     }
   } catch (const std::bad_alloc&) {
     status = base::no_memory();  // for the message
+  } catch (const base::ForcedUnwind&) {
+    mutex_.lock();  // the host function ended the thread: it counts as done
+    --running_callbacks_;
+    stream->in_callback_ = false;
+    finish_front(*stream);
+    throw;
   }
-  t_running.pop_back();
   mutex_.lock();
   --running_callbacks_;
   stream->in_callback_ = false;
@@ -252,8 +270,9 @@ base::Status Device::wait_passed(Stream& stream, uint64_t sequence) {
   polls_ = 0;
   while (!stream.passed(sequence)) {
     if (step()) continue;
-    const auto own = static_cast<uint32_t>(std::count_if(
-        t_running.begin(), t_running.end(), [this](const Running& r) { return r.device == this; }));
+    uint32_t own = 0;
+    for (const Running* running = t_running; running != nullptr; running = running->outer)
+      if (running->device == this) ++own;
     if (running_callbacks_ <= own) {
       return {GPUSHARE_INVALID_STATE, "a host function waits for work that cannot start before it returns"};
     }

@@ -62,9 +62,17 @@ base::Status system_error(int32_t code, const char* what, uint64_t bytes) {
           error};
 }
 
+// As on a GPU, a child of a fork does not have the device memory of its parent: a child that writes there must not change
+// what the parent reads. It faults.
+void keep_from_children(void* pages, uint64_t bytes) {
+  (void)madvise(pages, bytes, MADV_DONTFORK);
+}
+
 char* map_pages(uint64_t bytes, int protection) {
   void* pages = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return pages == MAP_FAILED ? nullptr : static_cast<char*>(pages);
+  if (pages == MAP_FAILED) return nullptr;
+  keep_from_children(pages, bytes);
+  return static_cast<char*>(pages);
 }
 
 char* map_aligned_pages(uint64_t bytes, uint64_t alignment, int protection) {
@@ -436,6 +444,7 @@ base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend
              static_cast<off_t>(memory->file_offset + offset)) == MAP_FAILED) {
       return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
     }
+    keep_from_children(target, bytes);
   }
   mappings_[address] = {bytes, memory, offset};
   ++memory->mappings;
@@ -457,6 +466,7 @@ base::Status AddressSpace::unmap(Address address, uint64_t bytes) {
         MAP_FAILED) {
       return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "unmapping", bytes);
     }
+    keep_from_children(target, bytes);
   }
   Memory* memory = it->second.memory;
   mappings_.erase(it);

@@ -8,7 +8,9 @@
 #include <new>
 #include <string>
 
+#include "base/cancel.hpp"
 #include "base/status.hpp"
+#include "base/thread_exit.hpp"
 #include "gpushare/backend.h"
 
 namespace gpushare::device {
@@ -21,27 +23,23 @@ int32_t write_backend_error(const base::Status& status, gpushare_backend_error* 
 // No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. NOT_READY is an answer
 // and is not kept.
 template <class Body>
-int32_t guard_op(base::Status& last_error, const char* op, Body&& body) noexcept {
+int32_t guard_op(base::ThreadStatus& last_error, const char* op, Body&& body) {
   try {
     base::Status status = body();
     if (status.ok()) return GPUSHARE_OK;
     const int32_t code = status.code();
-    if (code != GPUSHARE_NOT_READY) last_error = std::move(status);
+    if (code != GPUSHARE_NOT_READY) last_error.set(std::move(status));
     return code;
   } catch (const std::bad_alloc&) {
-    // Building a message could fail again.
-    try {
-      last_error =
-          base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, std::string(op) + ": the process is out of host memory");
-    } catch (...) {
-      last_error = base::Status();
-    }
+    last_error.set({});  // building a message could fail again
     return GPUSHARE_HOST_OUT_OF_MEMORY;
+  } catch (const base::ForcedUnwind&) {
+    throw;  // a host function that a simulated device runs on the thread that waits for it ends the thread
   } catch (...) {
     try {
-      last_error = base::Status(GPUSHARE_INTERNAL, std::string(op) + ": unexpected exception");
+      last_error.set({GPUSHARE_INTERNAL, std::string(op) + ": unexpected exception"});
     } catch (...) {
-      last_error = base::Status();
+      last_error.set({});
     }
     return GPUSHARE_INTERNAL;
   }

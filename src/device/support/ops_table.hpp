@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/status.hpp"
+#include "base/thread_local.hpp"
 #include "device/support/address_space.hpp"
 #include "device/support/fault_table.hpp"
 #include "device/support/ops_guard.hpp"
@@ -103,12 +104,12 @@ class OpsTable {
   using Event = typename B::Event;
 
   template <class Body>
-  static int32_t guard(const char* op, Body&& body) noexcept {
+  static int32_t guard(const char* op, Body&& body) {
     return guard_op(error_slot(), op, body);
   }
   // Frames an op of a device; `body` runs unless the device is null or lost.
   template <class Body>
-  static int32_t on_live(gpushare_backend_device* device, const char* op, Body&& body) noexcept {
+  static int32_t on_live(gpushare_backend_device* device, const char* op, Body&& body) {
     return guard(op, [&]() -> base::Status {
       if (device == nullptr) return null_handle("device");
       GPUSHARE_RETURN_IF_ERROR(to(device)->check_lost());
@@ -117,7 +118,7 @@ class OpsTable {
   }
   // The same for ops that release something: they work on a lost device too.
   template <class Body>
-  static int32_t on_any(gpushare_backend_device* device, const char* op, Body&& body) noexcept {
+  static int32_t on_any(gpushare_backend_device* device, const char* op, Body&& body) {
     return guard(op, [&]() -> base::Status {
       if (device == nullptr) return null_handle("device");
       return body(*to(device));
@@ -135,8 +136,8 @@ class OpsTable {
   static Event* to(gpushare_backend_event* handle) { return reinterpret_cast<Event*>(handle); }
 
  private:
-  static base::Status& error_slot() {
-    static thread_local base::Status status;
+  static base::ThreadStatus& error_slot() {
+    static GPUSHARE_THREAD_LOCAL base::ThreadStatus status;
     return status;
   }
 
@@ -191,7 +192,7 @@ class OpsTable {
     });
   }
   static int32_t last_error(gpushare_backend_error* out_error) {
-    return write_backend_error(error_slot(), out_error);
+    return write_backend_error(error_slot().get(), out_error);
   }
 
   static int32_t mem_alloc(gpushare_backend_device* device, uint64_t bytes,

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/cancel.hpp"
 #include "base/clock.hpp"
 
 namespace gpushare::executor {
@@ -24,6 +25,8 @@ class BatchWork final : public Work {
       outcome_ = function_(batch_, iteration, report_);
     } catch (const std::exception& error) {
       outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED, error.what());
+    } catch (const base::ForcedUnwind&) {
+      throw;
     } catch (...) {
       outcome_ = base::Status(GPUSHARE_CALLBACK_FAILED,
                               "the batch function threw something that is no std::exception");

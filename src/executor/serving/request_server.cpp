@@ -14,6 +14,8 @@
 #include "base/flat_hash.hpp"
 #include "base/log.hpp"
 #include "base/mutex.hpp"
+#include "base/service_thread.hpp"
+#include "base/thread_local.hpp"
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
 
@@ -32,7 +34,7 @@ using sched::slo::RequestId;
 
 namespace {
 
-thread_local const void* inside_server = nullptr;
+GPUSHARE_THREAD_LOCAL const void* inside_server = nullptr;
 
 // Outcomes in the order in which they came, in a ring: taking one moves no other. Only reserve() allocates.
 class OutcomeQueue {
@@ -69,9 +71,9 @@ class RequestServer::Impl {
  public:
   Impl(std::unique_ptr<Batcher> batcher, size_t max_pending)
       : most_held_(2 * std::min(max_pending, size_t{1} << 40) + 4096), batcher_(std::move(batcher)) {
-    decider_ = std::thread([this] { decide(); });
+    decider_ = base::ServiceThread([this] { decide(); });
     try {
-      runner_ = std::thread([this] { run_batches(); });
+      runner_ = base::ServiceThread([this] { run_batches(); });
     } catch (...) {
       finish();
       throw;
@@ -338,27 +340,37 @@ class RequestServer::Impl {
   // Takes some of the outcomes due to their callers and forgets the requests. The lock is given up meanwhile; ids
   // count as held until they are answered.
   void report() GPUSHARE_REQUIRES(mutex_) {
-    if (answers_.empty()) return;
-    const size_t count = std::min(answers_.size(), told_.size());
-    for (size_t i = 0; i < count; ++i) {
-      told_[i].outcome = answers_.front();
-      answers_.pop_front();
-      told_[i].answer = std::move(entries_.find(told_[i].outcome.id)->second.answer);
-    }
-    mutex_.unlock();
-    {
-      const InsideServer inside(this);
-      for (size_t i = 0; i < count; ++i) {
-        tell(told_[i].answer, told_[i].outcome);
-        told_[i].answer = nullptr;
+    if (told_count_ ==
+        0) {  // else an answer function has ended the thread before: its successor goes on with the rest
+      if (answers_.empty()) return;
+      told_count_ = std::min(answers_.size(), told_.size());
+      told_next_ = 0;
+      for (size_t i = 0; i < told_count_; ++i) {
+        told_[i].outcome = answers_.front();
+        answers_.pop_front();
+        told_[i].answer = std::move(entries_.find(told_[i].outcome.id)->second.answer);
       }
     }
-    mutex_.lock();
-    for (size_t i = 0; i < count; ++i) entries_.erase(told_[i].outcome.id);
+    struct Unlocked {
+      explicit Unlocked(base::Mutex& of) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : mutex(of) { mutex.unlock(); }
+      ~Unlocked() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+      base::Mutex& mutex;
+    };
+    {
+      const Unlocked unlocked(mutex_);
+      const InsideServer inside(this);
+      while (told_next_ < told_count_) {
+        Told& told = told_[told_next_++];
+        tell(told.answer, told.outcome);
+        told.answer = nullptr;
+      }
+    }
+    for (size_t i = 0; i < told_count_; ++i) entries_.erase(told_[i].outcome.id);
+    told_count_ = 0;
     if (!answers_.empty()) poked_ = true;
     if (entries_.empty()) answered_.notify_all();
   }
-  static void tell(const Answer& answer, const RequestOutcome& outcome) noexcept {
+  static void tell(const Answer& answer, const RequestOutcome& outcome) {
     const auto complain = [&outcome](const char* what) {
       try {
         base::log(GPUSHARE_LOG_ERROR,
@@ -371,6 +383,8 @@ class RequestServer::Impl {
       if (answer) answer(outcome);
     } catch (const std::exception& error) {
       complain(error.what());
+    } catch (const base::ForcedUnwind&) {
+      throw;
     } catch (...) {
       complain("something that is no std::exception");
     }
@@ -542,6 +556,7 @@ class RequestServer::Impl {
   // Due to their callers. It has room for all of entries_ at any time.
   OutcomeQueue answers_ GPUSHARE_GUARDED_BY(mutex_);
   std::array<Told, 64> told_;  // of the decider: being told
+  size_t told_count_ = 0, told_next_ = 0;
   std::vector<Drop> drops_ GPUSHARE_GUARDED_BY(mutex_);
   RequestServerStats stats_ GPUSHARE_GUARDED_BY(mutex_);
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(mutex_) = 0;
@@ -551,7 +566,7 @@ class RequestServer::Impl {
   bool ended_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool given_up_ GPUSHARE_GUARDED_BY(mutex_) = false;  // see give_up
   std::mutex join_mutex_;
-  std::thread decider_, runner_;
+  base::ServiceThread decider_, runner_;
 };
 
 InsideServer::InsideServer(const void* server) : before_(std::exchange(inside_server, server)) {}

@@ -155,12 +155,13 @@ TEST_CASE("a call that waited in vain says for what") {
   auto b = open_session(*runtime, need("b", 16 * kMiB, 8 * kMiB));
   auto queued = open_session(*runtime, need("queued", 32 * kMiB, 8 * kMiB));
   const std::string admission =
-      "queued' is not resident: it waits for admission; 40.00 MiB of 64.00 MiB are promised";
+      "session 'queued' waits for admission: it needs 32.00 MiB persistent and 8.00 MiB ephemeral; 24.00 MiB of 64.00 MiB can be "
+      "promised, the rest is held by 'a'";
   CHECK(timed_out(queued->wait_admitted(0)).find(admission) != std::string::npos);
-  CHECK(timed_out(queued->begin(0).status()).find("it waits for admission") != std::string::npos);
+  CHECK(timed_out(queued->begin(0).status()).find("waits for admission") != std::string::npos);
   auto iteration = a->begin(GPUSHARE_NO_TIMEOUT);
   REQUIRE(iteration.ok());
-  CHECK(timed_out(b->begin(0).status()).find("session 'a' has an iteration open in lane 0") !=
+  CHECK(timed_out(b->begin(0).status()).find("lane 0 is in an iteration of session 'a'") !=
         std::string::npos);
   std::atomic<bool> go_on{false};
   if (setup.device[0] == 'h') {
@@ -173,7 +174,7 @@ TEST_CASE("a call that waited in vain says for what") {
   }
   REQUIRE((*iteration)->end().ok());
   if (setup.device[0] == 'h')
-    CHECK(timed_out(b->begin(0).status()).find("1 iterations of lane 0 have not finished") !=
+    CHECK(timed_out(b->begin(0).status()).find("lane 0 has 1 iterations on the device") !=
           std::string::npos);
   go_on = true;
   CHECK(runtime->close().ok());
@@ -186,7 +187,7 @@ TEST_CASE("one whose need is not declared says whose profiling it waits for") {
   auto second = open_session(*runtime, need("second", 0, 0));
   auto iteration = first->begin(GPUSHARE_NO_TIMEOUT);
   REQUIRE(iteration.ok());
-  CHECK(timed_out(second->begin(0).status()).find("session 'first' is profiled first") != std::string::npos);
+  CHECK(timed_out(second->begin(0).status()).find("session 'first' runs an iteration of unknown need first") != std::string::npos);
   REQUIRE((*iteration)->end().ok());
   CHECK(runtime->close().ok());
 }

@@ -1,0 +1,36 @@
+// binding.hpp: the iterations that a thread has open. Not for other folders.
+//
+// A list of nodes per thread, behind a constant-initialised thread_local without a destructor, so that iterations begin and
+// end also in the destructors of thread_locals and statics. When the thread exits, after those, its open iterations end as
+// failed and the nodes go.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace gpushare::executor {
+
+class SessionImpl;
+
+struct Binding {
+  std::shared_ptr<SessionImpl> session;
+  uint64_t serial = 0;       // of the iteration
+  Binding* outer = nullptr;  // begun before it on this thread
+};
+
+// The calling thread's, innermost first. Those that another thread has ended may still be there: their serial is not their
+// iteration's.
+const Binding* thread_bindings();
+
+// Before any other function here: in the child of a fork the thread that forked forgets what it had open. False without memory.
+bool watch_forks();
+
+// False without memory: the thread can begin no iteration now. Forgets those that other threads have ended.
+bool prepare_binding();
+// After prepare_binding() has returned true.
+void bind(std::shared_ptr<SessionImpl> session, uint64_t serial);
+void unbind(const SessionImpl& session, uint64_t serial);
+void unbind_all(const SessionImpl& session);
+
+}  // namespace gpushare::executor

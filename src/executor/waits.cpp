@@ -1,0 +1,147 @@
+// What waiting calls wait for, in words, and waits that could never end.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+namespace {
+
+constexpr size_t kMaxHoldersNamed = 3;
+
+bool bound_here(const SessionImpl* session) {
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (binding->session.get() == session && IterationImpl::is_open(*binding)) return true;
+  return false;
+}
+
+std::string quoted(const SessionImpl& session) {
+  return "'" + session.name() + "'";
+}
+
+}  // namespace
+
+uint64_t RuntimeImpl::free_bytes() const {
+  const uint64_t capacity_bytes = memory_->capacity_bytes();
+  return capacity_bytes - std::min(capacity_bytes, authority_->promised_bytes());
+}
+
+// Who holds most of what has been promised.
+std::string RuntimeImpl::holders(const SessionImpl& waiting) const {
+  std::vector<std::pair<uint64_t, const SessionImpl*>> holders;
+  for (const auto& [id, session] : sessions_) {
+    if (session.get() == &waiting || !session->placed_ ||
+        authority_->state(id) != sched::SessionState::kResident)
+      continue;
+    holders.emplace_back(session->persistent_promise_ + session->ephemeral_promise_, session.get());
+  }
+  if (holders.empty()) return "no other session holds memory";
+  const size_t named = std::min(holders.size(), kMaxHoldersNamed);
+  std::partial_sort(holders.begin(), holders.begin() + static_cast<std::ptrdiff_t>(named), holders.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.first != b.first ? a.first > b.first : a.second->id() < b.second->id();
+                    });
+  std::string text = "held by";
+  for (size_t i = 0; i < named; ++i) {
+    const auto& [bytes, session] = holders[i];
+    text += (i == 0 ? " " : ", ") + quoted(*session) + " (" + base::format_bytes(bytes) +
+            (session->open_ ? ", in an iteration)" : ")");
+  }
+  if (holders.size() > named) text += base::format(" and %zu more", holders.size() - named);
+  return text;
+}
+
+std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
+  const std::string who = "session " + quoted(session);
+  if (session.ended_ || session.torn_down_) return who + " has ended and waits for nothing";
+  if (collapsed_ || authority_ == nullptr) return who + " waits for nothing: the runtime takes no more calls";
+  const bool paged_out = session.placed_ && authority_->state(session.id_) == sched::SessionState::kPagedOut;
+  if (!session.placed_ || paged_out) {
+    const std::string what =
+        who + (paged_out ? " waits to come back from host memory" : " waits for admission");
+    const bool decided = std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) {
+      return action.session.get() == &session;
+    });
+    if (decided) return what + ": there is room, and its memory is about to be made ready";
+    if (retry_at_)
+      return what + ": its bytes are promised, but the device does not have them, and it is tried again from "
+                    "time to time";
+    return what + ": it needs " + base::format_bytes(session.persistent_promise_) + " persistent and " +
+           base::format_bytes(session.ephemeral_promise_) + " ephemeral; " + base::format_bytes(free_bytes()) +
+           " of " + base::format_bytes(memory_->capacity_bytes()) + " can be promised, the rest is " +
+           holders(session);
+  }
+  const bool waits = session.pull_waits_ || !session.pushes_.empty();
+  if (!waits) {
+    if (session.open_) return who + " has an iteration open and waits for nothing";
+    if (session.in_flight_ > 0)
+      return base::format("%s waits until the device has done %u of its iterations", who.c_str(),
+                          session.in_flight_);
+    return who + " waits for nothing";
+  }
+  const std::string turn = who + " waits for its turn: ";
+  if (session.open_)
+    return turn + (session.iteration_.can_end_.load() != 0 ? "its iteration before is still open"
+                                                           : "its submitted iteration before still runs");
+  if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session)
+    return turn + "session " + quoted(*profiled_) +
+           " runs an iteration of unknown need first, with all memory that is free";
+  const sched::LaneId id = authority_->lane_of(session.id_);
+  const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+  if (lane == nullptr || lane->memory.load() == nullptr) return turn + "its lane is being opened";
+  if (lane->holder != nullptr)
+    return turn + base::format("lane %u is in an iteration of session '%s'", id, lane->holder->name().c_str());
+  if (lane->in_flight >= depth_) {
+    const SessionImpl* first = lane->ring[lane->head % lane->ring.size()].session;
+    return turn + base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
+                               id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
+  }
+  if (paused_ || acting_) return turn + "memory is being moved or opened first";
+  return turn + base::format("policy '%s' lets another session of lane %u run first, or none",
+                             authority_->policy_name().c_str(), id);
+}
+
+base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
+  if (collapsed_ || session.ended_ || thread_bindings() == nullptr) return {};
+  const auto refused = [&session](const std::string& why) {
+    return base::Status(GPUSHARE_INVALID_STATE, "session " + quoted(session) + " " + why);
+  };
+  if (session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident) {
+    const sched::LaneId id = authority_->lane_of(session.id_);
+    const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+    if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
+      return refused(base::format(
+          "shares lane %u with the iteration that this thread has open: it would wait for itself", id));
+    if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session && bound_here(profiled_))
+      return refused("waits until session " + quoted(*profiled_) +
+                     " has run its first iterations, one of which this thread has open: it would wait for itself");
+    return {};
+  }
+  if (acting_ || !actions_.empty() || retry_at_) return {};
+  // Nobody else can make room: it is all held by iterations of this thread. Sessions that queue before it may still leave.
+  size_t residents = 0, queued = 0;
+  for (const auto& [id, other] : sessions_) {
+    if (other.get() == &session) continue;
+    if (!other->placed_ || authority_->state(id) != sched::SessionState::kResident) {
+      ++queued;
+      continue;
+    }
+    if (!bound_here(other.get())) return {};
+    ++residents;
+  }
+  if (residents == 0 || (queued > 0 && session.persistent_promise_ <= free_bytes())) return {};
+  return refused(
+      "waits for memory while this thread has an iteration of every session open that holds any: it would wait for "
+      "itself. End those iterations first");
+}
+
+std::string SessionImpl::explain_wait() const {
+  base::MutexLock lock(runtime_->mutex_);
+  return runtime_->explain_wait(*this);
+}
+
+}  // namespace gpushare::executor
