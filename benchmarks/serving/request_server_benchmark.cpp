@@ -44,6 +44,10 @@ void close_holding(benchmark::State& state) {
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * state.range(0));
 }
 
-BENCHMARK(close_holding)->RangeMultiplier(10)->Range(1000, 1'000'000)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(close_holding)
+    ->RangeMultiplier(10)
+    ->Range(1000, 1'000'000)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -337,7 +337,7 @@ typedef struct gpushare_session_params {
   uint64_t quota_bytes;      /* hard limit on its persistent + ephemeral bytes; 0 = none */
   int32_t priority;          /* larger runs first under "priority" */
   uint32_t flags;            /* GPUSHARE_SESSION_* */
-  double weight;             /* share under "fair"; 0 = 1.0 */
+  double weight;             /* share of the device's time under "fair", over all lanes; 0 = 1.0 */
   uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by an offline plan of the first iteration that
                                 repeats */
   uint32_t compute_units;    /* SMs that its lane has for itself: a partition of at least so many, shared only

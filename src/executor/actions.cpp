@@ -38,6 +38,8 @@ void RuntimeImpl::collect_actions() {
       case sched::ActionKind::kPageIn:
         action.kind = Action::Kind::kPageIn;
         break;
+      case sched::ActionKind::kMove:  // its next iteration takes the lane that it is dispatched to
+        continue;
     }
     if (decided.session != sched::kNoSession) {
       const auto found = sessions_.find(decided.session);
@@ -524,11 +526,13 @@ void RuntimeImpl::run_service() {
 void RuntimeImpl::serve(Outbox& outbox) {
   for (;;) {
     while (!stop_threads_ && let_go_ == nullptr && (actions_.empty() || acting_)) {
-      if (!retry_at_) {
+      const bool look = look_again_at_ && (!retry_at_ || look_again_at_->at() < retry_at_->at());
+      std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
+      if (!next) {
         service_wakes_.wait(mutex_);
-      } else if (!service_wakes_.wait_until(mutex_, retry_at_->at()) && !stop_threads_) {
-        retry_at_.reset();
-        authority_->room_used(now());
+      } else if (!service_wakes_.wait_until(mutex_, next->at()) && !stop_threads_) {
+        next.reset();
+        if (!look) authority_->room_used(now());
         settle(nullptr, outbox);
       }
     }

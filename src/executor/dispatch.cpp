@@ -26,20 +26,39 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   if (!lost_.ok() || paused_) return;
   std::optional<uint64_t> time;  // one reading for all lanes
-  for (LaneSlot* lane : open_slots_) {
-    if (lane->holder != nullptr || lane->in_flight >= depth_ ||
-        lane->memory.load(std::memory_order_relaxed) == nullptr)
-      continue;
-    if (!time) time = now();
-    dispatch(*lane, current, *time);
+  bool dispatched = true, on_device = false;
+  uint64_t look_again_ns = sched::kUnknown, ask_at_ns = 0;
+  // What is dispatched in one lane may let another go on that was held back for its sake.
+  while (dispatched) {
+    dispatched = on_device = false;
+    for (LaneSlot* lane : open_slots_) {
+      on_device = on_device || lane->in_flight > 0;
+      if (lane->holder != nullptr || lane->in_flight >= depth_ ||
+          lane->memory.load(std::memory_order_relaxed) == nullptr)
+        continue;
+      if (!time) time = now();
+      if (dispatch(*lane, current, *time, std::max(*time, ask_at_ns))) dispatched = true;
+    }
+    look_again_ns = time ? authority_->look_again_ns() : sched::kUnknown;
+    if (look_again_ns == sched::kUnknown) return;
+    // A virtual clock stands still while all that is under way is held open by its host.
+    if (virtual_time_ && !dispatched && !on_device && ask_at_ns < look_again_ns) {
+      ask_at_ns = look_again_ns;
+      dispatched = true;
+    }
   }
+  if (virtual_time_) return;
+  const base::Deadline at = base::Deadline::after(look_again_ns - std::min(look_again_ns, *time));
+  if (look_again_at_ && look_again_at_->at() <= at.at()) return;
+  look_again_at_ = at;
+  service_wakes_.notify_one();
 }
 
-void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) {
-  const auto picked = authority_->pick(lane.id, time);
-  if (!picked) return;
+bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns) {
+  const auto picked = authority_->pick(lane.id, ask_at_ns);
+  if (!picked) return false;
   SessionImpl* session = find_session(*picked);
-  if (session == nullptr) return;
+  if (session == nullptr) return false;
   authority_->dispatched(session->id_, lane.id, time);
   // After that: a change of needs may page out whoever has nothing in flight.
   if (session->profile_left_ > 0) profile_begin(*session, lane);
@@ -70,6 +89,7 @@ void RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
     session->granted_ = &lane;
     if (session != current) session->turn_came_.notify_one();
   }
+  return true;
 }
 
 void RuntimeImpl::settle(const SessionImpl* current, Outbox& outbox) {

@@ -382,7 +382,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
   void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time) GPUSHARE_REQUIRES(mutex_);
+  // The lane's next iteration, if the policy has one as of `ask_at_ns`. True if it was dispatched.
+  bool dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns)
+      GPUSHARE_REQUIRES(mutex_);
   // After anything that the scheduler was told: new actions, new grants.
   void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
@@ -530,6 +532,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
   // A session waits that could not be placed though the books have room for it.
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);
+  // Lanes that the policy holds back are asked again then.
+  std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(mutex_);
   uint64_t retry_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   base::ConditionVariable actor_done_, service_wakes_, retired_;
   device::Stream paging_stream_;  // of whoever acts

@@ -174,7 +174,7 @@ void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
   session.wake = false;
   persistent_bytes += session.persistent_bytes;
   ++residents;
-  session.view.virtual_ns = lane.virtual_ns;  // a newcomer starts at the current virtual time
+  session.view.virtual_ns = virtual_ns;  // a newcomer starts at the current virtual time
 }
 
 void Scheduler::Impl::quit(SessionRecord& session) {
@@ -194,6 +194,22 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   settle(id);
 }
 
+bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
+  const LaneId from = session.lane;
+  LaneRecord& lane = lanes[from];
+  set_ready_slot(session, false);
+  std::erase(lane.members, &session);
+  session.lane = to;
+  lanes[to].members.push_back(&session);
+  set_ready_slot(session, session.ready);
+  actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});
+  policy->paged_out(session.view.id, from, now_ns);
+  policy->admitted(session.view, to, now_ns);
+  const uint64_t before = promised();
+  settle(from);
+  return promised() < before;
+}
+
 bool Scheduler::Impl::runs_next(const SessionRecord& session, const LaneRecord& lane) const {
   return std::all_of(lane.members.begin(), lane.members.end(),
                      [&](const SessionRecord* member) { return policy->before(session.view, member->view); });
@@ -202,6 +218,7 @@ bool Scheduler::Impl::runs_next(const SessionRecord& session, const LaneRecord& 
 void Scheduler::Impl::settle(LaneId id) {
   LaneRecord& lane = lanes[id];
   if (lane.members.empty()) {
+    hold_back(lane, kUnknown);
     lane_bytes -= lane.held;
     compute_units -= lane.compute_units;
     lane.open = false;

@@ -47,7 +47,8 @@ enum class ActionKind : uint32_t {
   kCloseLane,   // lane: no session of it is left, nothing of it is in flight
   kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
-  kPageIn       // session, lane: reserve P again, copy back, then page_done()
+  kPageIn,      // session, lane: reserve P again, copy back, then page_done()
+  kMove         // session, lane: its iterations run there from now on; nothing of it is in flight or copied
 };
 
 struct Action {
@@ -77,8 +78,8 @@ class Authority {
   virtual void not_ready(SessionId session, uint64_t now_ns) = 0;
   // The iteration picked last for `session` was handed to its lane (its turn is used up: call ready() again
   // if it has another). With an enqueue depth above one, several may be dispatched before the first has
-  // finished.
-  virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns) = 0;
+  // finished. `iterations` above 1: a run of so many equal ones, which finished() may report in parts.
+  virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) = 0;
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
   // `iterations` above 1: a run of equal iterations dispatched as one.
   virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
@@ -87,7 +88,7 @@ class Authority {
   // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would
   // break safety (nothing changes), EXCEEDS_CAPACITY.
   virtual base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
-                        uint64_t now_ns) = 0;
+                                uint64_t now_ns) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
   // Device time still needed from now on (kUnknown: estimate again).
@@ -115,7 +116,10 @@ class Authority {
   // The session whose iteration runs next in `lane`; nullopt leaves it idle. Ask every lane that is free
   // again after any event: what one session does may let another lane run.
   virtual std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) = 0;
-  // Actions decided since the last call, in the order to carry out.
+  // pick left a lane idle for the sake of sessions that are behind in service: the time to ask again although
+  // nothing has happened (an iteration takes longer than expected, its host may hold it open); kUnknown: none.
+  virtual uint64_t look_again_ns() const = 0;
+  // Actions decided since the last call, in the order to carry out. pick() decides some, too.
   virtual std::vector<Action> take_actions() = 0;
 
   // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------

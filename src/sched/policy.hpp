@@ -34,6 +34,10 @@ struct PolicyTraits {
   // past: large sessions do not starve behind a stream of small ones. 0 = no limit.
   uint32_t max_overtakes = 64;
   PagingRule paging = PagingRule::kAny;
+  // An iteration starts only if no backlogged session of another lane is behind its session in virtual time.
+  bool device_wide = false;
+  // A lane without work takes a session that waits for its turn in another lane, if it is large enough for it.
+  bool moves = false;
 };
 
 class Policy {
@@ -95,7 +99,7 @@ class Policy {
 // pack      fills lanes while that is safe and, told of interference, while one more lane raises the total
 // speed; the oldest
 //           session of a lane runs. No fairness among lanes.
-// fair      admits while safe; equal weighted service in each lane (start-time fair queueing).
+// fair      admits while safe; equal weighted service over all lanes of the device (start-time fair queueing).
 // priority  guaranteed before opportunistic, then larger priority, then arrival; may page out what ranks
 // strictly lower in
 //           class or priority.

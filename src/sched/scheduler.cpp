@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
@@ -14,6 +15,9 @@ namespace {
 
 // Virtual time of a lane, as far as it is kept: beyond it a double loses iterations.
 constexpr double kMostVirtualNs = 0x1p50;
+
+// Others wait for a session that is behind them for twice the time that its iterations take, and this.
+constexpr uint64_t kPatienceNs = 10'000'000;
 
 // What `ns` of service cost in virtual time. Bounded, so that a weight next to nothing makes no infinity.
 double virtual_cost(double ns, double weight) {
@@ -33,13 +37,79 @@ void Scheduler::Impl::show(SessionRecord& session) {
   if (session.slot != SessionRecord::kNoSlot) lanes[session.lane].ready[session.slot] = session.view;
 }
 
-// Only differences count, so the lane's virtual time begins at 0 again.
-void Scheduler::Impl::rebase(LaneRecord& lane) {
-  for (SessionRecord* member : lane.members) {
-    member->view.virtual_ns -= lane.virtual_ns;
-    show(*member);
+// Only differences count, so the device's virtual time begins at 0 again.
+void Scheduler::Impl::rebase() {
+  for (LaneRecord& lane : lanes) {
+    lane.start_tag_ns -= virtual_ns;
+    for (SessionRecord* member : lane.members) {
+      member->view.virtual_ns -= virtual_ns;
+      show(*member);
+    }
   }
-  lane.virtual_ns = 0;
+  virtual_ns = 0;
+}
+
+namespace {
+
+// When what is in flight in the lane has taken so much longer than expected that others need not wait for it:
+// its host may be holding it open.
+uint64_t overdue_ns(const LaneRecord& lane) {
+  double expected = 0;
+  for (const SessionRecord* member : lane.flying)
+    expected = std::max(expected, member->expected_in_flight_ns);
+  return base::add_saturated(lane.progress_ns, base::to_uint64(2 * expected + kPatienceNs));
+}
+
+}  // namespace
+
+// When others no longer wait for a session that is ready, in a lane with nothing in flight: its driver does not
+// run it.
+uint64_t Scheduler::Impl::patience_ends_ns(const SessionView& view) const {
+  return base::add_saturated(view.ready_since_ns, base::add_saturated(longest_ns, longest_ns) + kPatienceNs);
+}
+
+void Scheduler::Impl::advance(uint64_t now_ns) {
+  double least = INFINITY;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    if (lane.busy()) {
+      if (lanes_open == 1 || now_ns < overdue_ns(lane)) least = std::min(least, lane.start_tag_ns);
+      continue;
+    }
+    // Its sessions are about to run, and keep what they are behind.
+    for (const SessionView& view : lane.ready)
+      if (view.virtual_ns < least && now_ns < patience_ends_ns(view)) least = view.virtual_ns;
+  }
+  if (least < INFINITY) virtual_ns = std::max(virtual_ns, least);
+  if (virtual_ns > kMostVirtualNs) rebase();
+}
+
+double Scheduler::Impl::others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const {
+  double least = INFINITY;
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    const LaneRecord& lane = lanes[id];
+    if (id == own || !lane.open) continue;
+    double mine = INFINITY;
+    uint64_t ends = 0;
+    for (const SessionView& view : lane.ready) {
+      mine = std::min(mine, view.virtual_ns);
+      ends = std::max(ends, patience_ends_ns(view));
+    }
+    // One of unknown length says nothing yet.
+    for (const SessionRecord* member : lane.flying)
+      if (member->expected_in_flight_ns > 0) mine = std::min(mine, member->view.virtual_ns);
+    if (mine >= least) continue;
+    if (lane.busy()) ends = overdue_ns(lane);
+    if (now_ns >= ends) continue;
+    least = mine;
+    until = ends;
+  }
+  return least;
+}
+
+void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
+  held_back += (until_ns != kUnknown ? 1u : 0u) - (lane.held_back_ns != kUnknown ? 1u : 0u);
+  lane.held_back_ns = until_ns;
 }
 
 void Scheduler::Impl::set_ready_slot(SessionRecord& session, bool present) {
@@ -156,8 +226,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
   session->ready = true;
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
-    const LaneRecord& lane = impl_->lanes[session->lane];
-    session->view.virtual_ns = std::max(session->view.virtual_ns, lane.virtual_ns);
+    session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
     if (!session->evicting) impl_->set_ready_slot(*session, true);
     impl_->policy->ready(id, session->lane, now_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
@@ -198,20 +267,23 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   impl_->admit_waiting(now_ns);
 }
 
-void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns) {
+void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64_t iterations) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane != lane_id || lane_id == kNoLane) return;
   session->ready = false;
   impl_->set_ready_slot(*session, false);
   LaneRecord& lane = impl_->lanes[lane_id];
+  impl_->hold_back(lane, kUnknown);
+  if (!lane.busy()) lane.progress_ns = now_ns;
   ++lane.dispatched;
   SessionView& view = session->view;
-  const uint64_t expected = view.iteration_ns > 0 ? view.iteration_ns : lane.longest_ns;
-  lane.virtual_ns = std::max(lane.virtual_ns, view.virtual_ns);
-  if (lane.virtual_ns > kMostVirtualNs) impl_->rebase(lane);
-  view.virtual_ns += virtual_cost(static_cast<double>(expected), view.weight);
-  session->expected_in_flight_ns += static_cast<double>(expected);
-  ++view.in_flight;
+  const double expected = static_cast<double>(view.iteration_ns > 0 ? view.iteration_ns : impl_->longest_ns) *
+                          static_cast<double>(iterations);
+  lane.start_tag_ns = std::max(lane.start_tag_ns, view.virtual_ns);
+  if (view.in_flight++ == 0) lane.flying.push_back(session);
+  view.virtual_ns += virtual_cost(expected, view.weight);
+  session->expected_in_flight_ns += expected;
+  impl_->advance(now_ns);
   impl_->policy->dispatched(id, lane_id, now_ns);
 }
 
@@ -220,18 +292,20 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0 || iterations == 0)
     return;
   LaneRecord& lane = impl_->lanes[session->lane];
-  ++lane.completed;
-  lane.longest_ns = std::max(lane.longest_ns, device_ns / iterations);
+  lane.progress_ns = now_ns;
+  impl_->longest_ns = std::max(impl_->longest_ns, device_ns / iterations);
   SessionView& view = session->view;
   const double expected = session->expected_in_flight_ns / view.in_flight;
   session->expected_in_flight_ns -= expected;
-  --view.in_flight;
+  if (--view.in_flight == 0) std::erase(lane.flying, session);
   view.virtual_ns += virtual_cost(static_cast<double>(device_ns) - expected, view.weight);
-  if (iterations > 1) {  // the lane's time has moved on to the start of the last of them
+  if (iterations > 1) {  // the lane has moved on to the start of the last of them
     const double last = static_cast<double>(device_ns) / static_cast<double>(iterations);
-    lane.virtual_ns =
-        std::max(lane.virtual_ns, view.virtual_ns - (session->expected_in_flight_ns + last) / view.weight);
+    lane.start_tag_ns =
+        std::max(lane.start_tag_ns, view.virtual_ns - (session->expected_in_flight_ns + last) / view.weight);
+    impl_->advance(now_ns);
   }
+  ++lane.completed;
   view.service_ns += device_ns;
   view.iterations_done += iterations;
   view.iteration_ns = view.service_ns / view.iterations_done;
@@ -252,6 +326,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
     lane.completed += session->view.in_flight;
+    std::erase(lane.flying, session);
     const LaneId lane_id = session->lane;
     impl_->quit(*session);
     impl_->boundary(lane_id);
@@ -394,8 +469,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   if (session->move == SessionRecord::Move::kIn) {
     session->move = SessionRecord::Move::kNone;
     session->state = SessionState::kResident;
-    const LaneRecord& lane = impl_->lanes[session->lane];
-    session->view.virtual_ns = std::max(session->view.virtual_ns, lane.virtual_ns);
+    session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
     impl_->policy->admitted(session->view, session->lane, now_ns);
     impl_->set_ready_slot(*session, session->ready);
     // It may be wanted out again already.
@@ -432,11 +506,58 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
   if (!lane_is_open(id)) return std::nullopt;
-  LaneRecord& lane = impl_->lanes[id];
+  impl_->hold_back(impl_->lanes[id], kUnknown);
+  auto picked = impl_->pick_in(id, now_ns);
+  if (!picked && impl_->traits.moves && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
+    picked = impl_->move_in(id, now_ns);
+  if (picked) impl_->lanes[id].picked = *picked;
+  return picked;
+}
+
+// Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of another's
+// iteration would lose time for nothing.
+bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now_ns) {
+  if (!traits.device_wide || lanes_open < 2) return true;
+  uint64_t until = kUnknown;
+  const double others = others_virtual_ns(id, now_ns, until);
+  if (view.virtual_ns - virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.weight) <= others)
+    return true;
+  hold_back(lanes[id], until);
+  return false;
+}
+
+std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
+  LaneRecord& lane = lanes[id];
   if (lane.ready.empty()) return std::nullopt;
-  const size_t picked = impl_->policy->pick(id, lane.ready, now_ns);
-  if (picked >= lane.ready.size()) return std::nullopt;
-  return lane.picked = lane.ready[picked].id;
+  const size_t picked = policy->pick(id, lane.ready, now_ns);
+  if (picked >= lane.ready.size() || !may_start(id, lane.ready[picked], now_ns)) return std::nullopt;
+  return lane.ready[picked].id;
+}
+
+// Sessions that wait for their turn behind others of their lane, have nothing in flight, and fit this one.
+std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
+  const LaneRecord& lane = lanes[id];
+  movable.clear();
+  for (LaneId from = 0; from < lanes.size(); ++from) {
+    if (from == id || !lanes[from].open || !lanes[from].busy() ||
+        lanes[from].compute_units != lane.compute_units)
+      continue;
+    for (const SessionView& view : lanes[from].ready)
+      if (view.in_flight == 0 && find(view.id)->ephemeral_bytes <= lane.bytes) movable.push_back(view);
+  }
+  if (movable.empty()) return std::nullopt;
+  const size_t picked = policy->pick(id, movable, now_ns);
+  if (picked >= movable.size() || !may_start(id, movable[picked], now_ns)) return std::nullopt;
+  const SessionId session = movable[picked].id;
+  if (move(*find(session), id, now_ns)) freed(now_ns);
+  return session;
+}
+
+uint64_t Scheduler::look_again_ns() const {
+  uint64_t least = kUnknown;
+  if (impl_->held_back > 0)
+    for (const LaneRecord& lane : impl_->lanes) least = std::min(least, lane.held_back_ns);
+  return least;
 }
 
 std::vector<Action> Scheduler::take_actions() {
@@ -448,7 +569,13 @@ uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {
   const LaneRecord& lane = impl_->lanes[id];
   const SessionRecord* session = impl_->find(lane.picked);
   if (session == nullptr || session->lane != id || session->slot == SessionRecord::kNoSlot) return now_ns;
-  const uint64_t holds = impl_->policy->pick_holds_ns(id, lane.ready, session->slot);
+  uint64_t holds = impl_->policy->pick_holds_ns(id, lane.ready, session->slot);
+  if (impl_->traits.device_wide && impl_->lanes_open > 1) {
+    uint64_t until = kUnknown;
+    const double gap =
+        (impl_->others_virtual_ns(id, now_ns, until) - session->view.virtual_ns) * session->view.weight;
+    holds = std::min(holds, base::to_uint64(std::max(gap, 0.0)));
+  }
   return holds > kUnknown - now_ns ? kUnknown : now_ns + holds;
 }
 

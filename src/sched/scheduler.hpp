@@ -51,7 +51,7 @@ class Scheduler final : public Authority {
   void wake(SessionId session, uint64_t now_ns) override;
   void allow_paging(SessionId session, uint64_t now_ns) override;
   void not_ready(SessionId session, uint64_t now_ns) override;
-  void dispatched(SessionId session, LaneId lane, uint64_t now_ns) override;
+  void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) override;
   void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) override;
   void leave(SessionId session, uint64_t now_ns) override;
   base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
@@ -70,6 +70,7 @@ class Scheduler final : public Authority {
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // ---- Authority: what next -------------------------------------------------------------------------------
   std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) override;
+  uint64_t look_again_ns() const override;
   std::vector<Action> take_actions() override;
   // The next time at which pick could answer otherwise although nothing happens but that the session picked
   // last keeps the lane busy; kUnknown if never. For event loops that skip over equal decisions.

@@ -55,12 +55,16 @@ struct LaneRecord {
   uint32_t compute_units = 0;  // for itself: of each of its sessions
   uint64_t dispatched = 0;
   uint64_t completed = 0;
-  uint64_t settles_at = 0;  // completed count at which held falls to bytes
-  double virtual_ns = 0;
-  uint64_t longest_ns = 0;
+  uint64_t settles_at = 0;           // completed count at which held falls to bytes
+  double start_tag_ns = 0;           // virtual time of the session dispatched last, when it was
+  uint64_t progress_ns = 0;          // when it was dispatched to while empty, or finished one
+  uint64_t held_back_ns = kUnknown;  // pick left it idle for others' sake: until when at most
   SessionId picked = kNoSession;
   std::vector<SessionRecord*> members;
+  std::vector<SessionRecord*> flying;  // those with something in flight
   std::vector<SessionView> ready;
+
+  bool busy() const { return dispatched != completed; }
 };
 
 struct Scheduler::Impl {
@@ -81,7 +85,12 @@ struct Scheduler::Impl {
   uint32_t compute_units = 0;     // over lanes
   size_t residents = 0;           // sessions holding a promise
   uint32_t lanes_open = 0;
-  uint32_t evicting = 0;  // sessions marked evicting or being paged out
+  // Start-time fair queueing over the whole device: the least start tag of a busy lane, never falling.
+  double virtual_ns = 0;
+  uint64_t longest_ns = 0;           // iteration
+  size_t held_back = 0;              // lanes that pick left idle for others' sake
+  std::vector<SessionView> movable;  // room for pick's use
+  uint32_t evicting = 0;             // sessions marked evicting or being paged out
 
   SessionRecord* find(SessionId id) const {
     const auto found = sessions.find(id);
@@ -99,7 +108,16 @@ struct Scheduler::Impl {
   // scheduler.cpp
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
   void set_ready_slot(SessionRecord& session, bool present);
-  void rebase(LaneRecord& lane);
+  void advance(uint64_t now_ns);  // the device's virtual time
+  void rebase();
+  uint64_t patience_ends_ns(const SessionView& view) const;
+  // Least virtual time at which a backlogged session of another lane than `own` will be; beyond that `own`
+  // waits, until `until` at most.
+  double others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const;
+  void hold_back(LaneRecord& lane, uint64_t until_ns);
+  bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
+  std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
+  std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
   void estimate_remaining(SessionRecord& session);
   base::Status validate(const SessionSpec& spec) const;
 
@@ -117,6 +135,7 @@ struct Scheduler::Impl {
   void quit(SessionRecord& session);  // gives its promise back
   void settle(LaneId lane);           // shrink or close after members or needs changed
   bool boundary(LaneId lane);         // true if a shrink settled
+  bool move(SessionRecord& session, LaneId to, uint64_t now_ns);  // true if memory came back
   bool claim(SessionRecord& session,
              uint64_t now_ns);  // decides page-outs for it; true if some are under way
   void start_page_out(SessionRecord& session, uint64_t now_ns);

@@ -35,8 +35,8 @@ struct SessionView {
   uint64_t iterations_done = 0;
   uint64_t persistent_bytes = 0;  // P
   uint64_t ephemeral_bytes = 0;   // E
-  // Start-time fair queueing (Goyal, Vin, Cheng 1996) inside the session's lane: weighted service received,
-  // never behind the lane's virtual time when the session becomes ready, iterations in flight counted at
+  // Start-time fair queueing (Goyal, Vin, Cheng 1996) over the lanes of the device: weighted service received,
+  // never behind the device's virtual time when the session becomes ready, iterations in flight counted at
   // their expected length.
   double virtual_ns = 0;
   uint32_t in_flight = 0;  // iterations dispatched and not yet finished

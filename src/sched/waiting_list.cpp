@@ -175,8 +175,8 @@ WaitingList::Position WaitingList::first_fit(Position from, const Room& room, ui
     if (!some && !chunk.always) continue;
     for (size_t j = i == from.chunk ? from.index : 0; j < chunk.entries.size(); ++j) {
       const Chunk::Entry& entry = chunk.entries[j];
-      if (entry.always || (room.holds(entry.persistent_bytes, entry.total_bytes) &&
-                           (entry.kind & without_kinds) == 0))
+      if (entry.always ||
+          (room.holds(entry.persistent_bytes, entry.total_bytes) && (entry.kind & without_kinds) == 0))
         return {i, j};
     }
   }

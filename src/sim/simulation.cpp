@@ -170,6 +170,7 @@ void Simulation::Impl::prepare() {
 uint64_t Simulation::Impl::next_event() const {
   uint64_t next = next_job < jobs.size() ? jobs[next_job].arrival_ns : kUnknown;
   if (!copies.empty()) next = std::min(next, copies.front().end_ns);
+  if (running > 0) next = std::min(next, std::max(scheduler->look_again_ns(), now + 1));
   for (const LaneState& lane : lanes)
     if (lane.running) next = std::min(next, lane.end_ns);
   return next;
@@ -259,7 +260,7 @@ void Simulation::Impl::settle_runs() {
     const auto elapsed = static_cast<double>(now - lane.start_ns) - lane.lead_ns;
     const auto until = static_cast<uint64_t>(std::max(0.0, elapsed * static_cast<double>(count) / progress));
     scheduler->finished(lane.session, until - std::min(until, lane.told_ns), now, count - lane.told_count);
-    scheduler->dispatched(lane.session, id, now);
+    scheduler->dispatched(lane.session, id, now, lane.count - count);
     lane.told_count = count;
     lane.told_ns = std::max(lane.told_ns, until);
   }
@@ -282,6 +283,8 @@ void Simulation::Impl::carry_out() {
         case ActionKind::kCloseLane:
           sink->lane_closed(now, action.lane);
           break;
+        case ActionKind::kMove:
+          break;  // its next iteration names the lane
         case ActionKind::kAdmit:
           resident_bytes += job(id).persistent_bytes;
           sink->session_admitted(now, id, action.lane);
@@ -340,9 +343,17 @@ void Simulation::Impl::cut_runs() {
 }
 
 void Simulation::Impl::fill_lanes() {
-  for (LaneId id = 0; id < lanes.size(); ++id) {
-    if (lanes[id].running || !scheduler->lane_is_open(id)) continue;
-    if (const auto picked = scheduler->pick(id, now)) dispatch(id, *picked);
+  // What is dispatched in one lane may let another go on, and a session that moved may leave room.
+  for (bool more = true; more;) {
+    more = false;
+    for (LaneId id = 0; id < lanes.size(); ++id) {
+      if (lanes[id].running || !scheduler->lane_is_open(id)) continue;
+      const auto picked = scheduler->pick(id, now);
+      if (!picked) continue;
+      dispatch(id, *picked);
+      more = true;
+    }
+    carry_out();
   }
 }
 
@@ -389,7 +400,7 @@ void Simulation::Impl::dispatch(LaneId id, SessionId session) {
     mine.started = true;
     outcome(session).start_ns = now;
   }
-  scheduler->dispatched(session, id, now);
+  scheduler->dispatched(session, id, now, lane.count);
 }
 
 void Simulation::Impl::rate_lanes() {

@@ -201,6 +201,8 @@ class Driver {
         case ActionKind::kPageIn:
           sessions_.at(action.session).paging = true;
           break;
+        case ActionKind::kMove:
+          break;
       }
     }
     for (auto& [id, model] : sessions_) model.resident = scheduler_.state(id) == SessionState::kResident;

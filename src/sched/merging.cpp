@@ -1,0 +1,116 @@
+// Lanes that give way: when a session waits, lanes merge, which costs no copy. The sessions of a lane that closes go
+// to other lanes that are large enough, each once it has nothing in flight.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <tuple>
+
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+
+// Not if one of its sessions outranks the one that waits: it would have to share its turns.
+bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& session) const {
+  if (!lane.open || lane.compute_units != session.compute_units) return false;
+  return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
+    return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting ||
+           policy->outranks(member->view, session.view);
+  });
+}
+
+// Of those that are not closing: the sessions of the others have room in it.
+LaneId Scheduler::Impl::largest_that_gives_way(const SessionRecord& session) const {
+  LaneId largest = kNoLane;
+  for (LaneId id = 0; id < lanes.size(); ++id)
+    if (!lanes[id].closing && gives_way(lanes[id], session) &&
+        (largest == kNoLane || lanes[id].bytes > lanes[largest].bytes))
+      largest = id;
+  return largest;
+}
+
+WaitingList::Room Scheduler::Impl::mergeable_room(const SessionRecord& session) const {
+  if (!traits.moves || lanes_open < 2 || session.spec.profiling) return {};
+  if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
+  const LaneId kept = largest_that_gives_way(session);
+  if (kept == kNoLane) return {};
+  uint64_t bytes = free_bytes();
+  for (LaneId id = 0; id < lanes.size(); ++id)
+    if (id != kept && (lanes[id].closing || gives_way(lanes[id], session))) bytes += lanes[id].held;
+  return {true, bytes, bytes + lanes[kept].bytes};
+}
+
+void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
+  if (!traits.moves) return;
+  if (waiting.empty()) {
+    for (LaneRecord& lane : lanes) lane.closing = false;
+    return;
+  }
+  if (lanes_open < 2 || evicting > 0) return;
+  // Those behind a session may merge no more lanes than it may.
+  for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
+    const SessionRecord& session = waiting.at(at);
+    const WaitingList::Room merged = mergeable_room(session);
+    if (!session.blocked && session.wants_in() && policy->welcomes(session.view) &&
+        merged.holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes)) {
+      merge(session, now_ns);
+      return;
+    }
+    if (!merged.any) return;
+    at = waiting.first_fit(waiting.next(at), merged, 0);
+  }
+}
+
+// Closes as few lanes as let it in: first those with nothing in flight, then those of the fewest sessions.
+void Scheduler::Impl::merge(const SessionRecord& session, uint64_t now_ns) {
+  const LaneId kept = largest_that_gives_way(session);
+  const uint64_t largest = lanes[kept].bytes;
+  const uint64_t need =
+      session.persistent_bytes + (session.ephemeral_bytes > largest ? session.ephemeral_bytes - largest : 0);
+  uint64_t room = free_bytes();
+  std::vector<LaneId> candidates;
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    if (id == kept || !lanes[id].open) continue;
+    if (lanes[id].closing)
+      room += lanes[id].held;
+    else if (gives_way(lanes[id], session))
+      candidates.push_back(id);
+  }
+  std::sort(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {
+    const auto rank = [this](LaneId id) {
+      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held, id);
+    };
+    return rank(a) < rank(b);
+  });
+  std::vector<LaneId> closing;
+  for (size_t i = 0; i < candidates.size() && room < need; ++i) {
+    lanes[candidates[i]].closing = true;
+    closing.push_back(candidates[i]);
+    room += lanes[candidates[i]].held;
+  }
+  bool came_back = false;
+  for (const LaneId id : closing) came_back = drain(id, now_ns) || came_back;
+  if (came_back) freed(now_ns);
+}
+
+bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {
+  const std::vector<SessionRecord*> members = lanes[from].members;
+  const uint64_t before = promised();
+  for (SessionRecord* session : members) {
+    if (session->view.in_flight > 0 || session->move != SessionRecord::Move::kNone || session->evicting) continue;
+    LaneId to = kNoLane;
+    for (LaneId id = 0; id < lanes.size(); ++id) {
+      const LaneRecord& lane = lanes[id];
+      if (id == from || !lane.open || lane.closing || lane.compute_units != session->compute_units ||
+          lane.bytes < session->ephemeral_bytes)
+        continue;
+      if (to == kNoLane || lane.members.size() < lanes[to].members.size()) to = id;
+    }
+    if (to == kNoLane) {  // the large ones shrank meanwhile
+      lanes[from].closing = false;
+      break;
+    }
+    move(*session, to, now_ns);
+  }
+  return promised() < before;
+}
+
+}  // namespace gpushare::sched
