@@ -28,6 +28,7 @@ void RuntimeImpl::collect_actions() {
         break;
       case sched::ActionKind::kCloseLane:
         action.kind = Action::Kind::kCloseLane;
+        if (decided.lane < slots_.size() && slots_[decided.lane] != nullptr) ++slots_[decided.lane]->closes;
         break;
       case sched::ActionKind::kAdmit:
         action.kind = Action::Kind::kAdmit;
@@ -115,6 +116,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       break;
     case Action::Kind::kCloseLane:
       if (lane != nullptr) {
+        if (lane->closes > 0) --lane->closes;
         memory::Lane* closing = lane->memory.exchange(nullptr);
         open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
         lane->applied_bytes.store(0);
@@ -129,13 +131,16 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       }
       authority_->lane_applied(action.lane, 0, now());
       break;
-    case Action::Kind::kAdmit:
-      if (lane == nullptr) {
+    case Action::Kind::kAdmit: {
+      // It may have changed lanes since that was decided.
+      const uint32_t id = authority_->lane_of(action.session->id_);
+      LaneSlot* const slot = id < slots_.size() ? slots_[id].get() : nullptr;
+      if (slot == nullptr)
         not_placed(*action.session, lane_failure_, outbox);
-      } else {
-        admit(*action.session, *lane, action.bytes, outbox);
-      }
+      else
+        admit(*action.session, *slot, action.bytes, outbox);
       break;
+    }
     case Action::Kind::kPageOut:
       page(*action.session, lane, true, outbox);
       break;
@@ -352,7 +357,11 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   }
   if (collapsed_) return;
   if (!status.ok()) {
-    not_placed(session, status, outbox);
+    const uint32_t id = authority_->lane_of(session.id_);  // it may have changed lanes meanwhile
+    if (id != lane.id && id < slots_.size() && slots_[id] != nullptr)
+      admit(session, *slots_[id], bytes, outbox);
+    else
+      not_placed(session, status, outbox);
     return;
   }
   heap->set_stream(&lane.stream->device_stream());

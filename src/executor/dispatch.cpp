@@ -33,7 +33,7 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
     dispatched = on_device = false;
     for (LaneSlot* lane : open_slots_) {
       on_device = on_device || lane->in_flight > 0;
-      if (lane->holder != nullptr || lane->in_flight >= depth_ ||
+      if (lane->holder != nullptr || lane->in_flight >= depth_ || lane->closes > 0 ||
           lane->memory.load(std::memory_order_relaxed) == nullptr)
         continue;
       if (!time) time = now();

@@ -241,12 +241,13 @@ struct LaneSlot {
 
   // Guarded by the runtime's lock, but slots of `ring` belong to the holder or the reaper meanwhile.
   SessionImpl* holder = nullptr;  // has an iteration open here
-  uint64_t last_session_id = 0;   // for counting switches, also over a lane that was closed between
-  std::vector<InFlight> ring;     // depth + 1: the one before the head keeps its end event for the timeline
-  uint64_t head = 0;              // sequence number of the oldest in flight
-  uint64_t next = 0;              // of the next to be granted
-  uint32_t in_flight = 0;         // ended by the host, not by the device
-  bool reaping = false;           // somebody waits for the head's end event
+  uint32_t closes = 0;  // actions decided that close it: what is decided for it now is for after them
+  uint64_t last_session_id = 0;  // for counting switches, also over a lane that was closed between
+  std::vector<InFlight> ring;    // depth + 1: the one before the head keeps its end event for the timeline
+  uint64_t head = 0;             // sequence number of the oldest in flight
+  uint64_t next = 0;             // of the next to be granted
+  uint32_t in_flight = 0;        // ended by the host, not by the device
+  bool reaping = false;          // somebody waits for the head's end event
   std::atomic<bool> profiling{false};  // its holder is being profiled
   // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
   // between them is exact only if it is short.

@@ -78,6 +78,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   scheduling.granularity_bytes = memory_->granularity_bytes();
   scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
   scheduling.paging = memory_->can_page();
+  scheduling.confirms_lanes = true;
   if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
     GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());
     scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;

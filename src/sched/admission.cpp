@@ -95,7 +95,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     if (!lane.open) continue;
     // What was paged out for it made room where it runs next: not to queue behind its betters elsewhere.
     if (session.claiming && !runs_next(session, lane)) continue;
-    if (lane.compute_units != session.compute_units) continue;
+    if (lane.compute_units != session.compute_units || lane.closing) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
     if (options.lane_finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;
@@ -224,6 +224,7 @@ void Scheduler::Impl::settle(LaneId id) {
     lane.open = false;
     lane.held = lane.bytes = 0;
     lane.compute_units = 0;
+    lane.closing = false;
     --lanes_open;
     actions.push_back({ActionKind::kCloseLane, id, kNoSession, 0});
     return;
@@ -251,7 +252,7 @@ WaitingList::Room Scheduler::Impl::room() const {
   bool choice = limit == 0 || lanes_open < limit;
   uint64_t largest = 0;
   for (const LaneRecord& lane : lanes) {
-    if (!lane.open || lane.compute_units != 0) continue;
+    if (!lane.open || lane.closing || lane.compute_units != 0) continue;
     choice = true;
     largest = std::max(largest, lane.held);
   }
@@ -309,6 +310,10 @@ bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
 
 bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (!options.paging) return false;
+  // Merging lanes copies nothing.
+  if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
+                                                         session.persistent_bytes + session.ephemeral_bytes))
+    return false;
   if (residents > 0 && !policy->welcomes(session.view)) return false;
   std::vector<SessionRecord*> outranked;
   for (const LaneRecord& lane : lanes) {
@@ -406,8 +411,8 @@ bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
   if (traits.head_of_line && at != waiting.begin()) return false;
   if (waiting.barred(at, traits.max_overtakes)) return false;
   if (!place(session, now_ns)) {
-    claim(session, now_ns);
-    return false;
+    if (!claim(session, now_ns)) merge_waiting(now_ns);
+    return session.holds_promise();
   }
   admitted_from(at);
   return true;
@@ -464,6 +469,7 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
     if (claim(session, now_ns) || barrier == fit) break;
     at = waiting.next(fit);
   }
+  merge_waiting(now_ns);
   if (!waiting.empty() || idle.empty() || evicting > 0) return;
   // Idle paged-out sessions come back only into room that nobody wants.
   for (WaitingList::Position at = idle.first_fit(idle.begin(), room(), 0); at < idle.end();

@@ -95,16 +95,14 @@ bool Scheduler::Impl::drain(LaneId from, uint64_t now_ns) {
   const std::vector<SessionRecord*> members = lanes[from].members;
   const uint64_t before = promised();
   for (SessionRecord* session : members) {
-    if (session->view.in_flight > 0 || session->move != SessionRecord::Move::kNone || session->evicting) continue;
+    if (session->view.in_flight > 0 || session->move != SessionRecord::Move::kNone || session->evicting)
+      continue;
     LaneId to = kNoLane;
     for (LaneId id = 0; id < lanes.size(); ++id) {
-      const LaneRecord& lane = lanes[id];
-      if (id == from || !lane.open || lane.closing || lane.compute_units != session->compute_units ||
-          lane.bytes < session->ephemeral_bytes)
-        continue;
-      if (to == kNoLane || lane.members.size() < lanes[to].members.size()) to = id;
+      if (id == from || !takes(lanes[id], *session)) continue;
+      if (to == kNoLane || lanes[id].members.size() < lanes[to].members.size()) to = id;
     }
-    if (to == kNoLane) {  // the large ones shrank meanwhile
+    if (to == kNoLane) {  // the large ones shrank meanwhile, or are not there yet
       lanes[from].closing = false;
       break;
     }

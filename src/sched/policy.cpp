@@ -96,7 +96,7 @@ class Fair final : public Policy {
 class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
-  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kByOrder, false, true}; }
+  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kByOrder, false, true, true}; }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
   }

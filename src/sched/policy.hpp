@@ -36,8 +36,11 @@ struct PolicyTraits {
   PagingRule paging = PagingRule::kAny;
   // An iteration starts only if no backlogged session of another lane is behind its session in virtual time.
   bool device_wide = false;
-  // A lane without work takes a session that waits for its turn in another lane, if it is large enough for it.
+  // A lane without work takes a session that waits for its turn in another lane, if it is large enough for it;
+  // lanes merge when that lets in a session that waits.
   bool moves = false;
+  // An iteration starts only while no backlogged session of another lane outranks its session.
+  bool protects = false;
 };
 
 class Policy {

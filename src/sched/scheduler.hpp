@@ -38,6 +38,9 @@ struct SchedulerOptions {
   uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
   bool paging = true;                      // the driver can page sessions out and keep their addresses
   LaneFinderKind lane_finder = LaneFinderKind::kSalus;
+  // The driver tells by lane_applied() what memory its lanes have, and no session changes to a lane before that.
+  // False: lanes have what was decided, at once.
+  bool confirms_lanes = false;
 };
 
 class Scheduler final : public Authority {
@@ -65,7 +68,7 @@ class Scheduler final : public Authority {
   bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
-  void lane_applied(LaneId, uint64_t, uint64_t) override {}  // counted as done when the action was taken
+  void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
   // Passed on to the policy, and to every later one; null: nothing is known.
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // ---- Authority: what next -------------------------------------------------------------------------------

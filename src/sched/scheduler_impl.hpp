@@ -1,8 +1,9 @@
-// scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events, picks) and admission.cpp (who
-// gets in, who is paged out). Not for other folders.
+// scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
+// admission.cpp (who gets in, who is paged out) and merging.cpp (lanes that give way). Not for other folders.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -13,6 +14,11 @@
 #include "sched/waiting_list.hpp"
 
 namespace gpushare::sched {
+
+// What `ns` of service cost in virtual time. Bounded, so that a weight next to nothing makes no infinity.
+inline double virtual_cost(double ns, double weight) {
+  return std::clamp(ns / weight, -1e30, 1e30);
+}
 
 struct SessionRecord {
   enum class Move : uint32_t { kNone, kOut, kIn };
@@ -50,8 +56,10 @@ struct SessionRecord {
 
 struct LaneRecord {
   bool open = false;
+  bool closing = false;        // its sessions go to other lanes at their boundaries, to make room
   uint64_t bytes = 0;          // what iterations dispatched from now on may use
   uint64_t held = 0;           // what is promised: >= bytes until a shrink has settled
+  uint64_t applied = 0;        // what the driver says that it has
   uint32_t compute_units = 0;  // for itself: of each of its sessions
   uint64_t dispatched = 0;
   uint64_t completed = 0;
@@ -101,6 +109,12 @@ struct Scheduler::Impl {
   uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
+  // A session may change to the lane.
+  bool takes(const LaneRecord& lane, const SessionRecord& session) const {
+    return lane.open && !lane.closing && lane.compute_units == session.compute_units &&
+           session.ephemeral_bytes <= lane.bytes &&
+           (!options.confirms_lanes || (lane.applied > 0 && session.ephemeral_bytes <= lane.applied));
+  }
   bool evictable(const SessionRecord& session) const {
     return session.state == SessionState::kResident && !session.evicting && !session.pinned;
   }
@@ -116,6 +130,7 @@ struct Scheduler::Impl {
   double others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const;
   void hold_back(LaneRecord& lane, uint64_t until_ns);
   bool may_start(LaneId id, const SessionView& view, uint64_t now_ns);
+  bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
   std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
   void estimate_remaining(SessionRecord& session);
@@ -133,8 +148,15 @@ struct Scheduler::Impl {
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
   void quit(SessionRecord& session);  // gives its promise back
-  void settle(LaneId lane);           // shrink or close after members or needs changed
-  bool boundary(LaneId lane);         // true if a shrink settled
+  // What the lanes could give back by merging for the session's sake, on top of room().
+  WaitingList::Room mergeable_room(const SessionRecord& session) const;
+  bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
+  LaneId largest_that_gives_way(const SessionRecord& session) const;
+  void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
+  void merge(const SessionRecord& session, uint64_t now_ns);
+  bool drain(LaneId lane, uint64_t now_ns);  // of a closing lane; true if memory came back
+  void settle(LaneId lane);                  // shrink or close after members or needs changed
+  bool boundary(LaneId lane);                // true if a shrink settled
   bool move(SessionRecord& session, LaneId to, uint64_t now_ns);  // true if memory came back
   bool claim(SessionRecord& session,
              uint64_t now_ns);  // decides page-outs for it; true if some are under way

@@ -632,6 +632,111 @@ TEST_CASE("fair: a newcomer starts at the current virtual time, not with everybo
   CHECK(second == 10);
 }
 
+TEST_CASE("lanes give way: 42 inference sessions of 0.6 GB each are all let in, 11.2 GB of P beside them") {
+  for (const char* policy : {"fair", "priority"}) {
+    INFO(policy);
+    Scheduler scheduler = make(policy, capacity(uint64_t{16} << 30));
+    for (SessionId id = 1; id <= 42; ++id) {
+      REQUIRE(scheduler.arrive(spec(id, 11'200'000'000 / 42, 600'000'000), 0).ok());
+      scheduler.ready(id, 0);
+      actions(scheduler);
+    }
+    CHECK(scheduler.residents() == 42);
+    CHECK(scheduler.waiting() == 0);
+    CHECK(scheduler.lanes_open() >= 2);
+    CHECK(scheduler.promised_bytes() <= uint64_t{16} << 30);
+    uint64_t now = 0;
+    std::vector<uint64_t> turns(43);
+    for (int round = 0; round < 42 * 4; ++round)
+      for (LaneId lane = 0; lane < scheduler.lane_limit(); ++lane) {
+        const auto picked = scheduler.pick(lane, now);
+        if (!picked) continue;
+        scheduler.dispatched(*picked, lane, now);
+        scheduler.finished(*picked, 1'000'000, now += 1'000'000);
+        actions(scheduler);
+        if (++turns[*picked] < 3) scheduler.ready(*picked, now);
+      }
+    for (SessionId id = 1; id <= 42; ++id) CHECK(turns[id] == 3);
+  }
+}
+
+TEST_CASE("lanes give way at boundaries: what is in flight is waited for, and nothing is paged out instead") {
+  Scheduler scheduler = make("fair", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 40), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 10, 30), 0).ok());
+  scheduler.ready(1, 0);
+  scheduler.ready(2, 0);
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0", "open 1:30", "admit 2@1"});
+  REQUIRE(scheduler.pick(1, 0) == 2);
+  scheduler.dispatched(2, 1, 0);
+  REQUIRE(scheduler.arrive(spec(3, 20, 40), 1).ok());
+  CHECK(actions(scheduler).empty());
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  scheduler.finished(2, 5, 5);
+  CHECK(actions(scheduler) == Strings{"move 2@0", "close 1", "admit 3@0"});
+  // The one that waits gives up before the boundary: the lanes stay.
+  Scheduler other = make("fair", capacity(100));
+  for (SessionId id = 1; id <= 2; ++id) {
+    REQUIRE(other.arrive(spec(id, 10, 30), 0).ok());
+    other.ready(id, 0);
+    other.dispatched(*other.pick(other.lane_of(id), 0), other.lane_of(id), 0);
+  }
+  REQUIRE(other.arrive(spec(3, 50, 30), 1).ok());
+  other.leave(3, 2);
+  actions(other);
+  other.finished(1, 5, 5);
+  other.finished(2, 5, 5);
+  CHECK(actions(other).empty());
+  CHECK(other.lanes_open() == 2);
+}
+
+TEST_CASE("priority: lanes of sessions that outrank the one that waits do not merge for it") {
+  SchedulerOptions options = capacity(100);
+  options.paging = false;
+  Scheduler scheduler = make("priority", options);
+  for (SessionId id = 1; id <= 2; ++id) {
+    SessionSpec high = spec(id, 10, 35);
+    high.priority = 5;
+    REQUIRE(scheduler.arrive(high, 0).ok());
+  }
+  REQUIRE(scheduler.arrive(spec(3, 20, 35), 0).ok());
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  scheduler.set_priority(3, 5, 1);
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  CHECK(scheduler.lanes_open() == 1);
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("priority: nobody of lower rank starts in another lane while a session has work") {
+  Scheduler scheduler = make("priority", capacity(100));
+  uint64_t now = 0;
+  for (SessionId id = 1; id <= 2; ++id) {
+    REQUIRE(scheduler.arrive(spec(id, 1, 10), 0).ok());
+    scheduler.ready(id, 0);
+  }
+  SessionSpec high = spec(3, 1, 10);
+  high.priority = 1;
+  REQUIRE(scheduler.arrive(high, 0).ok());
+  actions(scheduler);
+  CHECK(run(scheduler, 0, 1000, now) == 1);  // it has nothing to run yet
+  CHECK(run(scheduler, 1, 1000, now) == 2);
+  scheduler.ready(3, now);
+  CHECK_FALSE(scheduler.pick(0, now));
+  CHECK_FALSE(scheduler.pick(1, now));
+  REQUIRE(scheduler.pick(2, now) == 3);
+  scheduler.dispatched(3, 2, now);
+  CHECK_FALSE(scheduler.pick(0, now));
+  CHECK(scheduler.look_again_ns() > now);
+  scheduler.finished(3, 1000, now += 1000);
+  CHECK(scheduler.pick(0, now) == 1);
+  CHECK(scheduler.pick(1, now) == 2);
+  // One whose iteration does not end keeps nobody for ever.
+  scheduler.ready(3, now);
+  scheduler.dispatched(*scheduler.pick(2, now), 2, now);
+  CHECK_FALSE(scheduler.pick(0, now));
+  CHECK(scheduler.pick(0, scheduler.look_again_ns()) == 1);
+}
+
 TEST_CASE("a million sessions come and go and leave nothing behind") {
   Scheduler scheduler = make("fair", capacity(1000));
   SessionId id = 0;

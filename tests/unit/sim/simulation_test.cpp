@@ -476,3 +476,60 @@ TEST_CASE("a policy that never runs anybody is reported, and progress can cancel
   CHECK(cancelled.run().status().code() == GPUSHARE_CANCELLED);
   CHECK(seen == 2);
 }
+
+TEST_CASE("42 inference sessions whose E does not fit side by side all run from the start") {
+  std::vector<Job> jobs(42);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    jobs[i].name = "model " + std::to_string(i);
+    jobs[i].iterations = 50;
+    jobs[i].iteration_ns = 5e6;
+    jobs[i].persistent_bytes = 11'200'000'000 / 42;
+    jobs[i].ephemeral_bytes = 600'000'000;
+  }
+  for (const char* policy : {"fair", "priority"}) {
+    INFO(policy);
+    SimulationOptions options;
+    options.capacity_bytes = uint64_t{16} << 30;
+    class Admitted final : public EventSink {
+     public:
+      void session_admitted(uint64_t now_ns, sched::SessionId, sched::LaneId) override {
+        ++count;
+        last_ns = std::max(last_ns, now_ns);
+      }
+      uint64_t count = 0, last_ns = 0;
+    } admitted;
+    Simulation simulation(options, jobs, std::move(*sched::make_policy(policy)), &admitted);
+    const auto result = simulation.run();
+    REQUIRE(result.ok());
+    CHECK(result->completed == 42);
+    CHECK(admitted.count == 42);
+    CHECK(admitted.last_ns <= 5'000'000 * 10);  // boundaries of the first iterations
+    CHECK(result->peak_promised_bytes <= options.capacity_bytes);
+  }
+}
+
+TEST_CASE("priority protects: beside two trainings a session of higher priority is at most a tenth slower") {
+  std::vector<Job> jobs(3);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const bool serving = i == 2;
+    jobs[i].name = serving ? "serving" : "training";
+    jobs[i].iterations = serving ? 2000 : 1000;
+    jobs[i].iteration_ns = serving ? 5e6 : 100e6;
+    jobs[i].persistent_bytes = 100'000'000;
+    jobs[i].ephemeral_bytes = 1'000'000'000;
+    jobs[i].priority = serving ? 1 : 0;
+    jobs[i].arrival_ns = serving ? 1'000'000'000 : 0;
+  }
+  SimulationOptions options;
+  options.capacity_bytes = uint64_t{16} << 30;
+  const auto mean_ns = [&](const char* policy) {
+    Simulation simulation(options, jobs, std::move(*sched::make_policy(policy)));
+    const auto result = simulation.run();
+    REQUIRE(result.ok());
+    REQUIRE(result->completed == 3);
+    const JobResult& serving = result->jobs[2];
+    return static_cast<double>(serving.end_ns - serving.arrival_ns) / static_cast<double>(serving.iterations);
+  };
+  CHECK(mean_ns("priority") <= 1.1 * 5e6);
+  CHECK(mean_ns("pack") > 1.1 * 5e6);  // without it
+}

@@ -1,0 +1,186 @@
+// Whose turn it is: picks, virtual time over the lanes of the device, and who is held back for others' sake.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "base/saturate.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+namespace {
+
+// Virtual time of the device, as far as it is kept: beyond it a double loses iterations.
+constexpr double kMostVirtualNs = 0x1p50;
+
+// Others wait for a session that is behind them for twice the time that its iterations take, and this.
+constexpr uint64_t kPatienceNs = 10'000'000;
+
+}  // namespace
+
+// Only differences count, so the device's virtual time begins at 0 again.
+void Scheduler::Impl::rebase() {
+  for (LaneRecord& lane : lanes) {
+    lane.start_tag_ns -= virtual_ns;
+    for (SessionRecord* member : lane.members) {
+      member->view.virtual_ns -= virtual_ns;
+      show(*member);
+    }
+  }
+  virtual_ns = 0;
+}
+
+namespace {
+
+// When what is in flight in the lane has taken so much longer than expected that others need not wait for it:
+// its host may be holding it open.
+uint64_t overdue_ns(const LaneRecord& lane) {
+  double expected = 0;
+  for (const SessionRecord* member : lane.flying)
+    expected = std::max(expected, member->expected_in_flight_ns);
+  return base::add_saturated(lane.progress_ns, base::to_uint64(2 * expected + kPatienceNs));
+}
+
+}  // namespace
+
+// When others no longer wait for a session that is ready, in a lane with nothing in flight: its driver does not
+// run it.
+uint64_t Scheduler::Impl::patience_ends_ns(const SessionView& view) const {
+  return base::add_saturated(view.ready_since_ns, base::add_saturated(longest_ns, longest_ns) + kPatienceNs);
+}
+
+void Scheduler::Impl::advance(uint64_t now_ns) {
+  double least = INFINITY;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    if (lane.busy()) {
+      if (lanes_open == 1 || now_ns < overdue_ns(lane)) least = std::min(least, lane.start_tag_ns);
+      continue;
+    }
+    // Its sessions are about to run, and keep what they are behind.
+    for (const SessionView& view : lane.ready)
+      if (view.virtual_ns < least && now_ns < patience_ends_ns(view)) least = view.virtual_ns;
+  }
+  if (least < INFINITY) virtual_ns = std::max(virtual_ns, least);
+  if (virtual_ns > kMostVirtualNs) rebase();
+}
+
+double Scheduler::Impl::others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const {
+  double least = INFINITY;
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    const LaneRecord& lane = lanes[id];
+    if (id == own || !lane.open) continue;
+    double mine = INFINITY;
+    uint64_t ends = 0;
+    for (const SessionView& view : lane.ready) {
+      mine = std::min(mine, view.virtual_ns);
+      ends = std::max(ends, patience_ends_ns(view));
+    }
+    // One of unknown length says nothing yet.
+    for (const SessionRecord* member : lane.flying)
+      if (member->expected_in_flight_ns > 0) mine = std::min(mine, member->view.virtual_ns);
+    if (mine >= least) continue;
+    if (lane.busy()) ends = overdue_ns(lane);
+    if (now_ns >= ends) continue;
+    least = mine;
+    until = ends;
+  }
+  return least;
+}
+
+void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
+  held_back += (until_ns != kUnknown ? 1u : 0u) - (lane.held_back_ns != kUnknown ? 1u : 0u);
+  lane.held_back_ns = until_ns;
+}
+
+std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
+  if (!lane_is_open(id)) return std::nullopt;
+  impl_->hold_back(impl_->lanes[id], kUnknown);
+  auto picked = impl_->pick_in(id, now_ns);
+  if (!picked && impl_->traits.moves && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
+    picked = impl_->move_in(id, now_ns);
+  if (picked) impl_->lanes[id].picked = *picked;
+  return picked;
+}
+
+bool Scheduler::Impl::may_start(LaneId id, const SessionView& view, uint64_t now_ns) {
+  if (lanes_open < 2) return true;
+  uint64_t until = kUnknown;
+  if (traits.device_wide) {
+    // Half an iteration may start early: lengths vary, and a lane that waited for the last microsecond of
+    // another's iteration would lose time for nothing.
+    const double others = others_virtual_ns(id, now_ns, until);
+    if (view.virtual_ns - virtual_cost(static_cast<double>(view.iteration_ns) / 2, view.weight) <= others)
+      return true;
+  } else if (!traits.protects || !outranked(id, view, now_ns, until)) {
+    return true;
+  }
+  hold_back(lanes[id], until);
+  return false;
+}
+
+// By a session of another lane that has work: the iteration would slow it. Until when at most, in `until`.
+bool Scheduler::Impl::outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const {
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    const LaneRecord& lane = lanes[id];
+    if (id == own || !lane.open || lane.compute_units != 0) continue;
+    uint64_t ends = 0;
+    for (const SessionRecord* member : lane.flying)
+      if (policy->outranks(member->view, view)) ends = overdue_ns(lane);
+    for (const SessionView& other : lane.ready)
+      if (policy->outranks(other, view))
+        ends = std::max(ends, lane.busy() ? overdue_ns(lane) : patience_ends_ns(other));
+    if (now_ns >= ends) continue;
+    until = ends;
+    return true;
+  }
+  return false;
+}
+
+std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
+  LaneRecord& lane = lanes[id];
+  if (lane.ready.empty()) return std::nullopt;
+  const size_t picked = policy->pick(id, lane.ready, now_ns);
+  if (picked >= lane.ready.size() || !may_start(id, lane.ready[picked], now_ns)) return std::nullopt;
+  return lane.ready[picked].id;
+}
+
+// Sessions that wait for their turn behind others of their lane, have nothing in flight, and fit this one.
+std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
+  const LaneRecord& lane = lanes[id];
+  movable.clear();
+  for (LaneId from = 0; from < lanes.size(); ++from) {
+    if (from == id || !lanes[from].open || !lanes[from].busy()) continue;
+    for (const SessionView& view : lanes[from].ready)
+      if (view.in_flight == 0 && takes(lane, *find(view.id))) movable.push_back(view);
+  }
+  if (movable.empty()) return std::nullopt;
+  const size_t picked = policy->pick(id, movable, now_ns);
+  if (picked >= movable.size() || !may_start(id, movable[picked], now_ns)) return std::nullopt;
+  const SessionId session = movable[picked].id;
+  if (move(*find(session), id, now_ns)) freed(now_ns);
+  return session;
+}
+
+uint64_t Scheduler::look_again_ns() const {
+  uint64_t least = kUnknown;
+  if (impl_->held_back > 0)
+    for (const LaneRecord& lane : impl_->lanes) least = std::min(least, lane.held_back_ns);
+  return least;
+}
+
+uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {
+  if (!lane_is_open(id)) return kUnknown;
+  const LaneRecord& lane = impl_->lanes[id];
+  const SessionRecord* session = impl_->find(lane.picked);
+  if (session == nullptr || session->lane != id || session->slot == SessionRecord::kNoSlot) return now_ns;
+  uint64_t holds = impl_->policy->pick_holds_ns(id, lane.ready, session->slot);
+  if (impl_->traits.device_wide && impl_->lanes_open > 1) {
+    uint64_t until = kUnknown;
+    const double gap =
+        (impl_->others_virtual_ns(id, now_ns, until) - session->view.virtual_ns) * session->view.weight;
+    holds = std::min(holds, base::to_uint64(std::max(gap, 0.0)));
+  }
+  return holds > kUnknown - now_ns ? kUnknown : now_ns + holds;
+}
+
+}  // namespace gpushare::sched
