@@ -188,6 +188,8 @@ int32_t gpushare_request_queue_get_info(gpushare_request_queue handle,
     out.busy_ns = stats.busy_ns;
     out.decisions = stats.decisions;
     out.decision_ns = stats.decision_ns;
+    out.predicted_miss_rate = stats.signals.predicted_miss_rate;
+    out.price_per_s = stats.signals.price_per_s;
     return capi::write_struct("out_info", out, out_info);
   });
 }

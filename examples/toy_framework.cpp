@@ -27,8 +27,11 @@ struct Tensor {
   Context& context;
   size_t count;
   gpushare::Address address;
-  Tensor(Context& of, size_t elements) : context(of), count(elements), address(of.alloc(elements * sizeof(float))) {}
-  ~Tensor() { context.device.runtime.free(address); }  // in stream order: work enqueued before may still use it
+  Tensor(Context& of, size_t elements)
+      : context(of), count(elements), address(of.alloc(elements * sizeof(float))) {}
+  ~Tensor() {
+    context.device.runtime.free(address);
+  }  // in stream order: work enqueued before may still use it
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
   float* data() const { return reinterpret_cast<float*>(address); }  // host device: an address is a pointer

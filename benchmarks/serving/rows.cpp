@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "sim/serving/bound.hpp"
+
 namespace gpushare::experiments {
 namespace {
 
@@ -28,7 +30,7 @@ class Pool {
   void run() {
     std::atomic<size_t> next{0};
     std::vector<std::thread> workers;
-    for (unsigned t = 0; t < std::max(1u, std::thread::hardware_concurrency()); ++t)
+    for (unsigned t = 0; t < (threads > 0 ? threads : std::max(1u, std::thread::hardware_concurrency())); ++t)
       workers.emplace_back([&] {
         for (size_t i = next++; i < jobs_.size(); i = next++) jobs_[i]();
       });
@@ -42,30 +44,98 @@ class Pool {
 
 }  // namespace
 
-Stat Row::rate(const std::string& policy) const {
-  return stat(rates.at(policy));
+const std::vector<Family>& families() {
+  static const std::vector<Family> all{
+      {"Clipper",
+       {{"clipper", "clipper"}, {"clipper-mean", "clipper-mean"}, {"clipper-aimd", "clipper-aimd"}}},
+      {"Nexus", {{"nexus", "nexus"}, {"nexus-cycle", "nexus-cycle"}}},
+      {"Clockwork",
+       {{"clockwork", "clockwork"},
+        {"clockwork-single", "clockwork-single"},
+        {"clockwork, a model an application", "clockwork", true, true}}},
+      {"Orloj", {{"orloj", "orloj"}, {"orloj-own", "orloj-own"}}}};
+  return all;
 }
 
-double Row::ceiling() const {
-  return std::max(rate("clairvoyant").mean, rate("clairvoyant-edf").mean);
+const std::vector<Contender>& main_contenders() {
+  static const std::vector<Contender> all = [] {
+    std::vector<Contender> out;
+    for (const Family& family : families())
+      out.insert(out.end(), family.variants.begin(), family.variants.end());
+    for (const Contender& each : std::vector<Contender>{{"orloj, no labels", "orloj", false},
+                                                        {"greedy", "greedy"},
+                                                        {"greedy, no labels", "greedy", false},
+                                                        {"gpushare", "gpushare"},
+                                                        {kUnlabelled, "gpushare", false},
+                                                        {"clairvoyant", "clairvoyant"},
+                                                        {"clairvoyant-edf", "clairvoyant-edf"}})
+      out.push_back(each);
+    return out;
+  }();
+  return all;
 }
 
-void run_rows(std::vector<Row>& rows, const std::vector<const char*>& policies, uint64_t seeds) {
+Stat Row::rate(const std::string& contender) const {
+  return stat(rates.at(contender));
+}
+
+double Row::bound() const {
+  return stat(bounds).mean;
+}
+
+double Row::family(const Family& of, std::string* who) const {
+  double most = -1;
+  for (const Contender& each : of.variants) {
+    const double here = rate(each.name).mean;
+    if (here > most && who != nullptr) *who = each.name;
+    most = std::max(most, here);
+  }
+  return most;
+}
+
+double Row::best(std::string* who) const {
+  double most = -1;
+  for (const Family& each : families()) {
+    std::string variant;
+    const double here = family(each, &variant);
+    if (here > most && who != nullptr) *who = variant;
+    most = std::max(most, here);
+  }
+  return most;
+}
+
+double Row::unlabelled_best() const {
+  double most = std::max(rate("orloj, no labels").mean, rate("greedy, no labels").mean);
+  // These do not look at labels.
+  for (const char* each :
+       {"clipper", "clipper-mean", "clipper-aimd", "nexus", "nexus-cycle", "clockwork", "clockwork-single"})
+    most = std::max(most, rate(each).mean);
+  return most;
+}
+
+void run_rows(std::vector<Row>& rows, const std::vector<Contender>& contenders) {
   Pool pool;
-  for (Row& row : rows)
-    for (const char* policy : policies) row.rates[policy].assign(seeds, NAN);
+  for (Row& row : rows) {
+    row.bounds.assign(seeds, NAN);
+    for (const Contender& each : contenders) row.rates[each.name].assign(seeds, NAN);
+  }
   for (Row& row : rows)
     for (uint64_t seed = 0; seed < seeds; ++seed)
-      pool.add([&row, &policies, seed] {
+      pool.add([&row, &contenders, seed] {
         const std::vector<TimedRequest> requests = row.draw(seed + 1);
-        for (const char* policy : policies) {
-          const auto result = sim::serve(requests, policy, row.options);
-          if (!result.ok()) {
-            std::fprintf(stderr, "%s, %s: %s\n", row.name.c_str(), policy,
-                         result.status().to_string().c_str());
+        const auto most = static_cast<double>(sim::most_in_time(requests, row.options));
+        row.bounds[seed] = most / static_cast<double>(requests.size());
+        for (const Contender& each : contenders) {
+          ServingOptions options = row.options;
+          options.labels = each.labels;
+          options.model_per_application = each.model_per_application;
+          const auto result = sim::serve(requests, each.policy, options);
+          if (!result.ok() || static_cast<double>(result->finished_in_time) > most) {
+            std::fprintf(stderr, "%s, %s: %s\n", row.name.c_str(), each.name.c_str(),
+                         result.ok() ? "more in time than the bound" : result.status().to_string().c_str());
             std::exit(1);
           }
-          row.rates[policy][seed] = result->finish_rate;
+          row.rates.at(each.name)[seed] = result->finish_rate;
         }
       });
   pool.run();
@@ -93,30 +163,60 @@ ServingOptions options_of(const Calibration& at, double slo) {
 
 Summary summarise(const std::vector<Row>& rows) {
   Summary s;
+  const double n = static_cast<double>(rows.size());
   for (const Row& row : rows) {
-    double best = 0;
-    for (const char* policy : kFour) best = std::max(best, row.rate(policy).mean);
-    const double ours = row.rate("gpushare").mean;
-    const double ceiling = row.ceiling();
+    const double best = row.best(), ours = row.rate("gpushare").mean, unlabelled = row.rate(kUnlabelled).mean;
     ++s.cells;
     s.above += ours > best ? 1 : 0;
     s.level += ours <= best && ours >= best - 0.005 ? 1 : 0;
-    s.near_ceiling += ours >= ceiling - 0.03 ? 1 : 0;
-    s.ours += ours;
-    s.best += best;
-    s.ceiling += ceiling;
-    s.orloj += row.rate("orloj").mean;
+    s.ours += ours / n;
+    s.unlabelled += unlabelled / n;
+    s.greedy += row.rate("greedy").mean / n;
+    s.greedy_unlabelled += row.rate("greedy, no labels").mean / n;
+    s.best += best / n;
+    s.orloj += row.family(families().back()) / n;
+    s.orloj_unlabelled += row.rate("orloj, no labels").mean / n;
+    s.clairvoyant += std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean) / n;
+    s.bound += row.bound() / n;
     if (ours - best < s.worst) {
       s.worst = ours - best;
       s.worst_cell = row.name;
     }
+    if (unlabelled - row.unlabelled_best() < s.worst_unlabelled) {
+      s.worst_unlabelled = unlabelled - row.unlabelled_best();
+      s.worst_unlabelled_cell = row.name;
+    }
   }
-  const double n = static_cast<double>(s.cells);
-  s.ours /= n;
-  s.best /= n;
-  s.ceiling /= n;
-  s.orloj /= n;
   return s;
+}
+
+void finish_rates(Report& report, const std::string& keys, const std::vector<Row>& rows) {
+  std::string rule = "|---|---|---|---|---|---|---|---|---|---|";
+  for (char c : keys)
+    if (c == '|') rule += "---|";
+  report.line("| " + keys +
+              " | Clipper | Nexus | Clockwork | Orloj | greedy | gpushare | gpushare, no labels | "
+              "clairvoyant | bound |\n" +
+              rule);
+  for (const Row& row : rows)
+    report.row("| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f ± %.3f | %.3f | %.3f | %.3f |",
+               row.name.c_str(), row.family(families()[0]), row.family(families()[1]),
+               row.family(families()[2]), row.family(families()[3]), row.rate("greedy").mean,
+               row.rate("gpushare").mean, row.rate("gpushare").sd, row.rate(kUnlabelled).mean,
+               std::max(row.rate("clairvoyant").mean, row.rate("clairvoyant-edf").mean), row.bound());
+}
+
+void losses(Report& report, const std::vector<Row>& rows, const std::string& at) {
+  for (const Row& row : rows) {
+    std::string who;
+    const double best = row.best(&who), ours = row.rate("gpushare").mean;
+    const double unlabelled = row.rate(kUnlabelled).mean, unlabelled_best = row.unlabelled_best();
+    if (ours < best - 0.005)
+      report.row("- %s%s: %.4f against %.4f (%s)", row.name.c_str(), at.c_str(), ours, best, who.c_str());
+    if (unlabelled < unlabelled_best - 0.005)
+      report.row("- %s%s, nobody told labels: %.4f against %.4f", row.name.c_str(), at.c_str(), unlabelled,
+                 unlabelled_best);
+  }
 }
 
 void Report::row(const char* format, ...) {

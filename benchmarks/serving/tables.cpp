@@ -11,15 +11,18 @@
 namespace gpushare::experiments {
 namespace {
 
-constexpr double kLoads[] = {0.5, 0.75, 1, 1.25, 1.5};
+constexpr double kLoads[] = {0.5, 1, 1.5};
 
 void summary_line(Report& report, const std::string& name, const Summary& s) {
-  report.row("| %s | %.3f | %.3f | %.3f | %.3f | %zu / %zu | %zu | %+.3f (%s) |", name.c_str(), s.orloj,
-             s.best, s.ours, s.ceiling, s.above, s.cells, s.level, s.worst, s.worst_cell.c_str());
+  report.row("| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f |", name.c_str(),
+             s.orloj_unlabelled, s.greedy_unlabelled, s.unlabelled, s.best, s.orloj, s.greedy, s.ours,
+             s.clairvoyant, s.bound);
 }
 constexpr const char* kSummaryHead =
-    "| | orloj | best of the four | gpushare | ceiling | above the best | level | least lead (where) |\n"
-    "|---|---|---|---|---|---|---|---|";
+    "| load | orloj, no labels | greedy, no labels | gpushare, no labels | best of the four systems | Orloj "
+    "| greedy | "
+    "gpushare | clairvoyant | bound |\n"
+    "|---|---|---|---|---|---|---|---|---|---|";
 
 std::vector<Row> cells(const std::vector<Calibration>& all, Target target, double factor) {
   std::vector<Row> rows;
@@ -61,95 +64,89 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
                each.clockwork_rms, each.nexus_rms, each.orloj_mean, printed);
   }
 
-  std::vector<Row> columns = cells(all, Target::kColumns, 1);
-  run_rows(columns, kMain);
   std::vector<std::vector<Row>> achievable;
   for (double factor : kLoads) {
     achievable.push_back(cells(all, Target::kAchievable, factor));
-    run_rows(achievable.back(), kMain);
+    run_rows(achievable.back(), main_contenders());
     std::fprintf(stderr, "load x %g done\n", factor);
   }
-  double printed_orloj = 0;
-  for (const PrintedCell& cell : kPrinted) printed_orloj += cell.orloj / std::size(kPrinted);
-  const Summary at_columns = summarise(columns);
-  report.line("\n### The printed columns do not belong to one load\n");
-  report.row(
-      "At the loads where Clockwork and Nexus are nearest to print (*columns*), the clairvoyant ceiling is "
-      "%.3f in the mean, %s the %.3f "
-      "printed for Orloj: if the ceiling is below, no policy could print what Orloj prints at the load at "
-      "which they print what they print. "
-      "Our Nexus and Clockwork follow their public code and lose less than the printed ones; the paper's "
-      "account of why its own lose so much "
-      "(a plan that \"cannot reach a stable state\", \"fail every other batch\") describes deployments that "
-      "their code alone does not give. "
-      "So the table below uses the *achievable* loads, the nearest to the printed Clockwork and Nexus at "
-      "which Orloj can be what it is "
-      "printed to be; the other is summarised beside it.\n",
-      at_columns.ceiling, at_columns.ceiling < printed_orloj ? "below" : "not below", printed_orloj);
+  report.line(
+      "\nOur Nexus and Clockwork follow their public code and lose less than the printed ones. Which loads "
+      "the printed "
+      "columns belong to is not known; the *columns* calibration is printed for reference and not used "
+      "below. Everything "
+      "below is at the *achievable* loads.\n");
 
   report.line("## Result\n");
   report.row(
-      "Mean over the 65 cells of tables C.1 and C.2, %llu seeds, %zu requests a run. *level*: not above the "
-      "best, but within 0.005.\n",
-      static_cast<unsigned long long>(kSeeds), kRequests);
+      "Finish rate, mean over the 65 cells of tables C.1 and C.2, %llu seeds, %zu requests a run. Of each "
+      "published "
+      "system the best variant counts, in each cell.\n",
+      static_cast<unsigned long long>(seeds), kRequests);
   report.line(kSummaryHead);
   for (size_t i = 0; i < std::size(kLoads); ++i)
-    summary_line(report, base::format("achievable, %gx the load", kLoads[i]), summarise(achievable[i]));
-  summary_line(report, "columns, 1x", at_columns);
+    summary_line(report, base::format("%gx", kLoads[i]), summarise(achievable[i]));
   report.line();
   report.line(
-      "The ceiling is the better of `clairvoyant` (our rule with every execution time known) and "
-      "`clairvoyant-edf` (earliest deadline "
-      "first, with them known); neither is a proven optimum, so a cell of ours may lie above it.\n");
-
-  const std::vector<Row>& at_one = achievable[2];
-  report.line("## Every cell at 1x\n");
-  report.line("Printed / re-implemented; standard deviation over seeds for ours and Orloj.\n");
-  report.line("| cell | Clipper | Nexus | Clockwork | Orloj | gpushare | ceiling |");
-  report.line("|---|---|---|---|---|---|---|");
-  for (size_t i = 0; i < at_one.size(); ++i) {
-    const Row& row = at_one[i];
-    const PrintedCell* printed = nullptr;
-    for (const PrintedCell& cell : kPrinted)
-      if (row.name == base::format("%s at %g", cell.name, cell.slo_x_p99)) printed = &cell;
-    if (printed == nullptr) continue;
-    const Stat orloj = row.rate("orloj"), ours = row.rate("gpushare");
-    double best = 0;
-    for (const char* policy : kFour) best = std::max(best, row.rate(policy).mean);
-    const char* mark = ours.mean > best ? "**" : "";
-    report.row(
-        "| %s | %.2f / %.3f | %.2f / %.3f | %.2f / %.3f | %.2f / %.3f ± %.3f | %s%.3f%s ± %.3f | %.3f |",
-        row.name.c_str(), printed->clipper, row.rate("clipper").mean, printed->nexus, row.rate("nexus").mean,
-        printed->clockwork, row.rate("clockwork").mean, printed->orloj, orloj.mean, orloj.sd, mark, ours.mean,
-        mark, ours.sd, row.ceiling());
+      "Read it in three steps. *No labels*: every request is of one application, so that only deadlines and "
+      "one "
+      "distribution are known. *greedy* knows nothing but the mean of each application and takes the batch "
+      "that serves "
+      "the most per time: the gain from greedy without labels to greedy is the label's. *gpushare* adds "
+      "distributions, "
+      "prices and chances. *clairvoyant* is the better of two heuristics that are told every execution time; "
+      "they are "
+      "no bound, and gpushare may lie above them. *bound* is one: no schedule, made with everything known "
+      "beforehand, "
+      "finishes more in time (src/sim/serving/bound.hpp; loose, since it spreads batches over time and pads "
+      "nobody).\n");
+  report.line(
+      "| load | above the best system | level (within 0.005) | of | least lead (where) | least lead, nobody "
+      "told labels (where) |\n|---|---|---|---|---|---|");
+  for (size_t i = 0; i < std::size(kLoads); ++i) {
+    const Summary s = summarise(achievable[i]);
+    report.row("| %gx | %zu | %zu | %zu | %+.4f (%s) | %+.4f (%s) |", kLoads[i], s.above, s.level, s.cells,
+               s.worst, s.worst_cell.c_str(), s.worst_unlabelled, s.worst_unlabelled_cell.c_str());
   }
-  report.line("\nWhere ours is not above the best of the four, at any load:\n");
-  size_t losses = 0;
+  report.line("\nWhere ours is more than 0.005 below a baseline:\n");
+  const size_t before = report.text().size();
   for (size_t l = 0; l < std::size(kLoads); ++l)
-    for (const Row& row : achievable[l]) {
-      double best = 0;
-      const char* who = "";
-      for (const char* policy : kFour)
-        if (row.rate(policy).mean > best) {
-          best = row.rate(policy).mean;
-          who = policy;
-        }
-      const double ours = row.rate("gpushare").mean;
-      if (ours > best || (ours == 1 && best == 1)) continue;
-      ++losses;
-      report.row("- %s, %gx: %.4f against %.4f (%s)", row.name.c_str(), kLoads[l], ours, best, who);
-    }
-  if (losses == 0) report.line("- nowhere");
+    losses(report, achievable[l], base::format(", %gx", kLoads[l]));
+  if (report.text().size() == before) report.line("- nowhere");
+
+  const std::vector<Row>& at_one = achievable[1];
+  report.line("\n## Every variant at 1x\n");
+  report.line(
+      "Mean over the 65 cells; what each variant takes from where is in [slo.md](../design/slo.md).\n");
+  report.line("| variant | finish rate |\n|---|---|");
+  for (const Contender& each : main_contenders()) {
+    double mean = 0;
+    for (const Row& row : at_one) mean += row.rate(each.name).mean / static_cast<double>(at_one.size());
+    report.row("| %s | %.3f |", each.name.c_str(), mean);
+  }
+  report.line("\n## Every cell at 1x\n");
+  report.line(
+      "Best variant of each system. The paper's own figures, for Clipper, Nexus, Clockwork and Orloj, stand "
+      "first.\n");
+  std::vector<Row> named = at_one;
+  for (Row& row : named)
+    for (const PrintedCell& cell : kPrinted)
+      if (row.name == base::format("%s at %g", cell.name, cell.slo_x_p99)) {
+        row.name +=
+            base::format(" | %.2f, %.2f, %.2f, %.2f", cell.clipper, cell.nexus, cell.clockwork, cell.orloj);
+        break;
+      }
+  finish_rates(report, "cell | printed", named);
 
   std::vector<Row> others = cells(all, Target::kAchievable, 1);
-  const std::vector<const char*> simple{"fifo", "edf", "maxdelay", "clipper-aimd"};
+  const std::vector<Contender> simple{{"fifo", "fifo"}, {"edf", "edf"}, {"maxdelay", "maxdelay"}};
   run_rows(others, simple);
   report.line("\n## The other baselines, 1x, mean over the 65 cells\n");
   report.line("| policy | finish rate |\n|---|---|");
-  for (const char* policy : simple) {
+  for (const Contender& each : simple) {
     double mean = 0;
-    for (const Row& row : others) mean += row.rate(policy).mean / static_cast<double>(others.size());
-    report.row("| %s | %.3f |", policy, mean);
+    for (const Row& row : others) mean += row.rate(each.name).mean / static_cast<double>(others.size());
+    report.row("| %s | %.3f |", each.name.c_str(), mean);
   }
 }
 

@@ -26,7 +26,8 @@ struct Job::State {
   const std::shared_ptr<Runtime> runtime;
   Session session;
   std::atomic<uint64_t> live_blocks{0};
-  mutable std::mutex mutex;  // guards what follows; never held during a call that may wait, or ask the out-of-memory function
+  mutable std::mutex
+      mutex;  // guards what follows; never held during a call that may wait, or ask the out-of-memory function
   std::optional<Iteration> iteration;
   uint64_t serial = 0;        // of the iteration, from 1
   std::vector<Place> places;  // of this iteration
@@ -51,14 +52,17 @@ struct alignas(64) Shard {
 };
 
 Shard& shard_of(Address address) {
-  static std::array<Shard, 64>& shards = *new std::array<Shard, 64>;  // tensors in static variables die after any destructor of ours
+  static std::array<Shard, 64>& shards =
+      *new std::array<Shard, 64>;  // tensors in static variables die after any destructor of ours
   return shards[(address * 0x9e3779b97f4a7c15u) >> 58];
 }
 
-thread_local void* bound = nullptr;      // std::shared_ptr<Job::State>* of the Job that the thread is bound to
+thread_local void* bound = nullptr;  // std::shared_ptr<Job::State>* of the Job that the thread is bound to
 thread_local void* bound_before = nullptr;  // what it was bound to when its iteration began
 
-Address address_of(const void* block) { return static_cast<Address>(reinterpret_cast<uintptr_t>(block)); }
+Address address_of(const void* block) {
+  return static_cast<Address>(reinterpret_cast<uintptr_t>(block));
+}
 
 }  // namespace
 
@@ -102,10 +106,18 @@ void Job::end() {
   iteration.end();
 }
 
-gpushare_session_info Job::info() const { return state_->session.info(); }
-void Job::set_weight(double weight) { state_->session.set_weight(weight); }
-void Job::set_priority(int32_t priority) { state_->session.set_priority(priority); }
-uint64_t Job::live_blocks() const { return state_->live_blocks; }
+gpushare_session_info Job::info() const {
+  return state_->session.info();
+}
+void Job::set_weight(double weight) {
+  state_->session.set_weight(weight);
+}
+void Job::set_priority(int32_t priority) {
+  state_->session.set_priority(priority);
+}
+uint64_t Job::live_blocks() const {
+  return state_->live_blocks;
+}
 
 uint64_t Job::predicted_blocks() const {
   const std::lock_guard lock(state_->mutex);
@@ -113,7 +125,9 @@ uint64_t Job::predicted_blocks() const {
 }
 
 Job::Scope::Scope(Job& job) : before_(std::exchange(bound, &job.state_)) {}
-Job::Scope::~Scope() { bound = before_; }
+Job::Scope::~Scope() {
+  bound = before_;
+}
 
 void* allocate(size_t bytes) {
   if (bound == nullptr || bytes == 0) return nullptr;
@@ -127,8 +141,8 @@ void* allocate(size_t bytes) {
       iteration = state->iteration->get();
       block.serial = state->serial;
       block.place = state->places.size();
-      const bool outlives = state->serial > 2 && block.place < state->before.size() && state->before[block.place].alive &&
-                            state->before[block.place].bytes == bytes;
+      const bool outlives = state->serial > 2 && block.place < state->before.size() &&
+                            state->before[block.place].alive && state->before[block.place].bytes == bytes;
       ephemeral = !outlives;
       state->predicted += outlives;
       state->places.push_back({bytes, 0, ephemeral, false});
@@ -171,7 +185,8 @@ bool release(void* pointer) {
     if (block.serial == state.serial && state.iteration) state.places[block.place].alive = false;
   }
   state.live_blocks.fetch_sub(1, std::memory_order_relaxed);
-  (void)gpushare_memory_free(state.runtime->get(), address);  // NOT_FOUND once the session ended by itself: its blocks went with it
+  (void)gpushare_memory_free(state.runtime->get(),
+                             address);  // NOT_FOUND once the session ended by itself: its blocks went with it
   return true;
 }
 

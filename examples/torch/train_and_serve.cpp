@@ -30,8 +30,9 @@ torch::nn::Sequential perceptron() {
 }
 
 torch::nn::Sequential convolutions() {
-  return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).padding(1)), torch::nn::ReLU(),
-                               torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(8 * 8 * 8, 10));
+  return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).padding(1)),
+                               torch::nn::ReLU(), torch::nn::MaxPool2d(2), torch::nn::Flatten(),
+                               torch::nn::Linear(8 * 8 * 8, 10));
 }
 
 // What a job computed: its losses, or the sums of its answers; and the bytes of the tensors that it keeps.
@@ -41,11 +42,14 @@ struct Outcome {
 };
 
 // Random numbers come from a generator of the job's own, so that jobs side by side see the same data as one after the other.
-at::Tensor data(at::Generator& generator, at::IntArrayRef shape) { return torch::randn(shape, generator); }
+at::Tensor data(at::Generator& generator, at::IntArrayRef shape) {
+  return torch::randn(shape, generator);
+}
 
 void fill(torch::nn::Sequential& network, at::Generator& generator) {
   const torch::NoGradGuard guard;
-  for (at::Tensor& parameter : network->parameters()) parameter.copy_(0.1 * data(generator, parameter.sizes()));
+  for (at::Tensor& parameter : network->parameters())
+    parameter.copy_(0.1 * data(generator, parameter.sizes()));
 }
 
 Outcome train(const Turn& build, const Turn& turn, int steps, bool image) {
@@ -55,7 +59,8 @@ Outcome train(const Turn& build, const Turn& turn, int steps, bool image) {
   build([&] {
     network = image ? convolutions() : perceptron();
     fill(network, generator);
-    optimizer = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    optimizer = std::make_unique<torch::optim::SGD>(network->parameters(),
+                                                    torch::optim::SGDOptions(0.05).momentum(0.9));
   });
   Outcome outcome;
   for (int step = 0; step < steps; ++step) {
@@ -69,7 +74,8 @@ Outcome train(const Turn& build, const Turn& turn, int steps, bool image) {
       outcome.values.push_back(loss.item<float>());
     });
   }
-  for (const at::Tensor& parameter : network->parameters()) outcome.kept_bytes += 3 * static_cast<int64_t>(parameter.nbytes());
+  for (const at::Tensor& parameter : network->parameters())
+    outcome.kept_bytes += 3 * static_cast<int64_t>(parameter.nbytes());
   return outcome;  // parameter, gradient, momentum: three tensors each
 }
 
@@ -84,7 +90,8 @@ Outcome serve(const Turn& build, const Turn& turn, int steps) {
   const torch::NoGradGuard guard;
   for (int step = 0; step < steps; ++step)
     turn([&] { outcome.values.push_back(network->forward(data(generator, {16, 64})).sum().item<float>()); });
-  for (const at::Tensor& parameter : network->parameters()) outcome.kept_bytes += static_cast<int64_t>(parameter.nbytes());
+  for (const at::Tensor& parameter : network->parameters())
+    outcome.kept_bytes += static_cast<int64_t>(parameter.nbytes());
   return outcome;
 }
 
@@ -119,9 +126,11 @@ std::string share(const std::shared_ptr<gs::Runtime>& runtime, int number, int s
   if (shared.values != alone.values) wrong = "the results differ from those without gpushare";
   // Each tensor is rounded up to the heap's granule.
   const auto expected = static_cast<uint64_t>(shared.kept_bytes);
-  if (persistent < expected || persistent > expected + 64 * 256) wrong = "persistent bytes are not those of the network's tensors";
-  std::printf("  %-13s %4d iterations   last value %12.6f   persistent %7.1f KiB (tensors %7.1f)   %s\n", kNames[number], steps,
-              static_cast<double>(shared.values.back()), static_cast<double>(persistent) / 1024, static_cast<double>(expected) / 1024,
+  if (persistent < expected || persistent > expected + 64 * 256)
+    wrong = "persistent bytes are not those of the network's tensors";
+  std::printf("  %-13s %4d iterations   last value %12.6f   persistent %7.1f KiB (tensors %7.1f)   %s\n",
+              kNames[number], steps, static_cast<double>(shared.values.back()),
+              static_cast<double>(persistent) / 1024, static_cast<double>(expected) / 1024,
               wrong.empty() ? "as without gpushare" : wrong.c_str());
   return wrong;
 }

@@ -32,17 +32,19 @@ typedef struct gpushare_batcher_params {
   uint32_t struct_size;
   uint32_t reserved;
   const char*
-      policy; /* null = "gpushare"; or fifo, edf, clipper, clipper-aimd, nexus, clockwork, maxdelay, orloj */
+      policy; /* null = "gpushare"; or a baseline: fifo, edf, maxdelay, greedy, clipper, clipper-mean, clipper-aimd,
+               * nexus, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own */
   uint64_t max_pending;  /* requests held at most; 0 = 100,000 */
   uint64_t max_defer_ns; /* gpushare: how long an unfilled batch may wait for company; 0 = not at all */
   /* Zero in any field from here on: the default. docs/design/slo.md says what each does; the sensitivities are
    * in docs/experiments/serving.md. */
-  uint64_t window;              /* durations of an application that are remembered, up to 2^20; 2,048 */
-  uint32_t bins;                /* of the distributions that decisions use, up to 4,096; 32 */
-  uint32_t flags;               /* GPUSHARE_BATCHER_* */
-  double opportunity;           /* gpushare: price of device time, as a share of the recent goodput; 0.7 */
-  double hold;                  /* gpushare: see docs/design/slo.md; 0.4, negative = none */
-  double feasible_quantile;     /* gpushare: of a batch's duration, that a member's slack covers; 0.5 */
+  uint64_t window; /* durations of an application that are remembered, up to 2^20; 2,048 */
+  uint32_t bins;   /* of the distributions that decisions use, up to 4,096; 32 */
+  uint32_t flags;  /* GPUSHARE_BATCHER_* */
+  double
+      opportunity; /* gpushare: price of device time, as a share of the recent goodput per busy time; 0.7 */
+  double hold;     /* gpushare: see docs/design/slo.md; 0.4, negative = none */
+  double feasible_quantile;     /* gpushare: of a batch's duration, that a member's slack covers; 0.7 */
   double delay_rate_per_ms;     /* orloj: b; 1e-4 */
   double estimate_quantile;     /* orloj: of EstimateBatchLatency; default the mean */
   uint64_t max_delay_ns;        /* maxdelay; 10 ms */
@@ -293,9 +295,16 @@ typedef struct gpushare_request_queue_info {
   uint64_t busy_ns; /* sum of what batches took */
   uint64_t decisions;
   uint64_t decision_ns; /* host time spent in them */
+  /* Signals for whoever decides how many devices there should be. The share of the last requests decided (about 1,024)
+   * that were expected to miss their deadline when they were decided: 1 for one that was refused for a full queue or as
+   * hopeless, or dropped; for one in a batch its chance, or, under policies that know no chances, what became of it. */
+  double predicted_miss_rate;
+  /* gpushare: what a second of the device is worth in the cost of requests (their number, where all cost 1): what the
+   * policy asks a batch to win for its time. 0 under other policies. */
+  double price_per_s;
 } gpushare_request_queue_info;
 #define GPUSHARE_REQUEST_QUEUE_INFO_INIT \
-  { sizeof(gpushare_request_queue_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_request_queue_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Statistics since it was created. */
 GPUSHARE_API int32_t gpushare_request_queue_get_info(gpushare_request_queue queue,
                                                      gpushare_request_queue_info* out_info);

@@ -45,9 +45,15 @@ class ServeCommand final : public Command {
            "times the mean execution\n"
            "time alone; a file keeps its own arrivals unless --load is given.\n"
            "\n"
-           "Policies: fifo, edf, clipper, clipper-aimd, nexus, clockwork, maxdelay, orloj, gpushare, and "
-           "clairvoyant and\n"
-           "clairvoyant-edf, which are told every execution time.\n"
+           "Policies: gpushare, fifo, edf, maxdelay, greedy (application means alone), clipper, "
+           "clipper-mean, "
+           "clipper-aimd, nexus,\n"
+           "nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and clairvoyant-edf, "
+           "which are "
+           "told every\n"
+           "execution time. Before it starts a policy is told up to --warm-samples execution times of each "
+           "application, spread over\n"
+           "all requests or over the first --warm-from of them; 0 samples: it starts from nothing.\n"
            "\n"
            "Devices: 'sim' is virtual time. 'host' submits from four threads in real time to a request "
            "queue; every "
@@ -65,8 +71,10 @@ class ServeCommand final : public Command {
            "policy, requests,\n"
            "finished_in_time, finish_rate, p50_ms, p99_ms, dropped {expired, hopeless, rejected, queue_full, "
            "cancelled},\n"
-           "decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, batch_sizes {size: how "
-           "often}}.\n"
+           "decision_us, finished_late, goodput_per_s, mean_batch, batches, busy, predicted_miss_rate, "
+           "price_per_s, "
+           "batch_sizes\n"
+           "{size: how often}}.\n"
            "\n"
            "Exit codes: 0 ok; 1 the run failed or a file could not be written; 2 bad usage or a bad file; 3 "
            "no such device.\n";
@@ -93,6 +101,22 @@ class ServeCommand final : public Command {
         ->type_name("X");
     app.add_option("--prefill-ms", prefill_ms_, "Public layout: ms a context token [0.25]")->type_name("X");
     app.add_option("--decode-ms", decode_ms_, "Public layout: ms a generated token [20]")->type_name("X");
+    app.add_option("--opportunity", opportunity_,
+                   "gpushare: price of device time as a share of recent goodput [0.7]")
+        ->type_name("X");
+    app.add_option("--hold", hold_,
+                   "gpushare: least share of its time's worth that a doubtful batch must win [0.4]")
+        ->type_name("X");
+    app.add_option("--labels", labels_,
+                   "on: policies see each request's application; off: all are of one [on]")
+        ->type_name("on|off");
+    app.add_option("--warm-samples", warm_samples_,
+                   "Execution times told beforehand for each application [256]")
+        ->type_name("N");
+    app.add_option("--warm-from", warm_from_, "They come from the first so many requests; 0 = from all [0]")
+        ->type_name("N");
+    app.add_option("--max-pending", max_pending_, "Requests that may wait; further ones are refused [100000]")
+        ->type_name("N");
     app.add_option("--time-scale", time_scale_, "host: all durations times this [1]")->type_name("X");
     app.add_option("--work", work_,
                    "host: 'arithmetic', or 'wait' for as long, as for a device elsewhere [arithmetic]")
@@ -124,6 +148,10 @@ class ServeCommand final : public Command {
     options.c0_ns = c0_x_mean_ * mean_ns;
     options.c1 = result_.c1;
     options.time_decisions = true;
+    options.labels = labels_ == "on";
+    options.warm_samples = warm_sample_count_;
+    options.warm_from = warm_from_count_;
+    options.batcher = batcher_;
     result_.c0_ms = options.c0_ns / 1e6;
     result_.source = synthetic_.empty() ? requests_ : synthetic_;
 
@@ -136,6 +164,8 @@ class ServeCommand final : public Command {
       } else if (load > 0) {
         stretch(requests, mean_ns, load);
       }
+      if (!options.labels)
+        for (sim::TimedRequest& request : requests) request.application = 0;
       for (const double slo : result_.slos_x_p99)
         for (const std::string& policy : result_.policies) {
           progress.show(base::format("load %g, SLO %g, %s", load, slo, policy.c_str()));
@@ -170,6 +200,13 @@ class ServeCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(draw_.burstiness, parse_number("--burstiness", burstiness_, 0, true, 10));
     GPUSHARE_ASSIGN_OR_RETURN(draw_.seed, parse_count("--seed", seed_, UINT64_MAX));
     GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 100'000'000));
+    if (labels_ != "on" && labels_ != "off") return bad_option("--labels", labels_, "there are on and off");
+    GPUSHARE_ASSIGN_OR_RETURN(batcher_.opportunity,
+                              parse_number("--opportunity", opportunity_, 0, true, 1e3));
+    GPUSHARE_ASSIGN_OR_RETURN(batcher_.hold, parse_number("--hold", hold_, 0, true, 1e3));
+    GPUSHARE_ASSIGN_OR_RETURN(warm_sample_count_, parse_count("--warm-samples", warm_samples_, 1 << 20));
+    GPUSHARE_ASSIGN_OR_RETURN(warm_from_count_, parse_count("--warm-from", warm_from_, UINT64_MAX));
+    GPUSHARE_ASSIGN_OR_RETURN(batcher_.max_pending, parse_count("--max-pending", max_pending_, 100'000'000));
     draw_.requests = limit_count_ == 0 ? 4000 : limit_count_;
     GPUSHARE_ASSIGN_OR_RETURN(time_factor_, parse_number("--time-scale", time_scale_, 0, false, 1000));
     GPUSHARE_ASSIGN_OR_RETURN(rule_.prefill_ms_per_token,
@@ -214,6 +251,12 @@ class ServeCommand final : public Command {
   std::string decode_ms_ = "20";
   std::string time_scale_ = "1";
   std::string work_ = "arithmetic";
+  std::string opportunity_ = "0.7";
+  std::string hold_ = "0.4";
+  std::string labels_ = "on";
+  std::string warm_samples_ = "256";
+  std::string warm_from_ = "0";
+  std::string max_pending_ = "100000";
   std::string report_;
   JsonOption json_;
   // As understood.
@@ -223,6 +266,9 @@ class ServeCommand final : public Command {
   double c0_x_mean_ = 0;
   double time_factor_ = 1;
   uint64_t limit_count_ = 0;
+  uint64_t warm_sample_count_ = 0;
+  uint64_t warm_from_count_ = 0;
+  sched::slo::BatcherOptions batcher_;
 };
 
 }  // namespace

@@ -128,7 +128,9 @@ class HostServing {
   // What is known of each application's execution times beforehand, evenly drawn from its requests.
   void tell_samples() {
     std::map<uint32_t, std::vector<size_t>> by_application;
-    for (size_t i = 0; i < requests_.size(); ++i) by_application[requests_[i].application].push_back(i);
+    const size_t seen =
+        options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
+    for (size_t i = 0; i < seen; ++i) by_application[requests_[i].application].push_back(i);
     for (const auto& [application, members] : by_application) {
       const size_t take = std::min(options_.warm_samples, members.size());
       for (size_t i = 0; i < take; ++i)
@@ -195,6 +197,9 @@ class HostServing {
     const auto in_time = static_cast<double>(result_.finished_in_time);
     result_.most_pending = stats.most_held;
     result_.decisions = stats.decisions;
+    result_.signals = stats.signals;
+    result_.signals.price_per_s *=
+        time_scale_;  // in the time of the requests' own durations, as all the rest
     if (stats.decisions > 0)
       result_.decision_us =
           static_cast<double>(stats.decision_ns) / 1e3 / static_cast<double>(stats.decisions);

@@ -145,7 +145,9 @@ nlohmann::ordered_json to_json(const ServeResult& result) {
                 {"goodput_per_s", r.goodput_per_s},
                 {"mean_batch", r.mean_batch},
                 {"batches", r.batches},
-                {"busy", r.busy_share}});
+                {"busy", r.busy_share},
+                {"predicted_miss_rate", r.signals.predicted_miss_rate},
+                {"price_per_s", r.signals.price_per_s}});
     nlohmann::ordered_json sizes = nlohmann::ordered_json::object();
     for (size_t k = 1; k < r.batch_sizes.size(); ++k)
       if (r.batch_sizes[k] != 0) sizes[std::to_string(k)] = r.batch_sizes[k];

@@ -121,6 +121,7 @@ static void serves(gpushare_runtime runtime, gpushare_session session) {
   CHECK(info.accepted == kRequests && info.in_time == kRequests && info.held == 0 && info.pending == 0);
   CHECK(info.batches == (uint64_t)seen.batches && info.batched_requests == kRequests && info.busy_ns > 0);
   CHECK(info.decisions >= info.batches && info.most_held >= 1 && info.most_held <= kRequests);
+  CHECK(info.predicted_miss_rate >= 0 && info.predicted_miss_rate < 0.5 && info.price_per_s > 0);
   CHECK_STATUS(gpushare_request_queue_get_profile(queue, 0, 5, &profile), GPUSHARE_OK);
   CHECK(profile.samples == kRequests + 1);
   CHECK(profile.mean_ns > 2.9 * (double)kMs && profile.mean_ns < 3.1 * (double)kMs);

@@ -14,7 +14,7 @@ TOKENS = "TIMESTAMP,ContextTokens,GeneratedTokens"
 class Serve(ToolTest):
     KEYS = ["device", "label", "source", "c0_ms", "c1", "cases"]
     CASE_KEYS = ["case", "slo_x_p99", "load", "policy", "requests", "finished_in_time", "finish_rate", "p50_ms", "p99_ms", "dropped",
-                 "decision_us", "finished_late", "goodput_per_s", "mean_batch", "batches", "busy", "batch_sizes"]
+                 "decision_us", "finished_late", "goodput_per_s", "mean_batch", "batches", "busy", "predicted_miss_rate", "price_per_s", "batch_sizes"]
     DROPS = ["expired", "hopeless", "rejected", "queue_full", "cancelled"]
 
     def serve(self, *arguments):
@@ -70,6 +70,24 @@ class Serve(ToolTest):
         self.assertIsNone(re.search(r"<script|<link|<img|https?:|url\(|@import", page))
         self.assertIn("</html>", page)
 
+    def test_policy_settings(self):
+        def rate(*settings):
+            case = self.serve("--synthetic", "modes:3", "--load", 4, "--limit", 600, "--slo-x-p99", 2, "--policy", "gpushare", *settings)
+            return case["cases"][0]
+        told = rate()
+        self.assertGreater(told["predicted_miss_rate"], 0)
+        self.assertLess(told["predicted_miss_rate"], 1)
+        self.assertGreater(told["price_per_s"], 0)
+        for settings in (["--labels", "off"], ["--max-pending", 3]):
+            with self.subTest(settings=settings):
+                self.assertLess(rate(*settings)["finish_rate"], told["finish_rate"])
+        # The others may win or lose a few requests here; they must take effect.
+        for settings in (["--opportunity", 0], ["--warm-samples", 0], ["--warm-from", 20]):
+            with self.subTest(settings=settings):
+                self.assertNotEqual(rate(*settings)["p50_ms"], told["p50_ms"])
+        self.assertEqual(rate("--opportunity", 0)["price_per_s"], 0)
+        self.assertGreater(rate("--max-pending", 3)["dropped"]["queue_full"], 0)
+
     def finding(self, *arguments):
         self.tool("serve", *arguments, "--report", "page.html", code=0)
         return re.search(r'class="finding">([^<]*)', (self.folder / "page.html").read_text()).group(1)
@@ -93,6 +111,12 @@ class Serve(ToolTest):
             (["--c0-x-mean", "-1"], ["--c0-x-mean", "from 0"]),
             (["--c1", "nan"], ["--c1", "above 0"]),
             (["--seed", "-1"], ["--seed", "whole number"]),
+            (["--labels", "maybe"], ["--labels", "on and off"]),
+            (["--opportunity", "-1"], ["--opportunity"]),
+            (["--hold", "x"], ["--hold"]),
+            (["--warm-samples", "-1"], ["--warm-samples"]),
+            (["--warm-from", "1.5"], ["--warm-from"]),
+            (["--max-pending", "0"], ["max_pending"]),
             (["--burstiness", "11"], ["--burstiness", "at most 10"]),
             (["--decode-ms", "1e300"], ["--decode-ms", "10000"]),
             (["--prefill-ms", "-1"], ["--prefill-ms"]),

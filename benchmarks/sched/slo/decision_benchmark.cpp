@@ -1,4 +1,4 @@
-// One scheduling decision with 140 requests pending, 5 batch sizes, 32 bins: CPU time of the thread in
+// One scheduling decision with 140 requests pending (or as many as the second argument says), 5 batch sizes, 32 bins: CPU time of the thread in
 // Batcher::next alone, which neither blocks nor is lengthened by what else the machine does. The batch that it
 // takes out is put back as new requests, untimed; the mean includes the refreshing of distributions every 64
 // records.
@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <random>
+#include <unordered_map>
 
 #include "sched/slo/batcher.hpp"
 
@@ -24,7 +25,8 @@ double thread_seconds() {
 
 void decision(benchmark::State& state, const char* policy) {
   const uint32_t applications = static_cast<uint32_t>(state.range(0));
-  constexpr size_t kPending = 140;
+  const auto pending = static_cast<size_t>(state.range(1));
+  const int samples = applications <= 8 ? 2048 : 256;
   auto batcher = std::move(*make_batcher(policy));
   if (!batcher->add_model({.c0_ns = 100e6, .c1 = 0.2}).ok()) return;
   std::mt19937_64 random(1);
@@ -34,18 +36,19 @@ void decision(benchmark::State& state, const char* policy) {
                                  50e6);
   };
   for (uint32_t a = 0; a < applications; ++a)
-    for (int i = 0; i < 2048; ++i) batcher->observe(0, a, length(a));
+    for (int i = 0; i < samples; ++i) batcher->observe(0, a, length(a));
   uint64_t now = 1'000'000'000'000;
   RequestId next_id = 1;
+  std::unordered_map<RequestId, std::pair<uint32_t, uint64_t>> sent;  // application and execution time
   const auto fill = [&] {
-    while (batcher->pending() < kPending) {
+    while (batcher->pending() < pending) {
       Request request;
       request.id = next_id++;
       request.application = static_cast<uint32_t>(random() % applications);
       request.arrival_ns = now;
-      request.deadline_ns = now + 1'500'000'000 + random() % 4'000'000'000;
+      request.deadline_ns = now + 1'500'000'000 + random() % (pending * 28'000'000);
       request.execution_ns = length(request.application);
-      (void)batcher->arrive(request, now);
+      if (batcher->arrive(request, now).ok()) sent[request.id] = {request.application, request.execution_ns};
     }
   };
   fill();
@@ -56,6 +59,11 @@ void decision(benchmark::State& state, const char* policy) {
     state.SetIterationTime(thread_seconds() - begin);
     if (decision.batch) {
       now += decision.batch->expected_ns;
+      for (const RequestId id : decision.batch->requests) {
+        const auto of = sent.find(id);
+        batcher->observe(0, of->second.first, of->second.second);
+        sent.erase(of);
+      }
       batcher->started(decision.batch->id, now);
       batcher->finished(decision.batch->id, decision.batch->expected_ns, now);
     } else {
@@ -63,12 +71,17 @@ void decision(benchmark::State& state, const char* policy) {
     }
     drops.clear();
     batcher->take_drops(drops);
+    for (const Drop& drop : drops) sent.erase(drop.id);
     fill();
   }
 }
 
-BENCHMARK_CAPTURE(decision, gpushare, "gpushare")->UseManualTime()->Arg(1)->Arg(2)->Arg(3)->Arg(8);
-BENCHMARK_CAPTURE(decision, orloj, "orloj")->UseManualTime()->Arg(1)->Arg(2)->Arg(3)->Arg(8);
-BENCHMARK_CAPTURE(decision, clockwork, "clockwork")->UseManualTime()->Arg(2);
+BENCHMARK_CAPTURE(decision, gpushare, "gpushare")
+    ->UseManualTime()
+    ->ArgNames({"applications", "pending"})
+    ->ArgsProduct({{1, 2, 3, 8, 512, 10'000}, {140}})
+    ->ArgsProduct({{3, 10'000}, {100'000}});
+BENCHMARK_CAPTURE(decision, orloj, "orloj")->UseManualTime()->ArgsProduct({{1, 2, 3, 8}, {140}});
+BENCHMARK_CAPTURE(decision, clockwork, "clockwork")->UseManualTime()->Args({2, 140});
 
 }  // namespace

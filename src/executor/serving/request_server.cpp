@@ -197,6 +197,7 @@ class RequestServer::Impl {
     RequestServerStats stats = stats_;
     stats.pending = given_up_ ? 0 : batcher_->pending();
     stats.held = entries_.size();
+    if (!given_up_) stats.signals = batcher_->signals();
     return stats;
   }
   std::string_view policy() const GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return batcher_->name(); }  // constant

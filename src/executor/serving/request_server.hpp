@@ -79,6 +79,7 @@ struct RequestServerStats {
   uint64_t busy_ns = 0;  // sum of what batches took
   uint64_t decisions = 0;
   uint64_t decision_ns = 0;  // wall time spent in them
+  sched::slo::Signals signals;
 };
 
 class RequestServer {

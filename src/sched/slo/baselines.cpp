@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 
 #include "base/saturate.hpp"
 #include "sched/slo/batcher_base.hpp"
@@ -95,11 +96,86 @@ class MaxDelay final : public Ordered {
   }
 };
 
-// Clipper's code: explores batch sizes one by one, then fits latency over size and takes the largest that
-// meets the head's deadline.
+// Clipper's code (ucbrise/clipper, libclipper/src/containers.cpp, ModelContainer::get_batch_size): 0.92 of the head's time
+// is the budget. Above the longest latency seen it explores: one size more (from 10 on a tenth more) once the largest
+// size was seen five times. Else it takes the batch size from a line fitted to the sizes over their P99 latencies,
+// estimated as the mean + 3 pooled standard deviations. Left out: Clipper fills a batch that explores with copies of
+// its last request, which costs it time.
 class Clipper final : public Ordered {
  public:
   explicit Clipper(const BatcherOptions& options) : Ordered("clipper", options, true) {}
+
+ protected:
+  void model_added(uint32_t model) override {
+    Ordered::model_added(model);
+    fits_.emplace_back();
+  }
+  uint32_t size_limit(uint32_t model, uint64_t now_ns) override {
+    Fit& fit = fits_[model];
+    const double budget = kBudgetDecay * static_cast<double>(order_.of(model).begin()->first - now_ns);
+    const uint32_t size = budget > fit.longest_ns ? explore(fit) : estimate(fit, budget);
+    const uint32_t limited = std::clamp(size, 1u, max_batch(model));
+    fit.largest = std::max(fit.largest, limited);
+    return limited;
+  }
+  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t /*now_ns*/) override {
+    Fit& fit = fits_[flight.model];
+    const auto took = static_cast<double>(device_ns);
+    Latency& seen = fit.of_size[flight.size];
+    seen.count += 1;
+    const double before = took - seen.mean;
+    seen.mean += before / seen.count;
+    seen.squares += before * (took - seen.mean);
+    fit.longest_ns = std::max(fit.longest_ns, took);
+  }
+
+ private:
+  static constexpr double kBudgetDecay = 0.92, kLatencyZ = 3;
+  static constexpr double kLeastSamples = 5;
+  static constexpr uint32_t kAdditiveBelow = 10;
+  struct Latency {
+    double count = 0, mean = 0, squares = 0;  // squares: sum of squared differences from the mean
+  };
+  struct Fit {
+    std::map<uint32_t, Latency> of_size;
+    uint32_t largest = 1;
+    double longest_ns = 0;
+  };
+  static uint32_t explore(const Fit& fit) {
+    const auto at = fit.of_size.find(fit.largest);
+    if (at != fit.of_size.end() && at->second.count < kLeastSamples) return fit.largest;
+    return fit.largest < kAdditiveBelow ? fit.largest + 1 : fit.largest + fit.largest / 10;
+  }
+  static uint32_t estimate(const Fit& fit, double budget) {
+    double squares = 0, freedom = 0;
+    for (const auto& [size, seen] : fit.of_size) {
+      if (seen.count < kLeastSamples) continue;
+      squares += seen.squares;
+      freedom += seen.count - 1;
+    }
+    const double spread = kLatencyZ * std::sqrt(squares / std::max(freedom, 1.0));
+    double n = 0, x = 0, xx = 0, y = 0, xy = 0;
+    for (const auto& [size, seen] : fit.of_size) {
+      const double latency = seen.mean + spread;
+      n += 1;
+      x += latency;
+      xx += latency * latency;
+      y += size;
+      xy += latency * size;
+    }
+    if (n == 0) return 1;
+    const double variance = n * xx - x * x;
+    const double slope = variance > 0 ? (n * xy - x * y) / variance : 0;
+    return static_cast<uint32_t>(std::clamp(y / n + slope * (budget - x / n), 1.0, 4096.0));
+  }
+  std::vector<Fit> fits_;
+};
+
+// As Clipper, but plainer: sizes in turn until each was seen twice, then a line through the mean latencies of the last
+// 300 batches and the largest size that meets the head's deadline.
+class ClipperMean final : public Ordered {
+ public:
+  explicit ClipperMean(const BatcherOptions& options) : Ordered("clipper-mean", options, true) {}
 
  protected:
   void model_added(uint32_t model) override {
@@ -163,12 +239,14 @@ class ClipperAimd final : public Ordered {
   std::vector<double> limit_;
 };
 
-// Nexus: the batch size is planned from the mean latency, the largest with latency <= (SLO - overhead) / 2,
-// at least 1; a duty cycle of that latency, longer when fewer arrive; a request that the planned latency
-// makes late is dropped as the batch is formed.
+// Nexus (uwsampl/nexus, backend/gpu_executor.cpp and model_exec.cpp): the batch size is planned from the mean latency, the
+// largest with latency <= (SLO - overhead) / 2, at least 1; a request that the planned latency makes late is dropped as
+// the batch is formed. Its executor begins the next cycle at once; "nexus-cycle" waits out the duty cycle of the plan,
+// longer when fewer arrive, as the paper has it.
 class Nexus final : public Ordered {
  public:
-  explicit Nexus(const BatcherOptions& options) : Ordered("nexus", options, true) {}
+  Nexus(const BatcherOptions& options, bool waits)
+      : Ordered(waits ? "nexus-cycle" : "nexus", options, true), waits_(waits) {}
 
  protected:
   struct Plan {
@@ -218,6 +296,7 @@ class Nexus final : public Ordered {
     for (RequestId id : late) drop(id, DropReason::kHopeless);
   }
   void dispatched(uint32_t model, uint64_t now_ns) override {
+    if (!waits_) return;
     Plan& plan = plans_[model];
     double cycle = plan.latency_ns;
     if (plan.arrivals > 1 && now_ns > plan.first_arrival_ns) {
@@ -230,15 +309,20 @@ class Nexus final : public Ordered {
   }
 
  private:
+  const bool waits_;
   std::vector<Plan> plans_;
 };
 
-// Clockwork: plans on a single number, the 0.99 percentile of the last ten durations of each batch size;
-// sends the next action ahead of the expected end of the one that runs, with a latest start; an action that
-// comes later is rejected and its requests fail.
+// Clockwork (controller/infer5): plans on a single number, the 0.99 percentile of the last ten durations of each batch
+// size; sends the next action ahead of the expected end of the one that runs, with a latest start; an action that comes
+// later is rejected and its requests fail. Each batch size has a queue of its own, from which requests fall that could
+// not finish in a batch of that size. The strategy whose head must start first names a least size; the largest size in a
+// row from there on whose queue is long enough runs, and requests before the batch's last are passed over for good.
+// "clockwork-single" has one queue and takes the largest size that all its oldest requests allow.
 class Clockwork final : public BatcherBase {
  public:
-  explicit Clockwork(const BatcherOptions& options) : BatcherBase("clockwork", options) {}
+  Clockwork(const BatcherOptions& options, bool single)
+      : BatcherBase(single ? "clockwork-single" : "clockwork", options), single_(single) {}
 
   Decision next(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
@@ -254,40 +338,13 @@ class Clockwork final : public BatcherBase {
       }
     }
     const uint64_t start = std::max(now_ns, free_at_ns_);
-    // Strategies: of each model the largest prepared size that all its oldest requests still allow; among
-    // models the one whose head must start first.
-    uint32_t chosen = static_cast<uint32_t>(order_.models());
-    uint32_t chosen_size = 0;
-    double chosen_latest = 0, chosen_estimate = 0;
-    for (uint32_t model = 0; model < order_.models(); ++model) {
-      const auto& queue = order_.of(model);
-      while (!queue.empty() &&
-             static_cast<double>(start) + estimate(model, 1) > internal_deadline(*queue.begin()))
-        drop(queue.begin()->second, DropReason::kHopeless);
-      if (queue.empty()) continue;
-      const double head = internal_deadline(*queue.begin());
-      for (uint32_t size : knowledge_.model(model).spec.batch_sizes) {
-        if (size > queue.size()) break;
-        const double takes = estimate(model, size);
-        if (static_cast<double>(start) + takes > head) continue;
-        if (chosen == order_.models() || chosen == model || head - takes < chosen_latest) {
-          chosen = model;
-          chosen_size = size;
-          chosen_latest = head - takes;
-          chosen_estimate = takes;
-        }
-      }
-    }
-    if (chosen == order_.models()) return decision;
-    std::vector<RequestId> ids;
-    for (const auto& [deadline, id] : order_.of(chosen)) {
-      if (ids.size() == chosen_size) break;
-      ids.push_back(id);
-    }
-    Batch batch = make_batch(chosen, std::move(ids), chosen_estimate);
+    const Choice chosen = single_ ? choose_single(start) : choose_by_size(start);
+    if (chosen.ids.empty()) return decision;
+    Batch batch = make_batch(chosen.model, chosen.ids, chosen.estimate_ns);
+    for (RequestId id : chosen.passed) drop(id, DropReason::kHopeless);
     batch.not_before_ns = start;
     batch.latest_start_ns = base::add_saturated(start, ahead);
-    free_at_ns_ = base::add_saturated(start, base::to_uint64(chosen_estimate));
+    free_at_ns_ = base::add_saturated(start, base::to_uint64(chosen.estimate_ns));
     decision.batch = std::move(batch);
     return decision;
   }
@@ -316,6 +373,93 @@ class Clockwork final : public BatcherBase {
   }
 
  private:
+  struct Choice {
+    uint32_t model = 0;
+    std::vector<RequestId> ids, passed;
+    double estimate_ns = 0;
+  };
+  // Of each model the largest prepared size that all its oldest requests still allow; among models the one whose head
+  // must start first.
+  Choice choose_single(uint64_t start) {
+    Choice chosen;
+    uint32_t size_chosen = 0;
+    double latest = 0;
+    for (uint32_t model = 0; model < order_.models(); ++model) {
+      drop_hopeless(model, start);
+      const auto& queue = order_.of(model);
+      if (queue.empty()) continue;
+      const double head = internal_deadline(*queue.begin());
+      for (uint32_t size : knowledge_.model(model).spec.batch_sizes) {
+        if (size > queue.size()) break;
+        const double takes = estimate(model, size);
+        if (static_cast<double>(start) + takes > head) continue;
+        if (size_chosen == 0 || chosen.model == model || head - takes < latest) {
+          chosen.model = model;
+          size_chosen = size;
+          latest = head - takes;
+          chosen.estimate_ns = takes;
+        }
+      }
+    }
+    if (size_chosen != 0)
+      for (const auto& [deadline, id] : order_.of(chosen.model)) {
+        if (chosen.ids.size() == size_chosen) break;
+        chosen.ids.push_back(id);
+      }
+    return chosen;
+  }
+  // The first request of the size's queue and whether the queue is long enough; a queue is what is left of the model's
+  // order once those are gone that could not finish in a batch of this size.
+  struct SizeQueue {
+    absl::btree_set<KeyedOrder::Key>::const_iterator first;
+    bool empty = true, full = false;
+  };
+  SizeQueue queue_of(uint32_t model, uint32_t size, uint64_t start) {
+    const auto& order = order_.of(model);
+    const double needs =
+        static_cast<double>(start) + estimate(model, size) + options_.clockwork_slack_ms * 1e6;
+    SizeQueue queue{order.lower_bound({base::to_uint64(std::ceil(needs)), 0})};
+    auto at = queue.first;
+    queue.empty = at == order.end();
+    uint32_t count = 0;
+    for (; at != order.end() && count < size; ++at) ++count;
+    queue.full = count == size;
+    return queue;
+  }
+  Choice choose_by_size(uint64_t start) {
+    Choice chosen;
+    double latest = INFINITY;
+    for (uint32_t model = 0; model < order_.models(); ++model) {
+      drop_hopeless(model, start);
+      const std::vector<uint32_t>& sizes = knowledge_.model(model).spec.batch_sizes;
+      for (size_t least = 0; least < sizes.size(); ++least) {
+        const SizeQueue head = queue_of(model, sizes[least], start);
+        if (head.empty || !head.full) continue;
+        const double must_start = internal_deadline(*head.first) - estimate(model, sizes[least]);
+        if (must_start >= latest) continue;
+        latest = must_start;
+        size_t size = least;
+        SizeQueue queue = head;
+        for (SizeQueue next = head; size + 1 < sizes.size(); ++size, queue = next) {
+          next = queue_of(model, sizes[size + 1], start);
+          if (!next.full) break;
+        }
+        chosen = {};
+        chosen.model = model;
+        chosen.estimate_ns = estimate(model, sizes[size]);
+        const auto& order = order_.of(model);
+        for (auto at = order.begin(); at != queue.first; ++at) chosen.passed.push_back(at->second);
+        for (auto at = queue.first; chosen.ids.size() < sizes[size]; ++at) chosen.ids.push_back(at->second);
+      }
+    }
+    return chosen;
+  }
+  void drop_hopeless(uint32_t model, uint64_t start) {
+    const auto& queue = order_.of(model);
+    while (!queue.empty() &&
+           static_cast<double>(start) + estimate(model, 1) > internal_deadline(*queue.begin()))
+      drop(queue.begin()->second, DropReason::kHopeless);
+  }
   double internal_deadline(const KeyedOrder::Key& key) const {
     return static_cast<double>(key.first) - options_.clockwork_slack_ms * 1e6;
   }
@@ -325,129 +469,10 @@ class Clockwork final : public BatcherBase {
       return mean_duration_ns(model, size);                          // profiled beforehand
     return *std::max_element(at->second.begin(), at->second.end());  // 0.99 of ten is the greatest
   }
+  const bool single_;
   KeyedOrder order_;
   std::vector<base::FlatHashMap<uint32_t, std::deque<double>>> recent_;
   uint64_t free_at_ns_ = 0;  // when the device is expected to have done all it was sent
-};
-
-// Every execution time known: the ceiling. Drops what cannot finish alone. "clairvoyant-edf" then grows the
-// batch from the earliest deadline by whoever lets all in it finish in time; under overload that is no
-// ceiling, for EDF gives its time to the request about to be lost. "clairvoyant" weighs batches as gpushare
-// does, with the true durations: of all caps on the length (up to 24 of the lengths pending) and sizes, the
-// batch that wins most after paying for its time.
-class Clairvoyant final : public BatcherBase {
- public:
-  Clairvoyant(const BatcherOptions& options, bool edf)
-      : BatcherBase(edf ? "clairvoyant-edf" : "clairvoyant", options), edf_(edf) {}
-
-  Decision next(uint64_t now_ns, uint32_t in_flight) override {
-    Decision decision;
-    if (in_flight > 0) return decision;
-    std::vector<RequestId> best_ids;
-    double best_worth = -INFINITY, best_takes = 0;
-    uint32_t best_model = 0;
-    for (uint32_t model = 0; model < order_.models(); ++model) {
-      gather(model, now_ns);
-      if (pending_.empty()) continue;
-      const BatchTimeModel& time = knowledge_.model(model).time;
-      const double price = options_.opportunity * goodput_per_ns_;
-      const auto offer = [&](const std::vector<const Pending*>& members, double worth) {
-        if (worth <= best_worth) return;
-        best_worth = worth;
-        best_model = model;
-        best_ids.clear();
-        double longest = 0;
-        for (const Pending* each : members) {
-          best_ids.push_back(each->id);
-          longest = std::max(longest, each->length_ns);
-        }
-        best_takes = time.duration_ns(static_cast<unsigned>(members.size()), longest);
-      };
-      if (edf_) {
-        std::vector<const Pending*> members;
-        double longest = 0;
-        for (const Pending& each : pending_) {
-          if (members.size() == max_batch(model)) break;
-          const double with = std::max(longest, each.length_ns);
-          if (!members.empty() &&
-              time.duration_ns(static_cast<unsigned>(members.size() + 1), with) > pending_.front().slack_ns)
-            continue;
-          longest = with;
-          members.push_back(&each);
-        }
-        offer(members, -pending_.front().slack_ns);
-        continue;
-      }
-      std::vector<double> caps;
-      for (const Pending& each : pending_) caps.push_back(each.length_ns);
-      std::sort(caps.begin(), caps.end());
-      constexpr size_t kCaps = 24;
-      for (size_t c = 0; c < std::min(kCaps, caps.size()); ++c) {
-        const double cap = caps[caps.size() <= kCaps ? c : (c + 1) * caps.size() / kCaps - 1];
-        for (uint32_t k = 1; k <= max_batch(model); k += std::max(1u, k / 4)) {
-          std::vector<const Pending*> members;
-          const double bears = time.duration_ns(k, cap);
-          double longest = 0;
-          for (const Pending& each : pending_) {
-            if (each.length_ns > cap || each.slack_ns < bears) continue;
-            longest = std::max(longest, each.length_ns);
-            members.push_back(&each);
-            if (members.size() == k) break;
-          }
-          if (members.size() < k) break;
-          offer(members, k - price * time.duration_ns(k, longest));
-        }
-      }
-    }
-    if (!best_ids.empty()) decision.batch = make_batch(best_model, std::move(best_ids), best_takes);
-    return decision;
-  }
-
- protected:
-  void model_added(uint32_t /*model*/) override { order_.resize(order_.models() + 1); }
-  void enter(Held& held, uint64_t /*now_ns*/) override {
-    order_.add(held.request.model, held.request.deadline_ns, held.request.id);
-  }
-  void leave(Held& held) override {
-    order_.remove(held.request.model, held.request.deadline_ns, held.request.id);
-  }
-  bool keeps_deadlines() const override { return true; }
-  void batch_finished(const Flight& flight, uint64_t /*device_ns*/, uint64_t now_ns) override {
-    double won = 0;
-    for (const auto& [deadline, cost] : flight.deadlines) won += now_ns <= deadline ? cost : 0;
-    constexpr double kKeep = 1 - 1.0 / 64;
-    won_ = won_ * kKeep + won;
-    spent_ns_ = spent_ns_ * kKeep + static_cast<double>(now_ns - std::min(now_ns, last_end_ns_));
-    last_end_ns_ = now_ns;
-    if (spent_ns_ > 0) goodput_per_ns_ = won_ / spent_ns_;
-  }
-
- private:
-  struct Pending {
-    double slack_ns;
-    double length_ns;
-    RequestId id;
-  };
-  void gather(uint32_t model, uint64_t now_ns) {
-    pending_.clear();
-    hopeless_.clear();
-    const BatchTimeModel& time = knowledge_.model(model).time;
-    for (const auto& [deadline, id] : order_.of(model)) {
-      const double slack = static_cast<double>(deadline) - static_cast<double>(now_ns);
-      const double length = static_cast<double>(find(id)->request.execution_ns);
-      if (time.duration_ns(1, length) > slack)
-        hopeless_.push_back(id);
-      else
-        pending_.push_back({slack, length, id});
-    }
-    for (RequestId id : hopeless_) drop(id, DropReason::kHopeless);
-  }
-  const bool edf_;
-  KeyedOrder order_;
-  std::vector<Pending> pending_;
-  std::vector<RequestId> hopeless_;
-  double won_ = 0, spent_ns_ = 0, goodput_per_ns_ = 0;
-  uint64_t last_end_ns_ = 0;
 };
 
 }  // namespace
@@ -464,20 +489,23 @@ std::unique_ptr<Batcher> make_maxdelay(const BatcherOptions& options) {
 std::unique_ptr<Batcher> make_clipper(const BatcherOptions& options) {
   return std::make_unique<Clipper>(options);
 }
+std::unique_ptr<Batcher> make_clipper_mean(const BatcherOptions& options) {
+  return std::make_unique<ClipperMean>(options);
+}
 std::unique_ptr<Batcher> make_clipper_aimd(const BatcherOptions& options) {
   return std::make_unique<ClipperAimd>(options);
 }
 std::unique_ptr<Batcher> make_nexus(const BatcherOptions& options) {
-  return std::make_unique<Nexus>(options);
+  return std::make_unique<Nexus>(options, false);
+}
+std::unique_ptr<Batcher> make_nexus_cycle(const BatcherOptions& options) {
+  return std::make_unique<Nexus>(options, true);
 }
 std::unique_ptr<Batcher> make_clockwork(const BatcherOptions& options) {
-  return std::make_unique<Clockwork>(options);
+  return std::make_unique<Clockwork>(options, false);
 }
-std::unique_ptr<Batcher> make_clairvoyant(const BatcherOptions& options) {
-  return std::make_unique<Clairvoyant>(options, false);
-}
-std::unique_ptr<Batcher> make_clairvoyant_edf(const BatcherOptions& options) {
-  return std::make_unique<Clairvoyant>(options, true);
+std::unique_ptr<Batcher> make_clockwork_single(const BatcherOptions& options) {
+  return std::make_unique<Clockwork>(options, true);
 }
 
 }  // namespace gpushare::sched::slo

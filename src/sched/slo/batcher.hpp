@@ -2,9 +2,9 @@
 // told what arrived, started and finished, asked what to run next; the executor's front end and the serving
 // simulator drive the very same object.
 //
-// Policies (make_batcher): fifo, edf, clipper, clipper-aimd, nexus, clockwork, maxdelay, orloj, gpushare (the
-// default, ours), and clairvoyant, which is told each request's execution time and is a yardstick, not a
-// choice.
+// Policies (make_batcher): gpushare (the default, ours), fifo, edf, maxdelay, greedy (application means alone), clipper,
+// clipper-mean, clipper-aimd, nexus, nexus-cycle, clockwork, clockwork-single, orloj, orloj-own, and clairvoyant and
+// clairvoyant-edf, which are told each request's execution time and are yardsticks, not choices.
 //
 // Threads: the driver serialises calls. No call blocks or reads a clock. Every request that arrived is
 // answered exactly once: in a batch that finishes, or in a drop with its reason.
@@ -88,6 +88,17 @@ struct Profile {
   double mean_ns = 0, p50_ns = 0, p99_ns = 0;
 };
 
+// What a batcher says of its device to whoever decides how many devices there should be.
+struct Signals {
+  // Share of the last decided requests (about 1,024) that were expected to miss their deadline when they were decided:
+  // refused as hopeless or for a full queue and dropped ones count as 1, those in a batch by their chance, or, under
+  // policies that know no chances, by what became of them.
+  double predicted_miss_rate = 0;
+  // What a second of the device is worth in the cost of requests: what gpushare asks a batch to win for its time.
+  // 0 under other policies.
+  double price_per_s = 0;
+};
+
 enum class SizeOrder : uint32_t { kDescending = 0, kEarliestDeadline };
 
 struct BatcherOptions {
@@ -101,8 +112,8 @@ struct BatcherOptions {
   double estimate_quantile = 0;                   // EstimateBatchLatency: 0 = the mean, else this quantile
   // gpushare.
   double feasible_quantile =
-      0.5;  // a request joins a batch if its slack covers this quantile of the batch's duration
-  double opportunity = 0.7;  // share of the recent goodput that device time is priced at
+      0.7;  // a request joins a batch if its slack covers this quantile of the batch's duration
+  double opportunity = 0.7;  // share of the recent goodput per busy time that device time is priced at
   // A batch more likely to miss than not, that would win less than this share of the goodput in its time, is
   // not run: it would keep the device from whoever comes next.
   double hold = 0.4;
@@ -155,6 +166,7 @@ class Batcher {
   virtual void take_drops(std::vector<Drop>& out) = 0;
 
   virtual size_t pending() const = 0;
+  virtual Signals signals() const = 0;
 };
 
 // Errors: NOT_FOUND listing the names; INVALID_ARGUMENT naming the option that is out of range.

@@ -2,6 +2,7 @@
 #include "sched/slo/batcher_base.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/saturate.hpp"
@@ -16,17 +17,25 @@ struct Named {
 constexpr Named kPolicies[] = {{"fifo", make_fifo},
                                {"edf", make_edf},
                                {"clipper", make_clipper},
+                               {"clipper-mean", make_clipper_mean},
                                {"clipper-aimd", make_clipper_aimd},
                                {"nexus", make_nexus},
+                               {"nexus-cycle", make_nexus_cycle},
                                {"clockwork", make_clockwork},
+                               {"clockwork-single", make_clockwork_single},
                                {"maxdelay", make_maxdelay},
                                {"orloj", make_orloj},
+                               {"orloj-own", make_orloj_own},
+                               {"greedy", make_greedy},
                                {"gpushare", make_gpushare},
                                {"clairvoyant", make_clairvoyant},
                                {"clairvoyant-edf", make_clairvoyant_edf}};
-constexpr const char* kNames[] = {"fifo",     "edf",         "clipper",        "clipper-aimd",
-                                  "nexus",    "clockwork",   "maxdelay",       "orloj",
-                                  "gpushare", "clairvoyant", "clairvoyant-edf"};
+// The names alone, in the same order.
+constexpr auto kNames = [] {
+  std::array<const char*, std::size(kPolicies)> names{};
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kPolicies[i].name;
+  return names;
+}();
 
 base::Status check(const BatcherOptions& o) {
   const auto wrong = [](const char* name, double value, const char* allowed) {
@@ -114,16 +123,21 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
           GPUSHARE_INVALID_ARGUMENT,
           base::format("request %llu has a cost step of %g after %g ns: both must be finite and not negative",
                        id, step.cost, step.after_ns));
-  if (held_.size() >= options_.max_pending)
+  if (held_.size() >= options_.max_pending) {
+    count_decided(1, 1);
     return base::Status(GPUSHARE_QUEUE_FULL,
                         base::format("request %llu: %zu requests wait already, the limit", id, held_.size()));
+  }
   if (held_.contains(request.id))
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
   Held held;
   held.request = request;
   held.application = knowledge_.application(request.model, request.application);
   knowledge_.arrived(request.model, held.application);
-  GPUSHARE_RETURN_IF_ERROR(admit(held, now_ns));
+  if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
+    count_decided(1, 1);
+    return admitted;
+  }
   Held& kept = held_.emplace(request.id, std::move(held)).first->second;
   enter(kept, now_ns);
   return base::ok_status();
@@ -146,6 +160,11 @@ void BatcherBase::finished(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   const Flight flight = std::move(at->second);
   flights_.erase(at);
   in_flight_.erase(id);
+  if (!predicts_) {
+    double missed = 0;
+    for (const auto& [deadline, cost] : flight.deadlines) missed += now_ns > deadline ? 1 : 0;
+    count_decided(flight.deadlines.size(), missed);
+  }
   batch_finished(flight, device_ns, now_ns);
 }
 
@@ -153,6 +172,7 @@ void BatcherBase::rejected(BatchId id, uint64_t /*now_ns*/) {
   const auto at = in_flight_.find(id);
   if (at == in_flight_.end()) return;
   for (RequestId request : at->second) drops_.push_back({request, DropReason::kRejected});
+  count_decided(at->second.size(), static_cast<double>(at->second.size()));
   in_flight_.erase(at);
   flights_.erase(id);
 }
@@ -207,6 +227,23 @@ void BatcherBase::drop(RequestId id, DropReason reason) {
   leave(at->second);
   held_.erase(at);
   drops_.push_back({id, reason});
+  if (reason != DropReason::kCancelled) count_decided(1, 1);
+}
+
+void BatcherBase::predict_misses(size_t requests, double chance) {
+  predicts_ = true;
+  count_decided(requests, static_cast<double>(requests) * chance);
+}
+
+void BatcherBase::count_decided(size_t requests, double misses) {
+  constexpr double kKept = 1024;
+  const double keep = std::max(0.0, 1 - static_cast<double>(requests) / kKept);
+  decided_ = decided_ * keep + static_cast<double>(requests);
+  expected_misses_ = expected_misses_ * keep + misses;
+}
+
+Signals BatcherBase::signals() const {
+  return {decided_ > 0 ? expected_misses_ / decided_ : 0, price_per_ns() * 1e9};
 }
 
 Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns) {
@@ -224,7 +261,7 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
     const Request& request = at->second.request;
     flight.slo_ns =
         std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
-    if (keeps_deadlines()) flight.deadlines.emplace_back(request.deadline_ns, request.cost);
+    flight.deadlines.emplace_back(request.deadline_ns, request.cost);
     leave(at->second);
     held_.erase(at);
   }

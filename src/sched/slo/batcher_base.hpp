@@ -33,6 +33,7 @@ class BatcherBase : public Batcher {
   base::Result<Profile> profile(uint32_t model, uint32_t application) override;
   void take_drops(std::vector<Drop>& out) override;
   size_t pending() const override { return held_.size(); }
+  Signals signals() const override;
 
  protected:
   struct Held {
@@ -45,7 +46,7 @@ class BatcherBase : public Batcher {
     uint32_t size = 0;
     uint64_t slo_ns = 0;  // shortest deadline - arrival of its requests
     uint64_t expected_ns = 0;
-    std::vector<std::pair<uint64_t, double>> deadlines;  // and costs; only if the policy keeps them
+    std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
   };
 
   // ---- a policy's part
@@ -56,14 +57,17 @@ class BatcherBase : public Batcher {
   virtual void enter(Held& held, uint64_t now_ns) = 0;
   // Takes it out of the policy's order (it was dropped, cancelled or batched).
   virtual void leave(Held& held) = 0;
-  virtual bool keeps_deadlines() const { return false; }
   virtual void batch_started(const Flight&, uint64_t /*now_ns*/) {}
   virtual void batch_finished(const Flight&, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
+  virtual double price_per_ns() const { return 0; }
 
   // ---- services
   // ----------------------------------------------------------------------------------------------
   Held* find(RequestId id);
   void drop(RequestId id, DropReason reason);
+  // So many requests were decided, each with this chance to miss. Policies that know it call it before make_batch;
+  // for the others the base counts at the end of the batch.
+  void predict_misses(size_t requests, double chance);
   // Takes the requests out and makes the batch.
   Batch make_batch(uint32_t model, std::vector<RequestId> ids, double expected_ns);
   uint32_t max_batch(uint32_t model) { return knowledge_.model(model).spec.batch_sizes.back(); }
@@ -74,11 +78,15 @@ class BatcherBase : public Batcher {
   Knowledge knowledge_;
 
  private:
+  void count_decided(size_t requests, double misses);
+
   std::string name_;
   base::FlatHashMap<RequestId, Held> held_;
   base::FlatHashMap<BatchId, Flight> flights_;
   base::FlatHashMap<BatchId, std::vector<RequestId>> in_flight_;
   std::vector<Drop> drops_;
+  double decided_ = 0, expected_misses_ = 0;  // see Signals
+  bool predicts_ = false;                     // the policy calls predict_misses
   BatchId next_batch_ = 1;
 };
 
@@ -107,8 +115,13 @@ std::unique_ptr<Batcher> make_fifo(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_edf(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_maxdelay(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clipper(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_clipper_mean(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clipper_aimd(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_nexus(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_nexus_cycle(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_clockwork_single(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_orloj_own(const BatcherOptions& options);
+std::unique_ptr<Batcher> make_greedy(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clockwork(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_orloj(const BatcherOptions& options);
 std::unique_ptr<Batcher> make_clairvoyant(const BatcherOptions& options);

@@ -3,12 +3,17 @@
 // A device turn is worth what the requests in it win and costs what else the device could have won in that
 // time. So of all batches considered, the one with the greatest
 //     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
-// runs next, where goodput is what the device has lately won per time (the rule of average reward in
-// semi-Markov decisions). Busy, this prefers batches that win much per time; idle, time is cheap and the
-// batch grows. The batches considered: for each application present, taken as the longest allowed, and each
-// size k, the k earliest deadlines among requests of applications no longer than it that can bear a batch of
-// that length; so short requests are not padded to long ones unless that pays. Durations are those of the
+// runs next, where goodput is what the device has lately won per time that it was busy (the rule of average reward in
+// semi-Markov decisions). Idle time does not count: in a burst a turn costs what the others in the burst could have won.
+// The batches considered: for each length class of applications present, taken as the longest allowed, and each size k,
+// the k earliest deadlines among requests of no longer classes that can bear a batch of that length with a chance of
+// `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
+// that pays, and under overload the device does not gamble on requests that are almost lost. Durations are those of the
 // very composition: the CDF of the maximum is the product of the members' CDFs.
+//
+// A decision costs the same whatever the number of applications (length classes, at most kCaps of them) and whatever
+// waits (at most kLook requests are looked at); what a decision needs of an application is computed when it is first
+// asked for after a change.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
@@ -21,37 +26,55 @@
 namespace gpushare::sched::slo {
 namespace {
 
-// CDFs of all applications of a model on one logarithmic grid (32 points an octave, straight lines between),
-// so that the CDF of the maximum of any composition is a product of rows.
+// CDFs of the applications of a model on one logarithmic grid (32 points an octave, straight lines between), so that
+// the CDF of the maximum of any composition is a product of rows. A row is computed when it is asked for.
 class Grid {
  public:
   static constexpr int kShift = 52 - 5;
-  void build(const std::deque<Knowledge::Application>& applications) {
+  // The range that the rows need. With few applications it is exactly theirs; with many it is that of the mixture,
+  // widened by each row that does not fit.
+  void fit(const Knowledge::Model& known) {
     double low = INFINITY, high = 0;
-    for (const auto& each : applications) {
-      if (each.alone.empty()) continue;
-      low = std::min(low, std::max(each.alone.min_ns(), 1.0));
-      high = std::max(high, each.alone.max_ns());
-    }
-    points_.clear();
-    weights_.clear();
-    rows_.assign(applications.size(), {});
-    if (!(high > 0)) return;
-    base_ = std::bit_cast<uint64_t>(low) >> kShift;
-    const size_t used = (std::bit_cast<uint64_t>(high) >> kShift) - base_ + 2;
-    const size_t count = (used + 7) / 8 * 8;  // as the kernel wants it
-    for (size_t i = 0; i < count; ++i) points_.push_back(std::bit_cast<double>((base_ + i) << kShift));
-    // E[max] = x_0 + integral of 1 - F, by trapezia: x_last - sum of weight_i F_i.
-    for (size_t i = 0; i < count; ++i)
-      weights_.push_back(0.5 * ((i > 0 ? points_[i] - points_[i - 1] : 0) +
-                                (i + 1 < count ? points_[i + 1] - points_[i] : 0)));
-    for (size_t a = 0; a < applications.size(); ++a) {
-      rows_[a].resize(count, 1.0);
-      if (applications[a].alone.empty()) continue;
-      for (size_t i = 0; i < count; ++i) rows_[a][i] = applications[a].alone.cdf(points_[i]);
+    const auto cover = [&](const Distribution& of) {
+      if (of.empty()) return;
+      low = std::min(low, std::max(of.min_ns(), 1.0));
+      high = std::max(high, of.max_ns());
+    };
+    if (known.applications.size() <= Knowledge::kExactMixture) {
+      for (uint32_t i = 0; i < known.applications.size(); ++i) cover(known.alone(i));
+      if (high > 0 && (index_of(low) != base_ || index_of(high) + 2 - base_ != used_)) span(low, high);
+    } else {
+      cover(known.mix_alone);
+      if (high > 0) widen(low, high);
     }
   }
-  const std::vector<double>& row(size_t application) const { return rows_[application]; }
+  // Raised when the range changes: rows taken before are stale then.
+  uint64_t version() const { return version_; }
+  // The CDF of an application's time alone. May widen the grid.
+  const double* row(const Knowledge::Model& known, uint32_t application) {
+    // Row 0 is the mixture's, for all applications without samples.
+    const size_t index = known.briefs[application].known() ? application + size_t{1} : 0;
+    if (index >= rows_.size()) rows_.resize(known.applications.size() + 1);
+    Row& row = rows_[index];
+    const uint64_t revision = known.brief(application).revision;
+    if (row.revision == revision && row.grid == version_) return row.cdf.data();
+    const Distribution& of = known.alone(application);
+    if (!of.empty()) widen(std::max(of.min_ns(), 1.0), of.max_ns());
+    row.cdf.assign(points_.size(), 1.0);
+    const std::span<const double> edges = of.edges_ns(), values = of.cdf_at_edges();
+    size_t next = 0;
+    for (size_t i = 0; i < points_.size() && !of.empty(); ++i) {
+      while (next < edges.size() && edges[next] <= points_[i]) ++next;
+      if (next == edges.size()) break;
+      row.cdf[i] = next == 0
+                       ? 0
+                       : values[next - 1] + (points_[i] - edges[next - 1]) / (edges[next] - edges[next - 1]) *
+                                                (values[next] - values[next - 1]);
+    }
+    row.revision = revision;
+    row.grid = version_;
+    return row.cdf.data();
+  }
   // The CDF of the maximum of one draw of each row, into `into`; returns its mean.
   double maximum(std::span<const double* const> rows, std::vector<double>& into) const {
     into.resize(points_.size());
@@ -63,16 +86,39 @@ class Grid {
     if (points_.empty()) return 1;
     if (!(x > points_.front())) return x == points_.front() ? row[0] : 0;
     if (x >= points_.back()) return 1;
-    const uint64_t bits = std::bit_cast<uint64_t>(x);
-    const size_t i = (bits >> kShift) - base_;
-    const double share = static_cast<double>(bits & ((1ull << kShift) - 1)) * 0x1p-47;
+    const size_t i = index_of(x) - base_;
+    const double share = static_cast<double>(std::bit_cast<uint64_t>(x) & ((1ull << kShift) - 1)) * 0x1p-47;
     return row[i] + share * (row[i + 1] - row[i]);
   }
 
  private:
-  uint64_t base_ = 0;
+  struct Row {
+    uint64_t revision = 0, grid = 0;
+    std::vector<double> cdf;
+  };
+  static uint64_t index_of(double x) { return std::bit_cast<uint64_t>(x) >> kShift; }
+  void widen(double low, double high) {
+    if (points_.empty()) return span(low, high);
+    const double first = points_.front(), last = points_[used_ - 1];
+    if (low < first || high > last) span(std::min(low, first), std::max(high, last));
+  }
+  void span(double low, double high) {
+    ++version_;
+    points_.clear();
+    weights_.clear();
+    base_ = index_of(low);
+    used_ = index_of(high) + 2 - base_;
+    const size_t count = (used_ + 7) / 8 * 8;  // as the kernel wants it
+    for (size_t i = 0; i < count; ++i) points_.push_back(std::bit_cast<double>((base_ + i) << kShift));
+    // E[max] = x_0 + integral of 1 - F, by trapezia: x_last - sum of weight_i F_i.
+    for (size_t i = 0; i < count; ++i)
+      weights_.push_back(0.5 * ((i > 0 ? points_[i] - points_[i - 1] : 0) +
+                                (i + 1 < count ? points_[i + 1] - points_[i] : 0)));
+  }
+
+  uint64_t base_ = 0, used_ = 0, version_ = 1;
   std::vector<double> points_, weights_;
-  std::vector<std::vector<double>> rows_;
+  std::vector<Row> rows_;
 };
 
 class Gpushare final : public BatcherBase {
@@ -85,7 +131,7 @@ class Gpushare final : public BatcherBase {
     best_ = Choice();
     for (uint32_t model = 0; model < models_.size(); ++model) consider(model, now_ns);
     if (best_.ids.empty()) return decision;
-    if (best_.gain < options_.hold * goodput(now_ns) * best_.mean_ns && best_.gain < 0.5 * best_.cost) {
+    if (best_.gain < options_.hold * goodput() * best_.mean_ns && best_.gain < 0.5 * best_.cost) {
       // Likely to miss, and not worth its time if it did not: whoever comes next would find the device busy.
       decision.wake_ns = base::add_saturated(now_ns, base::to_uint64(best_.mean_ns / 8 + 1));
       return decision;
@@ -94,6 +140,7 @@ class Gpushare final : public BatcherBase {
       decision.wake_ns = until;
       return decision;
     }
+    predict_misses(best_.ids.size(), 1 - std::min(best_.gain / best_.cost, 1.0));
     decision.batch = make_batch(best_.model, std::move(best_.ids), best_.mean_ns);
     return decision;
   }
@@ -105,6 +152,10 @@ class Gpushare final : public BatcherBase {
     const uint32_t most = max_batch(model);
     for (uint32_t k = 1; k < most; k += std::max(1u, k / 8)) models_.back().sizes.push_back(k);
     models_.back().sizes.push_back(most);
+    for (uint32_t k : models_.back().sizes) {
+      models_.back().feasible.push_back(std::pow(options_.feasible_quantile, 1.0 / k));
+      models_.back().safe.push_back(std::pow(kSafeQuantile, 1.0 / k));
+    }
   }
   void enter(Held& held, uint64_t /*now_ns*/) override {
     models_[held.request.model].order.insert(key(held));
@@ -115,9 +166,10 @@ class Gpushare final : public BatcherBase {
     GPUSHARE_RETURN_IF_ERROR(BatcherBase::admit(held, now_ns));
     refresh(held.request.model);
     const double slack = static_cast<double>(held.request.deadline_ns - now_ns);
-    if (alone(held.request.model, held.application, slack) >= kHopeless || !held.request.later_steps.empty())
+    const Knowledge::Model& known = knowledge_.model(held.request.model);
+    if (!hopeless(known, held.application, slack) || !held.request.later_steps.empty())
       return base::ok_status();
-    const BatchTimeModel& time = knowledge_.model(held.request.model).time;
+    const BatchTimeModel& time = known.time;
     return base::Status(
         GPUSHARE_TIMED_OUT,
         base::format(
@@ -125,31 +177,28 @@ class Gpushare final : public BatcherBase {
             "%.3f ms "
             "at the least",
             static_cast<unsigned long long>(held.request.id), held.request.application, slack / 1e6,
-            time.duration_ns(
-                1, knowledge_.model(held.request.model).applications[held.application].alone.min_ns()) /
-                1e6));
+            time.duration_ns(1, known.alone(held.application).min_ns()) / 1e6));
   }
-  bool keeps_deadlines() const override { return true; }
-  void batch_finished(const Flight& flight, uint64_t /*device_ns*/, uint64_t now_ns) override {
+  void batch_finished(const Flight& flight, uint64_t device_ns, uint64_t now_ns) override {
     double won = 0;
     for (const auto& [deadline, cost] : flight.deadlines) won += now_ns <= deadline ? cost : 0;
     constexpr double kKeep = 1 - 1.0 / 64;  // about the last 64 batches
     won_ = won_ * kKeep + won;
-    spent_ns_ = spent_ns_ * kKeep + static_cast<double>(now_ns - std::min(now_ns, last_end_ns_));
-    last_end_ns_ = now_ns;
+    busy_ns_ = busy_ns_ * kKeep + static_cast<double>(device_ns);
   }
+  double price_per_ns() const override { return options_.opportunity * goodput(); }
 
  private:
-  // What the device won lately per nanosecond; idle time counts, so that a price too high for all that waits
-  // falls.
-  double goodput(uint64_t now_ns) const {
-    const double spent = spent_ns_ + static_cast<double>(now_ns - std::min(now_ns, last_end_ns_));
-    return spent > 0 ? won_ / spent : 0;
-  }
+  // What the device won lately per nanosecond of work.
+  double goodput() const { return busy_ns_ > 0 ? won_ / busy_ns_ : 0; }
 
-  static constexpr double kHopeless = 0.01;  // a chance below this is none
-  static constexpr size_t kLook =
-      512;  // earliest deadlines a decision looks at: bounds its time whatever waits
+  static constexpr double kSafeQuantile = 0.95;
+  // Requests that a decision looks at. Of a longer queue these are the kEarliest first deadlines and kSegments stretches
+  // of kStretch at slacks in geometric progression: under overload the earliest deadlines can bear small batches only,
+  // and a decision that saw no others would serve less the more it was allowed to hold.
+  static constexpr size_t kEarliest = 128, kSegments = 24, kStretch = 16;
+  static constexpr size_t kLook = kEarliest + kSegments * kStretch;
+  static constexpr size_t kCaps = 16;  // length classes weighed as the longest of a batch
 
   struct Key {
     uint64_t deadline_ns;
@@ -161,22 +210,37 @@ class Gpushare final : public BatcherBase {
       return std::pair(deadline_ns, id) < std::pair(other.deadline_ns, other.id);
     }
   };
+  // Quantiles of an application by which a batch size asks slack of its members.
+  struct Quantiles {
+    uint64_t revision = 0;
+    std::vector<double> feasible_ns, safe_ns;  // by index into sizes
+  };
   struct Model {
     uint64_t version = 0;
     absl::btree_set<Key> order;
     Grid grid;
     std::vector<uint32_t> sizes;
-    std::vector<uint32_t> rank;  // of an application by mean, the shortest 0
-    std::vector<uint32_t> by_rank;
-    std::vector<double> bears_ns;  // by rank and index into sizes: the slack that a batch asks of its members
+    std::vector<double> feasible,
+        safe;  // by index into sizes: the quantile of one whose k-th power is asked for
+    std::vector<Quantiles> quantiles;  // by application
   };
   struct Pending {
     double slack_ns;
     double cost;
+    double mean_ns;
     RequestId id;
     uint32_t application;
-    uint32_t rank;
+    uint32_t length_class;
     bool stepped;
+    const double* row = nullptr;  // of the grid, at this version of it
+    uint64_t grid = 0;
+  };
+  // A length class present: means within 3% of each other.
+  struct LengthClass {
+    uint32_t number = 0;
+    uint32_t count = 0;        // of the pending
+    uint32_t application = 0;  // the longest of it
+    float mean_ns = -1;
   };
   struct Choice {
     double worth = -INFINITY;
@@ -193,64 +257,126 @@ class Gpushare final : public BatcherBase {
     const Request& r = held.request;
     return {r.deadline_ns, r.id, held.application, static_cast<float>(r.cost), !r.later_steps.empty()};
   }
-  // P(it finishes within `slack` if it runs alone now).
-  double alone(uint32_t model, uint32_t application, double slack_ns) {
-    const BatchTimeModel& time = knowledge_.model(model).time;
-    if (application >= models_[model].rank.size()) return 1;
-    const Grid& grid = models_[model].grid;
-    return grid.at(grid.row(application), (slack_ns - time.c0_ns()) / std::max(time.c1(), 1e-12));
+  // Whether it would almost surely miss if it ran alone now.
+  static bool hopeless(const Knowledge::Model& known, uint32_t application, double slack_ns) {
+    const Knowledge::Brief& brief = known.brief(application);
+    return brief.known() && slack_ns < known.time.duration_ns(1, static_cast<double>(brief.least_ns));
+  }
+  // 32 classes an octave.
+  static uint32_t length_class(float mean_ns) {
+    return std::bit_cast<uint32_t>(std::max(mean_ns, 1.0F)) >> (23 - 5);
   }
 
   void refresh(uint32_t index) {
     knowledge_.refresh(index);
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
-    if (model.version == known.version && model.rank.size() == known.applications.size()) return;
+    model.quantiles.resize(known.applications.size());
+    if (model.version == known.version) return;
     model.version = known.version;
-    model.grid.build(known.applications);
-    const size_t count = known.applications.size();
-    model.by_rank.resize(count);
-    for (uint32_t i = 0; i < count; ++i) model.by_rank[i] = i;
-    std::sort(model.by_rank.begin(), model.by_rank.end(), [&](uint32_t a, uint32_t b) {
-      return known.applications[a].mean_ns < known.applications[b].mean_ns;
-    });
-    model.rank.resize(count);
-    for (uint32_t i = 0; i < count; ++i) model.rank[model.by_rank[i]] = i;
-    model.bears_ns.clear();
-    for (uint32_t application : model.by_rank)
-      for (uint32_t k : model.sizes)
-        model.bears_ns.push_back(
-            known.time.duration_ns(k, known.applications[application].alone.quantile_ns(
-                                          std::pow(options_.feasible_quantile, 1.0 / k))));
+    model.grid.fit(known);
+  }
+  const Quantiles& quantiles(uint32_t index, uint32_t application) {
+    Model& model = models_[index];
+    const Knowledge::Model& known = knowledge_.model(index);
+    Quantiles& of = model.quantiles[application];
+    const uint64_t revision = known.brief(application).revision;
+    if (of.revision == revision && !of.safe_ns.empty()) return of;
+    const Distribution& alone = known.alone(application);
+    of.feasible_ns.clear();
+    of.safe_ns.clear();
+    for (size_t s = 0; s < model.sizes.size(); ++s) {
+      of.feasible_ns.push_back(alone.quantile_ns(model.feasible[s]));
+      of.safe_ns.push_back(alone.quantile_ns(model.safe[s]));
+    }
+    of.revision = revision;
+    return of;
   }
 
   // The pending by slack, as far as a decision looks, without those whose chance is gone: they are dropped.
   void gather(uint32_t index, uint64_t now_ns) {
     Model& model = models_[index];
+    const Knowledge::Model& known = knowledge_.model(index);
     pending_.clear();
     hopeless_.clear();
-    for (const Key& each : model.order) {
-      const double slack = static_cast<double>(each.deadline_ns) - static_cast<double>(now_ns);
-      if (!each.stepped && (slack <= 0 || alone(index, each.application, slack) < kHopeless)) {
+    const auto slack_of = [now_ns](const Key& key) {
+      return static_cast<double>(key.deadline_ns) - static_cast<double>(now_ns);
+    };
+    const bool deep = model.order.size() > kLook;
+    double jump_ns = 0, ratio = 1;
+    size_t stretch = 0;
+    for (auto at = model.order.begin(); at != model.order.end();) {
+      if (deep && pending_.size() >= kEarliest) {
+        if (jump_ns == 0) {
+          jump_ns = std::max(slack_of(*at), 1.0);
+          ratio = std::max(1.001, std::pow(slack_of(*model.order.rbegin()) / jump_ns, 1.0 / kSegments));
+        } else if (stretch >= kStretch) {
+          stretch = 0;
+          jump_ns *= ratio;
+          if (jump_ns > slack_of(*at)) {
+            Key to{};
+            to.deadline_ns = base::add_saturated(now_ns, base::to_uint64(jump_ns));
+            at = model.order.lower_bound(to);
+            continue;
+          }
+        }
+        ++stretch;
+      }
+      const Key& each = *at;
+      ++at;
+      const double slack = slack_of(each);
+      if (!each.stepped && (slack <= 0 || hopeless(known, each.application, slack))) {
         hopeless_.emplace_back(each.id, slack <= 0 ? DropReason::kExpired : DropReason::kHopeless);
         continue;
       }
-      if (each.stepped && lost(each, index, now_ns)) {
+      if (each.stepped && lost(each, known, slack)) {
         hopeless_.emplace_back(each.id, DropReason::kExpired);
         continue;
       }
       if (pending_.size() == kLook) break;
-      pending_.push_back(
-          {slack, each.cost, each.id, each.application, model.rank[each.application], each.stepped});
+      const float mean = known.brief(each.application).mean_ns;
+      pending_.push_back({slack, each.cost, static_cast<double>(mean), each.id, each.application,
+                          length_class(mean), each.stepped, nullptr, 0});
     }
     for (const auto& [id, reason] : hopeless_) drop(id, reason);
   }
   // A request with later deadlines is lost when the last of them is.
-  bool lost(const Key& each, uint32_t index, uint64_t now_ns) {
+  bool lost(const Key& each, const Knowledge::Model& known, double slack_ns) {
     double last = 0;
     for (const CostStep& step : find(each.id)->request.later_steps) last = std::max(last, step.after_ns);
-    return alone(index, each.application,
-                 static_cast<double>(each.deadline_ns) - static_cast<double>(now_ns) + last) < kHopeless;
+    return slack_ns + last <= 0 || hopeless(known, each.application, slack_ns + last);
+  }
+
+  // The length classes of the pending, shortest first; of more than kCaps as many, at equal steps of the pending.
+  void find_classes() {
+    classes_.clear();
+    for (const Pending& each : pending_) {
+      LengthClass& of = class_of_[each.length_class % kClassSlots];
+      if (of.count == 0 || of.number != each.length_class) {
+        of = {};
+        of.number = each.length_class;
+      }
+      ++of.count;
+      if (each.mean_ns > static_cast<double>(of.mean_ns)) {
+        of.mean_ns = static_cast<float>(each.mean_ns);
+        of.application = each.application;
+      }
+    }
+    for (const Pending& each : pending_) {
+      LengthClass& of = class_of_[each.length_class % kClassSlots];
+      if (of.count == 0) continue;
+      classes_.push_back(of);
+      of.count = 0;
+    }
+    std::sort(classes_.begin(), classes_.end(),
+              [](const LengthClass& a, const LengthClass& b) { return a.number < b.number; });
+    if (classes_.size() <= kCaps) return;
+    size_t kept = 0, seen = 0;
+    for (const LengthClass& each : classes_) {
+      seen += each.count;
+      if (seen * kCaps >= (kept + 1) * pending_.size()) classes_[kept++] = each;
+    }
+    classes_.resize(kept);
   }
 
   void consider(uint32_t index, uint64_t now_ns) {
@@ -259,65 +385,79 @@ class Gpushare final : public BatcherBase {
     if (pending_.empty()) return;
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);
-    const double price = options_.opportunity * goodput(now_ns);
-    present_.assign(model.by_rank.size(), 0);
+    const double price = price_per_ns();
     bool uniform = true;
-    for (const Pending& each : pending_) {
-      ++present_[each.rank];
-      uniform = uniform && each.cost == pending_.front().cost;
-    }
-    for (uint32_t cap = 0; cap < model.by_rank.size(); ++cap) {
-      if (present_[cap] == 0) continue;
+    for (const Pending& each : pending_) uniform = uniform && each.cost == pending_.front().cost;
+    find_classes();
+    uint32_t shorter = 0;  // the length class weighed before
+    for (const LengthClass& cap : classes_) {
       allowed_.clear();
       for (uint32_t i = 0; i < pending_.size(); ++i)
-        if (pending_[i].rank <= cap) allowed_.push_back(i);
-      const double cap_mean = known.applications[model.by_rank[cap]].mean_ns;
+        if (pending_[i].length_class <= cap.number) allowed_.push_back(i);
+      const Quantiles& asked = quantiles(index, cap.application);
       // Large ones first: under load they are mostly the better, and then bound the rest.
       for (size_t s = model.sizes.size(); s-- > 0;) {
         const uint32_t k = model.sizes[s];
         if (k > allowed_.size()) continue;
-        const double bears = model.bears_ns[cap * model.sizes.size() + s];
-        size_t first = static_cast<size_t>(
-            std::lower_bound(allowed_.begin(), allowed_.end(), bears,
-                             [&](uint32_t i, double x) { return pending_[i].slack_ns < x; }) -
-            allowed_.begin());
-        if (first + k > allowed_.size()) {
-          if (k > 1) continue;
-          first = allowed_.size() - 1;  // nobody can bear it: the one with the most slack may still be lucky
+        size_t before = allowed_.size();
+        for (const double length_ns : {asked.feasible_ns[s], asked.safe_ns[s]}) {
+          const double bears = known.time.duration_ns(k, length_ns);
+          size_t first = static_cast<size_t>(
+              std::lower_bound(allowed_.begin(), allowed_.end(), bears,
+                               [&](uint32_t i, double x) { return pending_[i].slack_ns < x; }) -
+              allowed_.begin());
+          if (first + k > allowed_.size()) {
+            if (k > 1) break;
+            first =
+                allowed_.size() - 1;  // nobody can bear it: the one with the most slack may still be lucky
+          }
+          if (first == before) break;
+          before = first;
+          weigh(index, std::span(allowed_).subspan(first, k), bears, shorter, price);
+          if (uniform || first + k == allowed_.size()) continue;
+          // Costs differ: also the k costliest of those who can bear it.
+          costly_.assign(allowed_.begin() + static_cast<ptrdiff_t>(first), allowed_.end());
+          std::partial_sort(costly_.begin(), costly_.begin() + k, costly_.end(),
+                            [this](uint32_t a, uint32_t b) {
+                              return std::pair(-pending_[a].cost, a) < std::pair(-pending_[b].cost, b);
+                            });
+          weigh(index, std::span(costly_).first(k), bears, shorter, price);
         }
-        weigh(index, std::span(allowed_).subspan(first, k), bears, cap_mean, price);
-        if (uniform || first + k == allowed_.size()) continue;
-        // Costs differ: also the k costliest of those who can bear it.
-        costly_.assign(allowed_.begin() + static_cast<ptrdiff_t>(first), allowed_.end());
-        std::partial_sort(costly_.begin(), costly_.begin() + k, costly_.end(),
-                          [this](uint32_t a, uint32_t b) {
-                            return std::pair(-pending_[a].cost, a) < std::pair(-pending_[b].cost, b);
-                          });
-        weigh(index, std::span(costly_).first(k), bears, cap_mean, price);
       }
+      shorter = cap.number;
     }
   }
 
   // Compares one batch with the best so far.
-  void weigh(uint32_t index, std::span<const uint32_t> members, double bears, double cap_mean, double price) {
+  void weigh(uint32_t index, std::span<const uint32_t> members, double bears, uint32_t shorter,
+             double price) {
     Model& model = models_[index];
-    const BatchTimeModel& time = knowledge_.model(index).time;
-    const uint32_t k = static_cast<uint32_t>(members.size());
-    double most = 0, cost = 0, least_slack = INFINITY;
-    bool has_cap = false;
     const Knowledge::Model& known = knowledge_.model(index);
+    const BatchTimeModel& time = known.time;
+    const uint32_t k = static_cast<uint32_t>(members.size());
+    double most = 0, cost = 0, least_slack = INFINITY, longest_mean = 0;
+    bool longer = false;
     for (uint32_t i : members) {
       cost += pending_[i].cost;
       least_slack = std::min(least_slack, pending_[i].slack_ns);
-      has_cap = has_cap || known.applications[pending_[i].application].mean_ns >= cap_mean;
+      longest_mean = std::max(longest_mean, pending_[i].mean_ns);
+      longer = longer || pending_[i].length_class > shorter;
       if (pending_[i].stepped) most = INFINITY;  // what its later deadlines may add is not bounded here
     }
     most += cost;
-    if (!has_cap) return;  // the same batch was weighed under a shorter cap
+    if (!longer) return;  // the same batch was weighed under a shorter cap
     // The longest of k lasts at least as long on average as the longest application alone.
-    if (most - price * time.duration_ns(k, cap_mean) <= best_.worth) return;
-    rows_.clear();
-    for (uint32_t i : members) rows_.push_back(model.grid.row(pending_[i].application).data());
+    if (most - price * time.duration_ns(k, longest_mean) <= best_.worth) return;
+    for (uint64_t grid = 0; grid != model.grid.version();) {  // again if a row widened it
+      grid = model.grid.version();
+      rows_.clear();
+      for (uint32_t i : members) {
+        Pending& each = pending_[i];
+        if (each.row == nullptr || each.grid != grid) each.row = model.grid.row(known, each.application);
+        each.grid = model.grid.version();
+        rows_.push_back(each.row);
+      }
+    }
     const double mean = time.duration_ns(k, model.grid.maximum(rows_, row_));
     const double scale = 1 / std::max(time.c1() * k, 1e-12);
     double gain = 0;
@@ -359,15 +499,17 @@ class Gpushare final : public BatcherBase {
   }
 
   std::vector<Model> models_;
-  double won_ = 0, spent_ns_ = 0;
-  uint64_t last_end_ns_ = 0;
+  double won_ = 0, busy_ns_ = 0;
   bool deferring_ = false;
   uint64_t defer_end_ns_ = 0;
   // Scratch of a decision.
   Choice best_;
   std::vector<Pending> pending_;
   std::vector<std::pair<RequestId, DropReason>> hopeless_;
-  std::vector<uint32_t> present_, allowed_, costly_;
+  static constexpr size_t kClassSlots = 4096;  // more than the classes of durations up to 18 minutes
+  std::vector<LengthClass> class_of_ = std::vector<LengthClass>(kClassSlots);
+  std::vector<LengthClass> classes_;
+  std::vector<uint32_t> allowed_, costly_;
   std::vector<const double*> rows_;
   std::vector<double> row_;
 };

@@ -25,11 +25,10 @@ std::string_view next_word(std::string_view& text) {
 
 }  // namespace
 
-Histogram::Histogram(HistogramOptions options) : options_(options), buckets_(kBuckets) {
+Histogram::Histogram(HistogramOptions options) : options_(options) {
   options_.window = std::clamp<size_t>(options_.window, 1, 1u << 20);
   if (!(options_.drift_alpha > 0 && options_.drift_alpha < 1))
     options_.drift_alpha = HistogramOptions().drift_alpha;
-  ring_.resize(options_.window);
 }
 
 // Values below 32 have a bucket each; above, an octave is cut into 32 equal parts.
@@ -47,11 +46,32 @@ double Histogram::bucket_low_ns(size_t bucket) {
                     static_cast<int>(shift));
 }
 
+Histogram::Bucket& Histogram::bucket_at(uint16_t index) {
+  const auto at = std::lower_bound(buckets_.begin(), buckets_.end(), index,
+                                   [](const Bucket& bucket, uint16_t i) { return bucket.index < i; });
+  if (at != buckets_.end() && at->index == index) return *at;
+  Bucket fresh;
+  fresh.index = index;
+  return *buckets_.insert(at, fresh);
+}
+
+const Histogram::Bucket& Histogram::bucket_in_use(uint16_t index) const {
+  return *std::lower_bound(buckets_.begin(), buckets_.end(), index,
+                           [](const Bucket& bucket, uint16_t i) { return bucket.index < i; });
+}
+
 void Histogram::push(uint16_t bucket, uint64_t low_ns, uint64_t high_ns) {
-  if (held_ == ring_.size()) drop_oldest(1);
+  if (held_ == options_.window) {
+    drop_oldest(1);
+  } else if (held_ == ring_.size()) {
+    std::vector<uint16_t> larger(std::min(options_.window, std::max<size_t>(2 * held_, 16)));
+    for (size_t i = 0; i < held_; ++i) larger[i] = ring_[position(i)];
+    ring_ = std::move(larger);
+    oldest_ = 0;
+  }
+  Bucket& counted = bucket_at(bucket);
   ring_[position(held_)] = bucket;
   ++held_;
-  Bucket& counted = buckets_[bucket];
   counted.low_ns = counted.count == 0 ? low_ns : std::min(counted.low_ns, low_ns);
   counted.high_ns = counted.count == 0 ? high_ns : std::max(counted.high_ns, high_ns);
   ++counted.count;
@@ -60,7 +80,7 @@ void Histogram::push(uint16_t bucket, uint64_t low_ns, uint64_t high_ns) {
 
 void Histogram::drop_oldest(size_t n) {
   for (; n > 0 && held_ > 0; --n) {
-    --buckets_[ring_[oldest_]].count;
+    --bucket_at(ring_[oldest_]).count;
     oldest_ = (oldest_ + 1) % ring_.size();
     --held_;
   }
@@ -80,7 +100,8 @@ void Histogram::merge(const Histogram& other) {
   }
   for (size_t i = 0; i < other.held_; ++i) {
     const uint16_t bucket = other.ring_[other.position(i)];
-    push(bucket, other.buckets_[bucket].low_ns, other.buckets_[bucket].high_ns);
+    const Bucket& from = other.bucket_in_use(bucket);
+    push(bucket, from.low_ns, from.high_ns);
   }
 }
 
@@ -97,12 +118,13 @@ void Histogram::look_for_drift() {
   const size_t fresh = options_.drift_samples;
   if (held_ < 2 * fresh) return;
   const size_t old = held_ - fresh;
-  std::vector<uint32_t> newest(kBuckets);
-  for (size_t i = old; i < held_; ++i) ++newest[ring_[position(i)]];
+  std::vector<uint32_t> newest(buckets_.size());
+  for (size_t i = old; i < held_; ++i)
+    ++newest[static_cast<size_t>(&bucket_at(ring_[position(i)]) - buckets_.data())];
   const double fresh_count = static_cast<double>(fresh);
   const double old_count = static_cast<double>(old);
   double distance = 0, fresh_cdf = 0, old_cdf = 0;
-  for (size_t b = 0; b < kBuckets; ++b) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].count == 0) continue;
     fresh_cdf += newest[b] / fresh_count;
     old_cdf += (buckets_[b].count - newest[b]) / old_count;
@@ -118,17 +140,17 @@ void Histogram::look_for_drift() {
 Distribution Histogram::distribution(size_t bins) const {
   std::vector<double> edges;
   std::vector<double> weights;
-  for (size_t b = 0; b < kBuckets; ++b) {
-    if (buckets_[b].count == 0) continue;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.count == 0) continue;
     // From just below the smallest to the largest seen in the bucket: a constant stays a constant.
-    const double low = static_cast<double>(buckets_[b].low_ns) - 1;
-    const double high = static_cast<double>(buckets_[b].high_ns);
+    const double low = static_cast<double>(bucket.low_ns) - 1;
+    const double high = static_cast<double>(bucket.high_ns);
     if (edges.empty()) edges.push_back(low);
     if (low > edges.back()) {
       weights.push_back(0);
       edges.push_back(low);
     }
-    weights.push_back(buckets_[b].count);
+    weights.push_back(bucket.count);
     edges.push_back(high);
   }
   if (weights.empty()) return {};

@@ -1,6 +1,6 @@
 // histogram.hpp: what is known about an application's execution times: the last `window` of them, counted in
 // logarithmic buckets (32 an octave, so within 1.6%, and exact where a bucket holds one value). Recording is
-// O(1) and allocates nothing after the first; two histograms merge; a text form survives restarts; a shift of
+// logarithmic in the buckets in use, and memory follows what is held; two histograms merge; a text form survives restarts; a shift of
 // the distribution is noticed and the old part forgotten (000, 4.3.2 "resets its profiling memory").
 //
 // Threads: none of its own; the owner serialises calls.
@@ -57,19 +57,23 @@ class Histogram {
   static double bucket_low_ns(size_t bucket);
 
  private:
+  struct Bucket {
+    uint16_t index = 0;
+    uint32_t count = 0;
+    uint64_t low_ns = 0;  // smallest and largest since the bucket was last empty
+    uint64_t high_ns = 0;
+  };
+  // The bucket, made if new.
+  Bucket& bucket_at(uint16_t index);
+  const Bucket& bucket_in_use(uint16_t index) const;
   void push(uint16_t bucket, uint64_t low_ns, uint64_t high_ns);
   void drop_oldest(size_t n);
   void look_for_drift();
   size_t position(size_t age_from_oldest) const { return (oldest_ + age_from_oldest) % ring_.size(); }
 
-  struct Bucket {
-    uint32_t count = 0;
-    uint64_t low_ns = 0;  // smallest and largest since the bucket was last empty
-    uint64_t high_ns = 0;
-  };
   HistogramOptions options_;
-  std::vector<uint16_t> ring_;
-  std::vector<Bucket> buckets_;
+  std::vector<uint16_t> ring_;   // grows up to the window
+  std::vector<Bucket> buckets_;  // that were ever in use, ascending
   size_t oldest_ = 0;
   size_t held_ = 0;
   size_t since_look_ = 0;

@@ -33,6 +33,11 @@ double expected_longest_ns(std::span<const Distribution* const> members) {
   return low + sum * step;
 }
 
+Knowledge::Brief brief_of(const Distribution& of, uint64_t version) {
+  return {static_cast<float>(of.mean_ns()), static_cast<float>(of.quantile_ns(Knowledge::kLeastQuantile)),
+          of.empty() ? 0 : version};
+}
+
 }  // namespace
 
 base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
@@ -51,6 +56,7 @@ base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
           base::format("batch size %zu is %u: they must ascend from 1 to 4096", i, spec.batch_sizes[i]));
   Model model;
   model.spec = spec;
+  model.pooled = Histogram(options_.histogram);
   model.time = BatchTimeModel(spec.c0_ns, spec.c1);
   if (!spec.learn) model.time.freeze();
   models_.push_back(std::move(model));
@@ -59,29 +65,45 @@ base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
 
 uint32_t Knowledge::application(uint32_t model, uint32_t number) {
   Model& of = models_[model];
-  const auto [at, fresh] = of.index_of.try_emplace(number, static_cast<uint32_t>(of.applications.size()));
-  if (fresh) {
-    of.applications.emplace_back(number, options_.histogram);
-    of.applications.back().alone = of.mix_alone;  // until it has samples
-    of.applications.back().mean_ns = of.mean_ns;
-    of.fresh_application = true;
-  }
-  return at->second;
+  const auto known = of.index_of.find(number);
+  if (known != of.index_of.end()) return known->second;
+  if (of.applications.size() == kMaxApplications) return kMaxApplications - 1;
+  const auto index = static_cast<uint32_t>(of.applications.size());
+  of.briefs.reserve(of.briefs.size() + 1);
+  of.index_of.emplace(number, index);
+  of.applications.emplace_back(number, options_.histogram);
+  of.briefs.emplace_back();
+  of.fresh_application = true;
+  return index;
 }
 
 void Knowledge::arrived(uint32_t model, uint32_t application_index) {
   Model& of = models_[model];
-  for (Application& each : of.applications) each.share *= kShareKeep;
-  of.applications[application_index].share += 1 - kShareKeep;
+  of.share_unit /= kShareKeep;
+  of.applications[application_index].share += of.share_unit;
   ++of.arrivals;
+  if (of.share_unit < 1e100) return;
+  for (Application& each : of.applications) each.share /= of.share_unit;
+  of.share_unit = 1;
 }
 
 void Knowledge::observe(uint32_t model, uint32_t number, uint64_t execution_ns) {
   Model& of = models_[model];
-  Application& application = of.applications[this->application(model, number)];
+  const uint32_t index = this->application(model, number);
+  Application& application = of.applications[index];
   application.histogram.record(execution_ns);
+  of.pooled.record(execution_ns);
   if (application.histogram.count() <= 4) of.fresh_application = true;
   ++of.records;
+  ++application.records;
+  if (application.due) return;
+  // Few applications follow every record, many a sixteenth of theirs: each costs as much to compute.
+  const size_t enough = of.applications.size() <= kExactMixture
+                            ? 1
+                            : std::clamp<size_t>(application.histogram.count() / 16, 1, kRefreshEvery);
+  if (application.records < enough && application.drifts == application.histogram.drifts()) return;
+  of.due.push_back(index);
+  application.due = true;
 }
 
 void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
@@ -116,7 +138,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications
     of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 2);
   members_.clear();
   for (uint32_t each : applications)
-    members_.push_back(&of.applications[application(model, each)].alone);  // the mixture if it is new
+    members_.push_back(&of.alone(application(model, each)));  // the mixture if it is new
   if (known) of.time.observe(k, expected_longest_ns(members_), device_ns, kInferredSpread);
   const double longest = (device_ns - of.time.c0_ns()) / (std::max(of.time.c1(), 1e-12) * k);
   if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
@@ -163,29 +185,37 @@ bool Knowledge::refresh(uint32_t model) {
   of.records = of.arrivals = 0;
   of.time_version = of.time.version();
   ++of.version;
-  std::vector<const Distribution*> parts;
-  std::vector<double> shares, equal;
-  for (Application& each : of.applications) {
-    each.known = each.histogram.count() > 0;
-    if (!each.known) continue;
-    if (each.seen != each.histogram.version()) {
-      each.seen = each.histogram.version();
-      each.alone = each.histogram.distribution(options_.bins);
-      each.mean_ns = each.alone.mean_ns();
-    }
-    parts.push_back(&each.alone);
-    shares.push_back(each.share + 1e-9);
-    equal.push_back(1);
+  for (uint32_t index : of.due) {
+    Application& each = of.applications[index];
+    each.due = false;
+    each.records = 0;
+    each.drifts = each.histogram.drifts();
+    each.own = each.histogram.distribution(options_.bins);
+    of.briefs[index] = brief_of(each.own, of.version);
   }
-  of.mix_alone = mixture(parts, shares).coarsened(4 * options_.bins);
-  of.equal_alone = mixture(parts, equal).coarsened(4 * options_.bins);
-  of.mean_ns = of.mix_alone.mean_ns();
-  for (Application& each : of.applications) {
-    if (each.known) continue;
-    each.alone = of.mix_alone;
-    each.mean_ns = of.mean_ns;
-  }
+  of.due.clear();
+  update_mixture(of);
   return true;
+}
+
+void Knowledge::update_mixture(Model& of) {
+  if (of.applications.size() <= kExactMixture) {
+    std::vector<const Distribution*> parts;
+    std::vector<double> shares, equal;
+    for (const Application& each : of.applications) {
+      if (each.own.empty()) continue;
+      parts.push_back(&each.own);
+      shares.push_back(each.share / of.share_unit * (1 - kShareKeep) + 1e-9);
+      equal.push_back(1);
+    }
+    of.mix_alone = mixture(parts, shares).coarsened(4 * options_.bins);
+    of.equal_alone = mixture(parts, equal).coarsened(4 * options_.bins);
+  } else {
+    of.mix_alone = of.pooled.distribution(4 * options_.bins);
+    of.equal_alone = of.mix_alone;
+  }
+  of.mix = brief_of(of.mix_alone, of.version);
+  of.mean_ns = of.mix_alone.mean_ns();
 }
 
 }  // namespace gpushare::sched::slo

@@ -22,36 +22,65 @@ namespace gpushare::sched::slo {
 
 class Knowledge {
  public:
+  static constexpr size_t kExactMixture = 32;
+  // Applications told apart in a model. Requests of further ones share the last: an application that names each
+  // request another does not fill the memory.
+  static constexpr size_t kMaxApplications = 1u << 16;
+  static constexpr double kLeastQuantile = 0.01;
   struct Application {
     Application(uint32_t n, const HistogramOptions& options) : number(n), histogram(options) {}
     uint32_t number;
     Histogram histogram;
-    Distribution
-        alone;  // of the histogram when last refreshed; the model's mixture while there are no samples
-    double mean_ns = 0;  // of `alone`
-    double share = 0;    // of the arrivals, decaying
-    bool known = false;  // has samples of its own
-    uint64_t seen = 0;   // version of the histogram that `alone` shows
+    Distribution own;      // of the histogram when last refreshed; empty while there are no samples
+    double share = 0;      // of the arrivals, in units of Model::share_unit
+    uint64_t records = 0;  // since `own` was computed
+    uint64_t drifts = 0;   // of the histogram when `own` was computed
+    bool due = false;      // `own` is to be computed anew
+  };
+  // What a decision asks of every request that it looks at, kept together: 10,000 applications fit a cache.
+  struct Brief {
+    float mean_ns = 0;
+    float least_ns = 0;  // the kLeastQuantile quantile: with less time a request is as good as lost
+    // Model::version when these numbers were computed. 0: the application has no samples, the mixture's numbers hold.
+    uint64_t revision = 0;
+    bool known() const { return revision != 0; }
   };
   struct Model {
     ModelSpec spec;
     BatchTimeModel time;
     std::deque<Application> applications;  // stable addresses
     base::FlatHashMap<uint32_t, uint32_t> index_of;
-    Distribution mix_alone;    // by observed shares
-    Distribution equal_alone;  // every application alike, as Orloj
-    double mean_ns = 0;        // of mix_alone
-    uint64_t version = 1;      // raised by a refresh
-    uint64_t records = 0;      // since the last refresh
+    std::vector<Brief> briefs;  // by application index
+    std::vector<uint32_t> due;  // applications to compute anew at the next refresh
+    // Of any request, and what is supposed of an application without samples. Up to kExactMixture applications it is
+    // their mixture by observed shares, beyond that the distribution of the last durations of all.
+    Distribution mix_alone;
+    Distribution
+        equal_alone;       // every application alike, as Orloj; the same as mix_alone beyond kExactMixture
+    Brief mix;             // of mix_alone
+    double mean_ns = 0;    // of mix_alone
+    Histogram pooled;      // the last durations of all applications
+    uint64_t version = 1;  // raised by a refresh
+    uint64_t records = 0;  // since the last refresh
     uint64_t arrivals = 0;
     uint64_t time_version = 0;
+    double share_unit = 1;  // of one arrival now; grows, so that older ones count for less
     bool fresh_application = false;
+
+    const Distribution& alone(uint32_t application) const {
+      return briefs[application].known() ? applications[application].own : mix_alone;
+    }
+    // Its revision changes whenever alone() does.
+    const Brief& brief(uint32_t application) const {
+      return briefs[application].known() ? briefs[application] : mix;
+    }
   };
 
   explicit Knowledge(const BatcherOptions& options) : options_(options) {}
   base::Result<uint32_t> add_model(const ModelSpec& spec);
   size_t models() const { return models_.size(); }
   Model& model(uint32_t index) { return models_[index]; }
+  const Model& model(uint32_t index) const { return models_[index]; }
   // Index of the application within the model, made if new.
   uint32_t application(uint32_t model, uint32_t number);
   // One more request of it has arrived.
@@ -65,10 +94,12 @@ class Knowledge {
   // much changes nothing that can be measured, so c1 and the times then mean something together only.
   void observe_run(uint32_t model, std::span<const uint32_t> applications,
                    std::span<const uint64_t> execution_ns, uint64_t device_ns);
-  // Recomputes the distributions if enough has changed; true if it did.
+  // Recomputes the distributions if enough has changed; true if it did. Its cost is bounded by what was recorded since,
+  // not by the number of applications.
   bool refresh(uint32_t model);
 
  private:
+  void update_mixture(Model& of);
   void infer_run(uint32_t model, std::span<const uint32_t> applications, double device_ns);
   double unit_random();  // in (0, 1)
 

@@ -1,6 +1,8 @@
 // orloj.cpp: Orloj as printed (000, 4.3-4.4, algorithm 4.1): a queue per batch size, scores from the batch
 // duration of the equal mix of all applications, feasible sets, and a full batch of the chosen size or none.
-// What the text leaves open is in BatcherOptions.
+// What the text leaves open is in BatcherOptions. "orloj-own" scores a request by the duration of a batch of itself and
+// others of the mix (its own application's distribution beside k - 1 draws of the mix), where "orloj" takes all k from
+// the mix.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
@@ -16,7 +18,8 @@ namespace {
 
 class Orloj final : public BatcherBase {
  public:
-  explicit Orloj(const BatcherOptions& options) : BatcherBase("orloj", options) {}
+  Orloj(const BatcherOptions& options, bool own)
+      : BatcherBase(own ? "orloj-own" : "orloj", options), own_(own) {}
 
   Decision next(uint64_t now_ns, uint32_t in_flight) override {
     Decision decision;
@@ -78,7 +81,11 @@ class Orloj final : public BatcherBase {
     Model& model = models_[request.model];
     std::vector<CostStep> steps{{0, request.cost}};
     steps.insert(steps.end(), request.later_steps.begin(), request.later_steps.end());
-    const ScoreQueue::ClassId of = cost_class(request.model, steps);
+    const ScoreQueue::ClassId of = cost_class(request.model, own_ ? held.application : 0, steps);
+    Model::Class& entered = model.of_class[of];
+    ++entered.waiting;
+    if (entered.version != model.version) set_curves(request.model, of);
+    held.tag = of;
     Places& places = places_[request.id];
     for (Size& size : model.sizes) {
       size.by_deadline.insert({request.deadline_ns, request.id});
@@ -94,6 +101,7 @@ class Orloj final : public BatcherBase {
       if (place.feasible) size.by_deadline.erase({held.request.deadline_ns, held.request.id});
     }
     places_.erase(at);
+    --model.of_class[held.tag].waiting;
   }
 
  private:
@@ -115,8 +123,20 @@ class Orloj final : public BatcherBase {
   struct Model {
     uint64_t version = 0;
     std::vector<Size> sizes;
-    std::map<std::vector<double>, ScoreQueue::ClassId> classes;  // by cost function
-    std::vector<std::vector<CostStep>> steps;                    // of each class
+    std::map<std::vector<double>, ScoreQueue::ClassId> classes;  // by application and cost function
+    struct Class {
+      uint32_t application;  // orloj-own
+      std::vector<CostStep> steps;
+      uint64_t version;    // of the model when its curves were computed
+      size_t waiting = 0;  // without any, curves are computed when the next one comes
+    };
+    std::vector<Class> of_class;
+    struct Own {
+      uint64_t version = 0;
+      Distribution duration;
+      double mean_ns = 0;
+    };
+    std::map<std::pair<uint32_t, uint32_t>, Own> own;  // by application and batch size
   };
 
   bool before(const Size& a, const Size& b) const {
@@ -125,22 +145,39 @@ class Orloj final : public BatcherBase {
     };
     return options_.size_order == SizeOrder::kDescending ? key(a) > key(b) : key(a) < key(b);
   }
-  ScoreCurve curve(const Size& size, std::span<const CostStep> steps) const {
-    return ScoreCurve(size.duration, size.mean_ns, options_.delay_rate_per_ms / 1e6, steps);
+  ScoreCurve curve(uint32_t index, const Size& size, const Model::Class& of) {
+    if (!own_) return ScoreCurve(size.duration, size.mean_ns, options_.delay_rate_per_ms / 1e6, of.steps);
+    const Model::Own& own = own_duration(index, size, of.application);
+    return ScoreCurve(own.duration, own.mean_ns, options_.delay_rate_per_ms / 1e6, of.steps);
   }
-  ScoreQueue::ClassId cost_class(uint32_t index, const std::vector<CostStep>& steps) {
+  // Of a batch of one of this application and size - 1 of the mix; computed once a version.
+  const Model::Own& own_duration(uint32_t index, const Size& size, uint32_t application) {
     Model& model = models_[index];
-    std::vector<double> key;
+    const Knowledge::Model& known = knowledge_.model(index);
+    Model::Own& of = model.own[{application, size.requests}];
+    if (of.version == known.version) return of;
+    of.version = known.version;
+    const Distribution& alone = known.alone(application);
+    const double factor = known.time.c1() * size.requests;
+    of.duration = maximum(alone, known.equal_alone, size.requests - 1, options_.bins);
+    if (!of.duration.empty()) of.duration = of.duration.affine(known.time.c0_ns(), factor);
+    of.mean_ns =
+        known.time.c0_ns() + factor * expected_maximum_ns(alone, known.equal_alone, size.requests - 1);
+    return of;
+  }
+  ScoreQueue::ClassId cost_class(uint32_t index, uint32_t application, const std::vector<CostStep>& steps) {
+    Model& model = models_[index];
+    std::vector<double> key{static_cast<double>(application)};
     for (const CostStep& step : steps) {
       key.push_back(step.after_ns);
       key.push_back(step.cost);
     }
     const auto [at, fresh] =
-        model.classes.try_emplace(key, static_cast<ScoreQueue::ClassId>(model.steps.size()));
+        model.classes.try_emplace(key, static_cast<ScoreQueue::ClassId>(model.of_class.size()));
     if (fresh) {
-      model.steps.push_back(steps);
+      model.of_class.push_back({application, steps, model.version, 0});
       for (Size& size : model.sizes)
-        (void)size.scores->add_class(curve(size, steps));  // the slack index takes any
+        (void)size.scores->add_class(curve(index, size, model.of_class.back()));  // the slack index takes any
     }
     return at->second;
   }
@@ -160,9 +197,14 @@ class Orloj final : public BatcherBase {
       size.estimate_ns = options_.estimate_quantile > 0
                              ? size.duration.quantile_ns(options_.estimate_quantile)
                              : size.mean_ns;
-      for (ScoreQueue::ClassId of = 0; of < model.steps.size(); ++of)
-        (void)size.scores->set_curve(of, curve(size, model.steps[of]));
     }
+    for (ScoreQueue::ClassId of = 0; of < model.of_class.size(); ++of)
+      if (model.of_class[of].waiting > 0) set_curves(index, of);
+  }
+  void set_curves(uint32_t index, ScoreQueue::ClassId of) {
+    Model& model = models_[index];
+    model.of_class[of].version = model.version;
+    for (Size& size : model.sizes) (void)size.scores->set_curve(of, curve(index, size, model.of_class[of]));
   }
   void drop_late(uint32_t index, uint64_t now_ns) {
     Model& model = models_[index];
@@ -181,6 +223,7 @@ class Orloj final : public BatcherBase {
       }
   }
 
+  const bool own_;
   std::vector<Model> models_;
   base::FlatHashMap<RequestId, Places> places_;
 };
@@ -188,7 +231,10 @@ class Orloj final : public BatcherBase {
 }  // namespace
 
 std::unique_ptr<Batcher> make_orloj(const BatcherOptions& options) {
-  return std::make_unique<Orloj>(options);
+  return std::make_unique<Orloj>(options, false);
+}
+std::unique_ptr<Batcher> make_orloj_own(const BatcherOptions& options) {
+  return std::make_unique<Orloj>(options, true);
 }
 
 }  // namespace gpushare::sched::slo

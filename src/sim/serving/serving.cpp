@@ -84,13 +84,15 @@ class Run {
     std::map<uint32_t, std::vector<uint64_t>> by_application;
     const size_t seen =
         options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
-    for (size_t i = 0; i < seen; ++i)
-      by_application[requests_[i].application].push_back(requests_[i].execution_ns);
+    for (size_t i = 0; i < seen; ++i) by_application[application_of(i)].push_back(requests_[i].execution_ns);
     for (const auto& [application, times] : by_application) {
       const size_t take = std::min(options_.warm_samples, times.size());
-      for (size_t i = 0; i < take; ++i) batcher_.observe(0, application, times[i * times.size() / take]);
+      for (size_t i = 0; i < take; ++i)
+        batcher_.observe(model_of(application), application, times[i * times.size() / take]);
     }
   }
+  uint32_t application_of(size_t i) const { return options_.labels ? requests_[i].application : 0; }
+  uint32_t model_of(uint32_t application) const { return options_.model_per_application ? application : 0; }
   uint64_t duration_ns(const Batch& batch, uint64_t* longest) const {
     *longest = 0;
     for (uint64_t id : batch.requests) *longest = std::max(*longest, requests_[id].execution_ns);
@@ -106,7 +108,8 @@ class Run {
   void arrive(size_t i) {
     Request request;
     request.id = i;
-    request.application = requests_[i].application;
+    request.application = application_of(i);
+    request.model = model_of(request.application);
     request.arrival_ns = requests_[i].arrival_ns;
     request.deadline_ns = deadline_ns(i);
     request.execution_ns = requests_[i].execution_ns;
@@ -145,15 +148,17 @@ class Run {
       ++answered_[id];
       (end_ns_ <= deadline_ns(id) ? result_.finished_in_time : result_.finished_late) += 1;
       latencies_.push_back(end_ns_ - requests_[id].arrival_ns);
-      applications_.push_back(requests_[id].application);
+      applications_.push_back(application_of(id));
       if (options_.profile && !options_.infer)
-        batcher_.observe(0, requests_[id].application, requests_[id].execution_ns);
+        batcher_.observe(current_.model, application_of(id), requests_[id].execution_ns);
     }
     if (options_.infer)
-      batcher_.observe_run(0, applications_, {}, took);
+      batcher_.observe_run(current_.model, applications_, {}, took);
     else
-      batcher_.observe_batch(0, static_cast<uint32_t>(current_.requests.size()), longest_ns_, took);
+      batcher_.observe_batch(current_.model, static_cast<uint32_t>(current_.requests.size()), longest_ns_,
+                             took);
     batcher_.finished(current_.id, took, now_ns_);
+    result_.signals = batcher_.signals();
   }
   void ask() {
     wake_ns_ = kNever;
@@ -231,8 +236,13 @@ base::Result<ServingResult> serve(const std::vector<TimedRequest>& requests, std
     model.c1 = options.c1;
   }
   model.batch_sizes = options.batch_sizes;
-  const base::Result<uint32_t> added = batcher->add_model(model);
-  if (!added.ok()) return added.status();
+  uint32_t models = 1;
+  if (options.model_per_application && options.labels)
+    for (const TimedRequest& request : requests) models = std::max(models, request.application + 1);
+  for (uint32_t i = 0; i < models; ++i) {
+    const base::Result<uint32_t> added = batcher->add_model(model);
+    if (!added.ok()) return added.status();
+  }
   GPUSHARE_RETURN_IF_ERROR(check_total(requests, options));
   return Run(requests, options, *batcher).run();
 }

@@ -26,6 +26,8 @@ struct ServingOptions {
   bool profile = true;   // tell the execution time of each finished request (the online profiler)
   bool infer = false;    // instead tell the duration of each batch alone: what its members took is inferred
   bool told_batch_time = true;  // the batcher starts from c0 and c1; otherwise from 0 and 1
+  bool labels = true;           // tell the batcher each request's application; otherwise all are of one
+  bool model_per_application = false;  // each application is a model of its own on the device
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};
   sched::slo::BatcherOptions batcher;
@@ -48,6 +50,7 @@ struct ServingResult {
   double decision_us = 0;             // wall time of one next(); only with time_decisions
   uint64_t decisions = 0;
   uint64_t most_pending = 0;
+  sched::slo::Signals signals;  // at the end of the last batch
   uint64_t drops() const {
     uint64_t sum = 0;
     for (uint64_t each : dropped) sum += each;

@@ -22,7 +22,8 @@ std::shared_ptr<gs::Runtime> runtime_of(uint64_t capacity_bytes = 64 << 20) {
   return std::make_shared<gs::Runtime>(gs::Runtime::open(options));
 }
 
-gs::SessionOptions needs(const char* name, uint64_t persistent_bytes = 8 << 20, uint64_t ephemeral_bytes = 8 << 20) {
+gs::SessionOptions needs(const char* name, uint64_t persistent_bytes = 8 << 20,
+                         uint64_t ephemeral_bytes = 8 << 20) {
   gs::SessionOptions options;
   options.name = name;
   options.persistent_bytes = persistent_bytes;

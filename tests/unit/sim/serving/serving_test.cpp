@@ -3,17 +3,22 @@
 #include "sim/serving/serving.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <string>
 
+#include "sim/serving/bound.hpp"
 #include "sim/serving/requests.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
 using namespace gpushare;
 using namespace gpushare::sim;
+using gpushare::test::Random;
+using gpushare::test::seed;
+using gpushare::test::uniform;
 using sched::slo::DropReason;
 
 namespace {
@@ -327,4 +332,183 @@ TEST_CASE("told nothing, a batcher follows a distribution that shifts") {
   }
   INFO("told " << told << ", learned " << learned);
   CHECK(learned > told - 0.04);
+}
+
+namespace {
+
+// The most requests in time over all orders of all batches, by trying them.
+size_t best_schedule(const std::vector<TimedRequest>& requests, const ServingOptions& options, double now_ns,
+                     uint32_t left) {
+  size_t best = 0;
+  for (uint32_t batch = left; batch != 0; batch = (batch - 1) & left) {
+    if (static_cast<uint32_t>(std::popcount(batch)) > options.batch_sizes.back()) continue;
+    double start = now_ns, longest = 0;
+    for (size_t i = 0; i < requests.size(); ++i)
+      if ((batch >> i & 1) != 0) {
+        start = std::max(start, static_cast<double>(requests[i].arrival_ns));
+        longest = std::max(longest, static_cast<double>(requests[i].execution_ns));
+      }
+    const double end = start + options.c0_ns + options.c1 * std::popcount(batch) * longest;
+    size_t in_time = 0;
+    for (size_t i = 0; i < requests.size(); ++i)
+      if ((batch >> i & 1) != 0 && end <= static_cast<double>(requests[i].arrival_ns + requests[i].slo_ns))
+        ++in_time;
+    if (in_time > 0) best = std::max(best, in_time + best_schedule(requests, options, end, left & ~batch));
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("no schedule finishes more in time than the bound") {
+  Random random(seed());
+  size_t tight = 0;
+  for (int round = 0; round < 200; ++round) {
+    ServingOptions options;
+    options.c0_ns = static_cast<double>(uniform(random, 0, 50));
+    options.c1 = static_cast<double>(uniform(random, 1, 10)) / 10;
+    options.batch_sizes = {1, 2, 3};
+    std::vector<TimedRequest> requests(uniform(random, 1, 6));
+    uint64_t now = 0;
+    for (TimedRequest& request : requests) {
+      request.arrival_ns = now += uniform(random, 0, 100);
+      request.execution_ns = uniform(random, 1, 100);
+      request.slo_ns = uniform(random, 20, 300);
+    }
+    const size_t best = best_schedule(requests, options, 0, (1u << requests.size()) - 1);
+    const uint64_t bound = most_in_time(requests, options);
+    INFO("round " << round << " seed " << seed());
+    REQUIRE(best <= bound);
+    REQUIRE(bound <= requests.size());
+    tight += best == bound ? 1 : 0;
+  }
+  CHECK(tight > 60);
+}
+
+TEST_CASE("the bound is exact where it is plain") {
+  ServingOptions options;
+  options.c0_ns = 0;
+  options.c1 = 1;
+  options.batch_sizes = {1};
+  // Ten of 10 ns each at once, and 35 ns for them.
+  std::vector<TimedRequest> requests(10,
+                                     {.arrival_ns = 5, .application = 0, .execution_ns = 10, .slo_ns = 35});
+  CHECK(most_in_time(requests, options) == 3);
+  options.batch_sizes = {1, 2};
+  CHECK(most_in_time(requests, options) == 3);  // l = c1 k max l: a batch saves nothing without c0
+  options.c0_ns = 15;
+  options.c1 = 0.5;
+  CHECK(most_in_time(requests, options) == 2);  // 12.5 a member of a batch of two
+  requests.assign(3, {.arrival_ns = 0, .application = 0, .execution_ns = 100, .slo_ns = 50});
+  CHECK(most_in_time(requests, options) == 0);
+  CHECK(most_in_time({}, options) == 0);
+}
+
+TEST_CASE("under overload goodput does not fall with the number of requests that may wait") {
+  const SyntheticSpec spec = *parse_synthetic("modes:3");
+  for (const bool labels : {true, false}) {
+    double least_wait = 0;
+    for (const size_t max_pending : {500u, 100'000u}) {
+      ServingOptions options;
+      const double mean = mean_execution_ns(spec);
+      options.c0_ns = 0.9 * mean;
+      options.c1 = 0.1;
+      options.slo_x_p99 = 20;
+      options.labels = labels;
+      options.batcher.max_pending = max_pending;
+      const auto requests =
+          draw(spec, {.requests = 20'000, .rate_per_s = 50 / (mean / 1e9), .burstiness = 0, .seed = 5});
+      const auto result = serve(requests, "gpushare", options);
+      REQUIRE(result.ok());
+      INFO("labels " << labels << ", max_pending " << max_pending);
+      if (max_pending == 500)
+        least_wait = result->goodput_per_s;
+      else
+        CHECK(result->goodput_per_s > 0.99 * least_wait);
+    }
+  }
+}
+
+TEST_CASE("told no labels, in bursts and under overload, gpushare is not below orloj") {
+  for (const char* source : {"modes:4", "modes:8"})
+    for (const auto& [load, burst] : {std::pair{0.5, 4.0}, {1.5, 2.0}, {6.0, 0.0}}) {
+      ServingOptions options;
+      const SyntheticSpec spec = *parse_synthetic(source);
+      const double mean = mean_execution_ns(spec);
+      options.c0_ns = 0.9 * mean;
+      options.c1 = 0.1;
+      options.slo_x_p99 = 3;
+      options.labels = false;
+      double ours = 0, orloj = 0;
+      for (const uint64_t seed : {21, 22, 23}) {
+        const auto requests = draw(
+            spec, {.requests = 2000, .rate_per_s = load / (mean / 1e9), .burstiness = burst, .seed = seed});
+        ours += serve(requests, "gpushare", options)->finish_rate / 3;
+        orloj += serve(requests, "orloj", options)->finish_rate / 3;
+      }
+      INFO(source << ", load " << load << ", burst " << burst << ": " << ours << " against " << orloj);
+      CHECK(ours > orloj - 0.01);
+    }
+}
+
+// With a cost in the square of the number of applications this took hours.
+TEST_CASE("ten thousand applications are served") {
+  std::vector<TimedRequest> requests;
+  Random random(seed());
+  for (size_t i = 0; i < 20'000; ++i)
+    requests.push_back({.arrival_ns = i * 1'000'000,
+                        .application = static_cast<uint32_t>(uniform(random, 0, 9'999)),
+                        .execution_ns = uniform(random, 1'000'000, 20'000'000),
+                        .slo_ns = 100'000'000});
+  for (TimedRequest& request : requests)
+    request.execution_ns = 1'000'000 + request.application * 2'000 + request.execution_ns / 20;
+  ServingOptions options;
+  options.c0_ns = 5e6;
+  options.c1 = 0.1;
+  const auto labelled = serve(requests, "gpushare", options);
+  REQUIRE(labelled.ok());
+  options.labels = false;
+  const auto unlabelled = serve(requests, "gpushare", options);
+  REQUIRE(unlabelled.ok());
+  CHECK(labelled->finish_rate > unlabelled->finish_rate);
+  CHECK(labelled->finished_in_time <= most_in_time(requests, options));
+}
+
+TEST_CASE("the signals: misses expected, and what device time is worth") {
+  const SyntheticSpec spec = *parse_synthetic("modes:3");
+  const double mean = mean_execution_ns(spec);
+  ServingOptions options;
+  options.c0_ns = 0.9 * mean;
+  options.c1 = 0.1;
+  options.slo_x_p99 = 3;
+  sched::slo::Signals calm, busy;
+  for (const double load : {0.3, 8.0}) {
+    const auto requests =
+        draw(spec, {.requests = 3000, .rate_per_s = load / (mean / 1e9), .burstiness = 0, .seed = 9});
+    const auto result = serve(requests, "gpushare", options);
+    REQUIRE(result.ok());
+    INFO("load " << load << ": " << result->signals.predicted_miss_rate << ", finished "
+                 << result->finish_rate);
+    CHECK(std::abs(result->signals.predicted_miss_rate - (1 - result->finish_rate)) < 0.1);
+    (load < 1 ? calm : busy) = result->signals;
+    const auto fifo = serve(requests, "fifo", options);
+    CHECK(fifo->signals.price_per_s == 0);
+    CHECK(std::abs(fifo->signals.predicted_miss_rate - (1 - fifo->finish_rate)) < 0.1);
+  }
+  CHECK(calm.predicted_miss_rate < busy.predicted_miss_rate);
+  CHECK(calm.price_per_s > 0);
+  CHECK(busy.price_per_s > calm.price_per_s);
+}
+
+TEST_CASE("one application a model, as clockwork has it") {
+  const SyntheticSpec spec = *parse_synthetic("modes:4");
+  const double mean = mean_execution_ns(spec);
+  ServingOptions options;
+  options.c0_ns = 0.9 * mean;
+  options.c1 = 0.1;
+  options.model_per_application = true;
+  const auto requests =
+      draw(spec, {.requests = 1000, .rate_per_s = 2 / (mean / 1e9), .burstiness = 0, .seed = 3});
+  for (const char* policy : {"clockwork", "gpushare", "orloj-own"})
+    CHECK(serve(requests, policy, options).ok());
 }
