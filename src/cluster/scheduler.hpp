@@ -21,12 +21,12 @@ inline constexpr double kNever = std::numeric_limits<double>::infinity();
 // What is known of a training job when it arrives.
 struct JobInfo {
   std::string name;
-  std::string config;          // model and batch, the key of what is learned about it; may be ""
-  bool guaranteed = true;      // else opportunistic
+  std::string config;      // model and batch, the key of what is learned about it; may be ""
+  bool guaranteed = true;  // else opportunistic
   double arrival_s = 0;
-  double work_s = 0;           // alone, on each of its devices of speed 1; as declared
-  uint64_t memory_bytes = 0;   // on each of its devices
-  uint32_t gang = 1;           // devices, all at once
+  double work_s = 0;            // alone, on each of its devices of speed 1; as declared
+  uint64_t memory_bytes = 0;    // on each of its devices
+  uint32_t gang = 1;            // devices, all at once
   std::vector<double> demands;  // parts of a device's resources that it keeps busy alone, each in [0, 1]
   int32_t priority = 0;
 };
@@ -65,7 +65,8 @@ class Scheduler {
   virtual double tick(double now_s, std::vector<Action>& actions) = 0;
 };
 
-inline constexpr const char* kTrainingSchedulers[] = {"fifo", "srtf", "tiresias", "antman", "iadeep", "pack", "gpushare"};
+inline constexpr const char* kTrainingSchedulers[] = {"fifo",   "srtf", "tiresias", "antman",
+                                                      "iadeep", "pack", "gpushare"};
 
 // Null if there is none of that name.
 std::unique_ptr<Scheduler> make_training_scheduler(std::string_view name);

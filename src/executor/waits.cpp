@@ -63,17 +63,17 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
   if (!session.placed_ || paged_out) {
     const std::string what =
         who + (paged_out ? " waits to come back from host memory" : " waits for admission");
-    const bool decided = std::any_of(actions_.begin(), actions_.end(), [&](const Action& action) {
-      return action.session.get() == &session;
-    });
+    const bool decided = std::any_of(actions_.begin(), actions_.end(),
+                                     [&](const Action& action) { return action.session.get() == &session; });
     if (decided) return what + ": there is room, and its memory is about to be made ready";
     if (retry_at_)
-      return what + ": its bytes are promised, but the device does not have them, and it is tried again from "
-                    "time to time";
+      return what +
+             ": its bytes are promised, but the device does not have them, and it is tried again from "
+             "time to time";
     return what + ": it needs " + base::format_bytes(session.persistent_promise_) + " persistent and " +
-           base::format_bytes(session.ephemeral_promise_) + " ephemeral; " + base::format_bytes(free_bytes()) +
-           " of " + base::format_bytes(memory_->capacity_bytes()) + " can be promised, the rest is " +
-           holders(session);
+           base::format_bytes(session.ephemeral_promise_) + " ephemeral; " +
+           base::format_bytes(free_bytes()) + " of " + base::format_bytes(memory_->capacity_bytes()) +
+           " can be promised, the rest is " + holders(session);
   }
   const bool waits = session.pull_waits_ || !session.pushes_.empty();
   if (!waits) {
@@ -94,11 +94,13 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
   const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
   if (lane == nullptr || lane->memory.load() == nullptr) return turn + "its lane is being opened";
   if (lane->holder != nullptr)
-    return turn + base::format("lane %u is in an iteration of session '%s'", id, lane->holder->name().c_str());
+    return turn +
+           base::format("lane %u is in an iteration of session '%s'", id, lane->holder->name().c_str());
   if (lane->in_flight >= depth_) {
     const SessionImpl* first = lane->ring[lane->head % lane->ring.size()].session;
-    return turn + base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
-                               id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
+    return turn +
+           base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
+                        id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
   }
   if (paused_ || acting_) return turn + "memory is being moved or opened first";
   return turn + base::format("policy '%s' lets another session of lane %u run first, or none",
@@ -117,8 +119,9 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
       return refused(base::format(
           "shares lane %u with the iteration that this thread has open: it would wait for itself", id));
     if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session && bound_here(profiled_))
-      return refused("waits until session " + quoted(*profiled_) +
-                     " has run its first iterations, one of which this thread has open: it would wait for itself");
+      return refused(
+          "waits until session " + quoted(*profiled_) +
+          " has run its first iterations, one of which this thread has open: it would wait for itself");
     return {};
   }
   if (acting_ || !actions_.empty() || retry_at_) return {};
@@ -135,7 +138,8 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
   }
   if (residents == 0 || (queued > 0 && session.persistent_promise_ <= free_bytes())) return {};
   return refused(
-      "waits for memory while this thread has an iteration of every session open that holds any: it would wait for "
+      "waits for memory while this thread has an iteration of every session open that holds any: it would "
+      "wait for "
       "itself. End those iterations first");
 }
 

@@ -18,12 +18,12 @@ struct Running {
   bool opportunistic = false;
   double remaining_s = 0;
   double attained_s = 0;
-  double speed = 0;       // work seconds a second
-  double slowdown = 1;    // against alone on the same devices
-  double since_s = 0;     // of remaining_s
+  double speed = 0;     // work seconds a second
+  double slowdown = 1;  // against alone on the same devices
+  double since_s = 0;   // of remaining_s
   double placed_s = 0;
-  uint32_t version = 0;   // of its entry in the heap
-  double factor = 1;      // noise
+  uint32_t version = 0;  // of its entry in the heap
+  double factor = 1;     // noise
   size_t config = InterferenceTable::kNone;
   std::vector<uint32_t> devices;
 };
@@ -37,9 +37,15 @@ struct End {
 
 class Cluster {
  public:
-  Cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices, cluster::Scheduler& scheduler,
-          const ClusterOptions& options, bool want_spans, const std::function<uint64_t()>& now_ns)
-      : jobs_(jobs), devices_(devices), scheduler_(scheduler), options_(options), want_spans_(want_spans), now_ns_(now_ns) {}
+  Cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices,
+          cluster::Scheduler& scheduler, const ClusterOptions& options, bool want_spans,
+          const std::function<uint64_t()>& now_ns)
+      : jobs_(jobs),
+        devices_(devices),
+        scheduler_(scheduler),
+        options_(options),
+        want_spans_(want_spans),
+        now_ns_(now_ns) {}
 
   base::Result<ClusterResult> run() {
     prepare();
@@ -79,7 +85,8 @@ class Cluster {
           GPUSHARE_RETURN_IF_ERROR(take(action, left));
         }
       settle();
-      if (options_.progress && result_.decisions % 256 == 0 && !options_.progress(now_s_, jobs_.size() - left, jobs_.size()))
+      if (options_.progress && result_.decisions % 256 == 0 &&
+          !options_.progress(now_s_, jobs_.size() - left, jobs_.size()))
         return base::Status(GPUSHARE_CANCELLED, "the run was cancelled");
     }
     for (uint32_t job = 0; job < jobs_.size(); ++job)
@@ -108,7 +115,8 @@ class Cluster {
     busy_since_s_.assign(devices_.size(), 0);
     dirty_.assign(devices_.size(), false);
     for (size_t d = 0; d < devices_.size(); ++d)
-      scheduler_.device_changed(static_cast<uint32_t>(d), {devices_[d].memory_bytes, devices_[d].speed}, true, 0);
+      scheduler_.device_changed(static_cast<uint32_t>(d), {devices_[d].memory_bytes, devices_[d].speed}, true,
+                                0);
   }
 
   void advance(uint32_t job) {
@@ -153,11 +161,13 @@ class Cluster {
 
   base::Status take(const Action& action, size_t& left) {
     const auto wrong = [&](const char* what) {
-      return base::Status(GPUSHARE_INTERNAL,
-                          base::format("the scheduler's action on job %u ('%s') is wrong: %s", action.job,
-                                       action.job < jobs_.size() ? jobs_[action.job].name.c_str() : "", what));
+      return base::Status(
+          GPUSHARE_INTERNAL,
+          base::format("the scheduler's action on job %u ('%s') is wrong: %s", action.job,
+                       action.job < jobs_.size() ? jobs_[action.job].name.c_str() : "", what));
     };
-    if (action.job >= jobs_.size() || result_.jobs[action.job].end_s >= 0) return wrong("there is no such job");
+    if (action.job >= jobs_.size() || result_.jobs[action.job].end_s >= 0)
+      return wrong("there is no such job");
     Running& entry = running_[action.job];
     switch (action.kind) {
       case Action::Kind::kPause:
@@ -181,11 +191,13 @@ class Cluster {
         break;
     }
     if (entry.on) return wrong("it runs already");
-    if (action.devices.size() != jobs_[action.job].gang) return wrong("the devices are not as many as its gang");
+    if (action.devices.size() != jobs_[action.job].gang)
+      return wrong("the devices are not as many as its gang");
     for (size_t i = 0; i < action.devices.size(); ++i) {
       const uint32_t d = action.devices[i];
-      if (d >= devices_.size() || std::find(action.devices.begin(), action.devices.begin() + static_cast<std::ptrdiff_t>(i), d) !=
-                                      action.devices.begin() + static_cast<std::ptrdiff_t>(i))
+      if (d >= devices_.size() ||
+          std::find(action.devices.begin(), action.devices.begin() + static_cast<std::ptrdiff_t>(i), d) !=
+              action.devices.begin() + static_cast<std::ptrdiff_t>(i))
         return wrong("a device is none, or there twice");
       if (used_bytes_[d] + jobs_[action.job].memory_bytes > devices_[d].memory_bytes) {
         ++result_.oom;
@@ -224,10 +236,10 @@ class Cluster {
         if (main < theirs.size()) above += theirs[main];
         continue;
       }
-      const double measured =
-          options_.table != nullptr && self.config != InterferenceTable::kNone && entry.config != InterferenceTable::kNone
-              ? options_.table->pair_rate(self.config, entry.config)
-              : 0;
+      const double measured = options_.table != nullptr && self.config != InterferenceTable::kNone &&
+                                      entry.config != InterferenceTable::kNone
+                                  ? options_.table->pair_rate(self.config, entry.config)
+                                  : 0;
       if (measured > 0) {
         excess += 1 / measured - 1;
       } else {
@@ -281,7 +293,8 @@ class Cluster {
     const auto rank = [](std::vector<double>& values, double p) {
       if (values.empty()) return 0.0;
       std::sort(values.begin(), values.end());
-      return values[static_cast<size_t>(std::max(1.0, std::ceil(p * static_cast<double>(values.size())))) - 1];
+      return values[static_cast<size_t>(std::max(1.0, std::ceil(p * static_cast<double>(values.size())))) -
+                    1];
     };
     for (const double value : completion) result_.jct_mean_s += value;
     result_.jct_mean_s /= static_cast<double>(completion.size());
@@ -289,7 +302,8 @@ class Cluster {
     result_.jct_p95_s = rank(completion, 0.95);
     result_.slowdown_p99 = rank(slowdown, 0.99);
     result_.makespan_s = last - first;
-    if (result_.makespan_s > 0) result_.utilization = busy_s_ / (result_.makespan_s * static_cast<double>(devices_.size()));
+    if (result_.makespan_s > 0)
+      result_.utilization = busy_s_ / (result_.makespan_s * static_cast<double>(devices_.size()));
     std::vector<double> decisions(decision_ns_.begin(), decision_ns_.end());
     result_.decision_ms_p99 = rank(decisions, 0.99) / 1e6;
   }
@@ -318,9 +332,10 @@ class Cluster {
 
 }  // namespace
 
-base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices,
-                                        cluster::Scheduler& scheduler, const ClusterOptions& options, bool want_spans,
-                                        const std::function<uint64_t()>& now_ns) {
+base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs,
+                                        const std::vector<cluster::Device>& devices,
+                                        cluster::Scheduler& scheduler, const ClusterOptions& options,
+                                        bool want_spans, const std::function<uint64_t()>& now_ns) {
   return Cluster(jobs, devices, scheduler, options, want_spans, now_ns).run();
 }
 

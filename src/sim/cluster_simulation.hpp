@@ -15,17 +15,17 @@
 namespace gpushare::sim {
 
 struct ClusterOptions {
-  double restart_s = 0;     // work that a job repeats each time it goes on after a pause
-  double noise = 0;         // relative standard deviation of a job's speed, drawn once a job; in [0, 1)
-  uint64_t seed = 1;        // of the noise
+  double restart_s = 0;  // work that a job repeats each time it goes on after a pause
+  double noise = 0;      // relative standard deviation of a job's speed, drawn once a job; in [0, 1)
+  uint64_t seed = 1;     // of the noise
   const InterferenceTable* table = nullptr;  // measured pairs by config; others as their demands say
   std::function<bool(double now_s, size_t finished, size_t jobs)> progress;  // now and then; false cancels
 };
 
 struct ClusterJobResult {
   double arrival_s = 0;
-  double start_s = -1;  // below 0: never
-  double end_s = -1;    // below 0: never
+  double start_s = -1;   // below 0: never
+  double end_s = -1;     // below 0: never
   double running_s = 0;  // on devices
   double work_s = 0;
   uint32_t pauses = 0;
@@ -44,15 +44,15 @@ struct ClusterResult {
   std::vector<ClusterJobResult> jobs;
   size_t completed = 0;
   size_t rejected = 0;
-  double makespan_s = 0;     // first arrival to last completion
-  double jct_mean_s = 0;     // of completed jobs, as are the next three
-  double jct_p95_s = 0;      // nearest rank
-  double queue_mean_s = 0;   // until the first run
-  double slowdown_p99 = 0;   // time on devices over work, of guaranteed jobs; nearest rank
-  double utilization = 0;    // device time with a job over all device time of the makespan
-  uint64_t oom = 0;          // placements beyond a device's memory: refused
+  double makespan_s = 0;    // first arrival to last completion
+  double jct_mean_s = 0;    // of completed jobs, as are the next three
+  double jct_p95_s = 0;     // nearest rank
+  double queue_mean_s = 0;  // until the first run
+  double slowdown_p99 = 0;  // time on devices over work, of guaranteed jobs; nearest rank
+  double utilization = 0;   // device time with a job over all device time of the makespan
+  uint64_t oom = 0;         // placements beyond a device's memory: refused
   uint64_t decisions = 0;
-  double decision_ms_p99 = 0;  // by `now_ns` of run(); 0 without
+  double decision_ms_p99 = 0;      // by `now_ns` of run(); 0 without
   std::vector<ClusterSpan> spans;  // if they were wanted
 };
 
@@ -62,8 +62,10 @@ struct ClusterResult {
 //
 // Deterministic: the same inputs give the same result, bit by bit. O(log jobs) an event, and what the scheduler takes.
 // Errors: INTERNAL naming the action, if the scheduler places a job that runs, or on the wrong number of devices; CANCELLED.
-base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs, const std::vector<cluster::Device>& devices,
-                                        cluster::Scheduler& scheduler, const ClusterOptions& options, bool want_spans = false,
+base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs,
+                                        const std::vector<cluster::Device>& devices,
+                                        cluster::Scheduler& scheduler, const ClusterOptions& options,
+                                        bool want_spans = false,
                                         const std::function<uint64_t()>& now_ns = {});
 
 }  // namespace gpushare::sim

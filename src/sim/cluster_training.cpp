@@ -41,37 +41,46 @@ JobInfo info_of(const Job& job, uint32_t gang) {
 }
 
 void sort_by_arrival(std::vector<JobInfo>& jobs) {
-  std::stable_sort(jobs.begin(), jobs.end(), [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
+  std::stable_sort(jobs.begin(), jobs.end(),
+                   [](const JobInfo& a, const JobInfo& b) { return a.arrival_s < b.arrival_s; });
 }
 
 size_t column_of(const CsvRow& header, const char* name) {
-  return static_cast<size_t>(std::find(header.fields.begin(), header.fields.end(), name) - header.fields.begin());
+  return static_cast<size_t>(std::find(header.fields.begin(), header.fields.end(), name) -
+                             header.fields.begin());
 }
 
-base::Result<double> number_of(const CsvRow& row, size_t column, const std::string& file, const char* name, double low, double high) {
+base::Result<double> number_of(const CsvRow& row, size_t column, const std::string& file, const char* name,
+                               double low, double high) {
   const std::string text = column < row.fields.size() ? row.fields[column] : "";
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !std::isfinite(value) || value < low || value > high)
-    return base::Status(GPUSHARE_MALFORMED_INPUT, base::format("%s:%zu: %s: '%s' must be a number from %g to %g", file.c_str(), row.line,
-                                                               name, text.substr(0, 40).c_str(), low, high));
+    return base::Status(GPUSHARE_MALFORMED_INPUT,
+                        base::format("%s:%zu: %s: '%s' must be a number from %g to %g", file.c_str(),
+                                     row.line, name, text.substr(0, 40).c_str(), low, high));
   return value;
 }
 
-base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std::string& file, const TrainingFileOptions& options) {
+base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std::string& file,
+                                     const TrainingFileOptions& options) {
   TrainingJobs out;
   out.layout = "muri";
-  const char* const names[] = {"job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time",
-                               "resource_time_0", "resource_time_1", "resource_time_2"};
+  const char* const names[] = {"job_id",          "num_gpu",        "submit_time",    "iterations",
+                               "model_name",      "batch_size",     "iteration_time", "resource_time_0",
+                               "resource_time_1", "resource_time_2"};
   size_t columns[10];
   for (size_t i = 0; i < 10; ++i) {
     columns[i] = column_of(rows[0], names[i]);
     if (columns[i] == rows[0].fields.size())
-      return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": header: the muri layout lacks '" + names[i] + "'");
+      return base::Status(GPUSHARE_MALFORMED_INPUT,
+                          file + ": header: the muri layout lacks '" + names[i] + "'");
   }
   for (size_t r = 1; r < rows.size() && (options.limit == 0 || out.jobs.size() < options.limit); ++r) {
     const CsvRow& row = rows[r];
-    const auto number = [&](size_t i, double low, double high) { return number_of(row, columns[i], file, names[i], low, high); };
+    const auto number = [&](size_t i, double low, double high) {
+      return number_of(row, columns[i], file, names[i], low, high);
+    };
     JobInfo info;
     GPUSHARE_ASSIGN_OR_RETURN(const double gang, number(1, 1, 1e6));
     GPUSHARE_ASSIGN_OR_RETURN(const double submitted, number(2, 0, 1e15));
@@ -90,17 +99,20 @@ base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std:
     out.jobs.push_back(std::move(info));
   }
   out.notes.emplace_back(
-      "muri: work is iterations x iteration_time; demands on three resources are resource_time over iteration_time; the trace has no memory: "
+      "muri: work is iterations x iteration_time; demands on three resources are resource_time over "
+      "iteration_time; the trace has no memory: "
       "4 GiB a job and device are assumed");
   return out;
 }
 
 }  // namespace
 
-base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices, const TrainingFileOptions& options) {
+base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices,
+                                              const TrainingFileOptions& options) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_text(path));
   GPUSHARE_ASSIGN_OR_RETURN(std::vector<CsvRow> rows, parse_csv(text, path));
-  if (rows.empty()) return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": the file is empty; expected a header line");
+  if (rows.empty())
+    return base::Status(GPUSHARE_MALFORMED_INPUT, path + ": the file is empty; expected a header line");
   TrainingJobs out;
   if (column_of(rows[0], "num_gpu") < rows[0].fields.size()) {
     GPUSHARE_ASSIGN_OR_RETURN(out, read_muri(rows, path, options));
@@ -118,13 +130,14 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
   };
   for (size_t r = 0; r < rows.size(); ++r) {
     if (r > 0 && (own_gang || gavel)) {
-      GPUSHARE_ASSIGN_OR_RETURN(const double gang, number_of(rows[r], own_gang ? gang_column : gpus_column, path,
-                                                             own_gang ? "gang" : "gpus", 1, 1e6));
+      GPUSHARE_ASSIGN_OR_RETURN(const double gang, number_of(rows[r], own_gang ? gang_column : gpus_column,
+                                                             path, own_gang ? "gang" : "gpus", 1, 1e6));
       gangs.push_back(static_cast<uint32_t>(gang));
     }
     if (!own_gang) continue;
     for (size_t c = 0; c < rows[r].fields.size(); ++c)
-      if (c != gang_column) without += (without.empty() || without.back() == '\n' ? "" : ",") + quoted(rows[r].fields[c]);
+      if (c != gang_column)
+        without += (without.empty() || without.back() == '\n' ? "" : ",") + quoted(rows[r].fields[c]);
     without += '\n';
   }
   // Parsed with arrivals as they are in the file, so that rows and jobs can be told to belong together.
@@ -141,20 +154,26 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
     const size_t arrival_column = column_of(rows[0], "arrival_s");
     std::vector<double> arrivals;
     for (size_t r = 1; r < rows.size() && arrivals.size() < file.jobs.size(); ++r) {
-      GPUSHARE_ASSIGN_OR_RETURN(const double arrival, number_of(rows[r], arrival_column, path, "arrival_s", 0, 1e15));
+      GPUSHARE_ASSIGN_OR_RETURN(const double arrival,
+                                number_of(rows[r], arrival_column, path, "arrival_s", 0, 1e15));
       arrivals.push_back(arrival);
     }
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return arrivals[a] < arrivals[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return arrivals[a] < arrivals[b]; });
   }
-  for (size_t j = 0; j < file.jobs.size(); ++j) out.jobs.push_back(info_of(file.jobs[j], gangs.empty() ? 1 : gangs[order[j]]));
+  for (size_t j = 0; j < file.jobs.size(); ++j)
+    out.jobs.push_back(info_of(file.jobs[j], gangs.empty() ? 1 : gangs[order[j]]));
   if (gavel) {
     double work = 0;
     for (const JobInfo& job : out.jobs) work += job.work_s * job.gang;
-    const double span = out.jobs.back().arrival_s - out.jobs.front().arrival_s, first = out.jobs.front().arrival_s;
-    const double factor = span > 0 ? work / (options.load * static_cast<double>(devices) * span) * options.time_scale : 1;
+    const double span = out.jobs.back().arrival_s - out.jobs.front().arrival_s,
+                 first = out.jobs.front().arrival_s;
+    const double factor =
+        span > 0 ? work / (options.load * static_cast<double>(devices) * span) * options.time_scale : 1;
     for (JobInfo& job : out.jobs) job.arrival_s = (job.arrival_s - first) * factor;
-    out.notes.push_back(base::format("arrivals were stretched so that %.4g device hours of work arrive at a load of %.2f on %zu devices",
-                                     work / 3600, options.load, devices));
+    out.notes.push_back(base::format(
+        "arrivals were stretched so that %.4g device hours of work arrive at a load of %.2f on %zu devices",
+        work / 3600, options.load, devices));
   } else {
     out.notes = file.notes;
   }
@@ -174,7 +193,8 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
   out["oom"] = result.oom;
   OrderedJson not_completed = OrderedJson::array();
   for (size_t j = 0; j < jobs.size() && not_completed.size() < kMostNamed; ++j)
-    if (result.jobs[j].end_s < 0) not_completed.push_back({{"name", jobs[j].name}, {"reason", result.jobs[j].reason}});
+    if (result.jobs[j].end_s < 0)
+      not_completed.push_back({{"name", jobs[j].name}, {"reason", result.jobs[j].reason}});
   out["not_completed"] = std::move(not_completed);
 }
 
@@ -192,7 +212,8 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
     const auto iterations = static_cast<double>(fields.whole("iterations", 1, uint64_t{1} << 50));
     info.work_s = iterations * fields.number("iteration_ms", {0, 1e10, true}) / 1e3;
     info.memory_bytes = static_cast<uint64_t>(std::llround(
-        (fields.number("persistent_mb", {0, 1e9, false}) + fields.number("ephemeral_mb", {0, 1e9, false})) * kMegabyte));
+        (fields.number("persistent_mb", {0, 1e9, false}) + fields.number("ephemeral_mb", {0, 1e9, false})) *
+        kMegabyte));
     info.gang = static_cast<uint32_t>(fields.whole_or("gang", 1, cluster::kMaxElements, 1));
     info.demands = {fields.number_or("demand", {0, 1, true}, InterferenceModel::kDefaultDemand)};
     info.priority = static_cast<int32_t>(fields.number_or("priority", {-1e6, 1e6, false}, 0));
@@ -208,7 +229,8 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
 
 class TrainingProblem final : public cluster::Problem {
  public:
-  TrainingProblem(Fields& document, const std::vector<cluster::Device>& devices) : devices_(devices), jobs_(read_document_jobs(document)) {}
+  TrainingProblem(Fields& document, const std::vector<cluster::Device>& devices)
+      : devices_(devices), jobs_(read_document_jobs(document)) {}
   base::Status solve(std::string_view choice, OrderedJson& result) override {
     const std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(choice);
     GPUSHARE_ASSIGN_OR_RETURN(const ClusterResult played, run_cluster(jobs_, devices_, *scheduler, {}));

@@ -11,7 +11,7 @@
 namespace gpushare::sim {
 
 struct TrainingJobs {
-  std::string layout;  // "gpushare", "salus", "gavel", "muri", "document"
+  std::string layout;                  // "gpushare", "salus", "gavel", "muri", "document"
   std::vector<cluster::JobInfo> jobs;  // by arrival
   std::vector<std::string> notes;      // what was assumed
 };
@@ -26,7 +26,8 @@ struct TrainingFileOptions {
 // Job files of job_file.hpp, to whose first layout a column `gang` (devices, 1 unless given) may be added, and Muri's traces
 // (job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0..2,priority; times in ms).
 // `devices` is what arrivals of the gavel layout are stretched to load. Errors: as of read_jobs.
-base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices, const TrainingFileOptions& options);
+base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices,
+                                              const TrainingFileOptions& options);
 
 // The kind: `jobs[]` with the columns of a job file.
 const cluster::Kind& training_kind();
@@ -41,6 +42,7 @@ struct TrainingDocument {
 base::Result<TrainingDocument> parse_training_document(std::string_view text);
 
 // The fields of a result: jobs, completed, rejected, makespan_s, jct_mean_s, ...
-void write_result(const std::vector<cluster::JobInfo>& jobs, const ClusterResult& result, cluster::OrderedJson& out);
+void write_result(const std::vector<cluster::JobInfo>& jobs, const ClusterResult& result,
+                  cluster::OrderedJson& out);
 
 }  // namespace gpushare::sim

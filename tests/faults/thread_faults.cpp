@@ -23,8 +23,8 @@ namespace {
 constexpr const char* kDevices[] = {"host", "sim"};
 
 struct Fixture {
-  explicit Fixture(const std::string& device, uint32_t max_lanes = 1, gpushare_progress_fn on_progress = nullptr,
-                   void* data = nullptr) {
+  explicit Fixture(const std::string& device, uint32_t max_lanes = 1,
+                   gpushare_progress_fn on_progress = nullptr, void* data = nullptr) {
     gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
     params.device = device.c_str();
     params.capacity_bytes = 128 * kMiB;
@@ -93,10 +93,13 @@ void a_moment() {
 class Thread {
  public:
   explicit Thread(std::function<void()> body) : body_(std::move(body)) {
-    REQUIRE(pthread_create(&thread_, nullptr, [](void* self) -> void* {
-              static_cast<Thread*>(self)->body_();
-              return nullptr;
-            }, this) == 0);
+    REQUIRE(pthread_create(
+                &thread_, nullptr,
+                [](void* self) -> void* {
+                  static_cast<Thread*>(self)->body_();
+                  return nullptr;
+                },
+                this) == 0);
   }
   pthread_t native() const { return thread_; }
   // True if it was cancelled.
@@ -129,7 +132,8 @@ thread_local UsesLate t_late;
 
 }  // namespace
 
-TEST_CASE("iterations begin and end in the destructor of a thread_local that is older than the library's data") {
+TEST_CASE(
+    "iterations begin and end in the destructor of a thread_local that is older than the library's data") {
   Fixture fixture(kDevices[GENERATE(0, 1)]);
   const gpushare_session session = fixture.open("late");
   int32_t failed_begin = GPUSHARE_OK;
@@ -224,7 +228,8 @@ TEST_CASE("a thread that is cancelled while it waits for its turn loses no turn"
     });
     while (!begun) a_moment();
     if (i % 2 == 0) {
-      while (wait_of(session).find("lane 0 is in an iteration of session 'bystander'") == std::string::npos) a_moment();
+      while (wait_of(session).find("lane 0 is in an iteration of session 'bystander'") == std::string::npos)
+        a_moment();
       CHECK(thread.cancel());
       CHECK(gpushare_iteration_end(held) == GPUSHARE_OK);
     } else {  // the turn may come at the same moment
@@ -271,7 +276,9 @@ TEST_CASE("threads are cancelled while they wait for a ticket, for admission, fo
   fixture.finish();
 }
 
-TEST_CASE("a submitted iteration that ends its thread fails its session, and the lane goes on with another thread") {
+TEST_CASE(
+    "a submitted iteration that ends its thread fails its session, and the lane goes on with another "
+    "thread") {
   Fixture fixture(kDevices[GENERATE(0, 1)]);
   for (int i = 0; i < 3; ++i) {
     const gpushare_session session = fixture.open("ends its thread");
@@ -303,7 +310,8 @@ TEST_CASE("a host function that ends its thread fails its session, and the strea
     gpushare_stream stream = nullptr;
     CHECK(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration) == GPUSHARE_OK);
     CHECK(gpushare_iteration_get_stream(iteration, &stream) == GPUSHARE_OK);
-    CHECK(gpushare_stream_launch_host(stream, [](void*) { end_thread(); }, nullptr) == GPUSHARE_OK);
+    CHECK(gpushare_stream_launch_host(
+              stream, [](void*) { end_thread(); }, nullptr) == GPUSHARE_OK);
     (void)gpushare_stream_synchronize(stream);
     (void)gpushare_iteration_end(iteration);
   });
@@ -352,7 +360,8 @@ TEST_CASE("progress functions that end their threads cost no progress") {
 TEST_CASE("an out-of-memory function that ends its thread leaves no lock behind") {
   Fixture fixture(kDevices[GENERATE(0, 1)]);
   REQUIRE(gpushare_runtime_set_out_of_memory_callback(
-              fixture.runtime, [](void*, uint64_t, uint64_t) -> int32_t { end_thread(); }, nullptr) == GPUSHARE_OK);
+              fixture.runtime, [](void*, uint64_t, uint64_t) -> int32_t { end_thread(); }, nullptr) ==
+          GPUSHARE_OK);
   const gpushare_session session = fixture.open("asks for too much");
   Thread thread([&] {
     gpushare_device_address block = 0;
@@ -392,7 +401,8 @@ TEST_CASE("a log function that calls the library is refused") {
               nullptr, GPUSHARE_LOG_DEBUG) == GPUSHARE_OK);
   // A warning that is written with the library's locks free: an out-of-memory function that throws.
   REQUIRE(gpushare_runtime_set_out_of_memory_callback(
-              fixture.runtime, [](void*, uint64_t, uint64_t) -> int32_t { throw 1; }, nullptr) == GPUSHARE_OK);
+              fixture.runtime, [](void*, uint64_t, uint64_t) -> int32_t { throw 1; }, nullptr) ==
+          GPUSHARE_OK);
   gpushare_device_address block = 0;
   CHECK(gpushare_session_alloc(fixture.bystander, GPUSHARE_KIND_MODEL, 127 * kMiB, 0, &block) ==
         GPUSHARE_DEVICE_OUT_OF_MEMORY);
@@ -407,7 +417,8 @@ TEST_CASE("a signal handler that interrupts a call is refused") {
   const gpushare_session session = fixture.open("interrupted");
   g_runtime = fixture.runtime;
   g_status = -1;
-  struct sigaction action {}, before {};
+  struct sigaction action {
+  }, before{};
   action.sa_handler = [](int) {
     ask_runtime();
     g_message = last_error_says("signal handler");
@@ -443,8 +454,9 @@ TEST_CASE("waiting inside an iteration for a session that only its end could let
   gpushare_iteration held = nullptr, never = nullptr;
   gpushare_device_address block = 0;
   gpushare_ticket ticket = nullptr;
-  REQUIRE(gpushare_session_submit(queued, [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr,
-                                  nullptr, &ticket) == GPUSHARE_OK);
+  REQUIRE(gpushare_session_submit(
+              queued, [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr, nullptr,
+              &ticket) == GPUSHARE_OK);
   REQUIRE(gpushare_iteration_begin(fixture.bystander, GPUSHARE_NO_TIMEOUT, &held) == GPUSHARE_OK);
   CHECK(gpushare_iteration_begin(queued, GPUSHARE_NO_TIMEOUT, &never) == GPUSHARE_INVALID_STATE);
   CHECK(last_error_says("would wait for itself"));
@@ -492,10 +504,12 @@ TEST_CASE("every wait says what it waits for") {
   gpushare_iteration held = nullptr, never = nullptr;
   REQUIRE(gpushare_iteration_begin(fixture.bystander, GPUSHARE_NO_TIMEOUT, &held) == GPUSHARE_OK);
   CHECK(gpushare_iteration_begin(session, 0, &never) == GPUSHARE_TIMED_OUT);
-  CHECK(last_error_says("session 'asked about' waits for its turn: lane 0 is in an iteration of session 'bystander'"));
+  CHECK(last_error_says(
+      "session 'asked about' waits for its turn: lane 0 is in an iteration of session 'bystander'"));
   gpushare_ticket ticket = nullptr;
-  REQUIRE(gpushare_session_submit(session, [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr,
-                                  nullptr, &ticket) == GPUSHARE_OK);
+  REQUIRE(gpushare_session_submit(
+              session, [](void*, gpushare_iteration) -> int32_t { return GPUSHARE_OK; }, nullptr, nullptr,
+              &ticket) == GPUSHARE_OK);
   CHECK(gpushare_ticket_wait(ticket, 0) == GPUSHARE_TIMED_OUT);
   CHECK(last_error_says("has not started: session 'asked about' waits for its turn"));
   CHECK(gpushare_iteration_end(held) == GPUSHARE_OK);

@@ -36,7 +36,8 @@ class SlowdownModel {
     }
     // Some pairs only tell how well guesses do; the bias is trusted as they become many.
     const double trust = errors_.count / (errors_.count + 5);
-    return {std::max(0.0, guessed(job, other) + trust * errors_.mean), errors_.count < 2 ? 0.1 : deviation(errors_)};
+    return {std::max(0.0, guessed(job, other) + trust * errors_.mean),
+            errors_.count < 2 ? 0.1 : deviation(errors_)};
   }
 
   // What demands alone say.
@@ -57,7 +58,9 @@ class SlowdownModel {
     seen.mean += off / seen.count;
     seen.squares += off * (value - seen.mean);
   }
-  static double deviation(const Seen& seen) { return seen.count < 2 ? 0.1 : std::sqrt(seen.squares / (seen.count - 1)); }
+  static double deviation(const Seen& seen) {
+    return seen.count < 2 ? 0.1 : std::sqrt(seen.squares / (seen.count - 1));
+  }
 
   std::unordered_map<std::string, Seen> pairs_;
   Seen errors_;

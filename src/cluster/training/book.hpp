@@ -56,9 +56,13 @@ class Book : public Scheduler {
     }
     if (fitting < info.gang) {
       jobs_[job].gone = true;
-      rejected_.push_back({Action::Kind::kReject, job, {}, false,
-                           base::format("it needs %u devices of %.2f GiB at once, and there are %zu", info.gang,
-                                        static_cast<double>(info.memory_bytes) / 1073741824.0, fitting)});
+      rejected_.push_back(
+          {Action::Kind::kReject,
+           job,
+           {},
+           false,
+           base::format("it needs %u devices of %.2f GiB at once, and there are %zu", info.gang,
+                        static_cast<double>(info.memory_bytes) / 1073741824.0, fitting)});
       return;
     }
     waiting_again(job, now_s);

@@ -31,7 +31,9 @@ class Fifo final : public Book {
   }
 
  private:
-  void waiting_again(JobId job, double) override { queue_.insert(std::upper_bound(queue_.begin(), queue_.end(), job), job); }
+  void waiting_again(JobId job, double) override {
+    queue_.insert(std::upper_bound(queue_.begin(), queue_.end(), job), job);
+  }
   std::deque<JobId> queue_;
 };
 
@@ -111,7 +113,8 @@ class Srtf final : public Preemptive {
 
 class Tiresias final : public Preemptive {
   std::pair<double, double> key(JobId job) const override {
-    return {jobs_[job].attained_s * jobs_[job].info.gang < kTiresiasThreshold ? 0 : 1, jobs_[job].info.arrival_s};
+    return {jobs_[job].attained_s * jobs_[job].info.gang < kTiresiasThreshold ? 0 : 1,
+            jobs_[job].info.arrival_s};
   }
   double next_change(double now_s) override {
     double next = kNever;
@@ -126,8 +129,14 @@ class Tiresias final : public Preemptive {
 
 }  // namespace
 
-std::unique_ptr<Scheduler> make_fifo() { return std::make_unique<Fifo>(); }
-std::unique_ptr<Scheduler> make_srtf() { return std::make_unique<Srtf>(); }
-std::unique_ptr<Scheduler> make_tiresias() { return std::make_unique<Tiresias>(); }
+std::unique_ptr<Scheduler> make_fifo() {
+  return std::make_unique<Fifo>();
+}
+std::unique_ptr<Scheduler> make_srtf() {
+  return std::make_unique<Srtf>();
+}
+std::unique_ptr<Scheduler> make_tiresias() {
+  return std::make_unique<Tiresias>();
+}
 
 }  // namespace gpushare::cluster::training

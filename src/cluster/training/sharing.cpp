@@ -32,7 +32,8 @@ class Sharing : public Book {
         ++crowded;
       }
     }
-    if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic && learned_.insert({job, *other}).second)
+    if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic &&
+        learned_.insert({job, *other}).second)
       slowdowns_.observe(entry.info, jobs_[*other].info, slowdown);
   }
 
@@ -68,8 +69,8 @@ class Pack final : public Sharing {
     take_rejected(actions);
     while (!queue_.empty()) {
       const JobId job = *queue_.begin();
-      std::vector<DeviceIndex> devices =
-          cheapest(jobs_[job].info, [&](DeviceIndex d) { return static_cast<double>(devices_[d].jobs.size()); });
+      std::vector<DeviceIndex> devices = cheapest(
+          jobs_[job].info, [&](DeviceIndex d) { return static_cast<double>(devices_[d].jobs.size()); });
       if (devices.empty()) break;
       queue_.erase(queue_.begin());
       enter(job, std::move(devices), false, actions);
@@ -95,7 +96,8 @@ class AntMan final : public Sharing {
         at = lent_.erase(at);
         continue;
       }
-      if (std::all_of(jobs_[job].devices.begin(), jobs_[job].devices.end(), [&](DeviceIndex d) { return !holds_guaranteed(d); })) {
+      if (std::all_of(jobs_[job].devices.begin(), jobs_[job].devices.end(),
+                      [&](DeviceIndex d) { return !holds_guaranteed(d); })) {
         jobs_[job].opportunistic = false;
         actions.push_back({Action::Kind::kResize, job, {}, false, ""});
         at = lent_.erase(at);
@@ -112,11 +114,14 @@ class AntMan final : public Sharing {
       std::vector<DeviceIndex> devices;
       bool opportunistic = !info.guaranteed;
       if (info.guaranteed && !reserved)
-        devices = cheapest(info, [&](DeviceIndex d) { return holds_guaranteed(d) ? kNever : static_cast<double>(devices_[d].jobs.size()); });
+        devices = cheapest(info, [&](DeviceIndex d) {
+          return holds_guaranteed(d) ? kNever : static_cast<double>(devices_[d].jobs.size());
+        });
       if (devices.empty() && (!info.guaranteed || long_wait)) {
         opportunistic = true;
         devices = cheapest(info, [&](DeviceIndex d) {
-          return devices_[d].jobs.size() >= kLoadLimit ? kNever : static_cast<double>(devices_[d].jobs.size());
+          return devices_[d].jobs.size() >= kLoadLimit ? kNever
+                                                       : static_cast<double>(devices_[d].jobs.size());
         });
       }
       if (devices.empty()) {
@@ -150,7 +155,8 @@ class IaDeep final : public Sharing {
     take_rejected(actions);
     for (auto at = queue_.begin(); at != queue_.end();) {
       const JobId job = *at;
-      std::vector<DeviceIndex> devices = cheapest(jobs_[job].info, [&](DeviceIndex d) { return cost(job, d); });
+      std::vector<DeviceIndex> devices =
+          cheapest(jobs_[job].info, [&](DeviceIndex d) { return cost(job, d); });
       if (devices.empty()) {
         ++at;
         continue;
@@ -201,7 +207,8 @@ class Best final : public Sharing {
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
-    for (auto at = running_.begin(); at != running_.end();) at = jobs_[*at].running ? std::next(at) : running_.erase(at);
+    for (auto at = running_.begin(); at != running_.end();)
+      at = jobs_[*at].running ? std::next(at) : running_.erase(at);
     size_t failures = 0;
     for (auto at = order_.begin(); at != order_.end() && failures < kMostFailures;) {
       const JobId job = at->second;
@@ -218,7 +225,8 @@ class Best final : public Sharing {
   }
 
  private:
-  static constexpr size_t kMostFailures = 64;  // jobs that found no place, after which the rest waits for the next event
+  static constexpr size_t kMostFailures =
+      64;  // jobs that found no place, after which the rest waits for the next event
 
   double key(JobId job) const { return jobs_[job].remaining_s * jobs_[job].info.gang; }
   void waiting_again(JobId job, double) override {
@@ -234,11 +242,14 @@ class Best final : public Sharing {
     const JobId host = here[0];
     const auto on_host = slowdowns_.excess(jobs_[host].info, jobs_[newcomer].info);
     const auto on_newcomer = slowdowns_.excess(jobs_[newcomer].info, jobs_[host].info);
-    const double host_slowdown = 1 + on_host.mean + on_host.spread, own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
+    const double host_slowdown = 1 + on_host.mean + on_host.spread,
+                 own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
     const double speed = 1 / host_slowdown + 1 / own_slowdown;
     if (speed < kPairGain) return kNever;
-    if (jobs_[host].info.guaranteed && !jobs_[newcomer].info.guaranteed && host_slowdown > kGuaranteedLimit) return kNever;
-    if (!jobs_[host].info.guaranteed && jobs_[newcomer].info.guaranteed && own_slowdown > kGuaranteedLimit) return kNever;
+    if (jobs_[host].info.guaranteed && !jobs_[newcomer].info.guaranteed && host_slowdown > kGuaranteedLimit)
+      return kNever;
+    if (!jobs_[host].info.guaranteed && jobs_[newcomer].info.guaranteed && own_slowdown > kGuaranteedLimit)
+      return kNever;
     return 2 - speed + 1e-3;
   }
 
@@ -296,10 +307,18 @@ class Best final : public Sharing {
 
 }  // namespace
 
-std::unique_ptr<Scheduler> make_pack() { return std::make_unique<Pack>(); }
-std::unique_ptr<Scheduler> make_antman() { return std::make_unique<AntMan>(); }
-std::unique_ptr<Scheduler> make_iadeep() { return std::make_unique<IaDeep>(); }
-std::unique_ptr<Scheduler> make_best() { return std::make_unique<Best>(); }
+std::unique_ptr<Scheduler> make_pack() {
+  return std::make_unique<Pack>();
+}
+std::unique_ptr<Scheduler> make_antman() {
+  return std::make_unique<AntMan>();
+}
+std::unique_ptr<Scheduler> make_iadeep() {
+  return std::make_unique<IaDeep>();
+}
+std::unique_ptr<Scheduler> make_best() {
+  return std::make_unique<Best>();
+}
 
 }  // namespace training
 

@@ -155,7 +155,8 @@ TEST_CASE("a call that waited in vain says for what") {
   auto b = open_session(*runtime, need("b", 16 * kMiB, 8 * kMiB));
   auto queued = open_session(*runtime, need("queued", 32 * kMiB, 8 * kMiB));
   const std::string admission =
-      "session 'queued' waits for admission: it needs 32.00 MiB persistent and 8.00 MiB ephemeral; 24.00 MiB of 64.00 MiB can be "
+      "session 'queued' waits for admission: it needs 32.00 MiB persistent and 8.00 MiB ephemeral; 24.00 MiB "
+      "of 64.00 MiB can be "
       "promised, the rest is held by 'a'";
   CHECK(timed_out(queued->wait_admitted(0)).find(admission) != std::string::npos);
   CHECK(timed_out(queued->begin(0).status()).find("waits for admission") != std::string::npos);
@@ -174,8 +175,7 @@ TEST_CASE("a call that waited in vain says for what") {
   }
   REQUIRE((*iteration)->end().ok());
   if (setup.device[0] == 'h')
-    CHECK(timed_out(b->begin(0).status()).find("lane 0 has 1 iterations on the device") !=
-          std::string::npos);
+    CHECK(timed_out(b->begin(0).status()).find("lane 0 has 1 iterations on the device") != std::string::npos);
   go_on = true;
   CHECK(runtime->close().ok());
 }
@@ -187,7 +187,9 @@ TEST_CASE("one whose need is not declared says whose profiling it waits for") {
   auto second = open_session(*runtime, need("second", 0, 0));
   auto iteration = first->begin(GPUSHARE_NO_TIMEOUT);
   REQUIRE(iteration.ok());
-  CHECK(timed_out(second->begin(0).status()).find("session 'first' runs an iteration of unknown need first") != std::string::npos);
+  CHECK(
+      timed_out(second->begin(0).status()).find("session 'first' runs an iteration of unknown need first") !=
+      std::string::npos);
   REQUIRE((*iteration)->end().ok());
   CHECK(runtime->close().ok());
 }

@@ -23,7 +23,8 @@ struct FileOf : test::TemporaryFile {
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 
-JobInfo training_job(double arrival_s, double work_s, uint32_t gang = 1, uint64_t memory = 4 * kGiB, double demand = 0.9) {
+JobInfo training_job(double arrival_s, double work_s, uint32_t gang = 1, uint64_t memory = 4 * kGiB,
+                     double demand = 0.9) {
   JobInfo info;
   info.arrival_s = arrival_s;
   info.work_s = work_s;
@@ -39,7 +40,8 @@ std::vector<cluster::Device> sixteen_gib(size_t count) {
   return devices;
 }
 
-sim::ClusterResult played(const char* scheduler, const std::vector<JobInfo>& jobs, size_t devices, const sim::ClusterOptions& options = {}) {
+sim::ClusterResult played(const char* scheduler, const std::vector<JobInfo>& jobs, size_t devices,
+                          const sim::ClusterOptions& options = {}) {
   const auto made = cluster::make_training_scheduler(scheduler);
   REQUIRE(made != nullptr);
   const auto result = sim::run_cluster(jobs, sixteen_gib(devices), *made, options);
@@ -77,7 +79,8 @@ TEST_CASE("a paused job repeats what its restart costs") {
 }
 
 TEST_CASE("packed jobs share a device in proportion to demand") {
-  const auto result = played("pack", {training_job(0, 90, 1, 4 * kGiB, 0.8), training_job(0, 90, 1, 4 * kGiB, 0.7)}, 1);
+  const auto result =
+      played("pack", {training_job(0, 90, 1, 4 * kGiB, 0.8), training_job(0, 90, 1, 4 * kGiB, 0.7)}, 1);
   CHECK(result.jobs[0].end_s == Approx(135));  // slowdown 1.5
   CHECK(result.jobs[1].end_s == Approx(135));
   CHECK(result.slowdown_p99 == Approx(1.5));
@@ -92,15 +95,18 @@ TEST_CASE("antman keeps guaranteed jobs as if alone, opportunistic ones get what
 }
 
 TEST_CASE("iadeep packs what hardly slows and waits where it would") {
-  const auto light = played("iadeep", {training_job(0, 100, 1, kGiB, 0.5), training_job(0, 100, 1, kGiB, 0.5)}, 1);
+  const auto light =
+      played("iadeep", {training_job(0, 100, 1, kGiB, 0.5), training_job(0, 100, 1, kGiB, 0.5)}, 1);
   CHECK(light.makespan_s == Approx(100));
-  const auto heavy = played("iadeep", {training_job(0, 100, 1, kGiB, 1), training_job(0, 100, 1, kGiB, 1)}, 1);
+  const auto heavy =
+      played("iadeep", {training_job(0, 100, 1, kGiB, 1), training_job(0, 100, 1, kGiB, 1)}, 1);
   CHECK(heavy.jobs[1].start_s == Approx(100));
 }
 
 TEST_CASE("what no device can hold is rejected with the numbers, by every scheduler") {
   for (const char* scheduler : cluster::kTrainingSchedulers) {
-    const auto result = played(scheduler, {training_job(0, 10, 1, 17 * kGiB), training_job(0, 10, 3), training_job(0, 10)}, 2);
+    const auto result = played(
+        scheduler, {training_job(0, 10, 1, 17 * kGiB), training_job(0, 10, 3), training_job(0, 10)}, 2);
     CHECK(result.completed == 1);
     CHECK(result.rejected == 2);
     CHECK(result.jobs[0].reason == "it needs 1 devices of 17.00 GiB at once, and there are 0");
@@ -116,9 +122,10 @@ TEST_CASE("no scheduler loses, starves or overfills; all are deterministic") {
     const size_t devices = test::uniform(random, 1, 8);
     for (int j = 0; j < 60; ++j) {
       now += static_cast<double>(test::uniform(random, 0, 30));
-      JobInfo job = training_job(now, static_cast<double>(test::uniform(random, 1, 400)),
-                                 static_cast<uint32_t>(test::uniform(random, 1, std::min<size_t>(devices, 4))), test::uniform(random, 1, 16) * kGiB,
-                                 static_cast<double>(test::uniform(random, 10, 100)) / 100);
+      JobInfo job = training_job(
+          now, static_cast<double>(test::uniform(random, 1, 400)),
+          static_cast<uint32_t>(test::uniform(random, 1, std::min<size_t>(devices, 4))),
+          test::uniform(random, 1, 16) * kGiB, static_cast<double>(test::uniform(random, 10, 100)) / 100);
       job.guaranteed = test::uniform(random, 0, 1) == 0;
       job.config = std::to_string(test::uniform(random, 0, 5));
       work += job.work_s * job.gang;
@@ -154,14 +161,16 @@ TEST_CASE("a scheduler that places too much is told") {
     }
     std::vector<uint32_t> jobs;
   } greedy;
-  const auto result = sim::run_cluster({training_job(0, 1, 1, 10 * kGiB), training_job(0, 1, 1, 10 * kGiB)}, sixteen_gib(1), greedy, {});
+  const auto result = sim::run_cluster({training_job(0, 1, 1, 10 * kGiB), training_job(0, 1, 1, 10 * kGiB)},
+                                       sixteen_gib(1), greedy, {});
   REQUIRE_FALSE(result.ok());
   CHECK(result.status().message().find("a device has not that much memory left") != std::string::npos);
 }
 
 TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
-  const FileOf own("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\n"
-                          "\"b, 2\",guaranteed,5,10,100,1,2,0,4\na,opportunistic,0,10,100,1,2,0,1\n");
+  const FileOf own(
+      "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\n"
+      "\"b, 2\",guaranteed,5,10,100,1,2,0,4\na,opportunistic,0,10,100,1,2,0,1\n");
   const auto jobs = sim::read_training_jobs(own.path(), 1, {});
   REQUIRE(jobs.ok());
   REQUIRE(jobs->jobs.size() == 2);
@@ -169,8 +178,10 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
   CHECK(jobs->jobs[1].gang == 4);
   CHECK(jobs->jobs[1].work_s == Approx(1));
   CHECK(jobs->jobs[1].memory_bytes == 3000000);
-  const FileOf muri("job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0,resource_time_1,"
-                           "resource_time_2,priority\n0,8,1000,10,gpt2,4,5,9,437,0.6,419,49,0\n");
+  const FileOf muri(
+      "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_"
+      "time_0,resource_time_1,"
+      "resource_time_2,priority\n0,8,1000,10,gpt2,4,5,9,437,0.6,419,49,0\n");
   const auto trace = sim::read_training_jobs(muri.path(), 64, {});
   REQUIRE(trace.ok());
   CHECK(trace->layout == "muri");
@@ -178,6 +189,11 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
   CHECK(trace->jobs[0].arrival_s == Approx(1));
   CHECK(trace->jobs[0].work_s == Approx(4.37));
   CHECK(trace->jobs[0].demands[1] == Approx(419.0 / 437));
-  const FileOf bad("name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\na,guaranteed,5,10,100,1,2,0,none\n");
-  CHECK(sim::read_training_jobs(bad.path(), 1, {}).status().message().find(":2: gang: 'none' must be a number") != std::string::npos);
+  const FileOf bad(
+      "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority,gang\na,guaranteed,5,"
+      "10,100,1,2,0,none\n");
+  CHECK(sim::read_training_jobs(bad.path(), 1, {})
+            .status()
+            .message()
+            .find(":2: gang: 'none' must be a number") != std::string::npos);
 }
