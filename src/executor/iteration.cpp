@@ -236,10 +236,10 @@ void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_p
     std::unique_ptr<Work> work;
   };
   const Destroy destroying{session, std::move(work)};
-  const auto failed = [&session](const char* what, const char* how) {
+  const auto failed = [&session](const char* what, const char* message) {
     try {
-      return base::Status(GPUSHARE_CALLBACK_FAILED,
-                          "session '" + session.name() + "': its iteration " + what + how);
+      return base::Status(GPUSHARE_CALLBACK_FAILED, "session '" + session.name() + "': its iteration " +
+                                                        what + (*message == 0 ? "" : ": ") + message);
     } catch (...) {
       return base::no_memory();
     }
@@ -254,7 +254,7 @@ void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_p
   } catch (const std::bad_alloc&) {
     outcome = base::no_memory();
   } catch (const std::exception& error) {
-    outcome = failed("threw ", error.what());
+    outcome = failed("threw", error.what());
   } catch (const base::ForcedUnwind&) {
     base::thread_ends() = true;
     (void)finish_iteration(session, lane, failed("ended its thread (pthread_exit)", ""), begun);

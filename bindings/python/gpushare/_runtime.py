@@ -529,6 +529,12 @@ class Session(Closable):
         result["state"] = _STATES.get(result["state"], result["state"])
         return result
 
+    def explain_wait(self) -> str:
+        """One sentence, for people: what the session's next iteration waits for, or that it waits for nothing."""
+        out = ffi.new("char[]", 1024)
+        check(lib.gpushare_session_explain_wait(self.handle, out, 1024))
+        return text(out)
+
     def close(self) -> None:
         """Ends the session: queued work is cancelled, all its memory returns. Blocks for its running iteration."""
         if not self.closed:

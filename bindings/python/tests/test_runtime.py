@@ -229,6 +229,7 @@ def test_timeouts(runtime):
     with pytest.raises(TimeoutError):
         queued.wait_admitted(timeout=0.05)
     assert queued.info()["state"] == "queued"
+    assert "waits for admission" in queued.explain_wait()
     with pytest.raises(gpushare.InvalidArgument):
         queued.wait_admitted(timeout=-1)
     holder.close()

@@ -16,8 +16,9 @@ namespace gpushare::test {
 
 struct Loading {
   explicit Loading(const Setup& setup, uint64_t capacity_bytes = 64 * kMiB,
-                   loader::LoaderOptions options = {}) {
+                   loader::LoaderOptions options = {}, uint32_t max_lanes = 0) {
     executor::RuntimeOptions open = options_of(setup);
+    open.max_lanes = max_lanes;
     open.capacity_bytes = capacity_bytes;
     runtime = open_runtime(std::move(open));
     options.chunk_bytes = 64 << 10;

@@ -210,8 +210,8 @@ TEST_CASE("a wait for a layer keeps to its timeout") {
 }
 
 TEST_CASE("transmissions and calibration teach what the link does") {
-  // On sim the clock is exact.
-  Loading on({"sim?total_bytes=268435456&copy_gbps=10", memory::Layout::kContiguous}, 128 * kMiB);
+  // On sim the clock is exact. One lane, so that a full device has none that could give way.
+  Loading on({"sim?total_bytes=268435456&copy_gbps=10", memory::Layout::kContiguous}, 128 * kMiB, {}, 1);
   CHECK_FALSE(on.loader->link_known());
   const auto image = on.image("m", 8, 1 << 20, 1);
   const auto session = test::open_session(*on.runtime, test::need("s", image->bytes(), kMiB));
@@ -226,7 +226,7 @@ TEST_CASE("transmissions and calibration teach what the link does") {
   CHECK(on.runtime->info()->promised_bytes < 64 * kMiB);  // the calibration's session is gone
   // A full device has no room for a calibration.
   const auto full = test::open_session(
-      *on.runtime, test::need("full", 128 * kMiB - on.runtime->info()->promised_bytes - 4 * kMiB, 4 * kMiB));
+      *on.runtime, test::need("full", 128 * kMiB - on.runtime->info()->promised_bytes, kMiB));
   CHECK(on.loader->calibrate().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   // Given costs stay.
   loader::LoaderOptions given;
