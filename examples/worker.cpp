@@ -1,6 +1,6 @@
 // A worker process of a memory daemon: its model's layers come onto the device while the first ones already execute,
 // and it hands the turn on whenever another worker wants it. Run two of them beside a daemon:
-//   gpushare daemon --socket models.sock --device host --capacity 512MiB &
+//   gpushare model-daemon --socket models.sock --device host --capacity 512MiB &
 //   example_worker models.sock a.safetensors & example_worker models.sock b.safetensors
 // examples/run_worker does just that.
 // SPDX-License-Identifier: Apache-2.0

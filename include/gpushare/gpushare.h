@@ -238,7 +238,11 @@ typedef struct gpushare_runtime_params {
   uint32_t struct_size;
   uint32_t layout;         /* GPUSHARE_LAYOUT_* */
   const char* device;      /* "auto" (first GPU, else host), or a spec with options: "sim?total_gib=16",
-                              "host?copy_gbps=12", "cuda:0"; null = "auto" */
+                              "host?copy_gbps=12", "cuda:0"; null = "auto", for which the environment variable
+                              GPUSHARE_DEVICE, if set, names the device. "shared": the first device of the
+                              daemon (gpushare daemon) at the socket that the environment variable GPUSHARE_SOCKET
+                              names, else at its usual place; "shared:cuda:0": that one of its devices. The daemon
+                              chooses its memory and policy then: capacity_bytes, policy and max_lanes do nothing */
   uint64_t capacity_bytes; /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
   const char* policy;      /* a built-in policy; null = "fair" */
   const gpushare_policy_ops* policy_ops; /* a policy of yours; overrides `policy` when not null */
@@ -253,7 +257,7 @@ typedef struct gpushare_runtime_params {
   { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the
- * driver. Errors: UNAVAILABLE (no such device; the message says why), NOT_FOUND (unknown policy or backend),
+ * driver. Errors: UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy or backend),
  * INVALID_ARGUMENT, UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params,
                                            gpushare_runtime* out_runtime);

@@ -1,7 +1,7 @@
 /* gpushare: models shared by processes. Part of the stable C ABI; included by gpushare.h, whose contract holds
  * here too.
  *
- * A memory daemon (`gpushare daemon`) owns a device's memory and the images of models. A worker is this
+ * A memory daemon (`gpushare model-daemon`) owns a device's memory and the images of models. A worker is this
  * process's part in it: one model, and turns on the device. From begin to end of a turn the model's layers are
  * at fixed addresses; the daemon fills them while the first ones already execute, if they are not there yet.
  *

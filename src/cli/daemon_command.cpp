@@ -1,246 +1,286 @@
-// `gpushare daemon`: serves models to worker processes until it is told to stop; --status asks a running one.
+// `gpushare daemon`: shares devices between processes until it is told to stop. `gpushare top`: what it is doing.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
-#include <csignal>
-#include <ctime>
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
-#include "daemon/server.hpp"
-#include "daemon/worker.hpp"
+#include "cli/stop_signals.hpp"
+#include "client/remote_authority.hpp"
+#include "client/status.hpp"
+#include "daemon/service.hpp"
 
 namespace gpushare::cli {
 namespace {
 
-nlohmann::ordered_json to_json(const daemon::DaemonStatus& status, const std::string& socket) {
-  nlohmann::ordered_json workers = nlohmann::ordered_json::array();
-  for (const daemon::WorkerStatus& worker : status.workers)
-    workers.push_back({{"worker", worker.worker},
-                       {"pid", worker.pid},
-                       {"name", worker.name},
-                       {"state", worker.state},
-                       {"model", worker.model},
-                       {"turns", worker.turns},
-                       {"turn_s", static_cast<double>(worker.turn_ns) / 1e9},
-                       {"scratch_bytes", worker.scratch_bytes},
-                       {"iteration_s", static_cast<double>(worker.iteration_ns) / 1e9}});
-  nlohmann::ordered_json models = nlohmann::ordered_json::array();
-  for (const daemon::ModelStatus& model : status.models)
-    models.push_back({{"path", model.path},
-                      {"state", model.state},
-                      {"bytes", model.bytes},
-                      {"layers", model.layers},
-                      {"arrived", model.arrived},
-                      {"workers", model.workers},
-                      {"loads", model.loads}});
+nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::string& socket) {
+  using nlohmann::ordered_json;
+  ordered_json devices = ordered_json::array(), processes = ordered_json::array(),
+               sessions = ordered_json::array();
+  for (const client::DeviceStatus& device : status.devices)
+    devices.push_back({{"device", device.device},
+                       {"policy", device.policy},
+                       {"capacity_bytes", device.capacity_bytes},
+                       {"promised_bytes", device.promised_bytes},
+                       {"lanes", device.lanes},
+                       {"resident", device.resident},
+                       {"waiting", device.waiting},
+                       {"turns", device.turns},
+                       {"cut_off", device.cut_off}});
+  for (const client::ProcessStatus& process : status.processes)
+    processes.push_back({{"pid", process.pid},
+                         {"uid", process.uid},
+                         {"program", process.program},
+                         {"device", process.device},
+                         {"state", process.state},
+                         {"sessions", process.sessions}});
+  for (const client::SessionStatus& session : status.sessions)
+    sessions.push_back({{"pid", session.pid},
+                        {"session", session.session},
+                        {"name", session.name},
+                        {"device", session.device},
+                        {"state", session.state},
+                        {"waits_for", session.waits_for},
+                        {"lane", session.lane == UINT64_MAX ? ordered_json() : ordered_json(session.lane)},
+                        {"persistent_bytes", session.persistent_bytes},
+                        {"ephemeral_bytes", session.ephemeral_bytes},
+                        {"service_s", static_cast<double>(session.service_ns) / 1e9},
+                        {"iterations", session.iterations},
+                        {"weight", session.weight},
+                        {"priority", session.priority},
+                        {"share", session.share}});
   return {{"socket", socket},
-          {"device", status.device},
           {"pid", status.pid},
           {"uptime_s", static_cast<double>(status.uptime_ns) / 1e9},
-          {"capacity_bytes", status.capacity_bytes},
-          {"resident_bytes", status.resident_bytes},
-          {"standby_bytes", status.standby_bytes},
-          {"device_free_bytes", status.device_free_bytes},
-          {"device_total_bytes", status.device_total_bytes},
-          {"images_bytes", status.images_bytes},
-          {"images_limit_bytes", status.images_limit_bytes},
-          {"turns", status.turns},
-          {"loads", status.loads},
-          {"drops", status.drops},
-          {"reclaimed", status.reclaimed},
-          {"cut_off", status.cut_off},
-          {"refused", status.refused},
-          {"workers", std::move(workers)},
-          {"models", std::move(models)}};
+          {"devices", std::move(devices)},
+          {"processes", std::move(processes)},
+          {"sessions", std::move(sessions)}};
 }
 
-std::string to_text(const daemon::DaemonStatus& status) {
-  std::string out = base::format(
-      "device %s, up %s: %s of %s in use, images %s of %s\n"
-      "turns %llu, loads %llu, drops %llu; reclaimed %llu, cut off %llu, refused %llu\n",
-      status.device.c_str(), base::format_duration_ns(status.uptime_ns).c_str(),
-      base::format_bytes(status.resident_bytes).c_str(), base::format_bytes(status.capacity_bytes).c_str(),
-      base::format_bytes(status.images_bytes).c_str(), base::format_bytes(status.images_limit_bytes).c_str(),
-      static_cast<unsigned long long>(status.turns), static_cast<unsigned long long>(status.loads),
-      static_cast<unsigned long long>(status.drops), static_cast<unsigned long long>(status.reclaimed),
-      static_cast<unsigned long long>(status.cut_off), static_cast<unsigned long long>(status.refused));
-  if (!status.workers.empty()) {
+std::string to_text(const client::ServiceStatus& status) {
+  std::string out;
+  for (const client::DeviceStatus& device : status.devices)
+    out += base::format(
+        "device %s, policy %s, up %s: %s of %s promised to %llu sessions, %llu wait for memory\n"
+        "turns %llu, taken back after the lease %llu\n",
+        device.device.c_str(), device.policy.c_str(), base::format_duration_ns(status.uptime_ns).c_str(),
+        base::format_bytes(device.promised_bytes).c_str(), base::format_bytes(device.capacity_bytes).c_str(),
+        static_cast<unsigned long long>(device.resident), static_cast<unsigned long long>(device.waiting),
+        static_cast<unsigned long long>(device.turns), static_cast<unsigned long long>(device.cut_off));
+  if (!status.processes.empty()) {
     Table table;
-    for (const char* title : {"worker", "pid", "state"}) table.add_column(title, Table::Align::kLeft);
-    table.add_column("turns", Table::Align::kRight);
-    table.add_column("in turns", Table::Align::kRight);
-    table.add_column("model", Table::Align::kLeft);
-    for (const daemon::WorkerStatus& worker : status.workers)
-      table.add_row({worker.name, std::to_string(worker.pid), worker.state, std::to_string(worker.turns),
-                     base::format_duration_ns(worker.turn_ns), worker.model});
+    for (const char* title : {"pid", "uid"}) table.add_column(title, Table::Align::kRight);
+    for (const char* title : {"program", "state"}) table.add_column(title, Table::Align::kLeft);
+    table.add_column("sessions", Table::Align::kRight);
+    for (const client::ProcessStatus& process : status.processes)
+      table.add_row({std::to_string(process.pid), std::to_string(process.uid), process.program, process.state,
+                     std::to_string(process.sessions)});
     out += '\n' + table.to_string();
   }
-  if (!status.models.empty()) {
+  if (!status.sessions.empty()) {
     Table table;
-    table.add_column("model", Table::Align::kLeft);
+    table.add_column("session", Table::Align::kLeft);
+    table.add_column("pid", Table::Align::kRight);
     table.add_column("state", Table::Align::kLeft);
-    for (const char* title : {"layers", "bytes", "workers", "loads"})
+    for (const char* title : {"weight", "share", "service", "iterations", "persistent", "ephemeral"})
       table.add_column(title, Table::Align::kRight);
-    for (const daemon::ModelStatus& model : status.models)
-      table.add_row({model.path, model.state, base::format("%u/%u", model.arrived, model.layers),
-                     base::format_bytes(model.bytes), std::to_string(model.workers),
-                     std::to_string(model.loads)});
+    table.add_column("waits for", Table::Align::kLeft);
+    for (const client::SessionStatus& session : status.sessions)
+      table.add_row({session.name, std::to_string(session.pid), session.state,
+                     base::format("%g", session.weight), base::format("%.1f%%", 100 * session.share),
+                     base::format_duration_ns(session.service_ns), std::to_string(session.iterations),
+                     base::format_bytes(session.persistent_bytes),
+                     base::format_bytes(session.ephemeral_bytes), session.waits_for});
     out += '\n' + table.to_string();
   }
   return out;
 }
 
-// SIGTERM and SIGINT, held back from the threads that start while it lives and waited for by wait().
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGTERM);
-    sigaddset(&signals_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  }
-  ~StopSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-  // Until one comes, or for so long.
-  void wait(double seconds) const {
-    const auto whole = static_cast<time_t>(seconds);
-    const timespec limit{whole, static_cast<long>((seconds - static_cast<double>(whole)) * 1e9)};
-    while (sigtimedwait(&signals_, nullptr, seconds > 0 ? &limit : nullptr) < 0 && errno == EINTR) {
-    }
-  }
-
- private:
-  sigset_t signals_{};
-  sigset_t before_{};
-};
-
 class DaemonCommand final : public Command {
  public:
   const char* name() const override { return "daemon"; }
   const char* summary() const override {
-    return "Serve models to worker processes that take turns on one device";
+    return "Share devices between processes: one scheduler for all sessions";
   }
   const char* help() const override {
-    return "One daemon owns the device's memory and the images of the models. Worker processes attach "
-           "(gpushare_worker_attach),\n"
-           "take turns, and find their model's layers in memory that the daemon fills while the first ones "
-           "already execute.\n"
-           "A worker that dies gives back its turn and its memory. Stops on SIGTERM and SIGINT; workers then "
-           "get UNAVAILABLE.\n"
+    return "One daemon schedules the sessions of all processes of a machine. A program takes part by opening "
+           "a "
+           "runtime on the\n"
+           "device \"shared\", or unchanged with GPUSHARE_DEVICE=shared in its environment; everything else "
+           "is as in "
+           "one process.\n"
+           "Its memory stays its own: the daemon only promises bytes and gives turns. A process that dies "
+           "gives "
+           "everything back.\n"
+           "A session that keeps its turn longer than the lease while another waits loses the turn, not its "
+           "memory.\n"
            "\n"
-           "The socket is for this user alone. The device must be able to share memory between processes: "
-           "'gpushare devices'\n"
-           "lists it with ipc.\n"
+           "The socket is for this user alone unless --all-users is given. Stops on SIGTERM and SIGINT; "
+           "calls that "
+           "need it then\n"
+           "return UNAVAILABLE, sessions keep their memory, and a daemon started again at the same socket "
+           "hears of "
+           "them.\n"
            "\n"
            "Examples:\n"
-           "  gpushare daemon --socket models.sock --device host --capacity 512MiB --for 0.2\n"
+           "  gpushare daemon --socket shared.sock --device host --capacity 512MiB --for 0.2\n"
            "\n"
-           "Asking one that runs:\n"
-           "    gpushare daemon --socket models.sock --status\n"
-           "    gpushare daemon --socket models.sock --status --json -\n"
+           "What it is doing: gpushare top --socket shared.sock, for programs with --json -\n"
            "\n"
-           "JSON (with --status now, else when it stops): socket, device, pid, uptime_s, capacity_bytes, "
-           "resident_bytes,\n"
-           "standby_bytes, device_free_bytes, device_total_bytes, images_bytes, images_limit_bytes, turns, "
-           "loads, drops,\n"
-           "reclaimed, cut_off, refused, workers[] {worker, pid, name, state, model, turns, turn_s, "
-           "scratch_bytes,\n"
-           "iteration_s}, models[] {path, state, bytes, layers, arrived, workers, loads}.\n"
-           "\n"
-           "Exit codes: 0 stopped when told to, or asked; 1 failed; 2 bad usage, another daemon at the "
-           "socket, "
-           "device without ipc;\n"
-           "3 no such device, or no daemon answers.\n";
+           "Exit codes: 0 stopped when told to; 1 failed; 2 bad usage, another daemon at the socket, a "
+           "device that "
+           "processes\n"
+           "cannot share; 3 no such device.\n";
   }
   void declare(CLI::App& app) override {
-    app.add_option("--socket", socket_, "Path of the Unix socket, at most 107 bytes")
-        ->type_name("PATH")
-        ->required();
-    app.add_flag("--status", status_, "Ask the daemon at the socket instead of starting one");
-    app.add_option("--device", device_, "Device to own, as 'gpushare devices' names it [auto]")
+    app.add_option(
+           "--socket", socket_,
+           "Path of the Unix socket, at most 107 bytes [GPUSHARE_SOCKET, else gpushare/daemon.sock in "
+           "XDG_RUNTIME_DIR, for root in /run]")
+        ->type_name("PATH");
+    app.add_option("--device", devices_,
+                   "Device to share, as 'gpushare devices' names it; may be given again [auto]")
         ->type_name("NAME");
-    app.add_option("--capacity", capacity_, "Device memory for models: 8GiB, ... [all that is free]")
+    app.add_option("--capacity", capacity_, "Memory to promise of each device: 8GiB, ... [what is free]")
         ->type_name("SIZE");
-    app.add_option("--standby", standby_,
-                   "Of the capacity, for first layers of models that are off the device: switches to models "
-                   "with a large first layer are quick then [none]")
-        ->type_name("SIZE");
-    app.add_option("--order-by", order_by_,
-                   "In which order a file's layers are taken to execute: bytes, as they lie in it, or names, "
-                   "as these tell [bytes]")
-        ->type_name("KIND");
-    app.add_option("--images", images_, "Host memory for images of models [4GiB]")->type_name("SIZE");
-    app.add_option("--lease", lease_,
-                   "Seconds that a worker may keep its turn while another waits; 0 = for ever [10]")
+    app.add_option("--policy", policy_, "fifo, srtf, pack, fair or priority [fair]")->type_name("NAME");
+    app.add_option(
+           "--lanes", lanes_,
+           "Turns at a time: more than 1 where kernels of several processes run side by side (MPS, host) [1]")
+        ->type_name("N");
+    app.add_option("--lease", lease_, "Seconds that a session may keep its turn while another waits [10]")
         ->type_name("S");
-    app.add_option("--max-workers", max_workers_, "Most connections at once [256]")->type_name("N");
-    app.add_option("--residency", residency_, "Which models stay on the device: weighted or lru [weighted]")
-        ->type_name("NAME");
+    app.add_flag("--kill-overdue", kill_, "Kill a process that kept its turn longer than the lease");
+    app.add_flag("--all-users", all_users_, "Let other users connect");
+    app.add_option("--max-processes", max_processes_, "Most connections of one user [64]")->type_name("N");
+    app.add_option("--max-sessions", max_sessions_, "Most sessions of one user [1024]")->type_name("N");
     app.add_option("--for", for_, "Stop by itself after so many seconds")->type_name("S");
-    json_.declare(app);
   }
   base::Result<ExitCode> run() override {
-    if (status_) {
-      GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
-      GPUSHARE_ASSIGN_OR_RETURN(const daemon::DaemonStatus status, daemon::query_status(socket_));
-      GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket_)));
-      if (!json_.on_stdout()) GPUSHARE_RETURN_IF_ERROR(write_stdout(to_text(status)));
-      return kExitOk;
-    }
-    GPUSHARE_RETURN_IF_ERROR(check_files({}, {{"--socket", socket_}, json_.file()}));
-    daemon::ServerOptions options;
-    options.socket = socket_;
-    options.device = device_;
+    daemon::ServiceOptions options;
+    GPUSHARE_ASSIGN_OR_RETURN(options.socket, socket_to_serve());
+    if (!devices_.empty()) options.devices = devices_;
     if (!capacity_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.capacity_bytes, parse_size("--capacity", capacity_));
     }
-    if (!standby_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(options.standby_bytes, parse_size("--standby", standby_));
-    }
-    if (!capacity_.empty() && options.standby_bytes > options.capacity_bytes)
-      return bad_option("--standby", standby_, "it is a part of --capacity, " + capacity_);
-    if (order_by_ != "bytes" && order_by_ != "names")
-      return bad_option("--order-by", order_by_, "there are bytes and names");
-    if (order_by_ == "names") options.read.sort = loader::ReadOptions::Sort::kNames;
-    options.read.path = loader::ReadOptions::Path::kAuto;
-    GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
-    GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, true, 1e6));
-    options.lease_ns = lease_s == 0 ? daemon::kNoTimeout : static_cast<uint64_t>(lease_s * 1e9) + 1;
-    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t workers, parse_count("--max-workers", max_workers_, 100'000, 1));
-    options.max_workers = static_cast<uint32_t>(workers);
-    if (residency_ != "weighted" && residency_ != "lru")
-      return bad_option("--residency", residency_, "there are weighted and lru");
-    options.residency =
-        residency_ == "lru" ? sched::ResidencyPolicy::kLeastRecentlyUsed : sched::ResidencyPolicy::kWeighted;
+    options.policy = policy_;
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64, 1));
+    options.max_lanes = static_cast<uint32_t>(lanes);
+    GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, false, 1e6));
+    options.lease_ns = static_cast<uint64_t>(lease_s * 1e9) + 1;
+    options.kill_overdue = kill_;
+    options.all_users = all_users_;
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t processes,
+                              parse_count("--max-processes", max_processes_, 100'000, 1));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t sessions,
+                              parse_count("--max-sessions", max_sessions_, 100'000, 1));
+    options.max_processes_per_user = static_cast<uint32_t>(processes);
+    options.max_sessions_per_user = static_cast<uint32_t>(sessions);
     double seconds = 0;
     if (!for_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(seconds, parse_number("--for", for_, 0, false, 1e9));
     }
+    const std::string socket = options.socket;
     const StopSignals signals;
-    auto started = daemon::Server::start(std::move(options));
+    auto started = daemon::Service::start(std::move(options));
     if (started.status().code() == GPUSHARE_EXCEEDS_CAPACITY)
-      return capacity_.empty() ? bad_option("--standby", standby_, started.status().message())
-                               : bad_option("--capacity", capacity_, started.status().message());
+      return bad_option("--capacity", capacity_, started.status().message());
     if (!started.ok()) return started.status();
-    const std::unique_ptr<daemon::Server> server = std::move(*started);
-    std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s for models\n", socket_.c_str(),
-                 server->device().c_str(), base::format_bytes(server->capacity_bytes()).c_str());
-    signals.wait(seconds);
-    if (json_.wanted()) {
-      GPUSHARE_ASSIGN_OR_RETURN(const daemon::DaemonStatus status, daemon::query_status(socket_));
-      GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket_)));
-    }
+    for (const auto& device : (*started)->devices())
+      std::fprintf(stderr, "gpushare daemon: serving %s: device %s, %s, policy %s\n", socket.c_str(),
+                   device->name().c_str(), base::format_bytes(device->capacity_bytes()).c_str(),
+                   device->policy_name().c_str());
+    (void)signals.wait(seconds);
     return kExitOk;
   }
 
  private:
-  std::string socket_, device_ = "auto", capacity_, standby_, images_ = "4GiB", lease_ = "10",
-                       max_workers_ = "256", residency_ = "weighted", order_by_ = "bytes", for_;
-  bool status_ = false;
+  // Where clients look, in a folder that only this user can write.
+  base::Result<std::string> socket_to_serve() const {
+    if (!socket_.empty()) return socket_;
+    if (const char* named = std::getenv("GPUSHARE_SOCKET"); named != nullptr && *named != '\0')
+      return std::string(named);
+    const char* run = std::getenv("XDG_RUNTIME_DIR");
+    if (geteuid() != 0 && (run == nullptr || *run == '\0'))
+      return bad_option("--socket", "", "XDG_RUNTIME_DIR is not set, so name a socket");
+    const std::filesystem::path folder = std::filesystem::path(geteuid() == 0 ? "/run" : run) / "gpushare";
+    std::error_code error;
+    if (std::filesystem::create_directory(folder, error) && !all_users_)
+      std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
+    if (error)
+      return base::Status(GPUSHARE_IO_ERROR, "cannot make " + folder.string() + ": " + error.message());
+    return (folder / "daemon.sock").string();
+  }
+
+  std::string socket_, capacity_, policy_ = "fair", lanes_ = "1", lease_ = "10", max_processes_ = "64",
+                                  max_sessions_ = "1024", for_;
+  std::vector<std::string> devices_;
+  bool kill_ = false, all_users_ = false;
+};
+
+class TopCommand final : public Command {
+ public:
+  const char* name() const override { return "top"; }
+  const char* summary() const override { return "Show the processes and sessions that share a device"; }
+  const char* help() const override {
+    return "Asks the daemon for its devices, processes and sessions: who has the turn, who waits and for "
+           "what, bytes, "
+           "and shares of\n"
+           "the device's time. A user is shown his own processes and sessions, root all. Updates every "
+           "second on a "
+           "terminal, until\n"
+           "interrupted; prints once otherwise, and with --once or --json.\n"
+           "\n"
+           "States of a session: turn (has it), idle (keeps it, nothing runs), ready (waits for it), resting "
+           "(has "
+           "nothing to run),\n"
+           "queued (waits for memory), paging, paged_out, overdue (its turn was taken back after the "
+           "lease).\n"
+           "\n"
+           "Examples:\n"
+           "  gpushare top --socket shared.sock --once\n"
+           "  gpushare top --socket shared.sock --json -\n"
+           "\n"
+           "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, promised_bytes, lanes, "
+           "resident, "
+           "waiting, turns,\n"
+           "cut_off}, processes[] {pid, uid, program, device, state, sessions}, sessions[] {pid, session, "
+           "name, "
+           "device, state,\n"
+           "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, priority, "
+           "share}.\n"
+           "\n"
+           "Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.\n";
+  }
+  void declare(CLI::App& app) override {
+    app.add_option("--socket", socket_, "Path of the daemon's socket [as for 'gpushare daemon']")
+        ->type_name("PATH");
+    app.add_flag("--once", once_, "Print once");
+    json_.declare(app);
+  }
+  base::Result<ExitCode> run() override {
+    const std::string socket = socket_.empty() ? client::default_socket() : socket_;
+    GPUSHARE_RETURN_IF_ERROR(check_files({}, {json_.file()}));
+    const bool live = !once_ && !json_.wanted() && isatty(STDOUT_FILENO) == 1;
+    const StopSignals signals;
+    for (;;) {
+      GPUSHARE_ASSIGN_OR_RETURN(const client::ServiceStatus status, client::query_service(socket));
+      GPUSHARE_RETURN_IF_ERROR(json_.write(to_json(status, socket)));
+      if (!json_.on_stdout())
+        GPUSHARE_RETURN_IF_ERROR(write_stdout((live ? "\033[H\033[J" : "") + to_text(status)));
+      if (!live || signals.wait(1)) return kExitOk;
+    }
+  }
+
+ private:
+  std::string socket_;
+  bool once_ = false;
   JsonOption json_;
 };
 
@@ -248,6 +288,10 @@ class DaemonCommand final : public Command {
 
 std::unique_ptr<Command> make_daemon_command() {
   return std::make_unique<DaemonCommand>();
+}
+
+std::unique_ptr<Command> make_top_command() {
+  return std::make_unique<TopCommand>();
 }
 
 }  // namespace gpushare::cli

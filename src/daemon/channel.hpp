@@ -1,96 +1,9 @@
-// channel.hpp: descriptors, the Unix socket (SOCK_SEQPACKET, so that messages keep their bounds) and sealed
-// memory files. System calls and nothing else.
+// channel.hpp: the sockets and descriptors of client/channel.hpp under the names that this folder uses.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "base/clock.hpp"
-#include "base/status.hpp"
+#include "client/channel.hpp"
 
 namespace gpushare::daemon {
-
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor();
-  int get() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
-
-// A message with at most this many descriptors.
-inline constexpr size_t kMaxDescriptors = 4;
-
-// The listening socket at a path, its owner's alone (mode 0600). A lock file beside it (PATH.lock) tells a
-// running daemon from what a dead one left: the first is ALREADY_EXISTS, the second is replaced. What is at the path and no
-// socket stays. Removes the socket when it dies.
-class Listener {
- public:
-  static base::Result<Listener> open(const std::string& path);
-  Listener() = default;
-  Listener(Listener&&) = default;
-  Listener& operator=(Listener&& other) noexcept {
-    std::swap(path_, other.path_);
-    std::swap(lock_, other.lock_);
-    std::swap(socket_, other.socket_);
-    return *this;
-  }
-  ~Listener();
-  int get() const { return socket_.get(); }
-
- private:
-  std::string path_;
-  Descriptor lock_;
-  Descriptor socket_;
-};
-
-struct Peer {
-  pid_t pid = 0;
-  uid_t uid = 0;
-};
-
-// Does not block. NOT_READY when nobody is waiting.
-base::Result<Descriptor> accept_peer(int listener, Peer* out_peer);
-// Errors: UNAVAILABLE (nobody listens there; says how to start a daemon), INVALID_ARGUMENT (path too long).
-base::Result<Descriptor> connect_to(const std::string& path);
-
-// Sends without blocking. Errors: UNAVAILABLE (the peer is gone), QUEUE_FULL (it does not read).
-base::Status send_message(int socket, std::span<const std::byte> message,
-                          std::span<const int> descriptors = {});
-template <class T>
-std::span<const std::byte> bytes_of(const T& message) {
-  return std::as_bytes(std::span<const T, 1>(&message, 1));
-}
-
-// Receives one message into `buffer` and returns its part; longer ones are cut, and so too long by one byte for
-// nobody: give a buffer one byte larger than the largest message. Without `out_descriptors` any that come are
-// closed. Does not block. Errors: NOT_READY, UNAVAILABLE (the peer is gone).
-base::Result<std::span<const std::byte>> receive_message(int socket, std::span<std::byte> buffer,
-                                                         std::vector<Descriptor>* out_descriptors = nullptr);
-// Blocks until there is something to receive or the peer is gone. TIMED_OUT.
-base::Status wait_readable(int socket, const base::Deadline& deadline);
-// True once the other end is closed.
-bool hung_up(int socket);
-
-// A memory file that holds `content` and can no longer change.
-base::Result<Descriptor> make_table_file(std::string_view content);
-// Its content, at most `limit` bytes. Errors: MALFORMED_INPUT (not sealed, larger), IO_ERROR.
-base::Result<std::string> read_table_file(int file, uint64_t limit = 256ull << 20);
-
+using namespace client;  // NOLINT(google-build-using-namespace)
 }  // namespace gpushare::daemon

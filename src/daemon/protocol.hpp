@@ -1,4 +1,4 @@
-// daemon: models shared by processes. A server (`gpushare daemon`) owns the device buffer and the images; worker
+// daemon: models shared by processes. A server (`gpushare model-daemon`) owns the device buffer and the images; worker
 // processes attach, take turns, and find a model's layers in memory that the server filled. Calls base,
 // device, sched (residency) and loader; may be called from c_api and cli.
 //

@@ -23,6 +23,8 @@ namespace {
 
 constexpr uint64_t kWakeId = 0;
 constexpr uint64_t kListenerId = UINT64_MAX;
+constexpr uint64_t kIdleNs =
+    200'000'000;                // a connection that has not attached by then may be dropped for another
 constexpr int kLoadTickMs = 5;  // a load that fails calls nobody back
 
 base::Status system_error(const char* what) {
@@ -196,6 +198,14 @@ void Server::accept_workers() {
       return;
     }
     base::Status refused;
+    // Connections that have not attached for a while make room: they could keep everybody else out otherwise.
+    const uint64_t now_ns = base::host_now_ns();
+    if (connections_.size() >= options_.max_workers) {
+      const auto idle = std::find_if(connections_.begin(), connections_.end(), [now_ns](const auto& entry) {
+        return entry.second->state == State::kConnected && now_ns > entry.second->connected_ns + kIdleNs;
+      });
+      if (idle != connections_.end()) connections_.erase(idle);
+    }
     if (peer.uid != geteuid()) {
       refused = {GPUSHARE_UNAVAILABLE,
                  base::format("this daemon serves user %u alone; you are user %u", geteuid(), peer.uid)};
@@ -208,6 +218,7 @@ void Server::accept_workers() {
     auto connection = std::make_unique<Connection>();
     connection->id = next_id_++;
     connection->peer = peer;
+    connection->connected_ns = now_ns;
     connection->socket = std::move(*socket);
     if (refused.ok()) refused = watch_descriptor(epoll_.get(), connection->socket.get(), connection->id);
     if (!refused.ok()) {

@@ -67,6 +67,7 @@ class Server {
     uint64_t id = 0;
     Descriptor socket;
     Peer peer;
+    uint64_t connected_ns = 0;
     State state = State::kConnected;
     std::string name;
     std::shared_ptr<Model> model;

@@ -70,7 +70,7 @@ base::Status Worker::connect(const WorkerOptions& options) {
     return {GPUSHARE_INVALID_ARGUMENT, base::format("the model's path has %zu bytes; allowed are 1 to %zu",
                                                     path.size(), sizeof(AttachRequest::path) - 1)};
   socket_path_ = options.socket;
-  GPUSHARE_ASSIGN_OR_RETURN(socket_, connect_to(options.socket));
+  GPUSHARE_ASSIGN_OR_RETURN(socket_, connect_to(options.socket, "gpushare model-daemon"));
   base::MutexLock lock(mutex_);
   std::vector<Descriptor> descriptors;
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, ask(make_attach(next_sequence(), options.name, path,
@@ -254,7 +254,7 @@ base::Status Worker::end() {
 }
 
 base::Result<DaemonStatus> query_status(const std::string& socket, uint64_t timeout_ns) {
-  GPUSHARE_ASSIGN_OR_RETURN(const Descriptor descriptor, connect_to(socket));
+  GPUSHARE_ASSIGN_OR_RETURN(const Descriptor descriptor, connect_to(socket, "gpushare model-daemon"));
   const StatusRequest request = make_status(1);
   (void)send_message(descriptor.get(), bytes_of(request));  // the answer tells
   std::vector<Descriptor> tables;

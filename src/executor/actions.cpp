@@ -109,6 +109,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         {
           const Unlocked unlocked(mutex_);
           status = apply_size(*lane, true);
+          if (shared_) (void)memory_->trim();
         }
         lane->place_status = std::move(status);
         authority_->lane_applied(action.lane, lane->applied_bytes.load(), now());
@@ -126,6 +127,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
           const Unlocked unlocked(mutex_);
           if (closing != nullptr) status = memory_->close_lane(closing);
           if (lane->partition != nullptr) drop_stream(*lane);
+          if (shared_) (void)memory_->trim();
         }
         if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
       }

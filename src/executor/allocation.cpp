@@ -306,6 +306,7 @@ void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
   if (const GatePass pass(heap_gate_); !pass || (heap_.load()->stats().promised_bytes > persistent_bytes &&
                                                  !heap_.load()->resize(persistent_bytes).ok()))
     return;
+  if (runtime_->shared_) (void)runtime_->memory_->trim();
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
@@ -360,6 +361,14 @@ bool SessionImpl::make_room(uint64_t bytes) {
   if (!runtime.check_live(*this).ok() || !runtime.authority_->make_room(id_, bytes, runtime.now()))
     return false;
   runtime.run_actions(true, outbox);
+  struct Waiting {
+    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --runtime.room_waiters_; }
+    RuntimeImpl& runtime;
+  };
+  ++runtime.room_waiters_;
+  const Waiting waiting{runtime};
+  while (runtime.authority_->making_room(id_) && runtime.check_live(*this).ok() && !NoWaitScope::active())
+    runtime.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
   return true;
 }
 

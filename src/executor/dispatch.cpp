@@ -98,7 +98,7 @@ void RuntimeImpl::settle(const SessionImpl* current, Outbox& outbox) {
   dispatch_all(current, outbox);
   collect_actions();  // profiling changes needs
   if (!actions_.empty() && !acting_) service_wakes_.notify_one();
-  if (demand_ > 0 || on_progress_) kick_reapers();
+  if (demand_ > 0 || on_progress_ || shared_) kick_reapers();
 }
 
 void RuntimeImpl::profile_begin(SessionImpl& session, LaneSlot& lane) {

@@ -26,6 +26,7 @@
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
+#include "client/remote_authority.hpp"
 #include "executor/binding.hpp"
 #include "executor/gate.hpp"
 #include "executor/runtime.hpp"
@@ -359,6 +360,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool make_room(uint64_t bytes, bool refused);
   uint64_t now() const { return device_->now_ns(); }
   bool virtual_time() const { return virtual_time_; }
+  // The authority has news: a thread of its own calls this.
+  void authority_changed();
+  // Connects to the daemon and puts its choices into the options.
+  static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options);
   SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(mutex_);
   base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
   // OK, or why the session takes no more calls.
@@ -490,6 +495,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t fork_depth_ = 0;  // of the process that opened it
   bool record_timeline_ = false;
   bool record_allocations_ = false;
+  bool shared_ = false;  // the authority is the daemon's: what is free must be given back to the device
   uint32_t depth_ = 2;
   // How lanes can share the compute units out; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
@@ -520,6 +526,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint64_t busy_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t paging_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint32_t room_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // in allocations that page out others elsewhere
   uint32_t staying_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // Stays, and progress calls that are due or under way
   uint32_t open_side_streams_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with a stream of the device's
   OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);

@@ -158,7 +158,8 @@ void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
 }
 
 bool RuntimeImpl::reaper_wanted(const LaneSlot& lane) const {
-  return lane.in_flight > 0 && !lane.reaping && (demand_ > 0 || (on_progress_ && !virtual_time_));
+  return lane.in_flight > 0 && !lane.reaping &&
+         (demand_ > 0 || (on_progress_ && !virtual_time_) || (shared_ && authority_->wants_drained(lane.id)));
 }
 
 void RuntimeImpl::kick_reapers() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <system_error>
 
 #include "base/cancel.hpp"
@@ -59,7 +60,14 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   if (options.enqueue_depth > kMaxDepth)
     return {GPUSHARE_INVALID_ARGUMENT,
             base::format("enqueue_depth is %u; at most %u is allowed", options.enqueue_depth, kMaxDepth)};
-  if (options.policy == nullptr) {
+  if (options.device == "auto")
+    if (const char* named = std::getenv("GPUSHARE_DEVICE"); named != nullptr && *named != '\0')
+      options.device = named;
+  std::unique_ptr<client::RemoteAuthority> remote;
+  if (options.device == kSharedDevice || options.device.rfind(std::string(kSharedDevice) + ":", 0) == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
+    shared_ = true;
+  } else if (options.policy == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
   }
   GPUSHARE_ASSIGN_OR_RETURN(device_, device::Device::open(options.device));
@@ -84,13 +92,34 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;
     scheduling.granularity_compute_units = granularity_units_ = partitions.granularity_units;
   }
+  if (shared_ && virtual_time_)
+    return {GPUSHARE_UNSUPPORTED, "the daemon serves device " + options.device +
+                                      ", whose time is virtual: processes cannot share it"};
   {
     base::MutexLock lock(mutex_);
-    authority_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+    if (remote != nullptr) {
+      remote->set_granularity(memory_->granularity_bytes());
+      authority_ = std::move(remote);
+    } else {
+      authority_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+    }
   }
   memory_gate_.open();
+  struct StopUnlessOpen {
+    ~StopUnlessOpen() {
+      if (authority != nullptr) authority->stop();
+    }
+    sched::Authority* authority = nullptr;
+  };
+  StopUnlessOpen failed;
   try {
+    {
+      base::MutexLock lock(mutex_);
+      failed.authority = authority_.get();
+      authority_->set_on_change([this] { authority_changed(); });
+    }
     service_ = base::ServiceThread([this] { run_service(); });
+    failed.authority = nullptr;
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the runtime's thread: ") + error.what(),
             error.code().value()};
@@ -98,9 +127,43 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   return {};
 }
 
+// The device, its memory and its policy are the daemon's choice.
+base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(RuntimeOptions* options) {
+  client::RemoteOptions remote;
+  remote.socket = client::default_socket();
+  if (options->device.size() > kSharedDevice.size())
+    remote.device = options->device.substr(kSharedDevice.size() + 1);
+  if (options->layout == memory::Layout::kContiguous)
+    return base::Status(
+        GPUSHARE_UNSUPPORTED,
+        "a shared device needs the virtual layout, which gives memory back to other processes: "
+        "leave layout 0");
+  GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<client::RemoteAuthority> authority,
+                            client::RemoteAuthority::open(std::move(remote)));
+  options->device = authority->device();
+  options->layout = memory::Layout::kVirtual;
+  options->capacity_bytes = authority->capacity_bytes();
+  options->max_lanes = 0;
+  options->policy.reset();
+  return authority;
+}
+
+void RuntimeImpl::authority_changed() {
+  Outbox outbox(*this);
+  Section lock(*this);
+  if (closed_ || collapsed_ || authority_ == nullptr) return;
+  settle(nullptr, outbox);
+  if (authority_->standing().ok() && room_waiters_ == 0) return;
+  for (const auto& [id, session] : sessions_) {
+    session->turn_came_.notify_all();
+    session->state_changed_.notify_all();
+  }
+}
+
 base::Status RuntimeImpl::check_open() const {
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
-  return lost_;
+  if (!lost_.ok() || authority_ == nullptr) return lost_;
+  return authority_->standing();
 }
 
 SessionImpl* RuntimeImpl::find_session(uint64_t id) {
@@ -154,6 +217,12 @@ base::Status RuntimeImpl::close() {
     }
   }
   service_.join();
+  sched::Authority* told = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    told = authority_.get();  // stays until below
+  }
+  told->stop();
   std::vector<Attached> dependents;
   {
     base::MutexLock lock(mutex_);
@@ -358,6 +427,9 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
 
 base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
   if (policy == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the policy is null"};
+  if (shared_)
+    return {GPUSHARE_UNSUPPORTED,
+            "the policy of a shared device is its operator's choice (gpushare daemon --policy)"};
   Outbox outbox(*this);
   Section lock(*this);
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/status.hpp"
 #include "device/device.hpp"
@@ -32,6 +33,9 @@ class Stream;
 class Ticket;
 
 inline constexpr uint32_t kMaxLanes = 64;
+// Name of the device that the daemon shares out; "shared:NAME" asks for one of several. Where "auto" is asked for, the
+// environment variable GPUSHARE_DEVICE names the device.
+inline constexpr std::string_view kSharedDevice = "shared";
 inline constexpr uint32_t kMaxDepth = 64;
 inline constexpr uint32_t kMaxQueuedIterations = 65536;  // of one session
 

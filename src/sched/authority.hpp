@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -81,7 +82,7 @@ class Authority {
   // finished. `iterations` above 1: a run of so many equal ones, which finished() may report in parts.
   virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) = 0;
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
-  // `iterations` above 1: a run of equal iterations dispatched as one.
+  // `iterations` above 1: a run of equal iterations dispatched as one. 0: the turn was given back unused.
   virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
   // It is gone, with nothing in flight: its promise is given to others by the actions that follow.
   virtual void leave(SessionId session, uint64_t now_ns) = 0;
@@ -133,6 +134,18 @@ class Authority {
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes
   // Checks the invariants; empty when they hold. For tests.
   virtual std::string check() const = 0;
+
+  // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
+  // OK, or why no decisions come now. Sessions keep what they have.
+  virtual base::Status standing() const { return {}; }
+  // `changed` is called on a thread of the authority's when there may be new actions or picks although the driver has
+  // told nothing. Set before the first event. After stop() it is not called again; stop() waits for a call under way.
+  virtual void set_on_change(std::function<void()> /*changed*/) {}
+  virtual void stop() {}
+  // Others want the turn of the lane's session: finish what is in flight, and say so.
+  virtual bool wants_drained(LaneId /*lane*/) const { return false; }
+  // Page-outs that make_room() started for the session are still under way.
+  virtual bool making_room(SessionId /*session*/) const { return false; }
 };
 
 }  // namespace gpushare::sched

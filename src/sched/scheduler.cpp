@@ -198,11 +198,10 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
 
 void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) {
   SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0 || iterations == 0)
-    return;
+  if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0) return;
   LaneRecord& lane = impl_->lanes[session->lane];
   lane.progress_ns = now_ns;
-  impl_->longest_ns = std::max(impl_->longest_ns, device_ns / iterations);
+  if (iterations > 0) impl_->longest_ns = std::max(impl_->longest_ns, device_ns / iterations);
   SessionView& view = session->view;
   const double expected = session->expected_in_flight_ns / view.in_flight;
   session->expected_in_flight_ns -= expected;
@@ -217,7 +216,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   ++lane.completed;
   view.service_ns += device_ns;
   view.iterations_done += iterations;
-  view.iteration_ns = view.service_ns / view.iterations_done;
+  if (view.iterations_done > 0) view.iteration_ns = view.service_ns / view.iterations_done;
   if (session->declared_ns != kUnknown) session->declared_ns -= std::min(session->declared_ns, device_ns);
   impl_->estimate_remaining(*session);
   impl_->show(*session);

@@ -1,4 +1,4 @@
-/* Workers of a memory daemon, through the C ABI, against `gpushare daemon` in a process of its own.
+/* Workers of a memory daemon, through the C ABI, against `gpushare model-daemon` in a process of its own.
  * Arguments: the gpushare tool. SPDX-License-Identifier: Apache-2.0 */
 #include <signal.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static void write_model(void) {
 static pid_t start_daemon(const char* tool) {
   pid_t child = fork();
   if (child == 0) {
-    execl(tool, tool, "daemon", "--socket", socket_path, "--device", "host?total_gib=0.25", "--capacity",
-          "64MiB", (char*)NULL);
+    execl(tool, tool, "model-daemon", "--socket", socket_path, "--device", "host?total_gib=0.25",
+          "--capacity", "64MiB", (char*)NULL);
     _exit(127);
   }
   return child;
@@ -66,7 +66,7 @@ static void check_bad_calls(void) {
   CHECK_STATUS(gpushare_worker_attach(&params, &worker), GPUSHARE_INVALID_ARGUMENT);
   params.model = "/tmp/gpushare-no-model";
   CHECK_STATUS(gpushare_worker_attach(&params, &worker), GPUSHARE_UNAVAILABLE);
-  CHECK(strstr(gpushare_last_error_message(), "gpushare daemon --socket") != NULL);
+  CHECK(strstr(gpushare_last_error_message(), "gpushare model-daemon --socket") != NULL);
   params.struct_size = 8;
   CHECK_STATUS(gpushare_worker_attach(&params, &worker), GPUSHARE_INVALID_ARGUMENT);
   CHECK(worker == NULL);

@@ -36,6 +36,8 @@ class Help(ToolTest):
             text = self.tool(*(command or "").split(), "--help", code=0).out
             examples = re.findall(r"^  gpushare (.*)$", text.split("Examples:")[1], re.M)
             self.assertTrue(examples, command)
+            if command == "top":  # its examples ask a daemon
+                self.start_daemon("shared.sock")
             for example in examples:
                 with self.subTest(example=example):
                     self.tool(*shlex.split(example), code=0)
@@ -57,7 +59,7 @@ class Help(ToolTest):
                 return set()
             return set(value) | keys(list(value.values()))
 
-        self.assertEqual(set(commands()) - set(self.JSON), {"cluster", "daemon"})  # cluster_test.py and daemon_test.py look at their keys
+        self.assertEqual(set(commands()) - set(self.JSON), {"cluster", "daemon", "model-daemon", "top"})  # tests of their own look at their keys
         for command, arguments in self.JSON.items():
             with self.subTest(command=command):
                 written = keys(json.loads(self.tool(command, *arguments, "--json", "-").out))

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 OPTIONS = argparse.Namespace()
@@ -51,6 +52,19 @@ class ToolTest(unittest.TestCase):
         outcome = self.tool("run", *arguments, "--json", "-", code=code)
         return json.loads(outcome.out)
 
+    def start_daemon(self, socket, *more):
+        """A `gpushare daemon` at that socket until the test ends, once it answers."""
+        daemon = subprocess.Popen([OPTIONS.tool, "daemon", "--socket", socket, "--device", "host", "--capacity", "64MiB", *more],
+                                  cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.kill)
+        for _ in range(600):
+            if self.tool("top", "--socket", socket, "--once").code == 0:
+                return daemon
+            self.assertIsNone(daemon.poll(), "the daemon ended")
+            time.sleep(0.05)
+        self.fail("the daemon does not answer")
+
     def refused(self, arguments, *words, code=2):
         """The command fails with `code`, says nothing on stdout, and its message has all of `words`."""
         outcome = self.tool(*arguments, code=code)
@@ -63,7 +77,7 @@ class ToolTest(unittest.TestCase):
 def commands():
     text = subprocess.run([OPTIONS.tool, "--help"], capture_output=True, check=True).stdout.decode()
     listed = re.search(r"\nCommands:\n(.*?)\n\n", text, re.S).group(1)
-    return re.findall(r"^  (\w+)  ", listed, re.M)
+    return re.findall(r"^  ([\w-]+)  ", listed, re.M)
 
 
 def main():

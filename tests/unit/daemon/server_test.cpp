@@ -325,7 +325,7 @@ TEST_CASE("a daemon that goes is noticed by whoever calls or sleeps") {
   CHECK(queued->begin().code() == GPUSHARE_UNAVAILABLE);
   const auto nobody = daemon::Worker::attach(daemon.worker_options("late", path));
   CHECK(nobody.status().code() == GPUSHARE_UNAVAILABLE);
-  CHECK(nobody.status().message().find("gpushare daemon") != std::string::npos);
+  CHECK(nobody.status().message().find("gpushare model-daemon") != std::string::npos);
   CHECK(daemon::query_status(daemon.options.socket).status().code() == GPUSHARE_UNAVAILABLE);
   daemon.start();
   const auto again = daemon.attach("again", path);
@@ -399,6 +399,32 @@ TEST_CASE("options that cannot work are refused") {
   CHECK(code([](auto& options) { options.max_workers = 0; }) == GPUSHARE_INVALID_ARGUMENT);
   CHECK(code([](auto& options) { options.lease_ns = 0; }) == GPUSHARE_INVALID_ARGUMENT);
   CHECK(code([](auto& options) { options.link.reset(); }) == GPUSHARE_OK);
+}
+
+TEST_CASE("connections that never attach keep nobody out") {
+  Daemon daemon(16 * kGranule, [](auto& options) { options.max_workers = 4; });
+  const std::string path = daemon.model("m.safetensors", {1000});
+  std::vector<daemon::Descriptor> idle;
+  for (int i = 0; i < 4; ++i) {
+    auto connected = daemon::connect_to(daemon.options.socket);
+    REQUIRE(connected.ok());
+    idle.push_back(std::move(*connected));
+  }
+  for (;;) {  // once they have been idle for a while
+    if (const auto worker = daemon::Worker::attach(daemon.worker_options("w", path)); worker.ok()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+TEST_CASE("a daemon whose socket was replaced leaves the new one alone") {
+  Daemon first;
+  const std::string socket = first.options.socket;
+  REQUIRE(unlink(socket.c_str()) == 0);
+  REQUIRE(unlink((socket + ".lock").c_str()) == 0);
+  const auto second = client::Listener::open(socket);
+  REQUIRE(second.ok());
+  first.server.reset();
+  CHECK(access(socket.c_str(), F_OK) == 0);
 }
 
 TEST_CASE("no more workers than allowed") {

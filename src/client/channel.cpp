@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "daemon/channel.hpp"
+#include "client/channel.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <chrono>
 #include <cstring>
 
-namespace gpushare::daemon {
+namespace gpushare::client {
 namespace {
 
 constexpr int kTableSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
@@ -47,12 +47,21 @@ Descriptor::~Descriptor() {
   if (number_ >= 0) close(number_);
 }
 
-base::Result<Listener> Listener::open(const std::string& path) {
+base::Result<Listener> Listener::open(const std::string& path, unsigned mode) {
   GPUSHARE_ASSIGN_OR_RETURN(const sockaddr_un address, address_of(path));
   Listener listener;
   const std::string lock_path = path + ".lock";
   listener.lock_ = Descriptor(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!listener.lock_) return system_error(GPUSHARE_IO_ERROR, "cannot open the lock file " + lock_path);
+  struct stat owner {};
+  if (fstat(listener.lock_.get(), &owner) != 0)
+    return system_error(GPUSHARE_IO_ERROR, "cannot examine the lock file " + lock_path);
+  if (owner.st_uid != geteuid())
+    return base::Status(
+        GPUSHARE_IO_ERROR,
+        base::format("the lock file %s belongs to user %u, who could hold it for ever; choose a "
+                     "socket in a folder that only you can write",
+                     lock_path.c_str(), owner.st_uid));
   if (flock(listener.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (!would_block(errno)) return system_error(GPUSHARE_IO_ERROR, "cannot lock " + lock_path);
     return base::Status(GPUSHARE_ALREADY_EXISTS,
@@ -69,18 +78,27 @@ base::Result<Listener> Listener::open(const std::string& path) {
   listener.socket_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.socket_) return system_error(GPUSHARE_IO_ERROR, "cannot make a socket");
   // The mode of the unbound socket becomes the file's: nobody else can connect at any moment, whatever the umask.
+  // A wider mode is set once the socket is complete.
   if (fchmod(listener.socket_.get(), 0600) != 0 ||
       bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
     return system_error(GPUSHARE_IO_ERROR, "cannot bind " + path);
+  if (lstat(path.c_str(), &there) != 0) return system_error(GPUSHARE_IO_ERROR, "cannot examine " + path);
+  listener.device_ = there.st_dev;
+  listener.inode_ = there.st_ino;
   listener.path_ = path;  // from here on it is ours to remove
   if (listen(listener.socket_.get(), 64) != 0)
     return system_error(GPUSHARE_IO_ERROR, "cannot listen at " + path);
+  if (mode != 0600 && chmod(path.c_str(), mode) != 0)
+    return system_error(GPUSHARE_IO_ERROR, "cannot open " + path + " for other users");
   return listener;
 }
 
 Listener::~Listener() {
   // The lock file stays: removing it would let two daemons hold "the" lock.
-  if (!path_.empty()) unlink(path_.c_str());
+  struct stat there {};
+  if (!path_.empty() && lstat(path_.c_str(), &there) == 0 && there.st_dev == device_ &&
+      there.st_ino == inode_)
+    unlink(path_.c_str());
 }
 
 base::Result<Descriptor> accept_peer(int listener, Peer* out_peer) {
@@ -98,20 +116,30 @@ base::Result<Descriptor> accept_peer(int listener, Peer* out_peer) {
   return socket;
 }
 
-base::Result<Descriptor> connect_to(const std::string& path) {
+base::Result<Descriptor> connect_to(const std::string& path, const char* start_with) {
   GPUSHARE_ASSIGN_OR_RETURN(const sockaddr_un address, address_of(path));
   Descriptor descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!descriptor) return system_error(GPUSHARE_IO_ERROR, "cannot make a socket");
   if (connect(descriptor.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     const int error = errno;
-    const char* advice = error == EAGAIN ? "it has too many callers at once; try again"
-                         : error == EACCES || error == EPERM
-                             ? "it serves its own user alone"
-                             : "start one with: gpushare daemon --socket PATH";
+    const std::string advice = error == EAGAIN ? "it has too many callers at once; try again"
+                               : error == EACCES || error == EPERM
+                                   ? "it serves its own user alone"
+                                   : std::string("start one with: ") + start_with + " --socket PATH";
     return base::Status(
         GPUSHARE_UNAVAILABLE,
-        base::format("no daemon answers at %s (%s); %s", path.c_str(), std::strerror(error), advice), error);
+        base::format("no daemon answers at %s (%s); %s", path.c_str(), std::strerror(error), advice.c_str()),
+        error);
   }
+  ucred server{};
+  socklen_t bytes = sizeof(server);
+  if (getsockopt(descriptor.get(), SOL_SOCKET, SO_PEERCRED, &server, &bytes) != 0)
+    return system_error(GPUSHARE_IO_ERROR, "cannot tell who serves " + path);
+  if (server.uid != geteuid() && server.uid != 0)
+    return base::Status(
+        GPUSHARE_UNAVAILABLE,
+        base::format("%s is served by user %u, who is neither you nor root; choose another socket",
+                     path.c_str(), server.uid));
   return descriptor;
 }
 
@@ -203,6 +231,10 @@ bool hung_up(int socket) {
   return poll(&item, 1, 0) > 0 && (item.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
+void shut(const Descriptor& socket) {
+  (void)shutdown(socket.get(), SHUT_RDWR);
+}
+
 base::Result<Descriptor> make_table_file(std::string_view content) {
   Descriptor file(memfd_create("gpushare-table", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return system_error(GPUSHARE_IO_ERROR, "memfd_create for a table");
@@ -233,4 +265,4 @@ base::Result<std::string> read_table_file(int file, uint64_t limit) {
   return out;
 }
 
-}  // namespace gpushare::daemon
+}  // namespace gpushare::client

@@ -1,0 +1,187 @@
+// remote_authority.hpp: the daemon's scheduler, as the executor of one process sees it.
+//
+// Every session of the process is a session of the daemon's scheduler, its ephemeral bytes counted like persistent
+// ones: each resident session has a lane of its own here, whose number is this process's affair. The process allocates
+// both in its own device context and tells the daemon when bytes are really free again. A turn is a lease
+// (lease_page.hpp).
+//
+// When the daemon goes, standing() says so, sessions keep their memory, and a thread tries to reach a new one; that one is
+// told of every session anew. A session whose claim it refuses is paged out and waits.
+//
+// Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/flat_hash.hpp"
+#include "base/mutex.hpp"
+#include "base/service_thread.hpp"
+#include "client/channel.hpp"
+#include "client/lease_page.hpp"
+#include "client/protocol.hpp"
+#include "sched/authority.hpp"
+
+namespace gpushare::client {
+
+// Where a process looks for the daemon: GPUSHARE_SOCKET, else gpushare/daemon.sock in the user's run folder
+// (XDG_RUNTIME_DIR) if it is there, else /run/gpushare/daemon.sock.
+std::string default_socket();
+
+struct RemoteOptions {
+  std::string socket;
+  std::string device;  // which of the daemon's devices; empty = its first
+};
+
+class RemoteAuthority final : public sched::Authority {
+ public:
+  // Errors: UNAVAILABLE (no daemon, or one of a user who is not trusted), what the daemon refuses with.
+  static base::Result<std::unique_ptr<RemoteAuthority>> open(RemoteOptions options);
+  ~RemoteAuthority() override;
+
+  const std::string& device() const { return device_; }  // what the process opens
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  // What P and E are rounded up to: the granularity of the process's memory. Set before the first event.
+  void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
+
+  base::Status arrive(const sched::SessionSpec& spec, uint64_t now_ns) override;
+  void ready(sched::SessionId session, uint64_t now_ns) override;
+  void wake(sched::SessionId session, uint64_t now_ns) override;
+  void allow_paging(sched::SessionId session, uint64_t now_ns) override;
+  void not_ready(sched::SessionId session, uint64_t now_ns) override;
+  void dispatched(sched::SessionId session, sched::LaneId lane, uint64_t now_ns,
+                  uint64_t iterations) override;
+  void finished(sched::SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) override;
+  void leave(sched::SessionId session, uint64_t now_ns) override;
+  base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                        uint64_t now_ns) override;
+  void set_priority(sched::SessionId session, int32_t priority, uint64_t now_ns) override;
+  void set_weight(sched::SessionId session, double weight) override;
+  void set_remaining(sched::SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
+  void set_policy(std::unique_ptr<sched::Policy>, uint64_t) override {}  // the daemon's operator chooses it
+  void unplaced(sched::SessionId session, uint64_t now_ns) override;
+  void page_done(sched::SessionId session, uint64_t now_ns) override;
+  bool make_room(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
+  void room_used(uint64_t now_ns) override;
+  void page_out_failed(sched::SessionId session, uint64_t now_ns) override;
+  void lane_applied(sched::LaneId lane, uint64_t bytes, uint64_t now_ns) override;
+  std::optional<sched::SessionId> pick(sched::LaneId lane, uint64_t now_ns) override;
+  uint64_t look_again_ns() const override { return sched::kUnknown; }  // the daemon tells
+  std::vector<sched::Action> take_actions() override;
+  sched::SessionState state(sched::SessionId session) const override;
+  sched::LaneId lane_of(sched::SessionId session) const override;
+  sched::SessionView view(sched::SessionId session) const override;
+  std::string policy_name() const override { return policy_; }
+  uint64_t promised_bytes() const override;
+  uint64_t lane_bytes(sched::LaneId lane) const override;
+  uint32_t lane_compute_units(sched::LaneId) const override { return 0; }
+  uint32_t promised_compute_units() const override { return 0; }
+  std::string check() const override;
+  base::Status standing() const override { return gone_; }
+  void set_on_change(std::function<void()> changed) override;
+  void stop() override;
+  bool wants_drained(sched::LaneId lane) const override;
+  bool making_room(sched::SessionId session) const override;
+
+ private:
+  // The daemon at one time.
+  struct Connection {
+    Descriptor socket;
+    std::shared_ptr<LeasePage> page;
+    Welcome welcome;
+  };
+  // What is being done to a session's memory.
+  enum class Move : uint8_t { kNone, kOut, kIn };
+  // What the daemon is told once the session's lane has closed.
+  enum class Closing : uint8_t { kNone, kPagedOut, kLeave, kUnplaced };
+  struct Record {
+    sched::SessionSpec spec;
+    sched::SessionState state = sched::SessionState::kQueued;
+    Move move = Move::kNone;
+    Closing closing = Closing::kNone;
+    sched::LaneId lane = sched::kNoLane;
+    uint64_t told_ephemeral_bytes = 0;  // as the daemon counts them
+    uint32_t slot = 0;
+    uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
+    uint32_t in_flight = 0;
+    bool declared = false;       // the daemon knows it
+    bool declared_anew = false;  // as resident: the admission that follows is known
+    bool evict = false;          // a new daemon refused what it holds: page it out when it has drained
+    bool ready = false;
+    bool asked = false;     // for a turn
+    bool returned = false;  // a turn, which the daemon has yet to be told
+    bool dirty = false;     // in dirty_
+    bool left = false;      // unknown to the driver
+    bool room_pending = false;
+  };
+  struct Event {
+    MessageType type;
+    uint64_t session;
+  };
+
+  explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
+  static base::Result<std::shared_ptr<Connection>> connect(const RemoteOptions& options, uint64_t instance);
+  Record* find(sched::SessionId session);
+  const Record* find(sched::SessionId session) const;
+  uint64_t rounded(uint64_t bytes) const;
+  Lease& lease(const Record& record) const { return connection_->page->lease(record.slot); }
+  base::Status declare(Record& record, bool may_queue);
+  base::Result<Reply> call(std::span<const std::byte> request, uint32_t sequence);
+  void tell(MessageType type, const Record& record, uint64_t value = 0);
+  void send(std::span<const std::byte> message);
+  void mark(Record& record);
+  void accept_unwanted(Record& record);
+  void give_back(Record& record);
+  void flush();
+  void take_events();
+  void handle(const Event& event);
+  void open_lane(Record& record);
+  void close_lane(Record& record, Closing why);
+  void start_page_out(Record& record);
+  void adopt(std::shared_ptr<Connection> connection);
+  void lose(base::Status why);
+
+  void listen();
+  // Takes what has come from the socket into events_ and replies; true if there was an event. The error says that the
+  // connection is gone.
+  base::Result<bool> drain(Connection& connection) GPUSHARE_EXCLUDES(inbox_mutex_);
+  void poke() const;
+
+  const RemoteOptions options_;
+  uint64_t instance_ = 0;
+  std::string device_, policy_;
+  uint64_t capacity_bytes_ = 0;
+  uint64_t granularity_bytes_ = 1;
+
+  // ---- of the driver
+  std::shared_ptr<Connection> connection_;  // the last one, also when it is gone
+  base::Status gone_;
+  base::FlatHashMap<sched::SessionId, std::unique_ptr<Record>> sessions_;
+  std::vector<Record*> lanes_;  // by lane id; null = free
+  std::vector<sched::Action> actions_;
+  std::vector<Record*> dirty_;  // flush() has something to say about
+  uint32_t next_sequence_ = 1;
+  uint64_t last_room_session_ = 0;
+
+  // ---- shared with the listening thread
+  mutable base::Mutex inbox_mutex_;
+  std::deque<Event> events_ GPUSHARE_GUARDED_BY(inbox_mutex_);
+  std::optional<Reply> reply_ GPUSHARE_GUARDED_BY(inbox_mutex_);
+  base::ConditionVariable reply_came_;
+  base::Status lost_ GPUSHARE_GUARDED_BY(inbox_mutex_);                  // the connection that the driver has
+  std::shared_ptr<Connection> fresh_ GPUSHARE_GUARDED_BY(inbox_mutex_);  // for the driver to adopt
+  std::atomic<bool> inbox_full_{false};
+  std::function<void()> changed_;
+  Descriptor poke_;  // an eventfd
+  std::atomic<bool> stop_{false};
+  std::shared_ptr<Connection> listening_;  // of the thread
+  base::ServiceThread thread_;
+};
+
+}  // namespace gpushare::client

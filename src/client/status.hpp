@@ -1,0 +1,67 @@
+// status.hpp: what the daemon tells about itself: devices, processes and sessions, as text of one line each, so that a
+// reader of another version finds the fields that it knows. A user is told of his own sessions, root of all.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace gpushare::client {
+
+struct DeviceStatus {
+  std::string device;
+  std::string policy;
+  uint64_t capacity_bytes = 0;
+  uint64_t promised_bytes = 0;
+  uint64_t lanes = 0;
+  uint64_t resident = 0;  // sessions, of all users
+  uint64_t waiting = 0;
+  uint64_t turns = 0;    // given
+  uint64_t cut_off = 0;  // turns taken back after the lease
+};
+struct ProcessStatus {
+  uint64_t pid = 0;
+  uint64_t uid = 0;
+  std::string program;
+  std::string device;
+  // "connected", or "owing": its connection is closed, and its bytes stay promised until it has ended.
+  std::string state;
+  uint64_t sessions = 0;
+};
+struct SessionStatus {
+  uint64_t pid = 0;
+  uint64_t session = 0;  // the process's number of it
+  std::string name;
+  std::string device;
+  // "turn" (has it), "idle" (keeps it, nothing in flight), "ready" (waits for it), "resting" (has nothing to run),
+  // "queued" (waits for memory), "paging", "paged_out", "overdue" (its turn was taken back, it has not answered).
+  std::string state;
+  std::string waits_for;  // why it does not run now; empty if nothing keeps it
+  uint64_t lane = 0;      // of turns; UINT64_MAX = none
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+  uint64_t service_ns = 0;
+  uint64_t iterations = 0;
+  double weight = 1;
+  int64_t priority = 0;
+  double share = 0;  // of all service on the device so far
+};
+struct ServiceStatus {
+  uint64_t pid = 0;
+  uint64_t uptime_ns = 0;
+  std::vector<DeviceStatus> devices;
+  std::vector<ProcessStatus> processes;
+  std::vector<SessionStatus> sessions;
+};
+
+std::string encode_status(const ServiceStatus& status);
+// Errors: MALFORMED_INPUT, naming the line.
+base::Result<ServiceStatus> parse_service_status(std::string_view text);
+// Asks the daemon at `socket`. Errors: UNAVAILABLE, MALFORMED_INPUT, TIMED_OUT.
+base::Result<ServiceStatus> query_service(const std::string& socket);
+
+}  // namespace gpushare::client

@@ -1,0 +1,397 @@
+// Connections, processes and their messages.
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/service.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "device/device.hpp"
+
+namespace gpushare::daemon {
+
+using client::Descriptor;
+using client::MessageType;
+
+namespace {
+
+constexpr uint64_t kWakeId = 0, kListenerId = 1;  // of epoll; processes have 2 * id, their pidfds one more
+constexpr uint64_t kHelloNs = 1'000'000'000;      // a connection that has said nothing by then is closed
+constexpr size_t kMessagesAtOnce = 64;            // of one process, before others are heard
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+// A descriptor of the process at the other end. Older kernels lack the option that cannot miss: there the process is found
+// by its number, as it was when it connected.
+Descriptor process_of(int socket, pid_t pid) {
+  int number = -1;
+  socklen_t bytes = sizeof(number);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &number, &bytes) == 0) return Descriptor(number);
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+base::Status watch(int epoll, int descriptor, uint64_t id) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0) return {};
+  return {GPUSHARE_IO_ERROR, std::string("epoll_ctl: ") + std::strerror(errno), errno};
+}
+
+}  // namespace
+
+bool send_to(const Process& process, std::span<const std::byte> message, std::span<const int> descriptors) {
+  if (!process.socket) return true;
+  const base::Status sent = client::send_message(process.socket.get(), message, descriptors);
+  return sent.ok() || sent.code() == GPUSHARE_UNAVAILABLE;  // its end is noticed otherwise
+}
+
+base::Result<std::unique_ptr<Service>> Service::start(ServiceOptions options) {
+  std::unique_ptr<Service> service(new Service(std::move(options)));
+  GPUSHARE_RETURN_IF_ERROR(service->open());
+  return service;
+}
+
+base::Status Service::open() {
+  started_ns_ = base::host_now_ns();
+  if (options_.devices.empty()) return {GPUSHARE_INVALID_ARGUMENT, "no device is named"};
+  if (options_.lease_ns == 0) return {GPUSHARE_INVALID_ARGUMENT, "the lease is 0; give a time above 0"};
+  if (options_.max_lanes == 0) return {GPUSHARE_INVALID_ARGUMENT, "max_lanes is 0; allowed is 1 and more"};
+  GPUSHARE_ASSIGN_OR_RETURN(listener_,
+                            client::Listener::open(options_.socket, options_.all_users ? 0666 : 0600));
+  for (const std::string& spec : options_.devices) {
+    GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open(spec));
+    const gpushare_backend_device_info info = device->info();
+    const std::string name = spec == "auto" ? device->spec() : spec;
+    const bool sharable =
+        device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+    // Its processes open it themselves; the service needs its size alone.
+    const base::Status closed = device->close();
+    if (!closed.ok())
+      base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());
+    if (!sharable)
+      return {GPUSHARE_UNSUPPORTED, "processes cannot share device '" + name +
+                                        "', which needs virtual memory and real time; use one such as host"};
+    if (name.size() >= sizeof(client::Welcome::device))
+      return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
+                                                      name.size(), sizeof(client::Welcome::device) - 1)};
+    uint64_t capacity_bytes = options_.capacity_bytes;
+    if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
+    if (capacity_bytes > info.free_bytes)
+      return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
+                                             " asked; device '" + name + "' has " +
+                                             base::format_bytes(info.free_bytes) + " free"};
+    GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(options_.policy));
+    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, options_, std::move(policy)));
+  }
+  wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  if (!wake_ || !epoll_) return {GPUSHARE_IO_ERROR, std::string("epoll: ") + std::strerror(errno), errno};
+  GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), wake_.get(), kWakeId));
+  GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), listener_.get(), kListenerId));
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the daemon's thread: ") + error.what()};
+  }
+  return {};
+}
+
+Service::~Service() {
+  stop_.store(true);
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = wake_ ? write(wake_.get(), &one, sizeof(one)) : 0;
+  if (thread_.joinable()) thread_.join();
+}
+
+void Service::serve() {
+  std::array<epoll_event, 64> events{};
+  uint64_t next_tick_ns = 0;
+  while (!stop_.load()) {
+    const uint64_t before_ns = base::host_now_ns();
+    int timeout_ms = -1;
+    if (next_tick_ns != UINT64_MAX)
+      timeout_ms =
+          next_tick_ns <= before_ns ? 0 : static_cast<int>((next_tick_ns - before_ns) / 1'000'000 + 1);
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    if (count < 0 && errno != EINTR) {
+      base::log(base::kError, std::string("daemon: epoll_wait: ") + std::strerror(errno));
+      return;
+    }
+    try {
+      for (int i = 0; i < count; ++i) {
+        const uint64_t id = events[static_cast<size_t>(i)].data.u64;
+        if (id == kListenerId) accept_processes();
+        if (id < 2) continue;
+        const auto found = processes_.find(id / 2);
+        if (found == processes_.end() || found->second->dead) continue;
+        if (id % 2 != 0)
+          died(*found->second);
+        else
+          receive(*found->second);
+      }
+      for (const auto& device : devices_) device->pump();
+      const uint64_t now_ns = base::host_now_ns();
+      if (now_ns >= next_tick_ns || count != 0) {
+        uint64_t in_ns = UINT64_MAX;
+        for (const auto& device : devices_) in_ns = std::min(in_ns, device->tick(now_ns));
+        for (const auto& [id, process] : processes_) {
+          if (process->welcome || process->dead) continue;
+          if (now_ns > process->connected_ns + kHelloNs)
+            disconnect(*process, {});
+          else
+            in_ns = std::min(in_ns, kHelloNs);
+        }
+        next_tick_ns = in_ns == UINT64_MAX ? UINT64_MAX : now_ns + in_ns;
+      }
+      sweep();
+    } catch (const std::bad_alloc&) {
+      try {
+        base::log(base::kError, "daemon: out of host memory; the request at hand is lost");
+      } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): not even the line
+      }
+    }
+  }
+}
+
+size_t Service::processes_of(uid_t user) const {
+  return static_cast<size_t>(std::count_if(processes_.begin(), processes_.end(), [user](const auto& entry) {
+    return entry.second->peer.uid == user && !entry.second->dead;
+  }));
+}
+
+size_t Service::sessions_of(uid_t user) const {
+  size_t count = 0;
+  for (const auto& [id, process] : processes_)
+    if (process->peer.uid == user) count += process->sessions.size();
+  return count;
+}
+
+void Service::accept_processes() {
+  for (;;) {
+    client::Peer peer;
+    base::Result<Descriptor> socket = client::accept_peer(listener_.get(), &peer);
+    if (!socket.ok()) {
+      if (socket.status().code() == GPUSHARE_NOT_READY) return;
+      // Out of descriptors: those that wait stay in the backlog until some are free.
+      base::log(base::kWarning, "daemon: " + socket.status().to_string());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return;
+    }
+    base::Status refused;
+    if (!options_.all_users && peer.uid != geteuid() && peer.uid != 0)
+      refused = {GPUSHARE_UNAVAILABLE,
+                 base::format("this daemon serves user %u alone; you are user %u", geteuid(), peer.uid)};
+    else if (processes_of(peer.uid) >= options_.max_processes_per_user)
+      refused = {GPUSHARE_QUEUE_FULL, base::format("user %u has %u processes connected, as many as allowed",
+                                                   peer.uid, options_.max_processes_per_user)};
+    auto process = std::make_unique<Process>();
+    process->id = next_id_++;
+    process->peer = peer;
+    process->socket = std::move(*socket);
+    process->connected_ns = base::host_now_ns();
+    process->pidfd = process_of(process->socket.get(), peer.pid);
+    if (refused.ok() && !process->pidfd)
+      refused = {GPUSHARE_IO_ERROR, std::string("cannot watch your process: ") + std::strerror(errno), errno};
+    if (refused.ok()) refused = watch(epoll_.get(), process->socket.get(), 2 * process->id);
+    if (refused.ok()) refused = watch(epoll_.get(), process->pidfd.get(), 2 * process->id + 1);
+    if (!refused.ok()) {
+      auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
+      welcome.code = refused.code();
+      client::put_text(welcome.text, refused.message());
+      (void)send_to(*process, client::bytes_of(welcome));
+      continue;
+    }
+    processes_.emplace(process->id, std::move(process));
+  }
+}
+
+void Service::receive(Process& process) {
+  std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
+  for (size_t i = 0; i < kMessagesAtOnce && !process.dead && process.socket; ++i) {
+    const auto message = client::receive_message(process.socket.get(), buffer);
+    if (message.status().code() == GPUSHARE_NOT_READY) return;
+    if (!message.ok()) {
+      disconnect(process, {});
+      return;
+    }
+    const base::Status handled = handle(process, *message);
+    if (!handled.ok()) {
+      auto reply = client::make_message<client::Reply>(MessageType::kReply);
+      reply.code = handled.code();
+      client::put_text(reply.text, handled.message());
+      (void)send_to(process, client::bytes_of(reply));
+      disconnect(process, handled.message());
+      return;
+    }
+  }
+}
+
+// What breaks the protocol is an error, which ends the connection; what is refused is a reply.
+base::Status Service::handle(Process& process, std::span<const std::byte> message) {
+  GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, client::check_message(message));
+  const uint32_t sequence = client::fields_of<client::Header>(message).sequence;
+  if (type == MessageType::kStatusRequest) {
+    send_status(process, sequence);
+    return {};
+  }
+  if (type == MessageType::kHello) {
+    if (process.welcome) return {GPUSHARE_MALFORMED_INPUT, "a second Hello"};
+    const auto hello_message = client::fields_of<client::Hello>(message);
+    const base::Status welcomed = hello(process, hello_message);
+    if (welcomed.ok()) return {};
+    auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
+    welcome.code = welcomed.code();
+    client::put_text(welcome.text, welcomed.message());
+    (void)send_to(process, client::bytes_of(welcome));
+    return welcomed;
+  }
+  if (!process.welcome) return {GPUSHARE_MALFORMED_INPUT, "the first message is no Hello"};
+  SharedDevice& device = *process.device;
+  const auto answer = [&](const base::Status& status, uint32_t value) {
+    if (sequence == 0) return;
+    auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
+    reply.code = status.code();
+    reply.value = value;
+    client::put_text(reply.text, status.message());
+    if (!send_to(process, client::bytes_of(reply))) client::shut(process.socket);
+  };
+  if (type == MessageType::kArrive) {
+    uint32_t slot = 0;
+    base::Status status;
+    if (sessions_of(process.peer.uid) >= options_.max_sessions_per_user)
+      status = {GPUSHARE_QUEUE_FULL, base::format("user %u has %u sessions, as many as allowed",
+                                                  process.peer.uid, options_.max_sessions_per_user)};
+    else
+      status = device.arrive(process, client::fields_of<client::Arrive>(message), &slot);
+    answer(status, slot);
+    return {};
+  }
+  const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
+                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining);
+  if (!from_process)
+    return {GPUSHARE_MALFORMED_INPUT,
+            base::format("a %s comes from the daemon alone", client::message_name(type))};
+  const auto about = client::fields_of<client::SessionMessage>(message);
+  const auto found = process.sessions.find(about.session);
+  if (found == process.sessions.end()) {
+    answer({GPUSHARE_NOT_FOUND, "no such session"}, 0);
+    return {};
+  }
+  RemoteSession& session = *found->second;
+  if (type == MessageType::kNeed)
+    answer(device.need(session, client::fields_of<client::Need>(message)), 0);
+  else if (type == MessageType::kRoom)
+    answer(device.make_room(session, about.value), 0);
+  else
+    device.handle(session, type, about.value);
+  return {};
+}
+
+base::Status Service::hello(Process& process, const client::Hello& message) {
+  const std::string wanted = client::text_of(message.device);
+  SharedDevice* device = nullptr;
+  for (const auto& each : devices_)
+    if (wanted.empty() || each->name() == wanted) {
+      device = each.get();
+      break;
+    }
+  if (device == nullptr) {
+    std::string names;
+    for (const auto& each : devices_) names += (names.empty() ? "" : ", ") + each->name();
+    return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + wanted + "'; it has: " + names};
+  }
+  // The same runtime under a new connection declares everything anew.
+  for (const auto& [id, other] : processes_)
+    if (other.get() != &process && !other->socket && !other->dead && other->instance == message.instance &&
+        other->peer.pid == process.peer.pid)
+      died(*other);
+  GPUSHARE_ASSIGN_OR_RETURN(process.page, client::LeasePage::create());
+  process.device = device;
+  process.instance = message.instance;
+  process.program = client::text_of(message.program);
+  process.slots.assign(client::kLeaseSlots, false);
+  process.epochs.assign(client::kLeaseSlots, 0);
+  process.welcome = true;
+  auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
+  welcome.minor = std::min(message.minor, client::kProtocolMinor);
+  welcome.capacity_bytes = device->capacity_bytes();
+  welcome.slots = client::kLeaseSlots;
+  client::put_text(welcome.device, device->name());
+  client::put_text(welcome.policy, device->policy_name());
+  const int file = process.page->file();
+  if (!send_to(process, client::bytes_of(welcome), std::span<const int>(&file, 1)))
+    return {GPUSHARE_QUEUE_FULL, "the process does not read"};
+  return {};
+}
+
+client::ServiceStatus Service::status(uid_t user) const {
+  client::ServiceStatus out;
+  out.pid = static_cast<uint64_t>(getpid());
+  out.uptime_ns = base::host_now_ns() - started_ns_;
+  for (const auto& device : devices_) out.devices.push_back(device->status());
+  for (const auto& [id, process] : processes_) {
+    if (!process->welcome || (user != 0 && process->peer.uid != user)) continue;
+    client::ProcessStatus line;
+    line.pid = static_cast<uint64_t>(process->peer.pid);
+    line.uid = process->peer.uid;
+    line.program = process->program;
+    line.device = process->device->name();
+    line.state = process->socket ? "connected" : "owing";
+    line.sessions = process->sessions.size();
+    out.processes.push_back(std::move(line));
+    for (const auto& [number, session] : process->sessions)
+      out.sessions.push_back(process->device->status_of(*session));
+  }
+  return out;
+}
+
+void Service::send_status(Process& process, uint32_t sequence) {
+  auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
+  const auto file = client::make_table_file(client::encode_status(status(process.peer.uid)));
+  if (!file.ok()) {
+    reply.code = file.status().code();
+    client::put_text(reply.text, file.status().message());
+    (void)send_to(process, client::bytes_of(reply));
+    return;
+  }
+  const int number = file->get();
+  (void)send_to(process, client::bytes_of(reply), std::span<const int>(&number, 1));
+}
+
+void Service::disconnect(Process& process, const std::string& why) {
+  if (!process.socket) return;
+  if (!why.empty())
+    base::log(base::kWarning,
+              base::format("daemon: process %d is disconnected: %s", process.peer.pid, why.c_str()));
+  process.socket = Descriptor();
+  std::vector<RemoteSession*> sessions;
+  for (const auto& [number, session] : process.sessions) sessions.push_back(session);
+  for (RemoteSession* session : sessions) process.device->disconnected(*session);
+  if (sessions.empty()) process.dead = true;
+}
+
+void Service::died(Process& process) {
+  process.dead = true;
+  while (!process.sessions.empty()) process.device->remove(*process.sessions.begin()->second);
+  process.socket = Descriptor();
+}
+
+void Service::sweep() {
+  std::erase_if(processes_, [](const auto& entry) { return entry.second->dead; });
+}
+
+}  // namespace gpushare::daemon

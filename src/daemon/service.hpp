@@ -1,0 +1,185 @@
+// service.hpp: one scheduler for the sessions of all processes of a machine: `gpushare daemon`. Processes reach it
+// through client::RemoteAuthority; protocol and leases are in src/client.
+//
+// One thread turns messages into events of sched::Scheduler and its decisions into messages. A turn is a lease: while
+// nobody else wants the device, its holder begins and ends iterations without a message, and the service reads what it
+// measured now and then, bounded by the time for which it had the turn.
+//
+// Ephemeral memory is private to a process so far: P and E of a session are both counted as bytes that it keeps while it
+// is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
+// contexts of different processes take turns on a device anyhow.
+//
+// A process is dead when the kernel says so (pidfd), never because a socket closed: until then its bytes stay promised.
+// A session that keeps its turn longer than the lease while another waits loses the turn, not its bytes.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.hpp"
+#include "client/channel.hpp"
+#include "client/lease_page.hpp"
+#include "client/protocol.hpp"
+#include "client/status.hpp"
+#include "sched/scheduler.hpp"
+
+namespace gpushare::daemon {
+
+struct ServiceOptions {
+  std::string socket;
+  std::vector<std::string> devices = {"auto"};
+  uint64_t capacity_bytes = 0;  // of each device; 0 = what is free at start, less a 64th
+  std::string policy = "fair";
+  uint32_t max_lanes = 1;  // turns at a time; more than 1 where kernels of several processes run side by side
+  uint64_t lease_ns = 10'000'000'000;  // of a turn while another waits
+  bool kill_overdue = false;           // a process that exceeded its lease
+  bool all_users = false;              // else only the service's own user may connect
+  uint32_t max_processes_per_user = 64;
+  uint32_t max_sessions_per_user = 1024;
+};
+
+class SharedDevice;
+struct RemoteSession;
+
+// A connection of a process.
+struct Process {
+  uint64_t id = 0;
+  client::Descriptor socket;  // empty once it closed
+  client::Descriptor pidfd;
+  client::Peer peer;
+  uint64_t connected_ns = 0;
+  bool welcome = false;  // it said Hello
+  bool dead = false;     // to be removed
+  uint64_t instance = 0;
+  std::string program;
+  SharedDevice* device = nullptr;
+  std::shared_ptr<client::LeasePage> page;
+  std::vector<uint64_t> epochs;                 // of the last lease, by slot
+  std::vector<bool> slots;                      // in use
+  std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
+};
+
+struct RemoteSession {
+  uint64_t id = 0;      // the scheduler's
+  uint64_t number = 0;  // the process's
+  Process* process = nullptr;
+  std::string name;
+  uint32_t slot = 0;
+  uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
+  double weight = 1;
+  sched::LaneId lane = sched::kNoLane;  // of turns
+  bool ready = false;
+  bool leased = false;
+  bool overdue = false;  // its turn was taken back, and it has not said that it is done
+  bool paging = false;
+  uint64_t epoch = 0;
+  uint64_t granted_ns = 0;       // or when service was read last
+  uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
+  uint64_t seen_service_ns = 0, seen_iterations = 0;
+};
+
+// The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
+class SharedDevice {
+ public:
+  SharedDevice(std::string device, uint64_t capacity_bytes, const ServiceOptions& options,
+               std::unique_ptr<sched::Policy> policy);
+  const std::string& name() const { return name_; }
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  std::string policy_name() const { return scheduler_.policy_name(); }
+
+  base::Status arrive(Process& process, const client::Arrive& message, uint32_t* out_slot);
+  base::Status need(RemoteSession& session, const client::Need& message);
+  base::Status make_room(RemoteSession& session, uint64_t bytes);
+  void handle(RemoteSession& session, client::MessageType type, uint64_t value);
+  void remove(RemoteSession& session);
+  // The connection of its process is gone, the process may live: it gets no turns.
+  void disconnected(RemoteSession& session);
+  // Decides what can be decided. After any event.
+  void pump();
+  // Reads what holders measured, renews their leases and takes back those that are overdue. Returns when to call again,
+  // in nanoseconds from now; UINT64_MAX if only an event can change anything.
+  uint64_t tick(uint64_t now_ns);
+  size_t sessions() const { return sessions_.size(); }
+  client::DeviceStatus status() const;
+  client::SessionStatus status_of(const RemoteSession& session) const;
+  // Invariants, for tests; empty when they hold.
+  std::string check() const;
+
+ private:
+  bool contended() const { return ready_ > 0 || scheduler_.waiting() > 0; }
+  void set_ready(RemoteSession& session, bool ready);
+  void tell(const RemoteSession& session, client::MessageType type);
+  void carry_out(const sched::Action& action);
+  void grant(RemoteSession& session, sched::LaneId lane, uint64_t now_ns);
+  bool want_back(RemoteSession& session, uint64_t now_ns);  // true if it is back
+  // What the holder measured since the last time; at most `bound_ns`.
+  void read_service(RemoteSession& session, uint64_t now_ns, bool gives_back);
+  void turn_over(RemoteSession& session, uint64_t now_ns);
+  void room_step(const RemoteSession& victim);
+  client::Lease& lease(const RemoteSession& session) const {
+    return session.process->page->lease(session.slot);
+  }
+
+  const std::string name_;
+  const uint64_t capacity_bytes_;
+  const ServiceOptions& options_;
+  sched::Scheduler scheduler_;
+  std::map<uint64_t, std::unique_ptr<RemoteSession>> sessions_;  // by the scheduler's number
+  std::vector<RemoteSession*> holders_;                          // by lane of turns
+  size_t ready_ = 0;                                             // sessions that wait for a turn
+  uint64_t next_id_ = 1;
+  uint64_t room_for_ = 0;  // the session that pages others out, and whom
+  std::vector<uint64_t> room_victims_;
+  uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
+};
+
+class Service {
+ public:
+  // Reads the devices' sizes, binds the socket and starts serving. Errors: UNSUPPORTED (a device without virtual memory, or
+  // of virtual time), ALREADY_EXISTS (another daemon there), EXCEEDS_CAPACITY, INVALID_ARGUMENT, the device's.
+  static base::Result<std::unique_ptr<Service>> start(ServiceOptions options);
+  // Stops serving: processes find the connection closed and keep what they have.
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  const std::vector<std::unique_ptr<SharedDevice>>& devices() const { return devices_; }
+
+ private:
+  explicit Service(ServiceOptions options) : options_(std::move(options)) {}
+  base::Status open();
+  void serve();
+  void accept_processes();
+  void receive(Process& process);
+  base::Status handle(Process& process, std::span<const std::byte> message);
+  base::Status hello(Process& process, const client::Hello& message);
+  void send_status(Process& process, uint32_t sequence);
+  void disconnect(Process& process, const std::string& why);
+  void died(Process& process);
+  void sweep();
+  size_t processes_of(uid_t user) const;
+  size_t sessions_of(uid_t user) const;
+  client::ServiceStatus status(uid_t user) const;
+
+  const ServiceOptions options_;
+  uint64_t started_ns_ = 0;
+  std::vector<std::unique_ptr<SharedDevice>> devices_;
+  client::Listener listener_;
+  client::Descriptor wake_, epoll_;
+  std::map<uint64_t, std::unique_ptr<Process>> processes_;
+  uint64_t next_id_ = 1;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// Sends without blocking; false if the process does not read.
+bool send_to(const Process& process, std::span<const std::byte> message,
+             std::span<const int> descriptors = {});
+
+}  // namespace gpushare::daemon

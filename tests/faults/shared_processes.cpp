@@ -1,0 +1,151 @@
+// Processes on one shared device, with real work on the host device: each policy, weights, kills of processes and of the
+// daemon. GPUSHARE_TEST_KILLS sets how many are killed (12).
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/shared_service.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+
+namespace {
+
+class Worker {
+ public:
+  // As session_worker takes them.
+  explicit Worker(std::vector<std::string> arguments) {
+    int out[2], in[2];
+    REQUIRE(pipe2(out, O_CLOEXEC) == 0);
+    REQUIRE(pipe2(in, O_CLOEXEC) == 0);
+    arguments.insert(arguments.begin(), GPUSHARE_SESSION_WORKER);
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      dup2(out[1], 1);
+      dup2(in[0], 0);
+      std::vector<char*> argv;
+      for (std::string& argument : arguments) argv.push_back(argument.data());
+      argv.push_back(nullptr);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    close(out[1]);
+    close(in[0]);
+    out_ = fdopen(out[0], "r");
+    stop_ = in[1];
+  }
+  ~Worker() {
+    if (pid_ > 0) kill();
+    if (out_ != nullptr) std::fclose(out_);
+    if (stop_ >= 0) close(stop_);
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  pid_t pid() const { return pid_; }
+  std::string line() {
+    char text[256] = {};
+    if (std::fgets(text, sizeof(text), out_) == nullptr) return {};
+    return text;
+  }
+  void tell_to_stop() { REQUIRE(write(stop_, "x", 1) == 1); }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    (void)wait();
+  }
+  // Its exit status.
+  int wait() {
+    int status = 0;
+    REQUIRE(waitpid(pid_, &status, 0) == pid_);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  FILE* out_ = nullptr;
+  int stop_ = -1;
+};
+
+template <class Condition>
+void eventually(Condition&& condition) {
+  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+bool all_back(const SharedService& shared) {
+  const auto now = shared.status();
+  return now.sessions.empty() && now.devices[0].promised_bytes == 0;
+}
+
+}  // namespace
+
+TEST_CASE("processes train to their end under every policy") {
+  const char* policy = GENERATE("fifo", "srtf", "pack", "fair", "priority");
+  CAPTURE(policy);
+  SharedService shared([&](auto& options) { options.policy = policy; });
+  // More than fit at once: some wait for memory, under srtf and priority some are paged out.
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = 0; i < 4; ++i)
+    workers.push_back(std::make_unique<Worker>(std::vector<std::string>{"w" + std::to_string(i), "1",
+                                                                        std::to_string(i), "16", "4", "200",
+                                                                        std::to_string(10 + 10 * (3 - i))}));
+  for (auto& worker : workers) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE("twenty processes share a device that holds a third of them") {
+  SharedService shared;
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = 0; i < 20; ++i)
+    workers.push_back(std::make_unique<Worker>(
+        std::vector<std::string>{"w" + std::to_string(i), "1", "0", "8", "1", "100", "10"}));
+  for (auto& worker : workers) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE("processes that are killed give everything back, and harm nobody") {
+  SharedService shared([](auto& options) { options.policy = "priority"; });
+  const uint64_t kills = number_from("GPUSHARE_TEST_KILLS", 12);
+  INFO("seed " << seed());
+  Random random(seed());
+  Worker bystander({"bystander", "1", "5", "16", "4", "100", "0"});
+  CHECK(bystander.line() == "ready\n");
+  for (uint64_t i = 0; i < kills; ++i) {
+    // Some outrank the bystander and have it paged out.
+    Worker victim({"victim", "1", std::to_string(uniform(random, 0, 9)), "36", "4", "100", "0"});
+    if (uniform(random, 0, 3) != 0) (void)victim.line();
+    std::this_thread::sleep_for(std::chrono::microseconds(uniform(random, 0, 20'000)));
+    if (uniform(random, 0, 3) == 0) {
+      shared.service.reset();
+      std::this_thread::sleep_for(std::chrono::microseconds(uniform(random, 0, 20'000)));
+      shared.start();
+    }
+    victim.kill();
+  }
+  bystander.tell_to_stop();
+  CHECK(bystander.line() != "");
+  CHECK(bystander.wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE("a child that keeps the socket open does not keep its dead parent's bytes") {
+  SharedService shared;
+  Worker parent({"forks", "1", "0", "16", "4", "100", "0"});
+  CHECK(parent.line() == "ready\n");
+  CHECK(shared.status().processes.size() == 1);
+  parent.kill();
+  eventually([&] { return all_back(shared); });
+}

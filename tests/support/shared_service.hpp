@@ -1,0 +1,61 @@
+// shared_service.hpp: the daemon's service in this process, and runtimes that reach it through the environment.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client/status.hpp"
+#include "daemon/service.hpp"
+#include "executor/runtime.hpp"
+#include "support/status_checks.hpp"
+
+namespace gpushare::test {
+
+struct SharedService {
+  explicit SharedService(const std::function<void(daemon::ServiceOptions&)>& change = {}) {
+    char name[] = "/tmp/gpushare-XXXXXX";
+    REQUIRE(mkdtemp(name) != nullptr);
+    folder = name;
+    options.socket = folder + "/socket";
+    options.devices = {"host?total_bytes=268435456&granularity=65536"};
+    options.capacity_bytes = 64 << 20;
+    if (change) change(options);
+    setenv("GPUSHARE_SOCKET", options.socket.c_str(), 1);
+    start();
+  }
+  ~SharedService() {
+    service.reset();
+    std::filesystem::remove_all(folder);
+  }
+  SharedService(const SharedService&) = delete;
+  SharedService& operator=(const SharedService&) = delete;
+  void start() {
+    auto started = daemon::Service::start(options);
+    INFO(started.status().to_string());
+    REQUIRE(started.ok());
+    service = std::move(*started);
+  }
+  std::shared_ptr<executor::Runtime> open() const {
+    executor::RuntimeOptions runtime;
+    runtime.device = "shared";
+    auto opened = executor::Runtime::open(std::move(runtime));
+    INFO(opened.status().to_string());
+    REQUIRE(opened.ok());
+    return *opened;
+  }
+  client::ServiceStatus status() const {
+    auto now = client::query_service(options.socket);
+    INFO(now.status().to_string());
+    REQUIRE(now.ok());
+    return *now;
+  }
+  std::string folder;
+  daemon::ServiceOptions options;
+  std::unique_ptr<daemon::Service> service;
+};
+
+}  // namespace gpushare::test

@@ -1,0 +1,240 @@
+// The daemon's service against what breaks the protocol, and its messages in neighbouring versions.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "support/random.hpp"
+#include "support/shared_service.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+using client::MessageType;
+
+namespace {
+
+// A connection that says what it likes.
+struct Raw {
+  explicit Raw(const SharedService& shared) {
+    auto connected = client::connect_to(shared.options.socket);
+    REQUIRE(connected.ok());
+    socket = std::move(*connected);
+  }
+  bool send(std::span<const std::byte> message) { return client::send_message(socket.get(), message).ok(); }
+  template <class T>
+  bool say(const T& message) {
+    return send(client::bytes_of(message));
+  }
+  // The next message that is no event; empty once the daemon has closed the connection.
+  std::vector<std::byte> answer() {
+    std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
+    for (;;) {
+      const auto message = client::receive_message(socket.get(), buffer);
+      if (message.status().code() == GPUSHARE_NOT_READY) {
+        REQUIRE_OK(client::wait_readable(socket.get(), base::Deadline::after(30'000'000'000)));
+        continue;
+      }
+      if (!message.ok()) return {};
+      const auto type = client::check_message(*message);
+      REQUIRE(type.ok());
+      if (*type == MessageType::kReply || *type == MessageType::kWelcome)
+        return {message->begin(), message->end()};
+    }
+  }
+  int32_t hello() {
+    REQUIRE(say(client::make_message<client::Hello>(MessageType::kHello)));
+    return client::fields_of<client::Welcome>(answer()).code;
+  }
+  int32_t call(const client::Arrive& message) {
+    REQUIRE(say(message));
+    return client::fields_of<client::Reply>(answer()).code;
+  }
+  client::Descriptor socket;
+};
+
+client::Arrive arrive(uint64_t session, uint64_t persistent_bytes) {
+  auto message = client::make_message<client::Arrive>(MessageType::kArrive, 1);
+  message.session = session;
+  message.persistent_bytes = persistent_bytes;
+  message.flags = client::kMayQueue | client::kMayPage;
+  client::put_text(message.name, "raw");
+  return message;
+}
+
+}  // namespace
+
+TEST_CASE("a message is checked before anything is believed") {
+  const auto good = client::make_session_message(MessageType::kReady, 1);
+  const auto code = [](const client::SessionMessage& message, size_t bytes) {
+    return client::check_message(client::bytes_of(message).first(bytes)).status().code();
+  };
+  CHECK(code(good, sizeof(good)) == GPUSHARE_OK);
+  CHECK(code(good, sizeof(good) - 1) == GPUSHARE_MALFORMED_INPUT);
+  CHECK(code(good, 3) == GPUSHARE_MALFORMED_INPUT);
+  auto bad = good;
+  bad.header.mark = 7;
+  CHECK(code(bad, sizeof(bad)) == GPUSHARE_MALFORMED_INPUT);
+  bad = good;
+  bad.header.major = 2;
+  CHECK(code(bad, sizeof(bad)) == GPUSHARE_UNSUPPORTED);
+  for (const uint16_t type : {uint16_t{0}, uint16_t{27}, uint16_t{9999}}) {
+    bad = good;
+    bad.header.type = type;
+    CHECK(code(bad, sizeof(bad)) == GPUSHARE_MALFORMED_INPUT);
+  }
+  CHECK(client::reported(GPUSHARE_TIMED_OUT, "x").code() == GPUSHARE_TIMED_OUT);
+  CHECK(client::reported(99999, "x").code() == GPUSHARE_UNKNOWN);
+  CHECK(client::reported(99999, "x").native_code() == 99999);
+}
+
+TEST_CASE("neighbouring minor versions understand each other") {
+  SharedService shared;
+  Raw raw(shared);
+  // A newer peer: a later minor version, more fields at the end.
+  struct NewerHello {
+    client::Hello hello;
+    uint64_t more = 42;
+  } newer;
+  newer.hello = client::make_message<client::Hello>(MessageType::kHello);
+  newer.hello.header.bytes = sizeof(newer);
+  newer.hello.minor = client::kProtocolMinor + 1;
+  REQUIRE(raw.say(newer));
+  const auto welcome = client::fields_of<client::Welcome>(raw.answer());
+  CHECK(welcome.code == GPUSHARE_OK);
+  CHECK(welcome.minor == client::kProtocolMinor);
+  // Fields that did not come are zero.
+  auto reply = client::make_message<client::Reply>(MessageType::kReply);
+  reply.code = 5;
+  CHECK(client::fields_of<client::Reply>(client::bytes_of(reply).first(20)).code == 5);
+  CHECK(client::fields_of<client::Reply>(client::bytes_of(reply).first(16)).code == 0);
+}
+
+TEST_CASE("the status is read by fields that are known") {
+  client::ServiceStatus status;
+  status.pid = 7;
+  client::SessionStatus& session = status.sessions.emplace_back();
+  session.name = "a\tb\nc";
+  session.weight = 0.25;
+  session.priority = -3;
+  const std::string text = client::encode_status(status);
+  auto read = client::parse_service_status(text);
+  REQUIRE(read.ok());
+  CHECK(read->pid == 7);
+  CHECK(read->sessions[0].name == "a?b?c");
+  CHECK(read->sessions[0].weight == 0.25);
+  CHECK(read->sessions[0].priority == -3);
+  read = client::parse_service_status("daemon\tpid=1\tnew=x\nunheard_of\ta=b\n");
+  REQUIRE(read.ok());
+  CHECK(read->pid == 1);
+  for (const char* bad : {"", "daemon", "daemon\tpid=x\n", "device\tdevice=a\n", "daemon\tpid\n"})
+    CHECK(client::parse_service_status(bad).status().code() == GPUSHARE_MALFORMED_INPUT);
+}
+
+TEST_CASE("what breaks the protocol ends the connection and nothing else") {
+  SharedService shared;
+  {
+    Raw raw(shared);
+    REQUIRE(raw.say(client::make_session_message(MessageType::kReady, 1)));  // before Hello
+    CHECK(client::fields_of<client::Reply>(raw.answer()).code == GPUSHARE_MALFORMED_INPUT);
+    CHECK(raw.answer().empty());
+  }
+  {
+    Raw raw(shared);
+    CHECK(raw.hello() == GPUSHARE_OK);
+    REQUIRE(raw.say(client::make_message<client::Hello>(MessageType::kHello)));
+    CHECK(client::fields_of<client::Reply>(raw.answer()).code == GPUSHARE_MALFORMED_INPUT);
+    CHECK(raw.answer().empty());
+  }
+  {
+    Raw raw(shared);
+    CHECK(raw.hello() == GPUSHARE_OK);
+    CHECK(raw.call(arrive(1, 1 << 20)) == GPUSHARE_OK);
+    CHECK(raw.call(arrive(1, 1 << 20)) == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(raw.call(arrive(0, 1 << 20)) == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(raw.call(arrive(2, UINT64_MAX)) == GPUSHARE_EXCEEDS_CAPACITY);
+    auto message = arrive(3, UINT64_MAX / 2 + 1);
+    message.ephemeral_bytes = UINT64_MAX / 2 + 1;
+    CHECK(raw.call(message) == GPUSHARE_EXCEEDS_CAPACITY);
+    message = arrive(4, 1);
+    message.weight = -1;
+    CHECK(raw.call(message) == GPUSHARE_INVALID_ARGUMENT);
+    message = arrive(5, 1);
+    message.cls = 9;
+    CHECK(raw.call(message) == GPUSHARE_INVALID_ARGUMENT);
+    // The connection of a process that lives: its bytes stay promised.
+  }
+  while (shared.status().processes.size() != 1 || shared.status().processes[0].state != "owing")
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(shared.status().devices[0].promised_bytes == 1 << 20);
+}
+
+TEST_CASE("limits of one user") {
+  SharedService shared([](auto& options) {
+    options.max_processes_per_user = 3;
+    options.max_sessions_per_user = 2;
+  });
+  {
+    Raw a(shared), b(shared);
+    CHECK(a.hello() == GPUSHARE_OK);
+    CHECK(b.hello() == GPUSHARE_OK);
+    CHECK(a.call(arrive(1, 1)) == GPUSHARE_OK);
+    CHECK(b.call(arrive(1, 1)) == GPUSHARE_OK);
+    CHECK(b.call(arrive(2, 1)) == GPUSHARE_QUEUE_FULL);
+  }
+  // Connections that say nothing do not stay.
+  Raw idle(shared);
+  CHECK(idle.answer().empty());
+}
+
+TEST_CASE("random and mutated messages harm nobody else") {
+  SharedService shared([](auto& options) {
+    options.lease_ns = 20'000'000;  // a turn that a hostile session got is soon the bystander's
+    options.max_processes_per_user = options.max_sessions_per_user = 1'000'000;
+  });
+  INFO("seed " << seed());
+  Random random(seed());
+  const auto bystander = shared.open();
+  executor::SessionOptions wanted;
+  wanted.name = "bystander";
+  wanted.persistent_bytes = wanted.ephemeral_bytes = 2 << 20;
+  const auto session = bystander->open_session(wanted);
+  REQUIRE(session.ok());
+  const uint64_t rounds = number_from("GPUSHARE_TEST_MESSAGES", 3000);
+  std::unique_ptr<Raw> raw;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    if (raw == nullptr) {
+      raw = std::make_unique<Raw>(shared);
+      if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
+      if (raw == nullptr) continue;
+    }
+    const auto type = static_cast<MessageType>(uniform(random, 1, 27));
+    std::array<std::byte, sizeof(client::Arrive)> bytes{};
+    size_t count = sizeof(client::SessionMessage);
+    if (type == MessageType::kArrive) {
+      const auto message = arrive(uniform(random, 0, 5), uniform(random, 0, 40 << 20));
+      count = sizeof(message);
+      std::memcpy(bytes.data(), &message, count);
+    } else {
+      auto message = client::make_session_message(type, uniform(random, 0, 5), random());
+      message.header.sequence = static_cast<uint32_t>(uniform(random, 0, 3));
+      std::memcpy(bytes.data(), &message, count);
+    }
+    if (uniform(random, 0, 3) == 0) bytes[uniform(random, 0, count - 1)] = static_cast<std::byte>(random());
+    if (uniform(random, 0, 15) == 0) count = uniform(random, 1, count);
+    const bool sent = raw->send(std::span<const std::byte>(bytes.data(), count));
+    std::array<std::byte, client::kMaxMessageBytes + 64> buffer;  // events and replies are read, mostly
+    if (uniform(random, 0, 3) != 0)
+      while (client::receive_message(raw->socket.get(), buffer).ok()) {
+      }
+    if (!sent || client::hung_up(raw->socket.get()) || uniform(random, 0, 99) == 0) raw.reset();
+    if (i % 500 == 499) {
+      raw.reset();
+      CHECK((*session)->info().state == executor::SessionState::kResident);
+      for (const auto& device : shared.service->devices()) CHECK(device->sessions() > 0);
+    }
+  }
+  raw.reset();
+  auto iteration = (*session)->begin(60'000'000'000);
+  REQUIRE(iteration.ok());
+  REQUIRE_OK((*iteration)->end());
+}

@@ -1,0 +1,314 @@
+// The daemon's scheduler with the runtimes of this process: turns, memory, paging, and what happens when one side goes.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "support/bytes.hpp"
+#include "support/shared_service.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kLong = 60'000'000'000;
+
+std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, const std::string& name,
+                                                uint64_t p, uint64_t e, int32_t priority = 0) {
+  executor::SessionOptions options;
+  options.name = name;
+  options.persistent_bytes = p;
+  options.ephemeral_bytes = e;
+  options.priority = priority;
+  auto session = runtime.open_session(options);
+  INFO(session.status().to_string());
+  REQUIRE(session.ok());
+  return *session;
+}
+
+std::shared_ptr<executor::Iteration> begin(executor::Session& session) {
+  auto iteration = session.begin(kLong);
+  INFO(iteration.status().to_string());
+  REQUIRE(iteration.ok());
+  return *iteration;
+}
+
+void* alloc(executor::Session& session, uint64_t bytes) {
+  const auto address = session.alloc(memory::Kind::kModel, bytes, 0);
+  INFO(address.status().to_string());
+  REQUIRE(address.ok());
+  return reinterpret_cast<void*>(*address);
+}
+
+// Until the daemon says so: what it hears of, it hears of a moment later.
+template <class Condition>
+void eventually(Condition&& condition) {
+  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+TEST_CASE("a session of a shared runtime trains with state of its own") {
+  SharedService shared;
+  const auto runtime = shared.open();
+  {
+    const auto session = open_session(*runtime, "train", 2 * kMiB, 2 * kMiB);
+    void* weights = alloc(*session, kMiB);
+    std::memset(weights, 1, kMiB);
+    for (int step = 2; step < 20; ++step) {
+      const auto iteration = begin(*session);
+      const auto scratch = iteration->alloc(kMiB / 2, 0);
+      REQUIRE(scratch.ok());
+      std::memset(reinterpret_cast<void*>(*scratch), step, kMiB / 2);
+      CHECK(all_are(weights, kMiB, step - 1));
+      std::memset(weights, step, kMiB);
+      REQUIRE_OK(iteration->end());
+    }
+    const auto now = shared.status();
+    REQUIRE(now.sessions.size() == 1);
+    CHECK(now.sessions[0].name == "train");
+    CHECK(now.sessions[0].persistent_bytes == 2 * kMiB);
+    CHECK(now.sessions[0].ephemeral_bytes == 2 * kMiB);
+    CHECK(now.devices[0].promised_bytes == 4 * kMiB);
+    CHECK(now.devices[0].turns < 18);  // alone, it keeps its turn
+    CHECK(runtime->check() == "");
+    REQUIRE_OK(session->close());
+  }
+  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
+  REQUIRE_OK(runtime->close());
+  eventually([&] { return shared.status().processes.empty(); });
+}
+
+TEST_CASE("an undeclared need is profiled, and grows and shrinks across the socket") {
+  SharedService shared;
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "unknown", 0, 0);
+  void* weights = alloc(*session, 3 * kMiB);
+  std::memset(weights, 7, 3 * kMiB);
+  for (int step = 0; step < 6; ++step) {
+    const auto iteration = begin(*session);
+    const auto scratch = iteration->alloc(4 * kMiB, 0);
+    INFO(scratch.status().to_string());
+    REQUIRE(scratch.ok());
+    std::memset(reinterpret_cast<void*>(*scratch), step, 4 * kMiB);
+    REQUIRE_OK(iteration->end());
+  }
+  CHECK(all_are(weights, 3 * kMiB, 7));
+  eventually([&] { return shared.status().devices[0].promised_bytes <= 10 * kMiB; });
+  const auto iteration = begin(*session);
+  const auto large = iteration->alloc(70 * kMiB, 0);
+  CHECK(large.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK(iteration->end());
+  CHECK(runtime->check() == "");
+  REQUIRE_OK(session->close());
+  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
+}
+
+TEST_CASE("turns of two processes never overlap, and both go on") {
+  SharedService shared;
+  std::atomic<int> inside{0};
+  const auto train = [&](const char* name, int iterations) {
+    const auto runtime = shared.open();
+    const auto session = open_session(*runtime, name, 2 * kMiB, 2 * kMiB);
+    for (int i = 0; i < iterations; ++i) {
+      auto iteration = session->begin(kLong);
+      if (!iteration.ok()) return iteration.status();
+      const bool alone = ++inside == 1;
+      std::this_thread::yield();
+      --inside;
+      if (!alone) return base::Status(GPUSHARE_INTERNAL, "two had the turn");
+      if (auto ended = (*iteration)->end(); !ended.ok()) return ended;
+    }
+    return base::Status();
+  };
+  base::Status a, b, c;
+  std::thread first([&] { a = train("a", 300); }), second([&] { b = train("b", 300); });
+  c = train("c", 300);
+  first.join();
+  second.join();
+  CHECK_OK(a);
+  CHECK_OK(b);
+  CHECK_OK(c);
+  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
+}
+
+TEST_CASE("submitted iterations take turns with another process's") {
+  SharedService shared;
+  const auto a = shared.open(), b = shared.open();
+  const auto first = open_session(*a, "first", 2 * kMiB, 2 * kMiB),
+             second = open_session(*b, "second", 2 * kMiB, 2 * kMiB);
+  struct Count : executor::Work {
+    explicit Count(std::atomic<int>& count) : count_(count) {}
+    base::Status run(const std::shared_ptr<executor::Iteration>&) override {
+      ++count_;
+      return {};
+    }
+    std::atomic<int>& count_;
+  };
+  std::atomic<int> done{0};
+  std::vector<std::shared_ptr<executor::Ticket>> tickets;
+  for (int i = 0; i < 100; ++i)
+    for (const auto& session : {first, second}) {
+      std::unique_ptr<executor::Work> work = std::make_unique<Count>(done);
+      auto ticket = session->submit(work);
+      REQUIRE(ticket.ok());
+      tickets.push_back(*ticket);
+    }
+  for (const auto& ticket : tickets) REQUIRE_OK(ticket->wait(kLong));
+  CHECK(done == 200);
+}
+
+TEST_CASE("a session waits for memory that another process has") {
+  SharedService shared;
+  const auto a = shared.open(), b = shared.open();
+  const auto large = open_session(*a, "large", 40 * kMiB, 8 * kMiB);
+  const auto waiting = open_session(*b, "waiting", 20 * kMiB, 8 * kMiB);
+  CHECK(waiting->begin(0).status().code() == GPUSHARE_TIMED_OUT);
+  CHECK(waiting->info().state == executor::SessionState::kQueued);
+  const auto now = shared.status();
+  CHECK(now.sessions[1].state == "queued");
+  CHECK(now.sessions[1].waits_for.find("memory") == 0);
+  executor::SessionOptions impatient;
+  impatient.name = "impatient";
+  impatient.persistent_bytes = 20 * kMiB;
+  impatient.ephemeral_bytes = 8 * kMiB;
+  impatient.allow_queueing = false;
+  CHECK(b->open_session(impatient).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  impatient.persistent_bytes = 1ull << 40;
+  CHECK(b->open_session(impatient).status().code() == GPUSHARE_EXCEEDS_CAPACITY);
+  REQUIRE_OK(large->close());
+  REQUIRE_OK(begin(*waiting)->end());
+  REQUIRE_OK(waiting->close());
+}
+
+TEST_CASE("training is paged out for an inference of another process, and resumes with its state") {
+  SharedService shared([](auto& options) { options.policy = "priority"; });
+  const auto a = shared.open(), b = shared.open();
+  const auto training = open_session(*a, "training", 40 * kMiB, 4 * kMiB, 0);
+  void* weights = alloc(*training, 40 * kMiB);
+  std::memset(weights, 42, 40 * kMiB);
+  REQUIRE_OK(begin(*training)->end());
+  {
+    const auto inference = open_session(*b, "inference", 40 * kMiB, 4 * kMiB, 10);
+    void* model = alloc(*inference, 40 * kMiB);
+    std::memset(model, 1, 40 * kMiB);
+    REQUIRE_OK(begin(*inference)->end());
+    CHECK(training->info().state == executor::SessionState::kPagedOut);
+    const auto now = shared.status();
+    CHECK(now.sessions[0].state == "paged_out");
+    CHECK(now.devices[0].promised_bytes == 44 * kMiB);
+    REQUIRE_OK(inference->close());
+  }
+  REQUIRE_OK(begin(*training)->end());
+  CHECK(all_are(weights, 40 * kMiB, 42));
+  CHECK(a->check() == "");
+  REQUIRE_OK(training->close());
+}
+
+TEST_CASE("an allocation has a session of another process paged out") {
+  SharedService shared([](auto& options) { options.policy = "priority"; });
+  const auto a = shared.open(), b = shared.open();
+  const auto low = open_session(*a, "low", 30 * kMiB, 2 * kMiB, 0);
+  void* kept = alloc(*low, 30 * kMiB);
+  std::memset(kept, 9, 30 * kMiB);
+  const auto high = open_session(*b, "high", 20 * kMiB, 2 * kMiB, 10);
+  void* large = alloc(*high, 40 * kMiB);
+  std::memset(large, 3, 40 * kMiB);
+  CHECK(low->info().state == executor::SessionState::kPagedOut);
+  REQUIRE_OK(high->close());
+  REQUIRE_OK(begin(*low)->end());
+  CHECK(all_are(kept, 30 * kMiB, 9));
+}
+
+TEST_CASE("a turn held for too long goes to the next, and its session goes on later") {
+  SharedService shared([](auto& options) { options.lease_ns = 20'000'000; });
+  const auto a = shared.open(), b = shared.open();
+  const auto slow = open_session(*a, "slow", 2 * kMiB, 2 * kMiB),
+             quick = open_session(*b, "quick", 2 * kMiB, 2 * kMiB);
+  const auto held = begin(*slow);
+  REQUIRE_OK(begin(*quick)->end());
+  auto now = shared.status();
+  CHECK(now.sessions[0].state == "overdue");
+  CHECK(now.devices[0].cut_off == 1);
+  CHECK(now.devices[0].promised_bytes == 8 * kMiB);
+  REQUIRE_OK(held->end());
+  REQUIRE_OK(begin(*slow)->end());
+  REQUIRE_OK(begin(*quick)->end());
+}
+
+TEST_CASE("a begin that times out gives its turn up") {
+  SharedService shared;
+  const auto a = shared.open(), b = shared.open();
+  const auto first = open_session(*a, "first", 2 * kMiB, 2 * kMiB),
+             second = open_session(*b, "second", 2 * kMiB, 2 * kMiB);
+  for (int i = 0; i < 20; ++i) {
+    const auto held = begin(*first);
+    CHECK(second->begin(1'000'000).status().code() == GPUSHARE_TIMED_OUT);
+    REQUIRE_OK(held->end());
+    REQUIRE_OK(begin(*first)->end());
+  }
+  REQUIRE_OK(begin(*second)->end());
+}
+
+TEST_CASE("without the daemon calls say so; a new one hears of every session, which keeps its state") {
+  SharedService shared;
+  const auto a = shared.open(), b = shared.open();
+  const auto session = open_session(*a, "survivor", 8 * kMiB, 2 * kMiB);
+  void* weights = alloc(*session, 8 * kMiB);
+  std::memset(weights, 5, 8 * kMiB);
+  REQUIRE_OK(begin(*session)->end());
+  const auto other = open_session(*b, "other", 8 * kMiB, 2 * kMiB);
+  const auto under_way = begin(*other);
+  shared.service.reset();
+  eventually([&] { return session->begin(0).status().code() == GPUSHARE_UNAVAILABLE; });
+  REQUIRE_OK(under_way->end());  // what was begun can be ended
+  CHECK(all_are(weights, 8 * kMiB, 5));
+  shared.start();
+  for (const auto& each : {session, other}) {
+    std::optional<base::Status> ended;
+    eventually([&] {
+      auto iteration = each->begin(kLong);
+      if (!iteration.ok()) return false;
+      ended = (*iteration)->end();
+      return true;
+    });
+    REQUIRE_OK(*ended);
+  }
+  CHECK(all_are(weights, 8 * kMiB, 5));
+  const auto now = shared.status();
+  CHECK(now.devices[0].promised_bytes == 20 * kMiB);
+  CHECK(now.sessions.size() == 2);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(other->close());
+  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
+}
+
+TEST_CASE("sessions close while there is no daemon") {
+  SharedService shared;
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "orphan", 8 * kMiB, 2 * kMiB);
+  REQUIRE_OK(begin(*session)->end());
+  shared.service.reset();
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
+TEST_CASE("what a shared runtime cannot have is refused") {
+  SharedService shared;
+  executor::RuntimeOptions options;
+  options.device = "shared:nonsense";
+  CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_NOT_FOUND);
+  options = {};
+  options.device = "shared";
+  options.layout = memory::Layout::kContiguous;
+  CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_UNSUPPORTED);
+  const auto runtime = shared.open();
+  CHECK(runtime->set_policy(std::move(*sched::make_policy("fifo"))).code() == GPUSHARE_UNSUPPORTED);
+  setenv("GPUSHARE_SOCKET", "/nonexistent/socket", 1);
+  options = {};
+  options.device = "shared";
+  CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_UNAVAILABLE);
+}
