@@ -131,7 +131,7 @@ class DaemonCommand final : public Command {
            "Examples:\n"
            "  gpushare daemon --socket shared.sock --device host --capacity 512MiB --for 0.2\n"
            "\n"
-           "What it is doing: gpushare top --socket shared.sock, for programs with --json -\n"
+           "JSON: what it is doing is told by gpushare top --json.\n"
            "\n"
            "Exit codes: 0 stopped when told to; 1 failed; 2 bad usage, another daemon at the socket, a "
            "device that "
