@@ -81,13 +81,14 @@ TEST_CASE("a session that is closed has no work left that is being destroyed") {
     destroyed = true;
   });
   std::thread canceller;
+  std::atomic<int32_t> cancelled{GPUSHARE_OK};
   if (runs) {
     REQUIRE(session->submit(work).ok());
   } else {
     auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
     REQUIRE(iteration.ok());
     REQUIRE(session->submit(work).ok());
-    canceller = std::thread([&] { CHECK(session->cancel().ok()); });
+    canceller = std::thread([&] { cancelled = session->cancel().code(); });
     while (!destroying) std::this_thread::yield();
     CHECK((*iteration)->end().ok());
   }
@@ -96,6 +97,7 @@ TEST_CASE("a session that is closed has no work left that is being destroyed") {
   CHECK(session->close().ok());
   CHECK(destroyed);
   if (canceller.joinable()) canceller.join();
+  CHECK(cancelled == GPUSHARE_OK);
   CHECK(runtime->close().ok());
 }
 
@@ -129,13 +131,15 @@ TEST_CASE("a runtime that is closed has no work left that another thread destroy
     destroyed = true;
   });
   REQUIRE(session->submit(work).ok());
-  std::thread canceller([&] { CHECK(session->cancel().ok()); });
+  std::atomic<int32_t> cancelled{GPUSHARE_INTERNAL};
+  std::thread canceller([&] { cancelled = session->cancel().code(); });
   while (!destroying) std::this_thread::yield();
   CHECK((*iteration)->end().ok());
   closing = true;
   CHECK(runtime->close().ok());
   CHECK(destroyed);
   canceller.join();
+  CHECK(cancelled == GPUSHARE_OK);
 }
 
 std::string timed_out(base::Status status) {
