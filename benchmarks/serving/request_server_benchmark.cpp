@@ -1,4 +1,4 @@
-// What a server costs for each request that it holds when it is closed: submit n requests behind a batch that does not
+// Measures the cost of closing a server for each request that it holds: submit n requests behind a batch that does not
 // end, then stop. The time for each request must not grow with n.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>

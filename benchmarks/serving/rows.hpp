@@ -35,7 +35,7 @@ struct Family {
   std::vector<Contender> variants;
 };
 const std::vector<Family>& families();
-// What rows are compared by: all variants of the families, greedy, gpushare, these and orloj without labels, and the
+// The columns that rows are compared by: all variants of the families, greedy, gpushare, these and orloj without labels, and the
 // two clairvoyant heuristics.
 const std::vector<Contender>& main_contenders();
 inline constexpr const char* kUnlabelled = "gpushare, no labels";
@@ -68,7 +68,7 @@ std::function<std::vector<TimedRequest>(uint64_t)> drawer(const std::string& syn
                                                           double burst = 0);
 ServingOptions options_of(const Calibration& at, double slo);
 
-// Of rows that were run with main_contenders().
+// Valid for rows that were run with main_contenders().
 struct Summary {
   size_t cells = 0, above = 0, level = 0;
   double ours = 0, unlabelled = 0, greedy = 0, greedy_unlabelled = 0, best = 0, orloj = 0,

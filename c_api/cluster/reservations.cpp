@@ -43,7 +43,7 @@ int32_t with_table(gpushare_cluster_table* table, F&& body) {
   });
 }
 
-// What a request that ended has to say.
+// The status and the message of a request that has ended.
 base::Status ended(ReservationState state, const std::string& why) {
   switch (state) {
     case ReservationState::kTimedOut:

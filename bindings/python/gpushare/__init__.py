@@ -28,5 +28,5 @@ from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQue
 __version__ = version()
 __all__ = [name for name in dir() if not name.startswith("_")]
 
-# The library's threads must not call into an interpreter that is gone. What is still open is closed by weakref.finalize.
+# The library's threads must not call into an interpreter that is gone. weakref.finalize closes all that is still open.
 _atexit.register(lambda: lib.gpushare_log_set(ffi.NULL, ffi.NULL, lib.GPUSHARE_LOG_WARNING))

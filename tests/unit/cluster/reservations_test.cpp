@@ -149,7 +149,7 @@ TEST_CASE(
       waiting.push_back(id);
   }
   CHECK(granted1 == 2);
-  // User 2 is idle: its nodes are user 1's for now. When it comes back, what is not in use goes back.
+  // User 2 is idle: user 1 holds its nodes meanwhile. When user 2 comes back, what is not in use goes back.
   for (const char* node : {"c", "d"}) REQUIRE(table.set("fair", "user1", 1, on(node), 1).ok());
   CHECK(state_of(table, waiting[1]) == State::kGranted);
   CHECK(state_of(table, waiting[2]) == State::kWaiting);
