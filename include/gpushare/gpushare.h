@@ -242,7 +242,9 @@ typedef struct gpushare_runtime_params {
                               GPUSHARE_DEVICE, if set, names the device. "shared": the first device of the
                               daemon (gpushare daemon) at the socket that the environment variable GPUSHARE_SOCKET
                               names, else at its usual place; "shared:cuda:0": that one of its devices. The daemon
-                              chooses its memory and policy then: capacity_bytes, policy and max_lanes do nothing */
+                              chooses its memory and policy then: capacity_bytes, policy and max_lanes do nothing,
+                              and GPUSHARE_MEMORY and GPUSHARE_WEIGHT, if set, limit the sum of the sessions' quotas
+                              and weights (docs/operators.md) */
   uint64_t capacity_bytes; /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
   const char* policy;      /* a built-in policy; null = "fair" */
   const gpushare_policy_ops* policy_ops; /* a policy of yours; overrides `policy` when not null */

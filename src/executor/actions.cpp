@@ -518,6 +518,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   --demand_;
   outbox.memory_changed = true;
   sessions_.erase(session.id_);
+  divide_weight();
   session.state_changed_.notify_all();
 }
 

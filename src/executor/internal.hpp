@@ -52,6 +52,13 @@ inline constexpr uint32_t kMaxTriesAlone = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
+// What GPUSHARE_MEMORY and GPUSHARE_WEIGHT allow a runtime on a shared device; 0 = no limit.
+struct EnvironmentLimits {
+  uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
+  double weight = 0;          // the sum of its sessions' weights
+  static base::Result<EnvironmentLimits> read();
+};
+
 class TicketImpl final : public Ticket {
  public:
   TicketImpl(std::shared_ptr<RuntimeImpl> runtime, std::shared_ptr<SessionImpl> session)
@@ -195,6 +202,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t iterations_done_ = 0, planned_iterations_ = 0;
   uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
   uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
+  double weight_;                          // as the program said
   uint64_t peak_bytes_ = 0;                // of its persistent blocks, known at its end
   uint64_t iteration_peak_bytes_ = 0;      // its largest iteration
   uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
@@ -396,6 +404,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
 
+  // ---- limits.cpp: what the environment allows ----
+  base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(mutex_);
+  double limited_weight(double own, double sum) const;
+  void divide_weight() GPUSHARE_REQUIRES(mutex_);
+
   // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
   // The iteration granted to `session` begins: memory, events. Without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
@@ -495,6 +508,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t fork_depth_ = 0;  // of the process that opened it
   bool record_timeline_ = false;
   bool record_allocations_ = false;
+  EnvironmentLimits limits_;
   bool shared_ = false;  // the authority is the daemon's: what is free must be given back to the device
   uint32_t depth_ = 2;
   // How lanes can share the compute units out; zeros without partitions.

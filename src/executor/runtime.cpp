@@ -65,6 +65,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
       options.device = named;
   std::unique_ptr<client::RemoteAuthority> remote;
   if (options.device == kSharedDevice || options.device.rfind(std::string(kSharedDevice) + ":", 0) == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(limits_, EnvironmentLimits::read());
     GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
     shared_ = true;
   } else if (options.policy == nullptr) {
@@ -345,12 +346,15 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   const uint64_t id = next_session_id_++;
   if (complete.name.empty())
     complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
+  GPUSHARE_RETURN_IF_ERROR(limit_memory(complete));
+  double weights = options.weight;
+  for (const auto& [other_id, other] : sessions_) weights += other->weight_;
   sched::SessionSpec spec;
   spec.id = id;
   spec.name = complete.name;
   spec.cls = options.cls;
   spec.priority = options.priority;
-  spec.weight = options.weight;
+  spec.weight = limited_weight(options.weight, weights);
   spec.persistent_bytes = options.persistent_bytes;
   spec.ephemeral_bytes = options.ephemeral_bytes;
   spec.remaining_ns = options.remaining_ns > 0 ? options.remaining_ns : sched::kUnknown;
@@ -368,6 +372,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
   GPUSHARE_RETURN_IF_ERROR(authority_->arrive(spec, time));
   sessions_.emplace(id, session);
+  divide_weight();
   if (record_timeline_) timeline_.name_session(id, session->name());
   settle(nullptr, outbox);
   run_actions(false, outbox);

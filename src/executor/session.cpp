@@ -20,7 +20,7 @@ base::Status would_wait() {
 }  // namespace
 
 SessionImpl::SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options)
-    : runtime_(std::move(runtime)), id_(id), options_(std::move(options)) {}
+    : runtime_(std::move(runtime)), id_(id), options_(std::move(options)), weight_(options_.weight) {}
 
 base::Status RuntimeImpl::check_live(const SessionImpl& session) const {
   if (session.closed_) return {GPUSHARE_INVALID_STATE, "session '" + session.name() + "' is closed"};
@@ -171,7 +171,9 @@ base::Status SessionImpl::set_weight(double weight) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  weight_ = weight;
   runtime_->authority_->set_weight(id_, weight);
+  runtime_->divide_weight();
   runtime_->settle(nullptr, outbox);
   return {};
 }

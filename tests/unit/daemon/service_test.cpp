@@ -296,6 +296,61 @@ TEST_CASE("sessions close while there is no daemon") {
   REQUIRE_OK(runtime->close());
 }
 
+TEST_CASE("the environment limits the sessions of a shared runtime") {
+  SharedService shared;
+  setenv("GPUSHARE_MEMORY", "16MiB", 1);
+  setenv("GPUSHARE_WEIGHT", "0.5", 1);
+  const auto runtime = shared.open();
+  auto weight_of = [&](const std::string& name) {
+    for (const auto& session : shared.status().sessions)
+      if (session.name == name) return session.weight;
+    return 0.0;
+  };
+  executor::SessionOptions options;
+  options.name = "first";
+  options.quota_bytes = 12 * kMiB;
+  options.persistent_bytes = 4 * kMiB;
+  options.ephemeral_bytes = 4 * kMiB;
+  options.weight = 3;
+  auto first = runtime->open_session(options);
+  REQUIRE(first.ok());
+  eventually([&] { return weight_of("first") == 0.5; });
+  options.name = "second";
+  options.weight = 1;
+  const auto refused = runtime->open_session(options);  // a quota of 12 MiB, where 4 are left
+  CHECK(refused.status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(refused.status().message().find("GPUSHARE_MEMORY allows this runtime 16.00 MiB") !=
+        std::string::npos);
+  CHECK(refused.status().message().find("leave 4.00 MiB") != std::string::npos);
+  options.quota_bytes = 0;
+  CHECK(runtime->open_session(options).status().code() == GPUSHARE_QUOTA_EXCEEDED);  // declares 8 MiB
+  options.persistent_bytes = kMiB;
+  options.ephemeral_bytes = kMiB;
+  auto second = runtime->open_session(options);
+  REQUIRE(second.ok());
+  CHECK((*second)->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  eventually([&] { return weight_of("first") == 0.375 && weight_of("second") == 0.125; });
+  REQUIRE_OK((*second)->set_weight(3));
+  eventually([&] { return weight_of("first") == 0.25 && weight_of("second") == 0.25; });
+  REQUIRE_OK((*first)->close());
+  eventually([&] { return weight_of("second") == 0.5; });
+  REQUIRE_OK(runtime->close());
+
+  for (const auto& [name, value] : {std::pair("GPUSHARE_MEMORY", "much"), std::pair("GPUSHARE_MEMORY", "0"),
+                                    std::pair("GPUSHARE_WEIGHT", "0"), std::pair("GPUSHARE_WEIGHT", "x")}) {
+    setenv("GPUSHARE_MEMORY", "16MiB", 1);
+    setenv("GPUSHARE_WEIGHT", "0.5", 1);
+    setenv(name, value, 1);
+    executor::RuntimeOptions bad;
+    bad.device = "shared";
+    const auto status = executor::Runtime::open(std::move(bad)).status();
+    CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(status.message().find(name) != std::string::npos);
+  }
+  unsetenv("GPUSHARE_MEMORY");
+  unsetenv("GPUSHARE_WEIGHT");
+}
+
 TEST_CASE("what a shared runtime cannot have is refused") {
   SharedService shared;
   executor::RuntimeOptions options;
