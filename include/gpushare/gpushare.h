@@ -432,7 +432,9 @@ enum {
 /* Allocates a persistent block (MODEL or FRAMEWORK), freed with gpushare_memory_free or with the session.
  * Aligned to `alignment_bytes` (a power of two up to 2 MiB; 0 = 256). Does not call the driver within the
  * promise; above it the session grows if that is safe. On a QUEUED or PAGED_OUT session it waits until the
- * session is resident. Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what),
+ * session is resident. The bytes are undefined at first. Read and write them only between begin and end of an iteration of the
+ * session, also the first values: between iterations a policy that pages sessions out (srtf, priority) may have moved them to
+ * host memory, and an access is then a fault. Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what),
  * QUOTA_EXCEEDED, INVALID_ARGUMENT (0 bytes, EPHEMERAL: use gpushare_iteration_alloc), CANCELLED. */
 GPUSHARE_API int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
                                             uint64_t alignment_bytes, gpushare_device_address* out_address);

@@ -101,7 +101,12 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
 base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
   if (room_for_ != 0)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
-  if (!scheduler_.make_room(session.id, bytes, base::host_now_ns()))
+  const uint64_t now_ns = base::host_now_ns();
+  // A session that keeps an idle lease counts as running for the scheduler, and would not be paged out.
+  for (RemoteSession* holder : std::vector<RemoteSession*>(holders_))
+    if (holder != nullptr && holder != &session && lease(*holder).look().state == LeaseState::kIdle)
+      (void)want_back(*holder, now_ns);
+  if (!scheduler_.make_room(session.id, bytes, now_ns))
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
   room_for_ = session.id;
   for (const sched::Action& action : scheduler_.take_actions()) {

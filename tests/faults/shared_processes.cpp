@@ -95,23 +95,26 @@ bool all_back(const SharedService& shared) {
 TEST_CASE("processes train to their end under every policy") {
   const char* policy = GENERATE("fifo", "srtf", "pack", "fair", "priority");
   CAPTURE(policy);
-  SharedService shared([&](auto& options) { options.policy = policy; });
+  SharedService shared([&](auto& options) {
+    options.policy = policy;
+    options.capacity_bytes = 16 << 20;
+  });
   // More than fit at once: some wait for memory, under srtf and priority some are paged out.
   std::vector<std::unique_ptr<Worker>> workers;
   for (int i = 0; i < 4; ++i)
     workers.push_back(std::make_unique<Worker>(std::vector<std::string>{"w" + std::to_string(i), "1",
-                                                                        std::to_string(i), "16", "4", "200",
+                                                                        std::to_string(i), "4", "1", "200",
                                                                         std::to_string(10 + 10 * (3 - i))}));
   for (auto& worker : workers) CHECK(worker->wait() == 0);
   eventually([&] { return all_back(shared); });
 }
 
 TEST_CASE("twenty processes share a device that holds a third of them") {
-  SharedService shared;
+  SharedService shared([](auto& options) { options.capacity_bytes = 16 << 20; });
   std::vector<std::unique_ptr<Worker>> workers;
   for (int i = 0; i < 20; ++i)
     workers.push_back(std::make_unique<Worker>(
-        std::vector<std::string>{"w" + std::to_string(i), "1", "0", "8", "1", "100", "10"}));
+        std::vector<std::string>{"w" + std::to_string(i), "1", "0", "2", "1", "100", "10"}));
   for (auto& worker : workers) CHECK(worker->wait() == 0);
   eventually([&] { return all_back(shared); });
 }

@@ -493,7 +493,10 @@ class Session(Closable):
         return Ticket(out[0], pushed)
 
     def alloc(self, nbytes: Bytes, kind: str = "model", alignment: int = 0) -> Block:
-        """Persistent memory, freed with `Block.free` or with the session. Waits while the session is queued."""
+        """Persistent memory, freed with `Block.free` or with the session. Waits while the session is queued.
+
+        Under a policy that pages sessions out (srtf, priority), and on a shared device, read and write it only inside iterations.
+        """
         count = size_in_bytes(nbytes)
         out = ffi.new("gpushare_device_address*")
         check(lib.gpushare_session_alloc(self.handle, one_of("kind", kind, _KINDS), count, alignment, out))

@@ -16,14 +16,18 @@ namespace {
 constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kLong = 60'000'000'000;
 
-std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, const std::string& name,
-                                                uint64_t p, uint64_t e, int32_t priority = 0) {
+executor::SessionOptions needs(const std::string& name, uint64_t p, uint64_t e, int32_t priority = 0) {
   executor::SessionOptions options;
   options.name = name;
   options.persistent_bytes = p;
   options.ephemeral_bytes = e;
   options.priority = priority;
-  auto session = runtime.open_session(options);
+  return options;
+}
+
+std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, const std::string& name,
+                                                uint64_t p, uint64_t e, int32_t priority = 0) {
+  auto session = runtime.open_session(needs(name, p, e, priority));
   INFO(session.status().to_string());
   REQUIRE(session.ok());
   return *session;
@@ -41,6 +45,13 @@ void* alloc(executor::Session& session, uint64_t bytes) {
   INFO(address.status().to_string());
   REQUIRE(address.ok());
   return reinterpret_cast<void*>(*address);
+}
+
+// An iteration that writes the first values: between iterations a session may be paged out.
+void fill(executor::Session& session, void* block, uint64_t bytes, int value) {
+  const auto iteration = begin(session);
+  std::memset(block, value, bytes);
+  REQUIRE_OK(iteration->end());
 }
 
 // Until the daemon says so: what it hears of, it hears of a moment later.
@@ -111,10 +122,12 @@ TEST_CASE("turns of two processes never overlap, and both go on") {
   SharedService shared;
   std::atomic<int> inside{0};
   const auto train = [&](const char* name, int iterations) {
-    const auto runtime = shared.open();
-    const auto session = open_session(*runtime, name, 2 * kMiB, 2 * kMiB);
+    const auto runtime = SharedService::try_open();
+    if (!runtime.ok()) return runtime.status();
+    const auto session = (*runtime)->open_session(needs(name, 2 * kMiB, 2 * kMiB));
+    if (!session.ok()) return session.status();
     for (int i = 0; i < iterations; ++i) {
-      auto iteration = session->begin(kLong);
+      auto iteration = (*session)->begin(kLong);
       if (!iteration.ok()) return iteration.status();
       const bool alone = ++inside == 1;
       std::this_thread::yield();
@@ -189,13 +202,11 @@ TEST_CASE("training is paged out for an inference of another process, and resume
   const auto a = shared.open(), b = shared.open();
   const auto training = open_session(*a, "training", 40 * kMiB, 4 * kMiB, 0);
   void* weights = alloc(*training, 40 * kMiB);
-  std::memset(weights, 42, 40 * kMiB);
-  REQUIRE_OK(begin(*training)->end());
+  fill(*training, weights, 40 * kMiB, 42);
   {
     const auto inference = open_session(*b, "inference", 40 * kMiB, 4 * kMiB, 10);
     void* model = alloc(*inference, 40 * kMiB);
-    std::memset(model, 1, 40 * kMiB);
-    REQUIRE_OK(begin(*inference)->end());
+    fill(*inference, model, 40 * kMiB, 1);
     CHECK(training->info().state == executor::SessionState::kPagedOut);
     const auto now = shared.status();
     CHECK(now.sessions[0].state == "paged_out");
@@ -213,10 +224,10 @@ TEST_CASE("an allocation has a session of another process paged out") {
   const auto a = shared.open(), b = shared.open();
   const auto low = open_session(*a, "low", 30 * kMiB, 2 * kMiB, 0);
   void* kept = alloc(*low, 30 * kMiB);
-  std::memset(kept, 9, 30 * kMiB);
+  fill(*low, kept, 30 * kMiB, 9);
   const auto high = open_session(*b, "high", 20 * kMiB, 2 * kMiB, 10);
   void* large = alloc(*high, 40 * kMiB);
-  std::memset(large, 3, 40 * kMiB);
+  fill(*high, large, 40 * kMiB, 3);
   CHECK(low->info().state == executor::SessionState::kPagedOut);
   REQUIRE_OK(high->close());
   REQUIRE_OK(begin(*low)->end());
