@@ -12,7 +12,8 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 boost_package=libboost-dev
 grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && boost_package=libboost1.81-dev
 build_packages=(build-essential cmake ninja-build pkg-config python3 libabsl-dev "$boost_package" nlohmann-json3-dev libcli11-dev)
-test_packages=(catch2 libbenchmark-dev libmimalloc-dev libjemalloc-dev python3-cffi python3-numpy python3-pytest libtorch-dev)
+test_packages=(catch2 libbenchmark-dev libmimalloc-dev libjemalloc-dev python3-cffi python3-numpy python3-pytest libtorch-dev
+  python3-grpcio python3-protobuf python3-yaml)
 
 # missing_packages <package>...: prints those that are not installed, one a line.
 missing_packages() {

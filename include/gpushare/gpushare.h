@@ -359,7 +359,7 @@ typedef struct gpushare_session_params {
  * session of undeclared need gets a profiling iteration alone, then its measured need. Compute units are
  * promised like memory: with ALLOW_QUEUEING the session waits until so many are free. The caller owns
  * *out_session. Errors: EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT,
- * UNSUPPORTED (compute_units on a device without partitions), DEVICE_LOST. */
+ * QUOTA_EXCEEDED (above GPUSHARE_MEMORY), UNSUPPORTED (compute_units without partitions), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
                                            gpushare_session* out_session);
 

@@ -1,0 +1,143 @@
+"""Shares: parts of a device that containers were given, and the CDI files through which a container runtime applies them.
+
+The file of a claim is written before the kubelet is told that the claim is prepared, and it is the only record of that: an agent that
+starts again reads what its predecessor wrote, so it neither loses a claim nor prepares one twice.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Iterable, Optional
+
+CDI_VERSION = "0.6.0"  # the first with annotations
+PRELOAD = "libgpushare_preload.so"
+_IN_CONTAINER = pathlib.PurePosixPath("/usr/local/lib/gpushare")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What containers of this node get besides their limits: paths on the host."""
+
+    socket: pathlib.Path  # the daemon's
+    library_dir: Optional[pathlib.Path] = None  # has the preload library; None: programs are linked to gpushare, or use its Python package
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of a device for one claim. `share_id` is unique among all shares of the node."""
+
+    share_id: str
+    request: str  # of the claim
+    pool: str
+    device: str  # its name in Kubernetes
+    spec: str  # the daemon's name for it
+    memory_bytes: int
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedClaim:
+    uid: str
+    namespace: str
+    name: str
+    shares: tuple[Share, ...]
+
+
+def environment(site: Site, spec: str, memory_bytes: int, weight: float) -> dict[str, str]:
+    """The variables that put a program's sessions on the shared device `spec` and limit them (docs/operators.md)."""
+    result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": str(memory_bytes),
+              "GPUSHARE_WEIGHT": f"{weight:g}"}
+    if site.library_dir is not None:
+        result["LD_PRELOAD"] = str(_IN_CONTAINER / PRELOAD)
+    return result
+
+
+def mounts(site: Site) -> list[tuple[str, str, bool]]:
+    """(path on the host, path in the container, read only). A socket is found by its folder, so that a daemon may start again."""
+    result = [(str(site.socket.parent), str(site.socket.parent), False)]
+    if site.library_dir is not None:
+        result.append((str(site.library_dir), str(_IN_CONTAINER), True))
+    return result
+
+
+class ShareStore:
+    """The prepared claims of this node, in the folder where the container runtime looks for CDI files. One thread at a time."""
+
+    def __init__(self, folder: pathlib.Path, driver: str, site: Site) -> None:
+        self._folder = folder
+        self._driver = driver
+        self._site = site
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def kind(self) -> str:
+        return f"{self._driver}/share"
+
+    def device_id(self, share: Share) -> str:
+        """The CDI device of a share, as the kubelet hands it to the container runtime."""
+        return f"{self.kind}={share.share_id}"
+
+    def path(self, uid: str) -> pathlib.Path:
+        return self._folder / f"{self._driver}-claim-{_checked(uid)}.json"
+
+    def write(self, claim: PreparedClaim) -> None:
+        """Writes the claim's file. It is whole or not there, also after a crash of the machine."""
+        edits = {"mounts": [{"hostPath": host, "containerPath": inside, "options": ["ro" if read_only else "rw", "rbind"]}
+                            for host, inside, read_only in mounts(self._site)]}
+        content = {
+            "cdiVersion": CDI_VERSION,
+            "kind": self.kind,
+            "annotations": {f"{self._driver}/claim": json.dumps({"uid": claim.uid, "namespace": claim.namespace, "name": claim.name})},
+            "devices": [{
+                "name": share.share_id,
+                "annotations": {f"{self._driver}/share": json.dumps(dataclasses.asdict(share))},
+                "containerEdits": {"env": [f"{name}={value}" for name, value in
+                                           environment(self._site, share.spec, share.memory_bytes, share.weight).items()]},
+            } for share in claim.shares],
+            "containerEdits": edits,
+        }
+        path = self.path(claim.uid)
+        draft = path.with_suffix(".draft")  # runtimes read files that end in .json or .yaml
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read(self, uid: str) -> Optional[PreparedClaim]:
+        """The claim as it was prepared, or None. A file that cannot be read counts as none: it is written anew."""
+        try:
+            content = json.loads(self.path(uid).read_text(encoding="utf-8"))
+            claim = json.loads(content["annotations"][f"{self._driver}/claim"])
+            shares = tuple(Share(**json.loads(device["annotations"][f"{self._driver}/share"])) for device in content["devices"])
+            return PreparedClaim(claim["uid"], claim["namespace"], claim["name"], shares)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def remove(self, uid: str) -> None:
+        """Forgets the claim. Removing one that is not there is no error."""
+        self.path(uid).unlink(missing_ok=True)
+
+    def claims(self) -> Iterable[PreparedClaim]:
+        prefix, suffix = f"{self._driver}-claim-", ".json"
+        for path in sorted(self._folder.glob(prefix + "*" + suffix)):
+            claim = self.read(path.name[len(prefix):-len(suffix)])
+            if claim is not None:
+                yield claim
+
+
+def _checked(uid: str) -> str:
+    """A claim's uid becomes a file's name."""
+    if not uid or not all(c.isascii() and (c.isalnum() or c == "-") for c in uid):
+        raise ValueError(f"a claim's uid has letters, digits and '-' only: {uid!r}")
+    return uid

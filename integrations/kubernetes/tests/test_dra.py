@@ -1,0 +1,291 @@
+"""The agent as a DRA driver: what it offers, claims through their life, restarts in every order, and the CDI file at work."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+
+import grpc
+import pytest
+
+from cluster import NoRoom
+from conftest import CAPACITY, DRIVER, eventually
+from gpushare_kubernetes import __main__ as agent
+
+MIB = 1 << 20
+
+
+def cdi(node, claim):
+    return json.loads((node.cdi / f"{DRIVER}-claim-{claim['metadata']['uid']}.json").read_text())
+
+
+def ids(entry):
+    assert entry.error == "", entry.error
+    return [list(device.cdi_device_ids) for device in entry.devices]
+
+
+def apply(spec, device_id, environment=()):
+    """The environment of a process in a container to which a runtime applies that CDI device. Mounts need a container; here their paths must
+    be the host's, so that the process finds the same files without one."""
+    kind, _, name = device_id.partition("=")
+    assert spec["kind"] == kind
+    edits = [device["containerEdits"] for device in spec["devices"] if device["name"] == name] + [spec["containerEdits"]]
+    for mount in (mount for edit in edits for mount in edit.get("mounts", [])):
+        assert mount["hostPath"] == mount["containerPath"]
+    result = dict(environment)
+    for edit in edits:
+        result.update(variable.split("=", 1) for variable in edit.get("env", []))
+    return result
+
+
+def run(code, environment):
+    inherited = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "GPUSHARE_LIBRARY", "LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env={**inherited, **environment}, capture_output=True, text=True,
+                          timeout=120)
+
+
+def test_the_slice(dra, api):
+    golden = json.loads((pathlib.Path(__file__).parent / "golden" / "resourceslice.json").read_text())
+    stored = dict(api.slices[f"node-1-{DRIVER}"])
+    stored["metadata"] = {key: value for key, value in stored["metadata"].items() if key != "resourceVersion"}
+    assert stored == golden
+
+
+def test_capacity_is_given_by_step_default_and_sum(dra, scheduler):
+    first = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "100Mi", "share": "23"}))
+    given = first["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]
+    assert given == {"memory": str(112 * MIB), "share": "25"}
+    second = scheduler.allocate("b", DRIVER, ("gpu", {"memory": "1"}))
+    assert second["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] == {"memory": str(16 * MIB), "share": "10"}
+    with pytest.raises(NoRoom):
+        scheduler.allocate("c", DRIVER, ("gpu", {"share": "10"}))  # memory's default is the whole device
+    with pytest.raises(NoRoom):
+        scheduler.allocate("c", DRIVER, ("gpu", {"memory": "16Mi", "share": "70"}))
+    scheduler.allocate("c", DRIVER, ("gpu", {"memory": "128Mi", "share": "65"}))
+    assert scheduler.consumed("node-1", "host") == {"memory": CAPACITY, "share": 100}
+
+
+def test_a_claim_through_its_life(dra, kubelet, scheduler):
+    claim = scheduler.allocate("train", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    share_id = claim["status"]["allocation"]["devices"]["results"][0]["shareID"]
+    entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]
+    assert ids(entry) == [[f"{DRIVER}/share={share_id}"]]
+    device = entry.devices[0]
+    assert (list(device.request_names), device.pool_name, device.device_name) == (["gpu"], "node-1", "host")
+    spec = cdi(dra, claim)
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.6.0", f"{DRIVER}/share")
+    assert spec["devices"][0]["containerEdits"]["env"] == [
+        "GPUSHARE_DEVICE=shared:host", f"GPUSHARE_SOCKET={dra.socket}", f"GPUSHARE_MEMORY={64 * MIB}", "GPUSHARE_WEIGHT=0.25"]
+    assert spec["containerEdits"]["mounts"][0]["hostPath"] == str(dra.socket.parent)
+    before = dra.files()
+    assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]) == [[f"{DRIVER}/share={share_id}"]]  # again: the same
+    assert dra.files() == before
+    assert kubelet.unprepare(DRIVER, claim)[claim["metadata"]["uid"]].error == ""
+    assert dra.files() == []
+    assert kubelet.unprepare(DRIVER, claim)[claim["metadata"]["uid"]].error == ""  # again: no error
+
+
+def test_a_process_with_the_cdi_file_runs_under_its_limits(dra, kubelet, scheduler):
+    claim = scheduler.allocate("train", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]
+    result = run("""
+        import gpushare, json, subprocess, os
+        with gpushare.Runtime() as runtime:      # GPUSHARE_DEVICE names the shared device
+            with runtime.open_session("train", persistent_bytes="32M", ephemeral_bytes="8M") as session:
+                session.array((1 << 20,))[:] = 1                         # 4 MiB
+                top = json.loads(subprocess.run([%r, "top", "--json", "-"], capture_output=True).stdout)
+                weights = [entry["weight"] for entry in top["sessions"]]
+                try:
+                    session.alloc("61M")
+                    held = False
+                except gpushare.QuotaExceeded as error:
+                    held = "64.00 MiB" in str(error)
+                with session.iteration() as iteration:
+                    iteration.array((1024,))[:] = 1
+            try:
+                runtime.open_session("more", memory="65M")
+                refused = False
+            except gpushare.QuotaExceeded:
+                refused = True
+        print(json.dumps([weights, held, refused]))
+    """ % (os.environ["GPUSHARE_TOOL_FOLDER"] + "/gpushare"), apply(cdi(dra, claim), entry.devices[0].cdi_device_ids[0]))
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [[0.25], True, True]
+
+
+@pytest.mark.parametrize("order", ["agent", "agent killed", "kubelet", "agent then kubelet", "kubelet then agent", "daemon"])
+def test_restarts_lose_no_claim_and_prepare_none_twice(dra, kubelet, scheduler, order):
+    claim = scheduler.allocate("train", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    uid = claim["metadata"]["uid"]
+    share = ids(kubelet.prepare(DRIVER, claim)[uid])
+    content = cdi(dra, claim)
+
+    def restart_agent(number=signal.SIGTERM):
+        dra.agents[-1].stop(number)
+        assert cdi(dra, claim) == content  # containers that start meanwhile find it
+        dra.agent()
+        eventually((dra.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock").exists, "the agent's socket")
+        eventually(lambda: _registers(kubelet), "the agent's answer")
+
+    if order.startswith("agent"):
+        restart_agent(signal.SIGKILL if "killed" in order else signal.SIGTERM)
+    if "kubelet" in order:
+        for socket in (dra.kubelet_dir / "plugins_registry").glob("*.sock"):
+            socket.unlink()  # what a kubelet that is set up anew may do; one that only starts finds it
+        eventually(lambda: _registers(kubelet), "the agent's new socket")
+    if order == "kubelet then agent":
+        restart_agent()
+    if order == "daemon":
+        dra.daemon.stop()
+        eventually(lambda: dra.offered() == [], "a slice without devices")
+        other = copy_of(scheduler, claim)
+        assert "daemon" in kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]].error
+        scheduler.free(other)
+        dra.start_daemon()
+        eventually(dra.offered, "the devices")
+    assert ids(kubelet.prepare(DRIVER, claim)[uid]) == share
+    assert cdi(dra, claim) == content
+    assert len(dra.files()) == 1
+    assert kubelet.unprepare(DRIVER, claim)[uid].error == ""
+    assert dra.files() == []
+
+
+def copy_of(scheduler, like):
+    """Allocated before the daemon went."""
+    claim = json.loads(json.dumps(like))
+    claim["metadata"].update(name="other", uid=str(uuid.uuid4()))
+    claim["status"]["allocation"]["devices"]["results"][0]["shareID"] = str(uuid.uuid4())
+    scheduler._api.claims["default", "other"] = claim
+    return claim
+
+
+def _registers(kubelet):
+    try:
+        return kubelet.find(DRIVER)
+    except grpc.RpcError:
+        return None
+
+
+def test_claims_deleted_while_the_agent_was_away_are_forgotten(dra, kubelet, scheduler):
+    stays = scheduler.allocate("stays", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    goes = scheduler.allocate("goes", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    kubelet.prepare(DRIVER, stays, goes)
+    dra.agents[-1].stop(signal.SIGKILL)
+    scheduler.free(goes)
+    (dra.cdi / f"{DRIVER}-claim-broken.json").write_text("{")  # not ours to judge: left
+    dra.agent()
+    eventually(lambda: len(dra.files()) == 2, "the forgotten claim")
+    assert cdi(dra, stays)
+
+
+def test_while_the_api_server_is_away_prepared_claims_stay_prepared(dra, kubelet, scheduler, api):
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    share = ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]])
+    other = scheduler.allocate("b", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    api.stop()
+    assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]) == share
+    assert "resourceclaims/b" in kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]].error
+
+
+def test_claims_that_cannot_be_prepared_say_why(dra, kubelet, scheduler, api):
+    def refused(change):
+        claim = scheduler.allocate("bad", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+        result = claim["status"]["allocation"]["devices"]["results"]
+        change(claim, result)
+        entry = kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]
+        scheduler.free(claim)
+        assert dra.files() == []
+        return entry.error
+
+    assert "without shareID" in refused(lambda claim, results: results[0].pop("shareID"))
+    assert "without shareID or consumedCapacity" in refused(lambda claim, results: results[0].pop("consumedCapacity"))
+    assert "not allocated" in refused(lambda claim, results: claim.update(status={}))
+    assert "no device of driver" in refused(lambda claim, results: results[0].update(driver="other"))
+    assert "this node's is node-1" in refused(lambda claim, results: results[0].update(pool="node-2"))
+    assert "it has host" in refused(lambda claim, results: results[0].update(device="gpu-7"))
+    assert "several devices" in refused(lambda claim, results: results.append(dict(results[0], shareID=str(uuid.uuid4()))))
+    assert "no room" in refused(lambda claim, results: results[0]["consumedCapacity"].update(memory="1Gi"))
+    assert "share 101" in refused(lambda claim, results: results[0]["consumedCapacity"].update(share="101"))
+    assert "not a quantity" in refused(lambda claim, results: results[0]["consumedCapacity"].update(memory="much"))
+    missing = {"metadata": {"namespace": "default", "name": "gone", "uid": str(uuid.uuid4())}}
+    assert "there is no claim default/gone" in kubelet.prepare(DRIVER, missing)[missing["metadata"]["uid"]].error
+    hostile = {"metadata": {"namespace": "default", "name": "x", "uid": "../../etc/passwd"}}
+    assert "uid" in kubelet.prepare(DRIVER, hostile)["../../etc/passwd"].error
+    assert "uid" in kubelet.unprepare(DRIVER, hostile)["../../etc/passwd"].error
+
+
+def test_one_bad_claim_does_not_keep_another_back_and_a_node_is_not_promised_twice(dra, kubelet, scheduler):
+    good = scheduler.allocate("good", DRIVER, ("a", {"memory": "64Mi", "share": "50"}), ("b", {"memory": "64Mi", "share": "25"}))
+    over = copy_of(scheduler, good)
+    over["status"]["allocation"]["devices"]["results"][1]["shareID"] = str(uuid.uuid4())
+    answers = kubelet.prepare(DRIVER, good, over)
+    assert len(ids(answers[good["metadata"]["uid"]])) == 2
+    assert "no room" in answers[over["metadata"]["uid"]].error
+    kubelet.unprepare(DRIVER, good)
+    assert len(ids(kubelet.prepare(DRIVER, over)[over["metadata"]["uid"]])) == 2
+
+
+def test_the_device_s_own_cdi_device_is_added(node, kubelet, scheduler):
+    node.agent("--cdi-device", "nvidia.com/gpu={index}")
+    eventually(node.offered, "the ResourceSlice")
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]])[0][1] == "nvidia.com/gpu=0"
+
+
+def test_the_preload_library_is_mounted_and_loaded(node, kubelet, scheduler, tmp_path):
+    node.agent("--library-dir", str(tmp_path / "lib"))
+    eventually(node.offered, "the ResourceSlice")
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    kubelet.prepare(DRIVER, claim)
+    spec = cdi(node, claim)
+    assert "LD_PRELOAD=/usr/local/lib/gpushare/libgpushare_preload.so" in spec["devices"][0]["containerEdits"]["env"]
+    assert spec["containerEdits"]["mounts"][1] == {"hostPath": str(tmp_path / "lib"), "containerPath": "/usr/local/lib/gpushare",
+                                                   "options": ["ro", "rbind"]}
+
+
+def test_a_kubelet_that_refuses_is_told_of(dra, kubelet):
+    kubelet.find(DRIVER, accept=False)
+    eventually(lambda: "does not take gpushare.dev: no" in dra.log(), "the log line")
+
+
+def test_the_slice_follows_the_server(dra, api):
+    api.slices.clear()  # as a kubelet does for a driver that it lost
+    eventually(dra.offered, "the slice")
+    generation = api.slices[f"node-1-{DRIVER}"]["spec"]["pool"]["generation"]
+    api.slices[f"node-1-{DRIVER}"]["spec"]["devices"][0]["capacity"]["share"]["value"] = "50"
+    eventually(lambda: api.slices[f"node-1-{DRIVER}"]["spec"]["pool"]["generation"] > generation, "a new generation")
+    assert dra.offered()[0]["capacity"]["share"]["value"] == "100"
+    calls = len([call for call in api.calls if call[0] in ("PUT", "POST")])
+    api.slices[f"node-1-{DRIVER}"]["spec"]["devices"][0]["capacity"]["memory"]["value"] = "256Mi"  # the same, written differently
+    looks = len(api.calls)
+    eventually(lambda: len(api.calls) > looks + 6, "two more looks")
+    assert len([call for call in api.calls if call[0] in ("PUT", "POST")]) == calls
+
+
+def test_a_cluster_without_consumable_capacity(node, api):
+    api.consumable = False
+    agent = node.agent("--api", "dra")
+    assert agent.process.wait(60) == 1
+    assert "1.36" in node.log() and "DRAConsumableCapacity" in node.log()
+    assert api.slices == {}  # it would hand out whole devices
+
+
+def test_bad_usage(capsys):
+    def refused(*options):
+        with pytest.raises(SystemExit) as end:
+            sys.exit(agent.main(["--node", "n", "--server", "http://127.0.0.1:1", *options]))
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    assert "not a quantity" in refused("--memory-step", "x")
+    assert "above 0" in refused("--memory-step", "0")
+    assert "divide 100" in refused("--share-step", "7")
+    assert "multiple" in refused("--default-share", "3")
+    assert "from 1" in refused("--units", "0")
+    assert "NODE_NAME" in refused("--node", "")
+    assert "--server" in refused("--server", "")
+    assert agent.main(["--node", "n", "--server", "http://127.0.0.1:1"]) == 1
+    assert "http" not in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""The manifests agree with the agent: names, options, rights; the examples' claims are allocated and prepared.
+
+With a new `kubernetes` client from PyPI (scripts/check-manifests) they are also held against its models; Debian's does not know
+resource.k8s.io/v1 yet.
+"""
+import copy
+import pathlib
+import re
+
+import pytest
+import yaml
+
+from cluster import ApiServer, Scheduler, check_slice
+from conftest import DRIVER
+from gpushare_kubernetes.__main__ import check, parser
+from gpushare_kubernetes.dra import slice_of
+from gpushare_kubernetes.inventory import Device
+
+FOLDER = pathlib.Path(__file__).parent.parent / "manifests"
+DOCUMENTS = [(path.name, document) for path in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text())]
+
+
+def of_kind(kind):
+    return [document for _, document in DOCUMENTS if document["kind"] == kind]
+
+
+def test_the_agent_s_command_is_right():
+    containers = {container["name"]: container for container in of_kind("DaemonSet")[0]["spec"]["template"]["spec"]["containers"]}
+    command = containers["agent"]["command"]
+    assert command[0] == "gpushare-kubernetes-agent"
+    options = parser().parse_args(command[1:] + ["--node", "from NODE_NAME"])
+    assert check(options) is None
+    assert str(options.socket) in containers["daemon"]["command"]
+    mounted = [mount["mountPath"] for mount in containers["agent"]["volumeMounts"]]
+    for needed in (options.socket.parent, options.cdi_dir, options.kubelet_dir / "plugins", options.kubelet_dir / "plugins_registry",
+                   options.kubelet_dir / "device-plugins"):
+        assert str(needed) in mounted
+    # Paths are the same on the host and in the container: the kubelet and CDI files name them.
+    for volume in of_kind("DaemonSet")[0]["spec"]["template"]["spec"]["volumes"]:
+        assert volume["hostPath"]["path"] in mounted
+    project = (FOLDER.parent.parent.parent / "pyproject.toml").read_text()
+    assert 'gpushare-kubernetes-agent = "gpushare_kubernetes.__main__:main"' in project
+
+
+def test_the_role_allows_what_the_agent_calls(dra, api, kubelet, scheduler):
+    """And nothing else: every right is used by one of the API's methods."""
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi"}))
+    kubelet.prepare(DRIVER, claim)
+    rights = {(resource, verb) for rule in of_kind("ClusterRole")[0]["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    used = set()
+    for verb, path in api.calls:
+        found = re.search(r"/(nodes|resourceslices|resourceclaims)(/|$)", path)
+        if found:
+            used.add((found.group(1), {"GET": "get", "POST": "create", "PUT": "update", "DELETE": "delete"}[verb]))
+    assert used <= rights
+    assert rights - used <= {("resourceslices", "update"), ("resourceslices", "delete")}  # test_dra.py has these
+
+
+def test_names_agree():
+    assert of_kind("DeviceClass")[0]["metadata"]["name"] == DRIVER == parser().get_default("driver")
+    assert of_kind("DeviceClass")[0]["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{DRIVER}"'
+    plugin_pod = next(document for name, document in DOCUMENTS if name == "example-device-plugin.yaml")
+    assert list(plugin_pod["spec"]["containers"][0]["resources"]["limits"]) == [f"{DRIVER}/share"]
+
+
+def test_the_examples_claims_share_a_device_of_16_gib():
+    api = ApiServer()
+    try:
+        entry = slice_of("node-1", "uid", DRIVER, [Device("cuda-0", "cuda:0", 16 << 30)], 1, 64 << 20, 5, 10)
+        assert check_slice(entry) is None
+        api.slices["node-1"] = entry
+        scheduler = Scheduler(api)
+        templates = {template["metadata"]["name"]: template["spec"]["spec"] for template in of_kind("ResourceClaimTemplate")}
+        for pod in of_kind("Pod"):
+            for claim in pod["spec"].get("resourceClaims", []):
+                for request in templates[claim["resourceClaimTemplateName"]]["devices"]["requests"]:
+                    assert request["exactly"]["deviceClassName"] == DRIVER
+                    scheduler.allocate(pod["metadata"]["name"], DRIVER, (request["name"], request["exactly"]["capacity"]["requests"]))
+        assert scheduler.consumed("node-1", "cuda-0") == {"memory": 12 << 30, "share": 100}
+    finally:
+        api.stop()
+
+
+def test_slices_that_a_server_would_refuse_are_found_by_our_checker():
+    good = slice_of("node-1", "uid", DRIVER, [Device("a", "a", 1 << 30), Device("tiny", "tiny", 100)], 1, 64 << 20, 5, 10)
+    assert [device["name"] for device in good["spec"]["devices"]] == ["a"]  # less than a step is not offered
+    assert check_slice(good) is None
+    for path, value in [(("name",), "A_b"), (("allowMultipleAllocations",), False), (("other",), 1),
+                        (("capacity", "memory", "requestPolicy", "default"), "1"),
+                        (("capacity", "memory", "requestPolicy", "validRange", "max"), "2Gi"),
+                        (("capacity", "share", "requestPolicy", "validRange", "step"), "30")]:
+        bad = copy.deepcopy(good)
+        place = bad["spec"]["devices"][0]
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+        assert check_slice(bad), path
+
+
+def test_the_client_s_models_take_the_manifests():
+    client = pytest.importorskip("kubernetes.client", reason="scripts/check-manifests runs this with a client from PyPI")
+    if not hasattr(getattr(client, "V1ResourceSlice", None), "model_validate"):
+        pytest.skip("this client's models do not know resource.k8s.io/v1, or do not check")
+    golden = yaml.safe_load((pathlib.Path(__file__).parent / "golden" / "resourceslice.json").read_text())
+    for document in [golden, *(document for _, document in DOCUMENTS)]:
+        getattr(client, "V1" + document["kind"]).model_validate(document)
+    golden["spec"]["devices"][0]["capacity"]["memory"]["requestPolicy"]["validRanges"] = {}
+    with pytest.raises(ValueError, match="validRanges"):  # the models find what they must
+        client.V1ResourceSlice.model_validate(golden)
