@@ -1,0 +1,23 @@
+// device.hpp: which device and context the calling thread uses, as the books know them.
+// Threads: any. Calls the driver; no lock is held.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace gpushare::shim {
+
+struct Current {
+  uint64_t context = 0;
+  int place = -1;  // of its device on the group's page; -1: unknown, not counted
+};
+// Of the calling thread; without a context, place -1.
+Current current();
+// The place of the driver's device `ordinal`.
+int place_of(int ordinal);
+// The context is no more: what lived in it is discharged, and its number may come again.
+void forget_context(uint64_t context);
+// Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the limit leaves; `out_bytes` has it.
+bool measure_overhead(int ordinal, uint64_t* out_bytes);
+
+}  // namespace gpushare::shim

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/driver.hpp"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "shim/table.hpp"
+
+extern "C" {
+// Where entries.S goes on to.
+void* gpushare_shim_dlsym;
+void* gpushare_shim_dlvsym;
+void* gpushare_shim_dlopen;
+void* gpushare_shim_resolve_slot(void** slot);
+}
+
+namespace gpushare::shim {
+namespace {
+
+// A function in the symbol table of one loaded library. glibc has the table's addresses relocated in memory; the vDSO has not.
+void* find_in(const dl_phdr_info& object, const char* name) {
+  const ElfW(Dyn)* dynamic = nullptr;
+  for (int i = 0; i < object.dlpi_phnum; ++i)
+    if (object.dlpi_phdr[i].p_type == PT_DYNAMIC)
+      dynamic = reinterpret_cast<const ElfW(Dyn)*>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
+  if (dynamic == nullptr) return nullptr;
+  const ElfW(Sym)* symbols = nullptr;
+  const char* strings = nullptr;
+  const uint32_t* hashes = nullptr;
+  for (; dynamic->d_tag != DT_NULL; ++dynamic) {
+    const uintptr_t address =
+        dynamic->d_un.d_ptr < object.dlpi_addr ? object.dlpi_addr + dynamic->d_un.d_ptr : dynamic->d_un.d_ptr;
+    if (dynamic->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(address);
+    if (dynamic->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(address);
+    if (dynamic->d_tag == DT_GNU_HASH) hashes = reinterpret_cast<const uint32_t*>(address);
+  }
+  if (symbols == nullptr || strings == nullptr || hashes == nullptr) return nullptr;
+  uint32_t hash = 5381;
+  for (const char* c = name; *c != 0; ++c) hash = hash * 33 + static_cast<unsigned char>(*c);
+  const uint32_t buckets = hashes[0], first = hashes[1], bloom_words = hashes[2];
+  const uint32_t* const bucket = hashes + 4 + bloom_words * (sizeof(ElfW(Addr)) / 4);
+  const uint32_t* const chain = bucket + buckets;
+  uint32_t index = bucket[hash % buckets];
+  if (index < first) return nullptr;
+  for (;; ++index) {
+    const uint32_t entry = chain[index - first];
+    const ElfW(Sym)& symbol = symbols[index];
+    if ((entry | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF &&
+        std::strcmp(strings + symbol.st_name, name) == 0)
+      return reinterpret_cast<void*>(object.dlpi_addr + symbol.st_value);
+    if ((entry & 1U) != 0) return nullptr;
+  }
+}
+
+struct Search {
+  const char* name;
+  void* found;
+};
+int visit(dl_phdr_info* object, size_t, void* data) {
+  auto* search = static_cast<Search*>(data);
+  const char* slash = object->dlpi_name != nullptr ? std::strrchr(object->dlpi_name, '/') : nullptr;
+  const char* file = slash != nullptr ? slash + 1 : "";
+  // Until glibc 2.34 the functions were in a library of their own.
+  if (std::strncmp(file, "libc.so", 7) != 0 && std::strncmp(file, "libdl.so", 8) != 0 &&
+      std::strncmp(file, "libc-", 5) != 0 && std::strncmp(file, "libdl-", 6) != 0)
+    return 0;
+  search->found = find_in(*object, search->name);
+  return search->found != nullptr ? 1 : 0;
+}
+void* libc_function(void** slot, const char* name) {
+  void* function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (function != nullptr) return function;
+  Search search{name, nullptr};
+  dl_iterate_phdr(visit, &search);
+  __atomic_store_n(slot, search.found, __ATOMIC_RELEASE);
+  return search.found;
+}
+
+void* g_handle = nullptr;
+char g_path[512] = "none";
+
+bool is_proxy(void* handle) {
+  return libc_dlsym(handle, "gpushare_shim_is_proxy") != nullptr;
+}
+
+// Opens `path` unless it is the proxy of this library.
+void* open_driver(const char* path, bool load) {
+  void* handle = libc_dlopen(path, RTLD_LAZY | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD));
+  return handle != nullptr && !is_proxy(handle) ? handle : nullptr;
+}
+
+// The first driver in a list of folders, separated by ':'.
+void* open_in(const char* folders, bool load) {
+  for (const char* at = folders; at != nullptr && *at != 0;) {
+    const char* end = std::strchr(at, ':');
+    const int length = static_cast<int>(end != nullptr ? end - at : static_cast<ptrdiff_t>(std::strlen(at)));
+    char path[512];
+    const int written = std::snprintf(path, sizeof path, "%.*s/libcuda.so.1", length, at);
+    if (length > 0 && written < static_cast<int>(sizeof path))
+      if (void* handle = open_driver(path, load)) return handle;
+    at = end != nullptr ? end + 1 : nullptr;
+  }
+  return nullptr;
+}
+
+void publish(void* handle) {
+  void* expected = nullptr;
+  if (!__atomic_compare_exchange_n(&g_handle, &expected, handle, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    return;
+  Dl_info info;
+  void* init = libc_dlsym(handle, "cuInit");
+  if (init != nullptr && libc_dladdr(init, &info) && info.dli_fname != nullptr)
+    std::snprintf(g_path, sizeof g_path, "%s", info.dli_fname);
+}
+
+Result missing() {
+  return kNotFound;
+}
+Result no_driver() {
+  return kNoDevice;
+}
+
+}  // namespace
+
+void find_libc() {
+  libc_function(&gpushare_shim_dlsym, "dlsym");
+  libc_function(&gpushare_shim_dlvsym, "dlvsym");
+  libc_function(&gpushare_shim_dlopen, "dlopen");
+}
+
+void* libc_dlsym(void* handle, const char* name) {
+  return reinterpret_cast<void* (*)(void*, const char*)>(libc_function(&gpushare_shim_dlsym, "dlsym"))(handle,
+                                                                                                       name);
+}
+bool libc_dladdr(const void* address, Dl_info* out_info) {
+  // By name it would be a symbol of glibc 2.34, where it moved from libdl to libc.
+  static void* slot = nullptr;
+  auto* function = reinterpret_cast<int (*)(const void*, Dl_info*)>(libc_function(&slot, "dladdr"));
+  return function != nullptr && function(address, out_info) != 0;
+}
+void* libc_dlopen(const char* path, int flags) {
+  return reinterpret_cast<void* (*)(const char*, int)>(libc_function(&gpushare_shim_dlopen, "dlopen"))(path,
+                                                                                                       flags);
+}
+
+void* driver_handle(bool load) {
+  if (void* handle = __atomic_load_n(&g_handle, __ATOMIC_ACQUIRE)) return handle;
+  void* handle = nullptr;
+  if (const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
+    handle = open_driver(named, load);
+    if (handle == nullptr && load) log_line("cannot open GPUSHARE_CUDA_DRIVER=%s", named);
+  } else {
+    handle = open_driver("libcuda.so.1", load);
+    if (handle == nullptr) handle = open_in(secure_getenv("LD_LIBRARY_PATH"), load);
+    if (handle == nullptr)
+      handle = open_in(
+          "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/lib:/usr/local/nvidia/lib64:/usr/local/cuda/compat:/usr/"
+          "lib/wsl/lib:"
+          "/run/opengl-driver/lib",
+          load);
+  }
+  if (handle != nullptr) publish(handle);
+  return __atomic_load_n(&g_handle, __ATOMIC_ACQUIRE);
+}
+
+void adopt_driver(const void* function) {
+  if (__atomic_load_n(&g_handle, __ATOMIC_ACQUIRE) != nullptr) return;
+  const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER");
+  if (named != nullptr && *named != 0) return;
+  Dl_info info;
+  if (!libc_dladdr(function, &info) || info.dli_fname == nullptr) return;
+  // Only what calls itself libcuda: other libraries may have functions of these names.
+  const char* slash = std::strrchr(info.dli_fname, '/');
+  if (std::strncmp(slash != nullptr ? slash + 1 : info.dli_fname, "libcuda.so", 10) != 0) return;
+  if (void* handle = open_driver(info.dli_fname, false)) publish(handle);
+}
+
+const char* driver_path() {
+  return g_path;
+}
+
+void* resolve(int entry) {
+  void* const handle = driver_handle(true);
+  void* function = nullptr;
+  if (handle != nullptr) function = libc_dlsym(handle, kEntryInfo[entry].name);
+  if (function == nullptr) function = reinterpret_cast<void*>(handle != nullptr ? missing : no_driver);
+  // Without a driver the next call looks again: it may have been installed, or the program opens it by a path of its own.
+  if (handle != nullptr) __atomic_store_n(&gpushare_shim_real[entry], function, __ATOMIC_RELEASE);
+  return function;
+}
+
+void log_line(const char* format, ...) {
+  char text[640] = "gpushare: ";
+  va_list arguments;
+  va_start(arguments, format);
+  int length = 10 + std::vsnprintf(text + 10, sizeof text - 11, format, arguments);
+  va_end(arguments);
+  if (length > static_cast<int>(sizeof text) - 2) length = static_cast<int>(sizeof text) - 2;
+  text[length] = '\n';
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length) + 1) < 0) return;  // nobody reads it
+}
+
+}  // namespace gpushare::shim
+
+void* gpushare_shim_resolve_slot(void** slot) {
+  return gpushare::shim::resolve(static_cast<int>(slot - gpushare_shim_real));
+}

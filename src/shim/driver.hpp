@@ -1,0 +1,29 @@
+// driver.hpp: finds the real driver, and the C library's own dlsym and dlopen behind the shim's.
+// Threads: every function may be called from any thread. Nothing here holds a lock.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <dlfcn.h>
+
+namespace gpushare::shim {
+
+// The C library's own functions, found in its symbol table: a call by name would come back to the shim.
+// find_libc() fills gpushare_shim_dlsym, _dlvsym and _dlopen, where entries.S goes on to.
+void find_libc();
+void* libc_dlsym(void* handle, const char* name);
+void* libc_dlopen(const char* path, int flags);
+bool libc_dladdr(const void* address, Dl_info* out_info);
+
+// The driver's handle; null when there is none on this machine. `load` = false: only if the process has it already.
+// The file: GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else (when that is the proxy) the folders
+// of LD_LIBRARY_PATH and those where systems keep it.
+void* driver_handle(bool load);
+// The program has opened this library by itself and asks it for functions of the driver: it is the driver, unless there is one already.
+void adopt_driver(const void* function);
+// Where the driver was found, for messages; "none".
+const char* driver_path();
+
+// Writes "gpushare: ..." and a newline to stderr in one piece.
+void log_line(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace gpushare::shim

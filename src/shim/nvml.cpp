@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/nvml.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "shim/books.hpp"
+#include "shim/driver.hpp"
+#include "shim/table.hpp"
+
+// The types of nvml.h, as far as they are used here.
+extern "C" {
+struct gpushare_nvml_memory {
+  uint64_t total;
+  uint64_t free;
+  uint64_t used;
+};
+struct gpushare_nvml_memory_v2 {
+  uint32_t version;
+  uint64_t total;
+  uint64_t reserved;
+  uint64_t free;
+  uint64_t used;
+};
+#define GPUSHARE_SHIM_EXPORT __attribute__((visibility("default")))
+GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo(void* device, gpushare_nvml_memory* out_memory);
+GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory);
+}
+
+namespace gpushare::shim {
+namespace {
+
+struct PciInfo {
+  char legacy[16];
+  uint32_t domain, bus, device, id, subsystem;
+  char address[32];
+};
+struct ProcessInfo {
+  uint32_t process;
+  uint64_t used_bytes;
+  uint32_t instance, compute_instance;
+};
+
+constexpr int kNvmlUninitialized = 1;
+constexpr int kNvmlLibraryNotFound = 12;
+constexpr int kNvmlFunctionNotFound = 13;
+
+void* g_library = nullptr;
+
+void* library() {
+  if (void* handle = __atomic_load_n(&g_library, __ATOMIC_ACQUIRE)) return handle;
+  void* handle = libc_dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (handle != nullptr) __atomic_store_n(&g_library, handle, __ATOMIC_RELEASE);
+  return handle;
+}
+
+template <class... A>
+int call(const char* name, A... arguments) {
+  void* const handle = library();
+  if (handle == nullptr) return kNvmlLibraryNotFound;
+  void* const function = libc_dlsym(handle, name);
+  if (function == nullptr) return kNvmlFunctionNotFound;
+  return reinterpret_cast<int (*)(A...)>(function)(arguments...);
+}
+
+int place_of_nvml(void* device) {
+  PciInfo info;
+  std::memset(&info, 0, sizeof info);
+  if (call("nvmlDeviceGetPciInfo_v3", device, &info) != 0) return -1;
+  info.address[sizeof info.address - 1] = 0;
+  return place_of_device(info.address);
+}
+
+void fit(int place, uint64_t* total, uint64_t* free, uint64_t* used) {
+  const uint64_t limit = limit_bytes(), held = held_bytes(place);
+  if (*total > limit) *total = limit;
+  const uint64_t left = limit > held ? limit - held : 0;
+  if (*free > left) *free = left;
+  *used = held;
+}
+
+}  // namespace
+
+void* nvml_hook(const char* name) {
+  if (std::strcmp(name, "nvmlDeviceGetMemoryInfo") == 0)
+    return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo);
+  if (std::strcmp(name, "nvmlDeviceGetMemoryInfo_v2") == 0)
+    return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo_v2);
+  return nullptr;
+}
+
+void* nvml_adopt(const char* name, void* function) {
+  void* const hook = nvml_hook(name);
+  if (__atomic_load_n(&g_library, __ATOMIC_ACQUIRE) == nullptr && function != hook) {
+    Dl_info info;
+    if (libc_dladdr(function, &info) && info.dli_fname != nullptr)
+      if (void* handle = libc_dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD))
+        __atomic_store_n(&g_library, handle, __ATOMIC_RELEASE);
+  }
+  return hook;
+}
+
+bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
+  void* device = nullptr;
+  int result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
+  if (result == kNvmlUninitialized) {
+    if (call("nvmlInit_v2") != 0) return false;
+    result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
+  }
+  if (result != 0) return false;
+  static constexpr uint32_t kProcesses = 256;
+  ProcessInfo processes[kProcesses];
+  uint32_t count = kProcesses;
+  if (call("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, &processes[0]) != 0) return false;
+  for (uint32_t i = 0; i < count && i < kProcesses; ++i) {
+    if (processes[i].process != static_cast<uint32_t>(getpid()) || processes[i].used_bytes == UINT64_MAX)
+      continue;
+    *out_bytes = processes[i].used_bytes;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace gpushare::shim
+
+int nvmlDeviceGetMemoryInfo(void* device, gpushare_nvml_memory* out_memory) {
+  using namespace gpushare::shim;  // NOLINT(google-build-using-namespace)
+  const int result = call("nvmlDeviceGetMemoryInfo", device, out_memory);
+  if (result == 0 && limited())
+    if (const int place = place_of_nvml(device); place >= 0)
+      fit(place, &out_memory->total, &out_memory->free, &out_memory->used);
+  return result;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory) {
+  using namespace gpushare::shim;  // NOLINT(google-build-using-namespace)
+  const int result = call("nvmlDeviceGetMemoryInfo_v2", device, out_memory);
+  if (result == 0 && limited())
+    if (const int place = place_of_nvml(device); place >= 0)
+      fit(place, &out_memory->total, &out_memory->free, &out_memory->used);
+  return result;
+}

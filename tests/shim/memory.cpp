@@ -1,0 +1,375 @@
+// Memory of one process against GPUSHARE_MEMORY=1G: every way of getting it counts, is refused above the limit with the driver's own code, and
+// comes back when it is freed. Run with the shim preloaded over the recording driver.
+// SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doubles/cuda_recorder/recorder.h"
+#include "shim/table.hpp"
+#include "support/catch.hpp"
+
+using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the kinds of parameters
+
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20, kLimit = 1024 * kMiB;
+
+void* driver() {
+  static void* handle = dlopen(std::getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
+  return handle;
+}
+template <class... A>
+Result cu(const char* name, A... arguments) {
+  return reinterpret_cast<Result (*)(A...)>(dlsym(driver(), name))(arguments...);
+}
+template <class F>
+F control(const char* name) {
+  return reinterpret_cast<F>(dlsym(driver(), name));
+}
+uint64_t free_bytes() {
+  uint64_t free = 0, total = 0;
+  REQUIRE(cu("cuMemGetInfo_v2", &free, &total) == kSuccess);
+  CHECK(total == kLimit);
+  return free;
+}
+void* no_pointer() {
+  return nullptr;
+}
+
+struct Array {
+  uint64_t width, height;
+  uint32_t format, channels;
+};
+struct Array3 {
+  uint64_t width, height, depth;
+  uint32_t format, channels, flags;
+};
+struct Properties {
+  int32_t type, handle_types, location_type, location_id;
+  uint64_t rest[14];
+};
+
+// A way of getting `mebibytes` of memory and of giving it back.
+struct Way {
+  const char* name;
+  std::function<Result(uint64_t mebibytes, uint64_t* out)> get;
+  std::function<Result(uint64_t what)> give_back;
+};
+
+std::vector<Way> ways() {
+  const auto free = [](uint64_t address) { return cu("cuMemFree_v2", address); };
+  const auto free_async = [](uint64_t address) { return cu("cuMemFreeAsync", address, no_pointer()); };
+  const auto handle = [](uint64_t value) { return reinterpret_cast<void*>(value); };
+  return {
+      {"plain", [](uint64_t m, uint64_t* out) { return cu("cuMemAlloc_v2", out, m * kMiB); }, free},
+      {"managed", [](uint64_t m, uint64_t* out) { return cu("cuMemAllocManaged", out, m * kMiB, 1U); }, free},
+      {"pitched",
+       [](uint64_t m, uint64_t* out) {
+         uint64_t pitch = 0;
+         return cu("cuMemAllocPitch_v2", out, &pitch, uint64_t{1000}, m * 1024, 4U);
+       },
+       free},
+      {"stream-ordered",
+       [](uint64_t m, uint64_t* out) { return cu("cuMemAllocAsync", out, m * kMiB, no_pointer()); },
+       free_async},
+      {"stream-ordered, per thread",
+       [](uint64_t m, uint64_t* out) { return cu("cuMemAllocAsync_ptsz", out, m * kMiB, no_pointer()); },
+       [](uint64_t address) { return cu("cuMemFreeAsync_ptsz", address, no_pointer()); }},
+      {"pool",
+       [handle](uint64_t m, uint64_t* out) {
+         return cu("cuMemAllocFromPoolAsync", out, m * kMiB, handle(7), no_pointer());
+       },
+       free_async},
+      {"array",
+       [](uint64_t m, uint64_t* out) {
+         const Array shape{512, m * 512, 0x20, 1};  // floats
+         return cu("cuArrayCreate_v2", out, &shape);
+       },
+       [handle](uint64_t array) { return cu("cuArrayDestroy", handle(array)); }},
+      {"array of 3 dimensions",
+       [](uint64_t m, uint64_t* out) {
+         const Array3 shape{512, 512, m, 0x02, 2, 0};  // two 16-bit channels
+         return cu("cuArray3DCreate_v2", out, &shape);
+       },
+       [handle](uint64_t array) { return cu("cuArrayDestroy", handle(array)); }},
+      {"mipmapped array, one level",
+       [](uint64_t m, uint64_t* out) {
+         const Array3 shape{1024, m * 1024, 0, 0x01, 1, 0};
+         return cu("cuMipmappedArrayCreate", out, &shape, 1U);
+       },
+       [handle](uint64_t array) { return cu("cuMipmappedArrayDestroy", handle(array)); }},
+      {"virtual memory",
+       [](uint64_t m, uint64_t* out) {
+         const Properties properties{1, 0, 1, 0, {}};
+         return cu("cuMemCreate", out, m * kMiB, &properties, uint64_t{0});
+       },
+       [](uint64_t value) { return cu("cuMemRelease", value); }},
+      {"external memory",
+       [](uint64_t m, uint64_t* out) {
+         uint64_t words[13] = {1, 0, 0, m * kMiB};
+         return cu("cuImportExternalMemory", out, &words[0]);
+       },
+       [handle](uint64_t value) { return cu("cuDestroyExternalMemory", handle(value)); }},
+      {"a graph's allocation node",
+       [handle](uint64_t m, uint64_t* out) {
+         control<decltype(&recorder_set_graph_bytes)>("recorder_set_graph_bytes")(m * kMiB);
+         return cu("cuGraphInstantiateWithFlags", out, handle(9), uint64_t{0});
+       },
+       [handle](uint64_t value) { return cu("cuGraphExecDestroy", handle(value)); }},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("every way of getting memory is counted, refused above the limit, and given back") {
+  REQUIRE(free_bytes() == kLimit);
+  for (const Way& way : ways()) {
+    INFO(way.name);
+    uint64_t first = 0, second = 0;
+    const uint64_t used = control<decltype(&recorder_used_bytes)>("recorder_used_bytes")();
+    REQUIRE(way.get(700, &first) == kSuccess);
+    const uint64_t left = free_bytes();
+    CHECK(left <= 324 * kMiB);
+    CHECK(left >= (std::strcmp(way.name, "pitched") == 0 ? 300 : 324) * kMiB);
+    // Refused with the driver's code, and the driver was not asked.
+    const uint64_t before = control<decltype(&recorder_used_bytes)>("recorder_used_bytes")();
+    CHECK(way.get(700, &second) == kOutOfMemory);
+    CHECK(control<decltype(&recorder_used_bytes)>("recorder_used_bytes")() == before);
+    CHECK(free_bytes() == left);
+    // What is too large for any machine is refused too, without harm to the books.
+    CHECK(way.get(uint64_t{1} << 40, &second) != kSuccess);
+    CHECK(way.get(200, &second) == kSuccess);
+    CHECK(way.give_back(second) == kSuccess);
+    CHECK(free_bytes() == left);
+    CHECK(way.give_back(first) == kSuccess);
+    CHECK(free_bytes() == kLimit);
+    CHECK(control<decltype(&recorder_used_bytes)>("recorder_used_bytes")() == used);
+  }
+}
+
+TEST_CASE("a free that the driver refuses leaves the block counted") {
+  uint64_t address = 0;
+  REQUIRE(cu("cuMemAlloc_v2", &address, 100 * kMiB) == kSuccess);
+  const uint64_t left = free_bytes();
+  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
+  arm(find_entry("cuMemFree_v2"), 1);
+  CHECK(cu("cuMemFree_v2", address) == kInvalidValue);
+  arm(-1, 0);
+  CHECK(free_bytes() == left);
+  CHECK(cu("cuMemFree_v2", address) == kSuccess);
+  CHECK(free_bytes() == kLimit);
+  CHECK(cu("cuMemFree_v2", address) == kInvalidValue);
+  CHECK(free_bytes() == kLimit);
+}
+
+TEST_CASE("an allocation that the driver refuses is not counted") {
+  uint64_t address = 0;
+  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
+  for (const char* name : {"cuMemAlloc_v2", "cuMemAllocAsync"}) {
+    arm(find_entry(name), 719);
+    CHECK(cu(name, &address, 100 * kMiB, no_pointer()) == 719);
+    arm(-1, 0);
+    CHECK(free_bytes() == kLimit);
+  }
+}
+
+TEST_CASE("memory of the host is not charged to the device") {
+  uint64_t handle = 0;
+  const Properties host{1, 0, 2, 0, {}};
+  CHECK(cu("cuMemCreate", &handle, 4096 * kMiB, &host, uint64_t{0}) == kSuccess);
+  CHECK(free_bytes() == kLimit);
+  CHECK(cu("cuMemRelease", handle) == kSuccess);
+  // A pool of the host.
+  void* pool = nullptr;
+  uint64_t address = 0;
+  REQUIRE(cu("cuMemPoolCreate", &pool, &host) == kSuccess);
+  CHECK(cu("cuMemAllocFromPoolAsync", &address, 2048 * kMiB, pool, no_pointer()) == kSuccess);
+  CHECK(free_bytes() == kLimit);
+  CHECK(cu("cuMemFreeAsync", address, no_pointer()) == kSuccess);
+  CHECK(free_bytes() == kLimit);
+  CHECK(cu("cuMemPoolDestroy", pool) == kSuccess);
+}
+
+TEST_CASE("physical memory is held by its handle and by every mapping") {
+  const Properties properties{1, 0, 1, 0, {}};
+  uint64_t handle = 0;
+  REQUIRE(cu("cuMemCreate", &handle, 64 * kMiB, &properties, uint64_t{0}) == kSuccess);
+  const auto map = [&](uint64_t at) {
+    return cu("cuMemMap", at, 64 * kMiB, uint64_t{0}, handle, uint64_t{0});
+  };
+  const uint64_t base = uint64_t{1} << 40;
+  REQUIRE(map(base) == kSuccess);
+  REQUIRE(map(base + 64 * kMiB) == kSuccess);
+  uint64_t again = handle;
+  REQUIRE(cu("cuMemRetainAllocationHandle", &again, reinterpret_cast<void*>(base)) == kSuccess);
+  CHECK(free_bytes() == kLimit - 64 * kMiB);
+  REQUIRE(cu("cuMemRelease", handle) == kSuccess);
+  CHECK(free_bytes() == kLimit - 64 * kMiB);
+  // One call takes both mappings.
+  REQUIRE(cu("cuMemUnmap", base, 128 * kMiB) == kSuccess);
+  CHECK(free_bytes() == kLimit - 64 * kMiB);
+  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
+  arm(find_entry("cuMemRelease"), 719);  // refused: nothing changes
+  CHECK(cu("cuMemRelease", handle) == 719);
+  arm(-1, 0);
+  CHECK(free_bytes() == kLimit - 64 * kMiB);
+  CHECK(cu("cuMemRelease", handle) == kSuccess);
+  CHECK(free_bytes() == kLimit);
+}
+
+TEST_CASE("memory of other processes counts when it is opened or mapped") {
+  const uint64_t at_first = free_bytes();
+  uint64_t address = 0, handle = 0;
+  REQUIRE(cu("cuIpcOpenMemHandle_v2", &address, B64{}, 1U) == kSuccess);
+  CHECK(free_bytes() == at_first - 64 * kMiB);
+  REQUIRE(cu("cuIpcCloseMemHandle", address) == kSuccess);
+  CHECK(free_bytes() == at_first);
+  REQUIRE(cu("cuMemImportFromShareableHandle", &handle, no_pointer(), 1U) == kSuccess);
+  CHECK(free_bytes() == at_first);
+  REQUIRE(cu("cuMemMap", uint64_t{1} << 41, 32 * kMiB, uint64_t{0}, handle, uint64_t{0}) == kSuccess);
+  CHECK(free_bytes() == at_first - 32 * kMiB);
+  CHECK(cu("cuMemMap", uint64_t{1} << 42, 32 * kMiB, uint64_t{0}, handle, uint64_t{0}) == kSuccess);
+  CHECK(free_bytes() == at_first - 32 * kMiB);
+  REQUIRE(cu("cuMemUnmap", uint64_t{1} << 41, 32 * kMiB) == kSuccess);
+  REQUIRE(cu("cuMemUnmap", uint64_t{1} << 42, 32 * kMiB) == kSuccess);
+  REQUIRE(cu("cuMemRelease", handle) == kSuccess);
+  CHECK(free_bytes() == at_first);
+}
+
+TEST_CASE("allocations on a stream that is captured are charged with the graph, not before") {
+  const uint64_t at_first = free_bytes();
+  control<decltype(&recorder_set_capturing)>("recorder_set_capturing")(1);
+  uint64_t address = 0;
+  CHECK(cu("cuMemAllocAsync", &address, 512 * kMiB, no_pointer()) == kSuccess);
+  CHECK(free_bytes() == at_first);
+  CHECK(cu("cuMemFreeAsync", address, no_pointer()) == kSuccess);
+  control<decltype(&recorder_set_capturing)>("recorder_set_capturing")(0);
+  CHECK(free_bytes() == at_first);
+}
+
+TEST_CASE("a context's memory goes with the context") {
+  void* context = nullptr;
+  REQUIRE(cu("cuCtxCreate_v2", &context, 0U, 0U) == kSuccess);
+  const uint64_t at_first = free_bytes();
+  uint64_t address = 0;
+  for (int i = 0; i < 300; ++i) REQUIRE(cu("cuMemAlloc_v2", &address, 1 * kMiB) == kSuccess);
+  CHECK(free_bytes() == at_first - 300 * kMiB);
+  REQUIRE(cu("cuCtxDestroy_v2", context) == kSuccess);
+  CHECK(free_bytes() == at_first);
+}
+
+TEST_CASE("the context's own memory is measured, and one that does not fit is refused") {
+  const uint64_t at_first = free_bytes();
+  const auto overhead = control<decltype(&recorder_set_overhead)>("recorder_set_overhead");
+  void* context = nullptr;
+  overhead(300 * kMiB, 0);
+  REQUIRE(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  // What the double still has of earlier tests counts as overhead too: NVML says what the process has, and the rest is not blocks.
+  CHECK(free_bytes() <= at_first - 300 * kMiB);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  overhead(2000 * kMiB, 0);
+  CHECK(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kOutOfMemory);
+  overhead(0, 0);
+  REQUIRE(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  const uint64_t alone = free_bytes();
+  // A module brings its own.
+  overhead(0, 100 * kMiB);
+  void* module = nullptr;
+  REQUIRE(cu("cuModuleLoadData", &module, no_pointer()) == kSuccess);
+  CHECK(free_bytes() == alone - 100 * kMiB);
+  overhead(0, 900 * kMiB);
+  CHECK(cu("cuModuleLoadData", &module, no_pointer()) == kOutOfMemory);
+  cu("cuModuleUnload", module);
+  overhead(0, 0);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+}
+
+TEST_CASE("limits hold while NVML does not answer") {
+  control<decltype(&recorder_set_nvml)>("recorder_set_nvml")(0);
+  void* context = nullptr;
+  uint64_t address = 0;
+  CHECK(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  CHECK(cu("cuMemAlloc_v2", &address, 2 * kLimit) == kOutOfMemory);
+  CHECK(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  control<decltype(&recorder_set_nvml)>("recorder_set_nvml")(1);
+}
+
+TEST_CASE("every question for memory has the same answer") {
+  uint64_t address = 0, total = 0, memory[3] = {}, memory_v2[5] = {};
+  const uint64_t at_first = free_bytes();
+  REQUIRE(cu("cuMemAlloc_v2", &address, 256 * kMiB) == kSuccess);
+  CHECK(cu("cuDeviceTotalMem_v2", &total, 0U) == kSuccess);
+  CHECK(total == kLimit);
+  void* nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  REQUIRE(nvml != nullptr);
+  using Query = int (*)(void*, uint64_t*);
+  CHECK(reinterpret_cast<Query>(dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(nullptr, memory) == 0);
+  CHECK(reinterpret_cast<Query>(dlsym(nvml, "nvmlDeviceGetMemoryInfo_v2"))(nullptr, memory_v2) == 0);
+  CHECK(memory[0] == kLimit);
+  CHECK(memory[1] == at_first - 256 * kMiB);
+  CHECK(memory[2] == kLimit - memory[1]);
+  CHECK(memory_v2[1] == kLimit);
+  CHECK(memory_v2[3] == memory[1]);
+  CHECK(memory_v2[4] == memory[2]);
+  REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
+}
+
+TEST_CASE("a child of fork has books of its own") {
+  const uint64_t at_first = free_bytes();
+  uint64_t address = 0;
+  REQUIRE(cu("cuMemAlloc_v2", &address, 600 * kMiB) == kSuccess);
+  const pid_t child = fork();
+  if (child == 0) {
+    uint64_t free = 0, total = 0, mine = 0;
+    const auto get = reinterpret_cast<Result (*)(uint64_t*, uint64_t)>(dlsym(driver(), "cuMemAlloc_v2"));
+    const auto info = reinterpret_cast<Result (*)(uint64_t*, uint64_t*)>(dlsym(driver(), "cuMemGetInfo_v2"));
+    if (info(&free, &total) != kSuccess || free != kLimit) _exit(1);
+    if (get(&mine, 700 * kMiB) != kSuccess) _exit(2);
+    if (get(&mine, 700 * kMiB) != kOutOfMemory) _exit(3);
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(free_bytes() == at_first - 600 * kMiB);
+  REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
+}
+
+TEST_CASE("threads that allocate at once never get more than the limit, and lose nothing") {
+  const uint64_t at_first = free_bytes();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::vector<uint64_t> mine;
+      for (int i = 0; i < 3000; ++i) {
+        uint64_t address = 0;
+        const Result result = cu("cuMemAlloc_v2", &address, static_cast<uint64_t>(t + 1) * 8 * kMiB);
+        if (result == kSuccess)
+          mine.push_back(address);
+        else if (result != kOutOfMemory)
+          ++wrong;
+        if (control<decltype(&recorder_used_bytes)>("recorder_used_bytes")() >
+            kLimit + (kLimit - at_first) + 64 * kMiB)
+          ++wrong;
+        if (!mine.empty() && (i % 3 != 0 || result != kSuccess)) {
+          if (cu("cuMemFree_v2", mine.back()) != kSuccess) ++wrong;
+          mine.pop_back();
+        }
+      }
+      for (const uint64_t address : mine)
+        if (cu("cuMemFree_v2", address) != kSuccess) ++wrong;
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(free_bytes() == at_first);
+}
