@@ -28,7 +28,7 @@ int32_t report_refused(const char* why) noexcept;
 // kCancellableWaits: the call may be cancelled (pthread_cancel) where it waits for other sessions.
 // Not noexcept: a thread that ends inside of a callback (pthread_exit), or is cancelled in a wait, is unwound through here.
 template <bool kCancellableWaits = false, class F>
-int32_t guard(F&& body) {
+GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard(F&& body) {
   if (const char* why = base::calls_refused(); why != nullptr) return report_refused(why);
   const base::CallScope inside(base::kInsideCall);
   const base::CancelOff cancel_off;

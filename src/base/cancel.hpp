@@ -24,6 +24,10 @@ using ForcedUnwind = abi::__forced_unwind;
 class ForcedUnwind {};
 #endif
 
+// For each function with a handler of ForcedUnwind: the exception has no object, and UndefinedBehaviorSanitizer takes the handler for
+// a reference to null. GCC leaves that check out only where it checks neither null nor alignment.
+#define GPUSHARE_CATCHES_FORCED_UNWIND __attribute__((no_sanitize("null", "alignment")))
+
 // True once the calling thread is being unwound to end inside of a callback. Whoever rethrows ForcedUnwind at a callback sets
 // it, so that locks which the unwinding passes can tell it from an exception that left their data half done.
 inline bool& thread_ends() {

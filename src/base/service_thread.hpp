@@ -52,7 +52,7 @@ class ServiceThread {
     state->threads.reserve(state->threads.size() + 1);
     state->threads.emplace_back([state] { run(*state); });
   }
-  static void run(State& state) {
+  GPUSHARE_CATCHES_FORCED_UNWIND static void run(State& state) {
     const CancelOff cancel_off;
     const CallScope inside(kInsideCall);
     try {

@@ -522,6 +522,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   session.state_changed_.notify_all();
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_service() {
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);

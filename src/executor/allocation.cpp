@@ -372,6 +372,7 @@ bool SessionImpl::make_room(uint64_t bytes) {
   return true;
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 bool SessionImpl::ask_owner(uint64_t bytes) {
   OutOfMemoryFunction function;
   {

@@ -15,6 +15,9 @@ namespace {
 GPUSHARE_THREAD_LOCAL Binding* t_open = nullptr;
 GPUSHARE_THREAD_LOCAL Binding* t_spare = nullptr;  // kept from one iteration to the next
 GPUSHARE_THREAD_LOCAL base::ThreadExitHook t_exit;
+// In the child of a fork: what the thread that forked had bound. It stays reachable, so that a leak checker does not report in
+// the child what the parent uses.
+Binding* g_of_ancestors = nullptr;
 
 // Moves what `gone` is true for to the spare nodes.
 template <class Gone>
@@ -59,7 +62,11 @@ bool watch_forks() {
   // The parent's sessions are left alone in the child: their threads and their device are not there.
   static constinit base::ForkHook hook{[](void*) {},
                                        [](void*, bool in_child) {
-                                         if (in_child) t_open = nullptr;
+                                         if (!in_child) return;
+                                         while (t_open != nullptr) {
+                                           Binding* const node = std::exchange(t_open, t_open->outer);
+                                           node->outer = std::exchange(g_of_ancestors, node);
+                                         }
                                        }};
   static const bool added = base::add_fork_hook(hook);
   return added;

@@ -66,6 +66,7 @@ base::Status IterationImpl::end_with(base::Status outcome) {
                                              std::move(outcome), {});
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) {
   try {
     return start_iteration_or_throw(session, lane);
@@ -105,6 +106,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   return status;
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                            const base::Status& begun) {
   const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
@@ -229,6 +231,7 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
   }
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work) {
   struct Destroy {
     ~Destroy() { destroy(session, std::move(work), false); }

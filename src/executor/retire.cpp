@@ -103,6 +103,7 @@ void RuntimeImpl::poll(Outbox& outbox) {
   }
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
   if (!outbox.empty()) {
     const Unlocked unlocked(mutex_);
@@ -167,6 +168,7 @@ void RuntimeImpl::kick_reapers() {
     if (lane->reaper_sleeps && reaper_wanted(*lane)) lane->reaper_wakes.notify_one();
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_reaper(LaneSlot& lane) {
   Outbox outbox(*this);
   base::MutexLock lock(mutex_);

@@ -111,6 +111,7 @@ Section::~Section() {
   if (held_) runtime_.mutex_.unlock();
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::tell(const Outbox::Finished& call) {
   struct Told {
     ~Told() { told(call); }

@@ -196,6 +196,7 @@ base::Status SessionImpl::allow_paging() {
   return {};
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   LaneSlot* lane = nullptr;

@@ -88,6 +88,7 @@ void StreamImpl::give_call(HostCall* call) {
   spare_calls_.push_back(call);
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void StreamImpl::run_host_call(void* user_data) {
   auto* call = static_cast<HostCall*>(user_data);
   const NoWaitScope scope;

@@ -15,7 +15,7 @@ namespace {
 // A callback of the caller's, on a thread of the device: it may neither wait there nor fail the stream.
 GroupCallback guarded(GroupCallback call) {
   if (!call) return {};
-  return [call = std::move(call)](size_t group, uint32_t first, uint32_t end) {
+  return [call = std::move(call)](size_t group, uint32_t first, uint32_t end) GPUSHARE_CATCHES_FORCED_UNWIND {
     const executor::NoWaitScope scope;
     try {
       call(group, first, end);

@@ -82,7 +82,7 @@ class CustomPolicy final : public Policy {
 
  private:
   template <class T, class Call>
-  T guarded(const char* what, T otherwise, Call call) const {
+  GPUSHARE_CATCHES_FORCED_UNWIND T guarded(const char* what, T otherwise, Call call) const {
     const PolicyCall inside;
     try {
       return call();

@@ -121,6 +121,7 @@ base::Status Stream::push(Op op) {
   return {};
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void Stream::run() {
   // Capped copies and slow streams sleep: the default slack of 50 us would be added to each of them.
   prctl(PR_SET_TIMERSLACK, 1'000ul, 0, 0, 0);
@@ -196,6 +197,7 @@ base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
   return status;
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 base::Status Stream::perform(const Op& op) {
   switch (op.kind) {
     case Op::Kind::kCopy:

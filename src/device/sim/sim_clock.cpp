@@ -173,6 +173,7 @@ void Device::lose() noexcept {
   progress_.notify_all();
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
 void Device::run_callback() {
   const std::shared_ptr<Stream> stream = due_callbacks_.front()->shared_from_this();
   due_callbacks_.erase(due_callbacks_.begin());

@@ -23,7 +23,7 @@ int32_t write_backend_error(const base::Status& status, gpushare_backend_error* 
 // No exception leaves it: bad_alloc becomes HOST_OUT_OF_MEMORY, any other INTERNAL. NOT_READY is an answer
 // and is not kept.
 template <class Body>
-int32_t guard_op(base::ThreadStatus& last_error, const char* op, Body&& body) {
+GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard_op(base::ThreadStatus& last_error, const char* op, Body&& body) {
   try {
     base::Status status = body();
     if (status.ok()) return GPUSHARE_OK;

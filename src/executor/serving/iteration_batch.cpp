@@ -18,7 +18,7 @@ class BatchWork final : public Work {
   BatchWork(const BatchFunction& function, const Batch& batch, BatchReport& report, base::Status& outcome)
       : function_(function), batch_(batch), report_(report), outcome_(outcome) {}
   // OK whatever the batch did: a bad batch is no reason to end the session.
-  base::Status run(const std::shared_ptr<Iteration>& iteration) override {
+  GPUSHARE_CATCHES_FORCED_UNWIND base::Status run(const std::shared_ptr<Iteration>& iteration) override {
     const InsideServer inside(report_.server);
     report_.started_ns = base::host_now_ns();
     try {

@@ -371,7 +371,7 @@ class RequestServer::Impl {
     if (!answers_.empty()) poked_ = true;
     if (entries_.empty()) answered_.notify_all();
   }
-  static void tell(const Answer& answer, const RequestOutcome& outcome) {
+  GPUSHARE_CATCHES_FORCED_UNWIND static void tell(const Answer& answer, const RequestOutcome& outcome) {
     const auto complain = [&outcome](const char* what) {
       try {
         base::log(GPUSHARE_LOG_ERROR,
