@@ -142,6 +142,10 @@ int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_
   return capi::with_cancellable(runtime, [&](executor::Runtime& of) { return of.synchronize(timeout_ns); });
 }
 
+int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t timeout_ns) {
+  return capi::with_cancellable(runtime, [&](executor::Runtime& of) { return of.drain(timeout_ns); });
+}
+
 int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime, gpushare_out_of_memory_fn fn,
                                                     void* user_data) {
   return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {

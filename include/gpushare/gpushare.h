@@ -313,8 +313,15 @@ GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushar
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                                  const gpushare_policy_ops* policy_ops);
 
-/* Blocks until the work enqueued on every lane has finished; not for submitted iterations without a turn yet. Errors: TIMED_OUT, DEVICE_LOST. */
+/* Blocks until the work enqueued on every lane has finished; not for submitted iterations without a turn yet (gpushare_runtime_drain).
+ * Errors: TIMED_OUT, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns);
+
+/* Blocks until every iteration submitted before this call, to any session, has run or was given up (its session ended), and then as
+ * gpushare_runtime_synchronize. Iterations submitted meanwhile are not waited for. OK also if iterations failed: their tickets tell.
+ * Errors: TIMED_OUT (says what is waited for), DEVICE_LOST, INVALID_STATE (the calling thread has an iteration open that one of them
+ * waits for, or is in a function that the runtime waits for). */
+GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t timeout_ns);
 
 /* ---- session ---- */
 

@@ -574,6 +574,13 @@ class Runtime {
     check(status);
     return true;
   }
+  // Waits until every iteration submitted before has run or was given up, then as synchronize(); false: the timeout passed first.
+  bool drain(Nanoseconds timeout = no_timeout) {
+    const int32_t status = gpushare_runtime_drain(get(), detail::timeout_ns(timeout));
+    if (status == GPUSHARE_TIMED_OUT) return false;
+    check(status);
+    return true;
+  }
   // Opens in Perfetto. Needs record_timeline.
   void write_timeline(const std::string& path) const {
     check(gpushare_runtime_write_timeline(get(), path.c_str()));

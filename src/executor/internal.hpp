@@ -67,6 +67,9 @@ class TicketImpl final : public Ticket {
 
  private:
   friend class RuntimeImpl;
+  // With `poll` the device is asked, and nothing is waited for.
+  base::Status wait_until(const base::Deadline& deadline, bool poll);
+
   // Guarded by the runtime's lock. Once done, runtime and session are let go.
   std::shared_ptr<RuntimeImpl> runtime_;
   std::shared_ptr<SessionImpl> session_;
@@ -194,6 +197,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   LaneSlot* lane_ = nullptr;         // of the iteration under way, or the last one
   LaneSlot* stream_lane_ = nullptr;  // whose stream the heap is ordered on; touched by the iteration's owner
   std::deque<PushItem> pushes_;
+  std::shared_ptr<TicketImpl> last_submitted_;  // pushes run in order, so all are done once this one is
   uint64_t next_order_ = 0;
   uint32_t in_flight_ = 0;
   uint64_t persistent_promise_ = 0, ephemeral_promise_ = 0;  // P and E as the scheduler has them
@@ -339,6 +343,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<RuntimeInfo> info() override;
   base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
   base::Status synchronize(uint64_t timeout_ns) override;
+  base::Status drain(uint64_t timeout_ns) override;
   base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
                                       uint64_t alignment) override;
   base::Status free(memory::Address address) override;
@@ -374,6 +379,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options);
   SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(mutex_);
   base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
+  base::Status synchronize_until(const base::Deadline& deadline, bool poll_only);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)

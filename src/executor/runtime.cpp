@@ -445,9 +445,28 @@ base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
 }
 
 base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
+  return synchronize_until(base::Deadline::after(timeout_ns), timeout_ns == 0);
+}
+
+base::Status RuntimeImpl::drain(uint64_t timeout_ns) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  std::vector<std::shared_ptr<TicketImpl>> last;  // of each session
+  {
+    Section lock(*this);
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+    for (const auto& [id, session] : sessions_)
+      if (session->last_submitted_ != nullptr) last.push_back(session->last_submitted_);
+  }
+  for (const std::shared_ptr<TicketImpl>& ticket : last) {
+    base::Status status = ticket->wait_until(deadline, timeout_ns == 0);
+    if (!ticket->done_.load(std::memory_order_acquire)) return status;
+  }
+  return synchronize_until(deadline, timeout_ns == 0);
+}
+
+base::Status RuntimeImpl::synchronize_until(const base::Deadline& deadline, bool poll_only) {
   Outbox outbox(*this);
-  if (timeout_ns == 0) poll(outbox);
+  if (poll_only) poll(outbox);
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
   std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
@@ -455,7 +474,7 @@ base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
   for (const auto& [lane, target] : targets) {
     while (lane->head < target && lane->in_flight > 0) {
       if (collapsed_) return lost_;
-      if (timeout_ns == 0 || deadline.passed())
+      if (poll_only || deadline.passed())
         return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
       if (NoWaitScope::active())
         return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};

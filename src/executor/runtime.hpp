@@ -306,6 +306,9 @@ class Runtime {
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
+  // Blocks until every iteration submitted before has run or was given up, then as synchronize(). What these iterations
+  // return is told by their tickets only. Errors: as synchronize(); INVALID_STATE as Ticket::wait.
+  virtual base::Status drain(uint64_t timeout_ns) = 0;
 
   // `stream` may be null. Owner: the iteration that has the lane of `stream`, else the innermost open
   // iteration that the calling thread began. kEphemeral when there is none: NOT_FOUND, as for the other

@@ -318,6 +318,7 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
                                      name().c_str(), kMaxQueuedIterations));
   if (pushes_.empty() && !open_ && !pull_waits_) waiting_since_ns_ = runtime.now();
   pushes_.push_back({std::move(work), ticket, next_order_++});
+  last_submitted_ = ticket;
   ++works_;
   ++runtime.demand_;
   if (told_ready_ || open_) {
@@ -330,15 +331,18 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
 }
 
 base::Status TicketImpl::wait(uint64_t timeout_ns) {
+  return wait_until(base::Deadline::after(timeout_ns), timeout_ns == 0);
+}
+
+base::Status TicketImpl::wait_until(const base::Deadline& deadline, bool poll) {
   if (done_.load(std::memory_order_acquire)) return outcome_;
-  const base::Deadline deadline = base::Deadline::after(timeout_ns);
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
-  if (timeout_ns == 0) runtime.poll(outbox);
+  if (poll) runtime.poll(outbox);
   Section lock(runtime);
   while (!done_.load(std::memory_order_relaxed)) {
     LaneSlot* lane = lane_;
-    if (timeout_ns == 0 || deadline.passed())
+    if (poll || deadline.passed())
       return {GPUSHARE_TIMED_OUT,
               lane != nullptr ? base::format("the iteration of session '%s' has not finished in lane %u",
                                              session_->name().c_str(), lane->id)

@@ -77,14 +77,15 @@ static void push(const char* device) {
   released = 0;
   for (int i = 0; i < 20; ++i)
     CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, count_release, &tickets[i]), GPUSHARE_OK);
-  for (int i = 0; i < 20; ++i)
-    CHECK_STATUS(gpushare_ticket_wait(tickets[i], GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_drain(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  for (int i = 0; i < 20; ++i) CHECK_STATUS(gpushare_ticket_wait(tickets[i], 0), GPUSHARE_OK);
   CHECK(runs == 20);
   for (int i = 0; i < 20; ++i) CHECK_STATUS(gpushare_ticket_release(tickets[i]), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_release(tickets[0]), GPUSHARE_INVALID_HANDLE);
 
   /* A failing iteration ends its session alone. */
   CHECK_STATUS(gpushare_session_submit(session, failing, NULL, count_release, &bad), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_drain(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_QUOTA_EXCEEDED);
   CHECK_STATUS(gpushare_ticket_release(bad), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);

@@ -324,7 +324,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       }
       case 38:
-        status = gpushare_runtime_synchronize(choose(runtimes, input), 0);
+        status = input.byte() % 2 == 0 ? gpushare_runtime_synchronize(choose(runtimes, input), 0)
+                                       : gpushare_runtime_drain(choose(runtimes, input), 0);
         break;
       default: {
         require(gpushare_version() == GPUSHARE_VERSION && gpushare_version_string() != nullptr,

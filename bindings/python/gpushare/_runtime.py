@@ -646,6 +646,10 @@ class Runtime(Closable):
         """Blocks until every lane's enqueued work has finished."""
         wait(lambda slice_ns: lib.gpushare_runtime_synchronize(self.handle, slice_ns), timeout)
 
+    def drain(self, timeout: Optional[float] = None) -> None:
+        """Blocks until every iteration submitted before has run or was given up, then as `synchronize`."""
+        wait(lambda slice_ns: lib.gpushare_runtime_drain(self.handle, slice_ns), timeout)
+
     def info(self) -> dict[str, Any]:
         """State and statistics, as gpushare_runtime_info."""
         info = struct("gpushare_runtime_info")

@@ -283,6 +283,9 @@ def test_progress_out_of_memory_and_log_functions():
         session = runtime.open_session("a", persistent_bytes="1M", ephemeral_bytes="1M")
         for _ in session.iterations(4):
             pass
+        session.submit(lambda iteration: None)
+        runtime.drain()
+        assert len(finished) == 5
         runtime.synchronize()
 
         def free_something(session_id, nbytes):

@@ -67,6 +67,51 @@ TEST_CASE("idle lanes move out of the way of a session that would wait for room 
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("draining waits for what was submitted before, and for nothing else") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  CAPTURE(setup.device, static_cast<int>(setup.layout));
+  auto runtime = open_runtime(options_of(setup));
+  CHECK(runtime->drain(0).ok());
+  auto holder = open_session(*runtime, need("holder", 0, 4 * kMiB));
+  auto other = open_session(*runtime, need("other", 0, 4 * kMiB));
+  std::atomic<int> ran{0};
+  const auto submit = [&](executor::Session& session, base::Status outcome) {
+    std::unique_ptr<executor::Work> work = work_of([&ran, outcome](const auto&) {
+      ++ran;
+      return outcome;
+    });
+    REQUIRE(session.submit(work).ok());
+  };
+  auto iteration = holder->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  submit(*holder, {});
+  const base::Status timed_out = runtime->drain(0);
+  CHECK(timed_out.code() == GPUSHARE_TIMED_OUT);
+  CHECK(timed_out.message().find("'holder'") != std::string::npos);
+  // It would wait for the iteration that this thread has open.
+  CHECK(runtime->drain(GPUSHARE_NO_TIMEOUT).code() == GPUSHARE_INVALID_STATE);
+  CHECK(ran == 0);
+  std::atomic<int32_t> drained{-1};
+  std::thread drains([&] { drained = runtime->drain(GPUSHARE_NO_TIMEOUT).code(); });
+  CHECK((*iteration)->end().ok());
+  drains.join();
+  CHECK(drained == GPUSHARE_OK);
+  CHECK(ran == 1);
+  for (int i = 0; i < 100; ++i) {
+    submit(*holder, {});
+    submit(*other, {});
+  }
+  submit(*other, {GPUSHARE_QUOTA_EXCEEDED, "fails"});
+  CHECK(runtime->drain(GPUSHARE_NO_TIMEOUT).ok());
+  CHECK(ran == 202);
+  // `other` ended as failed; a session that is closed has nothing to wait for.
+  CHECK(other->info().state == executor::SessionState::kFailed);
+  CHECK(holder->close().ok());
+  CHECK(runtime->drain(0).ok());
+  CHECK(runtime->close().ok());
+  CHECK(runtime->drain(0).code() == GPUSHARE_INVALID_STATE);
+}
+
 TEST_CASE("a session that is closed has no work left that is being destroyed") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   const bool runs = GENERATE(true, false);
