@@ -40,6 +40,9 @@ class Error(Exception):
         self.status = status
         self.native_code = native_code
 
+    def __reduce__(self) -> Any:  # whole on its way to another process
+        return type(self), (str(self.args[0]), self.status, self.native_code)
+
     @property
     def status_name(self) -> str:
         return text(lib.gpushare_status_name(self.status))

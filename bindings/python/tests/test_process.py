@@ -1,11 +1,14 @@
 """What concerns the whole process: exit, fork, signals, the tool, the description of the ABI. Each in a process of its own."""
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+import gpushare
 
 
 def python(code, **options):
@@ -106,3 +109,9 @@ def test_the_module_runs_the_tool():
     environment = dict(os.environ, PATH=os.environ["GPUSHARE_TOOL_FOLDER"] + os.pathsep + os.environ["PATH"])
     result = subprocess.run([sys.executable, "-m", "gpushare", "--help"], capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode == 0 and "replay" in result.stdout
+
+
+def test_errors_reach_another_process_whole():
+    for kind in (gpushare.QuotaExceeded, gpushare.IoError, gpushare.TimedOut):
+        error = pickle.loads(pickle.dumps(kind("the message", kind("", 7).status, 5)))
+        assert (type(error), str(error), error.status, error.native_code) == (kind, "the message", 7, 5)

@@ -1,0 +1,105 @@
+"""The daemon of a node: one for all programs of the user, started by `gpushare-ray start` or by the first session.
+
+It outlives the worker that started it (Ray kills a worker's children with the worker), and is stopped by `gpushare-ray stop`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Optional
+
+import gpushare
+
+
+def socket_path() -> pathlib.Path:
+    """GPUSHARE_SOCKET if set, else one for this user and node."""
+    named = os.environ.get("GPUSHARE_SOCKET")
+    return pathlib.Path(named) if named else pathlib.Path(tempfile.gettempdir()) / f"gpushare-ray-{os.getuid()}" / "daemon.sock"
+
+
+def _tool() -> str:
+    packaged = pathlib.Path(gpushare.__file__).parent / "bin" / "gpushare"
+    found = str(packaged) if packaged.exists() else os.environ.get("GPUSHARE_TOOL") or shutil.which("gpushare")
+    if not found:
+        raise gpushare.Unavailable("the gpushare tool is neither in the package nor on PATH, and GPUSHARE_TOOL does not name it", 0)
+    return found
+
+
+def status(timeout_s: float = 10) -> Optional[dict[str, Any]]:
+    """What `gpushare top --json` tells, or None without a daemon."""
+    try:
+        done = subprocess.run([_tool(), "top", "--socket", str(socket_path()), "--json", "-"], capture_output=True, text=True,
+                              timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def device_names(device: str, gpus: int, capacity_bytes: int) -> list[str]:
+    """The daemon's devices for Ray's GPUs 0 to gpus - 1. Host devices differ in their size, since a device is found by its name."""
+    if device == "cuda":
+        return [f"cuda:{number}" for number in range(gpus)]
+    if device == "host":
+        return [f"host?total_bytes={2 * capacity_bytes + (number << 21)}" for number in range(gpus)]
+    return [device] * gpus
+
+
+def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushare._runtime.Bytes = 0, lanes: int = 1,
+                  timeout_s: float = 60) -> dict[str, Any]:
+    """Returns the daemon's status, and starts one if none answers: with a device for each of the node's `gpus`.
+
+    `device`: 'cuda', 'host', or None: cuda where there is one. `capacity`: memory of each device; 0: what is free (1 GiB on the host).
+    Several programs may call it at once: one daemon serves the socket, the others find it. Raises gpushare.Unavailable.
+    """
+    present = status()
+    if present is not None:
+        return present
+    if device is None:
+        usable = [found["name"] for found in gpushare.devices() if found["status"] == 0]
+        device = "cuda" if any(name.startswith("cuda") for name in usable) else "host"
+    capacity_bytes = gpushare._runtime.size_in_bytes(capacity)
+    if device == "host" and capacity_bytes == 0:
+        capacity_bytes = 1 << 30
+    path = socket_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [_tool(), "daemon", "--socket", str(path), "--lanes", str(lanes)]
+    for name in device_names(device, gpus, capacity_bytes):
+        command += ["--device", name]
+    if capacity_bytes:
+        command += ["--capacity", str(capacity_bytes)]
+    log = path.parent / "daemon.log"
+    # A process between that ends at once: the daemon is then nobody's child, and Ray does not kill it with the worker.
+    between = ("import subprocess, sys; log = open(sys.argv[1], 'ab');"
+               "subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)")
+    environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
+    subprocess.run([sys.executable, "-c", between, str(log), *command], check=True, env=environment, cwd="/")
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        present = status()
+        if present is not None:
+            return present
+        time.sleep(0.1)
+    said = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+    raise gpushare.Unavailable(f"the daemon at {path} did not start within {timeout_s:g} s: {' '.join(said) or 'it said nothing'}", 0)
+
+
+def stop_daemon(timeout_s: float = 30) -> bool:
+    """Stops the node's daemon; False if there is none. Sessions keep their memory and wait for another."""
+    present = status()
+    if present is None:
+        return False
+    os.kill(present["pid"], signal.SIGTERM)
+    end = time.monotonic() + timeout_s
+    while status() is not None:
+        if time.monotonic() > end:
+            raise gpushare.TimedOut(f"the daemon {present['pid']} still runs", 0)
+        time.sleep(0.05)
+    return True

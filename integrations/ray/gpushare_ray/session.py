@@ -1,0 +1,186 @@
+"""What Ray assigned to an actor, a task or a trial becomes a session on the node's daemon."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import threading
+from typing import Any, Callable, Optional
+
+import gpushare
+
+from . import board, daemon
+
+_log = logging.getLogger("gpushare.ray")
+_environment = threading.Lock()
+
+
+def _assigned(index: int) -> tuple[str, float]:
+    """(the id of the GPU, the fraction of it) that Ray assigned to the calling worker. Raises gpushare.Unavailable."""
+    import ray
+
+    context = ray.get_runtime_context()
+    gpus = float(context.get_assigned_resources().get("GPU", 0))
+    ids = context.get_accelerator_ids().get("GPU", [])
+    if gpus <= 0 or not ids:
+        raise gpushare.Unavailable("Ray assigned no GPU to this worker: give its actor, task or trial num_gpus, such as num_gpus=0.25", 0)
+    if not 0 <= index < len(ids):
+        raise gpushare.InvalidArgument(f"index is {index}; Ray assigned {len(ids)} GPUs to this worker", gpushare.lib.GPUSHARE_INVALID_ARGUMENT)
+    return str(ids[index]), min(1.0, gpus)
+
+
+def device_of(gpu: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The daemon's device behind Ray's GPU: cuda:<id>, else the daemon's device of that position. Raises gpushare.NotFound."""
+    for device in devices:
+        if device["device"] == f"cuda:{gpu}":
+            return device
+    if gpu.isdigit() and int(gpu) < len(devices):
+        return devices[int(gpu)]
+    raise gpushare.NotFound(f"Ray's GPU {gpu} has no device at the daemon, which has {', '.join(device['device'] for device in devices)}: "
+                            "start it with --gpus as many as the node declares", gpushare.lib.GPUSHARE_NOT_FOUND)
+
+
+class RaySession:
+    """A session with the part of a device that Ray assigned. Use it as a gpushare.Session; `close()` ends it and its runtime.
+
+    `fraction` is Ray's, `gpu` the id of its GPU, `memory_limit` in bytes.
+    """
+
+    def __init__(self, gpu: str, fraction: float, memory: gpushare._runtime.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
+        device = device_of(gpu, daemon.ensure_daemon()["devices"])
+        self.gpu, self.fraction = gpu, fraction
+        allowed = int(device["capacity_bytes"] * fraction)
+        wanted = gpushare._runtime.size_in_bytes(memory)
+        if wanted > allowed:
+            raise gpushare.QuotaExceeded(f"memory={memory!r} is more than Ray assigned: {fraction:g} of GPU {gpu}, which is {allowed} of "
+                                         f"{device['capacity_bytes']} bytes. Ask for less, or for a larger num_gpus",
+                                         gpushare.lib.GPUSHARE_QUOTA_EXCEEDED)
+        self.memory_limit = wanted or allowed
+        weight = options.pop("weight", fraction)
+        if not 0 < weight <= fraction:
+            raise gpushare.QuotaExceeded(f"weight={weight:g} must be above 0 and at most what Ray assigned, {fraction:g} of GPU {gpu}",
+                                         gpushare.lib.GPUSHARE_QUOTA_EXCEEDED)
+        self.weight = weight
+        changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": str(self.memory_limit)}
+        with _environment:  # the runtime reads its limits from there when it opens
+            before = {key: os.environ.get(key) for key in changed}
+            os.environ.update(changed)
+            try:
+                self.runtime = gpushare.Runtime(f"shared:{device['device']}")
+            finally:
+                for key, value in before.items():
+                    if value is None:
+                        del os.environ[key]
+                    else:
+                        os.environ[key] = value
+        try:
+            self.session = self.runtime.open_session(name, memory=self.memory_limit, weight=weight, **options)
+        except BaseException:
+            self.runtime.close()
+            raise
+        self._closed = threading.Event()
+        self._follower: Optional[threading.Thread] = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "session":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.session, name)
+
+    def follow(self, trial: str, handle: Any) -> None:
+        """Takes the trial's weights from the board `handle` until the session is closed."""
+        self._follower = threading.Thread(target=self._follow, args=(trial, handle), daemon=True, name="gpushare-weights")
+        self._follower.start()
+
+    def _follow(self, trial: str, handle: Any) -> None:
+        import ray
+
+        version = 0
+        node = ray.get_runtime_context().get_node_id()
+        while not self._closed.is_set():
+            try:
+                info = self.session.info()
+                told = {"device": f"{node}/{self.gpu}", "fraction": self.fraction, "weight": self.weight,
+                        "service_s": info["service_ns"] / 1e9, "iterations": info["iterations_done"]}
+                new_version, weight = ray.get(handle.next_weight.remote(trial, version, told))
+                if new_version > version and weight is not None and not self._closed.is_set():
+                    self.session.set_weight(weight)
+                    self.weight = weight
+                version = new_version
+            except gpushare.Error:
+                return  # the session has ended
+            except Exception as error:  # the board has gone with its driver: the weight stays
+                if not self._closed.is_set():
+                    _log.debug("no more weights for trial %s: %s", trial, error)
+                return
+        try:
+            handle.left.remote(trial)
+        except Exception:
+            pass
+
+    def close(self) -> None:
+        """Ends the session; its memory and turns go to others. Closing it again does nothing."""
+        self._closed.set()
+        try:
+            self.session.close()
+        finally:
+            self.runtime.close()
+
+    def __enter__(self) -> "RaySession":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+def _trial_id() -> Optional[str]:
+    """The trial that this worker runs, or None."""
+    try:
+        from ray import tune
+
+        return tune.get_context().get_trial_id()
+    except Exception:
+        return None
+
+
+def open_session(name: Optional[str] = None, *, memory: gpushare._runtime.Bytes = 0, index: int = 0, **options: Any) -> RaySession:
+    """Opens a session with what Ray assigned to the calling actor, task or trial: num_gpus=0.25 is weight 0.25 and a quarter of the
+    device's memory.
+
+    `memory` and `weight` may be smaller; more raises QuotaExceeded. `index` chooses among several assigned GPUs. Other options are those of
+    gpushare.Runtime.open_session. In a trial under FluidScheduler the weight follows the scheduler. The caller closes it.
+    """
+    gpu, fraction = _assigned(index)
+    trial = _trial_id()
+    session = RaySession(gpu, fraction, memory, name or trial, options)
+    if trial is not None:
+        import ray
+
+        try:
+            handle = ray.get_actor(board.NAME, namespace=board.NAMESPACE)
+        except ValueError:
+            return session  # another scheduler's trial
+        session.follow(trial, handle)
+    return session
+
+
+def with_session(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: `function(session, ...)` is called without its first argument, and has a session during the call.
+
+    Options are those of `open_session`. The session ends with the call, also by an exception.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with open_session(**options) as session:
+                return function(session, *arguments, **keywords)
+
+        # Ray and Tune look at the parameters of what they call.
+        parameters = list(inspect.signature(function).parameters.values())
+        run.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return run
+
+    return decorate

@@ -1,0 +1,200 @@
+"""Ray for real, run by scripts/test-ray: see there. Exits with 75 if Ray does not start, with 1 if something does not hold."""
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import numpy as np
+import ray
+
+import gpushare
+import gpushare_ray
+from gpushare_ray import daemon
+
+RETRY = 75
+FAILURES = []
+
+
+def check(what, holds, shown=""):
+    print(f"{'ok    ' if holds else 'FAILED'} {what} {shown}", flush=True)
+    if not holds:
+        FAILURES.append(what)
+
+
+def until(condition, timeout_s=120):
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+# ---- two actors with 0.75 and 0.25 of one GPU ----
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def open(self, name, **options):
+        self.session = gpushare_ray.open_session(name, ephemeral_bytes="4M", persistent_bytes="4M", **options)
+        return self.session.memory_limit
+
+    def pid(self):
+        return os.getpid()
+
+    def exceed(self):
+        try:
+            self.session.alloc(self.session.memory_limit - (8 << 20))  # an iteration has its 4 MiB beside it
+            self.session.alloc("9M")
+            return False
+        except gpushare.QuotaExceeded:
+            return True
+
+    def train(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with self.session.iteration() as step:
+                burn(step, 0.004)
+        return self.session.info()["service_ns"]
+
+
+def burn(step, seconds):
+    """Enqueues device work of a length: multiplications on the lane's stream. The next iteration may queue behind it meanwhile."""
+    array = step.alloc(48 * 48 * 4).array((48, 48), "<f4")
+
+    def work():
+        end = time.perf_counter() + seconds
+        array[:] = 1
+        while time.perf_counter() < end:
+            np.multiply(array, 0.999, out=array)
+
+    step.launch(work)
+
+
+def shares(seconds):
+    workers = [Worker.options(num_gpus=fraction).remote() for fraction in (0.75, 0.25)]
+    limits = ray.get([worker.open.remote(f"actor-{number}") for number, worker in enumerate(workers)])
+    check("memory limits are 0.75 and 0.25 of the device", limits == [192 << 20, 64 << 20], str(limits))
+    service = ray.get([worker.train.remote(seconds) for worker in workers])
+    part = service[0] / sum(service)
+    check("two actors of 0.75 and 0.25 get these shares within 2 points", abs(part - 0.75) <= 0.02, f"{part:.4f}")
+    check("neither exceeds its memory", all(ray.get([worker.exceed.remote() for worker in workers])))
+    return {"part_of_0.75": part, "service_s": [value / 1e9 for value in service]}, workers
+
+
+def kills(workers):
+    names = lambda: [session["name"] for session in (daemon.status() or {"sessions": []})["sessions"]]
+    ray.kill(workers[0])
+    check("a killed actor leaves nothing", until(lambda: "actor-0" not in names()), str(names()))
+    os.kill(ray.get(workers[1].pid.remote()), signal.SIGKILL)
+    check("a killed worker leaves nothing", until(lambda: names() == []), str(names()))
+    status = daemon.status()
+    check("no bytes stay promised", all(device["promised_bytes"] == 0 for device in status["devices"]))
+    worker = Worker.options(num_gpus=0.5).remote()
+    ray.get(worker.open.remote("survivor"))
+    os.kill(status["pid"], signal.SIGKILL)
+    start_daemon()
+    check("a session finds the daemon that replaced a killed one", until(lambda: names() == ["survivor"]), str(names()))
+    ray.get(worker.train.remote(0.2))
+    ray.kill(worker)
+    check("and leaves nothing there", until(lambda: names() == []))
+
+
+# ---- Tune ----
+
+
+@gpushare_ray.with_session(persistent_bytes="2M", ephemeral_bytes="2M")
+def trainable(session, config):
+    """A linear model by gradient descent on one core; `work` milliseconds of device time an iteration."""
+    from ray import tune
+
+    with open(pathlib.Path(config["folder"]) / "starts", "a", encoding="utf-8") as starts:
+        starts.write(tune.get_context().get_trial_id() + "\n")
+    random = np.random.default_rng(0)
+    points, wanted = random.normal(size=(64, 8)), random.normal(size=8)
+    weights = np.zeros(8)
+    for _ in range(config["iterations"]):
+        with session.iteration() as step:
+            burn(step, config["work"] / 1000)
+        weights -= config["rate"] * points.T @ (points @ weights - points @ wanted) / 64
+        tune.report({"loss": float(((weights - wanted) ** 2).mean()), "weight": session.weight, "service_s": session.info()["service_ns"] / 1e9})
+
+
+def tuned(name, folder, options, gpus):
+    """One experiment; each algorithm sees the same 8 configurations."""
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+
+    algorithm, _, fluid = name.partition("+")
+    iterations = options.iterations
+    base = {"grid": lambda: None, "asha": lambda: ASHAScheduler(max_t=iterations, grace_period=2, reduction_factor=2),
+            "hyperband": lambda: HyperBandScheduler(max_t=iterations, reduction_factor=2)}[algorithm]()
+    scheduler = gpushare_ray.FluidScheduler(base, max_packed=4, total_iterations=iterations, interval_s=0.5) if fluid else base
+    run = folder / name
+    run.mkdir()
+    # Long and short trials side by side: that is where widths matter.
+    grid = {"rate": tune.grid_search([0.02 * (number + 1) for number in range(4)]), "work": tune.grid_search([options.work, options.work * 4])}
+    started = time.monotonic()
+    results = tune.Tuner(
+        tune.with_resources(trainable, {"cpu": 0.1, "gpu": 0.25}),
+        param_space={**grid, "iterations": iterations, "folder": str(run)},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler),
+        run_config=tune.RunConfig(name=name, storage_path=str(folder / "results"), verbose=0)).fit()
+    makespan = time.monotonic() - started
+    service = sum(result.metrics.get("service_s", 0) for result in results if result.metrics)
+    starts = (run / "starts").read_text().split()
+    row = {"run": name, "makespan_s": round(makespan, 1), "utilisation": round(service / (makespan * gpus), 3), "trials": len(set(starts)),
+           "restarts": len(starts) - len(set(starts)), "errors": results.num_errors, "loss": round(results.get_best_result().metrics["loss"], 4)}
+    if fluid:
+        row.update(resizes=scheduler.resizes, decisions=scheduler.decisions)
+    print(json.dumps(row), flush=True)
+    check(f"{name}: no trial failed", results.num_errors == 0)
+    if fluid and algorithm != "hyperband":
+        check(f"{name}: resizes below one GPU restart nothing", row["restarts"] == 0 and scheduler.resizes > 0, f"{scheduler.resizes} resizes")
+    return row
+
+
+def start_daemon():
+    daemon.ensure_daemon("host", OPTIONS.gpus, "256M", timeout_s=120)
+
+
+def main():
+    start_daemon()
+    try:
+        ray.init(num_cpus=4, num_gpus=OPTIONS.gpus, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False,
+                 _temp_dir=str(OPTIONS.folder / "ray"))
+    except Exception as error:
+        print(f"Ray did not start: {error}", file=sys.stderr)
+        return RETRY
+    results = {"ray": ray.__version__, "device": "host", "gpus": OPTIONS.gpus}
+    try:
+        if "shares" in OPTIONS.parts:
+            results["shares"], workers = shares(OPTIONS.seconds)
+            kills(workers)
+        if "tune" in OPTIONS.parts:
+            results["tune"] = [tuned(name, OPTIONS.folder, OPTIONS, OPTIONS.gpus) for name in OPTIONS.runs.split(",")]
+            check("no session is left", until(lambda: not daemon.status()["sessions"]))
+    finally:
+        ray.shutdown()
+    results["failed"] = FAILURES
+    OPTIONS.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=pathlib.Path, required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--parts", default="shares,tune", help="what to run [%(default)s]")
+    parser.add_argument("--runs", default="grid,grid+fluid,asha,asha+fluid,hyperband,hyperband+fluid", help="[%(default)s]")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10, help="of the two actors' training [%(default)s]")
+    parser.add_argument("--iterations", type=int, default=16, help="of a trial [%(default)s]")
+    parser.add_argument("--work", type=float, default=20, help="milliseconds of device time of a short trial's iteration [%(default)s]")
+    OPTIONS = parser.parse_args()
+    OPTIONS.output = OPTIONS.output.resolve()
+    sys.exit(main())

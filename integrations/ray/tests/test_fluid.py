@@ -1,0 +1,176 @@
+"""FluidScheduler: groups, results and completions to widths and weights; growth is taken back for a neighbour."""
+import pickle
+import types
+
+import pytest
+
+from gpushare_ray import FluidScheduler, board
+from gpushare_ray.widths import weights, widths
+
+
+class Controller:
+    def __init__(self):
+        self.trials = []
+
+    def get_trials(self):
+        return self.trials
+
+
+class Trial:
+    def __init__(self, name, seconds):
+        self.trial_id, self.seconds, self.status = name, seconds, "PENDING"
+        self.stopping_criterion = {"training_iteration": 10}
+        self.placement_group_factory = types.SimpleNamespace(required_resources={"CPU": 1, "GPU": 0.25})
+
+
+@pytest.fixture
+def run(ray):
+    """A controller with four trials of Fluid's example, on two devices."""
+    made = types.SimpleNamespace(controller=Controller(), ray=ray)
+
+    def scheduler(**options):
+        options.setdefault("remaining", lambda trial, result, told: trial.seconds - (result or {}).get("done_s", 0))
+        made.fluid = FluidScheduler(interval_s=0, **options)
+        for name, seconds in (("a", 4), ("b", 4), ("c", 12), ("d", 30)):
+            made.controller.trials.append(Trial(name, seconds))
+            made.fluid.on_trial_add(made.controller, made.controller.trials[-1])
+        return made.fluid
+
+    def start(trial, device, fraction=0.25):
+        trial.status = "RUNNING"
+        made.board().next_weight.remote(trial.trial_id, 0, {"device": device, "fraction": fraction, "service_s": 0.0, "iterations": 0}, 0.001)
+
+    made.board = lambda: ray.actors[board.NAME]
+    made.scheduler, made.start = scheduler, start
+    made.weights = lambda: dict(made.board().made._weights)
+    return made
+
+
+def test_widths_are_the_library_s():
+    static = widths({"a": 4, "b": 4, "c": 12, "d": 30}, 5, 3, 5, "static-fluid")
+    assert static["d"] == 3 and static["c"] == 1  # Fluid's example
+    assert widths({}, 5, 3, 5, "gpushare") == {}
+    assert widths({"a": 0, "b": 1}, 1, 4, 1, "dynamic-fluid")["b"] > 0
+
+
+def test_weights_keep_what_ray_assigned_and_divide_the_rest():
+    places = {"a": ("x", 0.25), "b": ("x", 0.25), "c": ("y", 0.25)}
+    assert weights({"a": 1.0, "b": 0.25, "c": 1.0}, places) == {"a": 0.75, "b": 0.25, "c": 1.0}
+    assert weights({"a": 1.0, "b": 1.0, "c": 0.5}, places) == {"a": 0.5, "b": 0.5, "c": 0.5}
+    assert weights({}, places) == {"a": 0.25, "b": 0.25, "c": 0.25}
+    assert weights({"a": 9.0}, {"a": ("x", 0.25), **{name: ("x", 0.25) for name in "bcd"}}) == dict.fromkeys("abcd", 0.25)
+
+
+def test_a_group_arrives_and_the_longest_goes_first(run):
+    fluid = run.scheduler()
+    chosen = []
+    while (trial := fluid.choose_trial_to_run(run.controller)) is not None:
+        chosen.append(trial.trial_id)
+        trial.status = "RUNNING"
+    assert chosen[:2] == ["d", "c"] and sorted(chosen) == ["a", "b", "c", "d"]
+    assert fluid.decisions == 1  # one group, one decision
+
+
+def test_growth_is_weight_and_goes_back_for_a_neighbour(run):
+    fluid = run.scheduler()
+    fluid.choose_trial_to_run(run.controller)
+    a, b, c, d = run.controller.trials
+    run.start(d, "node/0")
+    fluid.on_trial_result(run.controller, d, {"done_s": 1})
+    assert run.weights()["d"] == 1.0  # alone on its GPU
+    run.start(c, "node/0")
+    fluid.on_trial_result(run.controller, d, {"done_s": 2})
+    both = run.weights()
+    assert both["c"] >= 0.25 and both["d"] < 1.0 and both["d"] + both.get("c", 0.25) <= 1.0 + 1e-6
+    for trial in (a, b):
+        run.start(trial, "node/0")
+    fluid.on_trial_result(run.controller, d, {"done_s": 3})
+    assert run.weights()["d"] == 0.25  # the GPU is full: all that it holds is what Ray assigned
+    for trial in (a, b, c):
+        run.board().left.remote(trial.trial_id)
+        fluid.on_trial_complete(run.controller, trial, {})
+    assert run.weights()["d"] == 1.0
+    assert fluid.resizes >= 4 and "without a restart" in fluid.debug_string()
+
+
+@pytest.mark.parametrize("scheduler", ["dynamic-fluid", "gpushare"])
+def test_every_way_to_end_gives_its_part_to_others(run, scheduler):
+    fluid = run.scheduler(scheduler=scheduler)
+    fluid.choose_trial_to_run(run.controller)
+    for trial in run.controller.trials:
+        run.start(trial, "node/0")
+    a, b, c, d = run.controller.trials
+    for trial, end in ((a, lambda: fluid.on_trial_error(run.controller, a)), (b, lambda: fluid.on_trial_remove(run.controller, b)),
+                       (c, lambda: fluid.on_trial_complete(run.controller, c, {}))):
+        run.board().left.remote(trial.trial_id)
+        end()
+    assert run.weights()["d"] == 1.0
+    assert list(fluid._trials) == ["d"]
+
+
+def test_the_base_decides_who_stops(run, ray):
+    from ray.tune.schedulers.trial_scheduler import FIFOScheduler
+
+    class Stops(FIFOScheduler):
+        def on_trial_result(self, controller, trial, result):
+            return self.STOP if trial.trial_id == "a" else self.CONTINUE
+
+    fluid = run.scheduler(base=Stops())
+    assert fluid.choose_trial_to_run(run.controller).trial_id == "a"  # the base's choice
+    a, b, _, _ = run.controller.trials
+    assert fluid.on_trial_result(run.controller, a, {}) == "STOP"
+    assert "a" not in fluid._trials
+    assert fluid.on_trial_result(run.controller, b, {}) == "CONTINUE"
+
+
+def test_what_is_left_is_measured(run):
+    fluid = FluidScheduler(devices=1)
+    trial = Trial("t", 0)
+    fluid.on_trial_add(run.controller, trial)
+    assert fluid._left(trial) == 10  # 10 iterations, a second each until something is known
+    fluid._results["t"] = {"training_iteration": 4}
+    fluid._told["t"] = {"iterations": 40, "service_s": 2.0}
+    assert fluid._left(trial) == pytest.approx(6 * 0.5)
+
+
+def test_whole_gpus_go_through_ray(run):
+    fluid = run.scheduler(max_workers=5, devices=5)
+    fluid.trial_group(run.controller.trials)
+    a, _, _, d = run.controller.trials
+    allocate = fluid.whole_gpus()
+    allocate.metric = "loss"  # as ResourceChangingScheduler does
+    assert allocate(None, d, {}, None).required_resources == {"CPU": 1.0, "GPU": 3}
+    assert allocate(None, a, {}, None) is None
+    d.placement_group_factory.required_resources = {"CPU": 1, "GPU": 3}
+    assert allocate(None, d, {}, None) is None
+    fluid._widths["d"] = 0.5
+    assert allocate(None, d, {}, None).required_resources == {"CPU": 1.0, "GPU": 0.25}
+
+
+def test_without_a_board_trials_go_on(run, ray):
+    ray.dead = True
+    fluid = run.scheduler()
+    trial = fluid.choose_trial_to_run(run.controller)
+    assert fluid.on_trial_result(run.controller, trial, {}) == "CONTINUE"
+    assert fluid.resizes == 0
+
+
+def test_state_is_kept(run, tmp_path):
+    fluid = run.scheduler(remaining=_seconds)
+    fluid.choose_trial_to_run(run.controller)
+    fluid.save(tmp_path / "state")
+    other = FluidScheduler(remaining=_seconds)
+    other.restore(tmp_path / "state")
+    assert other._widths == fluid._widths and other._board is None
+    assert pickle.loads(pickle.dumps(fluid)).decisions == fluid.decisions
+
+
+def _seconds(trial, result, told):
+    return trial.seconds
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="static-fluid"):
+        FluidScheduler(scheduler="nonsense")
+    with pytest.raises(ValueError, match="max_packed is 0"):
+        FluidScheduler(max_packed=0)

@@ -1,0 +1,119 @@
+"""What Ray assigned becomes a session with weight and memory; more is refused; weights change without a restart."""
+import asyncio
+import inspect
+import time
+
+import gpushare
+import pytest
+
+import gpushare_ray
+from gpushare_ray import board
+from gpushare_ray.session import device_of
+
+
+@pytest.fixture
+def node(daemon, ray):
+    daemon.ensure_daemon("host", 2, "64M")
+    ray.resources, ray.ids = {"GPU": 0.25}, ["1"]
+    return daemon
+
+
+def sessions(daemon):
+    return {session["name"]: session for session in daemon.status()["sessions"]}
+
+
+def until(condition, timeout_s=60):
+    """Waits for something that happens soon. The time is a limit against hanging, no expectation."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_quarter_of_a_gpu(node):
+    @gpushare_ray.with_session(name="quarter", persistent_bytes="1M", ephemeral_bytes="1M")
+    def train(session, steps, scale=1):
+        for step in session.iterations(steps):
+            step.array((16,))[:] = scale
+        with pytest.raises(gpushare.QuotaExceeded):
+            session.alloc("17M")
+        assert (session.fraction, session.gpu, session.memory_limit) == (0.25, "1", 16 << 20)
+        assert sessions(node)["quarter"]["weight"] == 0.25
+        with pytest.raises(gpushare.QuotaExceeded):
+            session.runtime.open_session("second", memory="1M")  # the first has all that this worker may have
+        return steps
+
+    assert train(3, scale=2) == 3
+    assert list(inspect.signature(train).parameters) == ["steps", "scale"]
+    until(lambda: not sessions(node))
+
+
+def test_less_by_argument_and_more_is_refused(node):
+    with gpushare_ray.open_session("less", memory="8M", weight=0.1) as session:
+        assert session.memory_limit == 8 << 20
+        until(lambda: sessions(node)["less"]["weight"] == 0.1)
+    with pytest.raises(gpushare.QuotaExceeded, match="Ray assigned: 0.25 of GPU 1"):
+        gpushare_ray.open_session(memory="17M")
+    with pytest.raises(gpushare.QuotaExceeded, match="weight=0.5"):
+        gpushare_ray.open_session(weight=0.5)
+    assert sessions(node) == {}
+
+
+def test_an_exception_ends_the_session(node):
+    @gpushare_ray.with_session(name="fails")
+    def train(session):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train()
+    until(lambda: not sessions(node))
+
+
+def test_without_a_gpu_or_a_device(node, ray):
+    with pytest.raises(gpushare.InvalidArgument, match="index is 1"):
+        gpushare_ray.open_session(index=1)
+    ray.ids = ["5"]
+    with pytest.raises(gpushare.NotFound, match="GPU 5"):
+        gpushare_ray.open_session()
+    ray.resources, ray.ids = {}, []
+    with pytest.raises(gpushare.Unavailable, match="num_gpus"):
+        gpushare_ray.open_session()
+
+
+def test_devices_are_found_by_name_before_position():
+    devices = [{"device": "cuda:2"}, {"device": "cuda:0"}]
+    assert device_of("0", devices)["device"] == "cuda:0"
+    assert device_of("1", devices)["device"] == "cuda:0"
+    assert device_of("2", devices)["device"] == "cuda:2"
+    with pytest.raises(gpushare.NotFound):
+        device_of("GPU-abc", devices)
+
+
+def test_a_trial_follows_its_weight(node, ray):
+    ray.trial = "trial-1"
+    actor = ray.remote()(board.Board).options(board.NAME, board.NAMESPACE, True).remote()
+    with gpushare_ray.open_session(persistent_bytes="1M", ephemeral_bytes="1M") as session:
+        for _ in session.iterations(2):
+            pass
+        until(lambda: actor.trials.remote().get("trial-1", {}).get("iterations") == 2)
+        assert actor.trials.remote()["trial-1"]["device"] == "node-1/1"
+        actor.set_weights.remote({"trial-1": 0.75})
+        until(lambda: sessions(node)["trial-1"]["weight"] == 0.75)
+        assert session.info()["iterations_done"] == 2  # the same session
+    until(lambda: "trial-1" not in actor.trials.remote())
+
+
+def test_the_board_wakes_who_waits():
+    async def play():
+        made = board.Board()
+        waiting = asyncio.create_task(made.next_weight("a", 0, {"device": "d"}, timeout_s=60))
+        await asyncio.sleep(0)
+        await made.set_weights({"b": 1.0})
+        assert not waiting.done()
+        await made.set_weights({"a": 0.5})
+        assert await waiting == (1, 0.5)
+        assert await made.next_weight("a", 1, {}, timeout_s=0.01) == (1, 0.5)  # nothing new
+        await made.set_weights({"a": 0.5})
+        assert (await made.next_weight("a", 1, {}, timeout_s=0.01))[0] == 1  # the same weight is no change
+
+    asyncio.run(play())
