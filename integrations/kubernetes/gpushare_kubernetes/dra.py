@@ -27,7 +27,7 @@ class NoConsumableCapacity(Exception):
     """The cluster does not know consumable capacity."""
 
 
-def slice_of(node: str, node_uid: str, driver: str, devices: list[Device], generation: int, memory_step: int, share_step: int,
+def slice_of(node: str, driver: str, devices: list[Device], generation: int, memory_step: int, share_step: int,
              default_share: int) -> dict[str, Any]:
     """The node's ResourceSlice. A request that says nothing gets all memory of a device and `default_share` of its time."""
     entries = []
@@ -50,8 +50,7 @@ def slice_of(node: str, node_uid: str, driver: str, devices: list[Device], gener
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-{driver}",
-                     "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}]},
+        "metadata": {"name": f"{node}-{driver}"},
         "spec": {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
                  "devices": entries},
     }
@@ -95,15 +94,18 @@ class SlicePublisher:
         name = f"{self._node}-{self._driver}"
         present = self._api.slice(name)
         generation = 1 if present is None else int(present["spec"]["pool"]["generation"])
-        wanted = slice_of(self._node, self._api.node_uid(self._node), self._driver, devices, generation, *self._steps)
-        if present is None:
-            stored = self._api.create_slice(wanted)
-        elif _same_devices(present["spec"].get("devices", []), wanted["spec"]["devices"]):
+        wanted = slice_of(self._node, self._driver, devices, generation, *self._steps)
+        if present is not None and _same_devices(present["spec"].get("devices", []), wanted["spec"]["devices"]):
             stored = present
         else:
-            wanted["spec"]["pool"]["generation"] = generation + 1
-            wanted["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
-            stored = self._api.replace_slice(wanted)
+            owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._api.node_uid(self._node), "controller": True}
+            wanted["metadata"]["ownerReferences"] = [owner]  # the slice goes with its node
+            if present is None:
+                stored = self._api.create_slice(wanted)
+            else:
+                wanted["spec"]["pool"]["generation"] = generation + 1
+                wanted["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
+                stored = self._api.replace_slice(wanted)
         if any(not device.get("allowMultipleAllocations") for device in stored["spec"].get("devices", [])):
             self._api.delete_slice(name)  # it would hand out whole devices without limits
             raise NoConsumableCapacity("the API server dropped allowMultipleAllocations: consumable capacity needs Kubernetes 1.36, or 1.34 "

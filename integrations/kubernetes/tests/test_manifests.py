@@ -66,7 +66,7 @@ def test_names_agree():
 def test_the_examples_claims_share_a_device_of_16_gib():
     api = ApiServer()
     try:
-        entry = slice_of("node-1", "uid", DRIVER, [Device("cuda-0", "cuda:0", 16 << 30)], 1, 64 << 20, 5, 10)
+        entry = slice_of("node-1", DRIVER, [Device("cuda-0", "cuda:0", 16 << 30)], 1, 64 << 20, 5, 10)
         assert check_slice(entry) is None
         api.slices["node-1"] = entry
         scheduler = Scheduler(api)
@@ -82,7 +82,7 @@ def test_the_examples_claims_share_a_device_of_16_gib():
 
 
 def test_slices_that_a_server_would_refuse_are_found_by_our_checker():
-    good = slice_of("node-1", "uid", DRIVER, [Device("a", "a", 1 << 30), Device("tiny", "tiny", 100)], 1, 64 << 20, 5, 10)
+    good = slice_of("node-1", DRIVER, [Device("a", "a", 1 << 30), Device("tiny", "tiny", 100)], 1, 64 << 20, 5, 10)
     assert [device["name"] for device in good["spec"]["devices"]] == ["a"]  # less than a step is not offered
     assert check_slice(good) is None
     for path, value in [(("name",), "A_b"), (("allowMultipleAllocations",), False), (("other",), 1),

@@ -31,6 +31,14 @@ def _assigned(index: int) -> tuple[str, float]:
     return str(ids[index]), min(1.0, gpus)
 
 
+def _node_gpus() -> int:
+    """The GPUs that this node declares to Ray."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next((max(1, int(node["Resources"].get("GPU", 1))) for node in ray.nodes() if node["NodeID"] == here), 1)
+
+
 def device_of(gpu: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
     """The daemon's device behind Ray's GPU: cuda:<id>, else the daemon's device of that position. Raises gpushare.NotFound."""
     for device in devices:
@@ -49,7 +57,7 @@ class RaySession:
     """
 
     def __init__(self, gpu: str, fraction: float, memory: gpushare._runtime.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
-        device = device_of(gpu, daemon.ensure_daemon()["devices"])
+        device = device_of(gpu, (daemon.status() or daemon.ensure_daemon(gpus=_node_gpus()))["devices"])
         self.gpu, self.fraction = gpu, fraction
         allowed = int(device["capacity_bytes"] * fraction)
         wanted = gpushare._runtime.size_in_bytes(memory)
@@ -65,6 +73,9 @@ class RaySession:
         self.weight = weight
         changed = {"GPUSHARE_SOCKET": str(daemon.socket_path()), "GPUSHARE_MEMORY": str(self.memory_limit)}
         with _environment:  # the runtime reads its limits from there when it opens
+            if device["device"].startswith("cuda:"):
+                # Ray shows a worker its own GPUs only, numbered anew; the daemon's numbers are the node's. In force where CUDA has not started.
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             before = {key: os.environ.get(key) for key in changed}
             os.environ.update(changed)
             try:

@@ -55,6 +55,9 @@ class Ray(types.ModuleType):
         return types.SimpleNamespace(get_assigned_resources=lambda: self.resources, get_accelerator_ids=lambda: {"GPU": self.ids},
                                      get_node_id=lambda: "node-1")
 
+    def nodes(self):
+        return [{"NodeID": "node-0", "Resources": {"CPU": 4}}, {"NodeID": "node-1", "Resources": {"GPU": 2.0}}]
+
     def cluster_resources(self):
         return {"GPU": 2.0}
 

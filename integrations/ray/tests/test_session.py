@@ -80,6 +80,14 @@ def test_without_a_gpu_or_a_device(node, ray):
         gpushare_ray.open_session()
 
 
+def test_the_first_session_starts_the_daemon_for_all_gpus_of_its_node(daemon, ray, monkeypatch):
+    monkeypatch.setattr(daemon.gpushare, "devices", lambda: [])  # a node without a GPU that works: host devices
+    ray.resources, ray.ids = {"GPU": 0.5}, ["1"]
+    with gpushare_ray.open_session("first") as session:
+        assert len(daemon.status()["devices"]) == 2
+        assert session.memory_limit == 512 << 20
+
+
 def test_devices_are_found_by_name_before_position():
     devices = [{"device": "cuda:2"}, {"device": "cuda:0"}]
     assert device_of("0", devices)["device"] == "cuda:0"
