@@ -27,6 +27,7 @@ std::vector<std::unique_ptr<Command>> commands() {
   out.push_back(make_serve_command());
   out.push_back(make_plan_command());
   out.push_back(make_cluster_command());
+  out.push_back(make_exec_command());
   out.push_back(make_daemon_command());
   out.push_back(make_top_command());
   out.push_back(make_model_daemon_command());

@@ -52,6 +52,7 @@ std::unique_ptr<Command> make_run_command();
 std::unique_ptr<Command> make_replay_command();
 std::unique_ptr<Command> make_serve_command();
 std::unique_ptr<Command> make_plan_command();
+std::unique_ptr<Command> make_exec_command();
 std::unique_ptr<Command> make_daemon_command();
 std::unique_ptr<Command> make_top_command();
 std::unique_ptr<Command> make_model_daemon_command();

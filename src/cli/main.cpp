@@ -102,6 +102,8 @@ std::string refuse_option(const std::string& name, const CLI::App& at) {
 // An option given with nothing, as of an unset shell variable, is a mistake and not the default.
 const CLI::Option* empty_option(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
+    // Arguments of another program may be empty.
+    if (option->get_positional() && option->get_type_name() == "PROGRAM") continue;
     const std::vector<std::string>& values = option->results();
     if (std::any_of(values.begin(), values.end(), [](const std::string& value) { return value.empty(); }))
       return option;

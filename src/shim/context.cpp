@@ -40,6 +40,17 @@ int place_of(int ordinal) {
   return place;
 }
 
+int only_place() {
+  static int known = -2;  // not asked yet
+  int place = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (__builtin_expect(place != -2, 1)) return place;
+  int count = 0;
+  if (real(kEntry_cuDeviceGetCount, &count) != kSuccess || count == 0) return -1;
+  place = count == 1 ? place_of(0) : -1;
+  __atomic_store_n(&known, place, __ATOMIC_RELAXED);
+  return place;
+}
+
 Current current() {
   Current found;
   void* context = nullptr;

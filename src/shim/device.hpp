@@ -13,6 +13,8 @@ struct Current {
 };
 // Of the calling thread; without a context, place -1.
 Current current();
+// The place of the only device of a machine; -1: there are several, or none.
+int only_place();
 // The place of the driver's device `ordinal`.
 int place_of(int ordinal);
 // The context is no more: what lived in it is discharged, and its number may come again.

@@ -302,9 +302,10 @@ Result memory_info(int entry, P out_free, P out_total) {
   const Result result = real(entry, out_free, out_total);
   const uint64_t limit = limit_bytes();
   if (result != kSuccess || limit == kNoLimit) return result;
-  const Current at = current();
-  if (at.place < 0) return result;
-  const uint64_t held = held_bytes(at.place), left = limit > held ? limit - held : 0;
+  int place = only_place();
+  if (place < 0) place = current().place;
+  if (place < 0) return result;
+  const uint64_t held = held_bytes(place), left = limit > held ? limit - held : 0;
   if (auto* total = static_cast<Word*>(out_total); total != nullptr && *total > limit)
     *total = static_cast<Word>(limit);
   if (auto* free = static_cast<Word*>(out_free); free != nullptr && *free > left)

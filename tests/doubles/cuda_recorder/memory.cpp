@@ -83,6 +83,7 @@ Result made_context(void* out) {
 
 // clang-format off
 BODY(cuCtxGetCurrent, (P a), a) *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x1000}); return kSuccess; }
+BODY(cuDeviceGetCount, (P a), a) *static_cast<int*>(a) = 1; return kSuccess; }
 BODY(cuCtxGetDevice, (P a), a) *static_cast<int*>(a) = 0; return kSuccess; }
 BODY(cuDeviceGetPCIBusId, (P a, I b, I c), a, b, c) std::strncpy(static_cast<char*>(a), kAddress, b); return kSuccess; }
 BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing; return kSuccess; }

@@ -1,0 +1,85 @@
+// What the shim adds to calls of the driver: each call over the recording driver directly, and through the shim's entry, in one run.
+//   LD_PRELOAD=build/release/lib/libgpushare_preload.so GPUSHARE_CUDA_DRIVER=build/release/lib/doubles/libcuda_recorder.so GPUSHARE_MEMORY=64G
+//   build/release/bin/shim_benchmark
+// What counts is the difference of "shim" and "bare": the recording driver's own allocation keeps a map under a lock.
+// SPDX-License-Identifier: Apache-2.0
+#include <benchmark/benchmark.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "doubles/cuda_recorder/recorder.h"
+#include "shim/table.hpp"
+
+namespace {
+
+using gpushare::shim::find_entry;
+using gpushare::shim::Result;
+
+void* driver() {
+  static void* handle = [] {
+    const char* path = std::getenv("GPUSHARE_CUDA_DRIVER");
+    void* opened = path != nullptr ? dlopen(path, RTLD_NOW) : nullptr;
+    if (opened == nullptr) {
+      std::fprintf(stderr,
+                   "set LD_PRELOAD and GPUSHARE_CUDA_DRIVER as the head of shim_benchmark.cpp says\n");
+      std::exit(2);
+    }
+    return opened;
+  }();
+  return handle;
+}
+template <class F>
+F function(const char* name, bool shim) {
+  if (shim) return reinterpret_cast<F>(dlsym(driver(), name));
+  return reinterpret_cast<F>(
+      reinterpret_cast<decltype(&recorder_function)>(dlsym(driver(), "recorder_function"))(find_entry(name)));
+}
+
+using Launch = Result (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                          void**, void**);
+void launch(benchmark::State& state, bool shim) {
+  const auto call = function<Launch>("cuLaunchKernel", shim);
+  for (auto _ : state)
+    benchmark::DoNotOptimize(call(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
+}
+void copy(benchmark::State& state, bool shim) {
+  const auto call =
+      function<Result (*)(uint64_t, const void*, uint64_t, void*)>("cuMemcpyHtoDAsync_v2", shim);
+  for (auto _ : state) benchmark::DoNotOptimize(call(1, &state, 8, nullptr));
+}
+void info(benchmark::State& state, bool shim) {
+  const auto call = function<Result (*)(uint64_t*, uint64_t*)>("cuMemGetInfo_v2", shim);
+  uint64_t free_bytes = 0, total = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(call(&free_bytes, &total));
+}
+// One allocation and one free beside `live` blocks; the addresses are the driver's.
+void allocation(benchmark::State& state, bool shim) {
+  const auto get = function<Result (*)(uint64_t*, uint64_t)>("cuMemAlloc_v2", shim);
+  const auto release = function<Result (*)(uint64_t)>("cuMemFree_v2", shim);
+  std::vector<uint64_t> live(static_cast<size_t>(state.range(0)));
+  for (uint64_t& address : live)
+    if (get(&address, 4096) != 0) state.SkipWithError("no memory");
+  for (auto _ : state) {
+    uint64_t address = 0;
+    if (get(&address, 4096) != 0) state.SkipWithError("no memory");
+    release(address);
+  }
+  for (const uint64_t address : live) release(address);
+}
+
+BENCHMARK_CAPTURE(launch, bare, false);
+BENCHMARK_CAPTURE(launch, shim, true);
+BENCHMARK_CAPTURE(copy, bare, false);
+BENCHMARK_CAPTURE(copy, shim, true);
+BENCHMARK_CAPTURE(info, bare, false);
+BENCHMARK_CAPTURE(info, shim, true);
+BENCHMARK_CAPTURE(allocation, bare, false)->Arg(10)->Arg(100'000);
+BENCHMARK_CAPTURE(allocation, shim, true)->Arg(10)->Arg(100'000);
+
+}  // namespace
+
+BENCHMARK_MAIN();

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""gpushare exec: unmodified programs under a limit, by every way to the driver. See support.py. SPDX-License-Identifier: Apache-2.0"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+import support
+from support import OPTIONS, ToolTest
+
+
+def build():
+    return pathlib.Path(OPTIONS.tool).resolve().parent.parent
+
+
+def has_shim():
+    return (build() / "lib/libgpushare_preload.so").exists()
+
+
+class Exec(ToolTest):
+    def setUp(self):
+        super().setUp()
+        lib = build() / "lib"
+        self.driver = str(lib / "doubles/libcuda_recorder.so")
+        self.probe = str(build() / "bin/shim_probe")
+        self.environment = {**os.environ, "GPUSHARE_CUDA_DRIVER": self.driver, "PROBE_DRIVER": self.driver,
+                            "PROBE_DEEPBIND": str(lib / "doubles/libshim_deepbind.so"), "HOME": str(self.folder),
+                            "XDG_CONFIG_HOME": str(self.folder / "config")}
+
+    def run_exec(self, *arguments, code=0, **more):
+        return self.tool("exec", *arguments, code=code, env={**self.environment, **more})
+
+    def script(self, text, *options):
+        """The lines that a shell script prints as the program."""
+        return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
+
+
+class Program(Exec):
+    def test_exit_code_arguments_and_signals_are_the_programs(self):
+        self.run_exec("--", "sh", "-c", "exit 41", code=41)
+        self.run_exec("--", "sh", "-c", "kill -TERM $$", code=128 + 15)
+        outcome = self.run_exec("--", "printf", "%s|", "a b", "", "--memory")
+        self.assertEqual(outcome.out, "a b||--memory|")
+
+    def test_a_missing_program_is_refused(self):
+        outcome = self.run_exec("--", "no_such_program", code=2)
+        self.assertIn("no program 'no_such_program' in PATH", outcome.err)
+        self.assertIn("No such file", self.run_exec("--", "./nothing", code=2).err)
+        self.assertIn("program", self.tool("exec", code=2).err)
+
+    @unittest.skipUnless(os.getuid() == 0 and shutil.which("cc"), "needs root and a compiler")
+    def test_what_cannot_be_held_is_refused_with_the_reason(self):
+        source = self.file("main.c", "int main(void) { return 0; }\n")
+        subprocess.run(["cc", "-static", str(source), "-o", str(self.folder / "static")], check=True)
+        self.assertIn("linked statically", self.run_exec("--", "./static", code=2).err)
+        script = self.file("script", f"#!{self.folder}/static\n")
+        script.chmod(0o755)
+        self.assertIn("linked statically", self.run_exec("--", "./script", code=2).err)
+        other = self.folder / "other"
+        shutil.copy("/bin/true", other)
+        os.chown(other, 65534, 65534)
+        other.chmod(0o4755)
+        self.assertIn("setuid", self.run_exec("--", "./other", code=2).err)
+
+    def test_settings_in_rising_strength(self):
+        print_limit = ["--", "sh", "-c", "echo $GPUSHARE_MEMORY"]
+        if not has_shim():
+            self.skipTest("no shim in this build")
+        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "1073741824\n")
+        (self.folder / "config/gpushare").mkdir(parents=True)
+        self.file("config/gpushare/exec.conf", "# limits\nmemory = 2GiB\n")
+        self.assertEqual(self.run_exec(*print_limit, GPUSHARE_MEMORY="1GiB").out, "2147483648\n")
+        self.assertEqual(self.run_exec("--memory", "3GiB", *print_limit).out, "3221225472\n")
+        self.file("config/gpushare/exec.conf", "memory = 2GiB\nmemroy = 1\n")
+        self.assertIn("exec.conf:2: 'memroy = 1' is not allowed", self.run_exec(*print_limit, code=2).err)
+        self.file("config/gpushare/exec.conf", "fail = sometimes\n")
+        self.assertIn("'sometimes' is not allowed", self.run_exec(*print_limit, code=2).err)
+
+
+class Held(Exec):
+    def setUp(self):
+        super().setUp()
+        if not has_shim():
+            self.skipTest("no shim in this build")
+
+    def test_every_way_to_the_driver_is_held(self):
+        for way in ["soname", "path", "table", "deepbind", "linked"]:
+            with self.subTest(way=way):
+                outcome = self.run_exec("--memory", "1GiB", "--", self.probe, way, "info", "600", "600", "info")
+                self.assertEqual(outcome.out.split(), ["1024", "1024", "0", "2", "1024", "424"])
+        # With the driver in the process's scope, also by these.
+        for way in ["default", "next"]:
+            with self.subTest(way=way):
+                outcome = self.run_exec("--memory", "1GiB", "--", self.probe, way, "600", "600")
+                self.assertEqual(outcome.out.split(), ["0", "2"])
+
+    def test_without_a_limit_programs_get_what_there_is(self):
+        self.assertEqual(self.run_exec("--", self.probe, "soname", "info", "40000").out.split(), ["81920", "81920", "0"])
+
+    def test_threads_that_begin_at_once(self):
+        for _ in range(5):
+            self.assertEqual(self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "threads").out, "10\n")
+
+    def test_exit_in_the_middle_of_a_launch(self):
+        for _ in range(5):
+            self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "100", "launch", code=7)
+
+    def test_the_processes_of_a_group_share_the_limit_and_the_killed_give_back(self):
+        lines = self.script("""
+            $PROBE soname 700 hold > first &
+            while ! [ -s first ]; do sleep 0.02; done
+            $PROBE path 700 info
+            kill -9 $!
+            wait $! 2>/dev/null
+            $PROBE path 700 info""", "--memory", "1GiB")
+        self.assertEqual(lines, ["2", "1024", "324", "0", "1024", "324"])
+
+    def test_kills_at_random_points_leave_the_books_right(self):
+        lines = self.script("""
+            for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+              $PROBE soname churn & a=$!
+              $PROBE soname churn & b=$!
+              sleep 0.0$i
+              kill -9 $a; kill -9 $b
+              wait $a $b 2>/dev/null
+            done
+            $PROBE soname info 1024""", "--memory", "1GiB")
+        self.assertEqual(lines, ["1024", "1024", "0"])
+
+    def test_a_context_larger_than_the_limit_is_refused(self):
+        # The recording driver's contexts are made explicitly: unit tests hold the rest (shim_memory).
+        outcome = self.run_exec("--memory", "64MiB", "--", self.probe, "soname", "65", "64")
+        self.assertEqual(outcome.out.split(), ["2", "0"])
+
+    def test_a_stripped_environment_is_not_held(self):
+        # What the page says: the shim comes by the environment and goes with it.
+        lines = self.script("env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path 2000", "--memory", "1GiB")
+        self.assertEqual(lines, ["0"])
+
+    def test_a_driver_that_is_not_there(self):
+        outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")
+        self.assertEqual(outcome.out, "100\n")
+        self.assertIn("cannot open GPUSHARE_CUDA_DRIVER=/no/such/driver", outcome.err)
+
+    def test_a_page_that_cannot_be_used(self):
+        program = [self.probe, "path", "10", "2000"]
+        preloaded = {**self.environment, "LD_PRELOAD": str(build() / "lib/libgpushare_preload.so"), "GPUSHARE_MEMORY": "1G",
+                     "GPUSHARE_SHIM_GROUP": "/no/such/page"}
+        done = subprocess.run(program, env=preloaded, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["0", "2"])  # the limit of one process, from the environment
+        self.assertIn("this process counts alone", done.stderr)
+        done = subprocess.run(program, env={**preloaded, "GPUSHARE_SHIM_FAIL": "closed"}, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["2", "2"])
+        # A limit that cannot be read.
+        broken = {**preloaded, "GPUSHARE_SHIM_GROUP": "", "GPUSHARE_MEMORY": "8 apples"}
+        done = subprocess.run(program, env=broken, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["0", "0"])
+        self.assertIn("GPUSHARE_MEMORY=8 apples is not a number of bytes", done.stderr)
+
+
+if __name__ == "__main__":
+    support.main()
