@@ -197,7 +197,9 @@ class FluidScheduler(TrialScheduler):
     def _apply(self, asked: bool = False) -> None:
         if not asked:
             self._ask_board()
-        places = {trial_id: (told["device"], told["fraction"]) for trial_id, told in self._told.items() if trial_id in self._trials}
+        # A trial whose actor was killed or paused may still be on the board.
+        places = {trial_id: (told["device"], told["fraction"]) for trial_id, told in self._told.items()
+                  if trial_id in self._trials and self._trials[trial_id].status == "RUNNING"}
         chosen = weights(self._widths, places)
         changed = {trial_id: weight for trial_id, weight in chosen.items()
                    if abs(weight - self._weights.get(trial_id, places[trial_id][1])) > 0.01}

@@ -93,6 +93,17 @@ def test_growth_is_weight_and_goes_back_for_a_neighbour(run):
     assert fluid.resizes >= 4 and "without a restart" in fluid.debug_string()
 
 
+def test_a_paused_trial_holds_nothing(run):
+    fluid = run.scheduler()
+    fluid.choose_trial_to_run(run.controller)
+    _, _, c, d = run.controller.trials
+    for trial in (c, d):
+        run.start(trial, "node/0")
+    c.status = "PAUSED"  # its actor was killed: it never told the board that it left
+    fluid.on_trial_result(run.controller, d, {"done_s": 1})
+    assert run.weights()["d"] == 1.0
+
+
 @pytest.mark.parametrize("scheduler", ["dynamic-fluid", "gpushare"])
 def test_every_way_to_end_gives_its_part_to_others(run, scheduler):
     fluid = run.scheduler(scheduler=scheduler)
