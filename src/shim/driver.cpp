@@ -155,7 +155,9 @@ void* driver_handle(bool load) {
   void* handle = nullptr;
   if (const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
     handle = open_driver(named, load);
-    if (handle == nullptr && load) log_line("cannot open GPUSHARE_CUDA_DRIVER=%s", named);
+    static bool told = false;
+    if (handle == nullptr && load && !__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+      log_line("cannot open GPUSHARE_CUDA_DRIVER=%s", named);
   } else {
     handle = open_driver("libcuda.so.1", load);
     if (handle == nullptr) handle = open_in(secure_getenv("LD_LIBRARY_PATH"), load);
