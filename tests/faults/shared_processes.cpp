@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -85,6 +87,11 @@ void eventually(Condition&& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(files), end(files)));
+}
+
 bool all_back(const SharedService& shared) {
   const auto now = shared.status();
   return now.sessions.empty() && now.devices[0].promised_bytes == 0;
@@ -124,6 +131,7 @@ TEST_CASE("processes that are killed give everything back, and harm nobody") {
   const uint64_t kills = number_from("GPUSHARE_TEST_KILLS", 12);
   INFO("seed " << seed());
   Random random(seed());
+  const size_t descriptors = open_descriptors();
   Worker bystander({"bystander", "1", "5", "16", "4", "100", "0"});
   CHECK(bystander.line() == "ready\n");
   for (uint64_t i = 0; i < kills; ++i) {
@@ -142,6 +150,7 @@ TEST_CASE("processes that are killed give everything back, and harm nobody") {
   CHECK(bystander.line() != "");
   CHECK(bystander.wait() == 0);
   eventually([&] { return all_back(shared); });
+  eventually([&] { return open_descriptors() == descriptors + 2; });  // the pipes of the bystander
 }
 
 TEST_CASE("a child that keeps the socket open does not keep its dead parent's bytes") {

@@ -126,10 +126,7 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
   op.destination = reinterpret_cast<char*>(destination);
   op.source = reinterpret_cast<const char*>(source);
   if (kind != GPUSHARE_COPY_DEVICE_TO_HOST) {
-    AddressSpace::FilePart part;
-    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes, /*write=*/true, &part));
-    op.file = std::move(part.file);
-    op.file_offset = part.offset;
+    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes, /*write=*/true, &op.file));
   }
   if (kind != GPUSHARE_COPY_HOST_TO_DEVICE) {
     GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes, /*write=*/false));

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/host/host_stream.hpp"
 
+#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <system_error>
@@ -14,6 +13,10 @@
 #include "base/no_memory.hpp"
 #include "base/thread_local.hpp"
 #include "device/support/ops_guard.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace gpushare::device::host {
 namespace {
@@ -34,26 +37,23 @@ base::Status lost() {
 
 namespace {
 
-// Into a file by writing: a write to its mapping would fault once a page.
-void move_bytes(char* destination, const char* source, uint64_t bytes, int file, uint64_t file_offset) {
-  while (file >= 0 && bytes > 0) {
-    const ssize_t wrote = pwrite(file, source, bytes, static_cast<off_t>(file_offset));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) break;  // the mapping will do
-    destination += wrote;
-    source += wrote;
-    file_offset += static_cast<uint64_t>(wrote);
-    bytes -= static_cast<uint64_t>(wrote);
+// Fresh pages of a shared file are asked for at once: a fault for each of them takes longer than the copy. Pages of an earlier
+// use are there, and asking for those costs little.
+void move_bytes(char* destination, const char* source, uint64_t bytes, bool shared) {
+  if (shared) {
+    constexpr uintptr_t kPage = 4096;
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(destination) & ~(kPage - 1);
+    (void)madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(destination) + bytes - begin,
+                  MADV_POPULATE_WRITE);  // a kernel before Linux 5.14 faults as it goes
   }
   std::memmove(destination, source, bytes);
 }
 
 }  // namespace
 
-uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, int file,
-                   uint64_t file_offset) {
+uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, bool shared) {
   if (!capped()) {
-    move_bytes(destination, source, bytes, file, file_offset);
+    move_bytes(destination, source, bytes, shared);
     return base::host_now_ns();
   }
   uint64_t start = 0;
@@ -68,7 +68,7 @@ uint64_t Bus::copy(char* destination, const char* source, uint64_t bytes, uint64
   uint64_t due = start;
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t step = std::min(chunk, bytes - done);
-    move_bytes(destination + done, source + done, step, file, file_offset + done);
+    move_bytes(destination + done, source + done, step, shared);
     done += step;
     due = start + static_cast<uint64_t>(static_cast<double>(done) / bytes_per_ns_);
     sleep_until_ns(due);
@@ -189,7 +189,7 @@ base::Status Stream::run_op(const Op& op, bool failed, uint64_t& end_ns) {
 base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
   if (op.kind == Op::Kind::kCopy && op.bus != nullptr) {
     end_ns = op.bus->copy(op.destination, op.source, op.bytes, std::max(op.enqueued_ns, end_ns),
-                          op.file ? *op.file : -1, op.file_offset);
+                          op.file != nullptr);
     return {};
   }
   base::Status status = perform(op);

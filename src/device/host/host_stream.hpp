@@ -17,6 +17,7 @@
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
 #include "base/status.hpp"
+#include "device/support/shared_file.hpp"
 #include "gpushare/backend.h"
 
 namespace gpushare::device::host {
@@ -33,10 +34,9 @@ class Bus {
   // 0 = no cap: copies then run side by side at memcpy's speed.
   explicit Bus(double gigabytes_per_s) : bytes_per_ns_(gigabytes_per_s) {}
   bool capped() const { return bytes_per_ns_ > 0; }
-  // Blocks until it is done. `ready_ns`: since when it could have begun. `file`: the destination as part of a file, or
-  // -1. Returns when it was done, on paper.
-  uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, int file,
-                uint64_t file_offset);
+  // Blocks until it is done. `ready_ns`: since when it could have begun. `shared`: the destination is in the owner's mapping
+  // of shared memory. Returns when it was done, on paper.
+  uint64_t copy(char* destination, const char* source, uint64_t bytes, uint64_t ready_ns, bool shared);
 
  private:
   const double bytes_per_ns_;
@@ -54,8 +54,7 @@ struct Op {
   uint8_t value = 0;
   Bus* bus = nullptr;  // null: no bus between source and destination
   char* destination = nullptr;
-  std::shared_ptr<const int> file;  // kCopy: the destination is this file from file_offset on, too
-  uint64_t file_offset = 0;
+  std::shared_ptr<const SharedFile> file;  // kCopy: the destination is in its mapping
   const char* source = nullptr;
   uint64_t bytes = 0;
   gpushare_host_function function = nullptr;

@@ -21,37 +21,7 @@ constexpr uint64_t kImaginaryStride = 1ull << 52;  // address space of one devic
 constexpr uint64_t kImaginaryDevices = 256;        // until ranges of devices repeat
 constexpr uint64_t kLargestBytes = 1ull << 46;     // of one range: what an x86-64 process can map at most
 
-constexpr int kSharedSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-constexpr uint64_t kLeastFileBytes = 64 << 10;  // below that a second descriptor costs more than it gains
-
-// Null if there is no descriptor left.
-std::shared_ptr<const int> hold_file(int file) {
-  const int held = fcntl(file, F_DUPFD_CLOEXEC, 0);
-  if (held < 0) return nullptr;
-  return {new int(held), [](const int* number) {
-            close(*number);
-            delete number;
-          }};
-}
-
-base::Status system_error(int32_t code, const char* what, uint64_t bytes);
-
-// A file of zeros for memory that is to be shared.
-base::Result<int> make_shared_file(uint64_t bytes) {
-  const int anonymous = memfd_create("gpushare-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (anonymous < 0) return system_error(GPUSHARE_IO_ERROR, "memfd_create for shared memory", bytes);
-  // Sealed: an importer that shrank it would make every other's next access a bus error.
-  const bool sized = ftruncate(anonymous, static_cast<off_t>(bytes)) == 0 &&
-                     fcntl(anonymous, F_ADD_SEALS, kSharedSeals) == 0;
-  // Opened by path, as leases count only such (SpareFiles).
-  const int file =
-      sized ? open(("/proc/self/fd/" + std::to_string(anonymous)).c_str(), O_RDWR | O_CLOEXEC) : -1;
-  base::Result<int> made = file;
-  if (file < 0) made = system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "making shared memory (needs /proc)", bytes);
-  close(anonymous);
-  return made;
-}
+constexpr uint64_t kLeastFileBytes = 64 << 10;  // below that holding the file costs more than it gains
 
 using base::round_up;
 
@@ -117,7 +87,7 @@ AddressSpace::~AddressSpace() {
   for (const auto& [address, range] : reservations_) give_back(address, range);
   for (const auto& [pointer, bytes] : host_blocks_) munmap(pointer, bytes);
   for (const auto& [raw, memory] : memories_)
-    if (memory->own_file >= 0) close(memory->own_file);
+    if (memory->imported()) close(memory->imported_file);
   if (memory_file_ >= 0) close(memory_file_);
 }
 
@@ -309,12 +279,11 @@ base::Result<gpushare_backend_memory*> AddressSpace::create_shared(uint64_t byte
   base::MutexLock lock(mutex_);
   if (bytes > options_.total_bytes - used_bytes_) return out_of_memory("shared physical memory", bytes);
   spare_files_.limit(options_.total_bytes - used_bytes_ - bytes);
-  int file = spare_files_.take(bytes);
-  if (file < 0) {
-    GPUSHARE_ASSIGN_OR_RETURN(file, make_shared_file(bytes));
+  memory->shared = spare_files_.take(bytes);
+  if (memory->shared == nullptr) {
+    GPUSHARE_ASSIGN_OR_RETURN(memory->shared, SharedFile::create(bytes));
   }
   memory->bytes = bytes;
-  memory->own_file = file;
   Memory* raw = memory.get();
   memories_[raw] = std::move(memory);
   used_bytes_ += bytes;
@@ -327,24 +296,47 @@ base::Result<int32_t> AddressSpace::export_physical(gpushare_backend_memory* han
   if (!memories_.contains(memory) || memory->released) {
     return base::Status(GPUSHARE_INVALID_HANDLE, "not live physical memory (released?)");
   }
-  if (memory->own_file < 0 || memory->imported) {
+  if (memory->shared == nullptr) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         "only memory that phys_create_shared of this device made can be exported");
   }
+  const bool read_only = access == GPUSHARE_ACCESS_READ;
+  if (!read_only && memory->exported == GPUSHARE_ACCESS_READ) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        "the memory was exported for reading, so that nobody else can write it: it cannot be "
+                        "exported for writing too");
+  }
+  if (memory->exported == 0) {
+    GPUSHARE_ASSIGN_OR_RETURN(const bool sealed, memory->shared->seal(read_only));
+    if (!sealed) {  // its file had another use in its earlier life
+      GPUSHARE_RETURN_IF_ERROR(replace_file(*memory));
+      GPUSHARE_RETURN_IF_ERROR(memory->shared->seal(read_only).status());
+    }
+  }
   // A new open file, whose mode mmap checks; a duplicate would carry the right to write.
-  const int mode = access == GPUSHARE_ACCESS_READ ? O_RDONLY : O_RDWR;
-  const int file = open(("/proc/self/fd/" + std::to_string(memory->own_file)).c_str(), mode | O_CLOEXEC);
-  if (file < 0)
-    return system_error(GPUSHARE_IO_ERROR, "opening a descriptor (needs /proc) of shared memory",
-                        memory->bytes);
+  GPUSHARE_ASSIGN_OR_RETURN(const int file, memory->shared->open_again(read_only ? O_RDONLY : O_RDWR));
+  if (memory->exported == 0) memory->exported = access;
   return file;
+}
+
+base::Status AddressSpace::replace_file(Memory& memory) {
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<SharedFile> file, SharedFile::create(memory.bytes));
+  if (memory.used) std::memcpy(file->pages(), memory.shared->pages(), memory.bytes);
+  for (const auto& [address, mapping] : mappings_) {
+    if (mapping.memory != &memory) continue;
+    const auto reservation = holder(reservations_, address, mapping.bytes);
+    char* target = reservation->second.storage + (address - reservation->first);
+    if (!file->map_at(target, mapping.bytes, mapping.offset))
+      return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mapping shared memory", mapping.bytes);
+  }
+  memory.shared = std::move(file);
+  return {};
 }
 
 base::Result<gpushare_backend_memory*> AddressSpace::import_physical(int32_t descriptor, uint64_t bytes,
                                                                      uint32_t access) {
   GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
-  const int seals = fcntl(descriptor, F_GET_SEALS);
-  if (bytes == 0 || seals < 0 || (seals & kSharedSeals) != kSharedSeals) {
+  if (bytes == 0 || !SharedFile::is_shared(descriptor)) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("descriptor %d is not of phys_export", descriptor));
   }
@@ -364,10 +356,9 @@ base::Result<gpushare_backend_memory*> AddressSpace::import_physical(int32_t des
   }
   auto memory = std::make_unique<Memory>();
   memory->bytes = bytes;
-  memory->own_file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (memory->own_file < 0)
+  memory->imported_file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (!memory->imported())
     return system_error(GPUSHARE_IO_ERROR, "keeping a descriptor of shared memory", bytes);
-  memory->imported = true;
   memory->writable = access == GPUSHARE_ACCESS_READ_WRITE;
   base::MutexLock lock(mutex_);
   Memory* raw = memory.get();
@@ -377,19 +368,17 @@ base::Result<gpushare_backend_memory*> AddressSpace::import_physical(int32_t des
 
 void AddressSpace::drop_if_unused(Memory* memory) {
   if (!memory->released || memory->mappings > 0) return;
-  if (memory->own_file >= 0) {
-    if (memory->imported) {
-      close(memory->own_file);
-    } else {
-      spare_files_.limit(options_.total_bytes - (used_bytes_ - memory->bytes));
-      spare_files_.give(memory->own_file, memory->bytes);
-    }
+  if (memory->imported()) {
+    close(memory->imported_file);
+  } else if (memory->shared != nullptr) {
+    spare_files_.limit(options_.total_bytes - (used_bytes_ - memory->bytes));
+    spare_files_.give(std::move(memory->shared));
   } else if (memory_file_ >= 0) {
     // A failure only delays the return of the pages to the system until the device closes.
     (void)fallocate(memory_file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     static_cast<off_t>(memory->file_offset), static_cast<off_t>(memory->bytes));
   }
-  if (!memory->imported) used_bytes_ -= memory->bytes;
+  if (!memory->imported()) used_bytes_ -= memory->bytes;
   memories_.erase(memory);
 }
 
@@ -439,15 +428,19 @@ base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend
   if (options_.keep_data) {
     char* target = reservation->second.storage + (address - reservation->first);
     const int protection = PROT_READ | (memory->writable ? PROT_WRITE : 0);
-    const int file = memory->own_file >= 0 ? memory->own_file : memory_file_;
-    if (mmap(target, bytes, protection, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, file,
-             static_cast<off_t>(memory->file_offset + offset)) == MAP_FAILED) {
+    const int file = memory->imported() ? memory->imported_file : memory_file_;
+    const bool mapped = memory->shared != nullptr
+                            ? memory->shared->map_at(target, bytes, offset)
+                            : mmap(target, bytes, protection, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, file,
+                                   static_cast<off_t>(memory->file_offset + offset)) != MAP_FAILED;
+    if (!mapped) {
       return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
     }
     keep_from_children(target, bytes);
   }
   mappings_[address] = {bytes, memory, offset};
   ++memory->mappings;
+  memory->used = true;
   return {};
 }
 
@@ -498,7 +491,7 @@ bool AddressSpace::fully_mapped(Address address, uint64_t bytes, bool write) con
 }
 
 base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool write,
-                                          FilePart* out_file) const {
+                                          std::shared_ptr<const SharedFile>* out_file) const {
   if (bytes == 0) return static_cast<char*>(nullptr);
   base::MutexLock lock(mutex_);
   auto it = holder(allocations_, address, bytes);
@@ -519,8 +512,11 @@ base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool 
       --mapping;
       const uint64_t within = address - mapping->first;
       const Memory& memory = *mapping->second.memory;
-      if (memory.own_file >= 0 && within < mapping->second.bytes && bytes <= mapping->second.bytes - within)
-        *out_file = {hold_file(memory.own_file), memory.file_offset + mapping->second.offset + within};
+      if (memory.shared != nullptr && within < mapping->second.bytes &&
+          bytes <= mapping->second.bytes - within) {
+        *out_file = memory.shared;
+        return memory.shared->pages() + mapping->second.offset + within;
+      }
     }
   }
   return it->second.storage == nullptr ? nullptr : it->second.storage + (address - it->first);

@@ -5,7 +5,7 @@
 // Storage. An allocation is an anonymous mapping that the kernel fills on first touch. Physical memory is a
 // range of one sparse memory file that only ever grows at its end (file offsets are plentiful, file
 // descriptors are not); a released range is punched out. Memory that other processes may map has a file of its
-// own, so that whoever gets its descriptor sees nothing else, sealed against changes of size. Mapping it somewhere is mmap(MAP_FIXED |
+// own, so that whoever gets its descriptor sees nothing else (shared_file.hpp). Mapping it somewhere is mmap(MAP_FIXED |
 // MAP_SHARED), so data moves with the physical memory; unmapping restores PROT_NONE. Imaginary addresses
 // (sim) lie above 2^62, where no pointer is valid, and are the same in every run; each range still has
 // storage behind it, unless the data are left out.
@@ -20,6 +20,7 @@
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
 #include "base/status.hpp"
+#include "device/support/shared_file.hpp"
 #include "device/support/spare_files.hpp"
 #include "gpushare/backend.h"
 
@@ -64,8 +65,9 @@ class AddressSpace {
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
 
-  // Group "ipc"; needs data. Errors: INVALID_ARGUMENT (not shared; a descriptor that is not of export_physical,
-  // of other bytes, or of less access), IO_ERROR.
+  // Group "ipc"; needs data. Memory that was exported for reading can no longer be exported for writing, and nobody else
+  // can write it. Errors: INVALID_ARGUMENT (not shared; exported for reading before; a descriptor that is not of
+  // export_physical, of other bytes, or of less access), IO_ERROR.
   base::Result<gpushare_backend_memory*> create_shared(uint64_t bytes);
   base::Result<int32_t> export_physical(gpushare_backend_memory* memory, uint32_t access);
   base::Result<gpushare_backend_memory*> import_physical(int32_t descriptor, uint64_t bytes, uint32_t access);
@@ -73,14 +75,10 @@ class AddressSpace {
   // Where the bytes of [address, address + bytes) are stored; null if data are not kept or bytes is 0.
   // Errors: INVALID_ARGUMENT unless the whole range lies in one allocation or in mapped ranges of one
   // reservation, none of them read-only if it is to be written.
-  // `out_file`: the same bytes as part of a file, if they are many and in one shared memory. A descriptor of its
-  // own, so that it is this file for as long as it is held.
-  struct FilePart {
-    std::shared_ptr<const int> file;
-    uint64_t offset = 0;
-  };
+  // `out_file`: if the bytes are many and in one shared memory of this device, its file; what is returned then points into
+  // the file's own mapping, where pages of an earlier use need not be faulted in again. Hold the file while it is used.
   base::Result<char*> storage(Address address, uint64_t bytes, bool write,
-                              FilePart* out_file = nullptr) const;
+                              std::shared_ptr<const SharedFile>* out_file = nullptr) const;
 
   // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
@@ -93,8 +91,11 @@ class AddressSpace {
   struct Memory {
     uint64_t bytes = 0;
     uint64_t file_offset = 0;
-    int own_file = -1;      // shared memory: not in memory_file_
-    bool imported = false;  // another device counts it
+    std::shared_ptr<SharedFile> shared;  // shared memory of this device: not in memory_file_
+    uint32_t exported = 0;               // with what access, if it was
+    bool used = false;                   // mapped at some time, so it may hold data
+    int imported_file = -1;              // shared memory of another device, which counts it
+    bool imported() const { return imported_file >= 0; }
     bool writable = true;
     uint64_t mappings = 0;
     bool released = false;
@@ -114,6 +115,8 @@ class AddressSpace {
   void give_back(Address address, const Range& range) GPUSHARE_REQUIRES(mutex_);
   Address take_imaginary(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(mutex_);
   void return_imaginary(Address address, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  // Gives unexported memory a file that can be sealed as it must be.
+  base::Status replace_file(Memory& memory) GPUSHARE_REQUIRES(mutex_);
   void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);
   base::Status check_granules(const char* what, uint64_t value) const;
   // The range of `ranges` that holds all of [address, address + bytes), or end().

@@ -2,14 +2,13 @@
 #include "device/support/spare_files.hpp"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <utility>
 
 namespace gpushare::device {
 namespace {
@@ -20,18 +19,6 @@ bool is_ours_alone(int file) {
   // Whoever opens the file while the lease holds makes the system send this signal; SIGURG is ignored by default.
   if (fcntl(file, F_SETSIG, SIGURG) != 0 || fcntl(file, F_SETLEASE, F_WRLCK) != 0) return false;
   return fcntl(file, F_SETLEASE, F_UNLCK) == 0;
-}
-
-bool write_zeros(int file, uint64_t bytes) {
-  static constexpr std::array<char, 1 << 16> kZeros{};
-  for (uint64_t done = 0; done < bytes;) {
-    const ssize_t wrote = pwrite(file, kZeros.data(), std::min<uint64_t>(kZeros.size(), bytes - done),
-                                 static_cast<off_t>(done));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    done += static_cast<uint64_t>(wrote);
-  }
-  return true;
 }
 
 }  // namespace
@@ -45,30 +32,28 @@ SpareFiles::~SpareFiles() {
   }
   came_.notify_all();
   if (thread.joinable()) thread.join();
-  base::MutexLock lock(mutex_);
-  for (const auto* files : {&to_do_, &ready_})
-    for (const File& file : *files) close(file.number);
 }
 
-int SpareFiles::take(uint64_t bytes) {
+std::shared_ptr<SharedFile> SpareFiles::take(uint64_t bytes) {
   base::MutexLock lock(mutex_);
   const auto found =
-      std::find_if(ready_.begin(), ready_.end(), [&](const File& file) { return file.bytes == bytes; });
-  if (found == ready_.end()) return -1;
-  const int number = found->number;
+      std::find_if(ready_.begin(), ready_.end(), [&](const auto& file) { return file->bytes() == bytes; });
+  if (found == ready_.end()) return nullptr;
+  std::shared_ptr<SharedFile> file = std::move(*found);
   ready_.erase(found);
   kept_bytes_ -= bytes;
-  return number;
+  return file;
 }
 
-void SpareFiles::push(const File& file) {
+void SpareFiles::push(File file) {
+  const bool keep = file.keep;
+  const uint64_t bytes = file.file->bytes();
   try {
     if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { work(); });
-    to_do_.push_back(file);
+    to_do_.push_back(std::move(file));
   } catch (const std::exception&) {
     // Without a thread, or memory to remember the file, nothing is kept.
-    if (file.keep) kept_bytes_ -= file.bytes;
-    close(file.number);
+    if (keep) kept_bytes_ -= bytes;
     return;
   }
   came_.notify_one();
@@ -77,22 +62,22 @@ void SpareFiles::push(const File& file) {
 // Down to the limit; the oldest first, as the newest are the likeliest to be asked for again.
 void SpareFiles::shrink() {
   while ((kept_bytes_ > limit_bytes_ || ready_.size() >= kMostFiles) && !ready_.empty()) {
-    const File oldest = ready_.front();
+    File oldest{std::move(ready_.front()), false};
     ready_.pop_front();
-    kept_bytes_ -= oldest.bytes;
-    push({oldest.number, oldest.bytes, false});
+    kept_bytes_ -= oldest.file->bytes();
+    push(std::move(oldest));
   }
 }
 
-void SpareFiles::give(int number, uint64_t bytes) {
-  const bool ours = is_ours_alone(number);
+void SpareFiles::give(std::shared_ptr<SharedFile> file) {
+  const bool ours = file.use_count() == 1 && is_ours_alone(file->number());
   base::MutexLock lock(mutex_);
-  const bool keep = ours && bytes <= limit_bytes_;
+  const bool keep = ours && file->bytes() <= limit_bytes_;
   if (keep) {
-    kept_bytes_ += bytes;
+    kept_bytes_ += file->bytes();
     shrink();
   }
-  push({number, bytes, keep});
+  push({std::move(file), keep});
 }
 
 void SpareFiles::limit(uint64_t bytes) {
@@ -106,23 +91,25 @@ void SpareFiles::work() {
   for (;;) {
     while (to_do_.empty() && !stop_) came_.wait(mutex_);
     if (stop_) return;
-    File file = to_do_.front();
+    File next = std::move(to_do_.front());
     to_do_.pop_front();
-    const bool keep = file.keep && kept_bytes_ <= limit_bytes_;
+    const bool keep = next.keep && kept_bytes_ <= limit_bytes_;
+    const uint64_t bytes = next.file->bytes();
     lock.unlock();
-    const bool zeroed = keep && write_zeros(file.number, file.bytes);
-    if (!zeroed) close(file.number);
+    if (keep)
+      std::memset(next.file->pages(), 0, bytes);
+    else
+      next.file.reset();
     lock.lock();
     try {
-      if (zeroed) {
+      if (keep) {
         shrink();
-        ready_.push_back(file);
+        ready_.push_back(std::move(next.file));
         continue;
       }
-    } catch (const std::bad_alloc&) {
-      close(file.number);  // no memory to keep it
+    } catch (const std::bad_alloc&) {  // no memory to keep it
     }
-    if (file.keep) kept_bytes_ -= file.bytes;
+    if (next.keep) kept_bytes_ -= bytes;
   }
 }
 

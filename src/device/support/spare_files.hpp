@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <thread>
 
 #include "base/mutex.hpp"
+#include "device/support/shared_file.hpp"
 
 namespace gpushare::device {
 
@@ -23,27 +25,26 @@ class SpareFiles {
   SpareFiles(const SpareFiles&) = delete;
   SpareFiles& operator=(const SpareFiles&) = delete;
 
-  // A file of `bytes` zeros, the caller's; -1 if there is none.
-  int take(uint64_t bytes);
-  // Takes `file` (opened by path, for reading and writing) for good; keeps it if it may.
-  void give(int file, uint64_t bytes);
+  // A file of `bytes` zeros; null if there is none. It may have been sealed in its earlier life.
+  std::shared_ptr<SharedFile> take(uint64_t bytes);
+  // Keeps `file` if it may: also no copy that is still under way may hold it.
+  void give(std::shared_ptr<SharedFile> file);
   // Keeps at most so many bytes from now on.
   void limit(uint64_t bytes);
 
  private:
   struct File {
-    int number;
-    uint64_t bytes;
-    bool keep;
+    std::shared_ptr<SharedFile> file;
+    bool keep = false;
   };
   void work();
-  void push(const File& file) GPUSHARE_REQUIRES(mutex_);
+  void push(File file) GPUSHARE_REQUIRES(mutex_);
   void shrink() GPUSHARE_REQUIRES(mutex_);
 
   base::Mutex mutex_;
   base::ConditionVariable came_;
-  std::deque<File> to_do_ GPUSHARE_GUARDED_BY(mutex_);   // to zero, or to close
-  std::deque<File> ready_ GPUSHARE_GUARDED_BY(mutex_);   // oldest first
+  std::deque<File> to_do_ GPUSHARE_GUARDED_BY(mutex_);                         // to zero, or to close
+  std::deque<std::shared_ptr<SharedFile>> ready_ GPUSHARE_GUARDED_BY(mutex_);  // oldest first
   uint64_t kept_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // ready, and on their way to it
   uint64_t limit_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;

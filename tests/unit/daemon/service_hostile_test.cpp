@@ -199,7 +199,7 @@ TEST_CASE("random and mutated messages harm nobody else") {
   wanted.persistent_bytes = wanted.ephemeral_bytes = 2 << 20;
   const auto session = bystander->open_session(wanted);
   REQUIRE(session.ok());
-  const uint64_t rounds = number_from("GPUSHARE_TEST_MESSAGES", 3000);
+  const uint64_t rounds = number_from("GPUSHARE_TEST_MESSAGES", 20'000);
   std::unique_ptr<Raw> raw;
   for (uint64_t i = 0; i < rounds; ++i) {
     if (raw == nullptr) {

@@ -9,10 +9,13 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "support/catch.hpp"
 
+using gpushare::device::SharedFile;
 using gpushare::device::SpareFiles;
 
 namespace {
@@ -20,25 +23,21 @@ namespace {
 constexpr uint64_t kBytes = 3 << 20;
 constexpr uint64_t kMarkerBytes = 4096;
 
-int make_file(uint64_t bytes) {
-  const int anonymous = memfd_create("spare", MFD_CLOEXEC);
-  REQUIRE(ftruncate(anonymous, static_cast<off_t>(bytes)) == 0);
-  const int file = open(("/proc/self/fd/" + std::to_string(anonymous)).c_str(), O_RDWR | O_CLOEXEC);
-  REQUIRE(file >= 0);
-  close(anonymous);
-  const std::string content(bytes, 'x');
-  REQUIRE(pwrite(file, content.data(), bytes, 0) == static_cast<ssize_t>(bytes));
-  return file;
+std::shared_ptr<SharedFile> make_file(uint64_t bytes) {
+  const auto file = SharedFile::create(bytes);
+  REQUIRE(file.ok());
+  std::memset((*file)->pages(), 'x', bytes);
+  return *file;
 }
 
 int open_again(int file, int mode) {
   return open(("/proc/self/fd/" + std::to_string(file)).c_str(), mode | O_CLOEXEC);
 }
 
-int take_soon(SpareFiles& spare, uint64_t bytes) {
+std::shared_ptr<SharedFile> take_soon(SpareFiles& spare, uint64_t bytes) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (;;) {
-    if (const int file = spare.take(bytes); file >= 0) return file;
+    if (auto file = spare.take(bytes); file != nullptr) return file;
     REQUIRE(std::chrono::steady_clock::now() < limit);
     usleep(200);
   }
@@ -46,8 +45,8 @@ int take_soon(SpareFiles& spare, uint64_t bytes) {
 
 // What was given before this has been dealt with when it returns: in order, one thread.
 void settle(SpareFiles& spare) {
-  spare.give(make_file(kMarkerBytes), kMarkerBytes);
-  close(take_soon(spare, kMarkerBytes));
+  spare.give(make_file(kMarkerBytes));
+  (void)take_soon(spare, kMarkerBytes);
 }
 
 }  // namespace
@@ -55,31 +54,31 @@ void settle(SpareFiles& spare) {
 TEST_CASE("spare files: one that nobody has comes back, zeroed, for its size") {
   SpareFiles spare;
   spare.limit(1 << 30);
-  CHECK(spare.take(kBytes) == -1);
-  spare.give(make_file(kBytes), kBytes);
-  settle(spare);
-  CHECK(spare.take(kBytes + 4096) == -1);
-  const int file = spare.take(kBytes);
-  REQUIRE(file >= 0);
-  std::string content(kBytes, 'y');
-  REQUIRE(pread(file, content.data(), kBytes, 0) == static_cast<ssize_t>(kBytes));
-  CHECK(content == std::string(kBytes, '\0'));
-  CHECK(spare.take(kBytes) == -1);
-  close(file);
+  CHECK(spare.take(kBytes) == nullptr);
+  for (const bool sealed : {false, true}) {  // sealed against writing, it is still its owner's to write
+    auto made = make_file(kBytes);
+    if (sealed) REQUIRE(*made->seal(true));
+    spare.give(std::move(made));
+    settle(spare);
+    CHECK(spare.take(kBytes + 4096) == nullptr);
+    const auto file = spare.take(kBytes);
+    REQUIRE(file != nullptr);
+    CHECK(std::string(file->pages(), kBytes) == std::string(kBytes, '\0'));
+    CHECK(spare.take(kBytes) == nullptr);
+  }
 }
 
 TEST_CASE("spare files: one that somebody may still see is not kept") {
   SpareFiles spare;
   spare.limit(1 << 30);
   const auto kept_after = [&](auto&& share) {
-    const int file = make_file(kBytes);
-    auto unshare = share(file);
-    spare.give(file, kBytes);
+    auto file = make_file(kBytes);
+    auto unshare = share(file->number());
+    spare.give(std::move(file));
     settle(spare);
-    const int again = spare.take(kBytes);
-    if (again >= 0) close(again);
+    const bool kept = spare.take(kBytes) != nullptr;
     unshare();
-    return again >= 0;
+    return kept;
   };
   CHECK(kept_after([](int) { return [] {}; }));
   for (const int mode : {O_RDONLY, O_RDWR}) {
@@ -119,6 +118,10 @@ TEST_CASE("spare files: one that somebody may still see is not kept") {
       close(b);
     };
   }));
+  const auto used = make_file(kBytes);  // by a copy under way
+  spare.give(used);
+  settle(spare);
+  CHECK(spare.take(kBytes) == nullptr);
   CHECK(kept_after([](int file) {  // one that has gone meanwhile
     close(open_again(file, O_RDONLY));
     return [] {};
@@ -127,22 +130,22 @@ TEST_CASE("spare files: one that somebody may still see is not kept") {
 
 TEST_CASE("spare files: no more than the limit, the oldest go first") {
   SpareFiles spare;
-  spare.give(make_file(kBytes), kBytes);  // nothing may be kept
+  spare.give(make_file(kBytes));  // nothing may be kept
   spare.limit(2 * kBytes + kMarkerBytes);
   settle(spare);
-  CHECK(spare.take(kBytes) == -1);
+  CHECK(spare.take(kBytes) == nullptr);
   for (int i = 0; i < 4; ++i) {
-    spare.give(make_file(kBytes), kBytes);
+    spare.give(make_file(kBytes));
     settle(spare);
   }
-  const int first = spare.take(kBytes), second = spare.take(kBytes);
-  CHECK(first >= 0);
-  CHECK(second >= 0);
-  CHECK(spare.take(kBytes) == -1);
-  spare.give(first, kBytes);
-  spare.give(second, kBytes);
+  auto first = spare.take(kBytes), second = spare.take(kBytes);
+  CHECK(first != nullptr);
+  CHECK(second != nullptr);
+  CHECK(spare.take(kBytes) == nullptr);
+  spare.give(std::move(first));
+  spare.give(std::move(second));
   settle(spare);
   spare.limit(kBytes);
-  close(take_soon(spare, kBytes));
-  CHECK(spare.take(kBytes) == -1);
+  (void)take_soon(spare, kBytes);
+  CHECK(spare.take(kBytes) == nullptr);
 }

@@ -1,0 +1,520 @@
+// measure_shared_device begin|turn|shares|switch [rounds]: what sharing a device between processes costs, on the host device.
+//   begin   an uncontended begin and end through the daemon, beside one without it
+//   turn    the turn passed between two processes, beside bare ping-pongs of two processes (futex, socket)
+//   shares  device time of three processes with weights 2:1:1 under fair
+//   switch  training, inference, training between two processes, beside stop-and-start
+// Executions take a given time without using a core, as on a GPU. The daemon and the other processes are this program again,
+// see main(). `measure_shared_device loop DEVICE ITERATIONS` is for callgrind, with a daemon started before.
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "client/remote_authority.hpp"
+#include "client/status.hpp"
+#include "daemon/service.hpp"
+#include "executor/runtime.hpp"
+
+extern char** environ;
+
+namespace {
+
+using namespace gpushare;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+[[noreturn]] void give_up(const char* what, const base::Status& status) {
+  std::fprintf(stderr, "measure_shared_device: %s: %s\n", what, status.to_string().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T take(base::Result<T> result, const char* what) {
+  if (!result.ok()) give_up(what, result.status());
+  return std::move(*result);
+}
+
+void must(const base::Status& status, const char* what) {
+  if (!status.ok()) give_up(what, status);
+}
+
+struct Spread {
+  double median, low, high;  // the quartiles
+};
+
+Spread spread(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {values[n / 2], values[n / 4], values[n - 1 - n / 4]};
+}
+
+void print(const char* name, const std::vector<double>& values, const char* unit) {
+  const Spread s = spread(values);
+  std::printf("%-44s %10.2f %s (quartiles %.2f to %.2f)\n", name, s.median, unit, s.low, s.high);
+}
+
+// ---- the processes ------------------------------------------------------------------------------------------
+
+std::shared_ptr<executor::Runtime> open_runtime(const std::string& device) {
+  executor::RuntimeOptions options;
+  options.device = device;
+  return take(executor::Runtime::open(std::move(options)), "opening a runtime");
+}
+
+std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, const char* name, uint64_t p,
+                                                int32_t priority = 0, double weight = 1) {
+  executor::SessionOptions options;
+  options.name = name;
+  options.persistent_bytes = p;
+  options.ephemeral_bytes = kMiB;
+  options.priority = priority;
+  options.weight = weight;
+  return take(runtime.open_session(options), "opening a session");
+}
+
+std::shared_ptr<executor::Iteration> begin(executor::Session& session) {
+  return take(session.begin(GPUSHARE_NO_TIMEOUT), "begin");
+}
+
+void execute(executor::Iteration& iteration, double ms) {
+  const auto stream = take(iteration.stream(), "stream");
+  auto span = std::chrono::duration<double, std::milli>(ms);
+  must(stream->launch_host(
+           [](void* data) { std::this_thread::sleep_for(*static_cast<decltype(span)*>(data)); }, &span),
+       "launch");
+  must(stream->synchronize(), "synchronize");
+}
+
+int run_daemon(const char* device, const char* policy, uint64_t capacity_bytes) {
+  daemon::ServiceOptions options;
+  options.socket = std::getenv("GPUSHARE_SOCKET");
+  options.devices = {device};
+  options.policy = policy;
+  options.capacity_bytes = capacity_bytes;
+  const auto service = take(daemon::Service::start(std::move(options)), "daemon");
+  std::puts("ready");
+  std::fflush(stdout);
+  while (std::getchar() != EOF) {
+  }
+  return 0;
+}
+
+void loop(executor::Session& session, uint64_t iterations) {
+  for (uint64_t i = 0; i < iterations; ++i) must(begin(session)->end(), "end");
+}
+
+// Iterations that do nothing: so many, or with 0 until stdin ends.
+int run_loop(const char* device, uint64_t iterations) {
+  const auto runtime = open_runtime(device);
+  const auto session = open_session(*runtime, "loop", kMiB);
+  loop(*session, 1);
+  std::puts("ready");
+  std::fflush(stdout);
+  if (iterations > 0) {
+    loop(*session, iterations);
+    return 0;
+  }
+  std::atomic<bool> stop{false};
+  std::thread watch([&] {
+    while (std::getchar() != EOF) {
+    }
+    stop.store(true);
+  });
+  while (!stop.load(std::memory_order_relaxed)) loop(*session, 1);
+  watch.join();
+  return 0;
+}
+
+// Trains until stdin ends, then prints its device time in ns.
+int run_share(double weight) {
+  const auto runtime = open_runtime("shared");
+  const auto session = open_session(*runtime, "share", kMiB, 0, weight);
+  loop(*session, 1);
+  std::puts("ready");
+  std::fflush(stdout);
+  pollfd wait{0, POLLIN, 0};
+  while (poll(&wait, 1, 0) == 0) {
+    const auto iteration = begin(*session);
+    execute(*iteration, 1);
+    must(iteration->end(), "end");
+  }
+  std::printf("%llu\n", static_cast<unsigned long long>(session->info().service_ns));
+  return 0;
+}
+
+// Trains on a state of its own, from and to `file` if it is not "-". Prints when each iteration ended. With the end of
+// stdin it checks its state and ends.
+int run_train(const char* device, uint64_t bytes, double ms, const std::string& file) {
+  const auto runtime = open_runtime(device);
+  const auto session = open_session(*runtime, "training", bytes);
+  auto* const state = reinterpret_cast<uint64_t*>(
+      take(session->alloc(memory::Kind::kModel, bytes, 0), "allocating the state"));
+  const uint64_t words = bytes / sizeof(uint64_t);
+  uint64_t done = 0;
+  pollfd wait{0, POLLIN, 0};
+  for (bool first = true; first || poll(&wait, 1, 0) == 0; first = false) {
+    const auto iteration = begin(*session);
+    if (first) {
+      std::ifstream saved(file, std::ios::binary);
+      if (file == "-" || !saved.read(reinterpret_cast<char*>(state), static_cast<std::streamsize>(bytes)))
+        for (uint64_t i = 0; i < words; ++i) state[i] = i;
+      done = state[0];
+    }
+    if (state[0] != done || state[words - 1] != words - 1 + done) give_up("the state is another", {});
+    execute(*iteration, ms);
+    ++done;
+    ++state[0];
+    ++state[words - 1];
+    must(iteration->end(), "end");
+    std::printf("%llu\n", static_cast<unsigned long long>(base::host_now_ns()));
+    std::fflush(stdout);
+  }
+  const auto iteration = begin(*session);
+  for (uint64_t i = 1; i < words - 1; ++i)
+    if (state[i] != i) give_up("the state is another", {});
+  if (file != "-")
+    std::ofstream(file, std::ios::binary)
+        .write(reinterpret_cast<const char*>(state), static_cast<std::streamsize>(bytes));
+  must(iteration->end(), "end");
+  return 0;
+}
+
+// For every line of stdin: gets its model to the device, executes it, prints when the answer was there, and leaves the device.
+// The model is read from `file` before, as a standby process has it.
+int run_infer(const char* device, const std::string& file, double ms) {
+  std::vector<char> model(std::filesystem::file_size(file));
+  std::ifstream(file, std::ios::binary).read(model.data(), static_cast<std::streamsize>(model.size()));
+  const auto runtime = open_runtime(device);
+  std::puts("ready");
+  std::fflush(stdout);
+  while (std::getchar() != EOF) {
+    const auto session = open_session(*runtime, "inference", model.size(), 10);
+    const auto block = take(session->alloc(memory::Kind::kModel, model.size(), 0), "allocating the model");
+    const auto iteration = begin(*session);
+    const auto stream = take(iteration->stream(), "stream");
+    must(stream->copy(block, reinterpret_cast<uintptr_t>(model.data()), model.size(),
+                      GPUSHARE_COPY_HOST_TO_DEVICE),
+         "copying the model");
+    execute(*iteration, ms);
+    std::printf("%llu\n", static_cast<unsigned long long>(base::host_now_ns()));
+    std::fflush(stdout);
+    must(iteration->end(), "end");
+    must(session->close(), "close");
+  }
+  return 0;
+}
+
+// ---- the driver ---------------------------------------------------------------------------------------------
+
+// This program in another role, with its stdin and stdout as pipes.
+struct Process {
+  explicit Process(std::vector<std::string> words) {
+    int to[2], from[2];
+    if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) give_up("pipe", {});
+    words.insert(words.begin(), "/proc/self/exe");
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
+    if (posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ) != 0)
+      give_up("spawn", {});
+    posix_spawn_file_actions_destroy(&actions);
+    close(to[0]);
+    close(from[1]);
+    in = fdopen(to[1], "w");
+    out = fdopen(from[0], "r");
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() { end(); }
+  // Ends its stdin and waits.
+  void end() {
+    if (in == nullptr) return;
+    close_input();
+    int status = 0;
+    waitpid(pid, &status, 0);
+    std::fclose(out);
+    in = nullptr;
+    if (status != 0) give_up("a process failed", {});
+  }
+  void close_input() {
+    std::fclose(in);
+    in = std::fopen("/dev/null", "w");
+  }
+  std::string line() {
+    char text[128];
+    if (std::fgets(text, sizeof(text), out) == nullptr) give_up("a process ended", {});
+    return text;
+  }
+  uint64_t number() { return std::strtoull(line().c_str(), nullptr, 10); }
+  void go() {
+    std::fputc('\n', in);
+    std::fflush(in);
+  }
+  pid_t pid = 0;
+  FILE* in = nullptr;
+  FILE* out = nullptr;
+};
+
+double ns_each(executor::Session& session, uint64_t iterations) {
+  const uint64_t begin_ns = base::host_now_ns();
+  loop(session, iterations);
+  return static_cast<double>(base::host_now_ns() - begin_ns) / static_cast<double>(iterations);
+}
+
+constexpr const char* kSmallDevice = "host?total_bytes=268435456&granularity=65536";
+
+void measure_begin(int rounds) {
+  Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
+  (void)daemon.line();
+  const auto shared = open_runtime("shared"), own = open_runtime(kSmallDevice);
+  const auto with = open_session(*shared, "shared", kMiB), without = open_session(*own, "own", kMiB);
+  std::vector<double> shared_ns, own_ns, ratio;
+  for (int round = 0; round <= rounds; ++round) {
+    const double s = ns_each(*with, 20'000), o = ns_each(*without, 20'000);
+    if (round == 0) continue;
+    shared_ns.push_back(s);
+    own_ns.push_back(o);
+    ratio.push_back(s / o);
+  }
+  print("begin + end, uncontended, shared device", shared_ns, "ns");
+  print("begin + end, uncontended, own device", own_ns, "ns");
+  print("ratio", ratio, "");
+}
+
+// Passes a token back and forth between two processes; ns a pass.
+double futex_pass_ns(int passes) {
+  auto* const token = static_cast<std::atomic<uint32_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const auto play = [&](uint32_t mine) {
+    for (int i = 0; i < passes / 2; ++i) {
+      while (token->load() != mine) syscall(SYS_futex, token, FUTEX_WAIT, 1 - mine, nullptr, nullptr, 0);
+      token->store(1 - mine);
+      syscall(SYS_futex, token, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    }
+  };
+  const uint64_t begin_ns = base::host_now_ns();
+  const pid_t child = fork();
+  if (child == 0) {
+    play(1);
+    _exit(0);
+  }
+  play(0);
+  waitpid(child, nullptr, 0);
+  munmap(token, 4096);
+  return static_cast<double>(base::host_now_ns() - begin_ns) / passes;
+}
+
+double socket_pass_ns(int passes) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) give_up("socketpair", {});
+  char message[32] = {};
+  const uint64_t begin_ns = base::host_now_ns();
+  const pid_t child = fork();
+  if (child == 0) {
+    for (int i = 0; i < passes / 2; ++i)
+      if (recv(ends[1], message, sizeof(message), 0) <= 0 || send(ends[1], message, sizeof(message), 0) <= 0)
+        _exit(1);
+    _exit(0);
+  }
+  for (int i = 0; i < passes / 2; ++i)
+    if (send(ends[0], message, sizeof(message), 0) <= 0 || recv(ends[0], message, sizeof(message), 0) <= 0)
+      give_up("socket", {});
+  waitpid(child, nullptr, 0);
+  close(ends[0]);
+  close(ends[1]);
+  return static_cast<double>(base::host_now_ns() - begin_ns) / passes;
+}
+
+void measure_turn(int rounds) {
+  constexpr int kPasses = 4000;
+  Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
+  (void)daemon.line();
+  Process a({"loop", "shared", "0"}), b({"loop", "shared", "0"});
+  (void)a.line();
+  (void)b.line();
+  const auto turns = [] {
+    return take(client::query_service(client::default_socket()), "status").devices.at(0).turns;
+  };
+  std::vector<double> turn_us, futex_us, socket_us, to_futex, to_socket;
+  for (int round = 0; round <= rounds; ++round) {
+    const uint64_t turns_before = turns(), begin_ns = base::host_now_ns();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const uint64_t passed = turns() - turns_before, took_ns = base::host_now_ns() - begin_ns;
+    // The ping-pongs have the cores to themselves.
+    for (Process* process : {&a, &b}) kill(process->pid, SIGSTOP);
+    const double futex = futex_pass_ns(kPasses), socket = socket_pass_ns(kPasses);
+    for (Process* process : {&a, &b}) kill(process->pid, SIGCONT);
+    if (round == 0 || passed == 0) continue;
+    const double turn = static_cast<double>(took_ns) / static_cast<double>(passed);
+    turn_us.push_back(turn / 1e3);
+    futex_us.push_back(futex / 1e3);
+    socket_us.push_back(socket / 1e3);
+    to_futex.push_back(turn / futex);
+    to_socket.push_back(turn / socket);
+  }
+  if (turn_us.empty()) give_up("no turn was passed", {});
+  print("a turn between two processes", turn_us, "us");
+  print("a pass of a bare futex", futex_us, "us");
+  print("a pass over a bare socket", socket_us, "us");
+  print("turn / futex", to_futex, "");
+  print("turn / socket", to_socket, "");
+}
+
+void measure_shares(int rounds) {
+  Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
+  (void)daemon.line();
+  const double weights[] = {2, 1, 1};
+  double worst = 0;
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<std::unique_ptr<Process>> all;
+    for (const double weight : weights)
+      all.push_back(std::make_unique<Process>(std::vector<std::string>{"share", std::to_string(weight)}));
+    for (const auto& each : all) (void)each->line();
+    // All three are there: the shares of the 10 s from now on.
+    const auto service = [] {
+      std::vector<std::pair<uint64_t, uint64_t>> out;  // by process
+      for (const auto& session : take(client::query_service(client::default_socket()), "status").sessions)
+        out.emplace_back(session.pid, session.service_ns);
+      return out;
+    };
+    const auto before = service();
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+    const auto after = service();
+    uint64_t total = 0, spent[3] = {};
+    for (size_t i = 0; i < 3; ++i) {
+      for (const auto& [pid, ns] : after) spent[i] += pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
+      for (const auto& [pid, ns] : before) spent[i] -= pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
+      total += spent[i];
+    }
+    std::printf("weights 2:1:1, 10 s: ");
+    for (size_t i = 0; i < 3; ++i) {
+      const double percent = 100.0 * static_cast<double>(spent[i]) / static_cast<double>(total);
+      std::printf(" %.2f%%", percent);
+      worst = std::max(worst, std::abs(percent - 25 * weights[i]));
+    }
+    std::printf(" of %.2f s device time\n", static_cast<double>(total) / 1e9);
+  }
+  std::printf("largest deviation %.2f points\n", worst);
+}
+
+void measure_switch(int rounds) {
+  constexpr uint64_t kBytes = 256 * kMiB;
+  constexpr double kExecuteMs = 20;
+  const std::string device = "host?total_bytes=1073741824&copy_gbps=3", bytes = std::to_string(kBytes),
+                    ms = std::to_string(kExecuteMs);
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("gpushare-shared-" + std::to_string(getpid()));
+  const std::string model = folder / "model", state = folder / "state";
+  std::filesystem::create_directories(folder);
+  std::ofstream(model, std::ios::binary) << std::string(kBytes, 'm');
+  const auto ms_between = [](uint64_t from, uint64_t to) { return static_cast<double>(to - from) / 1e6; };
+  std::vector<double> alone_answer, answer, resumed, stopped_answer, stopped_resumed;
+  {
+    // Room for one of the two.
+    Process daemon({"daemon", device, "priority", std::to_string(kBytes * 3 / 2)});
+    (void)daemon.line();
+    Process inference({"infer", "shared", model, ms});
+    (void)inference.line();
+    const auto ask = [&] {
+      const uint64_t asked_ns = base::host_now_ns();
+      inference.go();
+      return std::pair(asked_ns, inference.number());
+    };
+    for (int round = 0; round <= rounds; ++round) {
+      const auto [asked_ns, answered_ns] = ask();
+      if (round > 0) alone_answer.push_back(ms_between(asked_ns, answered_ns));
+    }
+    Process training({"train", "shared", bytes, ms, "-"});
+    (void)training.line();
+    for (int round = 0; round <= rounds; ++round) {
+      for (int i = 0; i < 3; ++i) (void)training.line();
+      const auto [asked_ns, answered_ns] = ask();
+      uint64_t trained_ns = 0;
+      while (trained_ns < answered_ns) trained_ns = training.number();
+      if (round == 0) continue;
+      answer.push_back(ms_between(asked_ns, answered_ns));
+      resumed.push_back(ms_between(answered_ns, trained_ns));
+    }
+    training.end();  // checks its state
+  }
+  for (int round = 0; round <= rounds; ++round) {
+    Process training({"train", device, bytes, ms, state});
+    for (int i = 0; i < 3; ++i) (void)training.line();
+    const uint64_t asked_ns = base::host_now_ns();
+    training.end();
+    Process inference({"infer", device, model, ms});
+    inference.go();
+    (void)inference.line();
+    const uint64_t answered_ns = inference.number();
+    inference.end();
+    Process again({"train", device, bytes, ms, state});
+    const uint64_t trained_ns = again.number();
+    again.end();
+    if (round == 0) continue;
+    stopped_answer.push_back(ms_between(asked_ns, answered_ns));
+    stopped_resumed.push_back(ms_between(answered_ns, trained_ns));
+  }
+  std::filesystem::remove_all(folder);
+  std::printf(
+      "training and inference of 256 MiB each, link capped at 3 GB/s, 20 ms an execution, room for one\n");
+  print("answer, the device free", alone_answer, "ms");
+  print("answer, the device training", answer, "ms");
+  print("then until training's next iteration is done", resumed, "ms");
+  print("stop-and-start: answer", stopped_answer, "ms");
+  print("stop-and-start: then until training's next", stopped_resumed, "ms");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string role = argc > 1 ? argv[1] : "";
+  const auto number = [&](int i) { return std::strtoull(argv[i], nullptr, 10); };
+  signal(SIGPIPE, SIG_IGN);
+  if (role == "daemon" && argc == 5) return run_daemon(argv[2], argv[3], number(4));
+  if (role == "loop" && argc == 4) return run_loop(argv[2], number(3));
+  if (role == "share" && argc == 3) return run_share(std::atof(argv[2]));
+  if (role == "train" && argc == 6) return run_train(argv[2], number(3), std::atof(argv[4]), argv[5]);
+  if (role == "infer" && argc == 5) return run_infer(argv[2], argv[3], std::atof(argv[4]));
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  char folder[] = "/tmp/gpushare-measure-XXXXXX";
+  if (rounds < 1 || mkdtemp(folder) == nullptr) return 2;
+  setenv("GPUSHARE_SOCKET", (std::string(folder) + "/socket").c_str(), 1);
+  int code = 0;
+  if (role == "begin")
+    measure_begin(rounds);
+  else if (role == "turn")
+    measure_turn(rounds);
+  else if (role == "shares")
+    measure_shares(rounds);
+  else if (role == "switch")
+    measure_switch(rounds);
+  else
+    code = 2;
+  if (code == 2) std::fprintf(stderr, "usage: measure_shared_device begin|turn|shares|switch [rounds]\n");
+  std::filesystem::remove_all(folder);
+  return code;
+}
