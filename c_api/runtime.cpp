@@ -116,10 +116,15 @@ int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_inf
     out.partitionable_compute_units = info.partitionable_compute_units;
     out.granularity_compute_units = info.granularity_compute_units;
     out.promised_compute_units = info.promised_compute_units;
+    out.effective_capacity_bytes = info.effective_capacity_bytes;
     capi::copy_text(out.device, info.device);
     capi::copy_text(out.policy, info.policy);
     return capi::write_struct("out_info", out, out_info);
   });
+}
+
+int32_t gpushare_runtime_set_capacity(gpushare_runtime runtime, uint64_t capacity_bytes) {
+  return capi::with(runtime, [&](executor::Runtime& of) { return of.set_capacity(capacity_bytes); });
 }
 
 int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,

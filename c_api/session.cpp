@@ -120,6 +120,8 @@ int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_inf
     out.remaining_ns = info.remaining_ns;
     out.planned_iterations = info.planned_iterations;
     out.compute_units = info.compute_units;
+    out.quota_bytes = info.quota_bytes;
+    out.effective_quota_bytes = info.effective_quota_bytes;
     return capi::write_struct("out_info", out, out_info);
   });
 }
@@ -133,6 +135,10 @@ int32_t gpushare_session_set_weight(gpushare_session session, double weight) {
     GPUSHARE_RETURN_IF_ERROR(check_weight(weight));
     return of.set_weight(weight);
   });
+}
+
+int32_t gpushare_session_set_quota(gpushare_session session, uint64_t quota_bytes) {
+  return capi::with(session, [&](executor::Session& of) { return of.set_quota(quota_bytes); });
 }
 
 int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns) {

@@ -278,8 +278,8 @@ typedef struct gpushare_runtime_info {
   uint32_t sessions_queued;    /* waiting for admission */
   uint32_t sessions_paged_out; /* admitted, persistent bytes in host memory */
   uint32_t reserved;
-  uint64_t capacity_bytes;
-  uint64_t promised_bytes;   /* sum of P plus sum of lane sizes; never above capacity_bytes */
+  uint64_t capacity_bytes;   /* what may be promised: of gpushare_runtime_set_capacity, or as opened */
+  uint64_t promised_bytes;   /* sum of P plus sum of lane sizes; never above effective_capacity_bytes */
   uint64_t persistent_bytes; /* live blocks of sessions */
   uint64_t ephemeral_bytes;  /* live blocks of iterations */
   uint64_t peak_bytes;       /* most ever live at once */
@@ -297,11 +297,14 @@ typedef struct gpushare_runtime_info {
   uint32_t partitionable_compute_units; /* of them, what lanes can have for themselves together; 0 = none */
   uint32_t granularity_compute_units;   /* a lane's share is a multiple of it */
   uint32_t promised_compute_units;      /* that lanes have now */
+  uint64_t
+      effective_capacity_bytes; /* capacity_bytes; after that was lowered below what was promised, what is promised
+                                           still: it falls to capacity_bytes */
 } gpushare_runtime_info;
 #define GPUSHARE_RUNTIME_INFO_INIT                                                                          \
   {                                                                                                         \
     sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0, 0, \
-        0, 0                                                                                                \
+        0, 0, 0                                                                                             \
   }
 
 /* Tells the state and the statistics since the runtime was opened. Does not wait for the device. Errors: INVALID_ARGUMENT
@@ -312,6 +315,16 @@ GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushar
  * iterations. Sessions already admitted stay admitted. Errors: NOT_FOUND, INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                                  const gpushare_policy_ops* policy_ops);
+
+/* Changes how much device memory may be promised; 0 = all that the runtime was opened with, which is the most. Does not block.
+ * Lowered below what is promised it is a target: nothing new is promised above it, and promises fall at iteration
+ * boundaries, as lanes merge, shrink and close and as sessions are paged out: opportunistic ones before guaranteed ones,
+ * the least copying first, under every policy. gpushare_runtime_info has the target and the effective value. Where
+ * sessions cannot be paged out (contiguous layout) promises fall only as sessions end or need less. A session that fits
+ * no longer waits, its persistent bytes in host memory, until the capacity is raised or others leave. On the virtual layout what is not
+ * promised goes back to the device. Raised, it lets waiting sessions in at once. Errors: EXCEEDS_CAPACITY (more than the
+ * runtime was opened with; the message has both), UNSUPPORTED (a shared device: its operator's choice), INVALID_STATE. */
+GPUSHARE_API int32_t gpushare_runtime_set_capacity(gpushare_runtime runtime, uint64_t capacity_bytes);
 
 /* Blocks until the work enqueued on every lane has finished; not for submitted iterations without a turn yet (gpushare_runtime_drain).
  * Errors: TIMED_OUT, DEVICE_LOST. */
@@ -347,7 +360,8 @@ typedef struct gpushare_session_params {
   uint64_t ephemeral_bytes;  /* need E: the peak inside one iteration; 0 = unknown, profiled */
   uint64_t remaining_ns; /* device time it will need in all; 0 = unknown, estimated from iterations_total */
   uint64_t iterations_total; /* iterations it will run; 0 = unknown */
-  uint64_t quota_bytes;      /* hard limit on its persistent + ephemeral bytes; 0 = none */
+  uint64_t quota_bytes;      /* hard limit on its persistent + ephemeral bytes; 0 = none. See
+                                gpushare_session_set_quota */
   int32_t priority;          /* larger runs first under "priority" */
   uint32_t flags;            /* GPUSHARE_SESSION_* */
   double weight;             /* share of the device's time under "fair", over all lanes; 0 = 1.0 */
@@ -405,9 +419,12 @@ typedef struct gpushare_session_info {
   uint64_t planned_iterations; /* iterations placed wholly by the plan */
   uint32_t compute_units;      /* that its lane has for itself, rounded up to the granularity; 0 = shares */
   uint32_t reserved;
+  uint64_t quota_bytes; /* 0 = none */
+  uint64_t
+      effective_quota_bytes; /* quota_bytes; after that was lowered below P + E, what is promised still: it falls */
 } gpushare_session_info;
 #define GPUSHARE_SESSION_INFO_INIT \
-  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Tells the state and the statistics since the session was opened, also of one that has ended. iterations_done and
  * service_ns count what the device has finished, which may be enqueue_depth iterations less than was ended: call
@@ -425,6 +442,13 @@ GPUSHARE_API int32_t gpushare_session_explain_wait(gpushare_session session, cha
  * Errors: INVALID_ARGUMENT (a weight that is not finite and above 0), INVALID_STATE (the session has ended). */
 GPUSHARE_API int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority);
 GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, double weight);
+/* Changes quota_bytes of gpushare_session_params; 0 = none. Lowered below what the session has, allocations above it fail with
+ * QUOTA_EXCEEDED (or go to host memory, with ALLOW_SPILL, where live bytes are within it), live blocks stay, and what the session is promised
+ * falls at its boundaries, as far as it has freed blocks, and by what its iterations could not use any more.
+ * gpushare_session_info has the quota and the effective value. P and E are rounded up to the memory's granularity each, so together they may be
+ * up to two granules above the quota. Shared devices too: the process keeps to it. Does not wait for the device's other work.
+ * Errors: as above. */
+GPUSHARE_API int32_t gpushare_session_set_quota(gpushare_session session, uint64_t quota_bytes);
 /* Declares the device time still needed, which orders sessions under srtf. Errors: INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns);
 

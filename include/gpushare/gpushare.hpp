@@ -401,6 +401,8 @@ class Session {
   }
   void set_priority(int32_t priority) { check(gpushare_session_set_priority(get(), priority)); }
   void set_weight(double weight) { check(gpushare_session_set_weight(get(), weight)); }
+  // 0: none. Lowered, it is a target: see gpushare_session_set_quota.
+  void set_quota(uint64_t bytes) { check(gpushare_session_set_quota(get(), bytes)); }
   void set_remaining(Nanoseconds remaining) {
     check(gpushare_session_set_remaining(get(), detail::timeout_ns(remaining)));
   }
@@ -562,6 +564,8 @@ class Runtime {
     const gpushare_policy_ops ops = detail::policy_ops(policy, name);
     check(gpushare_runtime_set_policy(get(), nullptr, &ops));
   }
+  // 0: all that the runtime was opened with. Lowered, it is a target: see gpushare_runtime_set_capacity.
+  void set_capacity(uint64_t bytes) { check(gpushare_runtime_set_capacity(get(), bytes)); }
   // Asked when an allocation is about to fail: frees something and returns nonzero, to have it tried again. `user_data` must
   // stay valid until the runtime is closed.
   void set_out_of_memory_callback(gpushare_out_of_memory_fn function, void* user_data) {

@@ -27,6 +27,7 @@ nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::s
     devices.push_back({{"device", device.device},
                        {"policy", device.policy},
                        {"capacity_bytes", device.capacity_bytes},
+                       {"effective_capacity_bytes", device.effective_capacity_bytes},
                        {"promised_bytes", device.promised_bytes},
                        {"lanes", device.lanes},
                        {"resident", device.resident},
@@ -247,7 +248,9 @@ class TopCommand final : public Command {
            "  gpushare top --socket shared.sock --once\n"
            "  gpushare top --socket shared.sock --json -\n"
            "\n"
-           "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, promised_bytes, lanes, "
+           "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, "
+           "effective_capacity_bytes, "
+           "promised_bytes, lanes, "
            "resident, "
            "waiting, turns,\n"
            "cut_off}, processes[] {pid, uid, program, device, state, sessions}, sessions[] {pid, session, "

@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/saturate.hpp"
+#include "base/units.hpp"
 
 namespace gpushare::client {
 
@@ -484,6 +485,12 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
   GPUSHARE_RETURN_IF_ERROR(gone_);
   persistent_bytes = rounded(persistent_bytes);
   ephemeral_bytes = rounded(ephemeral_bytes);
+  const uint64_t need = base::add_saturated(persistent_bytes, ephemeral_bytes);
+  if (need > base::add_saturated(record->spec.persistent_bytes, record->spec.ephemeral_bytes) &&
+      need > sched::quota_in_granules(record->spec.quota_bytes, granularity_bytes_))
+    return {GPUSHARE_QUOTA_EXCEEDED, "session '" + record->spec.name + "' would need " +
+                                         base::format_bytes(need) + "; its quota is " +
+                                         base::format_bytes(record->spec.quota_bytes)};
   // A lane that shrinks is counted as it was until its memory is back.
   const uint64_t told =
       record->lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record->told_ephemeral_bytes);
@@ -503,6 +510,16 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
   if (resize && record->lane != kNoLane && record->closing == Closing::kNone)
     actions_.push_back({ActionKind::kResizeLane, record->lane, sched::kNoSession, ephemeral_bytes});
   return {};
+}
+
+base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
+  return {GPUSHARE_UNSUPPORTED,
+          "the capacity of a shared device is its operator's choice (gpushare daemon --capacity)"};
+}
+
+// The process's own affair: the daemon is not asked for more.
+void RemoteAuthority::set_quota(SessionId session, uint64_t bytes) {
+  if (Record* record = find(session)) record->spec.quota_bytes = bytes;
 }
 
 void RemoteAuthority::set_priority(SessionId session, int32_t priority, uint64_t) {

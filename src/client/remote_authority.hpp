@@ -61,6 +61,8 @@ class RemoteAuthority final : public sched::Authority {
   void leave(sched::SessionId session, uint64_t now_ns) override;
   base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;
+  base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
+  void set_quota(sched::SessionId session, uint64_t bytes) override;
   void set_priority(sched::SessionId session, int32_t priority, uint64_t now_ns) override;
   void set_weight(sched::SessionId session, double weight) override;
   void set_remaining(sched::SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
@@ -79,6 +81,7 @@ class RemoteAuthority final : public sched::Authority {
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
   uint64_t promised_bytes() const override;
+  sched::Limit capacity() const override { return {capacity_bytes_, capacity_bytes_}; }
   uint64_t lane_bytes(sched::LaneId lane) const override;
   uint32_t lane_compute_units(sched::LaneId) const override { return 0; }
   uint32_t promised_compute_units() const override { return 0; }

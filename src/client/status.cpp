@@ -22,6 +22,7 @@ void fields(Visit& visit, DeviceStatus& device) {
   visit("device", device.device);
   visit("policy", device.policy);
   visit("capacity_bytes", device.capacity_bytes);
+  visit("effective_capacity_bytes", device.effective_capacity_bytes);
   visit("promised_bytes", device.promised_bytes);
   visit("lanes", device.lanes);
   visit("resident", device.resident);

@@ -15,7 +15,8 @@ namespace gpushare::client {
 struct DeviceStatus {
   std::string device;
   std::string policy;
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0;            // the target
+  uint64_t effective_capacity_bytes = 0;  // what is promised above it still, else the target
   uint64_t promised_bytes = 0;
   uint64_t lanes = 0;
   uint64_t resident = 0;  // sessions, of all users

@@ -400,7 +400,9 @@ client::DeviceStatus SharedDevice::status() const {
   client::DeviceStatus out;
   out.device = name_;
   out.policy = scheduler_.policy_name();
-  out.capacity_bytes = capacity_bytes_;
+  const sched::Limit capacity = scheduler_.capacity();
+  out.capacity_bytes = capacity.target_bytes;
+  out.effective_capacity_bytes = capacity.effective_bytes;
   out.promised_bytes = scheduler_.promised_bytes();
   out.lanes = scheduler_.lanes_open();
   out.resident = scheduler_.residents();

@@ -109,7 +109,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         {
           const Unlocked unlocked(mutex_);
           status = apply_size(*lane, true);
-          if (shared_) (void)memory_->trim();
+          if (gives_back_) (void)memory_->trim();
         }
         lane->place_status = std::move(status);
         authority_->lane_applied(action.lane, lane->applied_bytes.load(), now());
@@ -127,7 +127,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
           const Unlocked unlocked(mutex_);
           if (closing != nullptr) status = memory_->close_lane(closing);
           if (lane->partition != nullptr) drop_stream(*lane);
-          if (shared_) (void)memory_->trim();
+          if (gives_back_) (void)memory_->trim();
         }
         if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
       }
@@ -450,6 +450,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
         const auto elapsed = paging_end_.elapsed_since(paging_start_);
         if (elapsed.ok()) device_ns = *elapsed;
       }
+      if (status.ok() && out && gives_back_) (void)memory_->trim();
       if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
     }
     if (status.ok() != out) session.residence_gate_.open();  // in, or still in

@@ -46,7 +46,7 @@ std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64
 }  // namespace
 
 base::Result<memory::Address> SessionImpl::attempt(const Attempt& wanted) {
-  if (options_.quota_bytes == 0) return attempt_within_quota(wanted);
+  if (quota_bytes_.load(std::memory_order_relaxed) == 0) return attempt_within_quota(wanted);
   // Held over the allocation too, so that two threads cannot pass the quota together.
   const base::MutexLock lock(quota_mutex_);
   if (base::Status quota = check_quota(wanted.bytes); !quota.ok()) return quota;
@@ -84,11 +84,11 @@ base::Status SessionImpl::check_quota(uint64_t bytes) {
         iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->stats();
     used += lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
   }
-  if (bytes <= options_.quota_bytes && used <= options_.quota_bytes - bytes) return {};
+  const uint64_t quota = quota_bytes_.load(std::memory_order_relaxed);
+  if (quota == 0 || (bytes <= quota && used <= quota - bytes)) return {};
   return {GPUSHARE_QUOTA_EXCEEDED, "session '" + name() + "' asked for " + base::format_bytes(bytes) +
                                        " and has " + base::format_bytes(used) + " of its quota of " +
-                                       base::format_bytes(options_.quota_bytes) +
-                                       ". Free something, or raise quota_bytes"};
+                                       base::format_bytes(quota) + ". Free something, or raise quota_bytes"};
 }
 
 base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) {
@@ -139,16 +139,17 @@ base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alig
   base::Result<memory::Address> result = base::Status();
   LaneSlot* lane = nullptr;
   uint64_t serial = 0;
+  bool quota = false;
   {
     const GatePass pass(gate_);
     if (!pass) return iteration_ended();
     lane = lane_.load(std::memory_order_relaxed);
     serial = serial_.load(std::memory_order_relaxed);
-    if (session_.options_.quota_bytes == 0)
-      result = lane->memory.load(std::memory_order_relaxed)->alloc(bytes, alignment);
+    quota = session_.quota_bytes_.load(std::memory_order_relaxed) > 0;
+    if (!quota) result = lane->memory.load(std::memory_order_relaxed)->alloc(bytes, alignment);
   }
   const SessionImpl::Attempt wanted{memory::Kind::kEphemeral, lane, serial, bytes, alignment};
-  if (session_.options_.quota_bytes > 0) result = session_.attempt(wanted);
+  if (quota) result = session_.attempt(wanted);
   if (result.ok()) return result;
   if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
     return session_.out_of_memory(wanted, result.status());
@@ -205,8 +206,9 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
     not_grown = wanted.lane != nullptr ? grow_ephemeral(wanted, &seen_bytes)
                                        : grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
     if (!not_grown.ok()) {
-      if (not_grown.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY &&
-          not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY) {
+      const int32_t code = not_grown.code();
+      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
+          code != GPUSHARE_QUOTA_EXCEEDED) {
         runtime.note(not_grown);
         return not_grown;
       }
@@ -217,7 +219,8 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
       }
       if (wanted.bytes > runtime.memory_->capacity_bytes()) break;
       if (std::exchange(may_trim, false) && runtime.memory_->trim() > 0) continue;
-      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && make_room(wanted.bytes))
+      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
+          make_room(wanted.bytes))
         *out_made_room = true;
       else if (asked++ == kMaxCallbackTries || !ask_owner(wanted.bytes))
         break;
@@ -229,7 +232,9 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
   std::string message = why.message();
   if (!not_grown.ok()) message += "; " + not_grown.message();
   message += "; " + runtime.memory_->report();
-  return base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, std::move(message), why.native_code(), why.backend());
+  return base::Status(
+      not_grown.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED : GPUSHARE_DEVICE_OUT_OF_MEMORY,
+      std::move(message), why.native_code(), why.backend());
 }
 
 template <class Apply>
@@ -241,6 +246,11 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
   persistent_bytes = std::max(persistent_bytes, before_p);
   ephemeral_bytes = std::max(ephemeral_bytes, before_e);
+  const uint64_t quota =
+      sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), runtime.granularity_bytes_);
+  // What P grows by is no longer for iterations: beside it they could not use it.
+  if (persistent_bytes > before_p && persistent_bytes <= quota)
+    ephemeral_bytes = std::min(ephemeral_bytes, quota - persistent_bytes);
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {
     GPUSHARE_RETURN_IF_ERROR(
         runtime.authority_->set_need(id_, persistent_bytes, ephemeral_bytes, runtime.now()));
@@ -303,10 +313,14 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
 
 void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
   base::MutexLock growing(grow_mutex_);
+  shrink_persistent_alone(persistent_bytes);
+}
+
+void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
   if (const GatePass pass(heap_gate_); !pass || (heap_.load()->stats().promised_bytes > persistent_bytes &&
                                                  !heap_.load()->resize(persistent_bytes).ok()))
     return;
-  if (runtime_->shared_) (void)runtime_->memory_->trim();
+  if (runtime_->gives_back_) (void)runtime_->memory_->trim();
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
@@ -348,6 +362,17 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
     status = promise(0, size, apply);
+    if (status.code() == GPUSHARE_QUOTA_EXCEEDED) {
+      // Free bytes of P are in the way.
+      uint64_t live_bytes = 0;
+      {
+        const GatePass pass(heap_gate_);
+        if (!pass) return status;
+        live_bytes = heap_.load()->stats().live_bytes;
+      }
+      shrink_persistent_alone(round_up(live_bytes, granularity));
+      status = promise(0, size, apply);
+    }
     *seen_bytes = stats.size_bytes;
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
   }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/round_up.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
@@ -108,10 +109,13 @@ void RuntimeImpl::profile_begin(SessionImpl& session, LaneSlot& lane) {
   for (const auto& [id, other] : sessions_)
     if (other.get() != &session && other->profile_left_ > 0) refresh_ready(*other);
   // A quarter stays for persistent blocks that first iterations make (optimizer state).
-  const uint64_t free = memory_->capacity_bytes() - authority_->promised_bytes();
   const uint64_t granule = memory_->granularity_bytes();
-  const uint64_t extra = free / 4 * 3 / granule * granule;
-  const uint64_t wanted = authority_->lane_bytes(lane.id) + extra;
+  const uint64_t extra = free_bytes() / 4 * 3 / granule * granule;
+  const uint64_t quota =
+      sched::quota_in_granules(session.quota_bytes_.load(std::memory_order_relaxed), granule);
+  const uint64_t within_quota = quota - std::min(quota, base::round_up(session.persistent_promise_, granule));
+  const uint64_t wanted =
+      std::max(std::min(authority_->lane_bytes(lane.id) + extra, within_quota), session.ephemeral_promise_);
   if (authority_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
     session.ephemeral_promise_ = wanted;
 }

@@ -126,6 +126,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status wait_admitted(uint64_t timeout_ns) override;
   SessionInfo info() const override;
   std::string explain_wait() const override;
+  base::Status set_quota(uint64_t bytes) override;
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
@@ -160,6 +161,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // thread has grown it.
   base::Status grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes);
   void shrink_persistent(uint64_t persistent_bytes);
+  void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
   // Raises the promise to at least (P, E) and lets `apply` make it so; takes it back if that
   // fails.
@@ -168,6 +170,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool make_room(uint64_t bytes);
   bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
+  // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota. Needs the runtime's lock.
+  uint64_t effective_quota_bytes() const;
+  // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
+  void give_back_above_quota(bool begins);
 
   const std::shared_ptr<RuntimeImpl> runtime_;
   const uint64_t id_;
@@ -179,6 +185,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   Gate residence_gate_;      // the same, but closed while paged out
   base::Mutex grow_mutex_;   // one growth of its promises at a time
   base::Mutex quota_mutex_;  // with a quota: from the check to the allocation
+  std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
+  std::atomic<bool> above_quota_{
+      false};  // may be promised more than the quota: to be looked at at its next boundary
 
   // All that follows is guarded by the runtime's lock.
   bool closed_ = false;     // by its owner
@@ -342,6 +351,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) override;
   base::Result<RuntimeInfo> info() override;
   base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
+  base::Status set_capacity(uint64_t bytes) override;
   base::Status synchronize(uint64_t timeout_ns) override;
   base::Status drain(uint64_t timeout_ns) override;
   base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
@@ -411,6 +421,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
 
   // ---- limits.cpp: what the environment allows ----
+  // Of GPUSHARE_MEMORY, what the quotas of the sessions but one leave; UINT64_MAX without.
+  uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(mutex_);
   base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(mutex_);
   double limited_weight(double own, double sum) const;
   void divide_weight() GPUSHARE_REQUIRES(mutex_);
@@ -515,8 +527,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   EnvironmentLimits limits_;
-  bool shared_ = false;  // the authority is the daemon's: what is free must be given back to the device
+  bool shared_ = false;  // the authority is the daemon's
+  // What is not promised goes back to the device at once: others may use it.
+  std::atomic<bool> gives_back_{false};
   uint32_t depth_ = 2;
+  uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
   // How lanes can share the compute units out; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
   ProgressFunction on_progress_;

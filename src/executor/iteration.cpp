@@ -88,6 +88,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
     heap->set_stream(&lane.stream->device_stream());
   }
   if (lane.current_owner().get() != &session) lane.set_owner(session.shared_from_this());
+  if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     fit_lane(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -119,7 +120,10 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
     base::MutexLock lock(mutex_);
     collapse();
   }
-  if (!collapsed_) return status;
+  if (!collapsed_) {
+    if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(false);
+    return status;
+  }
   session.iteration_.gate_.close();
   session.iteration_.serial_.fetch_add(1, std::memory_order_relaxed);
   unbind_all(session);

@@ -30,12 +30,18 @@ base::Result<EnvironmentLimits> EnvironmentLimits::read() {
   return limits;
 }
 
+uint64_t RuntimeImpl::memory_left(const SessionImpl* but) const {
+  if (limits_.memory_bytes == 0) return UINT64_MAX;
+  uint64_t given = 0;
+  for (const auto& [id, session] : sessions_)
+    if (session.get() != but) given += session->effective_quota_bytes();
+  return limits_.memory_bytes - std::min(limits_.memory_bytes, given);
+}
+
 // A session without a quota gets what the others have left, so that their sum never exceeds the limit.
 base::Status RuntimeImpl::limit_memory(SessionOptions& options) const {
   if (limits_.memory_bytes == 0) return {};
-  uint64_t given = 0;
-  for (const auto& [id, session] : sessions_) given += session->options_.quota_bytes;
-  const uint64_t left = limits_.memory_bytes - std::min(limits_.memory_bytes, given);
+  const uint64_t left = memory_left(nullptr);
   const uint64_t wanted = options.persistent_bytes + options.ephemeral_bytes;
   if (options.quota_bytes == 0 && left > 0 && wanted >= options.persistent_bytes && wanted <= left) {
     options.quota_bytes = left;

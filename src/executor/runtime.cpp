@@ -67,7 +67,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   if (options.device == kSharedDevice || options.device.rfind(std::string(kSharedDevice) + ":", 0) == 0) {
     GPUSHARE_ASSIGN_OR_RETURN(limits_, EnvironmentLimits::read());
     GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
-    shared_ = true;
+    shared_ = gives_back_ = true;
   } else if (options.policy == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
   }
@@ -84,7 +84,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   on_progress_ = std::move(options.on_progress);
   sched::SchedulerOptions scheduling;
   scheduling.capacity_bytes = memory_->capacity_bytes();
-  scheduling.granularity_bytes = memory_->granularity_bytes();
+  scheduling.granularity_bytes = granularity_bytes_ = memory_->granularity_bytes();
   scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
   scheduling.paging = memory_->can_page();
   scheduling.confirms_lanes = true;
@@ -359,6 +359,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   spec.ephemeral_bytes = options.ephemeral_bytes;
   spec.remaining_ns = options.remaining_ns > 0 ? options.remaining_ns : sched::kUnknown;
   spec.iterations_total = options.iterations_total;
+  spec.quota_bytes = complete.quota_bytes;
   spec.compute_units = options.compute_units;
   spec.may_queue = options.allow_queueing;
   spec.may_page = options.may_page;
@@ -398,7 +399,6 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   const memory::DeviceMemoryStats stats = memory_->stats();
   info.layout = memory_->layout();
   info.capabilities = device_->info().capabilities;
-  info.capacity_bytes = stats.capacity_bytes;
   info.persistent_bytes = stats.persistent_bytes;
   info.ephemeral_bytes = stats.ephemeral_bytes;
   info.peak_bytes = stats.peak_bytes;
@@ -416,6 +416,9 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
     else
       ++info.sessions_resident;
   }
+  const sched::Limit capacity = authority_->capacity();
+  info.capacity_bytes = capacity.target_bytes;
+  info.effective_capacity_bytes = capacity.effective_bytes;
   info.promised_bytes = authority_->promised_bytes();
   info.compute_units = device_->info().compute_units;
   info.partitionable_compute_units = partitionable_units_;

@@ -77,9 +77,10 @@ struct RuntimeInfo {
   uint32_t sessions_resident = 0;
   uint32_t sessions_queued = 0;
   uint32_t sessions_paged_out = 0;
-  uint64_t capacity_bytes = 0;
-  uint64_t promised_bytes = 0;  // never above capacity_bytes
-  uint32_t compute_units = 0;   // of the device
+  uint64_t capacity_bytes = 0;            // the target, where it has been lowered
+  uint64_t effective_capacity_bytes = 0;  // what is promised above the target still, else the target
+  uint64_t promised_bytes = 0;            // never above effective_capacity_bytes
+  uint32_t compute_units = 0;             // of the device
   // What lanes can have for themselves, together and in multiples of; 0 without partitions. And what they have.
   uint32_t partitionable_compute_units = 0;
   uint32_t granularity_compute_units = 0;
@@ -131,6 +132,8 @@ struct SessionInfo {
   uint64_t peak_bytes = 0;
   uint64_t promised_persistent_bytes = 0;
   uint64_t promised_ephemeral_bytes = 0;
+  uint64_t quota_bytes = 0;            // 0 = none
+  uint64_t effective_quota_bytes = 0;  // what it is promised above its quota still, else the quota
   uint64_t promoted_bytes = 0;
   uint64_t spilled_bytes = 0;
   uint64_t iterations_done = 0;
@@ -260,6 +263,9 @@ class Session {
   virtual SessionInfo info() const = 0;
   // One sentence that says what the session's next iteration waits for, and who holds that; or that it waits for nothing.
   virtual std::string explain_wait() const = 0;
+  // Limit on its live bytes and on what it is promised; 0: none. Lowered below what it has, nothing new is given, and what is
+  // promised falls at its boundaries as it frees.
+  virtual base::Status set_quota(uint64_t bytes) = 0;
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
@@ -304,6 +310,9 @@ class Runtime {
   virtual base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) = 0;
   virtual base::Result<RuntimeInfo> info() = 0;
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
+  // sched::Authority::set_capacity; 0: all that the runtime was opened with. What is not promised goes back to the device
+  // (virtual layout). Errors: EXCEEDS_CAPACITY, UNSUPPORTED (a shared device), INVALID_STATE.
+  virtual base::Status set_capacity(uint64_t bytes) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
   // Blocks until every iteration submitted before has run or was given up, then as synchronize(). What these iterations

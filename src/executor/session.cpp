@@ -141,6 +141,8 @@ SessionInfo SessionImpl::info() const {
   } else {
     info.remaining_ns = remaining_ns_;
   }
+  info.quota_bytes = quota_bytes_.load(std::memory_order_relaxed);
+  info.effective_quota_bytes = known ? effective_quota_bytes() : info.quota_bytes;
   info.persistent_bytes = heap.live_bytes;
   info.ephemeral_bytes = lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
   info.peak_bytes =

@@ -26,7 +26,7 @@ std::string quoted(const SessionImpl& session) {
 }  // namespace
 
 uint64_t RuntimeImpl::free_bytes() const {
-  const uint64_t capacity_bytes = memory_->capacity_bytes();
+  const uint64_t capacity_bytes = authority_->capacity().target_bytes;
   return capacity_bytes - std::min(capacity_bytes, authority_->promised_bytes());
 }
 
@@ -72,8 +72,9 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
              "time to time";
     return what + ": it needs " + base::format_bytes(session.persistent_promise_) + " persistent and " +
            base::format_bytes(session.ephemeral_promise_) + " ephemeral; " +
-           base::format_bytes(free_bytes()) + " of " + base::format_bytes(memory_->capacity_bytes()) +
-           " can be promised, the rest is " + holders(session);
+           base::format_bytes(free_bytes()) + " of " +
+           base::format_bytes(authority_->capacity().target_bytes) + " can be promised, the rest is " +
+           holders(session);
   }
   const bool waits = session.pull_waits_ || !session.pushes_.empty();
   if (!waits) {

@@ -1,4 +1,4 @@
-// Who gets in, where, and who is paged out for it.
+// Who gets in, and where. Who is paged out for it is in eviction.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
@@ -7,30 +7,6 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
-namespace {
-
-// By the policy's order. An insertion sort by binary search: std::sort needs a strict weak order, which a
-// custom policy's `before` may not be, and must then do no harm.
-void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
-  for (size_t i = 1; i < list.size(); ++i) {
-    SessionRecord* const session = list[i];
-    size_t low = 0, high = i;
-    while (low < high) {
-      const size_t middle = (low + high) / 2;
-      if (policy.before(session->view, list[middle]->view))
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    const auto at = list.begin() + static_cast<std::ptrdiff_t>(low);
-    std::move_backward(at, list.begin() + static_cast<std::ptrdiff_t>(i),
-                       list.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-    *at = session;
-  }
-}
-
-}  // namespace
-
 uint32_t Scheduler::Impl::max_lanes() const {
   const uint32_t a = options.max_lanes, b = traits.max_lanes;
   if (a == 0 || b == 0) return a + b;
@@ -87,7 +63,8 @@ void Scheduler::Impl::block(SessionRecord& session) {
 
 Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
-  if (session.persistent_bytes > free_bytes()) return {};
+  // Somebody has to go as it is: nobody joins, not even for nothing.
+  if (promised() > capacity.target_bytes || session.persistent_bytes > free_bytes()) return {};
   std::vector<LaneView> views;
   views.reserve(lanes_open);
   for (LaneId id = 0; id < lanes.size(); ++id) {
@@ -120,6 +97,10 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // All that is free, on top of what the lane has.
     const uint64_t room = free_bytes() - session.persistent_bytes;
     found.bytes = found.kind == Placement::Kind::kOpen ? room : lanes[found.lane].held + room;
+    const uint64_t quota = quota_of(session);
+    if (found.kind == Placement::Kind::kOpen)
+      found.bytes = std::clamp(quota - std::min(quota, session.persistent_bytes), session.ephemeral_bytes,
+                               std::max(found.bytes, session.ephemeral_bytes));
   }
   return found;
 }
@@ -184,6 +165,7 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   lane.members.erase(std::find(lane.members.begin(), lane.members.end(), &session));
   session.lane = kNoLane;
   persistent_bytes -= session.persistent_bytes;
+  gave_back();
   --residents;
   if (session.evicting) {
     session.evicting = false;
@@ -220,6 +202,7 @@ void Scheduler::Impl::settle(LaneId id) {
   if (lane.members.empty()) {
     hold_back(lane, kUnknown);
     lane_bytes -= lane.held;
+    gave_back();
     compute_units -= lane.compute_units;
     lane.open = false;
     lane.held = lane.bytes = 0;
@@ -243,11 +226,13 @@ bool Scheduler::Impl::boundary(LaneId id) {
   if (!lane.open || lane.held == lane.bytes || lane.completed < lane.settles_at) return false;
   lane_bytes -= lane.held - lane.bytes;
   lane.held = lane.bytes;
+  gave_back();
   return true;
 }
 
 WaitingList::Room Scheduler::Impl::room() const {
   if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
+  if (promised() > capacity.target_bytes) return {};
   const uint32_t limit = max_lanes();
   bool choice = limit == 0 || lanes_open < limit;
   uint64_t largest = 0;
@@ -257,153 +242,6 @@ WaitingList::Room Scheduler::Impl::room() const {
     largest = std::max(largest, lane.held);
   }
   return {choice, free_bytes(), free_bytes() + largest};
-}
-
-// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
-// settled.
-template <class IsGone>
-WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, IsGone is_gone) const {
-  uint64_t used = 0, largest = 0;
-  uint32_t units = 0, staying_lanes = 0;
-  size_t staying = 0;
-  bool choice = false;
-  for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    uint64_t bytes = 0;
-    size_t members = 0;
-    bool runs_next = lane.compute_units == session.compute_units;
-    for (const SessionRecord* member : lane.members) {
-      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
-      ++members;
-      bytes = std::max(bytes, member->ephemeral_bytes);
-      used += member->persistent_bytes;
-      runs_next = runs_next && policy->before(session.view, member->view);
-    }
-    if (members == 0) continue;
-    staying += members;
-    ++staying_lanes;
-    used += bytes;
-    units += lane.compute_units;
-    if (!runs_next) continue;
-    choice = true;
-    largest = std::max(largest, bytes);
-  }
-  if (used > options.capacity_bytes) return {};
-  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
-  const uint32_t limit = max_lanes();
-  if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
-    choice = true;
-  const uint64_t free = options.capacity_bytes - used;
-  return {choice, free, free + largest};
-}
-
-WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
-  return room_without(session, [&](const SessionRecord& member) {
-    return evictable(member) && policy->outranks(session.view, member.view);
-  });
-}
-
-bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
-  return room_without(session, [](const SessionRecord& member) { return member.victim; })
-      .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
-}
-
-bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
-  if (!options.paging) return false;
-  // Merging lanes copies nothing.
-  if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
-                                                         session.persistent_bytes + session.ephemeral_bytes))
-    return false;
-  if (residents > 0 && !policy->welcomes(session.view)) return false;
-  std::vector<SessionRecord*> outranked;
-  for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    for (SessionRecord* member : lane.members)
-      if (evictable(*member) && policy->outranks(session.view, member->view)) outranked.push_back(member);
-  }
-  if (outranked.empty() && evicting == 0 && !session.claiming) return false;
-  for (SessionRecord* each : outranked) each->victim = true;
-  const bool all_would_do = fits_without_victims(session);
-  for (SessionRecord* each : outranked) each->victim = false;
-  if (!all_would_do) {
-    set_claiming(session, false);
-    return false;
-  }
-  sort_best_first(*policy, outranked);
-  std::vector<SessionRecord*> victims;
-  while (!outranked.empty() && !fits_without_victims(session)) {
-    victims.push_back(outranked.back());
-    victims.back()->victim = true;
-    outranked.pop_back();
-  }
-  // Spare those that turned out not to be needed, better ranked ones first.
-  for (size_t i = victims.size(); i-- > 0;) {
-    victims[i]->victim = false;
-    if (!fits_without_victims(session)) victims[i]->victim = true;
-  }
-  std::erase_if(victims, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
-  if (victims.empty() && evicting == 0) {
-    // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not
-    // take.
-    const bool settling = std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) {
-      return lane.open && lane.held != lane.bytes;
-    });
-    set_claiming(session, settling);
-    return settling;
-  }
-  set_claiming(session, true);
-  for (SessionRecord* victim : victims) {
-    victim->evicting = true;
-    ++evicting;
-    set_ready_slot(*victim, false);
-    if (!victim->busy()) start_page_out(*victim, now_ns);
-  }
-  return true;
-}
-
-void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
-  session.state = SessionState::kPagedOut;
-  session.move = SessionRecord::Move::kOut;
-  policy->paged_out(session.view.id, session.lane, now_ns);
-  actions.push_back({ActionKind::kPageOut, session.lane, session.view.id, session.persistent_bytes});
-}
-
-bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
-  const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || !session->holds_promise() || !impl_->options.paging) return false;
-  std::vector<SessionRecord*> lower;  // best first
-  for (const LaneRecord& lane : impl_->lanes) {
-    for (SessionRecord* member : lane.members) {
-      if (member == session || !impl_->evictable(*member) || member->busy()) continue;
-      const bool lower_class =
-          session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
-      if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;
-      lower.push_back(member);
-    }
-  }
-  sort_best_first(*impl_->policy, lower);
-  uint64_t freed = 0;
-  for (; !lower.empty() && freed < bytes; lower.pop_back()) {
-    SessionRecord& victim = *lower.back();
-    freed += victim.persistent_bytes;
-    victim.evicting = victim.yielding = true;
-    ++impl_->evicting;
-    impl_->set_ready_slot(victim, false);
-    impl_->start_page_out(victim, now_ns);
-  }
-  return freed > 0;
-}
-
-// Those not begun: a copy under way is carried through.
-void Scheduler::Impl::cancel_evictions() {
-  for (const LaneRecord& lane : lanes) {
-    for (SessionRecord* member : lane.members) {
-      if (!member->evicting || member->move != SessionRecord::Move::kNone) continue;
-      member->evicting = false;
-      --evicting;
-      set_ready_slot(*member, member->ready);
-    }
-  }
 }
 
 bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
@@ -450,6 +288,7 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
 }
 
 void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
+  lower(now_ns);
   uint64_t unwelcome = 0;  // kinds
   for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
     const WaitingList::Position fit = waiting.first_fit(at, room(), unwelcome);
@@ -503,7 +342,7 @@ std::string Scheduler::Impl::shortage(const SessionRecord& session) const {
       spec.name.c_str(), base::format_bytes(session.persistent_bytes + session.ephemeral_bytes).c_str(),
       base::format_bytes(session.persistent_bytes).c_str(),
       base::format_bytes(session.ephemeral_bytes).c_str(), base::format_bytes(free_bytes()).c_str(),
-      base::format_bytes(options.capacity_bytes).c_str(), base::format_bytes(persistent_bytes).c_str(),
+      base::format_bytes(capacity.target_bytes).c_str(), base::format_bytes(persistent_bytes).c_str(),
       residents, base::format_bytes(lane_bytes).c_str(), lanes_open);
 }
 

@@ -29,6 +29,7 @@ struct SessionSpec {
   uint64_t ephemeral_bytes = 0;      // E
   uint64_t remaining_ns = kUnknown;  // declared
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
+  uint64_t quota_bytes = 0;          // limit on P + E, see set_quota(); 0 = none
   uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
   bool may_queue = true;       // else arrive() refuses what cannot be admitted at once
   bool may_page = true;        // else it is not paged out before allow_paging()
@@ -87,9 +88,17 @@ class Authority {
   // It is gone, with nothing in flight: its promise is given to others by the actions that follow.
   virtual void leave(SessionId session, uint64_t now_ns) = 0;
   // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would
-  // break safety (nothing changes), EXCEEDS_CAPACITY.
+  // break safety (nothing changes), EXCEEDS_CAPACITY, QUOTA_EXCEEDED. What does not grow is not refused.
   virtual base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                 uint64_t now_ns) = 0;
+  // What may be promised on the whole device from now on. Lowered below what is promised it is a target: nothing new is
+  // promised above it, and promises fall as lanes merge, shrink and close at their boundaries and as sessions are paged
+  // out at theirs, lowest class first, whatever the policy. A session that fits no longer waits until it is raised.
+  // Errors: EXCEEDS_CAPACITY (more than there is), UNSUPPORTED (not this process's choice).
+  virtual base::Status set_capacity(uint64_t bytes, uint64_t now_ns) = 0;
+  // What may be promised to the session (P + E, each rounded up); 0: no limit. Lowered below its need, that does not grow;
+  // the driver gives back what is free of it at boundaries, by set_need(). Nobody is paged out for it.
+  virtual void set_quota(SessionId session, uint64_t bytes) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
   // Device time still needed from now on (kUnknown: estimate again).
@@ -129,6 +138,7 @@ class Authority {
   virtual SessionView view(SessionId session) const = 0;
   virtual std::string policy_name() const = 0;
   virtual uint64_t promised_bytes() const = 0;  // of the whole device
+  virtual Limit capacity() const = 0;           // of the whole device
   virtual uint64_t lane_bytes(LaneId lane) const = 0;
   virtual uint32_t lane_compute_units(LaneId lane) const = 0;  // for itself; 0 = shares the device
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes

@@ -41,7 +41,8 @@ WaitingList::Room Scheduler::Impl::mergeable_room(const SessionRecord& session) 
 void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
   if (!traits.moves) return;
   if (waiting.empty()) {
-    for (LaneRecord& lane : lanes) lane.closing = false;
+    if (promised() <= capacity.target_bytes)
+      for (LaneRecord& lane : lanes) lane.closing = false;
     return;
   }
   if (lanes_open < 2 || evicting > 0) return;

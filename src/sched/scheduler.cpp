@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "sched/scheduler_impl.hpp"
 
@@ -63,12 +64,13 @@ base::Status Scheduler::Impl::validate(const SessionSpec& spec) const {
     return {GPUSHARE_INVALID_ARGUMENT, base::format("session '%s': weight %g must be finite and above 0",
                                                     spec.name.c_str(), spec.weight)};
   const uint64_t p = rounded(spec.persistent_bytes), e = rounded(spec.ephemeral_bytes);
-  if (p > options.capacity_bytes || e > options.capacity_bytes - p)
+  const uint64_t most = capacity.target_bytes;
+  if (p > most || e > most - p)
     return {GPUSHARE_EXCEEDS_CAPACITY,
             base::format("session '%s' needs persistent %s and ephemeral %s, but the capacity is %s: it "
                          "could not run alone",
                          spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
-                         base::format_bytes(options.capacity_bytes).c_str())};
+                         base::format_bytes(most).c_str())};
   if (rounded_units(spec.compute_units) > options.compute_units)
     return {
         GPUSHARE_EXCEEDS_CAPACITY,
@@ -87,6 +89,7 @@ uint64_t Scheduler::Impl::rounded_units(uint32_t units) const {
 Scheduler::Scheduler(SchedulerOptions options, std::unique_ptr<Policy> policy)
     : impl_(std::make_unique<Impl>()) {
   impl_->options = options;
+  impl_->capacity = {options.capacity_bytes, options.capacity_bytes};
   impl_->policy = std::move(policy);
   impl_->traits = impl_->policy->traits();
 }
@@ -107,7 +110,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   view.cls = spec.cls;
   view.priority = spec.priority;
   view.weight = spec.weight;
-  view.arrival_ns = view.ready_since_ns = now_ns;
+  view.arrival_ns = view.ready_since_ns = session.last_wanted_ns = now_ns;
   view.persistent_bytes = spec.persistent_bytes;
   view.ephemeral_bytes = spec.ephemeral_bytes;
   impl_->estimate_remaining(session);
@@ -167,6 +170,7 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || !session->ready) return;
   session->ready = false;
+  session->last_wanted_ns = now_ns;
   impl_->set_ready_slot(*session, false);
   if (session->wants_in() || session->chunk == nullptr) return;
   const bool claimed = std::exchange(session->claiming, false);
@@ -200,7 +204,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->lane == kNoLane || session->view.in_flight == 0) return;
   LaneRecord& lane = impl_->lanes[session->lane];
-  lane.progress_ns = now_ns;
+  lane.progress_ns = session->last_wanted_ns = now_ns;
   if (iterations > 0) impl_->longest_ns = std::max(impl_->longest_ns, device_ns / iterations);
   SessionView& view = session->view;
   const double expected = session->expected_in_flight_ns / view.in_flight;
@@ -225,7 +229,10 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
     impl_->start_page_out(*session, now_ns);
   if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) settled = true;
-  if (settled) impl_->freed(now_ns);
+  if (settled)
+    impl_->freed(now_ns);
+  else
+    impl_->lower(now_ns);
 }
 
 void Scheduler::leave(SessionId id, uint64_t now_ns) {
@@ -260,12 +267,19 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   spec.persistent_bytes = persistent_bytes;
   spec.ephemeral_bytes = ephemeral_bytes;
   const uint64_t p = impl_->rounded(persistent_bytes), e = impl_->rounded(ephemeral_bytes);
-  if (p > impl_->options.capacity_bytes || e > impl_->options.capacity_bytes - p)
+  const uint64_t need = base::add_saturated(p, e), most = impl_->capacity.target_bytes;
+  const bool grows = need > session->persistent_bytes + session->ephemeral_bytes;
+  if (grows && need > impl_->quota_of(*session))
+    return {GPUSHARE_QUOTA_EXCEEDED,
+            base::format("session '%s' would need persistent %s and ephemeral %s; its quota is %s",
+                         spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
+                         base::format_bytes(spec.quota_bytes).c_str())};
+  if ((grows || need > impl_->options.capacity_bytes) && need > most)
     return {
         GPUSHARE_EXCEEDS_CAPACITY,
         base::format("session '%s' would need persistent %s and ephemeral %s of %s: it could not run alone",
                      spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
-                     base::format_bytes(impl_->options.capacity_bytes).c_str())};
+                     base::format_bytes(most).c_str())};
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
     const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
@@ -281,8 +295,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
               base::format("session '%s' would grow by %s; %s of %s can be promised: persistent %s of %zu "
                            "sessions, lanes %s (%u)",
                            spec.name.c_str(), base::format_bytes(grown).c_str(),
-                           base::format_bytes(impl_->free_bytes()).c_str(),
-                           base::format_bytes(impl_->options.capacity_bytes).c_str(),
+                           base::format_bytes(impl_->free_bytes()).c_str(), base::format_bytes(most).c_str(),
                            base::format_bytes(impl_->persistent_bytes).c_str(), impl_->residents,
                            base::format_bytes(impl_->lane_bytes).c_str(), impl_->lanes_open)};
     impl_->persistent_bytes = impl_->persistent_bytes - session->persistent_bytes + p;
@@ -297,6 +310,7 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   session->view.ephemeral_bytes = ephemeral_bytes;
   impl_->show(*session);
   if (session->holds_promise()) {
+    impl_->gave_back();
     impl_->settle(session->lane);
   } else {
     impl_->requeue(*session);
@@ -383,7 +397,8 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->set_ready_slot(*session, session->ready);
     if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) impl_->freed(now_ns);
     // It may be wanted out again already.
-    if (!impl_->waiting.empty()) impl_->admit_waiting(now_ns);
+    if (!impl_->waiting.empty() || impl_->promised() > impl_->capacity.target_bytes)
+      impl_->admit_waiting(now_ns);
   } else if (session->move == SessionRecord::Move::kOut) {
     session->move = SessionRecord::Move::kNone;
     impl_->quit(*session);
@@ -397,6 +412,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
 void Scheduler::lane_applied(LaneId id, uint64_t bytes, uint64_t now_ns) {
   if (!lane_is_open(id)) return;
   impl_->lanes[id].applied = bytes;
+  impl_->lower(now_ns);
   if (!impl_->waiting.empty()) impl_->merge_waiting(now_ns);
 }
 
@@ -530,9 +546,11 @@ std::string Scheduler::check() const {
     return "a running total is wrong";
   if (units != state.compute_units || units > state.options.compute_units)
     return base::format("lanes have %u compute units of %u", units, state.options.compute_units);
-  if (persistent + lanes > state.options.capacity_bytes)
+  if (persistent + lanes > state.capacity.effective_bytes)
     return base::format("promised %s of %s", base::format_bytes(persistent + lanes).c_str(),
-                        base::format_bytes(state.options.capacity_bytes).c_str());
+                        base::format_bytes(state.capacity.effective_bytes).c_str());
+  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, persistent + lanes))
+    return "the effective capacity did not fall with the promises";
   return {};
 }
 

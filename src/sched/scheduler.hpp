@@ -3,11 +3,12 @@
 // carries out the actions and reports back.
 //
 // Safety, at every instant (Salus, eq 2.1): sum over resident sessions of P + sum over lanes of their size <=
-// capacity, where a lane's size is at least the largest E of its sessions. A decision that would break it is
+// capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its sessions. A decision that would break it is
 // not taken.
 //
 // Paging: a waiting session that the policy ranks above residents, and above everything that would stay in
-// its lane, may have them paged out, worst ranked first, never more than needed. A victim finishes what it
+// its lane, may have them paged out: lower class first, then worse ranked, then the least price (claims.hpp), never more
+// than needed. A victim finishes what it
 // has in flight first. Until its bytes are gone nobody behind the waiting session is admitted.
 //
 // Threads: the driver serialises calls. Cost: pick is O(candidates of the lane), other events O(1) unless
@@ -31,12 +32,14 @@
 namespace gpushare::sched {
 
 struct SchedulerOptions {
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0;             // at first, and at most
   uint32_t compute_units = 0;              // that lanes can have for themselves, together; 0 = none
   uint32_t granularity_compute_units = 1;  // such a lane's share is rounded up to it
   uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
   uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
-  bool paging = true;                      // the driver can page sessions out and keep their addresses
+  // Link time to move a byte out and back in: the price of paging sessions out. About PCIe 3.
+  double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
+  bool paging = true;  // the driver can page sessions out and keep their addresses
   LaneFinderKind lane_finder = LaneFinderKind::kSalus;
   // The driver tells by lane_applied() what memory its lanes have, and no session changes to a lane before that.
   // False: lanes have what was decided, at once.
@@ -59,6 +62,8 @@ class Scheduler final : public Authority {
   void leave(SessionId session, uint64_t now_ns) override;
   base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;
+  base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
+  void set_quota(SessionId session, uint64_t bytes) override;
   void set_priority(SessionId session, int32_t priority, uint64_t now_ns) override;
   void set_weight(SessionId session, double weight) override;  // finite, > 0; else ignored
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
@@ -87,7 +92,9 @@ class Scheduler final : public Authority {
   Policy& policy();
   std::string policy_name() const override;
   uint64_t promised_bytes() const override;
-  uint64_t persistent_bytes() const;  // of promised_bytes, the sum of P
+  Limit capacity() const override;
+  Limit quota(SessionId session) const;  // of its need; zeros without one
+  uint64_t persistent_bytes() const;     // of promised_bytes, the sum of P
   uint32_t lanes_open() const;
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;

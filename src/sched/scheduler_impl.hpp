@@ -1,15 +1,19 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (who gets in, who is paged out) and merging.cpp (lanes that give way). Not for other folders.
+// admission.cpp (who gets in), eviction.cpp (who is paged out for it), capacity.cpp (limits that change) and merging.cpp (lanes that give way). Not for other folders.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "base/flat_hash.hpp"
 
+#include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
 #include "sched/waiting_list.hpp"
 
@@ -35,6 +39,7 @@ struct SessionRecord {
   size_t slot = kNoSlot;            // in its lane's ready views
   uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
   double expected_in_flight_ns = 0;
+  uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
   uint32_t overtaken = 0;               // while it is in none; else the list counts
   bool queued_idle = false;             // the list is `idle`, else `waiting`
@@ -45,10 +50,11 @@ struct SessionRecord {
   bool claiming = false;  // waits for page-outs made for it
   bool yielding = false;  // paged out by make_room(): not to come straight back
   bool pinned = false;    // could not be paged out: is spared until another leaves
-  bool victim = false;    // inside claim(): would be paged out
+  bool victim = false;    // inside choose_victims(): would be paged out
   bool blocked = false;   // could not be placed physically: waits until something is freed
 
   bool holds_promise() const { return lane != kNoLane; }
+  bool wanted() const { return ready || view.in_flight > 0; }
   bool wants_in() const { return state != SessionState::kPagedOut || ready || wake; }
   // Were it to be paged out: only later.
   bool busy() const { return view.in_flight > 0 || !spec.may_page; }
@@ -88,6 +94,7 @@ struct Scheduler::Impl {
   std::vector<SessionId> pinned;   // likewise, since the last time that a session left
   std::vector<uint64_t> kinds;     // of sessions, as the policy tells them apart: place i has bit i
   std::vector<Action> actions;
+  Limit capacity;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
   uint64_t lane_bytes = 0;        // held, over lanes
   uint32_t compute_units = 0;     // over lanes
@@ -105,7 +112,11 @@ struct Scheduler::Impl {
     return found == sessions.end() ? nullptr : found->second.get();
   }
   uint64_t promised() const { return persistent_bytes + lane_bytes; }
-  uint64_t free_bytes() const { return options.capacity_bytes - promised(); }
+  uint64_t free_bytes() const { return capacity.target_bytes - std::min(capacity.target_bytes, promised()); }
+  void gave_back() {  // after promises fell
+    capacity.effective_bytes =
+        std::max(capacity.target_bytes, std::min(capacity.effective_bytes, promised()));
+  }
   uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
@@ -135,6 +146,28 @@ struct Scheduler::Impl {
   std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
   void estimate_remaining(SessionRecord& session);
   base::Status validate(const SessionSpec& spec) const;
+
+  // capacity.cpp
+  uint64_t quota_of(
+      const SessionRecord& session) const;  // as promises count it: rounded; UINT64_MAX without one
+  // Promises, once all that is decided is done, were those of whom `is_gone` says so gone as well.
+  template <class IsGone>
+  uint64_t promised_without(IsGone is_gone) const;
+  void lower(uint64_t now_ns);  // decides what gives way while more is promised than the capacity
+  void merge_to_lower(uint64_t now_ns);
+
+  // eviction.cpp
+  // Of `candidates`, which to page out: about `bytes` of them by rank and price, as many as it takes until `enough`
+  // says yes, then those spared that were not needed. `enough` looks at SessionRecord::victim. `bytes_of`: what one gives
+  // back alone. None if all would not do.
+  std::optional<std::vector<SessionRecord*>> choose_victims(
+      std::vector<SessionRecord*> candidates, uint64_t bytes, uint64_t now_ns,
+      const std::function<uint64_t(const SessionRecord&)>& bytes_of,
+      const std::function<bool()>& enough) const;
+  // Their ranks and prices; bytes are the caller's to fill in.
+  std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
+  uint64_t gives_back(const SessionRecord& session) const;  // P, and what its lane has for it alone
+  void evict(std::span<SessionRecord* const> victims, uint64_t now_ns);
 
   // admission.cpp
   // Into `waiting` or `idle`, by the policy's order; where.

@@ -18,6 +18,17 @@ inline constexpr LaneId kNoLane = std::numeric_limits<LaneId>::max();
 inline constexpr SessionId kNoSession = 0;
 inline constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
+// A limit on promised bytes that can be changed at any time. Lowered below what is promised, nothing new is promised, and
+// the effective value is what is promised still: it falls to the target as promises fall.
+struct Limit {
+  uint64_t target_bytes = 0;
+  uint64_t effective_bytes = 0;  // at least the target; promises are never above it
+};
+
+// The most that P and E together may be promised under a quota, each rounded up to the granule: as much as rounding can add to
+// needs that are within it. kUnknown without a quota (0).
+uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes);
+
 enum class SessionClass : uint32_t { kGuaranteed = 0, kOpportunistic = 1 };
 
 // What a policy is shown (the C ABI's gpushare_candidate without its header, plus what the scheduler keeps

@@ -94,6 +94,8 @@ static void sessions(void) {
   CHECK(strstr(gpushare_last_error_message(), "bert-serving") != NULL);
 
   CHECK_STATUS(gpushare_session_set_weight(keep, 0.0), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_set_capacity(runtime, UINT64_MAX), GPUSHARE_EXCEEDS_CAPACITY);
+  CHECK(strstr(gpushare_last_error_message(), "64.00 MiB") != NULL);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 0, 0, &address), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_EPHEMERAL, 1, 0, &address),
                GPUSHARE_INVALID_ARGUMENT);

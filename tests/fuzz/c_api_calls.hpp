@@ -159,7 +159,9 @@ inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& inpu
 }
 
 inline int32_t session_setting(gpushare_session session, Input& input) {
-  switch (input.byte() % 3) {
+  switch (input.byte() % 4) {
+    case 3:
+      return gpushare_session_set_quota(session, input.size());
     case 0:
       return gpushare_session_set_priority(session, input.byte() - 128);
     case 1:

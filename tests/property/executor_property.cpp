@@ -1,7 +1,7 @@
 // The eight invariants of the architecture page under random sessions, policies and failures, on host, sim and
 // the cuda backend over the stand-in for its driver, in both layouts; 110,000 steps a backend. One thread drives (so a seed repeats the run), pushed iterations run beside it.
 //   1 safety and 2 no overlap: Runtime::check(), which also holds that memory has no more than was promised, and info().promised_bytes, with
-//   scripted faults of the device too; 3 no ephemeral bytes between
+//   scripted faults of the device too, never above the effective capacity while capacity and quotas change; 3 no ephemeral bytes between
 //   iterations; 4 the iterations of a lane never overlap on the device: each claims its lane by host
 //   functions in stream order; 5 none lost or run twice, in order; 6 a failing session leaves no bytes and
 //   harms no other; 7 fair: backlogged sessions of a lane stay within two of the longest iterations; 8 the
@@ -201,6 +201,14 @@ class Driver {
       static const char* const kNames[] = {"fifo", "srtf", "pack", "fair", "priority"};
       auto policy = sched::make_policy(kNames[draw(0, 4)]);
       expect(runtime_->set_policy(std::move(*policy)).ok(), "set_policy failed");
+    } else if (what < 93) {
+      if (draw(0, 3) != 0) {
+        (void)any()->session->set_quota(draw(0, 1) == 0 ? 0 : draw(1, 60) * kMiB);
+      } else {
+        capacity_bytes_ = draw(0, 1) == 0 ? 0 : draw(16, 200) * kMiB;
+        expect(runtime_->set_capacity(capacity_bytes_).ok(), "set_capacity failed");
+        check_info();
+      }
     } else if (what < 95) {
       Job& job = *any();
       (void)job.session->set_priority(static_cast<int32_t>(draw(0, 5)));
@@ -293,7 +301,7 @@ class Driver {
     if (!block.ok()) {
       const int32_t code = block.status().code();
       const bool ended = job.dead || job.may_fail;
-      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && !faulted(code) &&
+      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_QUOTA_EXCEEDED && !faulted(code) &&
           !(ended && (code == GPUSHARE_INVALID_STATE || code == GPUSHARE_CANCELLED)))
         fail_with("iteration alloc failed: ", block.status());
       return;
@@ -376,7 +384,8 @@ class Driver {
                                           draw(1, 6 * kMiB), 0);
     if (block.ok())
       job.blocks.push_back(*block);
-    else if (block.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY && !job.dead && !job.may_fail)
+    else if (block.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY &&
+             block.status().code() != GPUSHARE_QUOTA_EXCEEDED && !job.dead && !job.may_fail)
       fail_with("alloc failed: ", block.status());
   }
 
@@ -396,7 +405,11 @@ class Driver {
   void check_info() {
     const auto info = runtime_->info();
     expect(info.ok(), "info failed");
-    expect(info->promised_bytes <= info->capacity_bytes, "more promised than there is");
+    expect(info->promised_bytes <= info->effective_capacity_bytes, "more promised than there is");
+    expect(capacity_bytes_ == 0 || info->capacity_bytes == capacity_bytes_, "another capacity than was set");
+    expect(info->effective_capacity_bytes == info->capacity_bytes ||
+               info->effective_capacity_bytes == info->promised_bytes,
+           "the effective capacity did not fall with the promises");
     expect(info->lanes <= executor::kMaxLanes, "too many lanes");
   }
 
@@ -432,6 +445,7 @@ class Driver {
   std::vector<std::unique_ptr<ClaimStep>> steps_;
   Ledger ledger_;
   uint64_t works_ = 0, claims_ = 0;
+  uint64_t capacity_bytes_ = 0;  // set last
   bool partitions_ = false;
   std::string failure_;
 };

@@ -1,5 +1,5 @@
 // Random events against sched::Scheduler, driven as an executor would: after every step the invariants hold
-// (safety at every instant), and at the end everybody has run to the end of its work: nobody is lost, nobody
+// (safety at every instant, never more promised than the effective capacity, while the capacity changes), and at the end everybody has run to the end of its work: nobody is lost, nobody
 // starves.
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
@@ -96,7 +96,10 @@ class Driver {
           const base::Status status =
               scheduler_.set_need(id, test::uniform(random_, 0, options_.capacity_bytes / 4),
                                   test::uniform(random_, 0, options_.capacity_bytes / 2), now_);
-          if (!status.ok()) CHECK(status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+          if (!status.ok())
+            CHECK((status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY ||
+                   (status.code() == GPUSHARE_EXCEEDS_CAPACITY &&
+                    scheduler_.capacity().target_bytes < options_.capacity_bytes)));
         }
         break;
       case 6:
@@ -109,13 +112,42 @@ class Driver {
         break;
       default:
         run_lanes();
-        finish_one();
+        (void)finish_one();
     }
     carry_out();
   }
 
+  void set_capacity(uint64_t bytes) {
+    REQUIRE(scheduler_.set_capacity(bytes, now_).ok());
+    REQUIRE(scheduler_.capacity().target_bytes == bytes);
+    REQUIRE(scheduler_.capacity().effective_bytes == std::max(bytes, scheduler_.promised_bytes()));
+    last_ = {bytes, scheduler_.capacity().effective_bytes};
+    carry_out();
+  }
+
+  // What is in flight finishes and copies end, nothing new starts: promises have then fallen to the capacity, as far as
+  // sessions can be paged out.
+  void rest() {
+    int rounds = 0;
+    for (bool moved = true; moved;) {
+      moved = false;
+      REQUIRE(++rounds < 1000);  // nobody goes back and forth
+      while (finish_one()) carry_out();
+      for (auto& [id, model] : sessions_) {
+        if (!model.paging) continue;
+        model.paging = false;
+        moved = true;
+        scheduler_.page_done(id, now_);
+        break;
+      }
+      carry_out();
+    }
+    if (options_.paging) REQUIRE(scheduler_.promised_bytes() <= scheduler_.capacity().target_bytes);
+  }
+
   // Everybody runs to the end; false if that takes too long.
   bool drain() {
+    set_capacity(options_.capacity_bytes);
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
       for (auto& [id, model] : sessions_) {
@@ -131,7 +163,7 @@ class Driver {
       }
       carry_out();
       run_lanes();
-      finish_one();
+      (void)finish_one();
       std::set<SessionId> done;
       for (const auto& [id, model] : sessions_)
         if (model.left == 0 && !model.ready && model.flying == 0) done.insert(id);
@@ -167,16 +199,17 @@ class Driver {
     }
   }
 
-  void finish_one() {
+  bool finish_one() {
     std::vector<LaneId> busy;
     for (const auto& [lane, flights] : flights_)
       if (!flights.empty()) busy.push_back(lane);
-    if (busy.empty()) return;
+    if (busy.empty()) return false;
     auto& flights = flights_[busy[test::uniform(random_, 0, busy.size() - 1)]];
     const SessionId id = flights.front();
     flights.erase(flights.begin());
     --sessions_.at(id).flying;
     scheduler_.finished(id, test::uniform(random_, 1, 15), now_);
+    return true;
   }
 
   void carry_out() {
@@ -208,13 +241,19 @@ class Driver {
     for (auto& [id, model] : sessions_) model.resident = scheduler_.state(id) == SessionState::kResident;
     const std::string broken = scheduler_.check();
     REQUIRE(broken == "");
-    REQUIRE(scheduler_.promised_bytes() <= options_.capacity_bytes);
+    const Limit now = scheduler_.capacity();
+    REQUIRE(scheduler_.promised_bytes() <= now.effective_bytes);
+    REQUIRE(now.effective_bytes <= options_.capacity_bytes);
+    REQUIRE(now.target_bytes == last_.target_bytes);
+    REQUIRE(now.effective_bytes <= last_.effective_bytes);  // it only falls, until the target is raised
+    last_ = now;
   }
 
   test::Random& random_;
   Scheduler scheduler_;
   SchedulerOptions options_;
   uint32_t depth_;
+  Limit last_{options_.capacity_bytes, options_.capacity_bytes};
   uint64_t now_ = 0;
   SessionId last_id_ = 0;
   std::map<SessionId, Model> sessions_;
@@ -231,6 +270,9 @@ void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, i
     if (driver.sessions() < 25 && test::uniform(random, 0, 9) == 0)
       driver.arrive(test::uniform(random, 1, 40));
     driver.step();
+    if (test::uniform(random, 0, 99) == 0)
+      driver.set_capacity(test::uniform(random, options.capacity_bytes / 8, options.capacity_bytes));
+    if (test::uniform(random, 0, 499) == 0) driver.rest();
   }
   REQUIRE(driver.drain());
   CHECK(driver.scheduler().promised_bytes() == 0);
@@ -280,6 +322,8 @@ TEST_CASE("a policy without sense breaks no invariant, and the next policy takes
         driver.set_policy(which == names.size() ? std::make_unique<Chaos>(random)
                                                 : std::move(*make_policy(names[which])));
       }
+      if (test::uniform(random, 0, 99) == 0)
+        driver.set_capacity(test::uniform(random, options.capacity_bytes / 8, options.capacity_bytes));
     }
     driver.set_policy(std::move(*make_policy(policy_names()[static_cast<size_t>(round)])));
     REQUIRE(driver.drain());

@@ -520,6 +520,10 @@ class Session(Closable):
     def set_weight(self, weight: float) -> None:
         check(lib.gpushare_session_set_weight(self.handle, weight))
 
+    def set_quota(self, memory: Bytes) -> None:
+        """Changes the hard limit on its memory; 0: none. Lowered, it is a target to which its promises fall."""
+        check(lib.gpushare_session_set_quota(self.handle, size_in_bytes(memory)))
+
     def set_remaining(self, seconds: float) -> None:
         """Declares the device time still needed, which orders sessions under srtf."""
         check(lib.gpushare_session_set_remaining(self.handle, nanoseconds(seconds)))
@@ -634,6 +638,14 @@ class Runtime(Closable):
         name, ops, keep = _policy_arguments(policy)
         check(lib.gpushare_runtime_set_policy(self.handle, name, ops))
         del keep
+
+    def set_capacity(self, capacity_bytes: Bytes) -> None:
+        """Changes how much device memory may be promised; 0: all that the runtime was opened with.
+
+        Lowered, it is a target to which promises fall at iteration boundaries: `info()` has `capacity_bytes` and
+        `effective_capacity_bytes`.
+        """
+        check(lib.gpushare_runtime_set_capacity(self.handle, size_in_bytes(capacity_bytes)))
 
     def set_out_of_memory_function(self, function: Optional[Callable[[int, int], bool]]) -> None:
         """`function(session_id, bytes)` is asked before an allocation fails: it frees something and returns True, or False."""

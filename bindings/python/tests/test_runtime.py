@@ -331,6 +331,22 @@ def test_policies_in_python():
     assert gone() is None
 
 
+def test_capacity_and_quota_change_at_run_time():
+    with gpushare.Runtime("host", capacity_bytes="64M") as runtime:
+        session = runtime.open_session("a", persistent_bytes="16M", ephemeral_bytes="8M")
+        runtime.set_capacity("32M")
+        info = runtime.info()
+        assert info["capacity_bytes"] == info["effective_capacity_bytes"] == 32 << 20
+        with pytest.raises(gpushare.ExceedsCapacity):
+            runtime.set_capacity("65M")
+        session.set_quota("8M")
+        with pytest.raises(gpushare.QuotaExceeded):
+            session.alloc("12M")
+        assert session.info()["quota_bytes"] == session.info()["effective_quota_bytes"] == 8 << 20
+        runtime.set_capacity(0)
+        assert runtime.info()["capacity_bytes"] == 64 << 20
+
+
 def test_a_policy_that_raises_leaves_the_lane_idle_and_is_logged(caplog):
     class Broken(gpushare.Policy):
         def pick(self, lane, candidates, now_ns):

@@ -148,6 +148,27 @@ TEST_CASE("turns of two processes never overlap, and both go on") {
   eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
 }
 
+TEST_CASE("a process keeps its session to its quota, and what it gives back others are promised") {
+  SharedService shared;
+  const auto runtime = shared.open();
+  const auto session = open_session(*runtime, "quota", 32 * kMiB, 16 * kMiB);
+  (void)alloc(*session, 8 * kMiB);
+  const uint64_t promised = runtime->info()->promised_bytes;
+  REQUIRE_OK(session->set_quota(12 * kMiB));
+  const executor::SessionInfo info = session->info();
+  CHECK(info.effective_quota_bytes == 12 * kMiB);
+  CHECK(info.promised_persistent_bytes + info.promised_ephemeral_bytes <= 16 * kMiB);
+  eventually([&] { return runtime->info()->promised_bytes <= promised - 32 * kMiB; });
+  CHECK(session->alloc(memory::Kind::kModel, 8 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  const auto iteration = begin(*session);
+  CHECK(iteration->alloc(3 * kMiB, 0).ok());
+  REQUIRE_OK(iteration->end());
+  REQUIRE_OK(session->set_quota(0));
+  (void)alloc(*session, 16 * kMiB);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
 TEST_CASE("submitted iterations take turns with another process's") {
   SharedService shared;
   const auto a = shared.open(), b = shared.open();
@@ -373,6 +394,9 @@ TEST_CASE("what a shared runtime cannot have is refused") {
   CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_UNSUPPORTED);
   const auto runtime = shared.open();
   CHECK(runtime->set_policy(std::move(*sched::make_policy("fifo"))).code() == GPUSHARE_UNSUPPORTED);
+  const base::Status capacity = runtime->set_capacity(kMiB);
+  CHECK(capacity.code() == GPUSHARE_UNSUPPORTED);
+  CHECK(capacity.message().find("operator") != std::string::npos);
   setenv("GPUSHARE_SOCKET", "/nonexistent/socket", 1);
   options = {};
   options.device = "shared";

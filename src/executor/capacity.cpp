@@ -1,0 +1,106 @@
+// Limits that change at run time: what the scheduler decides about the capacity is carried out as any other action; what a
+// session has above its quota goes back here, at its boundaries.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <mutex>
+
+#include "base/round_up.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  const uint64_t most = memory_->capacity_bytes();
+  if (bytes == 0) bytes = most;
+  {
+    Outbox outbox(*this);
+    Section lock(*this);
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+    GPUSHARE_RETURN_IF_ERROR(authority_->set_capacity(bytes, now()));
+    // What is not promised is for others on the device.
+    gives_back_ = shared_ || bytes < most;
+    outbox.memory_changed = true;
+    settle(nullptr, outbox);
+  }
+  if (gives_back_) (void)memory_->trim();
+  return {};
+}
+
+base::Status SessionImpl::set_quota(uint64_t bytes) {
+  {
+    base::MutexLock lock(runtime_->mutex_);
+    GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+    if (const uint64_t left = runtime_->memory_left(this); left != UINT64_MAX) {
+      if (bytes > left || left == 0)
+        return {GPUSHARE_QUOTA_EXCEEDED,
+                "session '" + name() + "': a quota of " + base::format_bytes(bytes) +
+                    " is above what the quotas of other sessions leave of GPUSHARE_MEMORY, " +
+                    base::format_bytes(left)};
+      if (bytes == 0) bytes = left;
+    }
+    runtime_->authority_->set_quota(id_, bytes);
+    quota_bytes_.store(bytes, std::memory_order_relaxed);
+    above_quota_.store(bytes > 0, std::memory_order_relaxed);
+  }
+  give_back_above_quota(false);
+  return {};
+}
+
+uint64_t SessionImpl::effective_quota_bytes() const {
+  const uint64_t quota = quota_bytes_.load(std::memory_order_relaxed);
+  const uint64_t promised = persistent_promise_ + ephemeral_promise_;
+  return promised > sched::quota_in_granules(quota, runtime_->granularity_bytes_) ? promised : quota;
+}
+
+// First free bytes of P, which nobody uses now; then what iterations could not use any more.
+void SessionImpl::give_back_above_quota(bool begins) {
+  const std::unique_lock growing(grow_mutex_, std::try_to_lock);
+  if (!growing.owns_lock()) return;  // at the next boundary
+  RuntimeImpl& runtime = *runtime_;
+  const uint64_t granule = runtime.memory_->granularity_bytes();
+  const uint64_t quota =
+      sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
+  uint64_t persistent = 0, ephemeral = 0;
+  bool unplaced = false;
+  const auto look = [&]() GPUSHARE_REQUIRES(runtime.mutex_) {
+    if (!runtime.check_live(*this).ok() || (open_ && !begins) || runtime.profiled_ == this) return false;
+    persistent = base::round_up(persistent_promise_, granule);
+    ephemeral = base::round_up(ephemeral_promise_, granule);
+    // What it declared is a hint; nothing has been allocated.
+    unplaced = !placed_ && runtime.authority_->state(id_) == sched::SessionState::kQueued &&
+               runtime.authority_->lane_of(id_) == sched::kNoLane;
+    return placed_ || unplaced;
+  };
+  {
+    base::MutexLock lock(runtime.mutex_);
+    if (!look()) return;
+  }
+  if (persistent + ephemeral <= quota) {
+    above_quota_.store(false, std::memory_order_relaxed);
+    return;
+  }
+  if (const GatePass pass(heap_gate_); pass) {
+    memory::PersistentHeap& heap = *heap_.load();
+    const uint64_t least = base::round_up(
+        std::max(heap.stats().live_bytes, quota - std::min(quota, ephemeral)), granule);
+    if (least < persistent && heap.resize(least).ok()) persistent = least;
+  }
+  if (runtime.gives_back_) (void)runtime.memory_->trim();
+  const uint64_t resized = persistent;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (!look()) return;
+  persistent = unplaced ? std::min(persistent, quota) : resized;
+  ephemeral = std::min(ephemeral, quota - std::min(quota, persistent));
+  if (runtime.authority_->set_need(id_, persistent, ephemeral, runtime.now()).ok()) {
+    persistent_promise_ = persistent;
+    ephemeral_promise_ = ephemeral;
+    if (persistent + ephemeral <= quota) above_quota_.store(false, std::memory_order_relaxed);
+  }
+  runtime.settle(nullptr, outbox);
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,132 @@
+// Limits that change at run time: the device's capacity, sessions' quotas, and what gives way when one was lowered.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+
+base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
+  const uint64_t most = impl_->options.capacity_bytes;
+  if (bytes > most)
+    return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(bytes) +
+                                           " is more than there is: at most " + base::format_bytes(most)};
+  const bool raised = bytes > impl_->capacity.target_bytes;
+  impl_->capacity = {bytes, std::max(bytes, impl_->promised())};
+  if (raised) {  // what was to give way and has not begun may stay
+    for (LaneRecord& lane : impl_->lanes) lane.closing = false;
+    for (SessionRecord* session : impl_->waiting.sessions()) impl_->set_claiming(*session, false);
+    impl_->cancel_evictions();
+  }
+  impl_->freed(now_ns);
+  return {};
+}
+
+Limit Scheduler::capacity() const {
+  return impl_->capacity;
+}
+
+void Scheduler::set_quota(SessionId id, uint64_t bytes) {
+  if (SessionRecord* session = impl_->find(id)) session->spec.quota_bytes = bytes;
+}
+
+Limit Scheduler::quota(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->spec.quota_bytes == 0) return {};
+  const uint64_t quota = impl_->quota_of(*session);
+  return {quota, std::max(quota, session->persistent_bytes + session->ephemeral_bytes)};
+}
+
+// The most that P and E, each rounded up, come to if what they were rounded from is within the quota.
+uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes) {
+  if (quota_bytes == 0) return kUnknown;
+  if (granule_bytes <= 1 || quota_bytes < 2) return std::max(quota_bytes, granule_bytes);
+  return base::add_saturated((quota_bytes - 2) / granule_bytes * granule_bytes,
+                             base::add_saturated(granule_bytes, granule_bytes));
+}
+
+uint64_t Scheduler::Impl::quota_of(const SessionRecord& session) const {
+  return quota_in_granules(session.spec.quota_bytes, options.granularity_bytes);
+}
+
+template <class IsGone>
+uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
+  uint64_t bytes = 0;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    uint64_t largest = 0;
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting || is_gone(*member)) continue;
+      bytes += member->persistent_bytes;
+      largest = std::max(largest, member->ephemeral_bytes);
+    }
+    if (!lane.closing) bytes += largest;
+  }
+  return bytes;
+}
+
+// As many lanes as it takes, first those with nothing in flight, then those of the fewest sessions, merge into the
+// largest. That copies nothing.
+void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
+  if (!traits.moves || lanes_open < 2) return;
+  std::vector<LaneId> candidates;
+  for (LaneId id = 0; id < lanes.size(); ++id) {
+    const LaneRecord& lane = lanes[id];
+    if (!lane.open || lane.closing || lane.compute_units != 0) continue;
+    if (std::any_of(lane.members.begin(), lane.members.end(), [](const SessionRecord* member) {
+          return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting;
+        }))
+      continue;
+    candidates.push_back(id);
+  }
+  if (candidates.size() < 2) return;
+  const auto largest = std::max_element(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {
+    return lanes[a].bytes < lanes[b].bytes;
+  });
+  candidates.erase(largest);
+  std::sort(candidates.begin(), candidates.end(), [this](LaneId a, LaneId b) {
+    const auto rank = [this](LaneId id) {
+      return std::tuple(lanes[id].busy(), lanes[id].members.size(), ~lanes[id].held, id);
+    };
+    return rank(a) < rank(b);
+  });
+  const auto stays = [](const SessionRecord&) { return false; };
+  std::vector<LaneId> closing;
+  for (size_t i = 0; i < candidates.size() && promised_without(stays) > capacity.target_bytes; ++i) {
+    if (lanes[candidates[i]].bytes == 0) continue;
+    lanes[candidates[i]].closing = true;
+    closing.push_back(candidates[i]);
+  }
+  for (const LaneId id : closing) (void)drain(id, now_ns);
+}
+
+void Scheduler::Impl::lower(uint64_t now_ns) {
+  if (promised() <= capacity.target_bytes) return;
+  // A lane that opens has no memory yet for the sessions of those that close; lane_applied() comes here again.
+  if (options.confirms_lanes && std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) {
+        return lane.open && lane.applied == 0 && lane.bytes > 0;
+      }))
+    return;
+  merge_to_lower(now_ns);
+  if (!options.paging) return;
+  const auto without_victims = [this] {
+    return promised_without([](const SessionRecord& member) { return member.victim; });
+  };
+  const uint64_t used = without_victims();
+  if (used <= capacity.target_bytes) return;
+  std::vector<SessionRecord*> candidates;
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (lane.open && evictable(*member)) candidates.push_back(member);
+  const auto chosen = choose_victims(
+      candidates, used - capacity.target_bytes, now_ns,
+      [&](const SessionRecord& each) { return gives_back(each); },
+      [&] { return without_victims() <= capacity.target_bytes; });
+  evict(chosen ? *chosen : candidates, now_ns);
+}
+
+}  // namespace gpushare::sched

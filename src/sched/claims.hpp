@@ -1,0 +1,35 @@
+// claims.hpp: who gives device bytes back when somebody needs room. Whatever holds device bytes is a claim: a session
+// with its share of a lane, a model kept for its next request, first layers on standby. Each has a rank and a price;
+// this one decision is asked for all of them. A decision only: it moves nothing.
+//
+// Rank before price: a claim is taken only if all claims of lower ranks together do not do. Within a rank the least
+// sum of prices is wanted, which is a minimum knapsack. It is solved greedily by price a byte, closing each prefix
+// with the one claim that makes the rest of the room, which costs at most twice the best choice (Csirik, Frenk, Labbe,
+// Zhang 1991); claims that turn out unnecessary are then spared, the dearest first.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gpushare::sched {
+
+struct Claim {
+  uint64_t bytes = 0;  // that taking it makes free
+  uint32_t rank = 0;   // the lowest goes first
+  // Device or link time to take it back and, as far as that is to be expected, to restore it. At least 0.
+  double price_ns = 0;
+};
+
+// Price of a claim that is taken back in `take_ns` and restored in `restore_ns`, and that nobody has wanted for `idle_ns`
+// (0: it is wanted now). What has not been wanted for as long as its restoring takes counts half of that: the longer
+// nobody wants it, the later that is likely to be.
+double price_of(double take_ns, double restore_ns, double idle_ns);
+
+// Indexes of the claims to take so that at least `bytes` become free, in ascending order. Empty if `bytes` is 0, or if
+// all claims together do not do. Claims of no bytes are not taken. Of equal claims the first in the list go. O(n log n).
+std::vector<size_t> choose_claims(std::span<const Claim> claims, uint64_t bytes);
+
+}  // namespace gpushare::sched

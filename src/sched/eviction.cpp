@@ -1,0 +1,268 @@
+// Who is paged out for whom.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "sched/claims.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+namespace {
+
+// By the policy's order. An insertion sort by binary search: std::sort needs a strict weak order, which a
+// custom policy's `before` may not be, and must then do no harm.
+void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
+  for (size_t i = 1; i < list.size(); ++i) {
+    SessionRecord* const session = list[i];
+    size_t low = 0, high = i;
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (policy.before(session->view, list[middle]->view))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    const auto at = list.begin() + static_cast<std::ptrdiff_t>(low);
+    std::move_backward(at, list.begin() + static_cast<std::ptrdiff_t>(i),
+                       list.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    *at = session;
+  }
+}
+
+// Victims beyond so many are not looked at one by one for whether they are needed.
+constexpr size_t kMostSpared = 256;
+
+}  // namespace
+
+uint64_t Scheduler::Impl::gives_back(const SessionRecord& session) const {
+  const LaneRecord& lane = lanes[session.lane];
+  uint64_t others = 0;
+  for (const SessionRecord* member : lane.members)
+    if (member != &session && !member->evicting) others = std::max(others, member->ephemeral_bytes);
+  return session.persistent_bytes + lane.bytes - std::min(lane.bytes, others);
+}
+
+// Class before the policy's order before price. The order counts where one outranks the other.
+std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> best_first,
+                                              uint64_t now_ns) const {
+  std::vector<Claim> claims(best_first.size());
+  uint32_t rank = 0;
+  const SessionRecord* worst = nullptr;  // of the rank
+  for (const SessionClass cls : {SessionClass::kOpportunistic, SessionClass::kGuaranteed}) {
+    for (size_t i = best_first.size(); i-- > 0;) {
+      const SessionRecord& session = *best_first[i];
+      if (session.view.cls != cls) continue;
+      if (worst != nullptr && (worst->view.cls != cls || policy->outranks(session.view, worst->view)))
+        worst = nullptr;
+      if (worst == nullptr) {
+        worst = &session;
+        ++rank;
+      }
+      const auto bytes = static_cast<double>(session.persistent_bytes);
+      const uint64_t idle_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, session.last_wanted_ns);
+      claims[i] = {0, rank,
+                   price_of(bytes * options.page_out_ns_per_byte, bytes * options.page_in_ns_per_byte,
+                            static_cast<double>(idle_ns))};
+    }
+  }
+  return claims;
+}
+
+std::optional<std::vector<SessionRecord*>> Scheduler::Impl::choose_victims(
+    std::vector<SessionRecord*> candidates, uint64_t bytes, uint64_t now_ns,
+    const std::function<uint64_t(const SessionRecord&)>& bytes_of,
+    const std::function<bool()>& enough) const {
+  if (enough()) return std::vector<SessionRecord*>{};
+  for (SessionRecord* each : candidates) each->victim = true;
+  const bool all_would_do = enough();
+  for (SessionRecord* each : candidates) each->victim = false;
+  if (!all_would_do) return std::nullopt;
+  sort_best_first(*policy, candidates);
+  std::vector<Claim> claims = claims_of(candidates, now_ns);
+  for (size_t i = 0; i < claims.size(); ++i) claims[i].bytes = bytes_of(*candidates[i]);
+  std::vector<size_t> order(claims.size());  // worst ranked first, then the cheapest a byte
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
+    return claims[a].price_ns * static_cast<double>(claims[b].bytes) <
+           claims[b].price_ns * static_cast<double>(claims[a].bytes);
+  });
+  const std::vector<size_t> chosen = choose_claims(claims, bytes);
+  const auto mark = [&](size_t first_of_order) {
+    for (SessionRecord* each : candidates) each->victim = false;
+    for (const size_t index : chosen) candidates[index]->victim = true;
+    for (size_t i = 0; i < first_of_order; ++i) candidates[order[i]]->victim = true;
+  };
+  // What lanes give back depends on all of their sessions, so the choice may fall short.
+  size_t too_few = 0, do_do = order.size();
+  mark(0);
+  if (enough()) {
+    do_do = 0;
+  } else {
+    while (do_do > too_few + 1) {
+      const size_t middle = too_few + (do_do - too_few) / 2;
+      mark(middle);
+      (enough() ? do_do : too_few) = middle;
+    }
+    mark(do_do);
+  }
+  size_t looked_at = 0;
+  for (size_t i = order.size(); i-- > 0 && looked_at < kMostSpared;) {
+    SessionRecord& victim = *candidates[order[i]];
+    if (!victim.victim) continue;
+    ++looked_at;
+    victim.victim = false;
+    if (!enough()) victim.victim = true;
+  }
+  std::erase_if(candidates, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
+  return candidates;
+}
+
+void Scheduler::Impl::evict(std::span<SessionRecord* const> victims, uint64_t now_ns) {
+  for (SessionRecord* victim : victims) {
+    victim->evicting = true;
+    ++evicting;
+    set_ready_slot(*victim, false);
+    if (!victim->busy()) start_page_out(*victim, now_ns);
+  }
+}
+
+// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
+// settled.
+template <class IsGone>
+WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, IsGone is_gone) const {
+  uint64_t used = 0, largest = 0;
+  uint32_t units = 0, staying_lanes = 0;
+  size_t staying = 0;
+  bool choice = false;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    uint64_t bytes = 0;
+    size_t members = 0;
+    bool runs_next = lane.compute_units == session.compute_units;
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
+      ++members;
+      bytes = std::max(bytes, member->ephemeral_bytes);
+      used += member->persistent_bytes;
+      runs_next = runs_next && policy->before(session.view, member->view);
+    }
+    if (members == 0) continue;
+    staying += members;
+    ++staying_lanes;
+    used += bytes;
+    units += lane.compute_units;
+    if (!runs_next) continue;
+    choice = true;
+    largest = std::max(largest, bytes);
+  }
+  if (used > capacity.target_bytes) return {};
+  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
+  const uint32_t limit = max_lanes();
+  if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
+    choice = true;
+  const uint64_t free = capacity.target_bytes - used;
+  return {choice, free, free + largest};
+}
+
+WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
+  return room_without(session, [&](const SessionRecord& member) {
+    return evictable(member) && policy->outranks(session.view, member.view);
+  });
+}
+
+bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
+  return room_without(session, [](const SessionRecord& member) { return member.victim; })
+      .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
+}
+
+bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
+  if (!options.paging) return false;
+  // Merging lanes copies nothing.
+  if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
+                                                         session.persistent_bytes + session.ephemeral_bytes))
+    return false;
+  if (residents > 0 && !policy->welcomes(session.view)) return false;
+  std::vector<SessionRecord*> outranked;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    for (SessionRecord* member : lane.members)
+      if (evictable(*member) && policy->outranks(session.view, member->view)) outranked.push_back(member);
+  }
+  if (outranked.empty() && evicting == 0 && !session.claiming) return false;
+  const WaitingList::Room now = room_without(session, [](const SessionRecord&) { return false; });
+  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
+  const uint64_t missing =
+      !now.any ? 0
+               : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
+  const auto victims = choose_victims(
+      std::move(outranked), missing, now_ns, [&](const SessionRecord& each) { return gives_back(each); },
+      [&] { return fits_without_victims(session); });
+  if (!victims) {
+    set_claiming(session, false);
+    return false;
+  }
+  if (victims->empty() && evicting == 0) {
+    // Nothing to page out: either a shrink has yet to settle, or it fits only in a way that place() does not
+    // take.
+    const bool settling = std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) {
+      return lane.open && lane.held != lane.bytes;
+    });
+    set_claiming(session, settling);
+    return settling;
+  }
+  set_claiming(session, true);
+  evict(*victims, now_ns);
+  return true;
+}
+
+void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
+  session.state = SessionState::kPagedOut;
+  session.move = SessionRecord::Move::kOut;
+  policy->paged_out(session.view.id, session.lane, now_ns);
+  actions.push_back({ActionKind::kPageOut, session.lane, session.view.id, session.persistent_bytes});
+}
+
+bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || !session->holds_promise() || !impl_->options.paging) return false;
+  std::vector<SessionRecord*> lower;
+  for (const LaneRecord& lane : impl_->lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (member == session || !impl_->evictable(*member) || member->busy()) continue;
+      const bool lower_class =
+          session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
+      if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;
+      lower.push_back(member);
+    }
+  }
+  const auto bytes_of = [](const SessionRecord& each) { return each.persistent_bytes; };
+  const auto enough = [&] {
+    uint64_t freed = 0;
+    for (const SessionRecord* each : lower) freed += each->victim ? each->persistent_bytes : 0;
+    return freed >= bytes;
+  };
+  // Where all do not do, all of them help: the caller has other ways to make up for the rest.
+  const auto chosen = impl_->choose_victims(lower, bytes, now_ns, bytes_of, enough);
+  uint64_t freed = 0;
+  for (SessionRecord* victim : chosen ? *chosen : lower) {
+    freed += victim->persistent_bytes;
+    victim->yielding = true;
+    impl_->evict({&victim, 1}, now_ns);
+  }
+  return freed > 0;
+}
+
+// Those not begun: a copy under way is carried through.
+void Scheduler::Impl::cancel_evictions() {
+  for (const LaneRecord& lane : lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (!member->evicting || member->move != SessionRecord::Move::kNone) continue;
+      member->evicting = false;
+      --evicting;
+      set_ready_slot(*member, member->ready);
+    }
+  }
+}
+
+}  // namespace gpushare::sched
