@@ -4,7 +4,9 @@
 
 #include <random>
 #include <string>
+#include <vector>
 
+#include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
 
 namespace {
@@ -135,5 +137,40 @@ BENCHMARK_CAPTURE(queue_moves_paging, priority, "priority")
     ->Arg(1000)
     ->Arg(10'000)
     ->Arg(100'000);
+
+// Which of `n` claims of three ranks make room for a half of all bytes.
+void choose(benchmark::State& state) {
+  std::mt19937_64 random(1);
+  std::vector<Claim> claims(static_cast<size_t>(state.range(0)));
+  uint64_t bytes = 0;
+  for (Claim& claim : claims) {
+    claim = {1 + random() % 1'000'000, static_cast<uint32_t>(random() % 3),
+             static_cast<double>(random() % 1'000'000)};
+    bytes += claim.bytes;
+  }
+  for (auto _ : state) benchmark::DoNotOptimize(choose_claims(claims, bytes / 2));
+}
+BENCHMARK(choose)->Arg(10)->Arg(1000)->Arg(10'000);
+
+// The capacity is lowered so that a half of `n` sessions, all with an iteration in flight, must go; then it is raised
+// again before any has.
+void lower_capacity(benchmark::State& state) {
+  SchedulerOptions options = one_lane();
+  Scheduler scheduler(options, std::move(*make_policy("fair")));
+  for (int i = 0; i < state.range(0); ++i) {
+    SessionSpec each = spec(static_cast<SessionId>(i) + 1);
+    each.persistent_bytes = 100 + each.id * 7919 % 100;
+    if (!scheduler.arrive(each, 0).ok()) return state.SkipWithError("refused");
+    scheduler.ready(each.id, 0);
+    scheduler.dispatched(each.id, 0, 0);
+  }
+  const uint64_t half = scheduler.promised_bytes() / 2;
+  for (auto _ : state) {
+    if (!scheduler.set_capacity(half, 1).ok() || !scheduler.set_capacity(options.capacity_bytes, 1).ok())
+      return state.SkipWithError("refused");
+    benchmark::DoNotOptimize(scheduler.take_actions());
+  }
+}
+BENCHMARK(lower_capacity)->Arg(10)->Arg(1000)->Arg(10'000);
 
 }  // namespace

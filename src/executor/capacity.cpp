@@ -61,8 +61,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
   if (!growing.owns_lock()) return;  // at the next boundary
   RuntimeImpl& runtime = *runtime_;
   const uint64_t granule = runtime.memory_->granularity_bytes();
-  const uint64_t quota =
-      sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
+  const uint64_t quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
   uint64_t persistent = 0, ephemeral = 0;
   bool unplaced = false;
   const auto look = [&]() GPUSHARE_REQUIRES(runtime.mutex_) {
@@ -84,8 +83,8 @@ void SessionImpl::give_back_above_quota(bool begins) {
   }
   if (const GatePass pass(heap_gate_); pass) {
     memory::PersistentHeap& heap = *heap_.load();
-    const uint64_t least = base::round_up(
-        std::max(heap.stats().live_bytes, quota - std::min(quota, ephemeral)), granule);
+    const uint64_t least =
+        base::round_up(std::max(heap.stats().live_bytes, quota - std::min(quota, ephemeral)), granule);
     if (least < persistent && heap.resize(least).ok()) persistent = least;
   }
   if (runtime.gives_back_) (void)runtime.memory_->trim();

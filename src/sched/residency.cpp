@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "sched/claims.hpp"
 
 namespace gpushare::sched {
 namespace {
@@ -87,40 +88,16 @@ base::Result<Residency::Decision> Residency::request(ModelId id, uint64_t now_ns
 
 // Candidates together have `room_bytes` or more; room_bytes is above 0.
 std::vector<ModelId> Residency::choose(std::vector<Candidate> candidates, uint64_t room_bytes) const {
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.turn < b.turn; });
+  std::vector<Claim> claims;
+  claims.reserve(candidates.size());
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const bool by_turn = policy_ == ResidencyPolicy::kLeastRecentlyUsed;
+    claims.push_back({candidates[i].bytes, by_turn ? static_cast<uint32_t>(i) : 0, candidates[i].worth});
+  }
   std::vector<ModelId> drops;
-  uint64_t made_bytes = 0;
-  // Dropping what has no bytes makes no room.
-  std::erase_if(candidates, [](const Candidate& candidate) { return candidate.bytes == 0; });
-  if (policy_ == ResidencyPolicy::kLeastRecentlyUsed) {
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.turn < b.turn; });
-    for (size_t i = 0; made_bytes < room_bytes; ++i) {
-      drops.push_back(candidates[i].id);
-      made_bytes += candidates[i].bytes;
-    }
-    return drops;
-  }
-  const auto by_byte = [](const Candidate& a) { return a.worth / static_cast<double>(a.bytes); };
-  std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
-    const double worth_a = by_byte(a), worth_b = by_byte(b);
-    return worth_a != worth_b ? worth_a < worth_b : a.turn < b.turn;
-  });
-  // Small ones are taken into the prefix; one that makes all the room that is missing closes it, which is a
-  // solution, and is left out to go on.
-  double best_worth = std::numeric_limits<double>::infinity();
-  double prefix_worth = 0;
-  std::vector<ModelId> prefix;
-  for (const Candidate& candidate : candidates) {
-    if (made_bytes + candidate.bytes < room_bytes) {
-      prefix.push_back(candidate.id);
-      prefix_worth += candidate.worth;
-      made_bytes += candidate.bytes;
-    } else if (prefix_worth + candidate.worth < best_worth) {
-      best_worth = prefix_worth + candidate.worth;
-      drops = prefix;
-      drops.push_back(candidate.id);
-    }
-  }
+  for (const size_t index : choose_claims(claims, room_bytes)) drops.push_back(candidates[index].id);
   return drops;
 }
 
