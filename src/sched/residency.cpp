@@ -90,13 +90,20 @@ base::Result<Residency::Decision> Residency::request(ModelId id, uint64_t now_ns
 std::vector<ModelId> Residency::choose(std::vector<Candidate> candidates, uint64_t room_bytes) const {
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.turn < b.turn; });
+  std::vector<ModelId> drops;
+  if (policy_ == ResidencyPolicy::kLeastRecentlyUsed) {
+    uint64_t made_bytes = 0;
+    for (const Candidate& candidate : candidates) {
+      if (made_bytes >= room_bytes) break;
+      if (candidate.bytes == 0) continue;  // dropping it makes no room
+      drops.push_back(candidate.id);
+      made_bytes += candidate.bytes;
+    }
+    return drops;
+  }
   std::vector<Claim> claims;
   claims.reserve(candidates.size());
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    const bool by_turn = policy_ == ResidencyPolicy::kLeastRecentlyUsed;
-    claims.push_back({candidates[i].bytes, by_turn ? static_cast<uint32_t>(i) : 0, candidates[i].worth});
-  }
-  std::vector<ModelId> drops;
+  for (const Candidate& candidate : candidates) claims.push_back({candidate.bytes, 0, candidate.worth});
   for (const size_t index : choose_claims(claims, room_bytes)) drops.push_back(candidates[index].id);
   return drops;
 }

@@ -1,9 +1,8 @@
 // residency.hpp: with more models than device memory, which ones stay on it. A decision object: it is told
 // of requests and of time, and answers what to load and what to drop; it moves nothing itself.
 //
-// The decision is choose_claims (claims.hpp). least_recently_used drops the model that was requested longest ago, and
-// the next, until there is room; those that a larger one after them makes unnecessary stay. weighted keeps what is dear
-// to bring back: a model's price is its request rate times the time to load it. Size counts because a large model of
+// least_recently_used drops the model that was requested longest ago, and the next, until there is room. weighted keeps
+// what is dear to bring back, by the decision that all claims share (claims.hpp): a model's price is its request rate times the time to load it. Size counts because a large model of
 // some worth may have to go in place of several small ones of less. The rate is a count of requests that halves every
 // `half_life_ns`, so a model that was once popular does not stay for ever.
 // SPDX-License-Identifier: Apache-2.0

@@ -184,6 +184,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       case 20:
         status = gpushare_runtime_set_policy(choose(runtimes, input), policies[input.byte() % 8], nullptr);
+        if (status == GPUSHARE_NOT_FOUND) {  // raised again at once: calls that need room would wait for ever
+          const gpushare_runtime runtime = choose(runtimes, input);
+          status = gpushare_runtime_set_capacity(runtime, input.size());
+          if (status == GPUSHARE_OK) status = gpushare_runtime_set_capacity(runtime, 0);
+        }
         break;
       case 21:
         status = stream_call(choose(streams, input), addresses[input.byte() % addresses.size()], input);
