@@ -194,7 +194,7 @@ class HostileDaemon {
         return file;
       }
       case 3:
-        return share(scratch_);
+        return share(scratch_, GPUSHARE_ACCESS_READ_WRITE);
       default:
         return *daemon::make_table_file(std::string(byte(), 'x'));
     }
