@@ -122,10 +122,8 @@ void Scheduler::Impl::lower(uint64_t now_ns) {
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
       if (lane.open && evictable(*member)) candidates.push_back(member);
-  const auto chosen = choose_victims(
-      candidates, used - capacity.target_bytes, now_ns,
-      [&](const SessionRecord& each) { return gives_back(each); },
-      [&] { return without_victims() <= capacity.target_bytes; });
+  const auto chosen = choose_victims(candidates, used - capacity.target_bytes, now_ns, gives_back(),
+                                     [&] { return without_victims() <= capacity.target_bytes; });
   evict(chosen ? *chosen : candidates, now_ns);
 }
 

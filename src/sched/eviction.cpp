@@ -34,12 +34,25 @@ constexpr size_t kMostSpared = 256;
 
 }  // namespace
 
-uint64_t Scheduler::Impl::gives_back(const SessionRecord& session) const {
-  const LaneRecord& lane = lanes[session.lane];
-  uint64_t others = 0;
-  for (const SessionRecord* member : lane.members)
-    if (member != &session && !member->evicting) others = std::max(others, member->ephemeral_bytes);
-  return session.persistent_bytes + lane.bytes - std::min(lane.bytes, others);
+std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() const {
+  struct Largest {
+    uint64_t first = 0, second = 0;  // E of the lane's sessions that stay so far
+  };
+  std::vector<Largest> largest(lanes.size());
+  for (size_t id = 0; id < lanes.size(); ++id) {
+    for (const SessionRecord* member : lanes[id].members) {
+      if (member->evicting) continue;
+      Largest& of = largest[id];
+      of.second = std::max(of.second, std::min(of.first, member->ephemeral_bytes));
+      of.first = std::max(of.first, member->ephemeral_bytes);
+    }
+  }
+  return [this, largest = std::move(largest)](const SessionRecord& session) {
+    const Largest& of = largest[session.lane];
+    const uint64_t others = session.ephemeral_bytes == of.first ? of.second : of.first;
+    const uint64_t size = lanes[session.lane].bytes;
+    return session.persistent_bytes + size - std::min(size, others);
+  };
 }
 
 // Class before the policy's order before price. The order counts where one outranks the other.
@@ -195,9 +208,8 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   const uint64_t missing =
       !now.any ? 0
                : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  const auto victims = choose_victims(
-      std::move(outranked), missing, now_ns, [&](const SessionRecord& each) { return gives_back(each); },
-      [&] { return fits_without_victims(session); });
+  const auto victims = choose_victims(std::move(outranked), missing, now_ns, gives_back(),
+                                      [&] { return fits_without_victims(session); });
   if (!victims) {
     set_claiming(session, false);
     return false;

@@ -166,7 +166,8 @@ struct Scheduler::Impl {
       const std::function<bool()>& enough) const;
   // Their ranks and prices; bytes are the caller's to fill in.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
-  uint64_t gives_back(const SessionRecord& session) const;  // P, and what its lane has for it alone
+  // What a resident session gives back alone: P, and what its lane has for it alone. As of now.
+  std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(std::span<SessionRecord* const> victims, uint64_t now_ns);
 
   // admission.cpp
