@@ -10,6 +10,7 @@
 #ifndef GPUSHARE_CLUSTER_H_
 #define GPUSHARE_CLUSTER_H_
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "gpushare/status.h"
@@ -43,6 +44,93 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_schema(char** out_schema);
  * HOST_OUT_OF_MEMORY. On an error *out_result is null. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_plan(const char* document, uint64_t document_bytes,
                                                    const char* choices, char** out_result);
+
+/* ---- A scheduler of your own, for documents of kind training ----
+ *
+ * A table of functions over a context of yours. The library tells it what happened, then asks it for actions by `tick`; all times are
+ * seconds of the run. It is called from the thread of gpushare_cluster_run alone, must not throw, and must not call gpushare_cluster_run
+ * with the same context. Job numbers ascend in the order of arrival. An action that cannot be taken (a job that runs already, the wrong
+ * number of devices, memory that a device does not have) ends the run with INVALID_ARGUMENT and a message that names job and reason. */
+#define GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION 1u
+
+/* What is known of a job when it arrives. Valid during the call alone. The library sets struct_size. */
+typedef struct gpushare_cluster_job_info {
+  uint32_t struct_size;
+  uint32_t gang; /* devices that it runs on, all at once */
+  const char* name;
+  const char* config; /* model and batch; may be "" */
+  double arrival_s;
+  double work_s;         /* alone, on each of its devices of speed 1 */
+  uint64_t memory_bytes; /* on each of its devices */
+  int32_t guaranteed;    /* 1, or 0: opportunistic */
+  int32_t priority;
+  const double* demands; /* parts of a device's resources that it keeps busy alone, each in [0, 1] */
+  uint64_t demand_count;
+} gpushare_cluster_job_info;
+
+/* What a tick decides. Valid during that tick alone. Pauses are carried out before everything else, then the others in order. The
+ * functions return INVALID_ARGUMENT for null pointers, else OK. */
+typedef struct gpushare_cluster_actions gpushare_cluster_actions;
+/* Starts a job, or goes on with it after a pause, on as many distinct devices as its gang. `opportunistic`: it gets what guaranteed jobs
+ * leave there, and they do not feel it. */
+GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_place(gpushare_cluster_actions* actions, uint32_t job,
+                                                            const uint32_t* devices, uint32_t device_count,
+                                                            int32_t opportunistic);
+/* Stops a job and takes its devices; the work done is kept. */
+GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_pause(gpushare_cluster_actions* actions, uint32_t job);
+/* Changes whether a running job is opportunistic. */
+GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job,
+                                                             int32_t opportunistic);
+/* A job that waits is never to run. The reason is copied. */
+GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_reject(gpushare_cluster_actions* actions, uint32_t job,
+                                                             const char* reason);
+
+typedef struct gpushare_cluster_scheduler_ops {
+  uint32_t struct_size; /* sizeof(gpushare_cluster_scheduler_ops) */
+  uint32_t abi_version; /* GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION */
+  const char* name;     /* for `choices`; none of the library's own */
+  void* context;        /* given to every function */
+  /* Before everything else of a run: forget what was. May be null. */
+  void (*begin)(void* context);
+  /* Every device once at the beginning; later when one comes up, or goes (`up` 0: its jobs wait again). */
+  void (*device_changed)(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up,
+                         double now_s);
+  void (*arrived)(void* context, uint32_t job, const gpushare_cluster_job_info* info, double now_s);
+  /* A running job: device time it has had, work left, how many times slower than alone it runs. May be null. */
+  void (*observed)(void* context, uint32_t job, double attained_s, double remaining_s, double slowdown,
+                   double now_s);
+  void (*finished)(void* context, uint32_t job, double now_s);
+  /* Appends actions. Returns when it wants to be asked again though nothing happens, or a negative number: only then. */
+  double (*tick)(void* context, double now_s, gpushare_cluster_actions* actions);
+} gpushare_cluster_scheduler_ops;
+#define GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE \
+  (offsetof(gpushare_cluster_scheduler_ops, tick) + sizeof(((gpushare_cluster_scheduler_ops*)0)->tick))
+
+/* How a document is played. */
+typedef struct gpushare_cluster_run_options {
+  uint32_t struct_size;  /* sizeof(gpushare_cluster_run_options); GPUSHARE_CLUSTER_RUN_OPTIONS_INIT sets it */
+  uint32_t rounds;       /* for kind shares, in place of the document's; 0: the document's */
+  uint64_t seed;         /* of all noise */
+  double noise;          /* in place of the document's; below 0: the document's */
+  const char* objective; /* for kind shares: "sw", "ew" or "njc"; null: njc */
+  const gpushare_cluster_scheduler_ops* const*
+      schedulers; /* of your own, which `choices` may name; null if there are none */
+  uint64_t scheduler_count;
+} gpushare_cluster_run_options;
+#define GPUSHARE_CLUSTER_RUN_OPTIONS_V1_SIZE                 \
+  (offsetof(gpushare_cluster_run_options, scheduler_count) + \
+   sizeof(((gpushare_cluster_run_options*)0)->scheduler_count))
+#define GPUSHARE_CLUSTER_RUN_OPTIONS_INIT \
+  { (uint32_t)sizeof(gpushare_cluster_run_options), 0, 1, -1.0, 0, 0, 0 }
+
+/* Plays one document through on virtual time, with noise, once by each scheduler of `choices` (as of gpushare_cluster_plan; objectives are
+ * in the options). `options` may be null: the defaults of GPUSHARE_CLUSTER_RUN_OPTIONS_INIT. The same document, choices and options give
+ * the same result but for its times of solving. Errors and ownership: as gpushare_cluster_plan's; also INVALID_ARGUMENT for options of a
+ * size that there is not, and EXCEEDS_CAPACITY for what is too long to play. */
+GPUSHARE_CLUSTER_API int32_t gpushare_cluster_run(const char* document, uint64_t document_bytes,
+                                                  const char* choices,
+                                                  const gpushare_cluster_run_options* options,
+                                                  char** out_result);
 
 /* ---- Reservations: named, counted resources on nodes, taken several at once or not at all ----
  *

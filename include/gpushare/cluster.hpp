@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "gpushare/cluster.h"
 
@@ -48,6 +49,90 @@ inline std::string cluster_plan(const std::string& document, const std::string& 
   char* text = nullptr;
   const int32_t status = gpushare_cluster_plan(document.data(), document.size(),
                                                choices.empty() ? nullptr : choices.c_str(), &text);
+  return detail::cluster_text(status, text);
+}
+
+// What a tick of a scheduler decides; see gpushare_cluster_actions. Valid during that tick alone.
+class ClusterActions {
+ public:
+  explicit ClusterActions(gpushare_cluster_actions* actions) : actions_(actions) {}
+  void place(uint32_t job, const std::vector<uint32_t>& devices, bool opportunistic = false) {
+    check(gpushare_cluster_actions_place(actions_, job, devices.data(), uint32_t(devices.size()),
+                                         opportunistic));
+  }
+  void pause(uint32_t job) { check(gpushare_cluster_actions_pause(actions_, job)); }
+  void resize(uint32_t job, bool opportunistic) {
+    check(gpushare_cluster_actions_resize(actions_, job, opportunistic));
+  }
+  void reject(uint32_t job, const std::string& reason) {
+    check(gpushare_cluster_actions_reject(actions_, job, reason.c_str()));
+  }
+
+ private:
+  static void check(int32_t status) {
+    if (status != GPUSHARE_OK) throw ClusterError(status);
+  }
+  gpushare_cluster_actions* actions_;
+};
+
+// A scheduler of your own for cluster_run; see gpushare_cluster_scheduler_ops. Its functions must not throw.
+class ClusterScheduler {
+ public:
+  virtual ~ClusterScheduler() = default;
+  virtual const char* name() const = 0;
+  virtual void begin() {}
+  virtual void device_changed(uint32_t device, uint64_t memory_bytes, double speed, bool up,
+                              double now_s) = 0;
+  virtual void arrived(uint32_t job, const gpushare_cluster_job_info& info, double now_s) = 0;
+  virtual void observed(uint32_t /*job*/, double /*attained_s*/, double /*remaining_s*/, double /*slowdown*/,
+                        double /*now_s*/) {}
+  virtual void finished(uint32_t job, double now_s) = 0;
+  virtual double tick(double now_s, ClusterActions& actions) = 0;
+
+  // Its table; valid while the scheduler lives.
+  gpushare_cluster_scheduler_ops ops() {
+    gpushare_cluster_scheduler_ops out{};
+    out.struct_size = sizeof(out);
+    out.abi_version = GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION;
+    out.name = name();
+    out.context = this;
+    out.begin = [](void* self) { of(self).begin(); };
+    out.device_changed = [](void* self, uint32_t device, uint64_t memory_bytes, double speed, int32_t up,
+                            double now_s) {
+      of(self).device_changed(device, memory_bytes, speed, up != 0, now_s);
+    };
+    out.arrived = [](void* self, uint32_t job, const gpushare_cluster_job_info* info, double now_s) {
+      of(self).arrived(job, *info, now_s);
+    };
+    out.observed = [](void* self, uint32_t job, double attained_s, double remaining_s, double slowdown,
+                      double now_s) { of(self).observed(job, attained_s, remaining_s, slowdown, now_s); };
+    out.finished = [](void* self, uint32_t job, double now_s) { of(self).finished(job, now_s); };
+    out.tick = [](void* self, double now_s, gpushare_cluster_actions* actions) {
+      ClusterActions wrapped(actions);
+      return of(self).tick(now_s, wrapped);
+    };
+    return out;
+  }
+
+ private:
+  static ClusterScheduler& of(void* self) { return *static_cast<ClusterScheduler*>(self); }
+};
+
+// See gpushare_cluster_run. `choices` empty: the kind's default. `own` are schedulers that `choices` may name; they are not kept.
+inline std::string cluster_run(const std::string& document, const std::string& choices = {},
+                               gpushare_cluster_run_options options = GPUSHARE_CLUSTER_RUN_OPTIONS_INIT,
+                               const std::vector<ClusterScheduler*>& own = {}) {
+  std::vector<gpushare_cluster_scheduler_ops> tables;
+  std::vector<const gpushare_cluster_scheduler_ops*> pointers;
+  for (ClusterScheduler* scheduler : own) tables.push_back(scheduler->ops());
+  for (const gpushare_cluster_scheduler_ops& table : tables) pointers.push_back(&table);
+  if (!own.empty()) {
+    options.schedulers = pointers.data();
+    options.scheduler_count = pointers.size();
+  }
+  char* text = nullptr;
+  const int32_t status = gpushare_cluster_run(document.data(), document.size(),
+                                              choices.empty() ? nullptr : choices.c_str(), &options, &text);
   return detail::cluster_text(status, text);
 }
 

@@ -1,16 +1,19 @@
-// `gpushare cluster run`: training jobs on several simulated devices, under several schedulers.
+// `gpushare cluster run`: a document, or a file of training jobs, played on several simulated devices under several schedulers.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
 #include "base/trace_writer.hpp"
 #include "cli/cluster_command.hpp"
+#include "cli/cluster_report.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cluster/plan.hpp"
 #include "sim/cluster_training.hpp"
 #include "sim/csv.hpp"
 
@@ -19,36 +22,43 @@ namespace {
 
 class ClusterRunCommand final : public Command {
  public:
+  ClusterRunCommand() {
+    help_ =
+        "Plays a document of any kind with noise, or with --jobs a file of training jobs: one of "
+        "docs/cli.md, run, which may\n"
+        "have a column gang, or a trace of Muri's or Gavel's layout. Kinds and their schedulers (the default "
+        "first):\n";
+    for (const cluster::Kind* kind : sim::all_cluster_kinds()) help_ += schedulers_line(*kind);
+    help_ +=
+        "\n"
+        "Examples:\n"
+        "  gpushare cluster run examples/cluster/training.json --scheduler fifo,srtf,gpushare\n"
+        "  gpushare cluster run examples/cluster/shares.json --objective sw --noise 0.1 --scheduler "
+        "cilantro,oracle\n"
+        "  gpushare cluster run --jobs examples/jobs/mixed.csv --devices 2 --json -\n"
+        "\n"
+        "JSON: version, kind, seed, results[] {scheduler, solve_ms, the fields of the kind}; docs/cli.md has "
+        "them.\n"
+        "Of training also devices, layout, notes.\n"
+        "\n"
+        "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.\n";
+  }
   const char* name() const override { return "run"; }
   const char* summary() const override {
-    return "Play training jobs on several simulated devices under several schedulers";
+    return "Play a document or a file of jobs through under several schedulers";
   }
-  const char* help() const override {
-    return "Jobs: a document of kind training, or with --jobs a job file (docs/cli.md, run), which may have "
-           "a column gang, or a\n"
-           "trace of Muri's or Gavel's layout. Schedulers: gpushare (the default), fifo, srtf, tiresias, "
-           "antman, iadeep, pack.\n"
-           "\n"
-           "Examples:\n"
-           "  gpushare cluster run examples/cluster/training.json --scheduler fifo,srtf,gpushare\n"
-           "  gpushare cluster run --jobs examples/jobs/mixed.csv --devices 2 --json -\n"
-           "\n"
-           "JSON: version, kind, devices, layout, seed, results[] {scheduler, solve_ms, jobs, completed, "
-           "rejected, makespan_s,\n"
-           "jct_mean_s, jct_p95_s, queue_mean_s, utilization, slowdown_p99, oom, not_completed, "
-           "decision_p99_ms}, notes.\n"
-           "\n"
-           "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.\n";
-  }
+  const char* help() const override { return help_.c_str(); }
   void declare(CLI::App& app) override {
-    app.add_option("FILE", file_, "Document of kind training, JSON; or --jobs")->type_name("FILE.json");
+    app.add_option("FILE", file_, "Document of any kind, JSON; or --jobs")->type_name("FILE.json");
     app.add_option("--jobs", jobs_, "Job file in place of a document")->type_name("FILE.csv");
     app.add_option("--devices", devices_, "With --jobs: how many equal devices, or a JSON list of them [1]")
         ->type_name("N|FILE");
     app.add_option("--memory", memory_, "With --devices N: memory of each [16GiB]")->type_name("SIZE");
     app.add_option("--device", device_, "What they are: sim, on virtual time [sim]")->type_name("SPEC");
-    app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [gpushare]")
+    app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [the kind's default]")
         ->type_name("NAMES");
+    app.add_option("--objective", objective_, "For kind shares: what is maximised: sw, ew or njc [njc]")
+        ->type_name("NAME");
     app.add_option("--interference", interference_,
                    "Measured pairs, as published with Gavel; others as demands say")
         ->type_name("FILE");
@@ -57,14 +67,22 @@ class ClusterRunCommand final : public Command {
     app.add_option("--load", load_,
                    "With --jobs of Gavel's layout: work offered over what the devices do [0.95]")
         ->type_name("X");
-    app.add_option("--noise", noise_,
-                   "Relative standard deviation of a job's speed, unknown to schedulers [0]")
+    app.add_option("--guaranteed", guaranteed_,
+                   "With --jobs of a layout without classes: part of the jobs that is guaranteed, drawn by "
+                   "the seed [0]")
         ->type_name("X");
-    app.add_option("--restart-s", restart_, "Work that a paused job repeats, seconds [0]")->type_name("S");
+    app.add_option("--noise", noise_,
+                   "Relative standard deviation of what schedulers are told or see; docs/cli.md has of what "
+                   "[the document's]")
+        ->type_name("X");
+    app.add_option("--rounds", rounds_, "For kind shares: how many [the document's]")->type_name("N");
+    app.add_option("--restart-s", restart_, "For training: work that a paused job repeats, seconds [0]")
+        ->type_name("S");
     app.add_option("--seed", seed_, "Of the noise [1]")->type_name("N");
     json_.declare(app);
+    app.add_option("--report", report_, "Write a page with tables and pictures")->type_name("FILE.html");
     app.add_option("--timeline", timeline_,
-                   "Jobs on devices under the last scheduler: a Chrome trace, opens in Perfetto")
+                   "What ran where under the last scheduler: a Chrome trace, opens in Perfetto")
         ->type_name("FILE");
   }
 
@@ -72,36 +90,49 @@ class ClusterRunCommand final : public Command {
     if (file_.empty() == jobs_.empty())
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "give a document, or a job file by --jobs");
     if (device_ != "sim") return bad_option("--device", device_, "there is sim");
-    if (jobs_.empty() && !(devices_.empty() && memory_.empty() && limit_.empty() && load_.empty()))
-      return base::Status(
-          GPUSHARE_INVALID_ARGUMENT,
-          "--devices, --memory, --limit and --load go with --jobs; a document has its own devices");
+    if (jobs_.empty() &&
+        !(devices_.empty() && memory_.empty() && limit_.empty() && load_.empty() && guaranteed_.empty()))
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "--devices, --memory, --limit, --load and --guaranteed go with --jobs; a document "
+                          "has its own devices and classes");
+    if (jobs_.empty()) {
+      GPUSHARE_RETURN_IF_ERROR(check_files({{"FILE", file_}, {"--interference", interference_}},
+                                           {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
+      GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file_, uint64_t{1} << 30));
+      if (!is_training(text)) return play(text);
+    }
+    if (!objective_.empty() || !rounds_.empty())
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "--objective and --rounds are for documents of kind shares");
     std::vector<std::string> schedulers = {"gpushare"};
     if (!schedulers_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(schedulers,
                                 parse_names("--scheduler", schedulers_, cluster::kTrainingSchedulers));
     }
     sim::ClusterOptions options;
+    GPUSHARE_ASSIGN_OR_RETURN(options.seed, parse_count("--seed", seed_, ~uint64_t{0}));
+    sim::InterferenceTable table;
+    if (!interference_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_));
+      options.table = &table;
+    }
+    if (!jobs_.empty())
+      GPUSHARE_RETURN_IF_ERROR(check_files({{"--jobs", jobs_}, {"--interference", interference_}},
+                                           {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
+    sim::TrainingDocument input;
+    GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
+    options.noise = input.noise;
+    options.restart_s = input.restart_s;
     if (!noise_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.noise, parse_number("--noise", noise_, 0, true, 0.99));
     }
     if (!restart_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.restart_s, parse_number("--restart-s", restart_, 0, true, 1e9));
     }
-    GPUSHARE_ASSIGN_OR_RETURN(options.seed, parse_count("--seed", seed_, ~uint64_t{0}));
-    GPUSHARE_RETURN_IF_ERROR(
-        check_files({{"FILE", file_}, {"--jobs", jobs_}, {"--interference", interference_}},
-                    {json_.file(), {"--timeline", timeline_}}));
-    sim::InterferenceTable table;
-    if (!interference_.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_));
-      options.table = &table;
-    }
-    sim::TrainingDocument input;
-    GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
-
     const std::vector<cluster::JobInfo>& jobs = input.jobs.jobs;
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
+    const bool wants_spans = !(timeline_.empty() && report_.empty());
+    std::vector<cluster::PlaySpan> spans;
     ProgressLine progress;
     for (size_t i = 0; i < schedulers.size(); ++i) {
       options.progress = [&](double now_s, size_t finished, size_t count) {
@@ -112,17 +143,19 @@ class ClusterRunCommand final : public Command {
       };
       const std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(schedulers[i]);
       const uint64_t begin_ns = base::host_now_ns();
-      GPUSHARE_ASSIGN_OR_RETURN(const sim::ClusterResult result,
-                                sim::run_cluster(jobs, input.devices, *scheduler, options,
-                                                 !timeline_.empty() && i + 1 == schedulers.size(),
-                                                 [] { return base::host_now_ns(); }));
+      GPUSHARE_ASSIGN_OR_RETURN(
+          const sim::ClusterResult result,
+          sim::run_cluster(jobs, input.devices, *scheduler, options,
+                           wants_spans && i + 1 == schedulers.size(), [] { return base::host_now_ns(); }));
       nlohmann::ordered_json entry = {
           {"scheduler", schedulers[i]},
           {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}};
       sim::write_result(jobs, result, entry);
       entry["decision_p99_ms"] = result.decision_ms_p99;
       results.push_back(std::move(entry));
-      if (!result.spans.empty()) GPUSHARE_RETURN_IF_ERROR(write_timeline(input, result, schedulers[i]));
+      for (const sim::ClusterSpan& span : result.spans)
+        spans.push_back(
+            {"device " + input.devices[span.device].id, jobs[span.job].name, span.begin_s, span.end_s});
     }
     progress.clear();
     const nlohmann::ordered_json document = {{"version", 1},
@@ -132,6 +165,9 @@ class ClusterRunCommand final : public Command {
                                              {"seed", options.seed},
                                              {"results", std::move(results)},
                                              {"notes", input.jobs.notes}};
+    if (!report_.empty())
+      GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(document, spans)));
+    if (!timeline_.empty()) GPUSHARE_RETURN_IF_ERROR(write_timeline(std::move(spans), schedulers.back()));
     GPUSHARE_RETURN_IF_ERROR(json_.write(document));
     if (!json_.on_stdout()) {
       std::string text = render_cluster_result(document);
@@ -177,6 +213,10 @@ class ClusterRunCommand final : public Command {
     if (!limit_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.limit, parse_count("--limit", limit_, cluster::kMaxElements));
     }
+    GPUSHARE_ASSIGN_OR_RETURN(options.seed, parse_count("--seed", seed_, ~uint64_t{0}));
+    if (!guaranteed_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(options.guaranteed, parse_number("--guaranteed", guaranteed_, 0, true, 1));
+    }
     if (!load_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.load, parse_number("--load", load_, 0, false, 10));
     }
@@ -184,35 +224,91 @@ class ClusterRunCommand final : public Command {
     return {};
   }
 
-  base::Status write_timeline(const sim::TrainingDocument& input, const sim::ClusterResult& result,
-                              const std::string& scheduler) const {
+  // Left to the reader of the document to refuse if it is none.
+  static bool is_training(const std::string& text) {
+    const base::Result<cluster::Json> document = cluster::parse_document(text);
+    return document.ok() && document->is_object() && document->value("kind", cluster::Json()) == "training";
+  }
+
+  static std::string schedulers_line(const cluster::Kind& kind) {
+    std::string line = base::format("  %-11s ", kind.name), names;
+    const auto add = [&](const char* name) { names += (names.empty() ? "" : ", ") + std::string(name); };
+    for (const char* name : kind.run_defaults) add(name);
+    for (const char* name : kind.run_choices)
+      if (std::find(kind.run_defaults.begin(), kind.run_defaults.end(), std::string_view(name)) ==
+          kind.run_defaults.end())
+        add(name);
+    return line + names + "\n";
+  }
+
+  // Documents of the kinds other than training.
+  base::Result<ExitCode> play(const std::string& text) {
+    if (!interference_.empty() || !restart_.empty())
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference and --restart-s are for training jobs");
+    cluster::PlanOptions options;
+    if (!schedulers_.empty()) options.schedulers = split_list(schedulers_);
+    options.now_ns = [] { return base::host_now_ns(); };
+    ProgressLine progress;
+    options.progress = [&](const std::string& choice, size_t index, size_t count) {
+      if (progress.due()) progress.show(base::format("%s (%zu of %zu)", choice.c_str(), index + 1, count));
+    };
+    cluster::PlayOptions play;
+    play.objective = objective_;
+    GPUSHARE_ASSIGN_OR_RETURN(play.seed, parse_count("--seed", seed_, ~uint64_t{0}));
+    if (!noise_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(play.noise, parse_number("--noise", noise_, 0, true, 10));
+    }
+    if (!rounds_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(play.rounds, parse_count("--rounds", rounds_, 1'000'000, 1));
+    }
+    std::vector<cluster::PlaySpan> spans;
+    base::Result<cluster::OrderedJson> result =
+        cluster::run(text, options, play, sim::all_cluster_kinds(),
+                     timeline_.empty() && report_.empty() ? nullptr : &spans);
+    progress.clear();
+    if (!result.ok()) {
+      const bool malformed = result.status().code() == GPUSHARE_MALFORMED_INPUT;
+      return malformed ? result.status().with_context(file_) : result.status();
+    }
+    if (!report_.empty())
+      GPUSHARE_RETURN_IF_ERROR(write_file(report_, render_cluster_report(*result, spans)));
+    if (!timeline_.empty())
+      GPUSHARE_RETURN_IF_ERROR(write_timeline(std::move(spans), (*result)["results"].back()["scheduler"]));
+    GPUSHARE_RETURN_IF_ERROR(json_.write(*result));
+    if (!json_.on_stdout()) {
+      for (auto& entry : (*result)["results"]) entry.erase("series");  // for pictures; JSON has it
+      GPUSHARE_RETURN_IF_ERROR(write_stdout(render_cluster_result(*result)));
+    }
+    return kExitOk;
+  }
+
+  base::Status write_timeline(std::vector<cluster::PlaySpan> spans, const std::string& scheduler) const {
     GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(timeline_));
-    const auto group = writer.add_group(scheduler + ", simulated devices");
-    // Jobs beside each other on a device get a row each.
-    struct Row {
+    const auto group = writer.add_group(scheduler + ", simulated");
+    // What is beside each other on a row gets a track each.
+    struct Track {
       base::TraceWriter::Track track;
       double free_from_s;
     };
-    std::vector<std::vector<Row>> rows(input.devices.size());
-    std::vector<sim::ClusterSpan> spans = result.spans;
+    std::map<std::string, std::vector<Track>> rows;
     std::stable_sort(spans.begin(), spans.end(),
                      [](const auto& a, const auto& b) { return a.begin_s < b.begin_s; });
-    for (const sim::ClusterSpan& span : spans) {
-      std::vector<Row>& here = rows[span.device];
-      auto row =
-          std::find_if(here.begin(), here.end(), [&](const Row& r) { return r.free_from_s <= span.begin_s; });
-      if (row == here.end()) {
-        const std::string name = "device " + input.devices[span.device].id +
-                                 (here.empty() ? "" : base::format(", job %zu", here.size() + 1));
-        row = here.insert(here.end(), {writer.add_track(group, name), 0});
+    for (const cluster::PlaySpan& span : spans) {
+      std::vector<Track>& here = rows[span.row];
+      auto track = std::find_if(here.begin(), here.end(),
+                                [&](const Track& t) { return t.free_from_s <= span.begin_s; });
+      if (track == here.end()) {
+        const std::string name = span.row + (here.empty() ? "" : base::format(", %zu", here.size() + 1));
+        track = here.insert(here.end(), {writer.add_track(group, name), 0});
       }
-      row->free_from_s = span.end_s;
-      writer.slice(row->track, input.jobs.jobs[span.job].name, base::to_uint64(span.begin_s * 1e9),
+      track->free_from_s = span.end_s;
+      writer.slice(track->track, span.name, base::to_uint64(span.begin_s * 1e9),
                    base::to_uint64((span.end_s - span.begin_s) * 1e9), {});
     }
     return writer.close();
   }
 
+  std::string help_, objective_, rounds_, guaranteed_, report_;
   std::string file_, jobs_, devices_, memory_, device_ = "sim", schedulers_, interference_, limit_, load_,
                                                noise_, restart_, seed_ = "1";
   std::string timeline_;

@@ -13,6 +13,8 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
 constexpr double kTolerance = 1e-9;
+// What a point of accuracy at a window's end is worth in the next, as part of a window at that accuracy, when the next is not known.
+constexpr double kEndWeightUnseen = 0.1;
 
 // What a stream may do from now until the end of the window.
 struct StreamState {
@@ -167,9 +169,10 @@ class Planner {
     return result;
   }
 
-  // A window whose shares are divided anew whenever a retraining ends. `first` replaces the first division if it is given.
+  // A window whose shares are divided anew whenever a retraining ends, by `decides`: this planner, or one that was told other accuracies.
+  // `first` replaces the first division if it is given.
   RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, double end_weight,
-                                     const std::vector<Option>* first) {
+                                     const std::vector<Option>* first, Planner& decides) {
     RetrainingWindow result;
     std::vector<double> integral(states.size(), 0.0);
     std::vector<double> below(states.size(), 0.0);
@@ -177,7 +180,7 @@ class Planner {
     while (now < problem_.window_s * (1 - kTolerance)) {
       const double left = problem_.window_s - now;
       const std::vector<Option> options =
-          now == 0 && first != nullptr ? *first : best_fixed(window, states, left, end_weight);
+          now == 0 && first != nullptr ? *first : decides.best_fixed(window, states, left, end_weight);
       result.phases.push_back(phase_of(options, now));
       double step = left;  // until the first retraining ends
       for (size_t v = 0; v < states.size(); ++v) {
@@ -285,12 +288,13 @@ class Planner {
   }
 
   // None and uniform: fair shares, not rounded; uniform gives half of each to the most accurate configuration.
-  RetrainingWindow play_fair(size_t window, std::vector<StreamState>& states, bool retrain) const {
+  RetrainingWindow play_fair(size_t window, std::vector<StreamState>& states, bool retrain,
+                             const Planner& decides) const {
     RetrainingWindow result;
     result.phases.push_back({0, {}});
     const double fair = problem_.devices / double(states.size());
     for (size_t v = 0; v < states.size(); ++v) {
-      const auto& list = configurations(v, window);
+      const auto& list = decides.configurations(v, window);
       int best = -1;
       for (int c = 0; retrain && c < int(list.size()); ++c) {
         const auto& candidate = list[size_t(c)];
@@ -336,8 +340,8 @@ class Planner {
     const size_t windows = problem_.windows();
     for (size_t w = 0; w < windows; ++w) {
       const double weight = w + 1 < windows ? end_weight : 0;
-      plan.windows.push_back(
-          play_divided_anew(w, states, weight, w < first.size() && !first[w].empty() ? &first[w] : nullptr));
+      plan.windows.push_back(play_divided_anew(
+          w, states, weight, w < first.size() && !first[w].empty() ? &first[w] : nullptr, *this));
     }
     return with_mean(std::move(plan));
   }
@@ -453,8 +457,9 @@ double inference_factor(const Stream& stream, double share) {
   return factor;
 }
 
-base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
-                                             RetrainingScheduler scheduler) {
+namespace {
+
+base::Status check(const RetrainingProblem& problem, RetrainingScheduler scheduler) {
   const int64_t quanta = problem.quanta();
   if (quanta > kMaxQuanta) {
     return base::Status(
@@ -473,6 +478,14 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
             "quantum: %g devices are %lld quanta for %zu streams, each needs one; choose a smaller quantum",
             problem.devices, static_cast<long long>(quanta), problem.streams.size()));
   }
+  return {};
+}
+
+}  // namespace
+
+base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
+                                             RetrainingScheduler scheduler) {
+  GPUSHARE_RETURN_IF_ERROR(check(problem, scheduler));
   if (problem.streams.empty()) return RetrainingPlan{};
   Planner planner(problem);
   if (scheduler == RetrainingScheduler::kGpushare) return planner.best_plan();
@@ -480,9 +493,42 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
   RetrainingPlan plan;
   auto states = planner.start();
   for (size_t w = 0; w < problem.windows(); ++w) {
-    plan.windows.push_back(scheduler == RetrainingScheduler::kThief
-                               ? planner.play_fixed(w, states, planner.steal(w, states))
-                               : planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform));
+    plan.windows.push_back(
+        scheduler == RetrainingScheduler::kThief
+            ? planner.play_fixed(w, states, planner.steal(w, states))
+            : planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, planner));
+  }
+  return Planner::with_mean(std::move(plan));
+}
+
+base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
+                                            RetrainingScheduler scheduler) {
+  GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
+  if (truth.streams.empty()) return RetrainingPlan{};
+  Planner planner(truth), decides(told);
+  RetrainingPlan plan;
+  auto states = planner.start();
+  const size_t windows = truth.windows();
+  for (size_t w = 0; w < windows; ++w) {
+    switch (scheduler) {
+      case RetrainingScheduler::kNone:
+      case RetrainingScheduler::kUniform:
+        plan.windows.push_back(
+            planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, decides));
+        break;
+      case RetrainingScheduler::kThief:
+        plan.windows.push_back(planner.play_fixed(w, states, decides.steal(w, states)));
+        break;
+      case RetrainingScheduler::kEkya:
+        plan.windows.push_back(
+            planner.play_fixed(w, states, decides.best_fixed(w, states, truth.window_s, 0)));
+        break;
+      case RetrainingScheduler::kGpushare: {
+        const double weight = w + 1 < windows ? kEndWeightUnseen : 0;
+        plan.windows.push_back(planner.play_divided_anew(w, states, weight, nullptr, decides));
+        break;
+      }
+    }
   }
   return Planner::with_mean(std::move(plan));
 }

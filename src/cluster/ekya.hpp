@@ -83,4 +83,10 @@ double inference_factor(const Stream& stream, double share);
 constexpr int64_t kMaxQuanta = 4096;
 base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
 
+// Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler expected. At the start of a
+// window the accuracies reached are known, those of configurations are what was told, and nothing is known of later windows. kGpushare
+// divides anew at each completion, with what was reached. The result is what truly happened.
+base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
+                                            RetrainingScheduler scheduler);
+
 }  // namespace gpushare::cluster

@@ -137,6 +137,7 @@ void TrialRun::place(size_t trial, Width width, std::vector<int> devices) {
   update(state);
   if (state.width != 0) release(state);
   if (state.started) state.stalled_until_s = std::max(now_s_, state.stalled_until_s) + limits_.change_cost_s;
+  if (!state.started) started_.push_back(trial);
   state.started = true;
   const double share = width > 0 ? 1 : size_of(width);
   for (int device : devices) change_free(device, -share, -int64_t(state.trial.memory_bytes));
@@ -311,10 +312,9 @@ int packing_limit(const std::vector<double>& mean_iteration_s, double threshold)
   return limit;
 }
 
-namespace {
-
-TrialResult play(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
-                 const std::vector<TrialGroup>& groups, TrialScheduler scheduler) {
+TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
+                        const std::vector<TrialGroup>& groups, TrialScheduler scheduler,
+                        const std::vector<double>& scales, std::vector<TrialSpan>* spans) {
   std::vector<size_t> order(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) order[g] = g;
   std::stable_sort(order.begin(), order.end(),
@@ -326,14 +326,29 @@ TrialResult play(const std::vector<TrialDevice>& devices, const TrialLimits& lim
   TrialResult result;
   result.trials.resize(first_row.back());
   std::vector<size_t> row_of;
-  std::vector<size_t> waiting;  // arrived, not seen to start
   const auto note_starts = [&] {
-    std::erase_if(waiting, [&](size_t trial) {
-      if (run.trials()[trial].width == 0) return false;
+    for (const size_t trial : run.take_started()) {
       result.trials[row_of[trial]].width = run.trials()[trial].width;
       result.trials[row_of[trial]].start_s = run.now_s();
-      return true;
-    });
+    }
+  };
+  // What each trial has held since when, for spans.
+  struct Held {
+    Width width = 0;
+    std::vector<int> devices;
+    double since_s = 0;
+  };
+  std::vector<Held> held;
+  const auto note_spans = [&] {
+    held.resize(run.trials().size());
+    for (size_t trial = 0; trial < held.size(); ++trial) {
+      const TrialRun::State& state = run.trials()[trial];
+      Held& was = held[trial];
+      if (was.width == state.width && was.devices == state.devices) continue;
+      for (const int device : was.devices)
+        spans->push_back({row_of[trial], was.width, device, was.since_s, run.now_s()});
+      was = {state.width, state.devices, run.now_s()};
+    }
   };
   const double begin = order.empty() ? 0 : groups[order[0]].arrival_s;
   run.advance(begin);
@@ -349,17 +364,16 @@ TrialResult play(const std::vector<TrialDevice>& devices, const TrialLimits& lim
     while (next < order.size() && groups[order[next]].arrival_s <= run.now_s()) {
       const size_t group = order[next++];
       for (size_t i = 0; i < groups[group].trials.size(); ++i) {
-        const size_t trial = run.add(groups[group].trials[i]);
-        row_of.push_back(first_row[group] + i);
+        const size_t row = first_row[group] + i;
+        const size_t trial = run.add(groups[group].trials[i], row < scales.size() ? scales[row] : 1);
+        row_of.push_back(row);
         result.trials[row_of.back()].rejected = run.trials()[trial].rejected;
         if (!run.trials()[trial].rejected) added.push_back(trial);
       }
     }
-    if (!added.empty()) {
-      waiting.insert(waiting.end(), added.begin(), added.end());
-      policy->arrived(run, added);
-    }
+    if (!added.empty()) policy->arrived(run, added);
     note_starts();
+    if (spans != nullptr) note_spans();
   }
   double last = begin;
   for (size_t trial = 0; trial < run.trials().size(); ++trial) {
@@ -371,14 +385,12 @@ TrialResult play(const std::vector<TrialDevice>& devices, const TrialLimits& lim
   return result;
 }
 
-}  // namespace
-
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler) {
-  TrialResult result = play(devices, limits, groups, scheduler);
+  TrialResult result = play_trials(devices, limits, groups, scheduler);
   if (scheduler == TrialScheduler::kGpushare && groups.size() > 1) {
     for (TrialScheduler other : {TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid}) {
-      TrialResult theirs = play(devices, limits, groups, other);
+      TrialResult theirs = play_trials(devices, limits, groups, other);
       if (theirs.makespan_s < result.makespan_s) result = std::move(theirs);
     }
   }

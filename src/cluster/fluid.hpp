@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace gpushare::cluster {
@@ -81,6 +82,8 @@ class TrialRun {
   const std::vector<State>& trials() const { return trials_; }
   // What is left of a trial now, as a part of its work.
   double remaining(size_t trial) const;
+  // Trials that were placed for the first time since the last call, in that order.
+  std::vector<size_t> take_started() { return std::exchange(started_, {}); }
   // Arrived, not finished, in order of arrival.
   std::vector<size_t> unfinished() const;
   int idle_devices() const;
@@ -119,6 +122,7 @@ class TrialRun {
   TrialLimits limits_;
   std::vector<State> trials_;
   std::set<size_t> unfinished_;
+  std::vector<size_t> started_;
   std::vector<double> free_;
   std::vector<uint64_t> free_memory_;
   std::set<std::tuple<double, double, int>> by_free_;  // (free part, -speed, device)
@@ -160,6 +164,19 @@ struct TrialResult {
   };
   std::vector<Row> trials;  // in document order
 };
+
+// Plays a document's groups as they come. `scales`, unless empty, has what each trial (in document order) really takes over what it was
+// said to take, which no scheduler is told. `spans`, unless null, gets what each device ran.
+struct TrialSpan {
+  size_t trial = 0;  // in document order
+  Width width = 0;
+  int device = 0;
+  double begin_s = 0;
+  double end_s = 0;
+};
+TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
+                        const std::vector<TrialGroup>& groups, TrialScheduler scheduler,
+                        const std::vector<double>& scales = {}, std::vector<TrialSpan>* spans = nullptr);
 
 // Plays a document's groups. kGpushare here knows all arrivals, so it is never worse than the two of the source.
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,

@@ -3,20 +3,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cluster/fields.hpp"
 #include "cluster/model/device.hpp"
+#include "cluster/scheduler.hpp"
 
 namespace gpushare::cluster {
+
+// How a document is played through.
+struct PlayOptions {
+  std::optional<double> noise;       // in place of the document's; what it is of, the kind's schema says
+  std::optional<uint64_t> rounds;    // in place of the document's, for kinds that have rounds
+  std::string objective;             // for kinds that choose one; "": the kind's default
+  uint64_t seed = 1;                 // of all noise
+  std::function<uint64_t()> now_ns;  // for the time of decisions; may be empty
+  // Schedulers of the caller's own for training jobs, beside those of the kind.
+  struct Own {
+    std::string name;
+    std::function<std::unique_ptr<Scheduler>()> make;  // a fresh one for each run
+  };
+  std::vector<Own> own;
+};
+
+// Something on a row of a timeline.
+struct PlaySpan {
+  std::string row;   // a device, a stream, a job
+  std::string name;  // what is there
+  double begin_s = 0;
+  double end_s = 0;
+};
 
 // A document that was read, to be decided by any of its kind's schedulers.
 class Problem {
  public:
   virtual ~Problem() = default;
+  // As solve, playing the document through with noise: `choice` is one of the kind's run_choices. Appends to `spans` unless it is null.
+  virtual base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                            std::vector<PlaySpan>* spans) = 0;
   // Adds the fields of the kind to `result`. `choice` is one of the kind's. What cannot be served or run is said in the result, not an
   // error. Errors: what the scheduler needs and the document lacks, with its path (INVALID_ARGUMENT).
   virtual base::Status solve(std::string_view choice, OrderedJson& result) = 0;
@@ -27,8 +56,10 @@ struct Kind {
   const char*
       chooses;  // "scheduler" or "objective": what `choices` are, and the field of a result that names one
   std::vector<const char*> choices;
-  std::vector<const char*> defaults;  // taken when nothing is said
-  bool needs_devices;                 // else the document may leave them out
+  std::vector<const char*> defaults;     // taken when nothing is said
+  std::vector<const char*> run_choices;  // schedulers that play a document
+  std::vector<const char*> run_defaults;
+  bool needs_devices;  // else the document may leave them out
   // Reads the kind's own fields. Errors go to `document`; what comes back is then not used.
   std::unique_ptr<Problem> (*read)(Fields& document, const std::vector<Device>& devices);
   // JSON Schema of the kind's own fields: {"properties": {...}, "required": [...], "$defs": {...}}.

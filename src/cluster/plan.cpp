@@ -24,7 +24,26 @@ const Kind* read_kind(Fields& document, const std::vector<const Kind*>& known) {
   return nullptr;
 }
 
-// Which of the kind's choices are wanted.
+// Which of `there` are wanted.
+base::Result<std::vector<std::string>> choose(const Kind& kind, const char* option,
+                                              const std::vector<std::string>& wanted,
+                                              const std::vector<const char*>& there,
+                                              const std::vector<const char*>& defaults) {
+  if (wanted.empty()) return std::vector<std::string>(defaults.begin(), defaults.end());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (std::find(there.begin(), there.end(), wanted[i]) == there.end())
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("--%s: '%s' is not allowed; a document of kind %s has %s, separated by commas", option,
+                       wanted[i].c_str(), kind.name, joined(there).c_str()));
+    if (std::find(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(i), wanted[i]) !=
+        wanted.begin() + static_cast<std::ptrdiff_t>(i))
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("--%s: '%s' is there twice; name each once",
+                                                                  option, wanted[i].c_str()));
+  }
+  return wanted;
+}
+
 base::Result<std::vector<std::string>> choose(const Kind& kind, const PlanOptions& options) {
   const bool by_scheduler = std::string_view(kind.chooses) == "scheduler";
   const auto& wanted = !options.choices.empty() ? options.choices
@@ -36,48 +55,110 @@ base::Result<std::vector<std::string>> choose(const Kind& kind, const PlanOption
                         base::format("--%s: a document of kind %s has none; it chooses --%s of %s",
                                      by_scheduler ? "objective" : "scheduler", kind.name, kind.chooses,
                                      joined(kind.choices).c_str()));
-  if (wanted.empty()) return std::vector<std::string>(kind.defaults.begin(), kind.defaults.end());
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (std::find(kind.choices.begin(), kind.choices.end(), wanted[i]) == kind.choices.end())
-      return base::Status(
-          GPUSHARE_INVALID_ARGUMENT,
-          base::format("--%s: '%s' is not allowed; a document of kind %s has %s, separated by commas",
-                       kind.chooses, wanted[i].c_str(), kind.name, joined(kind.choices).c_str()));
-    if (std::find(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(i), wanted[i]) !=
-        wanted.begin() + static_cast<std::ptrdiff_t>(i))
-      return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("--%s: '%s' is there twice; name each once",
-                                                                  kind.chooses, wanted[i].c_str()));
+  return choose(kind, kind.chooses, wanted, kind.choices, kind.defaults);
+}
+
+// A document, read.
+struct Opened {
+  const Kind* kind = nullptr;
+  std::vector<Device> devices;  // the problem refers to them
+  std::unique_ptr<Problem> problem;
+};
+
+// Reads a document; `chosen` is asked as soon as its kind is known, before the work of reading the rest.
+template <class Chosen>
+base::Status open(std::string_view text, const std::vector<const Kind*>& known, Opened& out,
+                  Chosen&& chosen) {
+  GPUSHARE_ASSIGN_OR_RETURN(const Json document, parse_document(text));
+  base::Status error;
+  Fields fields(document, &error);
+  out.kind = read_kind(fields, known);
+  GPUSHARE_RETURN_IF_ERROR(error);
+  GPUSHARE_RETURN_IF_ERROR(chosen(*out.kind));
+  if (out.kind->needs_devices || fields.has("devices")) out.devices = read_devices(fields);
+  GPUSHARE_RETURN_IF_ERROR(error);
+  out.problem = out.kind->read(fields, out.devices);
+  fields.done();
+  return error;
+}
+
+// One entry a choice.
+template <class Decide>
+base::Result<OrderedJson> decide_all(const char* chooses, const std::vector<std::string>& choices,
+                                     const PlanOptions& options, Decide&& decide) {
+  OrderedJson results = OrderedJson::array();
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (options.progress) options.progress(choices[i], i, choices.size());
+    OrderedJson result = {{chooses, choices[i]}, {"solve_ms", 0.0}};
+    const uint64_t begin_ns = options.now_ns ? options.now_ns() : 0;
+    GPUSHARE_RETURN_IF_ERROR(decide(choices[i], result, i + 1 == choices.size()).with_context(choices[i]));
+    if (options.now_ns) result["solve_ms"] = static_cast<double>(options.now_ns() - begin_ns) / 1e6;
+    results.push_back(std::move(result));
   }
-  return wanted;
+  return results;
 }
 
 }  // namespace
 
 base::Result<OrderedJson> plan(std::string_view text, const PlanOptions& options,
                                const std::vector<const Kind*>& known) {
-  GPUSHARE_ASSIGN_OR_RETURN(const Json document, parse_document(text));
-  base::Status error;
-  Fields fields(document, &error);
-  const Kind* kind = read_kind(fields, known);
-  GPUSHARE_RETURN_IF_ERROR(error);
-  GPUSHARE_ASSIGN_OR_RETURN(const std::vector<std::string> choices, choose(*kind, options));
-  std::vector<Device> devices;
-  if (kind->needs_devices || fields.has("devices")) devices = read_devices(fields);
-  GPUSHARE_RETURN_IF_ERROR(error);
-  const std::unique_ptr<Problem> problem = kind->read(fields, devices);
-  fields.done();
-  GPUSHARE_RETURN_IF_ERROR(error);
+  Opened opened;
+  std::vector<std::string> choices;
+  const base::Status status = open(text, known, opened, [&](const Kind& kind) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(choices, choose(kind, options));
+    return {};
+  });
+  GPUSHARE_RETURN_IF_ERROR(status);
+  GPUSHARE_ASSIGN_OR_RETURN(OrderedJson results,
+                            decide_all(opened.kind->chooses, choices, options,
+                                       [&](const std::string& choice, OrderedJson& result, bool) {
+                                         return opened.problem->solve(choice, result);
+                                       }));
+  return OrderedJson{
+      {"version", kDocumentVersion}, {"kind", opened.kind->name}, {"results", std::move(results)}};
+}
 
-  OrderedJson results = OrderedJson::array();
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (options.progress) options.progress(choices[i], i, choices.size());
-    OrderedJson result = {{kind->chooses, choices[i]}, {"solve_ms", 0.0}};
-    const uint64_t begin_ns = options.now_ns ? options.now_ns() : 0;
-    GPUSHARE_RETURN_IF_ERROR(problem->solve(choices[i], result).with_context(choices[i]));
-    if (options.now_ns) result["solve_ms"] = static_cast<double>(options.now_ns() - begin_ns) / 1e6;
-    results.push_back(std::move(result));
-  }
-  return OrderedJson{{"version", kDocumentVersion}, {"kind", kind->name}, {"results", std::move(results)}};
+base::Result<OrderedJson> run(std::string_view text, const PlanOptions& options, const PlayOptions& play,
+                              const std::vector<const Kind*>& known, std::vector<PlaySpan>* spans) {
+  Opened opened;
+  std::vector<std::string> choices;
+  const base::Status status = open(text, known, opened, [&](const Kind& kind) -> base::Status {
+    const bool has_objectives = std::string_view(kind.chooses) == "objective";
+    if (!play.objective.empty() && !has_objectives)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("--objective: a document of kind %s has none; it chooses --scheduler of %s",
+                           kind.name, joined(kind.run_choices).c_str())};
+    if (!play.objective.empty()) {
+      GPUSHARE_RETURN_IF_ERROR(
+          choose(kind, "objective", {play.objective}, kind.choices, kind.defaults).status());
+    }
+    const auto& wanted = options.choices.empty() ? options.schedulers : options.choices;
+    std::vector<const char*> there = kind.run_choices;
+    if (!play.own.empty() && std::string_view(kind.name) != "training")
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("a scheduler of the caller's own plays documents of kind training, not %s",
+                           kind.name)};
+    for (const PlayOptions::Own& own : play.own) {
+      for (const char* name : there)
+        if (own.name == name)
+          return {GPUSHARE_INVALID_ARGUMENT,
+                  "there is a scheduler '" + own.name + "' already; choose another name"};
+      there.push_back(own.name.c_str());
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(choices, choose(kind, "scheduler", wanted, there, kind.run_defaults));
+    return {};
+  });
+  GPUSHARE_RETURN_IF_ERROR(status);
+  GPUSHARE_ASSIGN_OR_RETURN(OrderedJson results,
+                            decide_all("scheduler", choices, options,
+                                       [&](const std::string& choice, OrderedJson& result, bool last) {
+                                         return opened.problem->play(choice, play, result,
+                                                                     last ? spans : nullptr);
+                                       }));
+  return OrderedJson{{"version", kDocumentVersion},
+                     {"kind", opened.kind->name},
+                     {"seed", play.seed},
+                     {"results", std::move(results)}};
 }
 
 }  // namespace gpushare::cluster

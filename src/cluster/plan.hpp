@@ -31,6 +31,12 @@ struct PlanOptions {
 base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options,
                                const std::vector<const Kind*>& known = kinds());
 
+// Plays the document through with noise, once by each of `options.schedulers` or `options.choices`. The result has "seed" beside the fields
+// of plan's. `spans`, unless null, gets what the last of them did. Errors: as plan's.
+base::Result<OrderedJson> run(std::string_view document, const PlanOptions& options, const PlayOptions& play,
+                              const std::vector<const Kind*>& known = kinds(),
+                              std::vector<PlaySpan>* spans = nullptr);
+
 // The published JSON Schema of documents and results of those kinds.
 std::string schema(const std::vector<const Kind*>& known = kinds());
 

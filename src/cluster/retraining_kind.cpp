@@ -1,5 +1,8 @@
 // The kind "retraining": streams whose models are retrained while they serve. Reads the document, asks ekya.hpp, writes the result.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <random>
+
 #include "cluster/ekya.hpp"
 #include "cluster/kinds.hpp"
 
@@ -50,15 +53,62 @@ class RetrainingKindProblem final : public Problem {
     document.each("streams", 1, [&](Fields& fields, size_t index) {
       problem_.streams.push_back(read_stream(fields, seen, index));
     });
+    if (document.has("run"))
+      document.with("run", [&](Fields& inner) {
+        profiler_error_ = inner.number_or("noise", {0, 10, false}, 0);
+      });
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
-    const auto scheduler = choice == "none"      ? RetrainingScheduler::kNone
-                           : choice == "uniform" ? RetrainingScheduler::kUniform
-                           : choice == "thief"   ? RetrainingScheduler::kThief
-                           : choice == "ekya"    ? RetrainingScheduler::kEkya
-                                                 : RetrainingScheduler::kGpushare;
-    GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan plan, plan_retraining(problem_, scheduler));
+    GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan plan, plan_retraining(problem_, scheduler_of(choice)));
+    write(plan, result);
+    return {};
+  }
+
+  base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                    std::vector<PlaySpan>* spans) override {
+    const double noise = options.noise.value_or(profiler_error_);
+    std::mt19937_64 random(options.seed);
+    std::normal_distribution<double> normal(0, 1);
+    RetrainingProblem told = problem_;
+    for (Stream& stream : told.streams)
+      for (auto& window : stream.windows)
+        for (RetrainingConfiguration& configuration : window)
+          configuration.accuracy = std::max(0.0, configuration.accuracy * (1 + noise * normal(random)));
+    GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan played,
+                              run_retraining(problem_, told, scheduler_of(choice)));
+    write(played, result);
+    if (spans == nullptr) return {};
+    for (size_t w = 0; w < played.windows.size(); ++w) {
+      const auto& phases = played.windows[w].phases;
+      for (size_t p = 0; p < phases.size(); ++p)
+        for (size_t v = 0; v < problem_.streams.size(); ++v) {
+          const StreamShare& share = phases[p].shares[v];
+          const double from = double(w) * problem_.window_s,
+                       end = p + 1 < phases.size() ? phases[p + 1].start_s : problem_.window_s;
+          spans->push_back(
+              {problem_.streams[v].name,
+               share.configuration < 0
+                   ? base::format("inference %.3g", share.inference)
+                   : base::format("inference %.3g, %s %.3g", share.inference,
+                                  problem_.streams[v].windows[w][size_t(share.configuration)].name.c_str(),
+                                  share.retraining),
+               from + phases[p].start_s, from + end});
+        }
+    }
+    return {};
+  }
+
+ private:
+  static RetrainingScheduler scheduler_of(std::string_view choice) {
+    return choice == "none"      ? RetrainingScheduler::kNone
+           : choice == "uniform" ? RetrainingScheduler::kUniform
+           : choice == "thief"   ? RetrainingScheduler::kThief
+           : choice == "ekya"    ? RetrainingScheduler::kEkya
+                                 : RetrainingScheduler::kGpushare;
+  }
+
+  void write(const RetrainingPlan& plan, OrderedJson& result) const {
     OrderedJson windows = OrderedJson::array();
     for (size_t w = 0; w < plan.windows.size(); ++w) {
       const RetrainingWindow& window = plan.windows[w];
@@ -78,11 +128,10 @@ class RetrainingKindProblem final : public Problem {
     }
     result["windows"] = std::move(windows);
     result["mean_accuracy"] = plan.mean_accuracy;
-    return {};
   }
 
- private:
   RetrainingProblem problem_;
+  double profiler_error_ = 0;
 };
 
 }  // namespace
@@ -91,6 +140,8 @@ const Kind& retraining_kind() {
   static const Kind kind = {
       "retraining",
       "scheduler",
+      {"none", "uniform", "thief", "ekya", "gpushare"},
+      {"gpushare"},
       {"none", "uniform", "thief", "ekya", "gpushare"},
       {"gpushare"},
       true,
@@ -102,7 +153,11 @@ const Kind& retraining_kind() {
           "window_s": {"$ref": "#/$defs/positive"},
           "quantum": {"description": "Shares are multiples of it, in devices.", "$ref": "#/$defs/positive"},
           "accuracy_floor": {"description": "No stream's accuracy may fall below it at any time.", "$ref": "#/$defs/not_negative"},
-          "streams": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/stream"}}
+          "streams": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/stream"}},
+          "run": {
+            "description": "For run: the profiler's error. Schedulers are told accuracies that differ from the document's by that relative standard deviation.",
+            "type": "object", "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 10}}, "additionalProperties": false
+          }
         },
         "required": ["window_s", "quantum", "accuracy_floor", "streams"],
         "$defs": {

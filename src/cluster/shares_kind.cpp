@@ -1,33 +1,68 @@
 // The kind "shares": one resource divided among jobs by their performance. Reads the document, asks cilantro.hpp, writes the result.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <unordered_map>
 
 #include "cluster/cilantro.hpp"
 #include "cluster/kinds.hpp"
+#include "cluster/shares/rounds.hpp"
 
 namespace gpushare::cluster {
 namespace {
 
-UtilityJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
-  UtilityJob job;
+constexpr uint64_t kMostRounds = 1'000'000;
+constexpr uint64_t kMostRoundsTimesJobs = 10'000'000;
+
+PerformanceCurve read_curve(Fields& fields, bool needed) {
+  PerformanceCurve result;
+  const bool curve = fields.has("curve");
+  const bool logistic = fields.has("logistic");
+  if (curve == logistic && (needed || curve)) fields.refuse_all("give one of curve and logistic");
+  if (curve) result.points = fields.points("curve", kNotNegative, kNotNegative);
+  if (curve && fields.ok() && result.points.empty()) fields.refuse("curve", "give at least one point");
+  if (logistic) {
+    result.logistic = true;
+    fields.with("logistic", [&](Fields& inner) {
+      result.offset = inner.number("offset", {-1e6, 1e6, false});
+    });
+  }
+  return result;
+}
+
+shares::RoundJob read_job(Fields& fields, Fields::Names& seen, size_t index) {
+  shares::RoundJob round;
+  UtilityJob& job = round.job;
   job.name = fields.name(seen, index);
   job.load = fields.number("load", kPositive);
   job.slo = fields.number("slo", kPositive);
   job.utility = UtilityShape(fields.one_of("utility", {"linear", "sqrt", "quadratic"}));
-  const bool curve = fields.has("curve");
-  const bool logistic = fields.has("logistic");
-  if (curve == logistic) fields.refuse_all("give one of curve and logistic");
-  if (curve) job.curve.points = fields.points("curve", kNotNegative, kNotNegative);
-  if (curve && fields.ok() && job.curve.points.empty()) fields.refuse("curve", "give at least one point");
-  if (logistic) {
-    job.curve.logistic = true;
-    fields.with("logistic", [&](Fields& inner) {
-      job.curve.offset = inner.number("offset", {-1e6, 1e6, false});
+  job.curve = read_curve(fields, true);
+  if (fields.has("loads")) round.loads = fields.numbers("loads", 1, kPositive);
+  if (fields.has("change")) {
+    fields.with("change", [&](Fields& inner) {
+      shares::Change change;
+      change.round = inner.whole("round", 1, kMostRounds);
+      change.load_factor = inner.number_or("load_factor", {0, 1e6, true}, 1);
+      PerformanceCurve curve = read_curve(inner, false);
+      if (curve.logistic || !curve.points.empty()) change.curve = std::move(curve);
+      round.change = std::move(change);
     });
   }
-  return job;
+  if (fields.has("declared")) {
+    fields.with("declared", [&](Fields& inner) {
+      PerformanceCurve curve;
+      if (inner.has("demand")) {  // as much as it says, with utility in proportion up to there
+        curve.points = {{0, 0}, {inner.number("demand", kPositive), job.slo}};
+        if (inner.has("curve") || inner.has("logistic")) inner.refuse_all("give demand or a curve");
+      } else {
+        curve = read_curve(inner, true);
+      }
+      round.declared = std::move(curve);
+    });
+  }
+  return round;
 }
 
 class SharesProblem final : public Problem {
@@ -36,8 +71,16 @@ class SharesProblem final : public Problem {
     problem_.capacity = int64_t(document.whole("capacity", 1, 1'000'000'000));
     Fields::Names seen;
     document.each("jobs", 1, [&](Fields& fields, size_t index) {
-      problem_.jobs.push_back(read_job(fields, seen, index));
+      rounds_.jobs.push_back(read_job(fields, seen, index));
+      problem_.jobs.push_back(rounds_.jobs.back().job);
     });
+    rounds_.capacity = problem_.capacity;
+    if (document.has("run")) {
+      document.with("run", [&](Fields& inner) {
+        rounds_.rounds = inner.whole_or("rounds", 1, kMostRounds, rounds_.rounds);
+        rounds_.noise = inner.number_or("noise", {0, 10, false}, 0);
+      });
+    }
     if (document.has("max_step")) problem_.max_step = int64_t(document.whole("max_step", 0, 1'000'000'000));
     if (!document.has("previous")) return;
     problem_.previous.assign(problem_.jobs.size(), 0);  // a job that is not listed held nothing
@@ -56,13 +99,8 @@ class SharesProblem final : public Problem {
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
-    const auto objective = choice == "sw"   ? ShareObjective::kSocialWelfare
-                           : choice == "ew" ? ShareObjective::kEgalitarianWelfare
-                                            : ShareObjective::kNoJustifiedComplaints;
-    GPUSHARE_ASSIGN_OR_RETURN(const ShareResult shares, divide_shares(problem_, objective));
-    OrderedJson allocation = OrderedJson::object();
-    for (size_t j = 0; j < problem_.jobs.size(); ++j) allocation[problem_.jobs[j].name] = shares.units[j];
-    result["allocation"] = std::move(allocation);
+    GPUSHARE_ASSIGN_OR_RETURN(const ShareResult shares, divide_shares(problem_, objective_of(choice)));
+    result["allocation"] = allocation_of(shares.units);
     result["welfare"] = shares.welfare;
     result["egalitarian"] = shares.egalitarian;
     result["fairness"] = shares.fairness;
@@ -70,8 +108,73 @@ class SharesProblem final : public Problem {
     return {};
   }
 
+  base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                    std::vector<PlaySpan>* spans) override {
+    shares::RoundsProblem problem = rounds_;
+    problem.rounds = options.rounds.value_or(rounds_.rounds);
+    problem.noise = options.noise.value_or(rounds_.noise);
+    problem.seed = options.seed;
+    problem.max_step = problem_.max_step.value_or(std::max<int64_t>(1, problem_.capacity / 100));
+    if (problem.rounds > kMostRoundsTimesJobs / problem.jobs.size())
+      return {GPUSHARE_EXCEEDS_CAPACITY,
+              base::format("run.rounds: %zu jobs x %llu rounds are more than the %llu that are played",
+                           problem.jobs.size(), static_cast<unsigned long long>(problem.rounds),
+                           static_cast<unsigned long long>(kMostRoundsTimesJobs))};
+    const std::string objective = options.objective.empty() ? "njc" : options.objective;
+    GPUSHARE_ASSIGN_OR_RETURN(const shares::RoundsResult played,
+                              shares::play_rounds(problem, choice, objective_of(objective)));
+    result["objective"] = objective;
+    result["rounds"] = problem.rounds;
+    result["welfare"] = played.welfare;
+    result["egalitarian"] = played.egalitarian;
+    result["fairness"] = played.fairness;
+    result["useful"] = played.useful;
+    result["last_quarter"] = {{"welfare", played.last_welfare},
+                              {"egalitarian", played.last_egalitarian},
+                              {"fairness", played.last_fairness}};
+    OrderedJson coverage = OrderedJson::object();
+    const auto cover = [&](const char* name, const shares::Coverage& seen, bool width) {
+      if (seen.all == 0) return;
+      coverage[name] = double(seen.inside) / double(seen.all);
+      if (width) coverage[std::string(name) + "_width"] = seen.width / double(seen.all);
+    };
+    cover("before_change", played.before, true);
+    cover("after_change", played.after, true);
+    cover("load", played.load, false);
+    if (!coverage.empty()) result["coverage"] = std::move(coverage);
+    result["allocation"] = allocation_of(played.rounds.back().units);
+    OrderedJson series = OrderedJson::array();
+    for (const ShareResult& round : played.rounds)
+      series.push_back(
+          {{"welfare", round.welfare}, {"egalitarian", round.egalitarian}, {"fairness", round.fairness}});
+    result["series"] = std::move(series);
+    if (spans == nullptr) return {};
+    for (size_t j = 0; j < problem.jobs.size(); ++j)  // stretches of rounds with the same units
+      for (size_t from = 0, to = 0; from < played.rounds.size(); from = to) {
+        while (to < played.rounds.size() && played.rounds[to].units[j] == played.rounds[from].units[j]) ++to;
+        spans->push_back({problem.jobs[j].job.name, std::to_string(played.rounds[from].units[j]) + " units",
+                          double(from) * kRoundS, double(to) * kRoundS});
+      }
+    return {};
+  }
+
  private:
+  static constexpr double kRoundS = 120;  // of the source; for timelines
+
+  static ShareObjective objective_of(std::string_view name) {
+    return name == "sw"   ? ShareObjective::kSocialWelfare
+           : name == "ew" ? ShareObjective::kEgalitarianWelfare
+                          : ShareObjective::kNoJustifiedComplaints;
+  }
+  OrderedJson allocation_of(const std::vector<int64_t>& units) const {
+    OrderedJson::object_t allocation;  // appended to, not searched: names are told apart already
+    for (size_t j = 0; j < problem_.jobs.size(); ++j)
+      allocation.OrderedJson::object_t::Container::emplace_back(problem_.jobs[j].name, units[j]);
+    return allocation;
+  }
+
   ShareProblem problem_;
+  shares::RoundsProblem rounds_;
 };
 
 }  // namespace
@@ -81,6 +184,8 @@ const Kind& shares_kind() {
                             "objective",
                             {"sw", "ew", "njc"},
                             {"sw", "ew", "njc"},
+                            {std::begin(shares::kPolicies), std::end(shares::kPolicies)},
+                            {"gpushare", "cilantro", "oracle", "fair"},
                             false,
                             [](Fields& document, const std::vector<Device>&) -> std::unique_ptr<Problem> {
                               return std::make_unique<SharesProblem>(document);
@@ -91,7 +196,16 @@ const Kind& shares_kind() {
           "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/utility_job"}},
           "previous": {"description": "Units that each job held; one that is not listed held none.", "type": "object",
                        "additionalProperties": {"type": "integer", "minimum": 0}},
-          "max_step": {"description": "With previous: most units by which a share may change.", "type": "integer", "minimum": 0}
+          "max_step": {"description": "With previous: most units by which a share may change.", "type": "integer", "minimum": 0},
+          "run": {
+            "description": "For run. noise is the standard deviation of an observed performance, as part of the objective. A share changes by at most max_step a round, by default by a hundredth of the capacity.",
+            "type": "object",
+            "properties": {
+              "rounds": {"description": "180 unless given.", "type": "integer", "minimum": 1, "maximum": 1000000},
+              "noise": {"type": "number", "minimum": 0, "maximum": 10}
+            },
+            "additionalProperties": false
+          }
         },
         "required": ["capacity", "jobs"],
         "$defs": {
@@ -103,15 +217,31 @@ const Kind& shares_kind() {
               "load": {"$ref": "#/$defs/positive"},
               "slo": {"$ref": "#/$defs/positive"},
               "utility": {"enum": ["linear", "sqrt", "quadratic"]},
-              "curve": {"type": "array", "minItems": 1, "items": {
-                "type": "array", "prefixItems": [{"$ref": "#/$defs/not_negative"}, {"$ref": "#/$defs/not_negative"}],
-                "minItems": 2, "maxItems": 2}},
-              "logistic": {"type": "object", "properties": {"offset": {"type": "number"}}, "required": ["offset"],
-                           "additionalProperties": false}
+              "curve": {"$ref": "#/$defs/performance_curve"},
+              "logistic": {"$ref": "#/$defs/logistic_curve"},
+              "loads": {"description": "For run: the load of each round in place of load, then from the beginning again.", "type": "array", "minItems": 1, "items": {"$ref": "#/$defs/positive"}},
+              "change": {"description": "For run: from that round on, another curve or load.", "type": "object",
+                "properties": {
+                  "round": {"type": "integer", "minimum": 1},
+                  "load_factor": {"$ref": "#/$defs/positive"},
+                  "curve": {"$ref": "#/$defs/performance_curve"},
+                  "logistic": {"$ref": "#/$defs/logistic_curve"}
+                }, "required": ["round"], "additionalProperties": false},
+              "declared": {"description": "For run: the job reports no performance. What it declares is taken in its place: demand, the units per unit of load that meet its objective, or a curve.", "type": "object",
+                "properties": {
+                  "demand": {"$ref": "#/$defs/positive"},
+                  "curve": {"$ref": "#/$defs/performance_curve"},
+                  "logistic": {"$ref": "#/$defs/logistic_curve"}
+                }, "additionalProperties": false}
             },
             "required": ["name", "load", "slo", "utility"],
             "additionalProperties": false
-          }
+          },
+          "performance_curve": {"type": "array", "minItems": 1, "items": {
+            "type": "array", "prefixItems": [{"$ref": "#/$defs/not_negative"}, {"$ref": "#/$defs/not_negative"}],
+            "minItems": 2, "maxItems": 2}},
+          "logistic_curve": {"type": "object", "properties": {"offset": {"type": "number"}}, "required": ["offset"],
+                             "additionalProperties": false}
         }
       })"};
   return kind;

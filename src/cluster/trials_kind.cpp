@@ -1,5 +1,8 @@
 // The kind "trials": groups of tuning trials. Reads the document, asks fluid.hpp, writes the result.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <random>
+
 #include "cluster/fluid.hpp"
 #include "cluster/kinds.hpp"
 
@@ -19,7 +22,12 @@ Trial read_trial(Fields& fields, Fields::Names& seen, size_t index) {
 class TrialsProblem final : public Problem {
  public:
   TrialsProblem(Fields& document, const std::vector<Device>& devices) {
-    for (const Device& device : devices) devices_.push_back({device.speed, device.memory_bytes});
+    for (const Device& device : devices) {
+      devices_.push_back({device.speed, device.memory_bytes});
+      ids_.push_back(device.id);
+    }
+    if (document.has("run"))
+      document.with("run", [&](Fields& inner) { noise_ = inner.number_or("noise", {0, 10, false}, 0); });
     limits_.max_packed = int(document.whole("max_packed", 1, 64));
     limits_.max_workers = int(document.whole("max_workers", 1, 4096));
     limits_.change_cost_s = document.number_or("change_cost_s", kNotNegative, 0);
@@ -35,12 +43,48 @@ class TrialsProblem final : public Problem {
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
-    const auto scheduler = choice == "fifo"            ? TrialScheduler::kFifo
-                           : choice == "static-fluid"  ? TrialScheduler::kStaticFluid
-                           : choice == "dynamic-fluid" ? TrialScheduler::kDynamicFluid
-                                                       : TrialScheduler::kGpushare;
-    const TrialResult plan = plan_trials(devices_, limits_, groups_, scheduler);
-    OrderedJson shares = OrderedJson::object();
+    write(plan_trials(devices_, limits_, groups_, scheduler_of(choice)), result);
+    return {};
+  }
+
+  base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                    std::vector<PlaySpan>* spans) override {
+    const double noise = options.noise.value_or(noise_);
+    std::mt19937_64 random(options.seed);
+    std::normal_distribution<double> normal(0, 1);
+    std::vector<double> scales;
+    std::vector<TrialGroup> truth = groups_;
+    std::vector<const std::string*> names;
+    for (TrialGroup& group : truth)
+      for (Trial& trial : group.trials) {
+        scales.push_back(std::max(0.1, 1 + noise * normal(random)));
+        trial.budget_s *= scales.back();
+        names.push_back(&trial.name);
+      }
+    std::vector<TrialSpan> held;
+    TrialResult played = play_trials(devices_, limits_, groups_, scheduler_of(choice), scales,
+                                     spans == nullptr ? nullptr : &held);
+    played.bound_s = trials_bound(devices_, limits_, truth);
+    write(played, result);
+    if (spans == nullptr) return {};
+    for (const TrialSpan& span : held)
+      spans->push_back({"device " + ids_[size_t(span.device)],
+                        span.width > 0 ? *names[span.trial]
+                                       : base::format("%s (1/%d)", names[span.trial]->c_str(), -span.width),
+                        span.begin_s, span.end_s});
+    return {};
+  }
+
+ private:
+  static TrialScheduler scheduler_of(std::string_view choice) {
+    return choice == "fifo"            ? TrialScheduler::kFifo
+           : choice == "static-fluid"  ? TrialScheduler::kStaticFluid
+           : choice == "dynamic-fluid" ? TrialScheduler::kDynamicFluid
+                                       : TrialScheduler::kGpushare;
+  }
+
+  void write(const TrialResult& plan, OrderedJson& result) const {
+    OrderedJson::object_t shares;  // appended to, not searched: names are told apart already
     OrderedJson rejected = OrderedJson::array();
     size_t row = 0;
     for (const TrialGroup& group : groups_) {
@@ -50,7 +94,7 @@ class TrialsProblem final : public Problem {
           rejected.push_back(
               {{"trial", trial.name}, {"reason", "memory_bytes is beyond the memory of every device"}});
         } else {
-          shares[trial.name] = size_of(got.width);
+          shares.OrderedJson::object_t::Container::emplace_back(trial.name, size_of(got.width));
         }
       }
     }
@@ -59,10 +103,10 @@ class TrialsProblem final : public Problem {
     result["shares"] = std::move(shares);
     result["utilization"] = plan.utilization;
     if (!rejected.empty()) result["rejected"] = std::move(rejected);
-    return {};
   }
 
- private:
+  std::vector<std::string> ids_;
+  double noise_ = 0;
   std::vector<TrialDevice> devices_;
   TrialLimits limits_;
   std::vector<TrialGroup> groups_;
@@ -76,6 +120,8 @@ const Kind& trials_kind() {
       "scheduler",
       {"fifo", "static-fluid", "dynamic-fluid", "gpushare"},
       {"gpushare"},
+      {"fifo", "static-fluid", "dynamic-fluid", "gpushare"},
+      {"gpushare"},
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<Problem> {
         return std::make_unique<TrialsProblem>(document, devices);
@@ -85,7 +131,11 @@ const Kind& trials_kind() {
           "groups": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/trial_group"}},
           "max_packed": {"description": "Most trials on one device.", "type": "integer", "minimum": 1, "maximum": 64},
           "max_workers": {"description": "Most devices for one trial.", "type": "integer", "minimum": 1, "maximum": 4096},
-          "change_cost_s": {"description": "Lost whenever the devices of a started trial change.", "$ref": "#/$defs/not_negative"}
+          "change_cost_s": {"description": "Lost whenever the devices of a started trial change.", "$ref": "#/$defs/not_negative"},
+          "run": {
+            "description": "For run: what a trial really takes differs from its budget by that relative standard deviation.",
+            "type": "object", "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 10}}, "additionalProperties": false
+          }
         },
         "required": ["groups", "max_packed", "max_workers"],
         "$defs": {

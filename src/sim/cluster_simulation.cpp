@@ -11,6 +11,7 @@ namespace {
 
 using cluster::Action;
 
+constexpr uint32_t kMostIdleTicks = 100'000;
 constexpr double kLeastSpeed = 1e-3;  // nobody stops for ever
 
 struct Running {
@@ -56,6 +57,7 @@ class Cluster {
       if (next_arrival < jobs_.size()) at = std::min(at, jobs_[next_arrival].arrival_s);
       while (!ends_.empty() && ends_.top().version != running_[ends_.top().job].version) ends_.pop();
       if (!ends_.empty()) at = std::min(at, ends_.top().at_s);
+      if (next_device_ < later_.size()) at = std::min(at, devices_[later_[next_device_]].from_s);
       if (at == cluster::kNever) break;  // the scheduler leaves the rest waiting for ever
       now_s_ = std::max(now_s_, at);
       while (!ends_.empty() && ends_.top().at_s <= now_s_) {
@@ -66,6 +68,8 @@ class Cluster {
         --left;
       }
       settle();
+      for (; next_device_ < later_.size() && devices_[later_[next_device_]].from_s <= now_s_; ++next_device_)
+        tell_device(later_[next_device_], true);
       for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
         scheduler_.arrived(static_cast<uint32_t>(next_arrival), jobs_[next_arrival], now_s_);
       for (const uint32_t job : on_) {
@@ -78,7 +82,11 @@ class Cluster {
       tick_at_ = scheduler_.tick(now_s_, actions_);
       if (now_ns_) decision_ns_.push_back(now_ns_() - begin_ns);
       ++result_.decisions;
-      if (tick_at_ <= now_s_) tick_at_ = now_s_ + 1e-3;
+      if (!(tick_at_ > now_s_)) tick_at_ = now_s_ + 1e-3;  // also if it is no number
+      // A scheduler that asks to be asked again for ever and lets nothing run.
+      const bool idle = actions_.empty() && on_.empty() && next_arrival == jobs_.size();
+      idle_ticks_ = idle ? idle_ticks_ + 1 : 0;
+      if (idle_ticks_ > kMostIdleTicks) break;
       for (const bool pauses : {true, false})
         for (const Action& action : actions_) {
           if ((action.kind == Action::Kind::kPause) != pauses) continue;
@@ -114,9 +122,17 @@ class Cluster {
     used_bytes_.assign(devices_.size(), 0);
     busy_since_s_.assign(devices_.size(), 0);
     dirty_.assign(devices_.size(), false);
-    for (size_t d = 0; d < devices_.size(); ++d)
-      scheduler_.device_changed(static_cast<uint32_t>(d), {devices_[d].memory_bytes, devices_[d].speed}, true,
-                                0);
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      const bool up = devices_[d].from_s <= 0;
+      tell_device(static_cast<uint32_t>(d), up);
+      if (!up) later_.push_back(static_cast<uint32_t>(d));
+    }
+    std::stable_sort(later_.begin(), later_.end(),
+                     [&](uint32_t a, uint32_t b) { return devices_[a].from_s < devices_[b].from_s; });
+  }
+
+  void tell_device(uint32_t device, bool up) {
+    scheduler_.device_changed(device, {devices_[device].memory_bytes, devices_[device].speed}, up, now_s_);
   }
 
   void advance(uint32_t job) {
@@ -199,6 +215,7 @@ class Cluster {
           std::find(action.devices.begin(), action.devices.begin() + static_cast<std::ptrdiff_t>(i), d) !=
               action.devices.begin() + static_cast<std::ptrdiff_t>(i))
         return wrong("a device is none, or there twice");
+      if (devices_[d].from_s > now_s_) return wrong("a device is not up yet");
       if (used_bytes_[d] + jobs_[action.job].memory_bytes > devices_[d].memory_bytes) {
         ++result_.oom;
         return wrong("a device has not that much memory left");
@@ -316,6 +333,7 @@ class Cluster {
   const std::function<uint64_t()>& now_ns_;
   double now_s_ = 0;
   double tick_at_ = cluster::kNever;
+  uint32_t idle_ticks_ = 0;
   double busy_s_ = 0;
   std::vector<Running> running_;
   std::vector<uint32_t> on_;  // jobs that run, ascending
@@ -324,6 +342,8 @@ class Cluster {
   std::vector<double> busy_since_s_;
   std::vector<bool> dirty_;
   std::vector<uint32_t> changed_, touched_;
+  std::vector<uint32_t> later_;  // devices that come up after the start, in that order
+  size_t next_device_ = 0;
   std::vector<Action> actions_;
   std::vector<uint64_t> decision_ns_;
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <random>
 
 #include "cluster/plan.hpp"
+#include "sim/cluster_mix.hpp"
 #include "sim/csv.hpp"
 #include "sim/job_file.hpp"
 
@@ -105,6 +107,19 @@ base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std:
   return out;
 }
 
+// Classes of a layout that has none. Nobody there was promised to run as if alone, so without a part that is drawn all are opportunistic.
+void draw_classes(TrainingJobs& out, const TrainingFileOptions& options) {
+  std::mt19937_64 random(options.seed);
+  size_t guaranteed = 0;
+  for (JobInfo& job : out.jobs) {
+    job.guaranteed = static_cast<double>(random() >> 11) * 0x1p-53 < options.guaranteed;
+    if (job.guaranteed) ++guaranteed;
+  }
+  out.notes.push_back(base::format(
+      "the layout has no class: %zu of %zu jobs are guaranteed, the others opportunistic (--guaranteed)",
+      guaranteed, out.jobs.size()));
+}
+
 }  // namespace
 
 base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t devices,
@@ -117,6 +132,7 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
   if (column_of(rows[0], "num_gpu") < rows[0].fields.size()) {
     GPUSHARE_ASSIGN_OR_RETURN(out, read_muri(rows, path, options));
     sort_by_arrival(out.jobs);
+    draw_classes(out, options);
     return out;
   }
   const size_t gang_column = column_of(rows[0], "gang"), gpus_column = column_of(rows[0], "gpus");
@@ -177,6 +193,7 @@ base::Result<TrainingJobs> read_training_jobs(const std::string& path, size_t de
   } else {
     out.notes = file.notes;
   }
+  if (file.layout != "gpushare") draw_classes(out, options);
   return out;
 }
 
@@ -227,18 +244,52 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
   return jobs;
 }
 
+void read_run(Fields& document, double& noise, double& restart_s) {
+  if (!document.has("run")) return;
+  document.with("run", [&](Fields& inner) {
+    noise = inner.number_or("noise", {0, 0.99, false}, 0);
+    restart_s = inner.number_or("restart_s", {0, 1e9, false}, 0);
+  });
+}
+
 class TrainingProblem final : public cluster::Problem {
  public:
   TrainingProblem(Fields& document, const std::vector<cluster::Device>& devices)
-      : devices_(devices), jobs_(read_document_jobs(document)) {}
+      : devices_(devices), jobs_(read_document_jobs(document)) {
+    read_run(document, noise_, restart_s_);
+  }
   base::Status solve(std::string_view choice, OrderedJson& result) override {
     const std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(choice);
     GPUSHARE_ASSIGN_OR_RETURN(const ClusterResult played, run_cluster(jobs_, devices_, *scheduler, {}));
     write_result(jobs_, played, result);
     return {};
   }
+  base::Status play(std::string_view choice, const cluster::PlayOptions& options, OrderedJson& result,
+                    std::vector<cluster::PlaySpan>* spans) override {
+    std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(choice);
+    const bool own = scheduler == nullptr;
+    for (const cluster::PlayOptions::Own& candidate : options.own)
+      if (candidate.name == choice) scheduler = candidate.make();
+    ClusterOptions cluster;
+    cluster.noise = options.noise.value_or(noise_);
+    cluster.restart_s = restart_s_;
+    cluster.seed = options.seed;
+    base::Result<ClusterResult> run =
+        run_cluster(jobs_, devices_, *scheduler, cluster, spans != nullptr, options.now_ns);
+    if (!run.ok() && own) return {GPUSHARE_INVALID_ARGUMENT, run.status().message()};  // the caller's mistake
+    GPUSHARE_RETURN_IF_ERROR(run.status());
+    const ClusterResult& played = *run;
+    write_result(jobs_, played, result);
+    if (options.now_ns) result["decision_p99_ms"] = played.decision_ms_p99;
+    if (spans == nullptr) return {};
+    for (const ClusterSpan& span : played.spans)
+      spans->push_back(
+          {"device " + devices_[span.device].id, jobs_[span.job].name, span.begin_s, span.end_s});
+    return {};
+  }
 
  private:
+  double noise_ = 0, restart_s_ = 0;
   const std::vector<cluster::Device>& devices_;
   std::vector<JobInfo> jobs_;
 };
@@ -251,13 +302,21 @@ const cluster::Kind& training_kind() {
       "scheduler",
       {std::begin(cluster::kTrainingSchedulers), std::end(cluster::kTrainingSchedulers)},
       {"gpushare"},
+      {std::begin(cluster::kTrainingSchedulers), std::end(cluster::kTrainingSchedulers)},
+      {"gpushare"},
       true,
       [](Fields& document, const std::vector<cluster::Device>& devices) -> std::unique_ptr<cluster::Problem> {
         return std::make_unique<TrainingProblem>(document, devices);
       },
       R"({
         "properties": {
-          "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/training_job"}}
+          "jobs": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/training_job"}},
+          "run": {
+            "description": "For run. noise is the relative standard deviation of a job's speed, drawn once a job; restart_s is the work that a paused job repeats.",
+            "type": "object",
+            "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 0.99}, "restart_s": {"$ref": "#/$defs/not_negative"}},
+            "additionalProperties": false
+          }
         },
         "required": ["jobs"],
         "$defs": {
@@ -293,6 +352,7 @@ const std::vector<const cluster::Kind*>& all_cluster_kinds() {
   static const std::vector<const cluster::Kind*> all = [] {
     std::vector<const cluster::Kind*> kinds = cluster::kinds();
     kinds.push_back(&training_kind());
+    kinds.push_back(&mix_kind());
     return kinds;
   }();
   return all;
@@ -308,6 +368,7 @@ base::Result<TrainingDocument> parse_training_document(std::string_view text) {
   out.devices = cluster::read_devices(fields);
   if (fields.ok()) out.jobs.jobs = read_document_jobs(fields);
   out.jobs.layout = "document";
+  read_run(fields, out.noise, out.restart_s);
   fields.done();
   GPUSHARE_RETURN_IF_ERROR(error);
   return out;

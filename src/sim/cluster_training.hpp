@@ -17,8 +17,11 @@ struct TrainingJobs {
 };
 
 struct TrainingFileOptions {
-  uint64_t limit = 0;       // only the first jobs of the file; 0 = all
-  double load = 0.95;       // gavel: work over the span of arrivals and the devices, in (0, 10]
+  uint64_t limit = 0;  // only the first jobs of the file; 0 = all
+  double load = 0.95;  // gavel: work over the span of arrivals and the devices, in (0, 10]
+  double guaranteed =
+      0;  // layouts without a class: the part of the jobs that is guaranteed, drawn by `seed`; in [0, 1]
+  uint64_t seed = 1;
   double time_scale = 1.0;  // arrivals are multiplied by it; finite, >= 0
   const InterferenceTable* table = nullptr;
 };
@@ -38,6 +41,8 @@ const std::vector<const cluster::Kind*>& all_cluster_kinds();
 struct TrainingDocument {
   std::vector<cluster::Device> devices;
   TrainingJobs jobs;
+  double noise = 0;      // of its field run
+  double restart_s = 0;  // the same
 };
 base::Result<TrainingDocument> parse_training_document(std::string_view text);
 

@@ -58,6 +58,52 @@ class Cluster(ToolTest):
         self.refused(["cluster", "plan", "examples/cluster/services.json", "--objective", "sw"], "--objective")
         self.refused(["cluster", "plan", "examples/cluster/services.json", "--json", "examples/cluster/services.json"], "--json")
 
+    def run_document(self, path, *arguments):
+        return json.loads(self.tool("cluster", "run", path, *arguments, "--json", "-", code=0).out)
+
+    def test_every_example_is_played_with_report_and_timeline(self):
+        for path in self.examples():
+            with self.subTest(path=path.name):
+                result = self.run_document(path, "--seed", "3", "--noise", "0.1", "--report", "out.html", "--timeline", "out.json")
+                self.assertEqual(result["seed"], 3)
+                self.assertTrue(result["results"])
+                page = (self.folder / "out.html").read_text()
+                self.assertIn("Schedulers side by side", page)
+                self.assertNotIn("http", page.replace("http://www.w3.org", ""))  # needs nothing else
+                if result["kind"] != "mix":
+                    self.assertIn("What ran where", page)
+                self.assertTrue(json.loads((self.folder / "out.json").read_text()))
+                self.assertIn("solve_ms", self.tool("cluster", "run", path, code=0).out)
+                again = self.run_document(path, "--seed", "3", "--noise", "0.1")
+                for one, other in zip(result["results"], again["results"]):
+                    for entry in (one, other):
+                        entry.pop("solve_ms"), entry.pop("decision_p99_ms", None)
+                        for part in entry.get("parts", {}).values():
+                            part.pop("decision_p99_ms", None)
+                    self.assertEqual(one, other)
+
+    def test_shares_are_played_by_every_scheduler_for_every_objective(self):
+        names = "gpushare,cilantro,cilantro-kernel,cilantro-surface,oracle,fair,evolutionary,greedy,ernest,quasar,minerva,parties,miad"
+        for objective in ("sw", "ew", "njc"):
+            result = self.run_document("examples/cluster/shares.json", "--scheduler", names, "--objective", objective, "--rounds", "12")
+            self.assertEqual([entry["scheduler"] for entry in result["results"]], names.split(","))
+            for entry in result["results"]:
+                self.assertEqual((entry["objective"], entry["rounds"], len(entry["series"])), (objective, 12, 12))
+
+    def test_bad_usage_of_run(self):
+        shares, trials = "examples/cluster/shares.json", "examples/cluster/trials.json"
+        self.refused(["cluster", "run"], "a document, or a job file")
+        self.refused(["cluster", "run", shares, "--scheduler", "antman"], "--scheduler: 'antman' is not allowed")
+        self.refused(["cluster", "run", shares, "--objective", "most"], "--objective: 'most'")
+        self.refused(["cluster", "run", trials, "--objective", "sw"], "--objective")
+        self.refused(["cluster", "run", trials, "--noise", "11"], "--noise")
+        self.refused(["cluster", "run", trials, "--restart-s", "1"], "--restart-s")
+        self.refused(["cluster", "run", trials, "--guaranteed", "0.5"], "--guaranteed")
+        self.refused(["cluster", "run", shares, "--rounds", "0"], "--rounds")
+        self.refused(["cluster", "run", "examples/cluster/training.json", "--rounds", "3"], "--rounds")
+        self.refused(["cluster", "run", trials, "--report", trials], "--report")
+        self.refused(["cluster", "run", self.file("bad.json", '{"version": 1, "kind": "mix", "devices": 2}')], "bad.json: the document: give at least one of")
+
     def test_a_name_doubled_among_many_is_told(self):
         one = '{"name": "%d", "rate_rps": 1, "slo_ms": 1},'
         text = "".join(one % i for i in range(20000)) + '{"name": "7", "rate_rps": 1, "slo_ms": 1}'

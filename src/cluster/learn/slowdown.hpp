@@ -40,6 +40,10 @@ class SlowdownModel {
             errors_.count < 2 ? 0.1 : deviation(errors_)};
   }
 
+  bool seen(const JobInfo& job, const JobInfo& other) const {
+    return pairs_.count(job.config + '\n' + other.config) > 0;
+  }
+
   // What demands alone say.
   static double guessed(const JobInfo& job, const JobInfo& other) {
     double most = 1;

@@ -17,6 +17,7 @@ struct Device {
   uint64_t memory_bytes = kDefaultMemoryBytes;
   double compute_units = 0;  // 0: not said
   std::string node;          // "" : all on one
+  double from_s = 0;         // when it comes up; no field of a document, and for training jobs alone
   double speed = 1;          // relative to the device that the profiles are of
 };
 

@@ -6,6 +6,7 @@
 #include "cluster/services/igniter.hpp"
 #include "cluster/services/model.hpp"
 #include "cluster/services/placement.hpp"
+#include "cluster/services/serving.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -49,11 +50,47 @@ class ServicesProblem final : public Problem {
     } else if (document.has("hardware") || document.has("models")) {
       read_measurements(document);
     }
+    if (document.has("run")) {
+      document.with("run", [&](Fields& inner) {
+        serving_.duration_s = inner.number_or("duration_s", kPositive, serving_.duration_s);
+        serving_.noise = inner.number_or("noise", {0, 10, false}, 0);
+      });
+    }
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
     GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice));
     write(placement, result);
+    return {};
+  }
+
+  base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
+                    std::vector<PlaySpan>* spans) override {
+    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice));
+    ServingOptions serving = serving_;
+    serving.noise = options.noise.value_or(serving_.noise);
+    serving.seed = options.seed;
+    GPUSHARE_ASSIGN_OR_RETURN(const ServingResult played,
+                              serve(services_, devices_, placement, serving, spans));
+    write(placement, result);
+    result["planned_rps"] = placement.goodput_rps;
+    result["goodput_rps"] = played.goodput_rps;
+    result["throughput_rps"] = played.throughput_rps;
+    result.erase("served_rps");  // what was planned for each
+    OrderedJson rows = OrderedJson::array();
+    for (size_t s = 0; s < services_.size(); ++s) {
+      const ServedService& served = played.services[s];
+      rows.push_back({{"service", services_[s].name},
+                      {"requests", served.requests},
+                      {"in_time", served.in_time},
+                      {"late", served.late},
+                      {"dropped", served.dropped},
+                      {"unplaced", served.unplaced},
+                      {"latency_p50_ms", served.latency_p50_ms},
+                      {"latency_p99_ms", served.latency_p99_ms},
+                      {"batch_mean", served.batch_mean}});
+    }
+    result["services"] = std::move(rows);
     return {};
   }
 
@@ -79,6 +116,14 @@ class ServicesProblem final : public Problem {
     return place_by_igniter(igniter_, services_, devices_);
   }
 
+  // Of its device; 0 where no configuration says it (igniter's measurements).
+  double memory_percent(const Replica& replica) const {
+    for (const Configuration& configuration : services_[replica.service].configurations)
+      if (configuration.batch == replica.batch)
+        return 100 * configuration.memory_fraction(devices_[replica.device]);
+    return 0;
+  }
+
   void write(const Placement& placement, OrderedJson& result) const {
     result["goodput_rps"] = placement.goodput_rps;
     result["bound_rps"] = placement.bound_rps;
@@ -91,6 +136,7 @@ class ServicesProblem final : public Problem {
                             {"device", devices_[replica.device].id},
                             {"batch", replica.batch},
                             {"share_percent", replica.share_percent},
+                            {"memory_percent", memory_percent(replica)},
                             {"latency_ms", replica.latency_ms}});
     }
     result["placements"] = std::move(placements);
@@ -109,6 +155,7 @@ class ServicesProblem final : public Problem {
   std::vector<Service> services_;
   IgniterProfile igniter_;
   bool measured_ = false;
+  ServingOptions serving_;
 };
 
 }  // namespace
@@ -117,6 +164,8 @@ const Kind& services_kind() {
   static const Kind kind = {
       "services",
       "scheduler",
+      {"igniter", "usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm", "gpushare"},
+      {"gpushare"},
       {"igniter", "usher", "usher-wao", "milp-ao", "milp-wao", "milp-wsm", "gpushare"},
       {"gpushare"},
       true,
@@ -132,7 +181,16 @@ const Kind& services_kind() {
           "shares": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
           "models": {"type": "object", "additionalProperties": {"$ref": "#/$defs/igniter_model"}},
           "about": {},
-          "known_plan": {}
+          "known_plan": {},
+          "run": {
+            "description": "For run: Poisson arrivals for so long. noise is the relative standard deviation of a batch's time.",
+            "type": "object",
+            "properties": {
+              "duration_s": {"description": "60 unless given.", "$ref": "#/$defs/positive"},
+              "noise": {"type": "number", "minimum": 0, "maximum": 10}
+            },
+            "additionalProperties": false
+          }
         },
         "required": ["services"],
         "$defs": {

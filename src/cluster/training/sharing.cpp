@@ -192,23 +192,37 @@ class IaDeep final : public Sharing {
 };
 
 // Ours. Least remaining work times devices first, as srtf; devices that are left over by gangs or memory, and second places beside a job,
-// go to the next in that order where the pair is worth it: by the upper end of the predicted slowdowns the two together advance faster
-// than one alone, and a guaranteed job is not slowed beyond its limit. Runs are paused only for someone who needs less than half of what
-// they still need, so that a change pays.
+// go to the next in that order where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the
+// device's coordinator, so that the guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by
+// the upper end of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who needs
+// less than half of what they still need, so that a change pays. Demands alone often say that a pair gains nothing where it does: pairs of
+// opportunistic jobs that nobody has seen are tried, few at a time, and part if they are slower than one after the other.
 class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
-  static constexpr double kGuaranteedLimit = 1.05;  // slowdown, where opportunistic jobs come beside
+  static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
   static constexpr double kPreemptRatio = 0.5;
+  static constexpr double kWorthSlowdown = 1.6;  // from which on a pair of opportunistic jobs is looked at
+  static constexpr double kLeastGain = 1.02;     // of a pair's 1/slowdown summed, for it to stay
+  static constexpr size_t kDevicesPerTry = 8;    // one pair is tried at a time for so many devices
 
  public:
   void finished(JobId job, double now_s) override {
     Sharing::finished(job, now_s);
     running_.erase(job);
   }
+  void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
+    Sharing::observed(job, attained_s, remaining_s, slowdown, now_s);
+    const BookJob& entry = jobs_[job];
+    const double limit = entry.info.guaranteed ? kGuaranteedLimit : kWorthSlowdown;
+    if (!entry.opportunistic && slowdown > limit) crowded_.push_back(job);
+  }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     for (auto at = running_.begin(); at != running_.end();)
       at = jobs_[*at].running ? std::next(at) : running_.erase(at);
+    tries_ = 0;  // what was tried before this event has been observed
+    part(now_s, actions);
+    give_back(actions);
     size_t failures = 0;
     for (auto at = order_.begin(); at != order_.end() && failures < kMostFailures;) {
       const JobId job = at->second;
@@ -221,6 +235,12 @@ class Best final : public Sharing {
     }
     for (const JobId job : paused_) order_.emplace(key(job), job);
     paused_.clear();
+    // A job may have been resized and then paused for another.
+    actions.erase(std::remove_if(actions.begin(), actions.end(),
+                                 [&](const Action& action) {
+                                   return action.kind == Action::Kind::kResize && !jobs_[action.job].running;
+                                 }),
+                  actions.end());
     return kNever;
   }
 
@@ -234,22 +254,85 @@ class Best final : public Sharing {
     order_.emplace(key(job), job);
   }
 
+  // Jobs that turned out to slow each other beyond their limit, or more than being together is worth: the one that needs longer leaves.
+  void part(double now_s, std::vector<Action>& actions) {
+    for (const JobId job : crowded_) {
+      if (!jobs_[job].running) continue;
+      JobId leaver = job;
+      bool beside = false;
+      for (const DeviceIndex d : jobs_[job].devices)
+        for (const JobId other : devices_[d].jobs) {
+          if (other == job || jobs_[other].opportunistic) continue;
+          const bool worth = !jobs_[job].info.guaranteed && !jobs_[other].info.guaranteed &&
+                             1 / jobs_[job].slowdown + 1 / jobs_[other].slowdown >= kLeastGain;
+          if (worth) continue;
+          beside = true;
+          if (key(other) > key(leaver)) leaver = other;
+        }
+      if (!beside) continue;
+      pause(leaver, now_s, actions);
+      running_.erase(leaver);
+      paused_.push_back(leaver);
+    }
+    crowded_.clear();
+  }
+
+  // Jobs that had what guaranteed ones left, and are beside none now.
+  void give_back(std::vector<Action>& actions) {
+    for (auto at = lent_.begin(); at != lent_.end();) {
+      BookJob& entry = jobs_[*at];
+      if (!entry.running) {
+        at = lent_.erase(at);
+        continue;
+      }
+      const bool beside = std::any_of(entry.devices.begin(), entry.devices.end(), [&](DeviceIndex d) {
+        return std::any_of(devices_[d].jobs.begin(), devices_[d].jobs.end(),
+                           [&](JobId other) { return jobs_[other].info.guaranteed; });
+      });
+      if (beside) {
+        ++at;
+        continue;
+      }
+      entry.opportunistic = false;
+      actions.push_back({Action::Kind::kResize, *at, {}, false, ""});
+      at = lent_.erase(at);
+    }
+  }
+
+  // The speed of an opportunistic job beside a guaranteed one: what that leaves of the resource that it wants most.
+  static double left_by(const JobInfo& guaranteed, const JobInfo& opportunistic) {
+    if (opportunistic.demands.empty()) return 0;
+    const auto main =
+        static_cast<size_t>(std::max_element(opportunistic.demands.begin(), opportunistic.demands.end()) -
+                            opportunistic.demands.begin());
+    const double used = main < guaranteed.demands.size() ? guaranteed.demands[main] : 0;
+    return std::clamp((1 - used) / std::max(opportunistic.demands[main], 1e-6), 0.0, 1.0);
+  }
+
   // What placing `newcomer` beside what runs on `d` costs; kNever if it is not worth it.
   double cost(JobId newcomer, DeviceIndex d) const {
     const std::vector<JobId>& here = devices_[d].jobs;
     if (here.empty()) return 0;
     if (here.size() > 1) return kNever;
     const JobId host = here[0];
-    const auto on_host = slowdowns_.excess(jobs_[host].info, jobs_[newcomer].info);
-    const auto on_newcomer = slowdowns_.excess(jobs_[newcomer].info, jobs_[host].info);
+    const JobInfo &own = jobs_[newcomer].info, &there = jobs_[host].info;
+    if (own.guaranteed != there.guaranteed) {
+      const double left = own.guaranteed ? left_by(own, there) : left_by(there, own);
+      // A guaranteed job takes the place in any case; an opportunistic one where it is worth its memory.
+      return own.guaranteed || 1 + left >= kPairGain ? 1 - left + 1e-3 : kNever;
+    }
+    const auto on_host = slowdowns_.excess(there, own);
+    const auto on_newcomer = slowdowns_.excess(own, there);
     const double host_slowdown = 1 + on_host.mean + on_host.spread,
                  own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
     const double speed = 1 / host_slowdown + 1 / own_slowdown;
-    if (speed < kPairGain) return kNever;
-    if (jobs_[host].info.guaranteed && !jobs_[newcomer].info.guaranteed && host_slowdown > kGuaranteedLimit)
-      return kNever;
-    if (!jobs_[host].info.guaranteed && jobs_[newcomer].info.guaranteed && own_slowdown > kGuaranteedLimit)
-      return kNever;
+    if (speed < kPairGain) {
+      const bool trial = !own.guaranteed && own.gang == 1 && there.gang == 1 && !own.config.empty() &&
+                         !there.config.empty() && tries_ < 1 + devices_.size() / kDevicesPerTry &&
+                         !slowdowns_.seen(own, there);
+      return trial ? 1.0 : kNever;
+    }
+    if (own.guaranteed && std::max(host_slowdown, own_slowdown) > kGuaranteedLimit) return kNever;
     return 2 - speed + 1e-3;
   }
 
@@ -258,7 +341,23 @@ class Best final : public Sharing {
     std::vector<DeviceIndex> devices = cheapest(info, [&](DeviceIndex d) { return cost(job, d); });
     if (devices.empty()) devices = by_preemption(job, now_s, actions);
     if (devices.empty()) return false;
-    enter(job, std::move(devices), false, actions);
+    bool lent = false;
+    for (const DeviceIndex d : devices)
+      for (const JobId other : devices_[d].jobs) {
+        if (jobs_[other].info.guaranteed == info.guaranteed) continue;
+        if (!info.guaranteed) {
+          lent = true;
+        } else if (!jobs_[other].opportunistic) {
+          jobs_[other].opportunistic = true;
+          lent_.insert(other);
+          actions.push_back({Action::Kind::kResize, other, {}, true, ""});
+        }
+      }
+    if (!info.guaranteed && info.gang == 1 && !devices_[devices[0]].jobs.empty() &&
+        !slowdowns_.seen(info, jobs_[devices_[devices[0]].jobs[0]].info))
+      ++tries_;
+    if (lent) lent_.insert(job);
+    enter(job, std::move(devices), lent, actions);
     running_.insert(job);
     return true;
   }
@@ -301,8 +400,9 @@ class Best final : public Sharing {
   }
 
   std::set<std::pair<double, JobId>> order_;
-  std::set<JobId> running_;
-  std::vector<JobId> paused_;
+  std::set<JobId> running_, lent_;
+  std::vector<JobId> paused_, crowded_;
+  size_t tries_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c_api/cluster/scheduler_adapter.hpp"
+
+#include <vector>
+
+#include "c_api/cluster/guard.hpp"
+
+using namespace gpushare;
+using namespace gpushare::capi_cluster;
+using cluster::Action;
+
+struct gpushare_cluster_actions {
+  std::vector<Action>* list;
+};
+
+namespace gpushare::capi_cluster {
+namespace {
+
+class Adapter final : public cluster::Scheduler {
+ public:
+  explicit Adapter(const gpushare_cluster_scheduler_ops* ops) : ops_(*ops) {
+    if (ops_.begin != nullptr) ops_.begin(ops_.context);
+  }
+  void device_changed(cluster::DeviceIndex device, const cluster::DeviceInfo& info, bool up, double now_s) override {
+    ops_.device_changed(ops_.context, device, info.memory_bytes, info.speed, up ? 1 : 0, now_s);
+  }
+  void arrived(cluster::JobId job, const cluster::JobInfo& info, double now_s) override {
+    const gpushare_cluster_job_info out = {sizeof(out),
+                                           info.gang,
+                                           info.name.c_str(),
+                                           info.config.c_str(),
+                                           info.arrival_s,
+                                           info.work_s,
+                                           info.memory_bytes,
+                                           info.guaranteed ? 1 : 0,
+                                           info.priority,
+                                           info.demands.data(),
+                                           info.demands.size()};
+    ops_.arrived(ops_.context, job, &out, now_s);
+  }
+  void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
+    if (ops_.observed != nullptr) ops_.observed(ops_.context, job, attained_s, remaining_s, slowdown, now_s);
+  }
+  void finished(cluster::JobId job, double now_s) override { ops_.finished(ops_.context, job, now_s); }
+  double tick(double now_s, std::vector<Action>& actions) override {
+    gpushare_cluster_actions out{&actions};
+    const double next = ops_.tick(ops_.context, now_s, &out);
+    return next >= 0 ? next : cluster::kNever;  // also for what is no number
+  }
+
+ private:
+  const gpushare_cluster_scheduler_ops ops_;
+};
+
+}  // namespace
+
+base::Status check_scheduler(const gpushare_cluster_scheduler_ops* ops) {
+  const auto refused = [](const std::string& why) { return base::Status(GPUSHARE_INVALID_ARGUMENT, "scheduler: " + why); };
+  if (ops == nullptr) return refused("the table is null");
+  if (ops->struct_size < GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE)
+    return refused(base::format("struct_size %u is not allowed; at least %zu", ops->struct_size,
+                                static_cast<size_t>(GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE)));
+  if (ops->abi_version != GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION)
+    return refused(base::format("abi_version %u is not allowed; this library has %u", ops->abi_version,
+                                GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION));
+  if (ops->name == nullptr || *ops->name == '\0') return refused("it has no name");
+  for (const char* at = ops->name; *at != '\0'; ++at)
+    if (*at == ',') return refused("a name has no comma");
+  const struct {
+    const char* name;
+    bool there;
+  } functions[] = {{"device_changed", ops->device_changed != nullptr},
+                   {"arrived", ops->arrived != nullptr},
+                   {"finished", ops->finished != nullptr},
+                   {"tick", ops->tick != nullptr}};
+  for (const auto& function : functions)
+    if (!function.there) return refused(base::format("'%s' lacks %s", ops->name, function.name));
+  return {};
+}
+
+std::unique_ptr<cluster::Scheduler> adapt_scheduler(const gpushare_cluster_scheduler_ops* ops) {
+  return std::make_unique<Adapter>(ops);
+}
+
+}  // namespace gpushare::capi_cluster
+
+namespace {
+
+int32_t append(gpushare_cluster_actions* actions, Action action) {
+  return guard([&]() -> base::Status {
+    if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
+    actions->list->push_back(std::move(action));
+    return {};
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t gpushare_cluster_actions_place(gpushare_cluster_actions* actions, uint32_t job, const uint32_t* devices,
+                                       uint32_t device_count, int32_t opportunistic) {
+  return guard([&]() -> base::Status {
+    if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
+    if (devices == nullptr && device_count > 0) return {GPUSHARE_INVALID_ARGUMENT, "devices is null"};
+    actions->list->push_back({Action::Kind::kPlace, job, std::vector<uint32_t>(devices, devices + device_count),
+                              opportunistic != 0, ""});
+    return {};
+  });
+}
+
+int32_t gpushare_cluster_actions_pause(gpushare_cluster_actions* actions, uint32_t job) {
+  return append(actions, {Action::Kind::kPause, job, {}, false, ""});
+}
+
+int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job, int32_t opportunistic) {
+  return append(actions, {Action::Kind::kResize, job, {}, opportunistic != 0, ""});
+}
+
+int32_t gpushare_cluster_actions_reject(gpushare_cluster_actions* actions, uint32_t job, const char* reason) {
+  return guard([&]() -> base::Status {
+    if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
+    actions->list->push_back({Action::Kind::kReject, job, {}, false, reason == nullptr ? "" : reason});
+    return {};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/cluster_mix.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "cluster/solve/shares.hpp"
+#include "sim/cluster_training.hpp"
+
+namespace gpushare::sim {
+namespace {
+
+using cluster::Device;
+using cluster::Fields;
+using cluster::Json;
+using cluster::OrderedJson;
+
+constexpr size_t kParts = 4;
+enum Part : size_t { kServices, kRetraining, kTrials, kTraining };
+constexpr const char* kPartNames[kParts] = {"services", "retraining", "trials", "training"};
+// The figure of a part's result, and whether less of it is better.
+constexpr const char* kFigures[kParts] = {"goodput_rps", "mean_accuracy", "makespan_s", "jct_mean_s"};
+constexpr bool kLessIsBetter[kParts] = {false, false, true, true};
+constexpr size_t kMostDevices = 64;  // an exact division beyond would take minutes
+constexpr int64_t kQuarters = 4;     // of a device
+constexpr uint64_t kPlanSeed = 0x6770;
+constexpr double kSlack = 0.005;         // of a part's worth: what is below the static partition's by more is avoided
+constexpr double kPerLoss = 10;          // how much more a part's loss weighs than another's gain
+constexpr double kWorst = -1e9;      // worth of a part that cannot run
+
+const cluster::Kind& kind_of(size_t part) {
+  const cluster::Kind* const all[kParts] = {&cluster::services_kind(), &cluster::retraining_kind(),
+                                            &cluster::trials_kind(), &training_kind()};
+  return *all[part];
+}
+
+// A part of the devices: of which device how much.
+struct Slice {
+  size_t device = 0;
+  double part = 1;
+  double from_s = 0;
+};
+
+// What a part did.
+struct Outcome {
+  double worth = kWorst;  // logarithm of its figure, greater is better
+  OrderedJson result;
+  std::string error;
+};
+
+// Whether and how the parts are played.
+struct Mode {
+  bool plan = false;  // as told, without noise
+  cluster::PlayOptions options;
+};
+
+class MixProblem final : public cluster::Problem {
+ public:
+  MixProblem(Fields& document, const std::vector<Device>& devices) : devices_(devices) {
+    if (devices.size() > kMostDevices)
+      document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over", devices.size(),
+                                       kMostDevices));
+    for (size_t part = 0; part < kParts && document.ok(); ++part) {
+      if (!document.has(kPartNames[part])) continue;
+      document.with(kPartNames[part], [&](Fields& fields) { kind_of(part).read(fields, devices); });
+      if (!document.ok()) return;
+      parts_[part] = *document.find(kPartNames[part]);
+      there_.push_back(part);
+    }
+    if (document.ok() && there_.empty())
+      document.refuse_all("give at least one of services, retraining, trials and training");
+    if (document.ok() && there_.size() > devices.size())
+      document.refuse_all(base::format("devices: %zu are fewer than the %zu parts", devices.size(), there_.size()));
+    if (document.ok() && document.has("specialists"))
+      document.with("specialists", [&](Fields& fields) {
+        for (size_t part = 0; part < kParts; ++part) {
+          const std::string name = fields.text_or(kPartNames[part], specialists_[part].c_str());
+          const auto& choices = kind_of(part).run_choices;
+          if (std::find(choices.begin(), choices.end(), name) == choices.end())
+            fields.refuse(kPartNames[part], "no scheduler of that kind");
+          specialists_[part] = name;
+        }
+      });
+  }
+
+  base::Status solve(std::string_view choice, OrderedJson& result) override {
+    return decide(choice, {true, {}}, result, nullptr);
+  }
+  base::Status play(std::string_view choice, const cluster::PlayOptions& options, OrderedJson& result,
+                    std::vector<cluster::PlaySpan>* spans) override {
+    return decide(choice, {false, options}, result, spans);
+  }
+
+ private:
+  using Slices = std::vector<std::vector<Slice>>;  // [part]
+
+  base::Status decide(std::string_view choice, const Mode& mode, OrderedJson& result,
+                      std::vector<cluster::PlaySpan>* spans) {
+    GPUSHARE_ASSIGN_OR_RETURN(const Slices slices, choice == "static"     ? whole(mode, specialists_)
+                                                   : choice == "gpushare" ? shared()
+                                                                          : whole(told(), ours_));
+    const auto& schedulers = choice == "static" ? specialists_ : ours_;
+    double score = 0;
+    OrderedJson shares = OrderedJson::object();
+    for (const size_t part : there_) {
+      std::vector<cluster::PlaySpan> own;
+      const Outcome outcome = run(part, slices[part], schedulers[part], mode, spans == nullptr ? nullptr : &own);
+      if (!outcome.error.empty()) return {GPUSHARE_INVALID_ARGUMENT, std::string(kPartNames[part]) + ": " + outcome.error};
+      score += outcome.worth / double(there_.size());
+      result[kFigures[part]] = outcome.result.at(kFigures[part]);
+      if (part == kTraining) result["slowdown_p99"] = outcome.result.at("slowdown_p99");
+      double amount = 0;
+      for (const Slice& slice : slices[part])
+        if (slice.from_s == 0) amount += slice.part;
+      shares[kPartNames[part]] = amount;
+      if (spans != nullptr)
+        for (cluster::PlaySpan& span : own)
+          spans->push_back({std::string(kPartNames[part]) + ", " + span.row, std::move(span.name), span.begin_s, span.end_s});
+      OrderedJson inner = {{"scheduler", schedulers[part]}};
+      inner.update(outcome.result);
+      result["parts"][kPartNames[part]] = std::move(inner);
+    }
+    result["score"] = std::exp(score);
+    result["devices"] = std::move(shares);
+    return {};
+  }
+
+  static Mode told() { return {true, {}}; }
+
+  // Plays a part alone on its slices: a slice is a device of so much of the speed and memory.
+  Outcome run(size_t part, const std::vector<Slice>& slices, const std::string& scheduler, const Mode& mode,
+              std::vector<cluster::PlaySpan>* spans) const {
+    Outcome outcome;
+    std::vector<Device> devices;
+    for (const Slice& slice : slices) {
+      Device device = devices_[slice.device];
+      device.speed *= slice.part;
+      device.memory_bytes = static_cast<uint64_t>(static_cast<double>(device.memory_bytes) * slice.part);
+      device.from_s = slice.from_s;
+      devices.push_back(std::move(device));
+    }
+    if (devices.empty()) {
+      outcome.error = "there is no device for it";
+      return outcome;
+    }
+    base::Status error;
+    Fields fields(parts_[part], &error);
+    const std::unique_ptr<cluster::Problem> problem = kind_of(part).read(fields, devices);
+    base::Status status = error;
+    if (status.ok()) {
+      cluster::PlayOptions options = mode.options;
+      if (mode.plan) {  // as told, and with other requests than those that come
+        options.noise = 0;
+        options.seed = kPlanSeed;
+      }
+      status = problem->play(scheduler, options, outcome.result, spans);
+    }
+    if (!status.ok()) {
+      outcome.error = status.message();
+      return outcome;
+    }
+    const double figure = outcome.result.at(kFigures[part]).get<double>();
+    const double unrun = part == kTraining ? outcome.result.at("jobs").get<double>() - outcome.result.at("completed").get<double>()
+                         : part == kTrials && outcome.result.contains("rejected") ? double(outcome.result.at("rejected").size())
+                                                                                   : 0;
+    const double log = std::log(std::max(figure, 1e-9));
+    // What cannot run at all there comes before any speed.
+    outcome.worth = (kLessIsBetter[part] ? -log : log) - 100 * unrun;
+    return outcome;
+  }
+
+  // The parts in order of document, each in whole devices: every number of devices of every part, then all partitions by dynamic
+  // programming. Devices are taken in order.
+  base::Result<Slices> whole(const Mode& mode, const std::string* schedulers) const {
+    const auto count = static_cast<int64_t>(devices_.size());
+    std::vector<cluster::ValueTable> tables;
+    for (const size_t part : there_) {
+      cluster::ValueTable table{1, {}};
+      for (int64_t n = 1; n <= count - static_cast<int64_t>(there_.size()) + 1; ++n)
+        table.value.push_back(run(part, first(n * kQuarters), schedulers[part], mode, nullptr).worth);
+      tables.push_back(std::move(table));
+    }
+    const auto units = cluster::maximise_sum(tables, count);
+    Slices slices(kParts);
+    size_t next = 0;
+    for (size_t i = 0; i < there_.size(); ++i)
+      for (int64_t n = 0; n < (*units)[i]; ++n) slices[there_[i]].push_back({next++, 1, 0});
+    return slices;
+  }
+
+  // So many quarters from the first device on.
+  static std::vector<Slice> first(int64_t quarters) {
+    std::vector<Slice> slices;
+    for (int64_t q = 0; q < quarters; q += kQuarters)
+      slices.push_back({static_cast<size_t>(q / kQuarters), double(std::min(kQuarters, quarters - q)) / kQuarters, 0});
+    return slices;
+  }
+
+  // Ours. For every number of devices that services may have: they are placed there, what their placements leave of those devices and all
+  // others are quarters for the rest, which are divided exactly.
+  base::Result<Slices> shared() const {
+    const auto count = static_cast<int64_t>(devices_.size());
+    const bool services = std::find(there_.begin(), there_.end(), size_t{kServices}) != there_.end();
+    const std::vector<size_t> rest(there_.begin() + (services ? 1 : 0), there_.end());
+    // No part shall lose against the best partition into whole devices that can be expected.
+    GPUSHARE_ASSIGN_OR_RETURN(const Slices expected, whole(told(), specialists_));
+    double floor[kParts] = {};
+    for (const size_t part : there_)
+      floor[part] = run(part, expected[part], specialists_[part], told(), nullptr).worth - kSlack;
+    const auto weighed = [&](size_t part, double worth) {
+      return worth - kPerLoss * std::max(0.0, floor[part] - worth);
+    };
+    // Every part at every number of quarters, on devices in order: parts do not know each other's.
+    std::vector<cluster::ValueTable> tables;
+    for (const size_t part : rest) {
+      cluster::ValueTable table{1, {}};
+      for (int64_t q = 1; q <= count * kQuarters; ++q)
+        table.value.push_back(weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth));
+      tables.push_back(std::move(table));
+    }
+    Slices best;
+    double greatest = -1e300;
+    for (int64_t n = services ? 1 : 0; n <= (services ? count : 0); ++n) {
+      std::vector<int64_t> left(devices_.size(), kQuarters);
+      double worth = 0;
+      Slices slices(kParts);
+      if (services) {
+        const Outcome placed = run(kServices, first(n * kQuarters), ours_[kServices], told(), nullptr);
+        if (!placed.error.empty()) continue;
+        worth = weighed(kServices, placed.worth);
+        slices[kServices] = first(n * kQuarters);
+        for (int64_t d = 0; d < n; ++d) {
+          double used = 0, memory = 0;
+          for (const auto& placement : placed.result.at("placements"))
+            if (placement.at("device").get<std::string>() == devices_[size_t(d)].id) {
+              used += placement.at("share_percent").get<double>() / 100;
+              memory += placement.at("memory_percent").get<double>() / 100;
+            }
+          left[size_t(d)] = std::max<int64_t>(
+              0, static_cast<int64_t>(std::floor((1 - std::max(used, memory)) * kQuarters + 1e-9)));
+        }
+      }
+      int64_t quarters = 0;
+      for (const int64_t q : left) quarters += q;
+      if (quarters < static_cast<int64_t>(rest.size())) continue;
+      const auto units = cluster::maximise_sum(tables, quarters);
+      if (!units) continue;
+      // Whole devices first, to the parts with the most quarters; what is left of devices fills the remainders.
+      std::vector<std::pair<int64_t, size_t>> order;
+      for (size_t i = 0; i < rest.size(); ++i) order.emplace_back(-(*units)[i], rest[i]);
+      std::sort(order.begin(), order.end());
+      std::vector<int64_t> free = left;
+      for (auto& [minus, part] : order) {
+        int64_t need = -minus;
+        while (need > 0) {
+          // The device whose free part is the greatest that is needed whole, else the smallest that holds the remainder.
+          size_t chosen = free.size();
+          for (size_t d = 0; d < free.size(); ++d) {
+            if (free[d] == 0) continue;
+            if (chosen == free.size()) {
+              chosen = d;
+              continue;
+            }
+            const bool fits = free[d] <= need, fitted = free[chosen] <= need;
+            if (fits != fitted ? fits : (fits ? free[d] > free[chosen] : free[d] < free[chosen])) chosen = d;
+          }
+          if (chosen == free.size()) break;
+          const int64_t taken = std::min(need, free[chosen]);
+          slices[part].push_back({chosen, double(taken) / kQuarters, 0});
+          free[chosen] -= taken;
+          need -= taken;
+        }
+      }
+      hand_over(slices);
+      for (const size_t part : rest) worth += weighed(part, run(part, slices[part], ours_[part], told(), nullptr).worth);
+      if (worth <= greatest) continue;
+      greatest = worth;
+      best = std::move(slices);
+    }
+    if (best.empty())
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "devices: what services need leaves nothing for the other parts");
+    return best;
+  }
+
+  // When the trials are expected to have ended, their devices join those of the training jobs.
+  void hand_over(Slices& slices) const {
+    if (slices[kTrials].empty() || slices[kTraining].empty()) return;
+    const Outcome trials = run(kTrials, slices[kTrials], ours_[kTrials], told(), nullptr);
+    if (!trials.error.empty()) return;
+    double begin = 0;
+    const Json& groups = parts_[kTrials].at("groups");
+    if (!groups.empty()) begin = groups[0].at("arrival_s").get<double>();
+    // A margin, since trials may take longer than they were said to.
+    const double end = begin + trials.result.at("makespan_s").get<double>() * 1.25;
+    for (const Slice& slice : slices[kTrials]) slices[kTraining].push_back({slice.device, slice.part, end});
+  }
+
+  const std::vector<Device> devices_;
+  Json parts_[kParts];
+  std::vector<size_t> there_;
+  std::string specialists_[kParts] = {"milp-wsm", "ekya", "dynamic-fluid", "antman"};
+  const std::string ours_[kParts] = {"gpushare", "gpushare", "gpushare", "gpushare"};
+};
+
+// The fields of a part are those of a document of its kind.
+std::string mix_schema() {
+  OrderedJson properties = OrderedJson::object(), definitions = OrderedJson::object();
+  OrderedJson specialists = OrderedJson::object();
+  for (size_t part = 0; part < kParts; ++part) {
+    const OrderedJson own = OrderedJson::parse(kind_of(part).schema);
+    properties[kPartNames[part]] = {{"type", "object"},
+                                    {"properties", own.at("properties")},
+                                    {"required", own.at("required")},
+                                    {"additionalProperties", false}};
+    specialists[kPartNames[part]] = {{"enum", kind_of(part).run_choices}};
+  }
+  properties["specialists"] = {
+      {"description", "Who runs the parts of static: milp-wsm, ekya, dynamic-fluid and antman unless given."},
+      {"type", "object"},
+      {"properties", std::move(specialists)},
+      {"additionalProperties", false}};
+  return OrderedJson{{"properties", std::move(properties)}, {"required", OrderedJson::array()}, {"$defs", std::move(definitions)}}
+      .dump();
+}
+
+}  // namespace
+
+const cluster::Kind& mix_kind() {
+  static const std::string schema = mix_schema();
+  static const cluster::Kind kind = {
+      "mix",
+      "scheduler",
+      {"static", "gpushare", "gpushare-whole"},
+      {"static", "gpushare"},
+      {"static", "gpushare", "gpushare-whole"},
+      {"static", "gpushare"},
+      true,
+      [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<cluster::Problem> {
+        return std::make_unique<MixProblem>(document, devices);
+      },
+      schema.c_str()};
+  return kind;
+}
+
+}  // namespace gpushare::sim

@@ -1,0 +1,228 @@
+// Playing documents with noise: learners and their bounds, policies of shares, retraining under a profiler's error, requests, trials.
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <random>
+
+#include "cluster/learn/load_forecast.hpp"
+#include "cluster/learn/performance.hpp"
+#include "cluster/plan.hpp"
+#include "cluster/shares/rounds.hpp"
+#include "support/catch.hpp"
+
+namespace gpushare::cluster {
+namespace {
+
+// The synthetic bench of the source (thesis 002, section 3.7.3) with 100 units.
+shares::RoundsProblem bench(uint64_t seed) {
+  shares::RoundsProblem problem{100, 10, 120, 0.2, seed, {}};
+  for (double offset : {0.1, 0.3, 0.5, 0.7, 0.9}) {
+    shares::RoundJob job;
+    job.job = {"user" + std::to_string(problem.jobs.size()), 10, 0.95, UtilityShape::kLinear, {}};
+    job.job.curve.logistic = true;
+    job.job.curve.offset = offset;
+    problem.jobs.push_back(job);
+  }
+  return problem;
+}
+
+double played(const shares::RoundsProblem& problem, const char* policy, ShareObjective objective) {
+  const auto result = shares::play_rounds(problem, policy, objective);
+  REQUIRE(result.ok());
+  return objective == ShareObjective::kSocialWelfare        ? result->last_welfare
+         : objective == ShareObjective::kEgalitarianWelfare ? result->last_egalitarian
+                                                            : result->last_fairness;
+}
+
+OrderedJson run_of(const std::string& document, const std::string& scheduler, double noise, uint64_t seed = 1) {
+  PlanOptions options;
+  options.schedulers = {scheduler};
+  PlayOptions play;
+  play.noise = noise;
+  play.seed = seed;
+  const auto result = run(document, options, play);
+  INFO(result.status().message());
+  REQUIRE(result.ok());
+  return (*result)["results"][0];
+}
+
+}  // namespace
+
+TEST_CASE("no policy hands out more than there is, and each changes shares within the step") {
+  for (const char* name : shares::kPolicies) {
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      const auto problem = bench(seed);
+      const auto result = shares::play_rounds(problem, name, ShareObjective(seed % 3));
+      REQUIRE(result.ok());
+      REQUIRE(result->rounds.size() == problem.rounds);
+      for (size_t r = 0; r < result->rounds.size(); ++r) {
+        int64_t sum = 0;
+        for (size_t j = 0; j < problem.jobs.size(); ++j) {
+          const int64_t units = result->rounds[r].units[j];
+          REQUIRE(units >= 0);
+          sum += units;
+          const std::string policy = name;
+          if (r > 0 && (policy == "gpushare" || policy.rfind("cilantro", 0) == 0))
+            REQUIRE(std::abs(units - result->rounds[r - 1].units[j]) <= problem.max_step);
+        }
+        INFO(name);
+        REQUIRE(sum <= problem.capacity);
+      }
+    }
+  }
+  CHECK(shares::play_rounds(bench(1), "none", ShareObjective::kSocialWelfare).status().code() ==
+        GPUSHARE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("rounds are deterministic by seed") {
+  for (const char* name : shares::kPolicies) {
+    const auto a = shares::play_rounds(bench(3), name, ShareObjective::kEgalitarianWelfare);
+    const auto b = shares::play_rounds(bench(3), name, ShareObjective::kEgalitarianWelfare);
+    CHECK(a->rounds.back().units == b->rounds.back().units);
+    CHECK(a->welfare == b->welfare);
+  }
+}
+
+TEST_CASE("the oracle is not exceeded, and what learns comes near it") {
+  for (const auto objective : {ShareObjective::kSocialWelfare, ShareObjective::kEgalitarianWelfare,
+                               ShareObjective::kNoJustifiedComplaints}) {
+    const double best = played(bench(1), "oracle", objective);
+    for (const char* name : shares::kPolicies) {
+      const double got = played(bench(1), name, objective);
+      INFO(name);
+      CHECK(got <= best + 1e-9);
+      if (std::string(name) == "gpushare" || std::string(name) == "cilantro") CHECK(got > 0.85 * best);
+    }
+  }
+}
+
+TEST_CASE("a job that declares its demand is taken at its word") {
+  auto problem = bench(1);
+  for (auto& job : problem.jobs) {
+    job.declared = PerformanceCurve{};
+    job.declared->points = {{0, 0}, {job.job.curve.demand(0.95), 0.95}};
+  }
+  const auto told = shares::play_rounds(problem, "cilantro", ShareObjective::kNoJustifiedComplaints);
+  CHECK(told->last_fairness == Approx(1));
+  CHECK(told->before.all == 0);  // nothing is learned
+}
+
+TEST_CASE("the bounds of the learners hold what is true nine times in ten, and a change is noticed by the adaptive one") {
+  const auto truth = [](double x) { return std::min(1.2, 0.3 + 0.4 * x); };
+  for (const LearnerKind kind : {LearnerKind::kBinning, LearnerKind::kKernel, LearnerKind::kSurface, LearnerKind::kAdaptive}) {
+    size_t inside = 0, all = 0;
+    double last_error = 0;
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      std::mt19937_64 random(seed);
+      std::normal_distribution<double> noise(0, 0.1);
+      std::uniform_real_distribution<double> units(2, 30);
+      const auto learner = make_performance_learner(kind, 10, 10);
+      for (int i = 0; i < 60; ++i) {
+        const double at = units(random);
+        const auto bounds = learner->at(at, 10);
+        ++all;
+        if (bounds.low <= truth(at / 10) && truth(at / 10) <= bounds.high) ++inside;
+        learner->observe(at, 10, truth(at / 10) + noise(random));
+      }
+      for (int i = 0; i < 40; ++i) {  // now half as good
+        const double at = units(random);
+        learner->observe(at, 10, truth(at / 10) / 2 + noise(random));
+      }
+      last_error += std::abs(learner->at(10, 10).estimate - truth(1) / 2) / 20;
+    }
+    INFO(int(kind));
+    CHECK(double(inside) >= 0.85 * double(all));
+    if (kind == LearnerKind::kAdaptive) CHECK(last_error < 0.08);
+    if (kind == LearnerKind::kBinning) CHECK(last_error > 0.08);  // never forgets
+  }
+}
+
+TEST_CASE("loads are forecast within their bound as often as it says") {
+  std::mt19937_64 random(7);
+  std::normal_distribution<double> noise(0, 5);
+  LoadForecast forecast(100);
+  CHECK(forecast.next().high == Approx(100));
+  double load = 100;
+  size_t inside = 0, all = 0;
+  for (int i = 0; i < 1000; ++i) {
+    load = 100 + 0.8 * (load - 100) + noise(random);
+    if (i >= 20) {
+      ++all;
+      if (load <= forecast.next().high) ++inside;
+    }
+    forecast.observe(load);
+  }
+  CHECK(double(inside) / double(all) > 0.92);
+  CHECK(double(inside) / double(all) < 0.98);
+}
+
+TEST_CASE("retraining: without a profiler's error a run is the plan of one window; with it, what happens is the truth") {
+  const std::string document =
+      R"({"version": 1, "kind": "retraining", "devices": 3, "window_s": 120, "quantum": 0.1, "accuracy_floor": 40, "streams": [
+    {"name": "A", "accuracy": 65, "gpus_needed": 1, "windows": [
+       {"configurations": [{"name": "1A", "accuracy": 75, "gpu_seconds": 85}, {"name": "2A", "accuracy": 70, "gpu_seconds": 65}]},
+       {"configurations": [{"name": "1A", "accuracy": 95, "gpu_seconds": 90}, {"name": "2A", "accuracy": 90, "gpu_seconds": 40}]}]},
+    {"name": "B", "accuracy": 50, "gpus_needed": 1, "windows": [
+       {"configurations": [{"name": "1B", "accuracy": 90, "gpu_seconds": 80}, {"name": "2B", "accuracy": 85, "gpu_seconds": 50}]},
+       {"configurations": [{"name": "1B", "accuracy": 98, "gpu_seconds": 80}, {"name": "2B", "accuracy": 90, "gpu_seconds": 70}]}]}]})";
+  CHECK(run_of(document, "none", 0)["mean_accuracy"].get<double>() == Approx(57.5));  // thesis 002, lines 257-286
+  CHECK(run_of(document, "ekya", 0)["mean_accuracy"].get<double>() == Approx(75.521).epsilon(1e-4));
+  CHECK(run_of(document, "gpushare", 0)["mean_accuracy"].get<double>() >= 75.521 - 1e-3);
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const double got = run_of(document, "ekya", 0.2, seed)["mean_accuracy"].get<double>();
+    CHECK(got <= 76.1);
+    CHECK(got > 57);
+  }
+}
+
+TEST_CASE("services: more than a replica serves is late, and no request is lost") {
+  const std::string document =
+      R"({"version": 1, "kind": "services", "devices": 1, "run": {"duration_s": 20}, "services": [
+    {"name": "light", "rate_rps": 100, "slo_ms": 100, "configurations": [{"batch": 8, "latency_ms": 20, "throughput_rps": 400, "memory_percent": 10, "ao_percent": 30}]},
+    {"name": "heavy", "rate_rps": 300, "slo_ms": 100, "configurations": [{"batch": 4, "latency_ms": 40, "throughput_rps": 100, "memory_percent": 10, "ao_percent": 40}]},
+    {"name": "never", "rate_rps": 10, "slo_ms": 5, "configurations": [{"batch": 4, "latency_ms": 40, "throughput_rps": 100, "memory_percent": 10, "ao_percent": 40}]}]})";
+  const auto result = run_of(document, "milp-ao", 0);
+  const auto& rows = result["services"];
+  for (const auto& row : rows)
+    CHECK(row["requests"].get<int>() == row["in_time"].get<int>() + row["late"].get<int>() +
+                                            row["dropped"].get<int>() + row["unplaced"].get<int>());
+  CHECK(rows[0]["late"] == 0);
+  CHECK(rows[0]["latency_p99_ms"].get<double>() <= 100.001);
+  // Three times what it does: the rest is dropped, so what is answered is in time.
+  CHECK(rows[1]["dropped"].get<int>() > rows[1]["in_time"].get<int>());
+  CHECK(rows[1]["in_time"].get<int>() > 20 * 80);
+  CHECK(rows[0]["dropped"] == 0);
+  CHECK(rows[2]["unplaced"] == rows[2]["requests"]);
+}
+
+TEST_CASE("trials: schedulers do not know what a trial really takes") {
+  const std::string document = R"({"version": 1, "kind": "trials", "devices": 2, "max_packed": 1, "max_workers": 1, "groups": [
+    {"arrival_s": 0, "trials": [{"name": "a", "budget_s": 10}, {"name": "b", "budget_s": 10}, {"name": "c", "budget_s": 10}]}]})";
+  CHECK(run_of(document, "fifo", 0)["makespan_s"].get<double>() == Approx(20));
+  const double noisy = run_of(document, "fifo", 0.3)["makespan_s"].get<double>();
+  CHECK(noisy != Approx(20));
+  for (const char* scheduler : {"fifo", "static-fluid", "dynamic-fluid", "gpushare"}) {
+    const auto result = run_of(document, scheduler, 0.3, 5);
+    CHECK(result["makespan_s"].get<double>() >= result["bound_s"].get<double>() * (1 - 1e-9));
+  }
+}
+
+TEST_CASE("fields of run are checked as all others") {
+  const auto refused = [](const std::string& fields) {
+    const auto result = run(R"({"version": 1, "kind": "shares", "capacity": 10, "jobs": [{"name": "a", "load": 1, "slo": 0.9,
+      "utility": "linear", "logistic": {"offset": 0})" + fields, {}, {});
+    return result.ok() ? std::string() : result.status().message();
+  };
+  CHECK(refused("}]}").empty());
+  CHECK(refused(R"(}], "run": {"rounds": 0}})").find("run.rounds: 0") != std::string::npos);
+  CHECK(refused(R"(}], "run": {"noise": -1}})").find("run.noise: -1") != std::string::npos);
+  CHECK(refused(R"(}], "run": {"seed": 1}})").find("run.seed") != std::string::npos);
+  CHECK(refused(R"(, "loads": []}]})").find("loads") != std::string::npos);
+  CHECK(refused(R"(, "change": {"round": 0}}]})").find("change.round: 0") != std::string::npos);
+  CHECK(refused(R"(, "declared": {}}]})").find("declared") != std::string::npos);
+  CHECK(refused(R"(}], "run": {"rounds": 1000000}, "capacity": 10})").find("capacity") != std::string::npos);
+  PlayOptions play;
+  play.objective = "most";
+  CHECK_FALSE(run(R"({"version": 1, "kind": "shares", "capacity": 10, "jobs": []})", {}, play).ok());
+}
+
+}  // namespace gpushare::cluster

@@ -1,0 +1,141 @@
+// Mixes: parts on their share of the devices, static partitions, errors; guaranteed jobs beside opportunistic ones under gpushare.
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <string>
+
+#include "cluster/plan.hpp"
+#include "sim/cluster_simulation.hpp"
+#include "sim/cluster_training.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare;
+
+namespace {
+
+const char* const kTrials =
+    R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [{"name": "a", "budget_s": 30},
+      {"name": "b", "budget_s": 30}]}]})";
+const char* const kTraining =
+    R"("training": {"jobs": [{"name": "x", "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100, "ephemeral_mb": 100},
+      {"name": "y", "iterations": 100, "iteration_ms": 1000, "persistent_mb": 100, "ephemeral_mb": 100}]})";
+const char* const kServices =
+    R"("services": {"services": [{"name": "s", "rate_rps": 100, "slo_ms": 100, "configurations": [
+      {"batch": 8, "latency_ms": 20, "throughput_rps": 400, "memory_percent": 10, "wsm_percent": 25}]}], "run": {"duration_s": 5}})";
+
+std::string mix(const std::string& devices, const std::string& parts) {
+  return R"({"version": 1, "kind": "mix", "devices": )" + devices + ", " + parts + "}";
+}
+
+base::Result<cluster::OrderedJson> planned(const std::string& document, const std::vector<std::string>& schedulers = {}) {
+  cluster::PlanOptions options;
+  options.schedulers = schedulers;
+  return cluster::plan(document, options, sim::all_cluster_kinds());
+}
+
+}  // namespace
+
+TEST_CASE("a static mix takes the best partition into whole devices") {
+  // Two trials and two jobs on three devices. Trials on 1 or 2: 60 or 30 s; jobs on 2 or 1: mean 100 or 150 s. 1/60/100 < 1/30/150.
+  const auto result = planned(mix("3", std::string(kTrials) + "," + kTraining), {"static", "gpushare-whole"});
+  REQUIRE(result.ok());
+  const auto& row = (*result)["results"][0];
+  CHECK(row["devices"]["trials"] == 2.0);
+  CHECK(row["devices"]["training"] == 1.0);
+  CHECK(row["makespan_s"].get<double>() == Approx(30));
+  CHECK(row["jct_mean_s"].get<double>() == Approx(150));
+  CHECK(row["score"].get<double>() == Approx(std::sqrt(1.0 / 30 / 150)));
+  CHECK(row["parts"]["training"]["scheduler"] == "antman");
+}
+
+TEST_CASE("gpushare hands the trials' devices over, and shares those of services") {
+  const auto result = planned(mix("3", std::string(kServices) + "," + kTrials + "," + kTraining), {"static", "gpushare"});
+  REQUIRE(result.ok());
+  const auto& rows = (*result)["results"];
+  CHECK(rows[0]["goodput_rps"].get<double>() == Approx(100));
+  CHECK(rows[1]["goodput_rps"].get<double>() == Approx(100));
+  CHECK(rows[1]["score"].get<double>() > 1.1 * rows[0]["score"].get<double>());
+}
+
+TEST_CASE("a run of a mix is deterministic by seed, and has the parts' rows") {
+  const std::string document = mix("3", std::string(kServices) + "," + kTrials + "," + kTraining);
+  cluster::PlayOptions play;
+  play.noise = 0.2;
+  std::vector<cluster::PlaySpan> spans;
+  const auto once = cluster::run(document, {}, play, sim::all_cluster_kinds(), &spans);
+  const auto again = cluster::run(document, {}, play, sim::all_cluster_kinds());
+  REQUIRE(once.ok());
+  CHECK(once->dump() == again->dump());
+  CHECK((*once)["results"].size() == 2);
+  CHECK((*once)["results"][1]["parts"]["services"]["throughput_rps"].get<double>() > 50);
+  bool trials = false, training = false;
+  for (const cluster::PlaySpan& span : spans) {
+    trials |= span.row.rfind("trials, device", 0) == 0;
+    training |= span.row.rfind("training, device", 0) == 0;
+  }
+  CHECK(trials);
+  CHECK(training);
+}
+
+TEST_CASE("bad mixes are refused with their path") {
+  const auto message = [](const std::string& document) {
+    const auto result = planned(document);
+    return result.ok() ? std::string() : result.status().message();
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(has(message(mix("3", R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": -1, "trials": []}]})")),
+            "trials.groups[0].arrival_s: -1"));
+  CHECK(has(message(mix("1", std::string(kTrials) + "," + kTraining)), "devices: 1 are fewer than the 2 parts"));
+  CHECK(has(message(mix("65", kTrials)), "devices: 65"));
+  CHECK(has(message(mix("2", R"("specialists": {})")), "at least one of"));
+  CHECK(has(message(mix("2", std::string(kTrials) + R"(, "specialists": {"trials": "antman"})")), "specialists.trials"));
+  CHECK(has(message(mix("2", std::string(kTrials) + R"(, "shares": {})")), "shares"));
+  CHECK(has(message(mix("2", R"("training": {"jobs": []})")), "training.jobs"));
+}
+
+TEST_CASE("under gpushare a guaranteed job is not slowed by what comes beside it") {
+  test::Random random(test::seed());
+  for (int round = 0; round < 30; ++round) {
+    std::vector<cluster::JobInfo> jobs;
+    double now = 0;
+    for (int j = 0; j < 40; ++j) {
+      now += static_cast<double>(test::uniform(random, 0, 20));
+      cluster::JobInfo job;
+      job.name = std::to_string(j);
+      job.arrival_s = now;
+      job.work_s = static_cast<double>(test::uniform(random, 10, 300));
+      job.memory_bytes = test::uniform(random, 1, 8) << 30;
+      job.demands = {static_cast<double>(test::uniform(random, 10, 100)) / 100};
+      job.config = std::to_string(test::uniform(random, 0, 5));
+      job.guaranteed = test::uniform(random, 0, 1) == 0;
+      jobs.push_back(job);
+    }
+    const std::vector<cluster::Device> devices(3);
+    const auto scheduler = cluster::make_training_scheduler("gpushare");
+    const auto result = sim::run_cluster(jobs, devices, *scheduler, {});
+    REQUIRE(result.ok());
+    INFO("seed " << test::seed());
+    CHECK(result->completed == jobs.size());
+    CHECK(result->slowdown_p99 <= 1.05);
+  }
+}
+
+TEST_CASE("devices that come up later are used from then on, and not before") {
+  std::vector<cluster::JobInfo> jobs(2);
+  for (size_t j = 0; j < 2; ++j) {
+    jobs[j].name = std::to_string(j);
+    jobs[j].work_s = 100;
+    jobs[j].demands = {1};
+  }
+  std::vector<cluster::Device> devices(2);
+  devices[1].from_s = 40;
+  for (const char* name : cluster::kTrainingSchedulers) {
+    const auto scheduler = cluster::make_training_scheduler(name);
+    const auto result = sim::run_cluster(jobs, devices, *scheduler, {});
+    INFO(name);
+    REQUIRE(result.ok());
+    CHECK(result->completed == 2);
+    CHECK(result->jobs[1].end_s <= 200.001);
+    if (std::string(name) == "fifo") CHECK(result->jobs[1].start_s == Approx(40));
+  }
+}
