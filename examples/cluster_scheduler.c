@@ -18,9 +18,12 @@ typedef struct {
   uint32_t devices;
 } shortest;
 
-static void begin(void* context) { memset(context, 0, sizeof(shortest)); }
+static void begin(void* context) {
+  memset(context, 0, sizeof(shortest));
+}
 
-static void device_changed(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up, double now_s) {
+static void device_changed(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up,
+                           double now_s) {
   shortest* self = context;
   (void)memory_bytes, (void)speed, (void)now_s;
   if (device >= kMostDevices) return;
@@ -77,7 +80,8 @@ int main(void) {
   char document[8192] = "{\"version\": 1, \"kind\": \"training\", \"devices\": 2, \"jobs\": [";
   for (int job = 0; job < 12; ++job)
     snprintf(document + strlen(document), sizeof(document) - strlen(document),
-             "%s{\"name\": \"job%d\", \"iterations\": %d, \"iteration_ms\": 100, \"persistent_mb\": 500, \"ephemeral_mb\": 500}",
+             "%s{\"name\": \"job%d\", \"iterations\": %d, \"iteration_ms\": 100, \"persistent_mb\": 500, "
+             "\"ephemeral_mb\": 500}",
              job == 0 ? "" : ", ", job, (job * 7 % 12 + 1) * 100);
   strcat(document, "]}");
 
@@ -92,7 +96,8 @@ int main(void) {
   }
   for (const char* at = result; (at = strstr(at, "\"scheduler\":\"")) != NULL;) {
     const char* mean = strstr(at, "\"jct_mean_s\":");
-    printf("%-10.*s mean completion %.1f s\n", (int)strcspn(at + 13, "\""), at + 13, mean == NULL ? 0 : atof(mean + 13));
+    printf("%-10.*s mean completion %.1f s\n", (int)strcspn(at + 13, "\""), at + 13,
+           mean == NULL ? 0 : atof(mean + 13));
     at += 13;
   }
   gpushare_cluster_text_free(result);

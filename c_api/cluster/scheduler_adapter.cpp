@@ -21,24 +21,19 @@ class Adapter final : public cluster::Scheduler {
   explicit Adapter(const gpushare_cluster_scheduler_ops* ops) : ops_(*ops) {
     if (ops_.begin != nullptr) ops_.begin(ops_.context);
   }
-  void device_changed(cluster::DeviceIndex device, const cluster::DeviceInfo& info, bool up, double now_s) override {
+  void device_changed(cluster::DeviceIndex device, const cluster::DeviceInfo& info, bool up,
+                      double now_s) override {
     ops_.device_changed(ops_.context, device, info.memory_bytes, info.speed, up ? 1 : 0, now_s);
   }
   void arrived(cluster::JobId job, const cluster::JobInfo& info, double now_s) override {
-    const gpushare_cluster_job_info out = {sizeof(out),
-                                           info.gang,
-                                           info.name.c_str(),
-                                           info.config.c_str(),
-                                           info.arrival_s,
-                                           info.work_s,
-                                           info.memory_bytes,
-                                           info.guaranteed ? 1 : 0,
-                                           info.priority,
-                                           info.demands.data(),
-                                           info.demands.size()};
+    const gpushare_cluster_job_info out = {
+        sizeof(out),    info.gang,           info.name.c_str(),  info.config.c_str(),
+        info.arrival_s, info.work_s,         info.memory_bytes,  info.guaranteed ? 1 : 0,
+        info.priority,  info.demands.data(), info.demands.size()};
     ops_.arrived(ops_.context, job, &out, now_s);
   }
-  void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
+  void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown,
+                double now_s) override {
     if (ops_.observed != nullptr) ops_.observed(ops_.context, job, attained_s, remaining_s, slowdown, now_s);
   }
   void finished(cluster::JobId job, double now_s) override { ops_.finished(ops_.context, job, now_s); }
@@ -55,7 +50,9 @@ class Adapter final : public cluster::Scheduler {
 }  // namespace
 
 base::Status check_scheduler(const gpushare_cluster_scheduler_ops* ops) {
-  const auto refused = [](const std::string& why) { return base::Status(GPUSHARE_INVALID_ARGUMENT, "scheduler: " + why); };
+  const auto refused = [](const std::string& why) {
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "scheduler: " + why);
+  };
   if (ops == nullptr) return refused("the table is null");
   if (ops->struct_size < GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE)
     return refused(base::format("struct_size %u is not allowed; at least %zu", ops->struct_size,
@@ -98,13 +95,15 @@ int32_t append(gpushare_cluster_actions* actions, Action action) {
 
 extern "C" {
 
-int32_t gpushare_cluster_actions_place(gpushare_cluster_actions* actions, uint32_t job, const uint32_t* devices,
-                                       uint32_t device_count, int32_t opportunistic) {
+int32_t gpushare_cluster_actions_place(gpushare_cluster_actions* actions, uint32_t job,
+                                       const uint32_t* devices, uint32_t device_count,
+                                       int32_t opportunistic) {
   return guard([&]() -> base::Status {
     if (actions == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "actions is null"};
     if (devices == nullptr && device_count > 0) return {GPUSHARE_INVALID_ARGUMENT, "devices is null"};
-    actions->list->push_back({Action::Kind::kPlace, job, std::vector<uint32_t>(devices, devices + device_count),
-                              opportunistic != 0, ""});
+    actions->list->push_back({Action::Kind::kPlace, job,
+                              std::vector<uint32_t>(devices, devices + device_count), opportunistic != 0,
+                              ""});
     return {};
   });
 }
@@ -113,7 +112,8 @@ int32_t gpushare_cluster_actions_pause(gpushare_cluster_actions* actions, uint32
   return append(actions, {Action::Kind::kPause, job, {}, false, ""});
 }
 
-int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job, int32_t opportunistic) {
+int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job,
+                                        int32_t opportunistic) {
   return append(actions, {Action::Kind::kResize, job, {}, opportunistic != 0, ""});
 }
 

@@ -88,13 +88,17 @@ std::string summary(const Json& document) {
         best = &result;
     }
     if (best == nullptr) continue;
-    out += "<p class=\"finding\">" + escape_html(figure.words) + ": <b>" + escape_html(name_of(*best)) + "</b> " +
-           escape_html((figure.less_is_better ? "has the least, " : "has the most, ") + cell((*best)[figure.field])) + ".</p>";
+    out += "<p class=\"finding\">" + escape_html(figure.words) + ": <b>" + escape_html(name_of(*best)) +
+           "</b> " +
+           escape_html((figure.less_is_better ? "has the least, " : "has the most, ") +
+                       cell((*best)[figure.field])) +
+           ".</p>";
   }
   std::vector<std::string> keys;  // scalars of any result, in order of appearance
   for (const Json& result : results)
     for (const auto& [key, value] : result.items())
-      if (!value.is_structured() && std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+      if (!value.is_structured() && std::find(keys.begin(), keys.end(), key) == keys.end())
+        keys.push_back(key);
   std::vector<std::vector<std::string>> rows;
   for (const Json& result : results) {
     std::vector<std::string> row;
@@ -107,8 +111,10 @@ std::string summary(const Json& document) {
 std::string line_key(const Json& results) {
   std::string out = "<ul class=\"key\">";
   for (size_t i = 0; i < results.size(); ++i)
-    out += base::format("<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 6H30\"/></svg>",
-                        i % kReportStyles) +
+    out += base::format(
+               "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s%zu\" d=\"M0 "
+               "6H30\"/></svg>",
+               i % kReportStyles) +
            escape_html(name_of(results[i])) + "</li>";
   return out + "</ul>";
 }
@@ -117,7 +123,8 @@ std::string line_key(const Json& results) {
 std::string series(const Json& document) {
   const Json& results = document.at("results");
   if (results.empty() || !results[0].contains("series") || results[0]["series"].empty()) return "";
-  std::string out = "<section aria-labelledby=\"rounds\"><h2 id=\"rounds\">Round by round</h2>" + line_key(results);
+  std::string out =
+      "<section aria-labelledby=\"rounds\"><h2 id=\"rounds\">Round by round</h2>" + line_key(results);
   size_t number = 0;
   for (const auto& [metric, unused] : results[0]["series"][0].items()) {
     Chart chart;
@@ -156,7 +163,8 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
   };
   std::vector<const cluster::PlaySpan*> order;
   for (const cluster::PlaySpan& span : spans) order.push_back(&span);
-  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->begin_s < b->begin_s; });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto* a, const auto* b) { return a->begin_s < b->begin_s; });
   const size_t shown = std::min(order.size(), kMostSpans);
   std::vector<Placed> placed;
   for (size_t i = 0; i < shown; ++i) {
@@ -177,12 +185,14 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
   const size_t drawn = std::min(rows, kMostTracks);
   constexpr double kLeft = 150, kWidth = 690, kRow = 20;
   std::string out = base::format(
-      "<section aria-labelledby=\"where\"><h2 id=\"where\">What ran where, under %s</h2><svg viewBox=\"0 0 850 %.0f\" role=\"img\" "
+      "<section aria-labelledby=\"where\"><h2 id=\"where\">What ran where, under %s</h2><svg viewBox=\"0 0 "
+      "850 %.0f\" role=\"img\" "
       "aria-label=\"Rows are devices or jobs, time runs to the right\">",
       escape_html(name_of(document.at("results").back())).c_str(), double(drawn) * kRow + 30);
   for (const auto& [row, at] : first)
     if (at < drawn)
-      out += base::format("<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">", kLeft - 8, double(at) * kRow + 14) +
+      out += base::format("<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">", kLeft - 8,
+                          double(at) * kRow + 14) +
              escape_html(row.substr(0, 24)) + "</text>";
   std::map<std::string, size_t> styles;
   for (const Placed& item : placed) {
@@ -191,19 +201,23 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
     const size_t style = styles.emplace(item.span->name, styles.size()).first->second % kReportStyles;
     const double x = kLeft + kWidth * item.span->begin_s / end;
     const double width = std::max(0.4, kWidth * (item.span->end_s - item.span->begin_s) / end);
-    out += base::format("<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.0f\" fill=\"var(--s%zu)\" fill-opacity=\".55\"><title>", x,
-                        double(y) * kRow + 2, width, kRow - 4, style) +
-           escape_html(base::format("%s, %.6g to %.6g s", item.span->name.c_str(), item.span->begin_s, item.span->end_s)) +
+    out += base::format(
+               "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.0f\" fill=\"var(--s%zu)\" "
+               "fill-opacity=\".55\"><title>",
+               x, double(y) * kRow + 2, width, kRow - 4, style) +
+           escape_html(base::format("%s, %.6g to %.6g s", item.span->name.c_str(), item.span->begin_s,
+                                    item.span->end_s)) +
            "</title></rect>";
   }
   for (const double tick : ticks(0, end, 6))
     if (tick <= end)
-      out += base::format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s s</text>", kLeft + kWidth * tick / end,
-                          double(drawn) * kRow + 20, tick_text(tick).c_str());
+      out += base::format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s s</text>",
+                          kLeft + kWidth * tick / end, double(drawn) * kRow + 20, tick_text(tick).c_str());
   out += "</svg>";
   if (rows > drawn || order.size() > shown)
-    out += base::format("<p class=\"soft\">The first %zu of %zu rows, and %zu of %zu stretches; --timeline has all.</p>", drawn, rows, shown,
-                        order.size());
+    out += base::format(
+        "<p class=\"soft\">The first %zu of %zu rows, and %zu of %zu stretches; --timeline has all.</p>",
+        drawn, rows, shown, order.size());
   return out + "</section>";
 }
 
@@ -229,7 +243,8 @@ std::string inside(const Json& result) {
         rows.push_back({name, cell(item)});
       }
     }
-    out += "<details><summary>" + escape_html(key) + base::format(" (%zu)</summary>", value.size()) + table(titles, rows);
+    out += "<details><summary>" + escape_html(key) + base::format(" (%zu)</summary>", value.size()) +
+           table(titles, rows);
     if (value.size() > rows.size())
       out += base::format("<p class=\"soft\">The first %zu; --json has all.</p>", rows.size());
     out += "</details>";
@@ -244,12 +259,15 @@ std::string render_cluster_report(const nlohmann::ordered_json& document,
                                   const std::vector<cluster::PlaySpan>& spans) {
   using namespace cluster_page;
   const std::string kind = document.at("kind");
-  std::string out = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-                    "content=\"width=device-width,initial-scale=1\"><title>gpushare cluster: " +
-                    escape_html(kind) + "</title><style>" + kReportStyle + "</style></head><body><main><header><h1>Cluster: " +
-                    escape_html(kind) + "</h1><p class=\"soft\">Played on virtual time; no device took part.</p><ul class=\"facts\">";
+  std::string out =
+      "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\"><title>gpushare cluster: " +
+      escape_html(kind) + "</title><style>" + kReportStyle +
+      "</style></head><body><main><header><h1>Cluster: " + escape_html(kind) +
+      "</h1><p class=\"soft\">Played on virtual time; no device took part.</p><ul class=\"facts\">";
   for (const char* fact : {"devices", "layout", "seed"})
-    if (document.contains(fact)) out += "<li>" + std::string(fact) + " <b>" + escape_html(cell(document[fact])) + "</b></li>";
+    if (document.contains(fact))
+      out += "<li>" + std::string(fact) + " <b>" + escape_html(cell(document[fact])) + "</b></li>";
   out += "</ul></header>" + summary(document) + series(document) + picture(document, spans);
   for (const Json& result : document.at("results")) {
     const std::string text = inside(result);

@@ -11,6 +11,7 @@
 namespace gpushare::cli {
 
 // `spans` are of the last result; empty leaves their picture out.
-std::string render_cluster_report(const nlohmann::ordered_json& document, const std::vector<cluster::PlaySpan>& spans);
+std::string render_cluster_report(const nlohmann::ordered_json& document,
+                                  const std::vector<cluster::PlaySpan>& spans);
 
 }  // namespace gpushare::cli

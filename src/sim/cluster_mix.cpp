@@ -25,9 +25,10 @@ constexpr bool kLessIsBetter[kParts] = {false, false, true, true};
 constexpr size_t kMostDevices = 64;  // an exact division beyond would take minutes
 constexpr int64_t kQuarters = 4;     // of a device
 constexpr uint64_t kPlanSeed = 0x6770;
-constexpr double kSlack = 0.005;         // of a part's worth: what is below the static partition's by more is avoided
-constexpr double kPerLoss = 10;          // how much more a part's loss weighs than another's gain
-constexpr double kWorst = -1e9;      // worth of a part that cannot run
+constexpr double kSlack =
+    0.005;                       // of a part's worth: what is below the static partition's by more is avoided
+constexpr double kPerLoss = 10;  // how much more a part's loss weighs than another's gain
+constexpr double kWorst = -1e9;  // worth of a part that cannot run
 
 const cluster::Kind& kind_of(size_t part) {
   const cluster::Kind* const all[kParts] = {&cluster::services_kind(), &cluster::retraining_kind(),
@@ -59,8 +60,8 @@ class MixProblem final : public cluster::Problem {
  public:
   MixProblem(Fields& document, const std::vector<Device>& devices) : devices_(devices) {
     if (devices.size() > kMostDevices)
-      document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over", devices.size(),
-                                       kMostDevices));
+      document.refuse_all(base::format("devices: %zu are more than the %zu that a mix is divided over",
+                                       devices.size(), kMostDevices));
     for (size_t part = 0; part < kParts && document.ok(); ++part) {
       if (!document.has(kPartNames[part])) continue;
       document.with(kPartNames[part], [&](Fields& fields) { kind_of(part).read(fields, devices); });
@@ -71,7 +72,8 @@ class MixProblem final : public cluster::Problem {
     if (document.ok() && there_.empty())
       document.refuse_all("give at least one of services, retraining, trials and training");
     if (document.ok() && there_.size() > devices.size())
-      document.refuse_all(base::format("devices: %zu are fewer than the %zu parts", devices.size(), there_.size()));
+      document.refuse_all(
+          base::format("devices: %zu are fewer than the %zu parts", devices.size(), there_.size()));
     if (document.ok() && document.has("specialists"))
       document.with("specialists", [&](Fields& fields) {
         for (size_t part = 0; part < kParts; ++part) {
@@ -105,8 +107,10 @@ class MixProblem final : public cluster::Problem {
     OrderedJson shares = OrderedJson::object();
     for (const size_t part : there_) {
       std::vector<cluster::PlaySpan> own;
-      const Outcome outcome = run(part, slices[part], schedulers[part], mode, spans == nullptr ? nullptr : &own);
-      if (!outcome.error.empty()) return {GPUSHARE_INVALID_ARGUMENT, std::string(kPartNames[part]) + ": " + outcome.error};
+      const Outcome outcome =
+          run(part, slices[part], schedulers[part], mode, spans == nullptr ? nullptr : &own);
+      if (!outcome.error.empty())
+        return {GPUSHARE_INVALID_ARGUMENT, std::string(kPartNames[part]) + ": " + outcome.error};
       score += outcome.worth / double(there_.size());
       result[kFigures[part]] = outcome.result.at(kFigures[part]);
       if (part == kTraining) result["slowdown_p99"] = outcome.result.at("slowdown_p99");
@@ -116,7 +120,8 @@ class MixProblem final : public cluster::Problem {
       shares[kPartNames[part]] = amount;
       if (spans != nullptr)
         for (cluster::PlaySpan& span : own)
-          spans->push_back({std::string(kPartNames[part]) + ", " + span.row, std::move(span.name), span.begin_s, span.end_s});
+          spans->push_back({std::string(kPartNames[part]) + ", " + span.row, std::move(span.name),
+                            span.begin_s, span.end_s});
       OrderedJson inner = {{"scheduler", schedulers[part]}};
       inner.update(outcome.result);
       result["parts"][kPartNames[part]] = std::move(inner);
@@ -161,9 +166,11 @@ class MixProblem final : public cluster::Problem {
       return outcome;
     }
     const double figure = outcome.result.at(kFigures[part]).get<double>();
-    const double unrun = part == kTraining ? outcome.result.at("jobs").get<double>() - outcome.result.at("completed").get<double>()
-                         : part == kTrials && outcome.result.contains("rejected") ? double(outcome.result.at("rejected").size())
-                                                                                   : 0;
+    const double unrun = part == kTraining ? outcome.result.at("jobs").get<double>() -
+                                                 outcome.result.at("completed").get<double>()
+                         : part == kTrials && outcome.result.contains("rejected")
+                             ? double(outcome.result.at("rejected").size())
+                             : 0;
     const double log = std::log(std::max(figure, 1e-9));
     // What cannot run at all there comes before any speed.
     outcome.worth = (kLessIsBetter[part] ? -log : log) - 100 * unrun;
@@ -193,7 +200,8 @@ class MixProblem final : public cluster::Problem {
   static std::vector<Slice> first(int64_t quarters) {
     std::vector<Slice> slices;
     for (int64_t q = 0; q < quarters; q += kQuarters)
-      slices.push_back({static_cast<size_t>(q / kQuarters), double(std::min(kQuarters, quarters - q)) / kQuarters, 0});
+      slices.push_back(
+          {static_cast<size_t>(q / kQuarters), double(std::min(kQuarters, quarters - q)) / kQuarters, 0});
     return slices;
   }
 
@@ -215,8 +223,12 @@ class MixProblem final : public cluster::Problem {
     std::vector<cluster::ValueTable> tables;
     for (const size_t part : rest) {
       cluster::ValueTable table{1, {}};
-      for (int64_t q = 1; q <= count * kQuarters; ++q)
-        table.value.push_back(weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth));
+      for (int64_t q = 1; q <= count * kQuarters; ++q) {
+        // A guaranteed job on a part of a device would run slower than it was promised.
+        const bool possible = part != kTraining || q % kQuarters == 0;
+        table.value.push_back(
+            possible ? weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth) : kWorst);
+      }
       tables.push_back(std::move(table));
     }
     Slices best;
@@ -249,7 +261,10 @@ class MixProblem final : public cluster::Problem {
       // Whole devices first, to the parts with the most quarters; what is left of devices fills the remainders.
       std::vector<std::pair<int64_t, size_t>> order;
       for (size_t i = 0; i < rest.size(); ++i) order.emplace_back(-(*units)[i], rest[i]);
-      std::sort(order.begin(), order.end());
+      std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+        const bool first_a = a.second == kTraining, first_b = b.second == kTraining;  // needs whole ones
+        return first_a != first_b ? first_a : a < b;
+      });
       std::vector<int64_t> free = left;
       for (auto& [minus, part] : order) {
         int64_t need = -minus;
@@ -272,14 +287,19 @@ class MixProblem final : public cluster::Problem {
           need -= taken;
         }
       }
+      if (std::any_of(slices[kTraining].begin(), slices[kTraining].end(),
+                      [](const Slice& slice) { return slice.part < 1; }))
+        continue;  // services leave too few whole devices
       hand_over(slices);
-      for (const size_t part : rest) worth += weighed(part, run(part, slices[part], ours_[part], told(), nullptr).worth);
+      for (const size_t part : rest)
+        worth += weighed(part, run(part, slices[part], ours_[part], told(), nullptr).worth);
       if (worth <= greatest) continue;
       greatest = worth;
       best = std::move(slices);
     }
     if (best.empty())
-      return base::Status(GPUSHARE_INVALID_ARGUMENT, "devices: what services need leaves nothing for the other parts");
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "devices: what services need leaves nothing for the other parts");
     return best;
   }
 
@@ -293,7 +313,8 @@ class MixProblem final : public cluster::Problem {
     if (!groups.empty()) begin = groups[0].at("arrival_s").get<double>();
     // A margin, since trials may take longer than they were said to.
     const double end = begin + trials.result.at("makespan_s").get<double>() * 1.25;
-    for (const Slice& slice : slices[kTrials]) slices[kTraining].push_back({slice.device, slice.part, end});
+    for (const Slice& slice : slices[kTrials])
+      if (slice.part == 1) slices[kTraining].push_back({slice.device, slice.part, end});
   }
 
   const std::vector<Device> devices_;
@@ -320,7 +341,9 @@ std::string mix_schema() {
       {"type", "object"},
       {"properties", std::move(specialists)},
       {"additionalProperties", false}};
-  return OrderedJson{{"properties", std::move(properties)}, {"required", OrderedJson::array()}, {"$defs", std::move(definitions)}}
+  return OrderedJson{{"properties", std::move(properties)},
+                     {"required", OrderedJson::array()},
+                     {"$defs", std::move(definitions)}}
       .dump();
 }
 

@@ -17,9 +17,12 @@ static int failures;
 
 static const char* const kDocument =
     "{\"version\": 1, \"kind\": \"training\", \"devices\": 1, \"jobs\": ["
-    "{\"name\": \"a\", \"iterations\": 10, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": 1, \"config\": \"m\"},"
-    "{\"name\": \"b\", \"class\": \"opportunistic\", \"iterations\": 20, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": 1},"
-    "{\"name\": \"big\", \"iterations\": 1, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": 1, \"gang\": 2}]}";
+    "{\"name\": \"a\", \"iterations\": 10, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": "
+    "1, \"config\": \"m\"},"
+    "{\"name\": \"b\", \"class\": \"opportunistic\", \"iterations\": 20, \"iteration_ms\": 1000, "
+    "\"persistent_mb\": 1, \"ephemeral_mb\": 1},"
+    "{\"name\": \"big\", \"iterations\": 1, \"iteration_ms\": 1000, \"persistent_mb\": 1, \"ephemeral_mb\": "
+    "1, \"gang\": 2}]}";
 
 enum mode { kRight, kTwice, kBeyond, kNobody, kForEver };
 
@@ -37,7 +40,8 @@ static void begin(void* context) {
   self->mode = mode;
   self->begun = 1;
 }
-static void device_changed(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up, double now_s) {
+static void device_changed(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up,
+                           double now_s) {
   own* self = context;
   self->devices += device == 0 && memory_bytes == (uint64_t)16 << 30 && speed == 1 && up == 1 && now_s == 0;
 }
@@ -45,10 +49,13 @@ static void arrived(void* context, uint32_t job, const gpushare_cluster_job_info
   own* self = context;
   self->arrived += info->struct_size >= sizeof(*info) && now_s == 0 && info->memory_bytes == 2000000 &&
                    info->demand_count == 1 && info->guaranteed == (job != 1) &&
-                   strcmp(info->name, job == 0 ? "a" : job == 1 ? "b" : "big") == 0 && info->gang == (job == 2 ? 2u : 1u) &&
-                   strcmp(info->config, job == 0 ? "m" : "") == 0;
+                   strcmp(info->name, job == 0   ? "a"
+                                      : job == 1 ? "b"
+                                                 : "big") == 0 &&
+                   info->gang == (job == 2 ? 2u : 1u) && strcmp(info->config, job == 0 ? "m" : "") == 0;
 }
-static void observed(void* context, uint32_t job, double attained_s, double remaining_s, double slowdown, double now_s) {
+static void observed(void* context, uint32_t job, double attained_s, double remaining_s, double slowdown,
+                     double now_s) {
   own* self = context;
   self->observed += job < 3 && attained_s >= 0 && remaining_s >= 0 && slowdown >= 1 && now_s >= 0;
 }
@@ -124,13 +131,16 @@ int main(void) {
   char* out = NULL;
 
   CHECK(gpushare_cluster_run(kDocument, size, "own,fifo", &options, &out) == GPUSHARE_OK);
-  CHECK(state.begun == 1 && state.devices == 1 && state.arrived == 3 && state.finished == 2 && state.observed > 0);
-  CHECK(state.finished_s[0] > 11.9 && state.finished_s[0] < 12.1); /* 10 s of work and 2 s of pause: b does not slow it */
+  CHECK(state.begun == 1 && state.devices == 1 && state.arrived == 3 && state.finished == 2 &&
+        state.observed > 0);
+  CHECK(state.finished_s[0] > 11.9 &&
+        state.finished_s[0] < 12.1); /* 10 s of work and 2 s of pause: b does not slow it */
   CHECK(out != NULL && strstr(out, "\"scheduler\":\"own\"") != NULL && strstr(out, "too wide") != NULL);
   gpushare_cluster_text_free(out);
 
   state.mode = kTwice;
-  CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT && out == NULL);
+  CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT &&
+        out == NULL);
   CHECK(strstr(gpushare_cluster_last_error_message(), "job 0 ('a') is wrong: it runs already") != NULL);
   state.mode = kBeyond;
   CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
@@ -164,8 +174,8 @@ int main(void) {
   list[0] = NULL;
   CHECK(gpushare_cluster_run(kDocument, size, "own", &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   list[0] = &ops;
-  CHECK(gpushare_cluster_run("{\"version\": 1, \"kind\": \"shares\", \"capacity\": 1, \"jobs\": []}", 62, NULL, &options, &out) ==
-        GPUSHARE_INVALID_ARGUMENT);
+  CHECK(gpushare_cluster_run("{\"version\": 1, \"kind\": \"shares\", \"capacity\": 1, \"jobs\": []}", 62,
+                             NULL, &options, &out) == GPUSHARE_INVALID_ARGUMENT);
   CHECK(strstr(gpushare_cluster_last_error_message(), "kind training") != NULL);
 
   /* The options. */

@@ -27,7 +27,8 @@ void LoadForecast::observe(double load) {
   mean /= double(loads_.size());
   double error = 0;
   if (++seen_ >= kRefit && seen_ % kRefit == 0) {
-    double best = error_of(1, 0, mean, &error);  // the next load is like the last: kept unless another is clearly better
+    double best = error_of(1, 0, mean,
+                           &error);  // the next load is like the last: kept unless another is clearly better
     phi_ = 1;
     theta_ = 0;
     for (int p = 0; p <= 20; ++p) {

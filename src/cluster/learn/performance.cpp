@@ -23,7 +23,9 @@ class NoiseEstimate {
     squares_ = squares_ * kKeep + residual * residual;
     weight_ = weight_ * kKeep + 1;
   }
-  double sd() const { return std::sqrt((squares_ + kPriorWeight * kPrior * kPrior) / (weight_ + kPriorWeight)); }
+  double sd() const {
+    return std::sqrt((squares_ + kPriorWeight * kPrior * kPrior) / (weight_ + kPriorWeight));
+  }
 
  private:
   static constexpr double kKeep = 0.99, kPrior = 0.15, kPriorWeight = 3;
@@ -37,7 +39,8 @@ class Binning final : public PerformanceLearner {
   void observe(double units, double load, double performance) override {
     const double x = units / load / scale_;
     Bin& leaf = bins_[{kDepth, index(x, kDepth)}];
-    if (leaf.count > 0) noise_.add((performance - leaf.sum / leaf.count) * std::sqrt(leaf.count / (leaf.count + 1)));
+    if (leaf.count > 0)
+      noise_.add((performance - leaf.sum / leaf.count) * std::sqrt(leaf.count / (leaf.count + 1)));
     for (int depth = 0; depth <= kDepth; ++depth) {
       Bin& bin = bins_[{depth, index(x, depth)}];
       bin.sum += performance;
@@ -53,7 +56,8 @@ class Binning final : public PerformanceLearner {
       if (found == bins_.end()) break;
       const Bin& bin = found->second;
       const double mean = bin.sum / bin.count;
-      const double margin = kNormal95 * noise_.sd() / std::sqrt(bin.count) + kLipschitz * std::ldexp(1.0, -depth);
+      const double margin =
+          kNormal95 * noise_.sd() / std::sqrt(bin.count) + kLipschitz * std::ldexp(1.0, -depth);
       result.low = std::max(result.low, mean - margin);
       result.high = std::min(result.high, mean + margin);
       result.estimate = mean;
@@ -80,7 +84,10 @@ class Binning final : public PerformanceLearner {
 class Kernel final : public PerformanceLearner {
  public:
   Kernel(LearnerKind kind, double scale_units, double load)
-      : adaptive_(kind == LearnerKind::kAdaptive), surface_(kind == LearnerKind::kSurface), scale_units_(scale_units), load_(load) {}
+      : adaptive_(kind == LearnerKind::kAdaptive),
+        surface_(kind == LearnerKind::kSurface),
+        scale_units_(scale_units),
+        load_(load) {}
 
   void observe(double units, double load, double performance) override {
     if (!seen_.empty()) {
@@ -195,7 +202,8 @@ class Kernel final : public PerformanceLearner {
         }
         const double level = std::clamp((product + 1) / (shapes + 1), 0.3, 3.0);
         const double off = std::log2(half) + 1.5;
-        const double cost = squares - 2 * level * product + level * level * shapes + (level - 1) * (level - 1) +
+        const double cost = squares - 2 * level * product + level * level * shapes +
+                            (level - 1) * (level - 1) +
                             noise_.sd() * noise_.sd() * (0.3 * off * off + 0.5 * (power - 1));
         if (cost >= best) continue;
         best = cost;
@@ -233,7 +241,8 @@ class Declared final : public PerformanceLearner {
 
 }  // namespace
 
-std::unique_ptr<PerformanceLearner> make_performance_learner(LearnerKind kind, double scale_units, double load) {
+std::unique_ptr<PerformanceLearner> make_performance_learner(LearnerKind kind, double scale_units,
+                                                             double load) {
   if (kind == LearnerKind::kBinning) return std::make_unique<Binning>(scale_units, load);
   return std::make_unique<Kernel>(kind, scale_units, load);
 }

@@ -14,7 +14,7 @@ constexpr size_t kMostSpans = 100'000;
 
 struct Server {
   const Replica* replica = nullptr;
-  double compute = 0;  // part of the device
+  double compute = 0;                                // part of the device
   std::vector<std::pair<uint32_t, double>> seconds;  // (batch, time on this device), ascending
   std::deque<double> queue;                          // arrivals
   std::vector<double> batch;                         // under way
@@ -34,15 +34,16 @@ constexpr uint32_t kCompletion = UINT32_MAX;
 
 double percentile(std::vector<float>& values, double part) {
   if (values.empty()) return 0;
-  const auto rank = static_cast<size_t>(std::max(1.0, std::ceil(part * static_cast<double>(values.size())))) - 1;
+  const auto rank =
+      static_cast<size_t>(std::max(1.0, std::ceil(part * static_cast<double>(values.size())))) - 1;
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(rank), values.end());
   return values[rank];
 }
 
 class Serving {
  public:
-  Serving(const std::vector<Service>& services, const std::vector<Device>& devices, const Placement& placement,
-          const ServingOptions& options, std::vector<PlaySpan>* spans)
+  Serving(const std::vector<Service>& services, const std::vector<Device>& devices,
+          const Placement& placement, const ServingOptions& options, std::vector<PlaySpan>* spans)
       : services_(services), devices_(devices), options_(options), spans_(spans), random_(options.seed) {
     servers_of_.resize(services.size());
     compute_.assign(devices.size(), 0);
@@ -100,7 +101,8 @@ class Serving {
     }
     for (size_t s = 0; s < services_.size(); ++s) {
       ServedService& served = result.services[s];
-      if (batches_[s] > 0) served.batch_mean = static_cast<double>(served.in_time + served.late) / batches_[s];
+      if (batches_[s] > 0)
+        served.batch_mean = static_cast<double>(served.in_time + served.late) / batches_[s];
       result.goodput_rps += static_cast<double>(served.in_time) / options_.duration_s;
       result.throughput_rps += static_cast<double>(served.in_time + served.late) / options_.duration_s;
       served.latency_p50_ms = percentile(latencies_[s], 0.5);
@@ -123,8 +125,8 @@ class Serving {
       const Server& server = servers_[at];
       // A batch that is being collected is filled before another is begun elsewhere.
       const size_t queued = server.queue.size() + (server.batch.empty() ? 0 : server.replica->batch);
-      const double work = std::floor(static_cast<double>(queued) / server.replica->batch) * server.replica->batch /
-                          server.replica->throughput_rps;
+      const double work = std::floor(static_cast<double>(queued) / server.replica->batch) *
+                          server.replica->batch / server.replica->throughput_rps;
       if (work >= least) continue;
       least = work;
       best = at;
@@ -186,7 +188,8 @@ class Serving {
     }
     if (spans_ != nullptr && spans_->size() < kMostSpans)
       spans_->push_back({"device " + devices_[server.replica->device].id,
-                         base::format("%s x %zu", services_[service].name.c_str(), server.batch.size()), server.began_s, now_s});
+                         base::format("%s x %zu", services_[service].name.c_str(), server.batch.size()),
+                         server.began_s, now_s});
     server.batch.clear();
     compute_[server.replica->device] -= server.compute;
   }
@@ -214,10 +217,11 @@ base::Result<ServingResult> serve(const std::vector<Service>& services, const st
   double requests = 0;
   for (const Service& service : services) requests += service.rate_rps * options.duration_s;
   if (requests > kMostRequests)
-    return base::Status(GPUSHARE_EXCEEDS_CAPACITY,
-                        base::format("run.duration_s: %.3g requests in %g s are more than the %.0e that are played; "
-                                     "shorten it or lower the rates",
-                                     requests, options.duration_s, kMostRequests));
+    return base::Status(
+        GPUSHARE_EXCEEDS_CAPACITY,
+        base::format("run.duration_s: %.3g requests in %g s are more than the %.0e that are played; "
+                     "shorten it or lower the rates",
+                     requests, options.duration_s, kMostRequests));
   return Serving(services, devices, placement, options, spans).run();
 }
 

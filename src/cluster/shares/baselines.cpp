@@ -15,12 +15,15 @@ namespace {
 
 class Fair : public Policy {
  public:
-  explicit Fair(const Known& known) : known_(known), units_(equal_shares(known.capacity, known.jobs.size())) {}
+  explicit Fair(const Known& known)
+      : known_(known), units_(equal_shares(known.capacity, known.jobs.size())) {}
   std::vector<int64_t> decide() override { return units_; }
   void observe(const std::vector<Observed>&) override {}
 
  protected:
-  double utility(size_t job, double performance) const { return utility_of(known_.jobs[job].utility, performance, 1); }
+  double utility(size_t job, double performance) const {
+    return utility_of(known_.jobs[job].utility, performance, 1);
+  }
   void fill(const std::vector<double>& wanted) {
     std::vector<Demand> demands;
     for (const double units : wanted) {
@@ -43,7 +46,8 @@ class Greedy final : public Fair {
     std::iota(order.begin(), order.end(), size_t{0});
     std::vector<double> utilities;
     for (size_t j = 0; j < jobs.size(); ++j) utilities.push_back(utility(j, jobs[j].performance));
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return utilities[a] > utilities[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return utilities[a] > utilities[b]; });
     for (size_t i = 0; i < order.size() / 2; ++i) {
       if (units_[order[i]] == 0) continue;
       --units_[order[i]];
@@ -60,7 +64,8 @@ class Minerva final : public Fair {
     std::vector<double> weight;
     double sum = 0;
     for (size_t j = 0; j < jobs.size(); ++j) {
-      weight.push_back(std::max(1.0, double(jobs[j].units)) / std::max(0.05, utility(j, jobs[j].performance)));
+      weight.push_back(std::max(1.0, double(jobs[j].units)) /
+                       std::max(0.05, utility(j, jobs[j].performance)));
       sum += weight.back();
     }
     int64_t rest = known_.capacity;
@@ -77,7 +82,8 @@ class Parties final : public Fair {
  public:
   explicit Parties(const Known& known) : Fair(known), demand_(units_.begin(), units_.end()) {}
   void observe(const std::vector<Observed>& jobs) override {
-    const double up = std::max(1.0, 0.02 * double(known_.capacity)), down = std::max(1.0, 0.005 * double(known_.capacity));
+    const double up = std::max(1.0, 0.02 * double(known_.capacity)),
+                 down = std::max(1.0, 0.005 * double(known_.capacity));
     for (size_t j = 0; j < jobs.size(); ++j) {
       if (jobs[j].performance < 1.01) demand_[j] = std::min(demand_[j] + up, double(known_.capacity));
       if (jobs[j].performance > 1.03) demand_[j] = std::max(demand_[j] - down, 1.0);
@@ -95,7 +101,8 @@ class Miad final : public Fair {
   void observe(const std::vector<Observed>& jobs) override {
     std::vector<double> demand;
     for (const Observed& job : jobs)
-      demand.push_back(job.performance < 1 ? 1.5 * double(std::max<int64_t>(job.units, 1)) : std::max(1.0, double(job.units - 1)));
+      demand.push_back(job.performance < 1 ? 1.5 * double(std::max<int64_t>(job.units, 1))
+                                           : std::max(1.0, double(job.units - 1)));
     fill(demand);
   }
 };
@@ -196,7 +203,8 @@ class Quasar final : public Fair {
   static constexpr size_t kBins = 24, kRank = 2;
   double units_of(size_t b) const { return std::pow(double(known_.capacity), double(b + 1) / kBins); }
   size_t bin(double units) const {
-    const double at = std::log(std::max(units, 1.0)) / std::log(std::max(2.0, double(known_.capacity))) * kBins;
+    const double at =
+        std::log(std::max(units, 1.0)) / std::log(std::max(2.0, double(known_.capacity))) * kBins;
     return std::min(kBins - 1, size_t(std::max(0.0, std::ceil(at - 1e-9) - 1)));
   }
   double predict(size_t job, size_t b) const {
@@ -212,7 +220,8 @@ class Quasar final : public Fair {
 // The evolutionary algorithm of section 3.6, on what the objective was seen to be.
 class Evolutionary final : public Fair {
  public:
-  Evolutionary(const Known& known, uint64_t seed) : Fair(known), random_(seed), fair_utility_(known.jobs.size(), 0) {}
+  Evolutionary(const Known& known, uint64_t seed)
+      : Fair(known), random_(seed), fair_utility_(known.jobs.size(), 0) {}
   std::vector<int64_t> decide() override {
     const size_t jobs = known_.jobs.size();
     if (round_ < 2) {
@@ -242,7 +251,7 @@ class Evolutionary final : public Fair {
       least = std::min(least, u);
       complaint = std::min(complaint, u / std::max(0.05, fair_utility_[j]));
     }
-    const double signal = known_.objective == ShareObjective::kSocialWelfare       ? sum / double(jobs.size())
+    const double signal = known_.objective == ShareObjective::kSocialWelfare ? sum / double(jobs.size())
                           : known_.objective == ShareObjective::kEgalitarianWelfare ? least
                                                                                     : complaint;
     Entry& entry = seen_[units_];
@@ -257,7 +266,8 @@ class Evolutionary final : public Fair {
   // Uniform over the ways to cut the capacity.
   std::vector<int64_t> any() {
     std::vector<int64_t> cuts{0, known_.capacity};
-    for (size_t j = 1; j < known_.jobs.size(); ++j) cuts.push_back(int64_t(random_() % uint64_t(known_.capacity + 1)));
+    for (size_t j = 1; j < known_.jobs.size(); ++j)
+      cuts.push_back(int64_t(random_() % uint64_t(known_.capacity + 1)));
     std::sort(cuts.begin(), cuts.end());
     std::vector<int64_t> units;
     for (size_t j = 0; j < known_.jobs.size(); ++j) units.push_back(cuts[j + 1] - cuts[j]);
@@ -266,7 +276,8 @@ class Evolutionary final : public Fair {
   std::vector<int64_t> sampled() {
     double mean = 0, square = 0;
     for (const auto& [units, entry] : seen_) mean += entry.mean / double(seen_.size());
-    for (const auto& [units, entry] : seen_) square += (entry.mean - mean) * (entry.mean - mean) / double(seen_.size());
+    for (const auto& [units, entry] : seen_)
+      square += (entry.mean - mean) * (entry.mean - mean) / double(seen_.size());
     const double deviation = std::max(1e-6, std::sqrt(square));
     double all = 0;
     for (const auto& [units, entry] : seen_) all += std::exp((entry.mean - mean) / deviation);

@@ -13,8 +13,8 @@
 namespace gpushare::cluster::shares {
 namespace {
 
-constexpr double kBeta = 0.75;            // of (3.6): how much of the demand's upper bound, the rest explores
-constexpr int64_t kPoints = 100;          // units at which a demand is looked for at first
+constexpr double kBeta = 0.75;    // of (3.6): how much of the demand's upper bound, the rest explores
+constexpr int64_t kPoints = 100;  // units at which a demand is looked for at first
 
 class Learned final : public Policy {
  public:
@@ -69,7 +69,8 @@ class Learned final : public Policy {
       const int64_t high = std::min(known_.capacity, units_[j] + known_.max_step);
       // A value beyond the objective by little: else all that is hoped for would be equal, and nothing told from it.
       for (int64_t units = low; units <= high; ++units)
-        job.curve.points.emplace_back(double(units) / load, std::min(2.0, hoped(learners_[j]->at(double(units), load))));
+        job.curve.points.emplace_back(double(units) / load,
+                                      std::min(2.0, hoped(learners_[j]->at(double(units), load))));
       if (!ours_)
         for (size_t i = job.curve.points.size() - 1; i-- > 0;)
           job.curve.points[i].second = std::min(job.curve.points[i].second, job.curve.points[i + 1].second);
@@ -96,10 +97,11 @@ class Learned final : public Policy {
     for (size_t j = 0; j < known_.jobs.size(); ++j) {
       const double load = load_of(j);
       const double recommended = ours_ ? expected_demand(j, load) : cautious_demand(j, load);
-      demand_[j] = std::clamp(recommended, demand_[j] - double(known_.max_step), demand_[j] + double(known_.max_step));
+      demand_[j] =
+          std::clamp(recommended, demand_[j] - double(known_.max_step), demand_[j] + double(known_.max_step));
       demand_[j] = std::clamp(demand_[j], 0.0, double(known_.capacity));
-      demands.push_back({int64_t(std::ceil(demand_[j] - 1e-9)), std::max<int64_t>(0, units_[j] - known_.max_step),
-                         units_[j] + known_.max_step});
+      demands.push_back({int64_t(std::ceil(demand_[j] - 1e-9)),
+                         std::max<int64_t>(0, units_[j] - known_.max_step), units_[j] + known_.max_step});
     }
     const auto units = max_min_shares(demands, known_.capacity);
     return units ? with_rest(*units) : units_;

@@ -51,16 +51,16 @@ class Policy {
   virtual std::optional<double> load_bound(size_t) { return {}; }
 };
 
-inline constexpr const char* kPolicies[] = {"gpushare", "cilantro", "cilantro-kernel", "cilantro-surface",
-                                            "oracle",   "fair",     "evolutionary",    "greedy",
-                                            "ernest",   "quasar",   "minerva",         "parties",
-                                            "miad"};
+inline constexpr const char* kPolicies[] = {
+    "gpushare", "cilantro", "cilantro-kernel", "cilantro-surface", "oracle",  "fair", "evolutionary",
+    "greedy",   "ernest",   "quasar",          "minerva",          "parties", "miad"};
 
 // Null for a name that is none, and for "oracle", which knows what policies are not told: rounds.cpp plays it. The seed is of evolutionary
 // and quasar alone.
 std::unique_ptr<Policy> make_policy(std::string_view name, const Known& known, uint64_t seed);
-std::unique_ptr<Policy> make_learned(std::string_view name, const Known& known);               // learned.cpp
-std::unique_ptr<Policy> make_baseline(std::string_view name, const Known& known, uint64_t seed);  // baselines.cpp
+std::unique_ptr<Policy> make_learned(std::string_view name, const Known& known);  // learned.cpp
+std::unique_ptr<Policy> make_baseline(std::string_view name, const Known& known,
+                                      uint64_t seed);  // baselines.cpp
 
 // The units that each job has when all are equal; those that do not divide go to earlier jobs.
 std::vector<int64_t> equal_shares(int64_t capacity, size_t jobs);

@@ -31,11 +31,13 @@ void note(Coverage& coverage, const PerformanceBounds& bounds, double performanc
 
 }  // namespace
 
-base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view name, ShareObjective objective) {
+base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view name,
+                                       ShareObjective objective) {
   Known known{problem.capacity, problem.max_step, objective, {}};
   const ShareProblem first = truth_at(problem, 0);
   for (size_t j = 0; j < problem.jobs.size(); ++j)
-    known.jobs.push_back({first.jobs[j].load, first.jobs[j].slo, first.jobs[j].utility, problem.jobs[j].declared});
+    known.jobs.push_back(
+        {first.jobs[j].load, first.jobs[j].slo, first.jobs[j].utility, problem.jobs[j].declared});
   const bool oracle = name == "oracle";
   const std::unique_ptr<Policy> policy = oracle ? nullptr : make_policy(name, known, problem.seed);
   if (!oracle && policy == nullptr)

