@@ -253,11 +253,8 @@ std::string inside(const Json& result) {
 }
 
 }  // namespace
-}  // namespace cluster_page
 
-std::string render_cluster_report(const nlohmann::ordered_json& document,
-                                  const std::vector<cluster::PlaySpan>& spans) {
-  using namespace cluster_page;
+static std::string render(const Json& document, const std::vector<cluster::PlaySpan>& spans) {
   const std::string kind = document.at("kind");
   std::string out =
       "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
@@ -279,6 +276,13 @@ std::string render_cluster_report(const nlohmann::ordered_json& document,
     out += "</ul></section>";
   }
   return out + "<footer>gpushare " GPUSHARE_VERSION_STRING "</footer></main></body></html>\n";
+}
+
+}  // namespace cluster_page
+
+std::string render_cluster_report(const nlohmann::ordered_json& document,
+                                  const std::vector<cluster::PlaySpan>& spans) {
+  return cluster_page::render(document, spans);
 }
 
 }  // namespace gpushare::cli
