@@ -72,6 +72,14 @@ function(gpushare_add_core name)
   set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS gpushare_${name})
 endfunction()
 
+# For folders whose speed is that of the device, the disk or the socket behind them: half the size of -O3. HOT names the files
+# that decide or compute, and stay as they are.
+function(gpushare_for_size target)
+  cmake_parse_arguments(ARG "" "" "HOT" ${ARGN})
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
+  set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+endfunction()
+
 # For the parsing and writing of options and JSON, which GCC takes several times as long to optimise as to parse, and nobody waits for.
 if(GPUSHARE_SANITIZE)
   set(gpushare_fast_to_compile -O0)
