@@ -10,7 +10,8 @@
 
 namespace gpushare::capi {
 
-// `params` was read by read_struct. An empty policy is "gpushare". What is out of range make_batcher tells.
+// `params` was read by read_struct. An empty policy is "gpushare". make_batcher reports values that are out of
+// range.
 base::Result<sched::slo::BatcherOptions> batcher_options(const gpushare_batcher_params& params);
 inline const char* policy_name(const gpushare_batcher_params& params) {
   return params.policy == nullptr ? "gpushare" : params.policy;

@@ -61,7 +61,7 @@ struct IterationObject {
   void* model = nullptr;
 };
 
-// What is behind a handle type of the ABI, and what messages call it.
+// The C++ type behind a handle type of the ABI, and its name in messages.
 template <class Handle>
 struct HandleType;
 #define GPUSHARE_HANDLE_TYPE(handle, object, tag, name) \

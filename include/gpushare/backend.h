@@ -5,9 +5,9 @@
  * sim and cuda use the very same table.
  *
  * Versioning. `abi_version` is GPUSHARE_BACKEND_ABI_VERSION of the header the backend was built with; its
- *   major half (upper 16 bits) must equal the runtime's. Ops are only ever appended. Registration copies the
- *   prefix that `struct_size` covers, fills absent optional ops with "return GPUSHARE_UNSUPPORTED", and
- *   refuses a table that lacks a mandatory op or fills only part of an optional group.
+ * major half (upper 16 bits) must equal the runtime's. Ops are only ever appended. Registration copies the
+ * part of the table that `struct_size` covers, fills absent optional ops with "return GPUSHARE_UNSUPPORTED",
+ * and refuses a table that lacks a mandatory op or fills only part of an optional group.
  *
  * Ownership. Objects that an op hands out (device, stream, event, mapping) belong to the caller until the
  *   matching close/destroy/release op. The table and its strings must live until the process ends.
@@ -83,9 +83,9 @@ typedef struct gpushare_backend_device_info {
   uint32_t capabilities;               /* GPUSHARE_DEVICE_CAP_* */
   char name[64];                       /* "host", "sim", "NVIDIA H200" */
   uint64_t total_bytes;                /* device memory in all */
-  uint64_t free_bytes;                 /* of it, not in use by anybody now */
-  uint64_t allocation_alignment_bytes; /* mem_alloc returns addresses aligned so */
-  uint64_t mapping_granularity_bytes;  /* mappings are multiples of it; 0 without virtual memory */
+  uint64_t free_bytes;                 /* the part of it that nobody uses now */
+  uint64_t allocation_alignment_bytes; /* alignment of the addresses that mem_alloc returns */
+  uint64_t mapping_granularity_bytes;  /* sizes of mappings are multiples of this; 0 without virtual memory */
   int32_t priority_lowest;             /* stream priorities: numerically larger is less urgent, as in CUDA */
   int32_t priority_highest;
   uint32_t compute_units; /* SMs on cuda, worker threads on host */
@@ -97,9 +97,10 @@ enum {
   GPUSHARE_EVENT_TIMING = 1 << 0 /* the event records a device time that event_elapsed can read */
 };
 
-/* A host function in stream order. Must not call ops that block on the same stream (host and sim refuse with
- * INVALID_STATE); on cuda it must call no op that enqueues or asks the device (the driver forbids it; INVALID_STATE).
- * If an exception leaves it, its stream fails with CALLBACK_FAILED. */
+/* A host function that runs in stream order. It must not call ops that block on the same stream; host and
+ * sim refuse them with INVALID_STATE. On cuda it must call no op that enqueues work or queries the device,
+ * because the driver forbids that (INVALID_STATE). If an exception leaves it, its stream fails with
+ * CALLBACK_FAILED. */
 typedef void (*gpushare_host_function)(void* user_data);
 
 /* Work of a known cost, for devices that simulate (group "modelled work"). */
@@ -141,9 +142,10 @@ typedef struct gpushare_backend_partition_info {
   uint32_t struct_size;   /* set by the caller; the backend writes at most this many bytes */
   uint32_t compute_units; /* of the whole device */
   uint32_t
-      partitionable_units; /* of them, what partitions can have together (the rest serves streams without one) */
+      partitionable_units; /* how many of them partitions can have in all (the others serve streams without a
+                              partition) */
   uint32_t granularity_units; /* a partition has a multiple of this many */
-  uint32_t free_units;        /* in no partition now */
+  uint32_t free_units;        /* units in no partition now */
   uint32_t reserved;
 } gpushare_backend_partition_info;
 
@@ -159,8 +161,9 @@ typedef struct gpushare_backend_ops {
   /* Opens device `index`. `options` is "key=value&key=value", never null, may be empty; an unknown key or a
    * value out of range is INVALID_ARGUMENT and names what is allowed. */
   int32_t (*device_open)(uint32_t index, const char* options, gpushare_backend_device** out_device);
-  /* Waits for all work, then closes. Streams, events and memory of the device must be gone; what is left is
-   * released and INVALID_STATE returned, naming the counts. */
+  /* Waits for all work and closes the device. Streams, events and memory of the device must have been
+   * released before. If some are left, the op releases them and returns INVALID_STATE with their counts in
+   * the message. */
   int32_t (*device_close)(gpushare_backend_device* device);
   int32_t (*device_info)(gpushare_backend_device* device, gpushare_backend_device_info* out_info);
   /* The device's clock: monotonic host time, or simulated time on devices with VIRTUAL_TIME. */
@@ -170,21 +173,22 @@ typedef struct gpushare_backend_ops {
 
   /* Device memory, aligned to allocation_alignment_bytes. bytes > 0. May block. */
   int32_t (*mem_alloc)(gpushare_backend_device* device, uint64_t bytes, gpushare_device_address* out_address);
-  /* Releases what mem_alloc returned. All work that uses it must have finished. */
+  /* Frees memory of mem_alloc. All work that uses it must have finished. */
   int32_t (*mem_free)(gpushare_backend_device* device, gpushare_device_address address);
-  /* Host memory that copies reach at full speed (pinned on cuda). */
+  /* Allocates host memory that copies access at full speed (pinned on cuda). */
   int32_t (*host_alloc)(gpushare_backend_device* device, uint64_t bytes, void** out_pointer);
   int32_t (*host_free)(gpushare_backend_device* device, void* pointer);
 
   /* priority: within [priority_highest, priority_lowest]; ignored without PRIORITIES. */
   int32_t (*stream_create)(gpushare_backend_device* device, int32_t priority,
                            gpushare_backend_stream** out_stream);
-  /* Waits for the stream's work, then destroys it, whatever state the work is in. */
+  /* Waits for the stream's work and destroys the stream, also when the work has failed. */
   int32_t (*stream_destroy)(gpushare_backend_stream* stream);
   /* OK when all work has finished, else NOT_READY, or the stream's sticky error. */
   int32_t (*stream_query)(gpushare_backend_stream* stream);
-  /* Blocks until all work enqueued before the call has finished, and does not fail before that unless the device is lost or the
-   * stream captures a graph: memory that the work uses is taken back after this. */
+  /* Blocks until all work enqueued before the call has finished. It must not return an error earlier,
+   * because the caller then reuses the memory of that work. Exceptions: the device is lost, or the stream
+   * captures a graph. */
   int32_t (*stream_synchronize)(gpushare_backend_stream* stream);
   /* Work enqueued later on `stream` waits for `event`; the host does not. An event never recorded is done. */
   int32_t (*stream_wait_event)(gpushare_backend_stream* stream, gpushare_backend_event* event);
@@ -196,7 +200,7 @@ typedef struct gpushare_backend_ops {
   int32_t (*event_destroy)(gpushare_backend_event* event);
   /* Re-recording moves the event. */
   int32_t (*event_record)(gpushare_backend_event* event, gpushare_backend_stream* stream);
-  /* OK once passed (or never recorded), else NOT_READY, or the stream's error. */
+  /* OK if the event has passed or was never recorded, else NOT_READY, or the stream's error. */
   int32_t (*event_query)(gpushare_backend_event* event);
   /* Blocks until the event's last record has been passed. */
   int32_t (*event_synchronize)(gpushare_backend_event* event);
@@ -205,15 +209,16 @@ typedef struct gpushare_backend_ops {
   int32_t (*event_elapsed)(gpushare_backend_event* start, gpushare_backend_event* end, uint64_t* out_ns);
 
   /* Copies in stream order; each side is a device address or a host pointer cast to uint64_t (`kind` tells).
-   * Asynchronous; host memory must stay valid until the copy has finished. Host memory that is not of host_alloc may make the
-   * call itself wait for the stream, and may be read before earlier work of the stream has written it. */
+   * Asynchronous; host memory must stay valid until the copy has finished. With host memory that does not
+   * come from host_alloc, the call itself may wait for the stream, and may read the memory before earlier
+   * work of the stream has written it. */
   int32_t (*copy_async)(gpushare_backend_stream* stream, uint64_t destination, uint64_t source,
                         uint64_t bytes, uint32_t kind);
   /* Sets bytes in stream order. */
   int32_t (*fill_async)(gpushare_backend_stream* stream, gpushare_device_address address, uint8_t value,
                         uint64_t bytes);
-  /* Runs `function` in stream order. On host this is a kernel; elsewhere it runs on a host thread while the
-   * stream waits. */
+  /* Runs `function` in stream order, on a host thread while the stream waits. On the host device kernels are
+   * such functions. */
   int32_t (*launch_host)(gpushare_backend_stream* stream, gpushare_host_function function, void* user_data);
 
   /* ---- group "virtual memory": all or none ---- */
@@ -221,12 +226,12 @@ typedef struct gpushare_backend_ops {
   /* Reserves an address range without memory behind it; bytes is a multiple of the granularity. */
   int32_t (*va_reserve)(gpushare_backend_device* device, uint64_t bytes,
                         gpushare_device_address* out_address);
-  /* Gives a whole reservation back; nothing may be mapped in it. */
+  /* Gives a whole reservation back. Nothing may be mapped in it. */
   int32_t (*va_free)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes);
   /* Physical memory, a multiple of the granularity. */
   int32_t (*phys_create)(gpushare_backend_device* device, uint64_t bytes,
                          gpushare_backend_memory** out_memory);
-  /* Drops the handle; the memory goes when its last mapping goes. */
+  /* Releases the handle. The memory is freed with its last mapping. */
   int32_t (*phys_release)(gpushare_backend_device* device, gpushare_backend_memory* memory);
   /* Maps [offset, offset+bytes) of `memory` at `address`, readable and writable. The range must be reserved
    * and not mapped. May block. */
@@ -247,20 +252,21 @@ typedef struct gpushare_backend_ops {
   /* ---- since ABI 1.1: group "partitions": all or none ---------------------------------------------------- */
 
   int32_t (*partition_info)(gpushare_backend_device* device, gpushare_backend_partition_info* out_info);
-  /* Sets aside at least `compute_units` (> 0), rounded up to the granularity; *out_compute_units says how many. Work of the
-   * partition's streams runs on them alone, and no other partition's work does; streams without a partition may still use them.
-   * Errors: EXCEEDS_CAPACITY, DEVICE_OUT_OF_MEMORY (other partitions have the units). May block. */
+  /* Sets aside at least `compute_units` (> 0), rounded up to the granularity; *out_compute_units receives
+   * the number. Work of the partition's streams runs only on these units, and work of other partitions never
+   * does. Streams without a partition may still use them. Errors: EXCEEDS_CAPACITY, DEVICE_OUT_OF_MEMORY
+   * (other partitions have the units). May block. */
   int32_t (*partition_create)(gpushare_backend_device* device, uint32_t compute_units,
                               gpushare_backend_partition** out_partition, uint32_t* out_compute_units);
-  /* Its streams must have been destroyed: INVALID_STATE otherwise. */
+  /* Destroys a partition. Errors: INVALID_STATE (it still has streams). */
   int32_t (*partition_destroy)(gpushare_backend_device* device, gpushare_backend_partition* partition);
-  /* As stream_create, on the partition's units. */
+  /* Like stream_create, on the units of the partition. */
   int32_t (*partition_stream_create)(gpushare_backend_partition* partition, int32_t priority,
                                      gpushare_backend_stream** out_stream);
 
   /* ---- since ABI 1.2: group "ipc": all or none; needs "virtual memory" ----------------------------------- */
 
-  /* As phys_create; the memory can be exported, and is shared with nobody until it is. */
+  /* Like phys_create, for memory that can be exported. Until it is exported nobody else has access to it. */
   int32_t (*phys_create_shared)(gpushare_backend_device* device, uint64_t bytes,
                                 gpushare_backend_memory** out_memory);
   /* A file descriptor through which a process that is sent it, or inherits it, can import `memory`. The caller closes it; it is

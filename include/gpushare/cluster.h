@@ -1,8 +1,9 @@
-/* gpushare: decisions above one device. A library of its own, libgpushare_cluster: it needs no runtime and no device, and nothing of it is
- * in libgpushare.
+/* gpushare: decisions above one device. They are in a library of their own, libgpushare_cluster, which needs
+ * no runtime and no device; libgpushare contains nothing of it.
  *
- * What is decided, and the decision, are JSON documents with a version; their JSON Schema is gpushare_cluster_schema(), and docs/cli.md
- * says what the fields mean. The tool's `gpushare cluster` reads and writes the same documents.
+ * The problem and the decision are JSON documents with a version. gpushare_cluster_schema() returns their
+ * JSON Schema, and docs/cli.md says what the fields mean. The tool's `gpushare cluster` reads and writes the
+ * same documents.
  *
  * Functions return a status of gpushare/status.h; zero is success. Texts that a function gives belong to the caller, who frees them by
  * gpushare_cluster_text_free. All functions may be called from any thread, and never block on anything but their own work, gpushare_cluster_reservation_wait aside.
@@ -36,12 +37,13 @@ GPUSHARE_CLUSTER_API void gpushare_cluster_text_free(char* text);
  * Errors: INVALID_ARGUMENT (out_schema is null), HOST_OUT_OF_MEMORY. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_schema(char** out_schema);
 
-/* Decides one document. `document` has `document_bytes` bytes of JSON and need not end with a zero. `choices` names schedulers, or for
- * kinds that choose one, objectives, separated by commas; null takes the kind's default. The result is a zero-terminated JSON document,
- * which the caller frees: {"version", "kind", "results": [one entry a choice]}. Takes as long as the schedulers need: for exact ones on
- * large documents seconds.
- * Errors: MALFORMED_INPUT (the document: path, value, what is allowed), INVALID_ARGUMENT (a null pointer; a choice that there is not),
- * HOST_OUT_OF_MEMORY. On an error *out_result is null. */
+/* Decides one document. `document` has `document_bytes` bytes of JSON and need not end with a zero.
+ * `choices` names schedulers, or for kinds that choose one, objectives, separated by commas; null takes the
+ * kind's default. The result is a zero-terminated JSON document, which the caller frees: {"version", "kind",
+ * "results": [one entry a choice]}. The call takes as long as the schedulers need: seconds for exact
+ * schedulers on large documents. Errors: MALFORMED_INPUT (the document: path, value, what is allowed),
+ * INVALID_ARGUMENT (a null pointer; a choice that there is not), HOST_OUT_OF_MEMORY. On an error *out_result
+ * is null. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_plan(const char* document, uint64_t document_bytes,
                                                    const char* choices, char** out_result);
 
@@ -144,7 +146,8 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_run(const char* document, uint64_t
  * all needs free, on different nodes if apart, or all on `node`. A grant is {"alternative", "nodes": [[a node for each placement] for each
  * part]}.
  *
- * All functions may be called from any thread. Only gpushare_cluster_reservation_wait blocks for longer than a microsecond's work. */
+ * All functions may be called from any thread. Only gpushare_cluster_reservation_wait blocks for longer than
+ * some microseconds of work. */
 typedef struct gpushare_cluster_table gpushare_cluster_table;
 
 /* An empty table. The caller releases it. Errors: INVALID_ARGUMENT (out_table is null), HOST_OUT_OF_MEMORY. */
@@ -167,9 +170,10 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_set(gpushare_cluster_table* 
 /* The owner is gone: its grants are released, its waits cancelled, what it set is removed. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_end_owner(gpushare_cluster_table* table,
                                                               const char* owner);
-/* {"waiting", "resources": [{"node", "name", "capacity", "used"}]}. The caller frees it. */
+/* Returns {"waiting", "resources": [{"node", "name", "capacity", "used"}]}. The caller frees the text. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_status(gpushare_cluster_table* table, char** out_status);
-/* Why a request would not be granted now: what no node has, what is held and by whom. The caller frees it. Errors: MALFORMED_INPUT. */
+/* Says why a request would not be granted now: resources that no node has, and resources that are held, with
+ * their holders. The caller frees the text. Errors: MALFORMED_INPUT. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_explain(gpushare_cluster_table* table,
                                                             const char* request, char** out_text);
 

@@ -1,4 +1,5 @@
-// cluster.hpp: the C++ face of cluster.h: documents in and out as strings, errors as exceptions. Header-only; link libgpushare_cluster.
+// cluster.hpp: the C++ API over cluster.h: documents in and out as strings, errors as exceptions. Header-only;
+// link libgpushare_cluster.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef GPUSHARE_CLUSTER_HPP_
 #define GPUSHARE_CLUSTER_HPP_

@@ -1,42 +1,46 @@
-/* gpushare: many deep-learning jobs sharing one GPU well. This is the stable C ABI, the only binary boundary.
+/* gpushare: many deep-learning jobs share one GPU. This header is the stable C ABI, the only binary boundary.
  *
  * The contract
  * ------------
- * Versioning.  GPUSHARE_VERSION_* is the header's version, gpushare_version() the library's. Within a major
- *   version functions, status codes and struct fields are only added, at the end; SOVERSION is the major.
+ * Versioning.  GPUSHARE_VERSION_* is the version of the header, gpushare_version() that of the library. Within a
+ *   major version functions, status codes and struct fields are only added, at the end. SOVERSION is the major.
  * Structs.  Option and info structs begin with `struct_size`. Initialise options with their _INIT macro. The
  *   library accepts any size from the first published one up, reads a field only if struct_size covers it,
  *   refuses a larger struct whose unknown tail is not zero, and writes at most struct_size bytes back.
- * Handles.  Opaque; created by an `open`, `create`, `begin` or `submit` call and given back by the matching
- *   `close`, `release` or `end`. A stale or foreign handle is refused with GPUSHARE_INVALID_HANDLE; it is never
- *   followed. Closing an object ends what depends on it; the dependents' handles then report
- *   GPUSHARE_INVALID_STATE (get_info still tells how they ended) until they are given back themselves.
+ * Handles.  Handles are opaque. An `open`, `create`, `begin` or `submit` call creates a handle, and the matching
+ *   `close`, `release` or `end` call gives it back. A stale or foreign handle is refused with
+ *   GPUSHARE_INVALID_HANDLE and never followed. Closing an object ends the objects that depend on it. Their
+ *   handles then report GPUSHARE_INVALID_STATE until they are given back themselves; get_info still tells how
+ *   the objects ended.
  * Threads.  Every function may be called from any thread, concurrently, unless its comment says otherwise.
  *   Different sessions never share a lock on the allocation path.
- * Blocking.  A function blocks only if its comment says so. No lock of the library is held while a callback of
- *   yours runs, so a callback may call back in, except where its comment says otherwise.
- * Strings.  UTF-8, NUL-terminated. Strings passed in are copied. Strings handed out belong to the library and
- *   live as long as the comment says.
- * Errors.  Functions return a status of status.h; outputs are written only on success.
- *   gpushare_last_error_message() tells the thread what failed, which limit was met and what to do. Success
- *   never clears it. Failures of asynchronous work are reported by the iteration, ticket or session they belong
- *   to.
- * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a request
- *   queue or a worker and end with it; those that read an image end with the call.
- * Threads that end.  A thread that exits with an iteration open ends it; the session has then FAILED with CALLBACK_FAILED and a
- *   message that says so. pthread_cancel is acted upon where gpushare_iteration_begin, gpushare_ticket_wait,
- *   gpushare_session_wait_admitted, gpushare_session_close or gpushare_runtime_synchronize waits for other sessions: the call is
- *   undone, no turn is lost. In every other call it is put off until the call has returned; asynchronous cancellation of a thread
- *   that is in a call is not supported. A callback may call pthread_exit: a session whose iteration or host function does has
- *   FAILED with CALLBACK_FAILED, and where the thread was the library's another one takes its place. Functions of a custom
- *   policy, log functions, `release` functions and host functions on cuda must not.
- * Signals and log functions.  A signal handler that interrupts a call, a log function and a custom policy's functions get
- *   INVALID_STATE from every function that takes a handle. A handler may call gpushare_version, gpushare_status_name.
- * Forks.  A child of fork() has no use of its parent's handles: they answer INVALID_STATE, also to being closed, and what is behind
- *   them is never touched again. Device memory of host and sim devices is not inherited: an access faults. A child may open
- *   a runtime of its own, whatever other threads of the parent did at the time of the fork; on cuda the driver refuses that
- *   (UNAVAILABLE), as it does in every forked child of a process that has used it. A child that was forked inside a callback
- *   must not return from it.
+ * Blocking.  A function blocks only if its comment says so. The library holds no lock while a callback of the
+ *   caller runs, so a callback may call the library, except where its comment says otherwise.
+ * Strings.  Strings are UTF-8 and NUL-terminated. The library copies strings passed in. Strings that it returns
+ *   belong to it and live as long as the comment says.
+ * Errors.  Functions return a status of status.h and write outputs only on success.
+ *   gpushare_last_error_message() tells the calling thread what failed, which limit was met and what to do.
+ *   Success never clears that message. The iteration, ticket or session that asynchronous work belongs to
+ *   reports its failure.
+ * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a
+ *   request queue or a worker and end with it; threads that read an image end with the call.
+ * Threads that exit.  When a thread exits with an iteration open, the iteration ends and its session has FAILED
+ *   with CALLBACK_FAILED and a message that says so.
+ * pthread_cancel.  Cancellation is acted upon while gpushare_iteration_begin, gpushare_ticket_wait,
+ *   gpushare_session_wait_admitted, gpushare_session_close or gpushare_runtime_synchronize waits for other
+ *   sessions: the call is undone and no turn is lost. Every other call postpones it until the call has returned.
+ *   Asynchronous cancellation of a thread that is in a call is not supported.
+ * pthread_exit.  A callback may call it. A session whose iteration or host function does so has FAILED with
+ *   CALLBACK_FAILED, and the library replaces its own thread by another one. Functions of a custom policy, log
+ *   functions, `release` functions and host functions on cuda must not call it.
+ * Signals and log functions.  Every function that takes a handle returns INVALID_STATE in a signal handler that
+ *   interrupted a call, in a log function and in the functions of a custom policy. A signal handler may call
+ *   gpushare_version and gpushare_status_name.
+ * Forks.  A child of fork() cannot use its parent's handles: every call with them, close included, returns
+ *   INVALID_STATE and does not touch the objects. Device memory of host and sim devices is not inherited: an
+ *   access faults. A child may open a runtime of its own, whatever other threads of the parent did at the time
+ *   of the fork. On cuda the driver refuses that (UNAVAILABLE) in every forked child of a process that has used
+ *   it. A child that was forked inside a callback must not return from the callback.
  * Units.  Sizes are bytes, times nanoseconds; the name says so.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -79,7 +83,8 @@ GPUSHARE_API uint32_t gpushare_version(void);
 /* "1.0.0". Static storage. */
 GPUSHARE_API const char* gpushare_version_string(void);
 
-/* "DEVICE_OUT_OF_MEMORY" for a status code; "UNRECOGNIZED" for a number that is none. Static storage. */
+/* "DEVICE_OUT_OF_MEMORY" for a status code; "UNRECOGNIZED" for a number that is not a status code. Static
+ * storage. */
 GPUSHARE_API const char* gpushare_status_name(int32_t status);
 
 /* Message of the calling thread's last failing call; "" before the first. Valid until the thread's next
@@ -102,20 +107,19 @@ GPUSHARE_API int32_t gpushare_last_error(gpushare_error_info* out_info);
 enum { GPUSHARE_LOG_ERROR = 0, GPUSHARE_LOG_WARNING = 1, GPUSHARE_LOG_INFO = 2, GPUSHARE_LOG_DEBUG = 3 };
 typedef void (*gpushare_log_fn)(void* user_data, int32_t level, const char* message);
 
-/* Sends the library's log lines of `level` and more severe ones to `fn` (null: stderr, the default at level
- * WARNING). Process-wide. `fn` may be called from any thread and must not call gpushare; `message` is valid during
- * the call. Errors: INVALID_ARGUMENT (no such level). */
+/* Sends log lines of `level` and of more severe levels to `fn` (null: to stderr; that is the default, at level WARNING).
+ * Process-wide. `fn` may be called from any thread and must not call gpushare; `message` is valid during the call. Errors:
+ * INVALID_ARGUMENT (no such level). */
 GPUSHARE_API int32_t gpushare_log_set(gpushare_log_fn fn, void* user_data, int32_t level);
 
 /* ---- devices, backends ---- */
 
-/* Adds a backend to the process (see backend.h for the rules that `ops` must keep). The known prefix is
- * copied. Errors: INVALID_ARGUMENT (missing op, half-filled group, wrong ABI major), ALREADY_EXISTS. */
+/* Adds a backend to the process (see backend.h for the rules that `ops` must keep). The library copies the part of the
+ * table that it knows. Errors: INVALID_ARGUMENT (missing op, half-filled group, wrong ABI major), ALREADY_EXISTS. */
 GPUSHARE_API int32_t gpushare_backend_register(const gpushare_backend_ops* ops);
 
-/* Loads a backend plug-in from an absolute path and registers it. The library is never unloaded. May block on
- * the disk. Errors: INVALID_ARGUMENT (relative path), NOT_FOUND, MALFORMED_INPUT (no entry point), and
- * register's. */
+/* Loads a backend plug-in from an absolute path and registers it. The library is never unloaded. May block on the disk.
+ * Errors: INVALID_ARGUMENT (relative path), NOT_FOUND, MALFORMED_INPUT (no entry point), and register's. */
 GPUSHARE_API int32_t gpushare_backend_load(const char* absolute_path);
 
 typedef struct gpushare_device_info {
@@ -136,8 +140,8 @@ typedef struct gpushare_device_info {
     }                                                        \
   }
 
-/* Number of devices that the registered backends know of, unusable ones included. Asks drivers without opening a
- * device. Errors: INVALID_ARGUMENT. */
+/* Number of devices that the registered backends know of, including unusable ones. Asks the drivers and
+ * opens no device. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_device_count(uint32_t* out_count);
 
 /* Describes device `index` (0 <= index < count). Opens and closes it, so it may block for long on a real
@@ -146,16 +150,17 @@ GPUSHARE_API int32_t gpushare_device_get_info(uint32_t index, gpushare_device_in
 
 /* ---- policies ---- */
 
-/* Job classes. Guaranteed sessions get what they were admitted with; opportunistic ones use what is spare. */
+/* Job classes. Guaranteed sessions get what they were admitted with; opportunistic sessions use spare
+ * capacity. */
 enum { GPUSHARE_CLASS_GUARANTEED = 0, GPUSHARE_CLASS_OPPORTUNISTIC = 1 };
 
-/* What a policy is shown of a session. Times are on the device's clock. */
+/* A session as a policy sees it. Times are on the device's clock. */
 typedef struct gpushare_candidate {
   uint32_t struct_size;
   uint32_t session_class;
   uint64_t session_id; /* stable for the session's life; ascending in arrival order */
   uint64_t arrival_ns;
-  uint64_t ready_since_ns; /* since when its next iteration has been waiting */
+  uint64_t ready_since_ns; /* when its next iteration began to wait */
   uint64_t service_ns;     /* device time received so far */
   uint64_t remaining_ns;   /* declared or estimated; UINT64_MAX when unknown */
   uint64_t iteration_ns;   /* mean of the measured iterations; 0 before the first */
@@ -167,10 +172,10 @@ typedef struct gpushare_candidate {
   double weight; /* share under fair; > 0 */
 } gpushare_candidate;
 
-/* A policy of yours. Called with the scheduler's lock held: be quick, and do not call gpushare (such calls
- * fail with INVALID_STATE). An op that throws counts as its answer 0, pick as "leave idle". All ops get
- * `user_data`. The library copies the table; `release`, if given, is called exactly once: when the runtime is
- * done with the policy, or before the call that was given it fails. */
+/* A policy of the caller's. The scheduler calls its functions with its lock held: they must be quick and must not call
+ * gpushare (such calls return INVALID_STATE). A function that throws counts as the answer 0; a `pick` that throws leaves
+ * the lane idle. All functions get `user_data`. The library copies the table. `release`, if given, is called exactly once:
+ * when the runtime is done with the policy, or, if the call that was given the table fails, before that call returns. */
 typedef struct gpushare_policy_ops {
   uint32_t struct_size;
   uint32_t max_lanes;     /* lanes that may be open at once; 0 = no limit */
@@ -178,22 +183,23 @@ typedef struct gpushare_policy_ops {
   uint32_t head_of_line;  /* nonzero: a session that does not fit blocks those behind it */
   const char* name;
   void* user_data;
-  /* Which of `count` > 0 candidates runs next in `lane`: an index, or UINT32_MAX to leave the lane idle until
-   * something changes. Mandatory. */
+  /* Chooses which of `count` > 0 candidates runs next in `lane`. Returns its index, or UINT32_MAX to leave
+   * the lane idle until something changes. Mandatory. */
   uint32_t (*pick)(void* user_data, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
                    uint64_t now_ns);
   /* Nonzero if `a` is to be admitted before `b`. Null: arrival order. */
   int32_t (*before)(void* user_data, const gpushare_candidate* a, const gpushare_candidate* b);
-  /* Nonzero if waiting session `waiting` may move resident `resident` to host memory to get in. Null: never.
-   */
+  /* Nonzero if resident `resident` may be paged out to host memory so that `waiting` is admitted. Null:
+   * never. */
   int32_t (*outranks)(void* user_data, const gpushare_candidate* waiting, const gpushare_candidate* resident);
   void (*release)(void* user_data);
 } gpushare_policy_ops;
 
-/* A policy in a shared library, for programs that take one by its path (`gpushare run --policy /path/lottery.so`). The library exports a
- * function of this type under this name. The function fills *out_ops: all fields are zero but struct_size, the size that the caller knows;
- * what `name` points to must live as long as the library. It returns a status: GPUSHARE_OK, or why there is no policy. It is called once
- * for each run, and `release` once at the end of each. */
+/* A policy in a shared library, for programs that take a policy by the path of its library (`gpushare run --policy
+ * /path/lottery.so`). The library exports a function of this type under the name GPUSHARE_POLICY_ENTRY_NAME. The function
+ * fills *out_ops, in which only struct_size is set, to the size that the caller knows. The string behind `name` must live
+ * as long as the library. The function returns a status: GPUSHARE_OK, or why there is no policy. It is called once for each
+ * run, and `release` once at the end of each run. */
 typedef int32_t (*gpushare_policy_entry)(gpushare_policy_ops* out_ops);
 #define GPUSHARE_POLICY_ENTRY_NAME "gpushare_policy_entry_v1"
 
@@ -208,7 +214,8 @@ enum {
   GPUSHARE_LAYOUT_AUTO = 0, /* virtual where the device can, else contiguous */
   GPUSHARE_LAYOUT_CONTIGUOUS =
       1, /* one device buffer: persistent bytes from the low end, lanes from the high end */
-  GPUSHARE_LAYOUT_VIRTUAL = 2 /* an address range each, physical granules move between them */
+  GPUSHARE_LAYOUT_VIRTUAL = 2 /* each lane and each session has its own address range; physical granules move
+                                 between the ranges */
 };
 
 enum {
@@ -226,28 +233,30 @@ typedef struct gpushare_progress {
   uint64_t service_ns;      /* of this session */
   uint64_t device_ns;       /* device time of the iteration that has just finished */
 } gpushare_progress;
-/* Called after each finished iteration, from a thread of the runtime or the thread that ends the iteration.
- * May call gpushare, but not wait in it: calls that would block there return INVALID_STATE. It may come after
- * the iteration's ticket has been waited for, never after gpushare_session_close has returned: that waits for
- * calls about its session that are under way on other threads. Several threads may be in it at once, also about
- * one session, whose iterations may then be told in either order: iterations_done says which. Never called
- * inside itself: what a call of its own finds finished is told after it has returned. */
+/* Called after each finished iteration, on a thread of the runtime or on the thread that ends the iteration. It may call
+ * gpushare but must not wait: calls that would block there return INVALID_STATE. It may be called after
+ * gpushare_ticket_wait for the iteration has returned. It is never called after gpushare_session_close has returned; that
+ * function waits for calls about its session on other threads. Several threads may be in the function at once, also for one
+ * session. The iterations of that session may then be reported in any order; iterations_done tells which is which. The
+ * function is never called inside itself: iterations that a call made in it finds finished are reported after it has
+ * returned. */
 typedef void (*gpushare_progress_fn)(void* user_data, const gpushare_progress* progress);
 
 typedef struct gpushare_runtime_params {
   uint32_t struct_size;
   uint32_t layout;         /* GPUSHARE_LAYOUT_* */
   const char* device;      /* "auto" (first GPU, else host), or a spec with options: "sim?total_gib=16",
-                              "host?copy_gbps=12", "cuda:0"; null = "auto", for which the environment variable
-                              GPUSHARE_DEVICE, if set, names the device. "shared": the first device of the
-                              daemon (gpushare daemon) at the socket that the environment variable GPUSHARE_SOCKET
-                              names, else at its usual place; "shared:cuda:0": that one of its devices. The daemon
-                              chooses its memory and policy then: capacity_bytes, policy and max_lanes do nothing,
-                              and GPUSHARE_MEMORY and GPUSHARE_WEIGHT, if set, limit the sum of the sessions' quotas
-                              and weights (docs/operators.md) */
+                              "host?copy_gbps=12", "cuda:0". null = "auto". For "auto" the environment
+                              variable GPUSHARE_DEVICE, if set, names the device. "shared" is the first
+                              device of the daemon (gpushare daemon) at the socket that the environment
+                              variable GPUSHARE_SOCKET names, else at the default path; "shared:cuda:0" is
+                              that device of the daemon. On a shared device the daemon chooses memory and
+                              policy: capacity_bytes, policy and max_lanes are ignored, and GPUSHARE_MEMORY
+                              and GPUSHARE_WEIGHT, if set, limit the sums of the sessions' quotas and weights
+                              (docs/operators.md) */
   uint64_t capacity_bytes; /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
   const char* policy;      /* a built-in policy; null = "fair" */
-  const gpushare_policy_ops* policy_ops; /* a policy of yours; overrides `policy` when not null */
+  const gpushare_policy_ops* policy_ops; /* a policy of the caller's; overrides `policy` when not null */
   uint32_t max_lanes;                    /* 0 = as the policy says, at most 64 */
   uint32_t enqueue_depth;                /* iterations of a lane in flight on the device, 1 to 64; 0 = 2 */
   uint32_t record;                       /* GPUSHARE_RECORD_* */
@@ -258,15 +267,15 @@ typedef struct gpushare_runtime_params {
 #define GPUSHARE_RUNTIME_PARAMS_INIT \
   { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the
- * driver. Errors: UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy or backend),
- * INVALID_ARGUMENT, UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
+/* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the driver. Errors:
+ * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy or backend), INVALID_ARGUMENT,
+ * UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params,
                                            gpushare_runtime* out_runtime);
 
-/* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates
- * the handles of the runtime's dependents. Blocks, also until progress and out-of-memory functions that run on other
- * threads have returned: none runs afterwards. Must not be called from a callback of this runtime (INVALID_STATE). */
+/* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates the handles
+ * of the runtime's dependents. Blocks until all of that is done and until progress and out-of-memory functions on other
+ * threads have returned; none of them runs afterwards. Must not be called from a callback of this runtime (INVALID_STATE). */
 GPUSHARE_API int32_t gpushare_runtime_close(gpushare_runtime runtime);
 
 typedef struct gpushare_runtime_info {
@@ -278,13 +287,14 @@ typedef struct gpushare_runtime_info {
   uint32_t sessions_queued;    /* waiting for admission */
   uint32_t sessions_paged_out; /* admitted, persistent bytes in host memory */
   uint32_t reserved;
-  uint64_t capacity_bytes;   /* what may be promised: of gpushare_runtime_set_capacity, or as opened */
+  uint64_t capacity_bytes;   /* upper limit of promised bytes: from gpushare_runtime_set_capacity, or as
+                                opened */
   uint64_t promised_bytes;   /* sum of P plus sum of lane sizes; never above effective_capacity_bytes */
   uint64_t persistent_bytes; /* live blocks of sessions */
   uint64_t ephemeral_bytes;  /* live blocks of iterations */
   uint64_t peak_bytes;       /* most ever live at once */
-  uint64_t switches;         /* times a lane ran another session's iteration than before, though it was closed
-                                and opened again between */
+  uint64_t switches;         /* how often a lane ran an iteration of another session than its last one, also
+                                if the lane was closed and opened again between the two */
   uint64_t iterations_done;
   uint64_t paged_out_bytes_total; /* moved to host so far */
   uint64_t paged_in_bytes_total;  /* moved back */
@@ -294,12 +304,12 @@ typedef struct gpushare_runtime_info {
   char device[64];                /* spec */
   char policy[32];
   uint32_t compute_units;               /* of the device: SMs on cuda */
-  uint32_t partitionable_compute_units; /* of them, what lanes can have for themselves together; 0 = none */
+  uint32_t partitionable_compute_units; /* how many of them lanes can have for themselves in all; 0 = none */
   uint32_t granularity_compute_units;   /* a lane's share is a multiple of it */
-  uint32_t promised_compute_units;      /* that lanes have now */
+  uint32_t promised_compute_units;      /* units that lanes have for themselves now */
   uint64_t
-      effective_capacity_bytes; /* capacity_bytes; after that was lowered below what was promised, what is promised
-                                           still: it falls to capacity_bytes */
+      effective_capacity_bytes; /* the limit in force. It is capacity_bytes, unless that was lowered below
+                                   the promised bytes: then it falls to capacity_bytes as promises fall */
 } gpushare_runtime_info;
 #define GPUSHARE_RUNTIME_INFO_INIT                                                                          \
   {                                                                                                         \
@@ -307,8 +317,8 @@ typedef struct gpushare_runtime_info {
         0, 0, 0                                                                                             \
   }
 
-/* Tells the state and the statistics since the runtime was opened. Does not wait for the device. Errors: INVALID_ARGUMENT
- * (bad struct_size), INVALID_STATE (closed). */
+/* Returns the state, and statistics since the runtime was opened. Does not wait for the device. Errors:
+ * INVALID_ARGUMENT (bad struct_size), INVALID_STATE (closed). */
 GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_info* out_info);
 
 /* Changes the policy. Takes effect at the next iteration boundary of each lane, within enqueue_depth
@@ -316,30 +326,31 @@ GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushar
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
                                                  const gpushare_policy_ops* policy_ops);
 
-/* Changes how much device memory may be promised; 0 = all that the runtime was opened with, which is the most. Does not block.
- * Lowered below what is promised it is a target: nothing new is promised above it, and promises fall at iteration
- * boundaries, as lanes merge, shrink and close and as sessions are paged out: opportunistic ones before guaranteed ones,
- * the least copying first, under every policy. gpushare_runtime_info has the target and the effective value. Where
- * sessions cannot be paged out (contiguous layout) promises fall only as sessions end or need less. A session that fits
- * no longer waits, its persistent bytes in host memory, until the capacity is raised or others leave. On the virtual layout what is not
- * promised goes back to the device. Raised, it lets waiting sessions in at once. Errors: EXCEEDS_CAPACITY (more than the
- * runtime was opened with; the message has both), UNSUPPORTED (a shared device: its operator's choice), INVALID_STATE. */
+/* Changes how much device memory may be promised. 0 restores the capacity that the runtime was opened with, which is the
+ * upper limit. Does not block. A raised capacity admits waiting sessions at once. A capacity below the promised bytes is a
+ * target: nothing new is promised above it, and promises fall at iteration boundaries, as lanes merge, shrink and close and
+ * as sessions are paged out. Under every policy opportunistic sessions are paged out before guaranteed ones, and those that
+ * need the least copying first. gpushare_runtime_info has the target and the value in force. Where sessions cannot be paged
+ * out (contiguous layout) promises fall only as sessions end or need less. A session that does not fit any more waits, with
+ * its persistent bytes in host memory, until the capacity is raised or others leave. On the virtual layout memory that is
+ * not promised is given back to the device. Errors: EXCEEDS_CAPACITY (more than the runtime was opened with; the message
+ * has both), UNSUPPORTED (a shared device: its operator sets the capacity), INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_runtime_set_capacity(gpushare_runtime runtime, uint64_t capacity_bytes);
 
-/* Blocks until the work enqueued on every lane has finished; not for submitted iterations without a turn yet (gpushare_runtime_drain).
- * Errors: TIMED_OUT, DEVICE_LOST. */
+/* Blocks until the work enqueued on every lane has finished. Does not wait for submitted iterations that
+ * have not had their turn yet; gpushare_runtime_drain does. Errors: TIMED_OUT, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint64_t timeout_ns);
 
-/* Blocks until every iteration submitted before this call, to any session, has run or was given up (its session ended), and then as
- * gpushare_runtime_synchronize. Iterations submitted meanwhile are not waited for. OK also if iterations failed: their tickets tell.
- * Errors: TIMED_OUT (says what is waited for), DEVICE_LOST, INVALID_STATE (the calling thread has an iteration open that one of them
- * waits for, or is in a function that the runtime waits for). */
+/* Blocks until every iteration submitted before this call, to any session, has run or was given up (its session ended).
+ * Then waits like gpushare_runtime_synchronize. Does not wait for iterations submitted meanwhile. Returns OK also if
+ * iterations failed: their tickets tell. Errors: TIMED_OUT (says what is waited for), DEVICE_LOST, INVALID_STATE (the
+ * calling thread has an iteration open that one of them waits for, or is in a function that the runtime waits for). */
 GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t timeout_ns);
 
 /* ---- session ---- */
 
 enum {
-  GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* may wait for admission instead of being refused */
+  GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* the session may wait for admission instead of being refused */
   GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1     /* allocations above the promise may go to host memory instead of
                                                failing, on devices that can address it */
 };
@@ -367,34 +378,34 @@ typedef struct gpushare_session_params {
   double weight;             /* share of the device's time under "fair", over all lanes; 0 = 1.0 */
   uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by an offline plan of the first iteration that
                                 repeats */
-  uint32_t compute_units;    /* SMs that its lane has for itself: a partition of at least so many, shared only
-                                with sessions that ask for as many; 0 = its lane shares the device with all such
-                                lanes. Work of other partitions never runs there; work of lanes without one may.
-                                See gpushare_runtime_info */
+  uint32_t compute_units;    /* SMs that its lane has for itself: a partition of at least this size, shared
+                                only with sessions that ask for the same number. Work of other partitions
+                                never runs on it; work of lanes without a partition may. 0 = no partition:
+                                the lane shares the device with all such lanes. See gpushare_runtime_info */
 } gpushare_session_params;
 #define GPUSHARE_SESSION_PARAMS_INIT \
   { sizeof(gpushare_session_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
-/* Opens a session. Does not wait: with ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its
- * first iteration waits; without, the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A
- * session of undeclared need gets a profiling iteration alone, then its measured need. Compute units are
- * promised like memory: with ALLOW_QUEUEING the session waits until so many are free. The caller owns
- * *out_session. Errors: EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT,
- * QUOTA_EXCEEDED (above GPUSHARE_MEMORY), UNSUPPORTED (compute_units without partitions), DEVICE_LOST. */
+/* Opens a session. Does not wait. With ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its first
+ * iteration waits; without the flag the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A session of
+ * undeclared need first runs a profiling iteration alone and then has its measured need. Compute units are promised like
+ * memory: with ALLOW_QUEUEING the session waits until enough of them are free. The caller owns *out_session. Errors:
+ * EXCEEDS_CAPACITY (could not run alone), DEVICE_OUT_OF_MEMORY, INVALID_ARGUMENT, QUOTA_EXCEEDED (above GPUSHARE_MEMORY),
+ * UNSUPPORTED (compute_units without partitions), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_open(gpushare_runtime runtime, const gpushare_session_params* params,
                                            gpushare_session* out_session);
 
-/* Ends the session: queued work is cancelled, the running iteration is waited for, all its blocks return,
- * pointers into it become invalid. Blocks for that iteration, and, outside of callbacks, until the `release` functions of what was submitted have
- * returned. INVALID_STATE from inside one of its own iterations on this thread. */
+/* Ends the session: cancels queued work, waits for the running iteration, and gives all blocks back; pointers into them
+ * become invalid. Blocks until that iteration has ended and, outside of callbacks, until the `release` functions of
+ * submitted iterations have returned. Errors: INVALID_STATE (called inside an iteration of this session on this thread). */
 GPUSHARE_API int32_t gpushare_session_close(gpushare_session session);
 
-/* Stops the session at its next iteration boundary: waiting begins and queued submissions fail with
- * CANCELLED, the running iteration finishes. The handle stays valid until closed. Does not block. */
+/* Stops the session at its next iteration boundary: calls that wait in gpushare_iteration_begin and queued submissions fail
+ * with CANCELLED, and the running iteration finishes. The handle stays valid until closed. Does not block. */
 GPUSHARE_API int32_t gpushare_session_cancel(gpushare_session session);
 
-/* Blocks until the session is resident. Errors: TIMED_OUT (still queued; the message says for what), INVALID_STATE (all that
- * it could wait for is held by iterations that this thread has open), CANCELLED, DEVICE_LOST. */
+/* Blocks until the session is resident. Errors: TIMED_OUT (still queued; the message says what for), INVALID_STATE
+ * (iterations that this thread has open hold everything that the session could wait for), CANCELLED, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_session_wait_admitted(gpushare_session session, uint64_t timeout_ns);
 
 typedef struct gpushare_session_info {
@@ -421,35 +432,38 @@ typedef struct gpushare_session_info {
   uint32_t reserved;
   uint64_t quota_bytes; /* 0 = none */
   uint64_t
-      effective_quota_bytes; /* quota_bytes; after that was lowered below P + E, what is promised still: it falls */
+      effective_quota_bytes; /* the limit in force. It is quota_bytes, unless that was lowered below P + E:
+                                then it falls to quota_bytes as the promise falls */
 } gpushare_session_info;
 #define GPUSHARE_SESSION_INFO_INIT \
   { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Tells the state and the statistics since the session was opened, also of one that has ended. iterations_done and
- * service_ns count what the device has finished, which may be enqueue_depth iterations less than was ended: call
- * gpushare_runtime_synchronize first for whole figures. Does not block. Errors: INVALID_ARGUMENT (bad struct_size). */
+/* Returns the state, and statistics since the session was opened, also of a session that has ended. iterations_done and
+ * service_ns count what the device has finished. That may be up to enqueue_depth iterations fewer than have ended on the
+ * host: call gpushare_runtime_synchronize first for complete figures. Does not block. Errors: INVALID_ARGUMENT (bad
+ * struct_size). */
 GPUSHARE_API int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_info* out_info);
 
-/* Writes one sentence into out_text (at most text_bytes with the NUL, cut at the end) that says what the session's next
- * iteration waits for: admission (what it needs, what is free, which sessions hold most), its turn (which session has the
- * lane), the device; or that it waits for nothing. The same text is in the message of a wait that returns TIMED_OUT. For
- * people: its wording may change. Does not block. Errors: INVALID_ARGUMENT (no room). */
+/* Writes one sentence into out_text that says what the session's next iteration waits for: admission (its need, the free
+ * bytes, the sessions that hold most), its turn (the session that has the lane), the device, or nothing. Writes at most
+ * text_bytes including the NUL and truncates a longer text. The message of a wait that returns TIMED_OUT contains the same
+ * text. The text is for people; its wording may change. Does not block. Errors: INVALID_ARGUMENT (no room). */
 GPUSHARE_API int32_t gpushare_session_explain_wait(gpushare_session session, char* out_text,
                                                    uint64_t text_bytes);
 
-/* What gpushare_session_params said of order and share, changed for good. Take effect at the next scheduling decision.
- * Errors: INVALID_ARGUMENT (a weight that is not finite and above 0), INVALID_STATE (the session has ended). */
+/* The next two change the priority and the weight that gpushare_session_params gave. They take effect at the next
+ * scheduling decision. Errors: INVALID_ARGUMENT (a weight that is not finite and above 0), INVALID_STATE (the session has
+ * ended). */
 GPUSHARE_API int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority);
 GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, double weight);
-/* Changes quota_bytes of gpushare_session_params; 0 = none. Lowered below what the session has, allocations above it fail with
- * QUOTA_EXCEEDED (or go to host memory, with ALLOW_SPILL, where live bytes are within it), live blocks stay, and what the session is promised
- * falls at its boundaries, as far as it has freed blocks, and by what its iterations could not use any more.
- * gpushare_session_info has the quota and the effective value. P and E are rounded up to the memory's granularity each, so together they may be
- * up to two granules above the quota. Shared devices too: the process keeps to it. Does not wait for the device's other work.
- * Errors: as above. */
+/* Changes the quota_bytes of gpushare_session_params; 0 = none. If the quota is lowered below what the session has, live
+ * blocks stay, and allocations above the quota fail with QUOTA_EXCEEDED (or go to host memory, with ALLOW_SPILL, where live
+ * bytes are within it). The session's promise then falls at its boundaries, as far as it has freed blocks, and by the bytes
+ * that its iterations cannot use any more. gpushare_session_info has the quota and the value in force. P and E are each
+ * rounded up to the granularity of the memory, so together they may be up to two granules above the quota. The quota also
+ * holds on shared devices, where the process enforces it. Does not wait for other work of the device. Errors: as above. */
 GPUSHARE_API int32_t gpushare_session_set_quota(gpushare_session session, uint64_t quota_bytes);
-/* Declares the device time still needed, which orders sessions under srtf. Errors: INVALID_STATE. */
+/* Declares the device time that the session still needs. srtf orders sessions by it. Errors: INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_session_set_remaining(gpushare_session session, uint64_t remaining_ns);
 
 /* ---- memory ---- */
@@ -460,30 +474,30 @@ enum {
   GPUSHARE_KIND_EPHEMERAL = 2  /* gone when its iteration ends, at no cost */
 };
 
-/* Allocates a persistent block (MODEL or FRAMEWORK), freed with gpushare_memory_free or with the session.
- * Aligned to `alignment_bytes` (a power of two up to 2 MiB; 0 = 256). Does not call the driver within the
- * promise; above it the session grows if that is safe. On a QUEUED or PAGED_OUT session it waits until the
- * session is resident. The bytes are undefined at first. Read and write them only between begin and end of an iteration of the
- * session, also the first values: between iterations a policy that pages sessions out (srtf, priority) may have moved them to
- * host memory, and an access is then a fault. Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what),
- * QUOTA_EXCEEDED, INVALID_ARGUMENT (0 bytes, EPHEMERAL: use gpushare_iteration_alloc), CANCELLED. */
+/* Allocates a persistent block (MODEL or FRAMEWORK), freed with gpushare_memory_free or with the session. Aligned to
+ * `alignment_bytes` (a power of two up to 2 MiB; 0 = 256). Within the session's promise no driver call is made; above it
+ * the promise grows if that is safe. Blocks on a QUEUED or PAGED_OUT session until the session is resident. The contents
+ * are undefined at first. Read and write them, also the first values, only between begin and end of an iteration of the
+ * session: between iterations a policy that pages sessions out (srtf, priority) may have moved them to host memory, and an
+ * access then faults. Errors: DEVICE_OUT_OF_MEMORY (message: asked, largest hole, who holds what), QUOTA_EXCEEDED,
+ * INVALID_ARGUMENT (0 bytes, EPHEMERAL: use gpushare_iteration_alloc), CANCELLED. */
 GPUSHARE_API int32_t gpushare_session_alloc(gpushare_session session, uint32_t kind, uint64_t bytes,
                                             uint64_t alignment_bytes, gpushare_device_address* out_address);
 
-/* Allocates, of any kind, for the iteration that has the lane of `stream`, else for the innermost open
- * iteration that the calling thread began (frameworks allocate from helper threads: pass the stream).
- * `stream` may be null. Errors: as gpushare_session_alloc, and NOT_FOUND when there is no such iteration. */
+/* Allocates a block of any kind for the iteration that has the lane of `stream`. If no iteration has it, or `stream` is
+ * null, the block is for the innermost open iteration that the calling thread began. Pass the stream when helper threads of
+ * a framework allocate. Errors: as gpushare_session_alloc, and NOT_FOUND when there is no such iteration. */
 GPUSHARE_API int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, uint32_t kind,
                                            uint64_t bytes, uint64_t alignment_bytes,
                                            gpushare_device_address* out_address);
 
-/* Frees a block in the order of its owner's stream: it may be reused by work enqueued there later. Blocks
- * whose use on another stream was recorded are reused only after that use. Errors: NOT_FOUND (not a live
- * block of this runtime; nothing changes). */
+/* Frees a block in the order of its owner's stream: work enqueued on that stream later may reuse its memory. A block whose
+ * use on another stream was recorded is reused only after that use. Errors: NOT_FOUND (not a live block of this runtime;
+ * nothing changes). */
 GPUSHARE_API int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address);
 
-/* Says that work enqueued on `stream` up to now uses the block at `address`: once freed it is reused only after that
- * work. Not needed on the stream of the block's owner. Does not block. Errors: NOT_FOUND (not a live block),
+/* Records that work enqueued on `stream` so far uses the block at `address`. Once freed, the block is reused only after
+ * that work. Not needed for the stream of the block's owner. Does not block. Errors: NOT_FOUND (not a live block),
  * INVALID_STATE (the stream captures a CUDA graph). */
 GPUSHARE_API int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,
                                                 gpushare_stream stream);
@@ -506,30 +520,31 @@ typedef struct gpushare_block_info {
 GPUSHARE_API int32_t gpushare_memory_get_info(gpushare_runtime runtime, gpushare_device_address address,
                                               gpushare_block_info* out_info);
 
-/* Called on the thread that allocates, with no lock held, when an allocation of `bytes` is about to fail for want of device
- * memory (not at the session's quota): free something and return nonzero to have it tried once more, up to four times an
- * allocation. May call gpushare; an allocation made in it that fails does not ask it again. */
+/* Called when an allocation of `bytes` is about to fail because the device has no memory (not when the session has reached
+ * its quota). It runs on the allocating thread with no lock held. Free something and return nonzero to have the allocation
+ * tried again, up to four times for each allocation. It may call gpushare; it is not called again for an allocation that
+ * fails inside it. */
 typedef int32_t (*gpushare_out_of_memory_fn)(void* user_data, uint64_t session_id, uint64_t bytes);
-/* Sets that function, in place of the one before, of which calls may still be under way; null: none. `user_data` must
- * stay valid until the runtime is closed. Errors: INVALID_STATE (closed). */
+/* Sets the function; null removes it. Calls of the previous function may still be under way. `user_data`
+ * must stay valid until the runtime is closed. Errors: INVALID_STATE (closed). */
 GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtime runtime,
                                                                  gpushare_out_of_memory_fn fn,
                                                                  void* user_data);
 
 /* ---- iteration ---- */
 
-/* Waits for the session's turn in its lane. At most one iteration of a session is open at a time; the thread
- * that begins it is bound to it until it ends, and ends it as failed if it exits before. Blocks up to timeout_ns. Errors:
- * TIMED_OUT (no turn was lost; the message says what it waited for), CANCELLED, INVALID_STATE (one is open already; session
- * failed; it waits for what other iterations hold that this thread has open, and so for ever), DEVICE_LOST. */
+/* Waits for the session's turn in its lane. At most one iteration of a session is open at a time. The thread that begins it
+ * is bound to it until it ends; if the thread exits before, the iteration ends as failed. Blocks up to timeout_ns. Errors:
+ * TIMED_OUT (no turn was lost; the message says what the call waited for), CANCELLED, INVALID_STATE (an iteration is open
+ * already; the session has failed; or the wait would never end, because other open iterations of this thread hold what it
+ * waits for), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                               gpushare_iteration* out_iteration);
 
-/* Ends the iteration: its ephemeral blocks return in stream order (those still allocated and marked kept by
- * gpushare_iteration_keep become persistent), the lane goes on. Does not wait for the device unless
- * enqueue_depth iterations are in flight. The handle is invalid afterwards, whatever the status. If its stream
- * still captures a CUDA graph, the capture is dropped and the session has failed with INVALID_STATE. Errors:
- * DEVICE_LOST. */
+/* Ends the iteration. Its ephemeral blocks return in stream order, except those kept by gpushare_iteration_keep, which are
+ * persistent. The lane goes on. Does not wait for the device unless enqueue_depth iterations are in flight. The handle is
+ * invalid afterwards, whatever the status. If its stream still captures a CUDA graph, the capture is dropped and the
+ * session has failed with INVALID_STATE. Errors: DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_end(gpushare_iteration iteration);
 
 /* Ends the iteration and its session as FAILED with `status` (a 2xx to 4xx code; others count as
@@ -542,63 +557,61 @@ GPUSHARE_API int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32
 GPUSHARE_API int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes,
                                               uint64_t alignment_bytes, gpushare_device_address* out_address);
 
-/* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a
- * persistent block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe; the block stays
- * ephemeral). */
+/* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a persistent block.
+ * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe; the block stays ephemeral). */
 GPUSHARE_API int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address);
 
 /* The lane's stream. Owned by the lane; valid until the iteration ends. */
 GPUSHARE_API int32_t gpushare_iteration_get_stream(gpushare_iteration iteration, gpushare_stream* out_stream);
 
-/* An iteration by push: runs on the lane's thread when it is the session's turn. `iteration` is valid during
- * the call. Returns a status; anything but OK ends the session as FAILED. May call gpushare, except closing
- * its own session or runtime. A C++ exception that leaves it is caught and counts as CALLBACK_FAILED. */
+/* The function of a submitted iteration. It runs on the lane's thread when it is the session's turn. `iteration` is valid
+ * during the call. It returns a status; a status other than OK ends the session as FAILED. It may call gpushare but must
+ * not close its own session or runtime. A C++ exception that leaves it is caught and counts as CALLBACK_FAILED. */
 typedef int32_t (*gpushare_iteration_fn)(void* user_data, gpushare_iteration iteration);
 
-/* Queues an iteration. Iterations of a session run in the order of submission. `release`, if given, is called
- * exactly once with user_data when the call has succeeded and the iteration has run or never will; it may call
- * gpushare, but not gpushare_runtime_close (INVALID_STATE). out_ticket may be null; otherwise the caller releases it. Does not block. Errors: CANCELLED, INVALID_STATE (session
- * failed), QUEUE_FULL (65,536 queued). */
+/* Queues an iteration. Iterations of a session run in the order of submission. If the call succeeds, `release`, if given,
+ * is called exactly once with user_data, after the iteration has run or when it is certain that it never will. It may call
+ * gpushare, except gpushare_runtime_close (INVALID_STATE). out_ticket may be null; otherwise the caller releases the
+ * ticket. Does not block. Errors: CANCELLED, INVALID_STATE (session failed), QUEUE_FULL (65,536 queued). */
 GPUSHARE_API int32_t gpushare_session_submit(gpushare_session session, gpushare_iteration_fn fn,
                                              void* user_data, void (*release)(void* user_data),
                                              gpushare_ticket* out_ticket);
 
-/* Blocks until the iteration's device work has finished. Returns its outcome: OK, what the function returned,
- * CANCELLED, DEVICE_LOST; or TIMED_OUT. Must not be called from an iteration of the same lane with a timeout
- * above 0. */
+/* Blocks until the iteration's device work has finished. Returns its outcome: OK, what the function returned, CANCELLED,
+ * DEVICE_LOST; or TIMED_OUT. Must not be called from an iteration of the same lane with a timeout above 0. */
 GPUSHARE_API int32_t gpushare_ticket_wait(gpushare_ticket ticket, uint64_t timeout_ns);
-/* Gives the ticket back; the iteration runs all the same. */
+/* Gives the ticket back. The iteration still runs. */
 GPUSHARE_API int32_t gpushare_ticket_release(gpushare_ticket ticket);
 
 /* ---- streams ---- */
 
-/* CUDA graphs. An iteration may capture a graph on its stream (by the native handle) and launch it, or launch one captured
- * before. Begin and end the capture inside the iteration, on one thread: an iteration that ends while its stream captures drops
- * the capture, and its session fails with INVALID_STATE. Allocations and frees during a capture happen at once and are no part
- * of the graph; its memory must stay allocated until its last launch has finished, so a graph kept across iterations uses
- * persistent blocks only. On a stream that captures, gpushare_stream_synchronize, gpushare_stream_launch_host,
- * gpushare_memory_record_use and gpushare_session_load are INVALID_STATE and leave the capture alone; copies and fills become
- * part of the graph. */
+/* CUDA graphs. An iteration may capture a graph on its stream (by the native handle) and launch it, or launch a graph
+ * captured before. Begin and end the capture inside the iteration, on one thread: an iteration that ends while its stream
+ * captures drops the capture, and its session fails with INVALID_STATE. Allocations and frees during a capture happen at
+ * once and are not part of the graph. The graph's memory must stay allocated until its last launch has finished; therefore
+ * a graph kept across iterations may use persistent blocks only. On a stream that captures, gpushare_stream_synchronize,
+ * gpushare_stream_launch_host, gpushare_memory_record_use and gpushare_session_load are INVALID_STATE and leave the capture
+ * alone; copies and fills become part of the graph. */
 
-/* A side stream of the runtime, outside all lanes; the caller releases it. `priority` is the device's, 0 unless it has
- * some (capability PRIORITIES). Errors: INVALID_STATE (closed), what the device says. */
+/* Creates a side stream of the runtime, outside all lanes. The caller releases it. `priority` is a stream priority of the
+ * device (capability PRIORITIES), 0 on other devices. Errors: INVALID_STATE (closed), errors of the device. */
 GPUSHARE_API int32_t gpushare_stream_create(gpushare_runtime runtime, int32_t priority,
                                             gpushare_stream* out_stream);
-/* Waits for the stream's work. INVALID_ARGUMENT for a lane's stream. Blocks. */
+/* Waits for the stream's work and releases the stream. Blocks. Errors: INVALID_ARGUMENT (a lane's stream). */
 GPUSHARE_API int32_t gpushare_stream_release(gpushare_stream stream);
 /* The device's own handle: CUstream on cuda. */
 GPUSHARE_API int32_t gpushare_stream_get_native(gpushare_stream stream, void** out_native);
-/* Blocks until the work enqueued so far has finished. Errors: the work's own; INVALID_STATE where calls may not block and it has
- * not. */
+/* Blocks until the work enqueued so far has finished. Errors: those of the work; INVALID_STATE (the work has
+ * not finished, and the call is made where calls may not block). */
 GPUSHARE_API int32_t gpushare_stream_synchronize(gpushare_stream stream);
-/* Enqueues a host function: on the host device this is how kernels run. Called once, on a thread of the device, in
- * stream order. It may call gpushare, but calls that would block there return INVALID_STATE. A C++ exception that leaves it
- * ends the session whose iteration enqueued it with CALLBACK_FAILED. Does not block. Errors: INVALID_ARGUMENT, INVALID_STATE (the
- * stream captures), DEVICE_LOST. */
+/* Enqueues a host function. On the host device kernels run this way. The function is called once, on a thread of the
+ * device, in stream order. It may call gpushare, but calls that would block there return INVALID_STATE. If a C++ exception
+ * leaves it, the session whose iteration enqueued it ends with CALLBACK_FAILED. Does not block. Errors: INVALID_ARGUMENT,
+ * INVALID_STATE (the stream captures), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_stream_launch_host(gpushare_stream stream, gpushare_host_function fn,
                                                  void* user_data);
-/* Enqueues a copy; `kind` is GPUSHARE_COPY_*. Host memory must stay valid until it has finished. Pageable host memory
- * may make the driver wait. Errors: INVALID_ARGUMENT (kind; addresses that the device knows to be wrong), DEVICE_LOST. */
+/* Enqueues a copy; `kind` is GPUSHARE_COPY_*. Host memory must stay valid until the copy has finished. With pageable host
+ * memory the driver may wait. Errors: INVALID_ARGUMENT (kind; an address that the device knows to be wrong), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_stream_copy(gpushare_stream stream, uint64_t destination, uint64_t source,
                                           uint64_t bytes, uint32_t kind);
 /* Enqueues setting `bytes` bytes to `value`. Does not block. Errors: as gpushare_stream_copy. */
@@ -609,19 +622,19 @@ GPUSHARE_API int32_t gpushare_stream_work(gpushare_stream stream, const gpushare
 
 /* ---- exports ---- */
 
-/* The functions below replace the file at `path` whole or not at all, also when they fail. */
+/* Each function below replaces the file at `path` as a whole. If it fails, the old file is unchanged. */
 
-/* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track a lane with its iterations, a
- * track a session with queueing and residency, counters of memory. Needs RECORD_TIMELINE (INVALID_STATE).
- * Errors: IO_ERROR. Blocks. */
+/* Writes what happened so far as Chrome trace JSON (opens in Perfetto): a track for each lane with its iterations, a track
+ * for each session with queueing and residency, and counters of memory. Needs RECORD_TIMELINE (INVALID_STATE). Errors:
+ * IO_ERROR. Blocks. */
 GPUSHARE_API int32_t gpushare_runtime_write_timeline(gpushare_runtime runtime, const char* path);
 
 enum {
   GPUSHARE_SNAPSHOT_PICKLE = 0, /* PyTorch memory_viz: a pickle of segments, blocks, device_traces */
   GPUSHARE_SNAPSHOT_JSON = 1    /* the same content as JSON */
 };
-/* Writes the memory as it is now: a segment a lane and persistent heap; with RECORD_ALLOCATIONS also what led there.
- * Errors: INVALID_ARGUMENT (format), IO_ERROR. Blocks on the disk. */
+/* Writes the memory as it is now: a segment for each lane and persistent heap; with RECORD_ALLOCATIONS also
+ * the allocations and frees that led to it. Errors: INVALID_ARGUMENT (format), IO_ERROR. Blocks on the disk. */
 GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, const char* path,
                                                      uint32_t format);
 
@@ -631,8 +644,8 @@ GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runt
 
 /* ---- the block heap ---- */
 
-/* The allocator alone: places blocks in [0, capacity) of anything; touches no memory of it. Not thread-safe:
- * the caller orders calls on one heap. */
+/* The allocator without a device: it places blocks in the offsets [0, capacity) and touches no memory behind
+ * them. Not thread-safe: the caller must serialise calls on one heap. */
 typedef struct gpushare_heap_params {
   uint32_t struct_size;
   uint32_t reserved;
@@ -661,13 +674,13 @@ typedef struct gpushare_heap_info {
 } gpushare_heap_info;
 #define GPUSHARE_HEAP_INFO_INIT \
   { sizeof(gpushare_heap_info), 0, 0, 0, 0, 0, 0 }
-/* O(1), but for largest_hole_bytes, which may look through one list of holes. Errors: INVALID_ARGUMENT. */
+/* O(1), except for largest_hole_bytes, which may search one list of holes. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info);
 
-/* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size[i] bytes; writes offsets
- * so that buffers alive at the same time do not overlap, and the arena size that they need. Granularity
- * alignment_bytes (0 = 256). Takes O(n log n) to O(n^2) time. Errors: INVALID_ARGUMENT (lower >= upper, size
- * 0, overflow; the message names the buffer). */
+/* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size_bytes[i] bytes. Writes offsets such that
+ * buffers alive at the same time do not overlap, and the arena size that they need. Granularity alignment_bytes (0 = 256).
+ * Takes O(n log n) to O(n^2) time. Errors: INVALID_ARGUMENT (lower >= upper, size 0, overflow; the message names the
+ * buffer). */
 GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lower, const uint64_t* upper,
                                               const uint64_t* size_bytes, uint64_t alignment_bytes,
                                               uint64_t* out_offsets, uint64_t* out_arena_bytes);

@@ -44,7 +44,7 @@ using Nanoseconds = std::chrono::nanoseconds;
 // "Wait for ever" for every method that takes a timeout.
 inline constexpr Nanoseconds no_timeout = Nanoseconds::max();
 
-// What a failing call throws: status() is a GPUSHARE_* code, what() the message.
+// The exception of a failing call: status() is a GPUSHARE_* code, what() the message.
 class Error : public std::runtime_error {
  public:
   Error(int32_t status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -146,9 +146,9 @@ class Stream {
     return out;
   }
   void synchronize() const { check(gpushare_stream_synchronize(handle_)); }
-  // Runs `function` in stream order: on the host device this is how kernels run. If it throws on a lane's
-  // stream, its session fails with CALLBACK_FAILED and the exception's message, as in C; on a side stream the
-  // stream's next synchronize() does.
+  // Runs `function` in stream order. On the host device kernels run this way. If it throws on a lane's stream,
+  // its session fails with CALLBACK_FAILED and the exception's message. If it throws on a side stream, the next
+  // synchronize() of that stream fails so.
   template <class F>
   void launch_host(F function) const {
     auto owned = std::make_unique<F>(std::move(function));
@@ -189,7 +189,7 @@ class Stream {
   gpushare_stream handle_ = nullptr;
 };
 
-// A stream of the caller's, outside all lanes. Destruction waits for its work.
+// A stream that the caller owns, outside all lanes. Destruction waits for its work.
 class SideStream : public Stream {
  public:
   SideStream() = default;
@@ -199,8 +199,9 @@ class SideStream : public Stream {
   detail::Handle<gpushare_stream, gpushare_stream_release> owned_;
 };
 
-// One turn of a session: what is allocated through it is gone when it ends, at no cost. Destruction ends it;
-// when an exception is unwinding, it ends the session as failed instead, and no other session notices.
+// One iteration of a session. Memory allocated through it is gone when it ends, at no cost. Destruction ends
+// the iteration. While an exception is unwinding, destruction ends the session as failed; no other session is
+// affected.
 class Iteration {
  public:
   Iteration() = default;
@@ -270,7 +271,7 @@ class Ticket {
   Ticket() = default;
   explicit Ticket(gpushare_ticket handle) : handle_(handle) {}
   explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
-  // Waits until its device work has finished; throws what it failed with.
+  // Waits until the iteration's device work has finished. Throws the error that the iteration failed with.
   void get() const { check(gpushare_ticket_wait(handle_.get(), GPUSHARE_NO_TIMEOUT)); }
   // False when the timeout passed first.
   bool wait_for(Nanoseconds timeout) const {
@@ -298,7 +299,7 @@ struct SessionOptions {
   bool allow_queueing = true;
   bool allow_spill = false;
   bool plan_iterations = false;
-  uint32_t compute_units = 0;  // of its lane alone; 0 = shares the device
+  uint32_t compute_units = 0;  // units that only its lane uses; 0 = the lane shares the device
 };
 
 namespace detail {
@@ -370,8 +371,8 @@ class Session {
     check(status);
     return Iteration(out);
   }
-  // Queues `function(Iteration&)` to run on the lane's thread in its turn. An exception that leaves it ends
-  // this session alone and comes out of the ticket as CALLBACK_FAILED.
+  // Queues `function(Iteration&)`, which runs on the lane's thread in the session's turn. An exception that
+  // leaves it ends only this session; the ticket reports CALLBACK_FAILED.
   template <class F>
   Ticket run(F function) {
     auto owned = std::make_unique<F>(std::move(function));
@@ -393,7 +394,7 @@ class Session {
     check(gpushare_session_get_info(get(), &info));
     return info;
   }
-  // What the session's next iteration waits for, in a sentence, for people.
+  // Says in a sentence what the session's next iteration waits for. The text is for people.
   std::string explain_wait() const {
     char text[1024];
     check(gpushare_session_explain_wait(get(), text, sizeof text));
@@ -401,7 +402,8 @@ class Session {
   }
   void set_priority(int32_t priority) { check(gpushare_session_set_priority(get(), priority)); }
   void set_weight(double weight) { check(gpushare_session_set_weight(get(), weight)); }
-  // 0: none. Lowered, it is a target: see gpushare_session_set_quota.
+  // Changes the quota; 0 = none. A quota below what the session has is a target: see
+  // gpushare_session_set_quota.
   void set_quota(uint64_t bytes) { check(gpushare_session_set_quota(get(), bytes)); }
   void set_remaining(Nanoseconds remaining) {
     check(gpushare_session_set_remaining(get(), detail::timeout_ns(remaining)));
@@ -411,8 +413,9 @@ class Session {
   detail::Handle<gpushare_session, gpushare_session_close> handle_;
 };
 
-// A policy of your own: derive, override pick, and hand it to RuntimeOptions::custom_policy. Called under the
-// scheduler's lock: be quick, do not call gpushare, do not throw (an exception counts as "idle").
+// Base class of the caller's own policies: derive from it, override pick, and set
+// RuntimeOptions::custom_policy. The scheduler calls the methods with its lock held: they must be quick, must
+// not call gpushare and should not throw (an exception counts as "idle").
 class Policy {
  public:
   static constexpr uint32_t idle = UINT32_MAX;
@@ -529,7 +532,8 @@ class Runtime {
     return Session(out);
   }
 
-  // For whoever owns `stream`, else for the session whose iteration this thread runs.
+  // Allocates for the iteration that has the lane of `stream`, else for the innermost open iteration of this
+  // thread.
   Address alloc_bytes(Kind kind, uint64_t bytes, Stream stream = {}, uint64_t alignment_bytes = 0) {
     Address out = 0;
     check(gpushare_memory_alloc(get(), stream.get(), static_cast<uint32_t>(kind), bytes, alignment_bytes,
@@ -564,21 +568,24 @@ class Runtime {
     const gpushare_policy_ops ops = detail::policy_ops(policy, name);
     check(gpushare_runtime_set_policy(get(), nullptr, &ops));
   }
-  // 0: all that the runtime was opened with. Lowered, it is a target: see gpushare_runtime_set_capacity.
+  // Changes the capacity; 0 = as the runtime was opened. A capacity below the promised bytes is a target: see
+  // gpushare_runtime_set_capacity.
   void set_capacity(uint64_t bytes) { check(gpushare_runtime_set_capacity(get(), bytes)); }
-  // Asked when an allocation is about to fail: frees something and returns nonzero, to have it tried again. `user_data` must
-  // stay valid until the runtime is closed.
+  // Sets a function that is called when an allocation is about to fail. It frees something and returns nonzero
+  // to have the allocation tried again. `user_data` must stay valid until the runtime is closed.
   void set_out_of_memory_callback(gpushare_out_of_memory_fn function, void* user_data) {
     check(gpushare_runtime_set_out_of_memory_callback(get(), function, user_data));
   }
-  // Waits until the work enqueued on every lane has finished, not for submitted iterations without a turn yet; false: the timeout passed first.
+  // Waits until the work enqueued on every lane has finished, but not for submitted iterations that have not
+  // had their turn yet. Returns false if the timeout passed first.
   bool synchronize(Nanoseconds timeout = no_timeout) {
     const int32_t status = gpushare_runtime_synchronize(get(), detail::timeout_ns(timeout));
     if (status == GPUSHARE_TIMED_OUT) return false;
     check(status);
     return true;
   }
-  // Waits until every iteration submitted before has run or was given up, then as synchronize(); false: the timeout passed first.
+  // Waits until every iteration submitted before has run or was given up, then like synchronize(). Returns
+  // false if the timeout passed first.
   bool drain(Nanoseconds timeout = no_timeout) {
     const int32_t status = gpushare_runtime_drain(get(), detail::timeout_ns(timeout));
     if (status == GPUSHARE_TIMED_OUT) return false;
@@ -641,7 +648,8 @@ struct Placement {
   std::vector<uint64_t> offsets;  // of each buffer
   uint64_t arena_bytes = 0;
 };
-// Offsets at which buffers alive at the same time do not overlap, in as small an arena as is found.
+// Computes offsets at which buffers alive at the same time do not overlap, in the smallest arena that the
+// solver finds.
 inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t alignment_bytes = 0) {
   std::vector<uint64_t> lower, upper, bytes;
   for (const Lifetime& buffer : buffers) {

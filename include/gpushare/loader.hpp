@@ -1,5 +1,5 @@
-// loader.hpp: the C++ face of loader.h: images, models, switchers. Included by gpushare.hpp, whose rules on
-// ownership, errors, threads and units hold here too.
+// loader.hpp: the C++ API over loader.h: images, models, switchers. gpushare.hpp includes this header, and its
+// rules on ownership, errors, threads and units hold here too.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef GPUSHARE_LOADER_HPP_
 #define GPUSHARE_LOADER_HPP_
@@ -13,7 +13,8 @@ struct Plan {
   std::vector<uint32_t> ends;  // of each group, exclusive
   Nanoseconds makespan{0};
 };
-// `execute_ns` empty: each layer executes as long as its bytes take; else one for each layer.
+// `execute_ns` has one time for each layer; if it is empty, each layer executes as long as its transmission
+// takes.
 inline Plan solve_plan(const gpushare_link_costs& link, const std::vector<uint64_t>& layer_bytes,
                        const std::vector<uint64_t>& execute_ns = {},
                        const gpushare_plan_params& params = GPUSHARE_PLAN_PARAMS_INIT) {
@@ -64,7 +65,7 @@ class Image {
   detail::Handle<gpushare_image, gpushare_image_release> handle_;
 };
 
-// An image's layers in a session's memory. Destruction unloads it, unless it is a switcher's.
+// An image's layers in a session's memory. Destruction unloads the model, unless it belongs to a switcher.
 class Model {
  public:
   Model() = default;
@@ -109,7 +110,7 @@ class Model {
   detail::Handle<gpushare_model, gpushare_model_release> owned_;
 };
 
-// Host memory for images, and the link that they go over; see gpushare_loader_*.
+// Host memory for images, and the link over which they are sent; see gpushare_loader_*.
 class Loader {
  public:
   Loader() = default;
@@ -180,7 +181,7 @@ class Switcher {
   }
   gpushare_switcher get() const noexcept { return handle_.get(); }
   void close() { handle_.close(); }
-  // Needs beside the image; the rest of SessionOptions as for a session.
+  // `options` gives the needs in addition to the image; its other fields are as for a session.
   uint64_t add(const Image& image, const SessionOptions& options = {},
                const gpushare_load_params& load = GPUSHARE_LOAD_PARAMS_INIT) {
     const gpushare_session_params params = detail::session_params(options);

@@ -38,8 +38,8 @@ inline uint64_t now_ns() {
   return gpushare_now_ns();
 }
 
-// Deadline-aware batching, decisions only; see gpushare_batcher_* for what each call means. Move-only; the
-// caller orders calls.
+// Deadline-aware batching, decisions only; gpushare_batcher_* describes each call. Move-only. The caller must
+// serialise calls.
 class Batcher {
  public:
   struct Batch {
@@ -76,7 +76,7 @@ class Batcher {
     check(status);
     return true;
   }
-  // Empty when nothing is to run now; *wake_ns then says when to ask again.
+  // Empty if there is nothing to run now; *wake_ns then says when to ask again.
   std::optional<Batch> next(uint64_t now_ns, uint32_t in_flight, uint64_t* wake_ns = nullptr) {
     Batch batch{GPUSHARE_BATCH_INIT, {}};
     if (ids_.empty()) ids_.resize(1);
@@ -103,7 +103,7 @@ class Batcher {
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
     check(gpushare_batcher_observe_batch(handle_.get(), model, k, longest_ns, device_ns));
   }
-  // execution_ns: empty if it is not known what the members took alone.
+  // execution_ns is empty if the times that the members take alone are not known.
   void observe_run(uint32_t model, const std::vector<uint32_t>& applications,
                    const std::vector<uint64_t>& execution_ns, uint64_t device_ns) {
     if (!execution_ns.empty() && execution_ns.size() != applications.size())
@@ -139,8 +139,8 @@ class Batcher {
   std::vector<uint64_t> ids_;
 };
 
-// Requests with deadlines in front of a runtime; see serving.h. Destroy it before the sessions of its models.
-// Destruction closes it: what waits is answered CANCELLED.
+// Requests with deadlines in front of a runtime; see serving.h. Destroy the queue before the sessions of its
+// models. Destruction closes it: waiting requests are answered CANCELLED.
 class RequestQueue {
  public:
   using Batch = gpushare_queued_batch;
@@ -155,8 +155,9 @@ class RequestQueue {
   }
   gpushare_request_queue get() const noexcept { return handle_.get(); }
 
-  // `function(Iteration&, const Batch&)` runs each batch of the model as an iteration of `session`; what it
-  // throws fails that batch. c0 and c1: where to start from, when something is known of the batch time.
+  // `function(Iteration&, const Batch&)` runs each batch of the model as an iteration of `session`. An
+  // exception fails that batch. c0 and c1 are initial values, for callers that know something of the batch
+  // time.
   template <class F>
   uint32_t add_model(const Session& session, F function, uint64_t c0_ns = 0, double c1 = 1.0,
                      const std::vector<uint32_t>& batch_sizes = {}) {
@@ -175,9 +176,10 @@ class RequestQueue {
     return out;
   }
 
-  // `answer(const Outcome&)` is called once, on a thread of the queue's, if this returns true. False:
-  // back-pressure (QUEUE_FULL) or too late to finish (TIMED_OUT); the thread's last error says which.
-  // request.arrival_ns 0 means now. Batches see no user_data of requests that come this way: use their ids.
+  // If this returns true, `answer(const Outcome&)` is called once, on a thread of the queue. It returns false
+  // for back-pressure (QUEUE_FULL) and for a request that cannot finish in time (TIMED_OUT); the thread's last
+  // error says which. request.arrival_ns 0 means now. Batches see no user_data of these requests: use their
+  // ids.
   template <class F>
   bool submit(const gpushare_request& request, F answer) {
     auto owned = std::make_unique<F>(std::move(answer));
@@ -228,7 +230,8 @@ class RequestQueue {
     check(gpushare_request_queue_get_info(get(), &out));
     return out;
   }
-  // Takes no more; false when the timeout passed before all accepted requests were answered.
+  // Refuses new requests and waits for the accepted ones. Returns false if the timeout passed before all were
+  // answered.
   bool drain(Nanoseconds timeout = no_timeout) {
     const int32_t status = gpushare_request_queue_drain(get(), detail::timeout_ns(timeout));
     if (status == GPUSHARE_TIMED_OUT) return false;
@@ -241,7 +244,7 @@ class RequestQueue {
   detail::Handle<gpushare_request_queue, gpushare_request_queue_close> handle_;
 };
 
-// The last durations of something; the caller orders calls.
+// A histogram of the last durations. The caller must serialise calls.
 class Histogram {
  public:
   // window 0: 2,048.
@@ -253,7 +256,7 @@ class Histogram {
     check(gpushare_histogram_create(&params, &out));
     handle_ = Owned(out);
   }
-  // Of a text that serialize() wrote.
+  // Creates a histogram from a text that serialize() wrote.
   static Histogram parse(const std::string& text) {
     gpushare_histogram out = nullptr;
     check(gpushare_histogram_parse(text.data(), text.size(), &out));
@@ -268,7 +271,7 @@ class Histogram {
     check(gpushare_histogram_get_info(get(), &out));
     return out;
   }
-  // Of the longest of k.
+  // The quantile of the longest of k durations.
   double quantile_ns(double q, uint32_t k = 1) const {
     double out = 0;
     check(gpushare_histogram_get_quantile(get(), q, k, &out));
@@ -289,7 +292,7 @@ class Histogram {
   Owned handle_;
 };
 
-// Deadlines by Orloj's score; the caller orders calls.
+// Requests ordered by Orloj's score. The caller must serialise calls.
 class ScoreQueue {
  public:
   struct Best {
@@ -309,7 +312,7 @@ class ScoreQueue {
   void set_class(uint32_t index, const gpushare_score_class& score_class) {
     check(gpushare_score_queue_set_class(handle_.get(), index, &score_class));
   }
-  // The entry names it for erase.
+  // Returns the entry that erase takes.
   uint32_t insert(uint32_t index, uint64_t deadline_ns, uint64_t id) {
     uint32_t out = 0;
     check(gpushare_score_queue_insert(handle_.get(), index, deadline_ns, id, &out));

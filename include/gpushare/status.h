@@ -24,12 +24,13 @@ enum {
   /* 2xx: free something, or ask for less */
   GPUSHARE_HOST_OUT_OF_MEMORY = 200,   /* the process could not get host memory */
   GPUSHARE_DEVICE_OUT_OF_MEMORY = 201, /* the device's memory is taken; the message says by whom */
-  GPUSHARE_QUOTA_EXCEEDED = 202,       /* the session's own limit, though the device has room */
+  GPUSHARE_QUOTA_EXCEEDED = 202, /* the session has reached its own limit, although the device has room */
 
   /* 3xx: fix the call */
   GPUSHARE_INVALID_ARGUMENT = 300, /* an argument is outside what is allowed; the message names it */
-  GPUSHARE_INVALID_STATE = 301,    /* right call, wrong moment (closed session, iteration already ended) */
-  GPUSHARE_INVALID_HANDLE = 302,   /* null, released, or never a handle of this type */
+  GPUSHARE_INVALID_STATE = 301,    /* the call is right, the moment is wrong (closed session, iteration
+                                      already ended) */
+  GPUSHARE_INVALID_HANDLE = 302,   /* the handle is null, was released, or never was a handle of this type */
   GPUSHARE_NOT_FOUND = 303,        /* no such name, device, policy, block */
   GPUSHARE_ALREADY_EXISTS = 304,   /* the name is taken */
   GPUSHARE_UNSUPPORTED = 305,      /* the backend, layout or build lacks this; see its capabilities */

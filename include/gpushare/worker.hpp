@@ -11,7 +11,7 @@
 
 namespace gpushare {
 
-// This process's part in a memory daemon: one model, and turns on the device.
+// This process as a worker of a model daemon: one model, and turns on the device.
 class Worker {
  public:
   struct Options {
@@ -22,8 +22,8 @@ class Worker {
     uint64_t scratch_bytes = 0;
     Nanoseconds timeout = no_timeout;
   };
-  // Ends when it dies (errors on that path are dropped: call end() to hear of them). The worker must outlive it
-  // and stay where it is.
+  // A turn ends when it is destroyed; errors on that path are dropped, so call end() to see them. The worker
+  // must outlive the turn and must not be moved meanwhile.
   class Turn {
    public:
     explicit Turn(gpushare_worker worker) : worker_(worker) {}
@@ -37,7 +37,7 @@ class Worker {
     void wait_layers(uint32_t first, uint32_t end, Nanoseconds timeout = no_timeout) const {
       check(gpushare_worker_wait_layers(worker_, first, end, detail::timeout_ns(timeout)));
     }
-    // Another worker waits for the turn: end it at the next iteration boundary.
+    // True while another worker waits for the turn: end the turn at the next iteration boundary.
     bool wanted() const {
       uint32_t out = 0;
       check(gpushare_worker_get_wanted(worker_, &out));

@@ -28,8 +28,9 @@ class ForcedUnwind {};
 // a reference to null. GCC leaves that check out only where it checks neither null nor alignment.
 #define GPUSHARE_CATCHES_FORCED_UNWIND __attribute__((no_sanitize("null", "alignment")))
 
-// True once the calling thread is being unwound to end inside of a callback. Whoever rethrows ForcedUnwind at a callback sets
-// it, so that locks which the unwinding passes can tell it from an exception that left their data half done.
+// True once the calling thread is being unwound to end inside of a callback. Code that rethrows ForcedUnwind at
+// a callback sets it, so that locks which the unwinding passes can tell it from an exception that left their
+// data incomplete.
 inline bool& thread_ends() {
   static GPUSHARE_THREAD_LOCAL bool ends = false;
   return ends;

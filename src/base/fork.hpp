@@ -11,7 +11,8 @@
 
 namespace gpushare::base {
 
-// What one part does around a fork, on the thread that forks. Static storage, never destroyed.
+// The functions that one part of the library runs around a fork, on the thread that forks. Static storage,
+// never destroyed.
 struct ForkHook {
   void (*before)(void* self) = nullptr;
   void (*after)(void* self, bool in_child) = nullptr;

@@ -1,6 +1,6 @@
-// base: what everything else stands on, and nothing of the domain: status and Result, mutex with thread-safety
-// annotations, clock, unit parsing and printing, dynamic libraries, the log sink. May be called from every folder;
-// includes none.
+// base: general helpers that know nothing of devices or sessions: status and Result, mutex with thread-safety
+// annotations, clock, unit parsing and printing, dynamic libraries, the log sink. May be called from every
+// folder; includes none.
 //
 // status.hpp: the error type inside gpushare. The codes are those of the C ABI (gpushare/status.h), so an error crosses the ABI
 // without translation.

@@ -19,7 +19,7 @@ class App;
 
 namespace gpushare::cli {
 
-// What the tool exits with. Documented in every --help and in docs/cli.md; scripts rely on them.
+// Exit codes of the tool. Every --help and docs/cli.md document them, and scripts rely on them.
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailed = 1,       // the run failed: a job did not finish, an output could not be written

@@ -49,8 +49,8 @@ class DeviceUse {
   double stay_ns() const { return median(stay_gaps_); }
   uint64_t switches_seen() const { return switch_gaps_.size(); }
 
-  // Who held what at the peak; `names[job - 1]` is a job's name. A segment is a run of neighbouring blocks of one job's model or of one
-  // lane.
+  // The owners of memory at the peak; `names[job - 1]` is a job's name. A segment is a run of neighbouring
+  // blocks of one job's model or of one lane.
   memory::MemorySnapshot peak(uint64_t capacity_bytes, const std::vector<std::string>& names) const;
 
  private:

@@ -10,8 +10,8 @@ class App;
 
 namespace gpushare::cli {
 
-// What it is, how it is called, its commands and options wrapped to `width` columns, then the app's footer as
-// it stands.
+// Help text of a command: its purpose, its usage, its commands and options wrapped to `width` columns, then the
+// app's footer unchanged.
 std::string render_help(const CLI::App& app, size_t width = 110);
 
 }  // namespace gpushare::cli

@@ -29,7 +29,8 @@ using Clock = std::chrono::steady_clock;
 // longer ones.
 constexpr double kLeastIterationNs = 2e6;
 constexpr double kTouchShare = 3;
-// What job files that exceed the device are scaled from: the device that the public traces were taken on.
+// Job files that exceed the device are scaled from this size, that of the device on which the public traces
+// were taken.
 constexpr uint64_t kReferenceBytes = uint64_t{16} << 30;
 constexpr uint64_t kLeastBytes = 64 << 10;
 constexpr size_t kMostJobs = 4096;  // a thread each
@@ -427,7 +428,7 @@ void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
   }
   for (auto& running : running_)
     if (running->thread.joinable()) running->thread.join();
-  // Of an interrupted run: those that had not arrived.
+  // Jobs that had not arrived when the run was interrupted.
   for (size_t index = running_.size(); index < plan_.jobs.size(); ++index) {
     running_.push_back(std::make_unique<Running>());
     running_.back()->outcome.name = plan_.jobs[index].name;
@@ -489,8 +490,8 @@ double measure_fill(Runtime& runtime) {
   return best;
 }
 
-// What the simulator makes of the jobs as they were run, for comparison: a lane keeps one core busy, and iterations take as long as they did
-// under fifo, where each job was alone, if fifo was run. Not of an interrupted run.
+// Simulates the jobs as they were run, for comparison. A lane keeps one core busy. If fifo was run, iterations
+// take as long as they did under fifo, where each job was alone. An interrupted run is not simulated.
 base::Status simulate_beside(const RunOptions& options, const HostPlan& plan, unsigned cores,
                              RunResult& result) {
   sim::SimulationOptions simulation;

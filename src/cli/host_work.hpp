@@ -37,7 +37,7 @@ class HostWork {
   // speed, and checks the marks. False: somebody else wrote into the blocks. Takes longer than target_ns when
   // the pages alone do.
   bool run(std::span<const WorkBlock> blocks, uint64_t owner, double target_ns) const;
-  // What run takes for pages alone.
+  // The time that run takes for writing pages, without arithmetic.
   double least_ns(uint64_t bytes) const {
     const uint64_t pages = bytes / kPageBytes + 1;
     return static_cast<double>(pages) * page_ns_;

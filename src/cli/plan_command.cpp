@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kMaxOverheadUs = 1e7;
 
-// What the plan was computed from and what came of it.
+// The input of the plan, and its result.
 struct Plan {
   std::vector<ModelLayer> layers;
   std::vector<loader::LayerCost> layer_costs;

@@ -89,7 +89,7 @@ std::string TimeUnit::number(double seconds_of_it) const {
 
 std::vector<std::string> findings(const RunResult& result) {
   std::vector<std::string> out;
-  // One that completed fewer jobs is not compared.
+  // A policy that completed fewer jobs is not compared.
   uint64_t most = 0;
   double largest = 0;
   for (const PolicyRun& run : result.policies) {

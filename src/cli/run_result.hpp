@@ -77,8 +77,8 @@ struct RunResult {
   bool interrupted = false;        // by the user: the last policy's figures are of what was done until then
 };
 
-// What sharing gained, one sentence or two each: time against one job at a time (fifo), what a switch costs, memory, and whether host and
-// simulator agree. Empty for a single policy.
+// The gains of sharing, in one or two sentences each: time against one job at a time (fifo), the cost of a
+// switch, memory, and whether host and simulator agree. Empty for a single policy.
 std::vector<std::string> findings(const RunResult& result);
 
 // Nearest-rank percentile of `sorted`, p in (0, 1]; 0 of nothing.

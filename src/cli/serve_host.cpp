@@ -32,8 +32,8 @@ double work_until(uint64_t end_ns) {
   return value;
 }
 
-// What stands for a batch's kernels, on the stream's thread. One batch runs at a time, and the device reads what the lane's
-// thread wrote before.
+// This function stands for the kernels of a batch and runs on the stream's thread. One batch runs at a time,
+// and the device reads what the lane's thread wrote before.
 struct Work {
   bool arithmetic = false;
   uint64_t length_ns = 0;
@@ -125,7 +125,7 @@ class HostServing {
     return server_->add_model(model, executor::run_as_iterations(std::move(opened), run)).status();
   }
 
-  // What is known of each application's execution times beforehand, evenly drawn from its requests.
+  // Execution times of each application that are told beforehand, drawn evenly from its requests.
   void tell_samples() {
     std::map<uint32_t, std::vector<size_t>> by_application;
     const size_t seen =

@@ -40,10 +40,11 @@ class Descriptor {
 // A message with at most this many descriptors.
 inline constexpr size_t kMaxDescriptors = 4;
 
-// The listening socket at a path, its owner's alone (mode 0600) unless `mode` says otherwise. A lock file beside it
-// (PATH.lock) tells a running daemon from what a dead one left: the first is ALREADY_EXISTS, the second is replaced.
-// A lock file that belongs to another user is refused: that user could hold the lock for ever. What is at the path
-// and no socket stays. The destructor removes the socket if the path still names this one.
+// The listening socket at a path, its owner's alone (mode 0600) unless `mode` says otherwise. A lock file
+// beside it (PATH.lock) tells the socket of a running daemon from that of a dead one: the first is
+// ALREADY_EXISTS, the second is replaced. A lock file that belongs to another user is refused: that user could
+// hold the lock for ever. A file at the path that is not a socket is left alone. The destructor removes the
+// socket if the path still names this one.
 class Listener {
  public:
   static base::Result<Listener> open(const std::string& path, unsigned mode = 0600);

@@ -86,7 +86,7 @@ class LeasePage {
   LeasePage& operator=(const LeasePage&) = delete;
   int file() const { return file_.get(); }
   Lease& lease(uint32_t slot) { return memory_->leases[slot]; }
-  // What the scheduler has promised of the device, for information.
+  // Bytes of the device that the scheduler has promised, for information.
   void set_promised(uint64_t bytes) { memory_->promised_bytes.store(bytes, std::memory_order_relaxed); }
   uint64_t promised() const { return memory_->promised_bytes.load(std::memory_order_relaxed); }
 

@@ -1,5 +1,5 @@
-// protocol.hpp: what goes over the daemon's socket: one message of a known type each, written and checked here. Each
-// side treats what comes from the other as possibly broken; nothing here touches a socket.
+// protocol.hpp: the messages on the daemon's socket, written and checked here. Each packet is one message of a
+// known type. Each side treats messages of the other as possibly broken. Nothing here touches a socket.
 //
 //   process                                    daemon
 //   Hello                          ->
@@ -42,7 +42,7 @@ enum class MessageType : uint16_t {
   kNeed,
   kRoom,
   kStatusRequest,
-  // Of one session, from the process.
+  // Messages about one session, from the process to the daemon.
   kReady,
   kNotReady,
   kReturned,
@@ -56,7 +56,7 @@ enum class MessageType : uint16_t {
   kSetPriority,
   kSetWeight,
   kSetRemaining,
-  // Of one session, from the daemon.
+  // Messages about one session, from the daemon to the process.
   kGranted,
   kWanted,
   kAdmit,
@@ -123,8 +123,8 @@ struct Need {
   uint64_t ephemeral_bytes = 0;
 };
 
-// Room, and every message of one session. What `value` is: Room bytes wanted; Returned 1 if the session is ready
-// again; SetPriority the priority; SetWeight the bits of a double; SetRemaining nanoseconds; else 0.
+// Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
+// ready again; SetPriority the priority; SetWeight the bits of a double; SetRemaining nanoseconds; else 0.
 struct SessionMessage {
   Header header;
   uint64_t session = 0;
@@ -172,8 +172,8 @@ std::string text_of(std::span<const char> field);
 // The name of a type, for messages to people.
 const char* message_name(MessageType type);
 
-// What the other side says went wrong, as a status here. A code that this version does not know becomes UNKNOWN, with the
-// code kept as the native one.
+// Turns the error that the other side reports into a status. A code that this version does not know becomes
+// UNKNOWN, with the code kept as the native one.
 base::Status reported(int32_t code, std::string text);
 
 }  // namespace gpushare::client

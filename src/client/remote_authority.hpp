@@ -5,8 +5,8 @@
 // both in its own device context and tells the daemon when bytes are really free again. A turn is a lease
 // (lease_page.hpp).
 //
-// When the daemon goes, standing() says so, sessions keep their memory, and a thread tries to reach a new one; that one is
-// told of every session anew. A session whose claim it refuses is paged out and waits.
+// When the daemon has gone, standing() says so, sessions keep their memory, and a thread tries to reach a new
+// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits.
 //
 // Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages.
 // SPDX-License-Identifier: Apache-2.0
@@ -47,7 +47,7 @@ class RemoteAuthority final : public sched::Authority {
 
   const std::string& device() const { return device_; }  // what the process opens
   uint64_t capacity_bytes() const { return capacity_bytes_; }
-  // What P and E are rounded up to: the granularity of the process's memory. Set before the first event.
+  // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
 
   base::Status arrive(const sched::SessionSpec& spec, uint64_t now_ns) override;
@@ -99,9 +99,9 @@ class RemoteAuthority final : public sched::Authority {
     std::shared_ptr<LeasePage> page;
     Welcome welcome;
   };
-  // What is being done to a session's memory.
+  // The change that a session's memory is undergoing.
   enum class Move : uint8_t { kNone, kOut, kIn };
-  // What the daemon is told once the session's lane has closed.
+  // The message that the daemon gets once the session's lane has closed.
   enum class Closing : uint8_t { kNone, kPagedOut, kLeave, kUnplaced };
   struct Record {
     sched::SessionSpec spec;

@@ -32,7 +32,7 @@ using OrderedJson = nlohmann::ordered_json;
 // Most elements of any list of a document.
 inline constexpr size_t kMaxElements = 1'000'000;
 
-// What a number may be. `low` itself is allowed unless `above` says that it is not.
+// The allowed range of a number. `low` itself is allowed unless `above` is set.
 struct Range {
   double low = 0;
   double high = 1e15;

@@ -80,7 +80,7 @@ class TrialRun {
   const TrialLimits& limits() const { return limits_; }
   const std::vector<TrialDevice>& devices() const { return devices_; }
   const std::vector<State>& trials() const { return trials_; }
-  // What is left of a trial now, as a part of its work.
+  // The part of a trial's work that is still to be done now.
   double remaining(size_t trial) const;
   // Trials that were placed for the first time since the last call, in that order.
   std::vector<size_t> take_started() { return std::exchange(started_, {}); }
@@ -95,7 +95,7 @@ class TrialRun {
   std::vector<int> find_for(size_t trial, Width width);
   // This state without what policies do not know: every trial takes what it was said to take.
   TrialRun believed() const;
-  // Starts, resizes or moves a trial. What it held before is free at once.
+  // Starts, resizes or moves a trial. The devices that it held before are free at once.
   void place(size_t trial, Width width, std::vector<int> devices);
   // Takes its devices; it keeps its progress.
   void pause(size_t trial);

@@ -18,7 +18,7 @@ using JobId = uint32_t;
 using DeviceIndex = uint32_t;
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// What is known of a training job when it arrives.
+// A training job as it is known when it arrives.
 struct JobInfo {
   std::string name;
   std::string config;      // model and batch, the key of what is learned about it; may be ""

@@ -61,7 +61,7 @@ class Model {
   const base::Status& failure() const { return failure_; }
   // The region for reading: its prefix and the rest, or one descriptor. Not kOff.
   base::Result<std::vector<Descriptor>> share() const;
-  // Of the first descriptor, if there are two; else 0.
+  // Bytes behind the first descriptor, if there are two; else 0.
   uint64_t prefix_bytes() const { return parts_[1].memory == nullptr ? 0 : parts_[0].bytes; }
   // Gives the region's memory back, all but the prefix if that is to stay. Not kLoading.
   void drop(bool keep_prefix = false);
@@ -71,7 +71,7 @@ class Model {
   void unwatch(const Board* board);
 
  private:
-  // What the device's thread touches; shared with it.
+  // State that the device's thread touches; shared with that thread.
   struct Progress {
     base::Mutex mutex;
     uint32_t arrived GPUSHARE_GUARDED_BY(mutex) = 0;

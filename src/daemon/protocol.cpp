@@ -9,7 +9,7 @@ namespace gpushare::daemon {
 namespace {
 
 constexpr uint32_t kTableMagic = 0x47505354;
-// What no honest table has: bounds the memory that a broken one can ask for.
+// No valid table exceeds these limits. They bound the memory that a broken table can ask for.
 constexpr uint64_t kMaxEntries = 1'000'000;
 
 base::Status malformed(const std::string& what) {

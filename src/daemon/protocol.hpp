@@ -103,8 +103,8 @@ uint32_t sequence_of(std::span<const std::byte> message);
 // Errors: MALFORMED_INPUT, UNSUPPORTED. A reply with a code that is not OK is no error of parsing.
 base::Result<Reply> parse_reply(std::span<const std::byte> message);
 
-// What the other side says went wrong, as a status here. A code that this version does not know (of a newer daemon, or of
-// none) becomes UNKNOWN, the code kept as the native one.
+// Turns the error that the other side reports into a status. A code that this version does not know (from a
+// newer daemon, or invalid) becomes UNKNOWN, with the code kept as the native one.
 base::Status reported(int32_t code, std::string text);
 
 AttachRequest make_attach(uint32_t sequence, const std::string& name, const std::string& path,

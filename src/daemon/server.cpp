@@ -1,4 +1,4 @@
-// The server's thread: connections, messages, clock. What it decides about turns and memory is in turns.cpp.
+// The server's thread: connections, messages, clock. Its decisions about turns and memory are in turns.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/server.hpp"
 
@@ -253,7 +253,7 @@ void Server::receive(Connection& c) {
     return;
   }
   reply(c, request.status());
-  // What is not of this protocol at all leaves nothing to go on with.
+  // A message of another protocol ends the connection: there is no way to continue.
   if (request.status().code() != GPUSHARE_INVALID_ARGUMENT) remove(c, request.status().message());
 }
 

@@ -1,9 +1,11 @@
-// server.hpp: the daemon itself: who is attached, whose turn it is, what is on the device. One thread turns
-// messages into decisions; images are read on another, layers arrive on the device's.
+// server.hpp: the model daemon: which workers are attached, whose turn it is, which models are on the device.
+// One thread turns messages into decisions. Images are read on another thread, and layers arrive on the
+// device's thread.
 //
-// A turn ends when its worker ends it, dies, or holds it longer than the lease while another waits; then the
-// connection is closed, which gives back the turn and every byte held for it. Turns go in the order in which they were asked
-// for. What is on the device when a turn is given stays or goes by sched::Residency.
+// A turn ends when its worker ends it, dies, or holds it longer than the lease while another waits. In the last
+// two cases the connection is closed, which gives back the turn and every byte held for the worker. Turns are
+// given in the order of the requests. When a turn is given, sched::Residency decides which models stay on the
+// device.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,8 +37,9 @@ struct ServerOptions {
   std::string socket;
   std::string device = "auto";  // must have GPUSHARE_DEVICE_CAP_IPC
   uint64_t capacity_bytes = 0;  // of models and scratch memory together; 0 = what is free at start
-  // Of capacity_bytes, for the first layers of models that are off the device otherwise: those without which a
-  // turn would begin with waiting. Models that nobody uses leave it free, the one in use takes it if it must.
+  // Part of capacity_bytes that is reserved for the first layers of models that are otherwise off the device.
+  // Without these layers a turn would begin with waiting. Models that nobody uses leave this part free; the
+  // model in use takes it if it must.
   uint64_t standby_bytes = 0;
   uint64_t images_bytes = 4ull << 30;  // host cache of images
   uint64_t chunk_bytes = 16ull << 20;  // of pinned host memory

@@ -240,7 +240,8 @@ void Service::receive(Process& process) {
   }
 }
 
-// What breaks the protocol is an error, which ends the connection; what is refused is a reply.
+// A message that breaks the protocol is an error, which ends the connection. A request that is refused gets a
+// reply.
 base::Status Service::handle(Process& process, std::span<const std::byte> message) {
   GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, client::check_message(message));
   const uint32_t sequence = client::fields_of<client::Header>(message).sequence;

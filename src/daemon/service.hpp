@@ -1,9 +1,10 @@
 // service.hpp: one scheduler for the sessions of all processes of a machine: `gpushare daemon`. Processes reach it
 // through client::RemoteAuthority; protocol and leases are in src/client.
 //
-// One thread turns messages into events of sched::Scheduler and its decisions into messages. A turn is a lease: while
-// nobody else wants the device, its holder begins and ends iterations without a message, and the service reads what it
-// measured now and then, bounded by the time for which it had the turn.
+// One thread turns messages into events of sched::Scheduler and its decisions into messages. A turn is a lease:
+// while nobody else wants the device, its holder begins and ends iterations without a message. The service
+// reads the device time that the holder measured now and then, and believes at most the time for which the
+// holder had the turn.
 //
 // Ephemeral memory is private to a process so far: P and E of a session are both counted as bytes that it keeps while it
 // is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
@@ -118,7 +119,7 @@ class SharedDevice {
   void carry_out(const sched::Action& action);
   void grant(RemoteSession& session, sched::LaneId lane, uint64_t now_ns);
   bool want_back(RemoteSession& session, uint64_t now_ns);  // true if it is back
-  // What the holder measured since the last time; at most `bound_ns`.
+  // The device time that the holder has measured since the last call, at most `bound_ns`.
   void read_service(RemoteSession& session, uint64_t now_ns, bool gives_back);
   void turn_over(RemoteSession& session, uint64_t now_ns);
   void room_step(const RemoteSession& victim);

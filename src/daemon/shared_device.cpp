@@ -205,7 +205,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
 }
 
 void SharedDevice::tell(const RemoteSession& session, MessageType type) {
-  // One that does not read finds its connection closed by the service, which looks at that.
+  // If the process does not read, its socket is shut down; the service then closes the connection.
   if (!send_to(*session.process, client::bytes_of(client::make_session_message(type, session.number))))
     client::shut(session.process->socket);
 }

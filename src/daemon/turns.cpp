@@ -1,4 +1,4 @@
-// What the server decides: who is attached to what, whose turn it is, which models are on the device.
+// The server's decisions: who is attached to which model, whose turn it is, which models are on the device.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
@@ -90,7 +90,8 @@ base::Status Server::finish_attach(Connection& c, const std::shared_ptr<const lo
 
 std::vector<loader::LayerCost> Server::layer_costs(const loader::Image& image, uint64_t execute_ns) const {
   std::vector<loader::LayerCost> layers = loader::layer_costs(image, link_, {});
-  // What is known is the whole iteration: layers are taken to execute in proportion to their bytes.
+  // Only the length of the whole iteration is known: layers are assumed to execute in proportion to their
+  // bytes.
   double transmit_ms = 0;
   for (const loader::LayerCost& layer : layers) transmit_ms += layer.transmit_ms;
   const double ratio =
@@ -125,7 +126,7 @@ base::Status Server::load(Connection& c, Model& model) {
   }
 }
 
-// What a worker says of itself shapes its own loads and nothing else.
+// The length that a worker states affects only its own loads.
 void Server::learn_iteration(Connection& c, uint64_t iteration_ns) {
   if (iteration_ns == 0 || iteration_ns > base::host_now_ns() - c.turn_began_ns) return;
   if (c.execute_ns == 0)
@@ -322,7 +323,7 @@ void Server::forget(Model& model) {
   expect(residency_->add(model.id(), model.region_bytes(), load_ns(model)), "adding a model");
 }
 
-// Nobody is attached to it any more. One that is loading goes when it has loaded.
+// Nobody is attached to the model any more. A model that is being loaded is dropped when the load has ended.
 void Server::retire(const std::shared_ptr<Model>& model) {
   if (model->state() == Model::State::kLoading) return;
   expect(residency_->remove(model->id()), "retiring a model");

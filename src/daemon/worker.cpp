@@ -204,8 +204,8 @@ base::Status Worker::begin(uint64_t timeout_ns) {
   return {};
 }
 
-// One that found all layers has begun, or the turn ends: the one before took until now. Idle time of a worker between
-// iterations counts for them, so the shortest is what tells.
+// Called when an iteration that finds all layers begins, or when the turn ends: the iteration before took until
+// now. Idle time of the worker between iterations is included, so the shortest time is the one to report.
 void Worker::saw_iteration(uint64_t began_ns) const {
   const uint64_t before_ns = iteration_began_ns_.exchange(began_ns, std::memory_order_relaxed);
   if (before_ns == 0) return;

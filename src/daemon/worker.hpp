@@ -1,9 +1,9 @@
 // worker.hpp: the worker's side: attaches to a daemon, takes turns, and finds its model's layers in memory that
 // the daemon filled.
 //
-// The model is read-only: workers of one model share one copy, and a copy may be dropped between turns. What a worker writes
-// goes to its scratch memory, which is its own and lasts for one turn. Both are mapped from begin to end of a
-// turn, at addresses that stay the same; outside, touching them is a fault.
+// The model is read-only: workers of one model share one copy, and a copy may be dropped between turns. A
+// worker writes to its scratch memory, which belongs to it alone and lasts for one turn. Both are mapped from
+// begin to end of a turn, at addresses that stay the same; outside, touching them is a fault.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -103,8 +103,8 @@ class Worker {
   device::Address scratch_ = 0;
   std::atomic<bool> in_turn_{false};
   std::atomic<uint32_t> arrived_at_begin_{0};
-  // An iteration begins where layer 0 is waited for. Of those that find all layers: when the last one began, and the
-  // shortest of the turn.
+  // An iteration begins when the worker waits for layer 0. For iterations that find all layers on the device:
+  // the begin of the last one, and the shortest duration in this turn.
   mutable std::atomic<uint64_t> iteration_began_ns_{0};
   mutable std::atomic<uint64_t> shortest_iteration_ns_{0};
   // Closed only by the destructor, so that waits may look at it without the lock.
@@ -117,7 +117,7 @@ class Worker {
   Mapping scratch_mapping_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
-// What the daemon at `socket` does now. Errors: UNAVAILABLE, TIMED_OUT.
+// Asks the daemon at `socket` for its status. Errors: UNAVAILABLE, TIMED_OUT.
 base::Result<DaemonStatus> query_status(const std::string& socket, uint64_t timeout_ns = 5'000'000'000);
 
 }  // namespace gpushare::daemon

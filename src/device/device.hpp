@@ -1,5 +1,5 @@
-// device: the backend registry and the C++ face of backend.h; host/, sim/ and cuda/ hold one backend each. Nothing here
-// knows of sessions or lanes. May be called from memory, executor, loader and c_api.
+// device: the backend registry and the C++ wrappers of backend.h; host/, sim/ and cuda/ hold one backend each.
+// Nothing here knows of sessions or lanes. May be called from memory, executor, loader and c_api.
 //
 // device.hpp: owning wrappers over the ops table. Each method is one op; a failing op becomes a base::Status that carries
 // the backend's name, message and native code. Threads and blocking: as backend.h says of the op.

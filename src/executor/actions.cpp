@@ -1,5 +1,6 @@
-// What the scheduler's decisions mean for memory: lanes opened, resized and closed, sessions placed, paged
-// and torn down. One action at a time, in the order decided, without the runtime's lock while memory works.
+// Carries out the scheduler's decisions in memory: opens, resizes and closes lanes; places, pages and tears
+// down sessions. Actions run one at a time, in the order of the decisions, without the runtime's lock while
+// memory works.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <system_error>
@@ -313,7 +314,7 @@ base::Status RuntimeImpl::apply_size(LaneSlot& lane, bool grow_on_demand) {
   return set_size(lane, *lane_memory, wanted);
 }
 
-// What is missing then is missed by the allocation that needs it.
+// Errors are ignored: if bytes are still missing, the allocation that needs them reports it.
 void RuntimeImpl::fit_lane(LaneSlot& lane) {
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return;
   {
@@ -385,8 +386,9 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   session.state_changed_.notify_all();
 }
 
-// Waiting helps only if something else is there that may leave or free what it keeps. What is short may also
-// be held by others on the device, of whom nothing is heard: so it is tried again from time to time.
+// Waiting helps only if another session or block may leave the device. Other programs on the device may also
+// hold the missing memory, and they send no notice when they free it; therefore the placement is tried again
+// from time to time.
 void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
     lose(status, outbox);

@@ -16,12 +16,12 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint64_t kBlockGranuleBytes = 256;
-// Of the whole ladder in one allocation: others may take what was freed for it.
+// How often one allocation may go through all steps: others may take the memory that was freed for it.
 constexpr int kMaxRounds = 8;
 
 using base::round_up;
 
-// What a block takes at most, wherever it comes to lie.
+// Upper bound of the bytes that a block takes, at any place.
 uint64_t footprint(uint64_t bytes, uint64_t alignment) {
   return round_up(bytes, kBlockGranuleBytes) + (alignment > kBlockGranuleBytes ? alignment : 0);
 }
@@ -257,7 +257,7 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   }
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
-  // What was promised may be on its way back from others.
+  // Promised bytes may be on their way back from others.
   runtime.run_actions(true, outbox);
   lock.unlock();
   base::Status status = apply();

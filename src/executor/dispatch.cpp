@@ -29,7 +29,7 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   std::optional<uint64_t> time;  // one reading for all lanes
   bool dispatched = true, on_device = false;
   uint64_t look_again_ns = sched::kUnknown, ask_at_ns = 0;
-  // What is dispatched in one lane may let another go on that was held back for its sake.
+  // A dispatch in one lane may release another lane that was held back for it.
   while (dispatched) {
     dispatched = on_device = false;
     for (LaneSlot* lane : open_slots_) {

@@ -1,4 +1,5 @@
-// What ends before its time: a session, all of them when the device is lost, the runtime when the host has no memory for its books.
+// Failures: of a session, of all sessions when the device is lost, of the runtime when the host has no memory
+// for its books.
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
@@ -93,7 +94,7 @@ void RuntimeImpl::collapse() noexcept {
       lane->holder->open_ = false;
       lane->holder = nullptr;
     }
-    // What runs is waited for, even now: its caller may not go away under it.
+    // Running iterations are waited for even now: their callers' objects must not be destroyed while they run.
     const bool running = lane->holder != nullptr;
     for (InFlight& entry : lane->ring)
       if (!running || &entry != &lane->at(lane->next - 1)) complete_collapsed(entry.ticket);

@@ -52,7 +52,7 @@ inline constexpr uint32_t kMaxTriesAlone = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
-// What GPUSHARE_MEMORY and GPUSHARE_WEIGHT allow a runtime on a shared device; 0 = no limit.
+// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit.
 struct EnvironmentLimits {
   uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
   double weight = 0;          // the sum of its sessions' weights
@@ -247,7 +247,8 @@ struct LaneSlot {
   std::atomic<uint64_t> want_bytes{0};         // size that the scheduler promises
   base::Status place_status;                   // why memory is null; by who acts
 
-  // Who has the lane, or had it last: whose the stream is. Taken by allocations that come with a stream.
+  // The session that has the lane, or had it last, and so owns the stream. Allocations that name a stream use
+  // it.
   mutable base::Mutex owner_mutex;
   std::shared_ptr<SessionImpl> owner GPUSHARE_GUARDED_BY(owner_mutex);
   std::shared_ptr<SessionImpl> current_owner() const {
@@ -295,7 +296,7 @@ struct Action {
   bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
 };
 
-// What must be done without the lock, after a section that held it. Declare it before the lock.
+// Work that must be done without the lock, after a section that held it. Declare it before the lock.
 class Outbox {
  public:
   explicit Outbox(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -498,7 +499,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
   // Destroys the stream of a lane that has closed, and gives its partition back.
   void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(mutex_);
-  // What `attempt` says; a second time when idle lanes could bring free memory together.
+  // Returns the result of `attempt`; calls it a second time when moving idle lanes could join free memory.
   template <class Attempt>
   base::Status place(Attempt&& attempt) {
     base::Status placed = attempt();
@@ -528,7 +529,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool record_allocations_ = false;
   EnvironmentLimits limits_;
   bool shared_ = false;  // the authority is the daemon's
-  // What is not promised goes back to the device at once: others may use it.
+  // Memory that is not promised is given back to the device at once: others may use it.
   std::atomic<bool> gives_back_{false};
   uint32_t depth_ = 2;
   uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone

@@ -1,5 +1,6 @@
-// limits.cpp: what the environment allows a runtime on a shared device. Whoever starts the program (a node agent, an operator) sets it; the
-// program's sessions then divide a part of the device instead of the whole.
+// limits.cpp: the limits that the environment sets for a runtime on a shared device. The starter of the program
+// (a node agent, an operator) sets them; the program's sessions then divide a part of the device instead of the
+// whole.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>

@@ -319,7 +319,8 @@ bool RuntimeImpl::make_room(uint64_t bytes, bool refused) {
   const auto now = info();
   if (spare_bytes == 0 || !now.ok()) return false;
   const uint64_t free_bytes = now->capacity_bytes - std::min(now->capacity_bytes, now->promised_bytes);
-  // One that waits though there is room waits for something else. One for which all would not do costs them nothing.
+  // Skip sessions that wait for another reason than memory, and sessions that would not fit even if every cache
+  // were freed: freeing caches for them would be wasted.
   if ((!refused && bytes <= free_bytes) || bytes > free_bytes + spare_bytes) return false;
   return std::any_of(dependents.begin(), dependents.end(),
                      [](const auto& dependent) { return dependent->shed(); });
@@ -608,8 +609,9 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
 std::string RuntimeImpl::check() {
   Outbox outbox(*this);
   Section lock(*this);
-  // Memory's books hold when nobody works on them: no action, no pushed iteration. What the caller's own
-  // iterations do is up to the caller. What was decided must be done, or memory holds what is no longer promised.
+  // Memory's books can be checked when nobody works on them: no action and no submitted iteration. The caller
+  // is responsible for its own pulled iterations. All decided actions must have been carried out; otherwise
+  // memory holds bytes that are no longer promised.
   settle(nullptr, outbox);
   while ((acting_ || !actions_.empty()) && !closed_ && !collapsed_) actor_done_.wait(mutex_);
   const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave

@@ -1,15 +1,14 @@
-// executor: drives one device: sessions, lanes, iterations by pull and by push. It puts decisions
-// (sched::Scheduler), bytes (memory::DeviceMemory) and a device (device::Device) together and owns all
-// threads but memory's solver of plans. Calls base, sched, memory and device; called by loader and c_api. runtime.hpp is the whole interface;
-// the rest of the folder is its making (docs/design/executor.md).
+// executor: drives one device: sessions, lanes, iterations by pull and by push. It joins decisions
+// (sched::Scheduler), bytes (memory::DeviceMemory) and a device (device::Device), and owns all threads except
+// memory's solver of placement plans. Calls base, sched, memory, client and device; called by loader and c_api.
+// runtime.hpp is the whole interface; the other files of the folder implement it (docs/design/executor.md).
 //
-// Objects are shared: whoever holds a pointer may call it at any time, also after it was closed, and then
-// gets INVALID_STATE. All methods may be called from any thread unless they say otherwise. "Blocks" is said
-// where it is so. No lock is held while a function of the caller's runs (policies apart).
+// Objects are shared: a holder of a pointer may call the object at any time. After the object was closed, calls
+// return INVALID_STATE. All methods may be called from any thread unless they say otherwise. A method blocks
+// only if its comment says so. No lock is held while a caller's function runs, except for policies.
 //
-// Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. A thread that waits for the device
-// moves the clock of a device with virtual time, and nothing else does: on such a device completion is
-// noticed when somebody waits or asks.
+// Waiting. timeout_ns is host time; GPUSHARE_NO_TIMEOUT waits for ever. On a device with virtual time only a
+// thread that waits for the device moves the clock: completion is noticed when somebody waits or asks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,14 +47,14 @@ struct Progress {
   uint64_t service_ns = 0;        // of this session
   uint64_t device_ns = 0;         // of this iteration
 };
-// Called from the thread that noticed: the one that ends an iteration, one that waits, or one of the
-// runtime's. May call the runtime, but not wait in it: calls that would block there return INVALID_STATE.
-// What it throws is logged and dropped. Never called inside itself on one thread; several threads may be in it
-// at once, and so tell two iterations of a session in either order.
+// Called on the thread that noticed the end: the thread that ends an iteration, a waiting thread, or a thread
+// of the runtime. It may call the runtime but must not wait: calls that would block there return INVALID_STATE.
+// An exception is logged and dropped. It is never called inside itself on one thread. Several threads may be in
+// it at once, so two iterations of a session may be reported in either order.
 using ProgressFunction = std::function<void(const Progress&)>;
 
-// An allocation of `bytes` for `session_id` is about to fail. True: something was freed, try once more.
-// Called on the allocating thread. What it throws counts as false.
+// Called on the allocating thread when an allocation of `bytes` for `session_id` is about to fail. It returns
+// true if it has freed something and the allocation should be tried again. An exception counts as false.
 using OutOfMemoryFunction = std::function<bool(uint64_t session_id, uint64_t bytes)>;
 
 struct RuntimeOptions {
@@ -81,7 +80,8 @@ struct RuntimeInfo {
   uint64_t effective_capacity_bytes = 0;  // what is promised above the target still, else the target
   uint64_t promised_bytes = 0;            // never above effective_capacity_bytes
   uint32_t compute_units = 0;             // of the device
-  // What lanes can have for themselves, together and in multiples of; 0 without partitions. And what they have.
+  // Compute units that lanes can have for themselves in all, the granularity of that, and the units that they
+  // have now; 0 without partitions.
   uint32_t partitionable_compute_units = 0;
   uint32_t granularity_compute_units = 0;
   uint32_t promised_compute_units = 0;
@@ -233,8 +233,8 @@ class Ticket {
   virtual base::Status wait(uint64_t timeout_ns) = 0;
 };
 
-// What a submitted iteration does. Destroyed exactly once, without any lock held, when it has run or never
-// will; that may not close a runtime.
+// The function of a submitted iteration. It is destroyed exactly once, with no lock held, when it has run or
+// never will. Its destruction must not close a runtime.
 class Work {
  public:
   virtual ~Work() = default;
@@ -315,8 +315,8 @@ class Runtime {
   virtual base::Status set_capacity(uint64_t bytes) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
-  // Blocks until every iteration submitted before has run or was given up, then as synchronize(). What these iterations
-  // return is told by their tickets only. Errors: as synchronize(); INVALID_STATE as Ticket::wait.
+  // Blocks until every iteration submitted before has run or was given up, then like synchronize(). Only the
+  // tickets report the results of these iterations. Errors: as synchronize(); INVALID_STATE as Ticket::wait.
   virtual base::Status drain(uint64_t timeout_ns) = 0;
 
   // `stream` may be null. Owner: the iteration that has the lane of `stream`, else the innermost open

@@ -15,7 +15,7 @@ namespace {
 
 GPUSHARE_THREAD_LOCAL int t_no_wait = 0;
 GPUSHARE_THREAD_LOCAL int t_callbacks = 0;
-// Of the thread's innermost flush that makes progress calls: those still to be made.
+// The progress calls that the thread's innermost flush has still to make.
 GPUSHARE_THREAD_LOCAL std::vector<Outbox::Finished>* t_telling = nullptr;
 
 }  // namespace

@@ -34,7 +34,7 @@ void StreamImpl::shut() {
   if (was_open && lane_ == nullptr) runtime_->side_stream_gone();
 }
 
-// What runs on a stream may tell that the device is lost.
+// Work on a stream may reveal that the device is lost.
 base::Status StreamImpl::checked(base::Status status) const {
   if (status.code() == GPUSHARE_DEVICE_LOST) runtime_->note(status);
   return status;

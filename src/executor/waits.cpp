@@ -1,4 +1,4 @@
-// What waiting calls wait for, in words, and waits that could never end.
+// Says in words what waiting calls wait for, and finds waits that could never end.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>
@@ -30,7 +30,7 @@ uint64_t RuntimeImpl::free_bytes() const {
   return capacity_bytes - std::min(capacity_bytes, authority_->promised_bytes());
 }
 
-// Who holds most of what has been promised.
+// The sessions that hold most of the promised bytes.
 std::string RuntimeImpl::holders(const SessionImpl& waiting) const {
   std::vector<std::pair<uint64_t, const SessionImpl*>> holders;
   for (const auto& [id, session] : sessions_) {

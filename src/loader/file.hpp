@@ -11,7 +11,7 @@
 
 namespace gpushare::loader {
 
-// What read_at calls: pread, or a test's stand-in that is interrupted or reads short.
+// The function that read_at calls: pread, or a test's stand-in that is interrupted or reads short.
 using ReadFunction = ssize_t (*)(int descriptor, void* out, size_t bytes, off_t offset);
 // For tests; null restores pread. Not while files are read.
 void set_read_function(ReadFunction function);
@@ -33,7 +33,8 @@ class File {
   base::Status read_at(uint64_t offset, char* out, uint64_t bytes) const;
   // How much of it the page cache has, by samples: 0 to 1. 0 where the system does not tell.
   double cached_share() const;
-  // What tells one content from another without reading it: device, inode, time of modification, size; as it was opened.
+  // Identifies the content of a file without reading it: device, inode, time of modification and size at the
+  // time of opening.
   const std::string& version() const { return version_; }
   // The same of what is at `path` now: by name, so that a file that was replaced differs.
   static base::Result<std::string> version_at(const std::string& path);

@@ -78,7 +78,8 @@ struct GroupTimes {
 base::Result<std::vector<GroupTimes>> group_times(std::span<const LayerCost> layers,
                                                   const GroupingCosts& costs, std::span<const uint32_t> ends);
 
-// What the plan is compared with. Without a cap on bytes (they would break it).
+// Groupings that the plan is compared with. They ignore the limit on a group's bytes, because they would break
+// it.
 std::vector<uint32_t> one_shot_groups(size_t layers, uint32_t resident_layers);
 std::vector<uint32_t> per_layer_groups(size_t layers, uint32_t resident_layers);
 // Equal numbers of layers a group, for the number of groups that does best. Returns its ends. O(n log n).

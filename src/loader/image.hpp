@@ -81,9 +81,10 @@ class Image {
   // Host memory that it takes: whole chunks.
   uint64_t held_bytes() const { return chunks_.size() * pool_.chunk_bytes(); }
   bool is_of(const ChunkPool& pool) const { return &pool_ == &pool; }
-  // What executions of it have taught, for whoever plans its transmission.
+  // Measured execution times of the image's layers, for planning its transmission.
   Profile& profile() const { return profile_; }
-  // What a device block needs for layers [first, end): from the first one's offset to the last one's end.
+  // Bytes that a device block needs for layers [first, end): from the offset of the first layer to the end of
+  // the last.
   uint64_t begin_of(size_t first) const { return layers_[first].offset_bytes; }
   uint64_t end_of(size_t last) const { return layers_[last].offset_bytes + layers_[last].bytes; }
 

@@ -320,7 +320,7 @@ void Loader::learn(const Transmission& transmission) {
   const auto took = transmission.arrived_ns(transmission.groups() - 1);
   if (!took.ok() || *took == 0) return;
   uint64_t link_ns = *took;
-  // What came from the device was the first group, and nothing else was (plan()).
+  // The layers copied from device memory were exactly the first group (see plan()).
   if (const uint64_t copied_bytes = transmission.copied_bytes(); copied_bytes > 0) {
     const auto copied = transmission.arrived_ns(0);
     if (!copied.ok() || *copied == 0 || *copied > *took ||

@@ -1,9 +1,10 @@
-// loader.hpp: a runtime's way from files to sessions: images in host memory, and the link that they go over.
-// What is loaded into a session is a Model (model.hpp); a Switcher (switcher.hpp) decides whose turn it is.
+// loader.hpp: a runtime's way from files to sessions: images in host memory, and the link that they go over. An
+// image loaded into a session is a Model (model.hpp). A Switcher (switcher.hpp) decides which session is
+// active.
 //
-// One stream of the loader's own carries all copies, in the order of the loads: they share one link anyway,
-// and the first model's layers should not wait for the second's. What the link costs is calibrated on demand,
-// given, or assumed at first; every transmission of some size corrects it.
+// The loader's own stream carries all copies, in the order of the loads: all copies share one link, and the
+// first model's layers should not wait for the second's. The costs of the link are calibrated on demand, given,
+// or assumed at first; every transmission above a minimum size corrects assumed costs.
 //
 // Threads: all methods from any thread. A loader keeps its runtime; when the runtime closes, models and images
 // that are left answer INVALID_STATE.
@@ -36,8 +37,9 @@ struct LoadOptions {
   std::vector<double> execute_ms;  // of each layer, for the plan; empty: as the image's profile says
   GroupCallback on_group;          // may throw; must not wait for the runtime
   bool profile = true;             // learn execution times from make_usable (model.hpp)
-  // Of load_prefix, of the same image: its layers come from there, and the plan knows. If it is not on the device
-  // after all, or its copies failed, everything comes from the image.
+  // Result of an earlier load_prefix() of the same image. Its layers are copied from device memory instead of
+  // the host; the transmission plan accounts for that. If the prefix is not on the device any more, or its
+  // copies failed, all layers come from the image.
   std::shared_ptr<Model> prefix;
 };
 
@@ -115,10 +117,10 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   base::Result<std::vector<uint32_t>> plan(const Image& image, const LoadOptions& options);
   std::shared_ptr<Model> adopt(const std::shared_ptr<executor::Session>& session, memory::Address address,
                                std::unique_ptr<Transmission> transmission, bool profile);
-  // Of models, that runtime_closing() waits for those which other threads take apart.
+  // These count models, so that runtime_closing() can wait for those that other threads are destroying.
   void model_made();
   void model_apart();
-  // Of a model that was unloaded: kept until its copies have finished.
+  // Takes the transmission of a model that was unloaded, and keeps it until its copies have finished.
   void retire(std::unique_ptr<Transmission> transmission);
   void sweep();
   void learn(const Transmission& transmission);

@@ -1,9 +1,8 @@
-// model.hpp: an image's layers in a session's memory, on their way or there.
+// model.hpp: an image's layers in a session's memory, arriving or arrived.
 //
-// Profiling. make_usable says which layers the work that follows on that stream executes. Marks (timing events)
-// on the stream, behind the wait and before the next, tell how long that took: what the image's profile learns
-// from. mark_end closes an execution. The first kProfiledRuns executions are profiled, then one in
-// kProfileEvery.
+// Profiling. make_usable says which layers the following work on that stream executes. Marks (timing events) on
+// the stream, behind the wait and before the next wait, give the time of that work to the image's profile.
+// mark_end closes an execution. The first kProfiledRuns executions are profiled, then one in kProfileEvery.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -14,7 +14,8 @@
 
 namespace gpushare::loader {
 
-// What is aimed at: the first output that much of the load time later than if all layers were there.
+// The aim: the first output comes later than with all layers on the device by at most this part of the load
+// time.
 inline constexpr double kStandbyAim = 0.05;
 
 struct PrefixLimits {

@@ -19,17 +19,19 @@
 
 namespace gpushare::loader {
 
-// What a device's copies and launches cost, for plan_groups.
+// Costs of a device's copies and launches, for plan_groups.
 struct LinkCosts {
   double call_overhead_ms = 0;  // of one copy, whatever its size
   double bytes_per_ms = 0;
   double group_overhead_ms = 0;  // of making a stream wait for an event and launching on it
-  // Of copies within the device. 0: not known, taken to cost a call and nothing more.
+  // Bandwidth of copies within the device. 0: unknown; such a copy is then assumed to cost one call and nothing
+  // more.
   double device_bytes_per_ms = 0;
 
-  // Of sending so many bytes, calls apart, at most what 64 bits hold; 0 where the link is not known.
+  // Time to send this number of bytes, without the cost of calls, limited to 64 bits; 0 where the link is
+  // unknown.
   uint64_t send_ns(uint64_t bytes) const;
-  // Of copying a prefix on the device: 0 for none.
+  // Time to copy a prefix on the device; 0 without a prefix.
   double device_copy_ms(uint64_t bytes) const;
   // For a plan. The first `copied_bytes` are copied on the device, by the stream that then sends the rest: until that is done,
   // neither the link nor the lane has anything to do.
@@ -47,11 +49,11 @@ class Profile {
   // Layers [first, end) took `ms` together. Ignored if there are no such layers, or it is no time.
   void observe(uint32_t first, uint32_t end, double ms);
   uint64_t observations() const;
-  // Of each layer. Empty before the first observation; layers never observed are taken to execute as fast, by
-  // bytes, as those observed.
+  // Execution time of each layer. Empty before the first observation. Layers never observed are assumed to
+  // execute as fast, per byte, as the observed ones.
   std::vector<double> execute_ms() const;
 
-  // What each layer costs. Unobserved: it is taken to execute as long as its bytes are on the link.
+  // Costs of each layer. A layer that was not observed is assumed to execute as long as its transmission takes.
   std::vector<LayerCost> costs(const LinkCosts& link) const;
   // Group ends for these costs, with the first `resident_layers` on the device, `copied_bytes` of them to be copied there.
   // Errors: plan_groups's.

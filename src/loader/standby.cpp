@@ -83,7 +83,8 @@ PrefixChoice Standby::work_out(const Image& image, const std::vector<double>& ex
   return choice.ok() ? *choice : PrefixChoice{};
 }
 
-// What is held does for the present wish: at least its layers, and not half as much again.
+// The held prefix suffices for the present wish: it has at least the wished layers and is at most half as
+// large again.
 bool Standby::suits(const Entry& entry) {
   return entry.model != nullptr && entry.model->layers() >= entry.wish.layers &&
          entry.bytes <= entry.wish.bytes + entry.wish.bytes / 2;

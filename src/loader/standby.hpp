@@ -28,7 +28,7 @@ namespace gpushare::loader {
 
 class Standby {
  public:
-  // What settle is told of a member.
+  // A member as settle() sees it.
   struct Use {
     uint64_t member = 0;
     double requests = 0;  // rate, by any measure that is the same for all
@@ -41,7 +41,7 @@ class Standby {
   // `execute_ms`: of each layer, or empty: as the image's profile says.
   void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms);
   void remove(uint64_t member);
-  // What a load of `member` may take its first layers from; null: nothing.
+  // The prefix from which a load of `member` may take its first layers; null: there is none.
   std::shared_ptr<Model> prefix(uint64_t member) const;
   // The member's execution times may have changed since its wish was worked out. The wish stays until refresh().
   void learned(uint64_t member);

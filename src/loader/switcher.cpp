@@ -268,7 +268,8 @@ base::Status Switcher::make_active(Member& member) {
     base::MutexLock lock(mutex_);
     GPUSHARE_ASSIGN_OR_RETURN(decision, residency_.request(member.id, now_ns));
     active_ = live ? member.id : 0;
-    // What may stay is a matter of the caller's limit first, and of what the device has room for in load().
+    // The caller's limit decides first which members may stay; load() then drops those for which the device has
+    // no room.
     if (residency_.resident_bytes() > options_.keep_bytes && !live)
       drops = residency_.shed(residency_.resident_bytes() - options_.keep_bytes, member.id, now_ns);
   }

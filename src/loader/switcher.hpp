@@ -1,18 +1,19 @@
-// switcher.hpp: one active session and any number on standby, on one device. A member on standby has its weights
-// in host memory (an image) and no session with the executor, so it has no device bytes and counts for nothing
-// there. It becomes active with its next begin: at the boundary of the iteration under way the active one
-// stops, its bytes are dropped or kept (sched::Residency, and what the device has room for), a session is
-// opened and the image's groups are enqueued; its first iteration begins at once, and its stream waits for the
-// layers it asks for.
+// switcher.hpp: one active session and any number on standby, on one device. A member on standby has its
+// weights in host memory (an image) and no session with the executor, so it has no device bytes and the
+// executor promises nothing to it. It becomes active with its next begin: the active member stops at the
+// boundary of its iteration under way, its bytes are dropped or kept (sched::Residency decides, within the room
+// of the device), a session is opened for the new member, and the groups of its image are enqueued. Its first
+// iteration begins at once, and the stream waits for the layers that the iteration asks for.
 //
 // Safety stays the executor's: every session with device bytes was admitted by it. A refusal makes the switcher
 // drop kept members, the least wanted first, and ask again.
 //
-// With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp): those
-// that no grouping can hide. They go first when room is short.
+// With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp),
+// because no grouping can hide their transmission. They are dropped first when room is short.
 //
-// Turns go to begins in the order they come; one iteration of a switcher is open at a time. What it keeps of a
-// member is on the device, stops with its runtime, and is loaded again after a failure.
+// Calls of begin get their turns in the order in which they arrive; one iteration of a switcher is open at a
+// time. The kept bytes of a member are on the device, are given up when the runtime closes, and are loaded
+// again after a failure.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -36,8 +37,10 @@ using MemberId = uint64_t;
 
 struct SwitcherOptions {
   sched::ResidencyPolicy policy = sched::ResidencyPolicy::kLeastRecentlyUsed;
-  uint64_t keep_bytes = UINT64_MAX;  // of models on the device, the active one included; 0 = keep none but it
-  uint64_t standby_bytes = 0;        // for the first layers of members on standby, beside those; 0 = none
+  uint64_t keep_bytes = UINT64_MAX;  // upper limit, in bytes, of the models on the device, the active one
+                                     // included; 0 = keep only the active one
+  uint64_t standby_bytes = 0;  // upper limit, in bytes and in addition to keep_bytes, for first layers of
+                               // members on standby; 0 = none
 };
 
 struct MemberOptions {
@@ -140,8 +143,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   const SwitcherOptions options_;
   Standby standby_;
 
-  // Held while what is on the device changes: in a switch, by whom has the turn, and when others need room, at any time.
-  // What is active stays. Before mutex_.
+  // Held while the content of the device changes: by the thread that has the turn during a switch, and at any
+  // time by others that need room. The active member stays. Lock order: before mutex_.
   base::Mutex switching_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;
@@ -149,7 +152,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   bool taken_ GPUSHARE_GUARDED_BY(mutex_) = false;      // somebody has the turn
   std::thread::id holder_ GPUSHARE_GUARDED_BY(mutex_);  // who
   uint64_t users_ GPUSHARE_GUARDED_BY(mutex_) = 0;      // threads inside
-  // Whose begin is under way, by who has the turn: it may wait for a session that was paged out.
+  // The session whose begin is under way, set by the thread that has the turn. That begin may wait until the
+  // session is paged in.
   std::shared_ptr<executor::Session> beginning_ GPUSHARE_GUARDED_BY(mutex_);
   std::deque<uint64_t> line_ GPUSHARE_GUARDED_BY(mutex_);
   uint64_t next_ticket_ GPUSHARE_GUARDED_BY(mutex_) = 0;

@@ -5,7 +5,7 @@
 
 namespace gpushare::loader {
 
-// What launch_host hands to the device's thread.
+// The data that launch_host passes to the device's thread.
 struct Transmission::Notice {
   GroupCallback call;
   size_t group;

@@ -1,6 +1,6 @@
 // transmission.hpp: sends an image to the device group by group, so that the first layers compute while later
-// ones are on their way (PipeSwitch, section 4.2). Nothing waits on the host: readiness is an event a group,
-// which streams wait for.
+// ones are on their way (PipeSwitch, section 4.2). Nothing waits on the host: each group has an event, which
+// streams wait for.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

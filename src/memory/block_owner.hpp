@@ -51,7 +51,7 @@ constexpr uint64_t kMaxAlignmentBytes = uint64_t{2} << 20;
 
 using base::round_up;
 
-// What a block's 64-bit tag in the heap holds.
+// The content of a block's 64-bit tag in the heap.
 struct BlockTag {
   static constexpr uint64_t kPromoted = uint64_t{1} << 50;
   static constexpr uint64_t kUsed = uint64_t{1} << 51;   // has uses on other streams
@@ -159,8 +159,8 @@ class UseTable {
   std::vector<Freed> freed_;
 };
 
-// What all owners of one device's memory share. The counters are relaxed: each is exact once its writers are
-// quiet.
+// State that all owners of one device's memory share. The counters are relaxed: each is exact once its writers
+// are quiet.
 struct Shared {
   explicit Shared(device::Device& the_device)
       : device(the_device), fences(the_device), plans(the_device.can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME)) {}

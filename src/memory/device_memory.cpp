@@ -196,8 +196,8 @@ base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, con
   return static_cast<Lane*>(lane);
 }
 
-// What kept blocks pin of a closed lane is promised to nobody, and may be what is missing: a new lane takes it over, with the blocks. Null
-// if there is none, or it cannot grow to `bytes`.
+// The bytes of a closed lane that kept blocks pin are promised to nobody, and a new lane may need them: the new
+// lane takes the range over, with its blocks. Null if there is no such range, or it cannot grow to `bytes`.
 LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
   if (layout() != Layout::kVirtual) return nullptr;  // elsewhere a pinned lane has no room to grow
   LaneImpl* lane = nullptr;

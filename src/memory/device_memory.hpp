@@ -1,10 +1,10 @@
 // memory: who owns which bytes of a device. heap, placement, plan: pure bookkeeping over offsets.
 // device_memory, lane, persistent_heap: address ranges of a real device under one of two layouts. spill,
-// snapshot, allocation_log: beside them. Bookkeeping never touches device bytes; only paging copies them.
-// Calls base and device; may be called from executor, loader and c_api.
+// snapshot, allocation_log: host memory and exports. Bookkeeping never touches device bytes; only paging copies
+// them. Calls base and device; may be called from executor, loader and c_api.
 //
-// device_memory.hpp: the memory of one device: a persistent heap a session, a range a lane, and the way from
-// an address to its owner.
+// device_memory.hpp: the memory of one device: a persistent heap for each session, a range for each lane, and
+// the lookup from an address to its owner.
 //
 // Layout contiguous: one device buffer; persistent heaps take ranges from the low end, lanes stack from the
 // high end, empty lanes move for free at their boundary. Layout virtual: every heap and lane reserves its own
@@ -61,7 +61,7 @@ struct HeapStats {
   uint64_t live_bytes = 0;  // rounded to the granule; promoted blocks included
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
-  uint64_t lent_bytes = 0;  // of the promise; not in its own ranges but lent to lanes, for promoted blocks
+  uint64_t lent_bytes = 0;  // the part of the promise that is lent to lanes for promoted blocks
   uint64_t spilled_bytes = 0;
   uint64_t largest_hole_bytes = 0;
 };
@@ -71,33 +71,33 @@ class PersistentHeap {
  public:
   virtual ~PersistentHeap() = default;
   virtual SessionId session() const = 0;
-  // alignment: a power of two up to 2 MiB, 0 = 256. Never blocks; asks the driver nothing unless it is about
-  // to fail and freed blocks wait for other streams (then whether their events have passed, else the
-  // session's stream is made to wait for them). Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented:
-  // asked, largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment,
-  // kind).
+  // alignment: a power of two up to 2 MiB, 0 = 256. Never blocks. Makes no driver call unless it is about to
+  // fail and freed blocks wait for other streams: then it queries their events, and lets the session's stream
+  // wait for those that have not passed. Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked,
+  // largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // The same from host memory the device can address, outside the promise (spill). Kernels may use it;
-  // whether copies and fills of the backend take such addresses as device memory is the backend's affair (the
-  // host device's do not). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  // The same from host memory the device can address, outside the promise (spill). Kernels may use it. It
+  // depends on the backend whether copies and fills accept such addresses as device memory (those of the host
+  // device do not). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
-  // least the block's size (and alignment): what is added may lie apart from what is there. Also fetches back
-  // what was lent to lanes for promoted blocks that are gone (so the present size does something too). May call the
-  // driver; waits on the host only for device work of others that still uses the bytes while no stream is
-  // set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged out; shrinking below
-  // the live bytes, the end of the last live block, or what lanes still hold of loans: the message says
-  // which). Nothing has changed then.
+  // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
+  // back bytes that were lent to lanes for promoted blocks that are gone, so a call with the present size has
+  // an effect too. May call the driver; waits on the host only for device work of others that still uses the
+  // bytes while no stream is set, or that must be unmapped. Errors: DEVICE_OUT_OF_MEMORY; INVALID_STATE (paged
+  // out; shrinking below the live bytes, the end of the last live block, or what lanes still hold of loans: the
+  // message says which). Nothing has changed then.
   virtual base::Status resize(uint64_t promised_bytes) = 0;
-  // Frees of blocks are ordered on `stream` from now on (the lane's). The caller has ordered the streams. Set
-  // before every iteration; null before the stream goes (no work uses the blocks then).
+  // Frees of blocks are ordered on `stream` (the lane's) from now on. The caller has ordered the old stream
+  // before the new one. Set it before every iteration, and to null before the stream is destroyed, when no work
+  // uses the blocks any more.
   virtual void set_stream(const device::Stream* stream) = 0;
-  // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses
-  // stay reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the
-  // contiguous layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. Blocks
-  // may be freed while it is out, not allocated; its promise is not held then. After a failure it is where it
-  // was, with all its bytes. Errors: HOST_OUT_OF_MEMORY, DEVICE_OUT_OF_MEMORY (page_in), INVALID_STATE, the
-  // stream's own.
+  // Copies live blocks to host memory over `stream`, waits, and gives the device bytes back; the addresses stay
+  // reserved for it where the layout can (virtual) and are retaken by page_in. UNSUPPORTED on the contiguous
+  // layout. Promoted blocks lie in lanes and stay; spilled ones are in host memory anyway. While the heap is
+  // paged out, blocks may be freed but not allocated, and its promise is not held. After a failure the heap is
+  // where it was, with all its bytes. Errors: HOST_OUT_OF_MEMORY, DEVICE_OUT_OF_MEMORY (page_in),
+  // INVALID_STATE, the stream's own.
   virtual base::Status page_out(const device::Stream& stream) = 0;
   virtual base::Status page_in(const device::Stream& stream) = 0;
   virtual bool paged_out() const = 0;
@@ -106,19 +106,19 @@ class PersistentHeap {
 
 struct LaneStats {
   uint64_t size_bytes = 0;  // without what is lent
-  uint64_t lent_bytes = 0;  // by sessions, for their promoted blocks that lie in it
-  uint64_t tail_bytes = 0;  // free above the last live block: what grows at the end adds to them
+  uint64_t lent_bytes = 0;  // lent by sessions, for their promoted blocks that lie in the lane
+  uint64_t tail_bytes = 0;  // free above the last live block; growth at the end adds to these
   uint64_t live_bytes = 0;
   uint64_t peak_bytes = 0;            // since the lane was opened
-  uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or the last one: what profiling reads;
-                                      // the arena needed (high water) less what is lent, not only the sum of
-                                      // live bytes
+  uint64_t iteration_peak_bytes = 0;  // of the iteration under way, or of the last one; profiling reads it.
+                                      // It is the arena needed (high water) less the lent bytes, not only
+                                      // the sum of live bytes
   uint64_t promoted_bytes = 0;        // of blocks that still lie in it
   uint64_t planned_allocs = 0;        // served by a plan
 };
 
-// A lane's ephemeral range. One iteration at a time on the host side; the previous one may still run on the
-// device: reuse is ordered by the lane's stream. Created and destroyed by DeviceMemory.
+// A lane's ephemeral range. There is one iteration at a time on the host side. The previous one may still run
+// on the device; the lane's stream orders reuse. Created and destroyed by DeviceMemory.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -133,10 +133,10 @@ class Lane {
   virtual base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
   virtual base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) = 0;
   // Promotes a block to its session: it stays where it is, outlives the iteration, counts in its heap's live
-  // bytes. On the virtual layout it does not count twice: from a boundary on, whole granules of it are lent by
-  // the session, whose ranges shrink by as much as the lane's grows, so that a lane keeps its size beside what
-  // is pinned in it. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise does not cover it (grow it by
-  // the block's size and try again): the block stays ephemeral.
+  // bytes. On the virtual layout the block does not count twice: from a boundary on, the session lends whole
+  // granules of it to the lane. The session's ranges shrink by as much as the lane's range grows, so the lane
+  // keeps its size beside the pinned blocks. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise
+  // does not cover it (grow it by the block's size and try again): the block stays ephemeral.
   virtual base::Status keep(Address address) = 0;
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
   // range may move (free: it is empty; with promoted blocks it stays). The host does not wait; the lane's
@@ -144,18 +144,17 @@ class Lane {
   // all of it.
   virtual base::Status end_iteration(bool* out_planned) = 0;
   // New size, taking effect at once where it can: growing in place at any time, elsewhere while no block is
-  // live in the range; shrinking when no live block lies above; anything when no iteration is under way and
-  // no promoted block pins the range. Else at the
-  // next boundary that allows it, for which growing takes its bytes now, so that the boundary cannot fail:
-  // until then a contiguous lane may hold the old and the new range. Errors: DEVICE_OUT_OF_MEMORY (the size
-  // stays).
-  // Also settles what sessions lend for their kept blocks, and waits on the host for the device if it must (a
-  // boundary does not, so it may have to leave that for later).
+  // live in the range; shrinking when no live block lies above; anything when no iteration is under way and no
+  // promoted block pins the range. Else at the next boundary that allows it, for which growing takes its bytes
+  // now, so that the boundary cannot fail: until then a contiguous lane may hold the old and the new range.
+  // Errors: DEVICE_OUT_OF_MEMORY (the size stays). Also balances the loans of sessions for their kept blocks,
+  // and waits on the host for the device if necessary. A boundary never waits, so it may have to leave this for
+  // later.
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
 };
 
-// What a snapshot shows: a segment for each heap and lane. See snapshot.hpp for the writers.
+// Content of a snapshot: a segment for each heap and lane. See snapshot.hpp for the writers.
 struct SegmentSnapshot {
   Address address = 0;
   uint64_t bytes = 0;

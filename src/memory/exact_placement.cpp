@@ -204,7 +204,8 @@ bool Search::solve(const std::vector<uint32_t>& open, uint32_t last_offset, uint
   if (split) return solved;
   work_ += open.size();
   if (work_ > work_limit_ || hopeless(open, last_offset)) return false;
-  // What begins at or above here leaves room for a whole item below, which could go there instead.
+  // An item that begins at or above this offset leaves room below for a whole item, which could be placed there
+  // instead.
   uint32_t bound = UINT32_MAX;
   for (const uint32_t i : open) bound = std::min(bound, floor_[i] + items_[i].size);
   std::vector<uint32_t> candidates;

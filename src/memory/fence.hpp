@@ -1,9 +1,9 @@
-// fence.hpp: points in streams that later users of some bytes must come after. Whoever gives bytes away
-// leaves fences with them; whoever takes them lets his stream wait for those fences (no host wait), or waits
-// on the host when he has no stream.
+// fence.hpp: points in streams that later users of some bytes must wait for. An owner that gives bytes away
+// leaves fences with them. The next owner lets its stream wait for those fences (no host wait), or waits on the
+// host when it has no stream.
 //
-// Uses on other streams (record_use) share one event a stream and epoch: every use records that event anew,
-// so it moves forward, until somebody asks whether it has passed; from then on it stands, and the next use
+// Uses on other streams (record_use) share one event a stream and epoch: every use records that event anew, so
+// it moves forward. When somebody asks whether the event has passed, it is not moved any more, and the next use
 // begins a new epoch. Events are pooled: in steady state none is created.
 //
 // SPDX-License-Identifier: Apache-2.0

@@ -209,7 +209,7 @@ HeapStatus Heap::free_at(uint64_t offset_bytes) {
   return HeapStatus::kOk;
 }
 
-// Of a live block that is in the index no more.
+// For a live block that has been removed from the index.
 [[gnu::always_inline]] inline void Heap::release_block(uint32_t i) {
   Record& r = blocks_[i];
   live_ -= r.size;

@@ -12,8 +12,8 @@
 // of packing against an exact best fit because they take the first block of a coarse bin. Here bins are fine
 // (1.6% wide) and the head of a bin is kept small and low: a hole enters a bin as its head unless the head is
 // smaller, or as large and lower. The head of the request's own bin is taken if it fits, else the head of the
-// next non-empty bin. On the traces we have that packs as exact best fit does, at the speed of plain bins;
-// the figures, and what else was tried, are in docs/design/memory-heap.md.
+// next non-empty bin. On our traces this packs like exact best fit, at the speed of plain bins.
+// docs/design/memory-heap.md has the figures and the alternatives that were tried.
 //
 // Records are 32 bytes each, named by 32-bit index, in a reserved address range committed as it fills, so
 // that creating a heap costs the same for 1 MiB and for 1 PiB. A live block costs one record and 8 to 16
@@ -111,7 +111,7 @@ class Heap {
   // or nothing.
   HeapStatus carve(BlockHandle block, std::span<const HeapExtent> parts, std::span<BlockHandle> handles);
 
-  // Of a live block. Undefined for handles that are not (use find()).
+  // For live blocks only. With any other handle the behaviour is undefined (use find()).
   uint64_t size_bytes(BlockHandle block) const { return blocks_[block.index].size << granule_shift_; }
   uint64_t tag(BlockHandle block) const { return blocks_[block.index].tag; }
   void set_tag(BlockHandle block, uint64_t tag) { blocks_[block.index].tag = tag; }

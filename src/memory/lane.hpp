@@ -7,11 +7,10 @@
 //
 // Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
 // shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
-// freed. Objects are pooled like persistent heaps. On the virtual layout the range is the lane's size plus
-// what sessions lend for their promoted blocks in it (loans): settled at boundaries, so that an iteration
-// finds the whole size beside what is pinned.
-// An iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or
-// sharing one of them leaves the plan.
+// freed. Objects are pooled like persistent heaps. On the virtual layout the range is the lane's size plus the
+// bytes that sessions lend for their promoted blocks in it (loans). Loans are balanced at boundaries, so that
+// an iteration finds the whole size beside the pinned blocks. An iteration on a plan has its blocks in one
+// block of the heap, the plan's arena (tag 0); keeping or sharing one of them leaves the plan.
 //
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
 // the blocks. Order: a persistent heap's control_, control_, lock_, then a persistent heap's lock, then the
@@ -125,7 +124,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   FenceList ahead_fences_ GPUSHARE_GUARDED_BY(control_);
   FenceList closing_fences_
       GPUSHARE_GUARDED_BY(control_);  // end what the lane's stream still did when it was closed
-  // Wanted of the present range, without loans. What it grows to where it cannot lie comes with ahead_.
+  // Size wanted of the present range, without loans. A size that the range cannot grow to where it lies comes
+  // with ahead_.
   uint64_t size_bytes_ GPUSHARE_GUARDED_BY(control_) = 0;
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
 

@@ -18,7 +18,8 @@
 
 namespace gpushare::memory {
 
-// Of one session. Guarded by the lane that runs its iteration; between iterations nobody uses it.
+// Planning state of one session. The lane that runs the session's iteration guards it; between iterations
+// nobody uses it.
 class LanePlan {
  public:
   static constexpr uint32_t kMaxBlocks = 65536;

@@ -133,7 +133,7 @@ class ContiguousLayout final : public RangeLayout {
   }
 
  private:
-  // What former owners left behind: the device may still work on it.
+  // Fences that former owners left behind: the device may still use their bytes.
   struct Left {
     uint64_t begin, end;
     FenceList fences;

@@ -15,8 +15,8 @@
 
 namespace gpushare::memory {
 
-// What is lent follows what is promoted, in whole granules. What has to come back goes first, and only as far
-// as the range can shrink now: bytes that blocks pin must stay somebody's.
+// The lent bytes follow the promoted bytes, in whole granules. Bytes that must come back are returned first,
+// and only as far as the range can shrink now: bytes that blocks pin must belong to somebody.
 void LaneImpl::settle(Settle how) {
   // Elsewhere a pinned lane has no room to grow.
   const bool lends = shared_.layout->kind() == Layout::kVirtual;
@@ -75,7 +75,8 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
       heap_->resize(grown.bytes);
     }
   }
-  // What could not be added stays cut off until the device is done with it: the next boundary tries again.
+  // Granules that could not be added stay cut off until the device has finished with them; the next boundary
+  // tries again.
   if (!added) heap->take_back(lent);
   ShortLockGuard lock(lock_);
   const uint64_t now = added ? lent : 0;

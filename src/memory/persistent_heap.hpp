@@ -4,9 +4,9 @@
 // last where the layout can, else appends another. Objects are pooled by DeviceMemory and never destroyed
 // before it, so that a late free by address meets an owner that says NOT_FOUND.
 //
-// Promoted blocks lie in lanes, and count in the promise. So that they do not hold their bytes twice, whole
-// granules of them are lent: the extents are then smaller than the promise by lent_. What lanes have returned
-// and the extents have not got back yet is owed_, a part of lent_.
+// Promoted blocks lie in lanes and count in the promise. Whole granules of them are lent to the lane, so that
+// they do not hold their bytes twice: the extents are then smaller than the promise by lent_. owed_ is the part
+// of lent_ that lanes have returned and the extents have not got back yet.
 //
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
 // the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's control_, then a lane's

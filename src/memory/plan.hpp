@@ -103,7 +103,7 @@ class PlanReplay {
   bool end();
 
   bool on_plan() const { return plan_ != nullptr; }
-  // What it holds of the heap: 0 off plan.
+  // Bytes of the heap that it holds; 0 off plan.
   uint64_t arena_bytes() const { return on_plan() ? plan_->arena_bytes : 0; }
   uint64_t deviations() const { return deviations_; }
   uint64_t planned_allocations() const { return planned_allocations_; }

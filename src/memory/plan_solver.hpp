@@ -14,7 +14,7 @@
 
 namespace gpushare::memory {
 
-// One recorded iteration to be placed. Whoever asked for it keeps it and looks at `done` when it suits.
+// One recorded iteration whose placement is to be solved. The requester keeps the task and polls `done`.
 struct PlanTask {
   explicit PlanTask(PlanRecorder of) : recorder(std::move(of)) {}
   PlanRecorder recorder;               // of the solver until it is done

@@ -33,7 +33,8 @@ class HostChunks {
   std::vector<uint8_t*> free_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
-// Whose a spilled block is: embedded in heaps and lanes, which are never destroyed while the store lives.
+// The owner of a spilled block. It is embedded in heaps and lanes, which are never destroyed while the store
+// lives.
 struct SpillOwner {
   std::atomic<const device::Stream*> stream{nullptr};  // frees are ordered on it
   std::atomic<uint64_t> spilled_bytes{0};

@@ -1,4 +1,5 @@
-// Who gets in, and where. Who is paged out for it is in eviction.cpp.
+// Admission: which sessions get in, and to which lane. eviction.cpp decides which sessions are paged out for
+// them.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
@@ -70,7 +71,8 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   for (LaneId id = 0; id < lanes.size(); ++id) {
     const LaneRecord& lane = lanes[id];
     if (!lane.open) continue;
-    // What was paged out for it made room where it runs next: not to queue behind its betters elsewhere.
+    // Admit this session to the lane whose residents were paged out for it; sending it to another lane would
+    // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
     if (lane.compute_units != session.compute_units || lane.closing) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};

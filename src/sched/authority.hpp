@@ -1,6 +1,6 @@
-// authority.hpp: the decisions for one device, as a driver (the executor) sees them. The driver tells what
-// happened, asks which iteration runs next in a lane, and carries out the actions. Scheduler is the implementation
-// for one process.
+// authority.hpp: the decisions for one device, as a driver (the executor) sees them. The driver reports what
+// happened, asks which iteration runs next in a lane, and carries out the actions. Scheduler is the
+// implementation for one process, client::RemoteAuthority that for a process of the daemon.
 //
 // Threads: the driver serialises calls.
 // SPDX-License-Identifier: Apache-2.0
@@ -31,11 +31,11 @@ struct SessionSpec {
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
   uint64_t quota_bytes = 0;          // limit on P + E, see set_quota(); 0 = none
   uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
-  bool may_queue = true;       // else arrive() refuses what cannot be admitted at once
-  bool may_page = true;        // else it is not paged out before allow_paging()
-  // Need unknown: admitted with all that is free as E, in a lane of its own where one may be opened, once at
-  // least persistent_bytes + ephemeral_bytes (then the least worth starting with) are free. set_need() ends
-  // it.
+  bool may_queue = true;       // false: arrive() refuses a session that cannot be admitted at once
+  bool may_page = true;        // false: the session is not paged out before allow_paging()
+  // The need is unknown. The session is admitted with all free bytes as E, in a lane of its own where one may
+  // be opened, once at least persistent_bytes + ephemeral_bytes (here the least to start with) are free.
+  // set_need() ends profiling.
   bool profiling = false;
 };
 
@@ -65,39 +65,45 @@ class Authority {
  public:
   virtual ~Authority() = default;
 
-  // ---- what happened --------------------------------------------------------------------------------------
-  // A session asks in. OK: admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or its compute
-  // units, above what there is; message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false and it does not fit now; the message
-  // names need, what can be promised, persistent bytes of n sessions, lanes).
+  // ---- what happened -------------------------------------------------------------------------------------- A
+  // session asks for admission. OK: it is admitted or queued (see state()). Errors: EXCEEDS_CAPACITY (P + E, or
+  // its compute units, above what there is; message has the numbers), DEVICE_OUT_OF_MEMORY (may_queue is false
+  // and it does not fit now; the message names need, what can be promised, persistent bytes of n sessions,
+  // lanes).
   virtual base::Status arrive(const SessionSpec& spec, uint64_t now_ns) = 0;
-  // It has an iteration to run; dispatched() uses that up. In any state; idempotent.
+  // The session has an iteration to run, until dispatched() hands that iteration to its lane. Allowed in any
+  // state; idempotent.
   virtual void ready(SessionId session, uint64_t now_ns) = 0;
   // A paged-out session needs its bytes although it has no iteration ready (an allocation waits).
   virtual void wake(SessionId session, uint64_t now_ns) = 0;
-  // It may be paged out from now on: at once, if that was decided meanwhile. Has no effect on one that may already.
+  // The session may be paged out from now on, or at once if that was decided meanwhile. No effect if it could
+  // be paged out already.
   virtual void allow_paging(SessionId session, uint64_t now_ns) = 0;
-  // It withdrew its ready iteration (a begin timed out).
+  // The session withdrew its ready iteration (a begin timed out).
   virtual void not_ready(SessionId session, uint64_t now_ns) = 0;
-  // The iteration picked last for `session` was handed to its lane (its turn is used up: call ready() again
-  // if it has another). With an enqueue depth above one, several may be dispatched before the first has
-  // finished. `iterations` above 1: a run of so many equal ones, which finished() may report in parts.
+  // The iteration picked last for `session` was handed to its lane (call ready() again if the session has
+  // another one). With an enqueue depth above one, several may be dispatched before the first has finished.
+  // `iterations` above 1: a run of so many equal ones, which finished() may report in parts.
   virtual void dispatched(SessionId session, LaneId lane, uint64_t now_ns, uint64_t iterations = 1) = 0;
   // The device work of the session's oldest dispatched iteration is done: `device_ns` of service.
   // `iterations` above 1: a run of equal iterations dispatched as one. 0: the turn was given back unused.
   virtual void finished(SessionId session, uint64_t device_ns, uint64_t now_ns, uint64_t iterations = 1) = 0;
-  // It is gone, with nothing in flight: its promise is given to others by the actions that follow.
+  // The session has ended, with nothing in flight. The actions that follow give its promise to others.
   virtual void leave(SessionId session, uint64_t now_ns) = 0;
   // New promise of a resident session (profiled, grown or shrunk). Errors: DEVICE_OUT_OF_MEMORY when it would
-  // break safety (nothing changes), EXCEEDS_CAPACITY, QUOTA_EXCEEDED. What does not grow is not refused.
+  // break safety (nothing changes), EXCEEDS_CAPACITY, QUOTA_EXCEEDED. A need that does not grow is never
+  // refused.
   virtual base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                                 uint64_t now_ns) = 0;
-  // What may be promised on the whole device from now on. Lowered below what is promised it is a target: nothing new is
-  // promised above it, and promises fall as lanes merge, shrink and close at their boundaries and as sessions are paged
-  // out at theirs, lowest class first, whatever the policy. A session that fits no longer waits until it is raised.
-  // Errors: EXCEEDS_CAPACITY (more than there is), UNSUPPORTED (not this process's choice).
+  // Changes how many bytes of the whole device may be promised. A value below the promised bytes is a target:
+  // nothing new is promised above it, and promises fall as lanes merge, shrink and close at their boundaries
+  // and as sessions are paged out at theirs, lowest class first, whatever the policy. A session that does not
+  // fit any more waits until the capacity is raised. Errors: EXCEEDS_CAPACITY (more than there is), UNSUPPORTED
+  // (another process decides it).
   virtual base::Status set_capacity(uint64_t bytes, uint64_t now_ns) = 0;
-  // What may be promised to the session (P + E, each rounded up); 0: no limit. Lowered below its need, that does not grow;
-  // the driver gives back what is free of it at boundaries, by set_need(). Nobody is paged out for it.
+  // Changes how many bytes may be promised to the session (P + E, each rounded up); 0: no limit. If the limit
+  // is below the session's need, the need does not grow, and the driver gives back free bytes of it at
+  // boundaries, by set_need(). Nobody is paged out for it.
   virtual void set_quota(SessionId session, uint64_t bytes) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
@@ -105,14 +111,14 @@ class Authority {
   virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
   // Sessions admitted stay admitted, also above the new policy's limits.
   virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;
-  // The driver could not place an admitted session's bytes (contiguous layout, fragmented): back to the queue
-  // until something leaves.
+  // The driver could not place an admitted session's bytes (contiguous layout, fragmented): the session goes
+  // back to the queue until another one leaves.
   virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
-  // A resident session needs `bytes` more than can be promised: starts paging out sessions of a lower class,
-  // or that the policy ranks below it, with nothing in flight, worst ranked first. False if there is none.
-  // What they held is promised to nobody until room_used().
+  // Called when a resident session needs `bytes` more than can be promised. Starts paging out sessions with
+  // nothing in flight that have a lower class or that the policy ranks below it, lowest rank first. Returns
+  // false if there are none. Their bytes are promised to nobody until room_used().
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // The session that make_room() worked for has taken what it needs, or has given up.
   virtual void room_used(uint64_t now_ns) = 0;
@@ -123,11 +129,12 @@ class Authority {
   virtual void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) = 0;
 
   // ---- what next ------------------------------------------------------------------------------------------
-  // The session whose iteration runs next in `lane`; nullopt leaves it idle. Ask every lane that is free
-  // again after any event: what one session does may let another lane run.
+  // The session whose iteration runs next in `lane`; nullopt leaves it idle. After any event, ask again for
+  // every free lane, because an event of one session may let another lane run.
   virtual std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) = 0;
-  // pick left a lane idle for the sake of sessions that are behind in service: the time to ask again although
-  // nothing has happened (an iteration takes longer than expected, its host may hold it open); kUnknown: none.
+  // The time to ask pick again although nothing has happened; kUnknown: none. pick may leave a lane idle for
+  // sessions that are behind in service, and an iteration of these may take longer than expected because its
+  // host holds it open.
   virtual uint64_t look_again_ns() const = 0;
   // Actions decided since the last call, in the order to carry out. pick() decides some, too.
   virtual std::vector<Action> take_actions() = 0;

@@ -23,13 +23,14 @@ struct Claim {
   double price_ns = 0;
 };
 
-// Price of a claim that is taken back in `take_ns` and restored in `restore_ns`, and that nobody has wanted for `idle_ns`
-// (0: it is wanted now). What has not been wanted for as long as its restoring takes counts half of that: the longer
-// nobody wants it, the later that is likely to be.
+// Price of a claim that is taken back in `take_ns` and restored in `restore_ns`, and that nobody has wanted for
+// `idle_ns` (0: it is wanted now). The price of restoring falls with the idle time, to half when idle_ns equals
+// restore_ns: the longer nobody has wanted a claim, the later it is likely to be wanted.
 double price_of(double take_ns, double restore_ns, double idle_ns);
 
-// Indexes of the claims to take so that at least `bytes` become free, in ascending order. Empty if `bytes` is 0, or if
-// all claims together do not do. Claims of no bytes are not taken. Of equal claims the first in the list go. O(n log n).
+// Indexes of the claims to take so that at least `bytes` become free, in ascending order. Empty if `bytes` is
+// 0, or if all claims together do not suffice. Claims of no bytes are not taken. Of equal claims the first in
+// the list go. O(n log n).
 std::vector<size_t> choose_claims(std::span<const Claim> claims, uint64_t bytes);
 
 }  // namespace gpushare::sched

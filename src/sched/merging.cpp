@@ -17,7 +17,7 @@ bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& ses
   });
 }
 
-// Of those that are not closing: the sessions of the others have room in it.
+// The largest lane that is not closing: the sessions of the other lanes have room in it.
 LaneId Scheduler::Impl::largest_that_gives_way(const SessionRecord& session) const {
   LaneId largest = kNoLane;
   for (LaneId id = 0; id < lanes.size(); ++id)

@@ -47,8 +47,8 @@ class Srtf final : public Policy {
     if (waiting.remaining_ns == kUnknown || resident.remaining_ns == kUnknown)
       return std::pair(waiting.remaining_ns, level(waiting)) <
              std::pair(resident.remaining_ns, level(resident));
-    // One that has run before comes back only for a clear gain: estimates wobble, and each swap costs two
-    // copies.
+    // A session that has run before comes back only for a clear gain, because estimates wobble and each swap
+    // costs two copies.
     const uint64_t margin = waiting.service_ns > 0 ? resident.remaining_ns / 64 : 0;
     return waiting.remaining_ns < resident.remaining_ns - margin;
   }

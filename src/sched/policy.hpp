@@ -1,5 +1,6 @@
-// policy.hpp: a policy orders iterations inside a lane and sessions at the door. It is a state machine: told
-// what happened, asked what next; the executor and the simulator call the very same object.
+// policy.hpp: a policy orders the iterations of a lane and the sessions that wait for admission. It is a state
+// machine: it is told what happened and asked what comes next. The executor and the simulator call the very
+// same object.
 //
 // Threads: calls are serialised by the caller. No call blocks, allocates device memory, or reads a clock.
 // SPDX-License-Identifier: Apache-2.0
@@ -19,10 +20,10 @@
 
 namespace gpushare::sched {
 
-// What outranks() can answer, so that it need not be asked for everybody who waits.
+// The answers that outranks() can give. The rule tells the scheduler for which waiting sessions it must ask.
 enum class PagingRule : uint32_t {
-  kAny,      // anything: asked for each session that waits
-  kByOrder,  // a session outranks all that one behind it, by before(), outranks
+  kAny,      // any answer: asked for each session that waits
+  kByOrder,  // a session outranks all sessions that a session behind it, by before(), outranks
   kNever     // always no
 };
 
@@ -30,8 +31,8 @@ struct PolicyTraits {
   uint32_t max_lanes = 0;      // lanes open at once; 0 = no limit
   uint32_t max_residents = 0;  // sessions admitted at once; 0 = no limit
   bool head_of_line = false;   // a session that does not fit blocks those behind it
-  // A waiting session that this many others, later in the order, have been admitted past lets nobody else
-  // past: large sessions do not starve behind a stream of small ones. 0 = no limit.
+  // After this number of later sessions has been admitted past a waiting session, no further session may pass
+  // it, so that large sessions do not starve behind a stream of small ones. 0 = no limit.
   uint32_t max_overtakes = 64;
   PagingRule paging = PagingRule::kAny;
   // An iteration starts only if no backlogged session of another lane is behind its session in virtual time.
@@ -80,11 +81,11 @@ class Policy {
     (void)session;
     return kUnknown;
   }
-  // What is known of sessions slowing each other; null: nothing. Most policies do not care.
+  // Tells the policy how sessions slow each other; null: nothing is known. Most policies ignore it.
   virtual void set_interference(const std::shared_ptr<const Interference>&) {}
 
-  // What happened. `admitted`: now resident in a lane, the first time or paged in again; `paged_out`: no
-  // longer.
+  // These tell the policy what happened. `admitted`: the session is now resident in a lane, for the first time
+  // or paged in again; `paged_out`: it is no longer resident.
   virtual void arrived(const SessionView&, uint64_t /*now_ns*/) {}
   virtual void admitted(const SessionView&, LaneId, uint64_t /*now_ns*/) {}
   virtual void paged_out(SessionId, LaneId, uint64_t /*now_ns*/) {}

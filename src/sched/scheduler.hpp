@@ -1,15 +1,15 @@
-// scheduler.hpp: one device's admission and turn-taking as a state machine: sessions, lanes, promises, the
-// lane finder, the policy, and who is paged out to host memory. It decides; a driver (executor or simulator)
-// carries out the actions and reports back.
+// scheduler.hpp: one device's admission and turn-taking as a state machine: sessions, lanes, promises, the lane
+// finder, the policy, and the choice of sessions that are paged out to host memory. It only decides; a driver
+// (executor or simulator) carries out the actions and reports back.
 //
 // Safety, at every instant (Salus, eq 2.1): sum over resident sessions of P + sum over lanes of their size <=
 // capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its sessions. A decision that would break it is
 // not taken.
 //
-// Paging: a waiting session that the policy ranks above residents, and above everything that would stay in
-// its lane, may have them paged out: lower class first, then worse ranked, then the least price (claims.hpp), never more
-// than needed. A victim finishes what it
-// has in flight first. Until its bytes are gone nobody behind the waiting session is admitted.
+// Paging: residents may be paged out for a waiting session that the policy ranks above them and above
+// everything that would stay in its lane. Residents of lower class go first, then those of lower rank, then
+// those of the least price (claims.hpp), and never more than needed. A resident first finishes its iterations
+// in flight. Until its bytes are gone no session behind the waiting one is admitted.
 //
 // Threads: the driver serialises calls. Cost: pick is O(candidates of the lane), other events O(1) unless
 // they free memory or a session arrives: then O(waiting * lanes), and O(residents^2) where paging is
@@ -33,7 +33,7 @@ namespace gpushare::sched {
 
 struct SchedulerOptions {
   uint64_t capacity_bytes = 0;             // at first, and at most
-  uint32_t compute_units = 0;              // that lanes can have for themselves, together; 0 = none
+  uint32_t compute_units = 0;              // units that lanes can have for themselves in all; 0 = none
   uint32_t granularity_compute_units = 1;  // such a lane's share is rounded up to it
   uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
   uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
@@ -41,8 +41,8 @@ struct SchedulerOptions {
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
   bool paging = true;  // the driver can page sessions out and keep their addresses
   LaneFinderKind lane_finder = LaneFinderKind::kSalus;
-  // The driver tells by lane_applied() what memory its lanes have, and no session changes to a lane before that.
-  // False: lanes have what was decided, at once.
+  // True: the driver reports by lane_applied() when a lane has its memory, and no session changes to the lane
+  // before that. False: lanes have the decided memory at once.
   bool confirms_lanes = false;
 };
 
@@ -74,14 +74,14 @@ class Scheduler final : public Authority {
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
-  // Passed on to the policy, and to every later one; null: nothing is known.
+  // Passes the interference model to the present policy and to every later one; null: nothing is known.
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // ---- Authority: what next -------------------------------------------------------------------------------
   std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) override;
   uint64_t look_again_ns() const override;
   std::vector<Action> take_actions() override;
-  // The next time at which pick could answer otherwise although nothing happens but that the session picked
-  // last keeps the lane busy; kUnknown if never. For event loops that skip over equal decisions.
+  // The next time at which pick could answer differently if the session picked last keeps the lane busy and
+  // nothing else happens; kUnknown if never. For event loops that skip equal decisions.
   uint64_t decision_holds_until(LaneId lane, uint64_t now_ns) const;
 
   // ---- what is: unknown sessions are kQueued, on kNoLane, with an empty view -----------------------------------

@@ -19,7 +19,7 @@
 
 namespace gpushare::sched {
 
-// What `ns` of service cost in virtual time. Bounded, so that a weight next to nothing makes no infinity.
+// Virtual time for `ns` of service. Bounded, so that a very small weight gives no infinity.
 inline double virtual_cost(double ns, double weight) {
   return std::clamp(ns / weight, -1e30, 1e30);
 }
@@ -182,7 +182,7 @@ struct Scheduler::Impl {
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
   void quit(SessionRecord& session);  // gives its promise back
-  // What the lanes could give back by merging for the session's sake, on top of room().
+  // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
   LaneId largest_that_gives_way(const SessionRecord& session) const;
@@ -201,7 +201,7 @@ struct Scheduler::Impl {
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
   Placement placement(const SessionRecord& session) const;
   WaitingList::Room room() const;  // what place() has for a session that shares the device
-  // What claim() would have for it, and at most has for those behind it.
+  // Bytes that claim() would have for the session, and at most has for sessions behind it.
   WaitingList::Room claimable_room(const SessionRecord& session) const;
   template <class IsGone>
   WaitingList::Room room_without(const SessionRecord& session, IsGone is_gone) const;

@@ -1,9 +1,9 @@
-// standby.hpp: which models that are not on the device keep their first layers there, within a budget of bytes. A
-// decision only: it is told what each would take and save, and moves nothing.
+// standby.hpp: decides which models that are not on the device keep their first layers there, within a budget
+// of bytes. It is told what each would take and save, and moves nothing.
 //
-// A minimum of state is wanted, so this is a function: the wishes as they are now, greedily by worth a byte, or
-// the one wish that is worth more than all of those together. That is worth at least half of the best choice.
-// What is held already counts for a quarter more, so that models of equal worth do not push each other out in
+// This is a function without state. It grants the present wishes greedily by worth per byte, or the one wish
+// that is worth more than all of those together. The result is worth at least half of the best choice. A prefix
+// that is already held counts for a quarter more, so that models of equal worth do not push each other out in
 // turn: each exchange costs a copy.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,4 +1,4 @@
-// Whose turn it is: picks, virtual time over the lanes of the device, and who is held back for others' sake.
+// Turns: picks, virtual time over the lanes of the device, and sessions that are held back for others.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// sched: decisions only. Policies, lane finder, admission, (later) SLO queue, batcher, tuners. Sees no
-// device, no thread, no wall clock: time comes in as an argument, actions go out as data. May be called from
-// executor and sim, which drive the very same objects; calls base only.
+// sched: decisions only: policies, lane finder, admission; slo/ has request queues and batchers. It sees no
+// device, no thread and no wall clock: time comes in as an argument, actions go out as data. May be called from
+// executor, client, daemon and sim, which drive the very same objects; calls base only.
 //
 // types.hpp: what the decision objects are told about a session.
 // SPDX-License-Identifier: Apache-2.0
@@ -18,8 +18,9 @@ inline constexpr LaneId kNoLane = std::numeric_limits<LaneId>::max();
 inline constexpr SessionId kNoSession = 0;
 inline constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
-// A limit on promised bytes that can be changed at any time. Lowered below what is promised, nothing new is promised, and
-// the effective value is what is promised still: it falls to the target as promises fall.
+// A limit on promised bytes that can be changed at any time. While the target is below the promised bytes,
+// nothing new is promised, and the effective value equals the promised bytes: it falls to the target as
+// promises fall.
 struct Limit {
   uint64_t target_bytes = 0;
   uint64_t effective_bytes = 0;  // at least the target; promises are never above it
@@ -31,8 +32,8 @@ uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes);
 
 enum class SessionClass : uint32_t { kGuaranteed = 0, kOpportunistic = 1 };
 
-// What a policy is shown (the C ABI's gpushare_candidate without its header, plus what the scheduler keeps
-// for fair).
+// A session as a policy sees it (the C ABI's gpushare_candidate without its header, and the values that the
+// scheduler keeps for fair).
 struct SessionView {
   SessionId id = kNoSession;
   SessionClass cls = SessionClass::kGuaranteed;

@@ -33,7 +33,7 @@ class WaitingList {
     auto operator<=>(const Position&) const = default;
   };
 
-  // What can be promised to a newcomer: it fits if P <= persistent_bytes and P + E <= total_bytes.
+  // Bytes that can be promised to a newcomer. It fits if P <= persistent_bytes and P + E <= total_bytes.
   struct Room {
     bool any = false;  // false: nobody fits, whatever it needs
     uint64_t persistent_bytes = 0;

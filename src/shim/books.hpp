@@ -46,7 +46,7 @@ bool charge(int device, uint64_t bytes);
 void discharge(int device, uint64_t bytes);
 // Measured overhead of this process: replaces what was noted before. False, and nothing changed, if the group would be above its limit.
 bool note_overhead(int device, uint64_t bytes);
-// What the group holds of `device`, and what of that this process has counted as blocks.
+// Bytes of `device` that the group holds, and the part of them that this process has counted as blocks.
 uint64_t held_bytes(int device);
 uint64_t counted_here(int device);
 uint64_t limit_bytes();
@@ -54,7 +54,7 @@ inline bool limited() {
   return limit_bytes() != kNoLimit;
 }
 
-// What a key of the live blocks is.
+// The type of a key of the live blocks.
 enum class Kind : uint8_t { none, memory, array, handle, mapping, external, graph, pool };
 
 struct Block {

@@ -11,7 +11,7 @@ struct Current {
   uint64_t context = 0;
   int place = -1;  // of its device on the group's page; -1: unknown, not counted
 };
-// Of the calling thread; without a context, place -1.
+// The device of the calling thread's context; place -1 without a context.
 Current current();
 // The place of the only device of a machine; -1: there are several, or none.
 int only_place();

@@ -3,7 +3,7 @@
 // between lanes). May be called from cli and tests; calls sched and base. No threads, no wall clock, no
 // device: deterministic by its inputs and seed.
 //
-// events.hpp: what happened, told to whoever draws or checks it, in order of time.
+// events.hpp: reports what happened, in order of time, to objects that draw or check it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

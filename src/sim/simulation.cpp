@@ -343,7 +343,7 @@ void Simulation::Impl::cut_runs() {
 }
 
 void Simulation::Impl::fill_lanes() {
-  // What is dispatched in one lane may let another go on, and a session that moved may leave room.
+  // A dispatch in one lane may release another lane, and a session that moved may leave room.
   for (bool more = true; more;) {
     more = false;
     for (LaneId id = 0; id < lanes.size(); ++id) {

@@ -285,7 +285,7 @@ class Search {
     }
   }
 
-  // What the services from `depth` on can add at most.
+  // Upper bound of what the services from `depth` on can add.
   double bound(size_t depth, const std::vector<double>& used, double value) const {
     double best = std::numeric_limits<double>::infinity();
     for (size_t j = 0; j < constraints_.size(); ++j) {

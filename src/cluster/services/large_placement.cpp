@@ -35,7 +35,8 @@ ExactResult large_placement(const std::vector<ExactService>& services,
     size_t service = 0;
     size_t option = 0;
   };
-  // Of a service the option of the most served for the area, counted as what its replicas for the whole rate take.
+  // The option of a service that serves the most for its area. The area is what the replicas for the whole rate
+  // take.
   std::vector<Candidate> order, others;  // others: every option, for services that got nothing
   std::vector<std::pair<double, double>> by_compute, by_memory;  // density, most value
   for (size_t s = 0; s < services.size(); ++s) {

@@ -49,13 +49,13 @@ struct Replica {
   double latency_ms = 0;      // predicted there
 };
 
-// What a solver found.
+// The result of a solver.
 struct Placement {
   std::vector<Replica> replicas;
   double goodput_rps = 0;
   double bound_rps = 0;  // no placement serves more under the same rules
   bool optimal = false;
-  // Of services that got nothing: why.
+  // For each service that got nothing: the reason.
   std::vector<std::pair<size_t, std::string>> unserved;
 };
 

@@ -76,7 +76,7 @@ class Memory {
   // are its. No driver call for our own. Errors: INVALID_ARGUMENT.
   base::Status check_access(const char* op, Address address, uint64_t bytes, bool write);
 
-  // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
+  // Describes in text what is still held ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
 
  private:

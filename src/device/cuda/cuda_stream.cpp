@@ -217,7 +217,7 @@ base::Result<bool> Stream::drop_capture() {
   api::CUgraph graph = nullptr;
   const api::CUresult result = context.driver().cuStreamEndCapture(handle_, &graph);
   if (graph != nullptr) (void)context.driver().cuGraphDestroy(graph);
-  // What made the capture invalid, or left it unjoined, does not matter any more; that it goes on does.
+  // It does not matter why the capture is invalid or unjoined. It matters only if the capture goes on.
   if (result == api::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
     return base::Status(
         GPUSHARE_INVALID_STATE,

@@ -74,7 +74,7 @@ class CallbackWaits {
   std::vector<std::unique_ptr<Waiter>> late_ GPUSHARE_GUARDED_BY(mutex_);  // their function is still to come
 };
 
-// What host functions of a stream share with it. Outlives the stream as long as a function is pending.
+// State that a stream shares with its host functions. It outlives the stream as long as a function is pending.
 class HostFunctions {
  public:
   // Enqueues `function`. Errors: the driver's.

@@ -47,7 +47,7 @@ class Bus {
   uint64_t free_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
 };
 
-// What an op does. One struct for all kinds: ops are queued by value.
+// An op of a stream. There is one struct for all kinds, because ops are queued by value.
 struct Op {
   enum class Kind { kCopy, kFill, kCallback, kRecord, kWait };
   Kind kind = Kind::kCallback;

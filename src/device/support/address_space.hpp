@@ -80,7 +80,7 @@ class AddressSpace {
   base::Result<char*> storage(Address address, uint64_t bytes, bool write,
                               std::shared_ptr<const SharedFile>* out_file = nullptr) const;
 
-  // What is still held, as text ("2 allocations, 1 mapping"); empty if nothing is.
+  // Describes in text what is still held ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
 
  private:

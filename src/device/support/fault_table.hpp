@@ -22,7 +22,7 @@ class FaultTable {
   // Counts a call of `kind`'s; true when it is the one that must fail. The fault is then spent.
   bool fires(uint32_t kind);
 
-  // What an enqueue must suffer. At most one of the three, in this order.
+  // The fault that hits an enqueue: at most one of the three, in this order.
   struct Verdict {
     bool device_lost = false;
     bool launch_fails = false;

@@ -1,6 +1,6 @@
-// ops_table.hpp: the C functions of a backend that is written as three classes, Device, Stream and Event
-// (host and sim are; cuda replaces probe and stream_native). The functions check handles and outputs, ask for
-// lost devices and scripted faults, and frame the call; the classes do the rest.
+// ops_table.hpp: the C functions of a backend that is written as three classes, Device, Stream and Event (host
+// and sim are; cuda replaces probe and stream_native). The functions check handles and outputs, check for lost
+// devices and scripted faults, and let no exception out. The classes do the work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

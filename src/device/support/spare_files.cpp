@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kMostFiles = 16;  // descriptors are not plentiful
 
 bool is_ours_alone(int file) {
-  // Whoever opens the file while the lease holds makes the system send this signal; SIGURG is ignored by default.
+  // The system sends this signal when somebody opens the file while the lease holds. SIGURG is ignored by
+  // default.
   if (fcntl(file, F_SETSIG, SIGURG) != 0 || fcntl(file, F_SETLEASE, F_WRLCK) != 0) return false;
   return fcntl(file, F_SETLEASE, F_UNLCK) == 0;
 }

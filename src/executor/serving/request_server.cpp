@@ -233,7 +233,7 @@ class RequestServer::Impl {
       draining_ = true;
       if (!stopping_) {
         stopping_ = true;
-        // What waits is cancelled; what the device holds already runs to its end.
+        // Waiting requests are cancelled; batches on the device run to their end.
         try {
           for (const auto& [id, entry] : entries_)
             if (!given_up_) batcher_->cancel(id, base::host_now_ns());
@@ -295,8 +295,9 @@ class RequestServer::Impl {
     answers_.push_back(outcome);
   }
 
-  // The host had no memory for a step of the batcher's, which may have been left half done: it is not asked
-  // again. What is not running already is answered with that, and nothing more is taken. Allocates nothing.
+  // Called when the host had no memory for a step of the batcher. The step may be incomplete, so the batcher is
+  // not asked again. Requests that are not running are answered with HOST_OUT_OF_MEMORY, and no more are
+  // accepted. Allocates nothing.
   void give_up() noexcept GPUSHARE_REQUIRES(mutex_) {
     if (given_up_) return;
     given_up_ = true;

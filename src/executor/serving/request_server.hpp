@@ -1,10 +1,10 @@
-// executor/serving: requests with deadlines on real threads. The batcher (src/sched/slo) decides, this drives
-// it on the wall clock, as src/sim/serving does on a virtual one. May be called from c_api and the cli; calls
-// sched/slo, executor and base. What runs a batch is a function a model brings: an iteration of a session
-// (iteration_batch.hpp), or work on the host.
+// executor/serving: requests with deadlines on real threads. The batcher (src/sched/slo) decides. This folder
+// drives it on the wall clock, as src/sim/serving does on a virtual clock. May be called from c_api and the
+// cli; calls sched/slo, executor and base. A model brings the function that runs its batches: as an iteration
+// of a session (iteration_batch.hpp), or as work on the host.
 //
-// Threads of its own: one that decides (and sleeps until something happens or the batcher's wake time), one
-// that runs batches. What finished batches took goes back to the batcher: the online profiler.
+// There are two threads: one decides, and sleeps until something happens or the batcher's wake time; the other
+// runs batches. The durations of finished batches go back to the batcher, which profiles online.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,7 +34,7 @@ struct RequestOutcome {
   uint64_t deadline_ns = 0;
 };
 
-// What the function that runs a batch may tell.
+// Facts that the function that runs a batch may report.
 struct BatchReport {
   uint64_t started_ns = 0;  // base::host_now_ns when its work began; 0: when the function was called
   // By member: what it took or would take alone; 0: not known. All zeros as it comes.

@@ -378,8 +378,8 @@ class Clockwork final : public BatcherBase {
     std::vector<RequestId> ids, passed;
     double estimate_ns = 0;
   };
-  // Of each model the largest prepared size that all its oldest requests still allow; among models the one whose head
-  // must start first.
+  // For each model, the largest prepared size that all its oldest requests still allow; among models, the one
+  // whose first request must start first.
   Choice choose_single(uint64_t start) {
     Choice chosen;
     uint32_t size_chosen = 0;

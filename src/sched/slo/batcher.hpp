@@ -80,7 +80,7 @@ struct ModelSpec {
                                     16};  // ascending; policies that fill partly use any size up to the last
 };
 
-// What a batcher has learned of an application of a model.
+// The profile that a batcher has learned of an application of a model.
 struct Profile {
   double c0_ns = 0, c1 = 0;
   uint64_t samples = 0;  // durations in the window
@@ -88,14 +88,14 @@ struct Profile {
   double mean_ns = 0, p50_ns = 0, p99_ns = 0;
 };
 
-// What a batcher says of its device to whoever decides how many devices there should be.
+// Signals of a batcher for autoscaling.
 struct Signals {
   // Share of the last decided requests (about 1,024) that were expected to miss their deadline when they were decided:
   // refused as hopeless or for a full queue and dropped ones count as 1, those in a batch by their chance, or, under
   // policies that know no chances, by what became of them.
   double predicted_miss_rate = 0;
-  // What a second of the device is worth in the cost of requests: what gpushare asks a batch to win for its time.
-  // 0 under other policies.
+  // Worth of a second of device time in the cost of requests: gpushare asks a batch to win this much for its
+  // time. 0 under other policies.
   double price_per_s = 0;
 };
 
@@ -154,7 +154,7 @@ class Batcher {
   // is known (0 or an empty span: it is not; then the batch's duration tells, see Knowledge::observe_run).
   virtual void observe_run(uint32_t model, std::span<const uint32_t> applications,
                            std::span<const uint64_t> execution_ns, uint64_t device_ns) = 0;
-  // What is known. Errors: NOT_FOUND (no such model, an application never seen).
+  // Returns the profile. Errors: NOT_FOUND (no such model, an application never seen).
   virtual base::Result<Profile> profile(uint32_t model, uint32_t application) = 0;
 
   // ---- what next

@@ -189,7 +189,7 @@ class Gpushare final : public BatcherBase {
   double price_per_ns() const override { return options_.opportunity * goodput(); }
 
  private:
-  // What the device won lately per nanosecond of work.
+  // Recent gain of the device per nanosecond of work.
   double goodput() const { return busy_ns_ > 0 ? won_ / busy_ns_ : 0; }
 
   static constexpr double kSafeQuantile = 0.95;

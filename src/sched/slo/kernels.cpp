@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Of the lines in `mask`, the one with the greatest alpha: it stays ahead the longest.
+// The line in `mask` with the greatest alpha, which stays ahead the longest.
 inline size_t steepest(const double* alpha, unsigned mask) {
   size_t winner = static_cast<size_t>(__builtin_ctz(mask));
   for (mask &= mask - 1; mask != 0; mask &= mask - 1) {

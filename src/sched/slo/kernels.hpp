@@ -13,8 +13,9 @@ struct Kernels {
   const char* name;
   // Index of a greatest alpha[i] * w + beta[i] of n >= 1.
   size_t (*best_of)(const double* alpha, const double* beta, size_t n, double w);
-  // Of 16 lines at w: index of the winner (of equals the one with the greatest alpha), and in *until the
-  // first w' > w at which another may overtake it, infinity if none. Absent lines are (0, -infinity).
+  // For 16 lines at w, returns the index of the winner (among equals the one with the greatest alpha). *until
+  // receives the first w' > w at which another line may overtake it, infinity if none. Absent lines are (0,
+  // -infinity).
   size_t (*node)(const double* alpha, const double* beta, double w, double* until);
   // Smallest of 16.
   double (*least)(const double* values);

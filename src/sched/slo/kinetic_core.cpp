@@ -111,7 +111,7 @@ void KineticCore::remove(uint32_t slot) {
   }
   const Inner& above = levels_[0][leaf / kNodeWidth];
   const size_t at = leaf % kNodeWidth;
-  // What promises were made with it in mind are only too careful now.
+  // Bounds that were computed with this point are now only too careful.
   if (above.slot[at] == slot) mark(leaf);
 #if defined(__GNUC__)
   // An insert often follows, into the same place.

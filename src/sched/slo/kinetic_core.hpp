@@ -1,9 +1,9 @@
-// kinetic_core.hpp: the kinetic tournament behind PointQueue. Points lie in blocks of 16; a block's winner
-// and the w until which it wins at the least are an entry of the block above, and so on to the root. Of sixteen
-// puts and removes fifteen concern no winner: they write the point, and a put may bring the time forward at
-// which its block is looked at again. The others mark the path to the root (stopping where it is marked
-// already), so a delete and an insert into the freed place share one repair. best(w) repairs the entries that
-// are marked or whose time has come.
+// kinetic_core.hpp: the kinetic tournament behind PointQueue. Points lie in blocks of 16; the winner of a
+// block, and the least w until which it wins, are an entry of the block above, and so on to the root. Fifteen
+// of sixteen puts and removes concern no winner: they write the point, and a put may bring forward the w at
+// which its block is looked at again. The others mark the path to the root, up to the first marked node, so a
+// delete and an insert into the freed place share one repair. best(w) repairs the entries that are marked or
+// whose time has come.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

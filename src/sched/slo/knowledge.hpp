@@ -37,7 +37,8 @@ class Knowledge {
     uint64_t drifts = 0;   // of the histogram when `own` was computed
     bool due = false;      // `own` is to be computed anew
   };
-  // What a decision asks of every request that it looks at, kept together: 10,000 applications fit a cache.
+  // The values that a decision needs for every request it looks at, kept together so that those of 10,000
+  // applications fit a cache.
   struct Brief {
     float mean_ns = 0;
     float least_ns = 0;  // the kLeastQuantile quantile: with less time a request is as good as lost
@@ -52,8 +53,9 @@ class Knowledge {
     base::FlatHashMap<uint32_t, uint32_t> index_of;
     std::vector<Brief> briefs;  // by application index
     std::vector<uint32_t> due;  // applications to compute anew at the next refresh
-    // Of any request, and what is supposed of an application without samples. Up to kExactMixture applications it is
-    // their mixture by observed shares, beyond that the distribution of the last durations of all.
+    // The distribution of any request, also used for an application without samples. Up to kExactMixture
+    // applications it is their mixture by observed shares, beyond that the distribution of the last durations
+    // of all.
     Distribution mix_alone;
     Distribution
         equal_alone;       // every application alike, as Orloj; the same as mix_alone beyond kExactMixture
