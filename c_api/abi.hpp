@@ -59,6 +59,8 @@ GPUSHARE_V1_SIZE(gpushare_model_info, load_ns);
 GPUSHARE_V1_SIZE(gpushare_switcher_params, standby_bytes);
 GPUSHARE_V1_SIZE(gpushare_member_info, standby_bytes);
 GPUSHARE_V1_SIZE(gpushare_switcher_info, standby_bytes);
+GPUSHARE_V1_SIZE(gpushare_allocator_params, persistent_kind);
+GPUSHARE_V1_SIZE(gpushare_allocator_info, predicted);
 // NOLINTEND(bugprone-macro-parentheses,bugprone-sizeof-expression)
 #undef GPUSHARE_V1_SIZE
 

@@ -11,6 +11,9 @@
 #include "executor/runtime.hpp"
 #include "gpushare/gpushare.h"
 
+namespace gpushare::framework {
+class Allocator;
+}
 namespace gpushare::memory {
 class Heap;
 }
@@ -85,6 +88,7 @@ GPUSHARE_HANDLE_TYPE(gpushare_image, ImageObject, 12, "image");
 GPUSHARE_HANDLE_TYPE(gpushare_model, ModelObject, 13, "model");
 GPUSHARE_HANDLE_TYPE(gpushare_switcher, loader::Switcher, 14, "switcher");
 GPUSHARE_HANDLE_TYPE(gpushare_worker, daemon::Worker, 15, "worker");
+GPUSHARE_HANDLE_TYPE(gpushare_allocator, framework::Allocator, 16, "allocator");
 #undef GPUSHARE_HANDLE_TYPE
 
 template <class Handle>

@@ -43,7 +43,8 @@ extern "C" {
 #endif
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
-#define GPUSHARE_BACKEND_ABI_MINOR 3u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop */
+#define GPUSHARE_BACKEND_ABI_MINOR \
+  4u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -293,6 +294,14 @@ typedef struct gpushare_backend_ops {
    * serves again; *out_dropped is 0 if there was none. Errors: INVALID_STATE (a thread began the capture that alone can end it),
    * UNSUPPORTED (no such graphs). */
   int32_t (*stream_capture_drop)(gpushare_backend_stream* stream, uint32_t* out_dropped);
+
+  /* ---- since ABI 1.4: devices whose native API lets others make streams (cuda) ---------------------------- */
+
+  /* A stream object for a native stream that somebody else made, and destroys: `native` is what stream_native gives (a CUstream;
+   * null is the legacy default stream). It must be of the device's context and must live while ops are called on the object.
+   * stream_destroy drops the object, neither waits for the native stream's work nor touches it. Errors: UNSUPPORTED. */
+  int32_t (*stream_adopt)(gpushare_backend_device* device, void* native,
+                          gpushare_backend_stream** out_stream);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -689,6 +689,7 @@ GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lo
 } /* extern "C" */
 #endif
 
+#include "gpushare/allocator.h"
 #include "gpushare/loader.h"
 #include "gpushare/serving.h"
 #include "gpushare/worker.h"

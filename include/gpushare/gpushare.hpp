@@ -709,6 +709,7 @@ inline std::vector<gpushare_device_info> devices() {
 
 }  // namespace gpushare
 
+#include "gpushare/allocator.hpp"
 #include "gpushare/loader.hpp"
 #include "gpushare/serving.hpp"
 #include "gpushare/worker.hpp"

@@ -207,6 +207,12 @@ base::Result<Stream> Device::create_stream(int32_t priority) {
   return Stream(this, stream);
 }
 
+base::Result<Stream> Device::adopt_stream(void* native) {
+  gpushare_backend_stream* stream = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->stream_adopt(device_, native, &stream), "stream_adopt"));
+  return Stream(this, stream);
+}
+
 base::Result<Event> Device::create_event(uint32_t flags) {
   gpushare_backend_event* event = nullptr;
   GPUSHARE_RETURN_IF_ERROR(status(ops_->event_create(device_, flags, &event), "event_create"));

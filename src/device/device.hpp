@@ -101,6 +101,8 @@ class Device {
   base::Result<void*> host_alloc(uint64_t bytes);
   base::Status host_free(void* pointer);
   base::Result<Stream> create_stream(int32_t priority = 0);
+  // For a native stream that is somebody else's; see backend.h. Errors: UNSUPPORTED.
+  base::Result<Stream> adopt_stream(void* native);
   base::Result<Event> create_event(uint32_t flags = GPUSHARE_EVENT_DEFAULT);
 
   base::Result<Address> va_reserve(uint64_t bytes);

@@ -108,6 +108,7 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   if (ops.work_launch == nullptr) fill_unsupported(ops.work_launch);
   if (ops.fault_set == nullptr) fill_unsupported(ops.fault_set);
   if (ops.stream_capture_drop == nullptr) fill_unsupported(ops.stream_capture_drop);
+  if (ops.stream_adopt == nullptr) fill_unsupported(ops.stream_adopt);
   return {};
 }
 

@@ -422,19 +422,7 @@ bool SessionImpl::ask_owner(uint64_t bytes) {
 
 base::Result<memory::Address> RuntimeImpl::alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
                                                  uint64_t alignment) {
-  std::shared_ptr<SessionImpl> owner;
-  if (stream != nullptr && stream->is_lane()) {
-    const auto* lane_stream = static_cast<const StreamImpl*>(stream);
-    const GatePass pass(lane_stream->gate());
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the stream's runtime is closed");
-    owner = lane_stream->lane()->current_owner();
-  }
-  if (owner == nullptr) {
-    for (const Binding* binding = thread_bindings(); binding != nullptr && owner == nullptr;
-         binding = binding->outer)
-      if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding))
-        owner = binding->session;
-  }
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<SessionImpl> owner, find_owner(stream));
   if (owner == nullptr)
     return base::Status(GPUSHARE_NOT_FOUND,
                         "the allocation has no owner: the stream is no lane's with a session, and this "

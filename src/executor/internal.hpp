@@ -107,7 +107,7 @@ class IterationImpl final : public Iteration {
   base::Status end_with(base::Status outcome);
 
   SessionImpl& session_;
-  Gate gate_;  // open while the iteration is
+  mutable Gate gate_;  // open while the iteration is
   std::atomic<LaneSlot*> lane_{nullptr};
   std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
   // The serial of a pulled iteration, from its grant to the first end() or fail(), which wins the right to end it; else 0.
@@ -135,6 +135,12 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status free(memory::Address address) override;
   base::Status with_residence(uint64_t timeout_ns,
                               const std::function<base::Status(const device::Stream& home)>& body) override;
+  base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) override {
+    return iteration_.alloc(bytes, alignment);
+  }
+  uint64_t open_iteration() const override;
+  base::Status order_stream(const Stream& stream) override;
+  void reset_peak() override;
   const Runtime* runtime() const override;
   base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
@@ -357,11 +363,15 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status drain(uint64_t timeout_ns) override;
   base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
                                       uint64_t alignment) override;
+  std::shared_ptr<Session> owner(const Stream* stream) override;
   base::Status free(memory::Address address) override;
   base::Status record_use(memory::Address address, const Stream& stream) override;
   base::Result<memory::BlockInfo> find(memory::Address address) override;
   base::Status set_out_of_memory_function(OutOfMemoryFunction function) override;
   base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) override;
+  base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) override;
+  base::Result<uint64_t> trim() override;
+  void reset_peak() override;
   base::Status attach(std::weak_ptr<Dependent> dependent) override;
   void destroy_later(std::unique_ptr<Dependent> dependent) noexcept override;
   base::Status write_timeline(const std::string& path) override;
@@ -379,6 +389,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   friend class StreamImpl;
   friend class TicketImpl;
 
+  // Null without one. INVALID_STATE: the stream's runtime is closed.
+  base::Result<std::shared_ptr<SessionImpl>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options);
   // Has a dependent give something up, if all of them could make room for `bytes`. False: there is nothing to gain.
   bool make_room(uint64_t bytes, bool refused);

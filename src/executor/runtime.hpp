@@ -283,6 +283,16 @@ class Session {
   // wait_admitted, and body's.
   virtual base::Status with_residence(
       uint64_t timeout_ns, const std::function<base::Status(const device::Stream& home)>& body) = 0;
+  // An ephemeral block of the session's open iteration, whoever began it. INVALID_STATE when none is open; else as Iteration::alloc.
+  virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
+  // A number of the iteration that is open, another one for each; 0 when none is.
+  virtual uint64_t open_iteration() const = 0;
+  // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may be used there.
+  // Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the session is queued or paged
+  // out with no iteration open. Errors: as with_residence.
+  virtual base::Status order_stream(const Stream& stream) = 0;
+  // Peaks of its memory count from now on: SessionInfo::peak_bytes.
+  virtual void reset_peak() = 0;
   // Whose it is, for comparison only.
   virtual const Runtime* runtime() const = 0;
 
@@ -324,6 +334,8 @@ class Runtime {
   // kinds.
   virtual base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
                                               uint64_t alignment) = 0;
+  // The owner that alloc() would find; null without one.
+  virtual std::shared_ptr<Session> owner(const Stream* stream) = 0;
   virtual base::Status free(memory::Address address) = 0;
   virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
@@ -334,6 +346,14 @@ class Runtime {
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;
   // priority: clamped to what the device has.
   virtual base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) = 0;
+  // The stream behind a native handle (Stream::native): a lane's or a side stream of this runtime, else a new side stream for a
+  // native stream that somebody else made and destroys, later than it is used. Errors: UNSUPPORTED (such a one on a device
+  // without native streams).
+  virtual base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) = 0;
+  // Gives what memory keeps for speed back to the device; returns the bytes. Calls the driver.
+  virtual base::Result<uint64_t> trim() = 0;
+  // RuntimeInfo::peak_bytes counts from now on.
+  virtual void reset_peak() = 0;
   // `dependent` is told when the runtime closes, those attached last first. INVALID_STATE when it has closed.
   virtual base::Status attach(std::weak_ptr<Dependent> dependent) = 0;
 

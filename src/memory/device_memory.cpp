@@ -70,6 +70,10 @@ class DeviceMemoryImpl final : public DeviceMemory {
   std::string report(size_t top_holders) const override;
   MemorySnapshot snapshot() const override;
   DeviceMemoryStats stats() const override;
+  void reset_peak() override {
+    shared_.peak_bytes.store(0, std::memory_order_relaxed);
+    shared_.note_peak();
+  }
   std::string check() const override;
 
  private:

@@ -102,6 +102,8 @@ class PersistentHeap {
   virtual base::Status page_in(const device::Stream& stream) = 0;
   virtual bool paged_out() const = 0;
   virtual HeapStats stats() const = 0;
+  // stats().peak_bytes counts from now on.
+  virtual void reset_peak() = 0;
 };
 
 struct LaneStats {
@@ -241,6 +243,8 @@ class DeviceMemory {
   virtual std::string report(size_t top_holders = 5) const = 0;
   virtual MemorySnapshot snapshot() const = 0;
   virtual DeviceMemoryStats stats() const = 0;
+  // stats().peak_bytes counts from now on.
+  virtual void reset_peak() = 0;
   // Checks the invariants (live blocks never overlap and lie inside their owner, ranges never overlap,
   // physical bytes within capacity); empty when they hold. For tests.
   virtual std::string check() const = 0;

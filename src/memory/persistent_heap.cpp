@@ -400,6 +400,11 @@ void PersistentHeapImpl::remove_promoted(uint64_t bytes) {
   shared_.persistent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
+void PersistentHeapImpl::reset_peak() {
+  ShortLockGuard lock(lock_);
+  peak_ = live_ + promoted_;
+}
+
 HeapStats PersistentHeapImpl::stats() const {
   ShortLockGuard lock(lock_);
   HeapStats stats;

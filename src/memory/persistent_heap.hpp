@@ -51,6 +51,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   base::Status page_in(const device::Stream& stream) override;
   bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
   HeapStats stats() const override;
+  void reset_peak() override;
 
   // BlockOwner
   base::Status free_block(Address address) override;

@@ -4,6 +4,7 @@
 #include <gpushare/gpushare.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -25,6 +26,39 @@ int32_t free_spare(void* user_data, uint64_t /*session_id*/, uint64_t /*bytes*/)
   spare->runtime->free(spare->block);
   spare->block = 0;
   return 1;
+}
+
+// A framework's allocator.
+void allocator() {
+  gs::RuntimeOptions options;
+  options.device = "sim";
+  gs::Runtime runtime = gs::Runtime::open(options);
+  gs::Session session = runtime.open_session({});
+  gs::Allocator allocator(runtime);
+  allocator.set_default_session(&session);
+  void* const none = gs::Allocator::no_native_stream;
+  allocator.begin_pool({0, 1}, [](void*) { return true; });
+  const gs::Address pooled = allocator.alloc(1000, none);
+  CHECK(allocator.base(pooled).address != pooled);
+  allocator.end_pool({0, 1});
+  allocator.free(pooled, none);
+  allocator.release_pool({0, 1});
+  gs::Iteration step = session.begin_iteration();
+  const gs::Address kept = allocator.alloc(1000, none);
+  allocator.record_use(kept, step.stream().native());
+  allocator.end_iteration(step);
+  CHECK(!step);
+  CHECK(allocator.info(&session).current_bytes >= 1000);
+  allocator.reset_peaks();
+  (void)allocator.trim();
+  allocator.set_memory_fraction(1.0);
+  allocator.set_default_session(nullptr);
+  allocator.bind_thread(&session);
+  allocator.bind_thread(nullptr);
+  allocator.close_session(std::move(session));
+  CHECK(runtime.info().sessions_resident == 1);
+  allocator.free(kept, none);
+  CHECK(runtime.info().sessions_resident == 0);
 }
 
 }  // namespace
@@ -105,5 +139,6 @@ int main() {
   }
   session.close();
   runtime.close();
+  allocator();
   return failures == 0 ? 0 : 1;
 }

@@ -158,6 +158,89 @@ inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& inpu
   return status != GPUSHARE_OK ? status : finished;
 }
 
+// One call on an allocator. Blocks that come from it go to `addresses`, whose others it may free as well.
+inline int32_t allocator_call(std::vector<gpushare_allocator>& allocators, gpushare_runtime runtime,
+                              gpushare_session session, gpushare_stream stream,
+                              std::vector<uint64_t>& addresses, gpushare_iteration iteration, bool may_wait,
+                              Input& input) {
+  const uint64_t address = addresses[input.byte() % addresses.size()];
+  const gpushare_allocator allocator = choose(allocators, input);
+  void* native = GPUSHARE_NO_NATIVE_STREAM;
+  if (const uint8_t which = input.byte() % 4; which == 0)
+    (void)gpushare_stream_get_native(stream, &native);
+  else if (which == 1)
+    native = reinterpret_cast<void*>(static_cast<uintptr_t>(input.byte()));
+  const uint64_t pool = input.byte() % 3;
+  switch (input.byte() % 20) {
+    case 0: {
+      if (allocators.size() == 4) return GPUSHARE_OK;
+      gpushare_allocator_params params = GPUSHARE_ALLOCATOR_PARAMS_INIT;
+      params.persistent_kind = input.byte() % 3;
+      gpushare_allocator created = nullptr;
+      const int32_t status = gpushare_allocator_create(runtime, &params, &created);
+      if (status == GPUSHARE_OK) allocators.push_back(created);
+      return status;
+    }
+    case 1:
+      return input.byte() % 8 == 0 ? gpushare_allocator_release(allocator) : GPUSHARE_OK;
+    case 2:
+      return gpushare_allocator_set_default_session(allocator, input.byte() % 2 == 0 ? session : nullptr);
+    case 3:
+      return gpushare_allocator_adopt_stream(allocator, session, native);
+    case 4:
+      return gpushare_allocator_forget_stream(allocator, native);
+    case 5:
+      return gpushare_allocator_bind_thread(allocator, input.byte() % 2 == 0 ? session : nullptr);
+    case 6:
+      return gpushare_allocator_record_use(allocator, address, native);
+    case 7: {
+      gpushare_device_address base = 0;
+      uint64_t bytes = 0;
+      return gpushare_allocator_get_base(allocator, address, &base, &bytes);
+    }
+    case 8:
+      return gpushare_allocator_end_iteration(allocator, iteration);
+    case 9:
+      return input.byte() % 4 == 0 ? gpushare_allocator_close_session(allocator, session) : GPUSHARE_OK;
+    case 10: {
+      const gpushare_stream_filter_fn odd = [](void*, void* of) {
+        return static_cast<int32_t>(reinterpret_cast<uintptr_t>(of) % 2);
+      };
+      return gpushare_allocator_begin_pool(allocator, 0, pool, input.byte() % 2 == 0 ? odd : nullptr, nullptr,
+                                           nullptr);
+    }
+    case 11:
+      return gpushare_allocator_end_pool(allocator, 0, pool);
+    case 12:
+      return gpushare_allocator_release_pool(allocator, 0, pool);
+    case 13: {
+      gpushare_allocator_info info = GPUSHARE_ALLOCATOR_INFO_INIT;
+      return gpushare_allocator_get_info(allocator, input.byte() % 2 == 0 ? session : nullptr, &info);
+    }
+    case 14:
+      return gpushare_allocator_reset_peaks(allocator, input.byte() % 2 == 0 ? session : nullptr);
+    case 15: {
+      uint64_t bytes = 0;
+      return gpushare_allocator_trim(allocator, &bytes);
+    }
+    case 16:
+      return gpushare_allocator_set_memory_fraction(allocator, input.number());
+    case 17:
+      return gpushare_allocator_add_observer(
+          allocator, [](void*, uint64_t, uint64_t, const char*) {}, nullptr);
+    case 18:
+      return gpushare_allocator_free(allocator, address, native);
+    default: {
+      gpushare_device_address made = 0;
+      if (may_wait) return GPUSHARE_OK;
+      const int32_t status = gpushare_allocator_alloc(
+          allocator, input.block_size(), input.byte() % 4 == 0 ? input.size() : 0, native, &made);
+      if (status == GPUSHARE_OK) addresses.push_back(made);
+      return status;
+    }
+  }
+}
+
 inline int32_t session_setting(gpushare_session session, Input& input) {
   switch (input.byte() % 4) {
     case 3:

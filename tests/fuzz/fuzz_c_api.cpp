@@ -2,6 +2,7 @@
 // every one with a status, keep its invariants, and leave nothing behind.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/gpushare.h>
+#include <algorithm>
 
 #include <map>
 
@@ -56,6 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   std::vector<gpushare_ticket> tickets;
   std::vector<gpushare_stream> streams;
+  std::vector<gpushare_allocator> allocators;
   Queues serving;
   std::vector<gpushare_loader> loaders;
   std::vector<gpushare_image> images;
@@ -315,6 +317,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         status = process_call(choose(runtimes, input), input);
         break;
       case 36: {
+        if (input.byte() % 4 != 0) {
+          // Whose an allocation is only the library knows: none may wait for admission.
+          const bool may_wait = !std::all_of(sessions.begin(), sessions.end(), [&](gpushare_session session) {
+            return answers_at_once(session, open);
+          });
+          const gpushare_iteration iteration = choose(iterations, input);
+          status = allocator_call(allocators, choose(runtimes, input), choose(sessions, input),
+                                  choose(streams, input), addresses, iteration, may_wait, input);
+          if (gpushare_stream stream = nullptr;
+              gpushare_iteration_get_stream(iteration, &stream) == GPUSHARE_INVALID_HANDLE)
+            ended(iteration);
+          break;
+        }
         gpushare_block_info block = GPUSHARE_BLOCK_INFO_INIT;
         status = gpushare_memory_get_info(choose(runtimes, input), addresses[input.byte() % addresses.size()],
                                           &block);
@@ -352,6 +367,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   // A batch may wait for its session: iterations, then sessions, then the queues.
   for (gpushare_iteration iteration : iterations) (void)gpushare_iteration_end(iteration);
+  for (gpushare_allocator allocator : allocators) (void)gpushare_allocator_release(allocator);
   for (gpushare_switcher switcher : switchers) (void)gpushare_switcher_release(switcher);
   for (gpushare_session session : sessions) (void)gpushare_session_close(session);
   for (gpushare_request_queue queue : serving.queues) (void)gpushare_request_queue_close(queue);

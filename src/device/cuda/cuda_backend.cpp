@@ -47,6 +47,16 @@ int32_t stream_capture_drop(gpushare_backend_stream* stream, uint32_t* out_dropp
   });
 }
 
+int32_t stream_adopt(gpushare_backend_device* device, void* native, gpushare_backend_stream** out_stream) {
+  return Table::on_live(device, "stream_adopt", [&](cuda::Device& d) -> base::Status {
+    if (out_stream == nullptr) return null_output();
+    GPUSHARE_ASSIGN_OR_RETURN(cuda::Stream * stream,
+                              d.adopt_stream(static_cast<cuda::api::CUstream>(native)));
+    *out_stream = reinterpret_cast<gpushare_backend_stream*>(stream);
+    return {};
+  });
+}
+
 cuda::Partition* to(gpushare_backend_partition* handle) {
   return reinterpret_cast<cuda::Partition*>(handle);
 }
@@ -95,6 +105,7 @@ const gpushare_backend_ops* cuda_backend() {
     table.stream_native = stream_native;
     table.fault_set = nullptr;
     table.stream_capture_drop = stream_capture_drop;
+    table.stream_adopt = stream_adopt;
     Table::add_ipc(table);
     table.partition_info = partition_info;
     table.partition_create = partition_create;

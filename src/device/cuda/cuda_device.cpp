@@ -195,13 +195,21 @@ base::Result<Stream*> Device::create_stream(int32_t priority, Partition* partiti
   return raw;
 }
 
+base::Result<Stream*> Device::adopt_stream(api::CUstream handle) {
+  auto stream = std::make_unique<Stream>(*this, handle, nullptr, true);
+  base::MutexLock lock(mutex_);
+  Stream* raw = stream.get();
+  streams_[raw] = std::move(stream);
+  return raw;
+}
+
 base::Status Device::destroy_stream(Stream* stream) {
   {
     base::MutexLock lock(mutex_);
     if (!streams_.contains(stream)) return {GPUSHARE_INVALID_HANDLE, "not a live stream of this device"};
   }
   base::Status status;
-  if (!context_->lost()) {
+  if (!context_->lost() && !stream->adopted()) {
     GPUSHARE_ENTER_CONTEXT(*context_);
     const Driver& driver = context_->driver();
     base::Status waited = stream->synchronize();
@@ -215,9 +223,9 @@ base::Status Device::destroy_stream(Stream* stream) {
     owned = std::move(streams_[stream]);
     streams_.erase(stream);
   }
-  if (context_->lost() && owned->functions()->pending()) {
-    // The driver does not say whether it still runs functions of a lost context: what they would touch is
-    // kept for good.
+  if ((context_->lost() || owned->adopted()) && owned->functions()->pending()) {
+    // The driver does not say whether it still runs functions of a lost context, and an adopted stream goes on without
+    // us: what they would touch is kept for good.
     static auto* kept = new std::vector<std::shared_ptr<HostFunctions>>;
     static base::Mutex kept_mutex;
     base::MutexLock lock(kept_mutex);

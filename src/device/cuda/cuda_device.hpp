@@ -50,6 +50,7 @@ class Device {
   uint64_t now_ns() const;
 
   base::Result<Stream*> create_stream(int32_t priority, Partition* partition = nullptr);
+  base::Result<Stream*> adopt_stream(api::CUstream handle);
   base::Status destroy_stream(Stream* stream);
   base::Result<Event*> create_event(bool timing);
   base::Status destroy_event(Event* event);

@@ -105,14 +105,17 @@ class HostFunctions {
 
 class Stream {
  public:
-  Stream(Device& device, api::CUstream handle, Partition* partition)
+  // `adopted`: the handle is somebody else's to destroy.
+  Stream(Device& device, api::CUstream handle, Partition* partition, bool adopted = false)
       : device_(device),
         handle_(handle),
         partition_(partition),
+        adopted_(adopted),
         functions_(std::make_shared<HostFunctions>()) {}
   Device& device() const { return device_; }
   api::CUstream handle() const { return handle_; }
   Partition* partition() const { return partition_; }  // null: the whole device
+  bool adopted() const { return adopted_; }
   const std::shared_ptr<HostFunctions>& functions() const { return functions_; }
 
   // Errors: also INVALID_STATE while the stream captures a graph, where a query or wait would end the
@@ -136,6 +139,7 @@ class Stream {
   Device& device_;
   const api::CUstream handle_;
   Partition* const partition_;
+  const bool adopted_;
   const std::shared_ptr<HostFunctions> functions_;
 };
 

@@ -1,0 +1,91 @@
+// Whose an allocation is, streams of others, and peaks that count anew: what frameworks' allocators ask for.
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+base::Result<std::shared_ptr<SessionImpl>> RuntimeImpl::find_owner(const Stream* stream) const {
+  if (stream != nullptr && stream->is_lane()) {
+    const auto* lane_stream = static_cast<const StreamImpl*>(stream);
+    const GatePass pass(lane_stream->gate());
+    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the stream's runtime is closed");
+    if (auto owner = lane_stream->lane()->current_owner(); owner != nullptr) return owner;
+  }
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding)) return binding->session;
+  return std::shared_ptr<SessionImpl>();
+}
+
+std::shared_ptr<Session> RuntimeImpl::owner(const Stream* stream) {
+  auto found = find_owner(stream);
+  return found.ok() ? std::shared_ptr<Session>(std::move(*found)) : nullptr;
+}
+
+base::Result<std::shared_ptr<Stream>> RuntimeImpl::adopt_stream(void* native) {
+  const GatePass pass(memory_gate_.mine());  // keeps the device open
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  {
+    base::MutexLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+    const auto is_it = [native](const std::shared_ptr<StreamImpl>& stream) {
+      if (stream == nullptr) return false;
+      const GatePass open(stream->gate());
+      return open && stream->device_stream().native() == native;
+    };
+    for (const auto& slot : slots_)
+      if (slot != nullptr && is_it(slot->stream)) return std::shared_ptr<Stream>(slot->stream);
+    for (const auto& weak : side_streams_)
+      if (auto stream = weak.lock(); is_it(stream)) return std::shared_ptr<Stream>(std::move(stream));
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(device::Stream made, device_->adopt_stream(native));
+  auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(made), nullptr);
+  base::MutexLock lock(mutex_);
+  std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
+  side_streams_.push_back(stream);
+  return std::shared_ptr<Stream>(std::move(stream));
+}
+
+base::Result<uint64_t> RuntimeImpl::trim() {
+  const GatePass pass(memory_gate_.mine());
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  return memory_->trim();
+}
+
+void RuntimeImpl::reset_peak() {
+  if (const GatePass pass(memory_gate_.mine()); pass) memory_->reset_peak();
+}
+
+uint64_t SessionImpl::open_iteration() const {
+  const GatePass pass(iteration_.gate_);
+  return pass ? iteration_.serial_.load(std::memory_order_relaxed) : 0;
+}
+
+base::Status SessionImpl::order_stream(const Stream& stream) {
+  const auto& later = static_cast<const StreamImpl&>(stream);
+  const auto order = [&](const device::Stream& home) -> base::Status {
+    const GatePass pass(later.gate());
+    if (!pass) return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
+    if (&home == &later.device_stream()) return {};
+    GPUSHARE_ASSIGN_OR_RETURN(const device::Event event, runtime_->device_->create_event());
+    GPUSHARE_RETURN_IF_ERROR(home.record(event));
+    base::Status status = later.device_stream().wait(event);
+    if (status.code() != GPUSHARE_INVALID_STATE) return status;
+    // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead.
+    return event.synchronize();
+  };
+  base::Status status(GPUSHARE_INVALID_STATE, "");
+  if (const GatePass pass(iteration_.gate_); pass)
+    status = order(iteration_.lane_.load(std::memory_order_relaxed)->stream->device_stream());
+  else
+    status = with_residence(GPUSHARE_NO_TIMEOUT, order);
+  runtime_->note(status);
+  return status;
+}
+
+void SessionImpl::reset_peak() {
+  if (const GatePass pass(heap_gate_); pass) heap_.load(std::memory_order_relaxed)->reset_peak();
+  base::MutexLock lock(runtime_->mutex_);
+  peak_bytes_ = iteration_peak_bytes_ = 0;
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "framework/allocator.hpp"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/no_destroy.hpp"
+#include "base/thread_local.hpp"
+#include "base/units.hpp"
+
+namespace gpushare::framework {
+namespace {
+
+// Allocations of one iteration after which those that were freed are forgotten.
+constexpr size_t kManyPlaces = size_t{1} << 16;
+
+uint64_t key_of(const void* native) {
+  return reinterpret_cast<uint64_t>(native);
+}
+
+// The sessions that the calling thread is bound to, one for each allocator. A session's id does not come again, and an allocator's
+// neither, so that what is left here when they go does no harm.
+struct ThreadBinding {
+  uint64_t allocator = 0, session = 0;
+};
+GPUSHARE_THREAD_LOCAL std::array<ThreadBinding, 6> t_bindings;
+
+// Ids of the allocators that there are.
+struct Live {
+  base::Mutex mutex;
+  std::set<uint64_t> ids GPUSHARE_GUARDED_BY(mutex);
+  uint64_t next GPUSHARE_GUARDED_BY(mutex) = 1;
+};
+Live& live() {
+  static base::NoDestroy<Live> live;  // allocators may go when statics are destroyed
+  return *live;
+}
+uint64_t new_id() {
+  base::MutexLock lock(live().mutex);
+  live().ids.insert(live().next);
+  return live().next++;
+}
+
+ThreadBinding* binding_of(uint64_t allocator) {
+  for (ThreadBinding& binding : t_bindings)
+    if (binding.allocator == allocator) return &binding;
+  return nullptr;
+}
+
+base::Status foreign_session(const executor::Session& session) {
+  return {GPUSHARE_INVALID_ARGUMENT,
+          "session '" + session.name() + "' belongs to another runtime than the allocator"};
+}
+
+}  // namespace
+
+Allocator::Allocator(std::shared_ptr<executor::Runtime> runtime, memory::Kind kind)
+    : runtime_(std::move(runtime)), kind_(kind), id_(new_id()) {}
+
+Allocator::~Allocator() {
+  for (const auto& member : members_.values())
+    if (member->closing.load()) (void)member->session->close();
+  base::MutexLock lock(live().mutex);
+  live().ids.erase(id_);
+}
+
+std::shared_ptr<Allocator::Member> Allocator::member_of(const std::shared_ptr<executor::Session>& session) {
+  if (session == nullptr) return nullptr;
+  const uint64_t key = session->id();
+  if (auto member = members_.find(key)) return member;
+  auto made = std::make_shared<Member>(session);
+  bool prune = false;
+  {
+    base::MutexLock lock(mutex_);
+    if (auto member = members_.find(key)) return member;  // another thread was first
+    members_.assign(key, made);
+    prune = ++members_made_ >= members_at_prune_;
+  }
+  if (prune) {  // sessions that were closed since
+    size_t left = 0;
+    for (const auto& member : members_.values()) {
+      if (member->session->closed())
+        members_.erase(member->session->id());
+      else
+        ++left;
+    }
+    base::MutexLock lock(mutex_);
+    members_made_ = left;
+    members_at_prune_ = std::max<size_t>(64, 2 * left);
+  }
+  return made;
+}
+
+base::Status Allocator::set_default_session(std::shared_ptr<executor::Session> session) {
+  if (session != nullptr && session->runtime() != runtime_.get()) return foreign_session(*session);
+  std::shared_ptr<Member> member = member_of(session);
+  has_default_ = member != nullptr;
+  base::MutexLock lock(mutex_);
+  default_.swap(member);
+  return {};
+}
+
+base::Result<std::shared_ptr<Allocator::NativeStream>> Allocator::find_stream(void* native) {
+  if (native == kNoStream) return std::shared_ptr<NativeStream>();
+  auto known = streams_.find(key_of(native));
+  // A lane's stream may have gone, and its native handle come again.
+  if (known != nullptr && (!known->stream->is_lane() || known->stream->native().ok())) return known;
+  auto stream = runtime_->adopt_stream(native);
+  if (!stream.ok()) {
+    if (native == nullptr && stream.status().code() == GPUSHARE_UNSUPPORTED)
+      return std::shared_ptr<NativeStream>();
+    return stream.status().with_context("the native stream is none of the runtime's");
+  }
+  known = std::make_shared<NativeStream>(NativeStream{std::move(*stream), nullptr});
+  streams_.assign(key_of(native), known);
+  return known;
+}
+
+base::Status Allocator::adopt_stream(std::shared_ptr<executor::Session> session, void* native) {
+  if (session->runtime() != runtime_.get()) return foreign_session(*session);
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<NativeStream> known, find_stream(native));
+  if (known == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "no native stream was given"};
+  if (known->stream->is_lane())
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "the native stream is a lane's, which belongs to the session that has the lane"};
+  streams_.assign(key_of(native),
+                  std::make_shared<NativeStream>(NativeStream{known->stream, member_of(session)}));
+  return {};
+}
+
+base::Status Allocator::forget_stream(void* native) {
+  if (native != kNoStream && streams_.erase(key_of(native)) != nullptr) return {};
+  return {GPUSHARE_NOT_FOUND, "the allocator has not seen this native stream"};
+}
+
+base::Status Allocator::bind_thread(const std::shared_ptr<executor::Session>& session) {
+  ThreadBinding* binding = binding_of(id_);
+  if (session == nullptr) {
+    if (binding != nullptr) *binding = {};
+    return {};
+  }
+  if (session->runtime() != runtime_.get()) return foreign_session(*session);
+  if (binding == nullptr) binding = binding_of(0);
+  if (binding == nullptr) {
+    base::MutexLock lock(live().mutex);
+    for (ThreadBinding& old : t_bindings)
+      if (!live().ids.contains(old.allocator)) *(binding = &old) = {};
+  }
+  if (binding == nullptr)
+    return {GPUSHARE_INVALID_STATE,
+            base::format("the thread is bound to sessions of %zu allocators; unbind one", t_bindings.size())};
+  (void)member_of(session);
+  *binding = {id_, session->id()};
+  return {};
+}
+
+std::shared_ptr<Allocator::Member> Allocator::owner_of(const NativeStream* stream) {
+  if (stream != nullptr && stream->member != nullptr) return stream->member;
+  if (const auto session = runtime_->owner(stream == nullptr ? nullptr : stream->stream.get()))
+    return member_of(session);
+  if (const ThreadBinding* binding = binding_of(id_)) {
+    if (auto member = members_.find(binding->session)) return member;
+  }
+  if (!has_default_.load(std::memory_order_relaxed)) return nullptr;
+  base::MutexLock lock(mutex_);
+  return default_;
+}
+
+base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, uint64_t alignment) {
+  executor::Session& session = *member.session;
+  const uint64_t iteration = session.open_iteration();
+  if (iteration == 0) return session.alloc(kind_, bytes, alignment);
+  size_t index = 0;
+  uint64_t prunes = 0;
+  bool outlives = false;
+  {
+    base::MutexLock lock(member.mutex);
+    if (member.iteration != iteration) {
+      member.iteration = iteration;
+      ++member.iterations;
+      member.before.swap(member.places);
+      member.places.clear();
+      member.prune_at = kManyPlaces;
+    }
+    if (member.places.size() >= member.prune_at) prune(member);
+    index = member.places.size();
+    prunes = member.prunes;
+    // From the third iteration on what happened in the one before is taken to happen again.
+    outlives = member.iterations > 2 && index < member.before.size() && member.before[index].alive &&
+               member.before[index].bytes == bytes;
+    member.places.push_back({bytes, 0, false});
+  }
+  base::Result<memory::Address> result = base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
+  if (outlives) result = session.alloc(memory::Kind::kFramework, bytes, alignment);
+  if (!result.ok() && result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+    outlives = false;  // a guess: if it is wrong the lane has room
+    result = session.alloc_ephemeral(bytes, alignment);
+  }
+  if (result.status().code() == GPUSHARE_INVALID_STATE)  // the iteration has just ended
+    return session.alloc(kind_, bytes, alignment);
+  if (!result.ok()) return result;
+  if (outlives) member.predicted.fetch_add(1, std::memory_order_relaxed);
+  base::MutexLock lock(member.mutex);
+  if (member.iteration != iteration) return result;
+  if (member.prunes == prunes && index < member.places.size())
+    member.places[index].address = *result;
+  else
+    member.places.push_back({bytes, *result, false});
+  return result;
+}
+
+void Allocator::prune(Member& member) {
+  // Blocks that other threads are about to be given have no address yet: those threads list them anew.
+  std::erase_if(member.places, [this](const Place& place) {
+    if (place.address == 0) return true;
+    const auto block = runtime_->find(place.address);
+    return !block.ok() || block->bytes != place.bytes;
+  });
+  member.iterations = 0;  // the order of the calls is lost: what outlives an iteration is learned anew
+  ++member.prunes;
+  member.prune_at = std::max(kManyPlaces, 2 * member.places.size());
+}
+
+base::Status Allocator::check_limit(uint64_t bytes) {
+  const uint64_t limit = limit_bytes_.load(std::memory_order_relaxed);
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, runtime_->info());
+  const uint64_t used = info.persistent_bytes + info.ephemeral_bytes;
+  const uint64_t wanted =
+      limited_bytes_.load(std::memory_order_relaxed);  // this allocation and those of other threads
+  if (wanted <= limit && used <= limit - wanted) return {};
+  return {GPUSHARE_QUOTA_EXCEEDED, "asked for " + base::format_bytes(bytes) + "; " +
+                                       base::format_bytes(used) + " of the allocator's limit of " +
+                                       base::format_bytes(limit) +
+                                       " are in use. Free something, or raise the memory fraction"};
+}
+
+base::Result<memory::Address> Allocator::alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
+                                                   uint64_t alignment, void* native) {
+  const auto order = [&]() -> base::Status {
+    // Freed bytes are in the order of the session's own stream. On a lane's stream that is this one.
+    if (stream == nullptr || stream->stream->is_lane()) return {};
+    return member.session->order_stream(*stream->stream);
+  };
+  if (pools_.any()) {
+    if (const auto pool = pools_.choose(native))
+      return pools_.alloc(*pool, native, bytes, alignment,
+                          [&](uint64_t chunk, uint64_t aligned) -> base::Result<memory::Address> {
+                            GPUSHARE_ASSIGN_OR_RETURN(
+                                const memory::Address address,
+                                member.session->alloc(memory::Kind::kFramework, chunk, aligned));
+                            GPUSHARE_RETURN_IF_ERROR(order());
+                            return address;
+                          });
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address, place(member, bytes, alignment));
+  if (const base::Status ordered = order(); !ordered.ok()) {
+    (void)runtime_->free(address);
+    return ordered;
+  }
+  return address;
+}
+
+void Allocator::tell(const Member& member, uint64_t bytes, const base::Status& why) {
+  std::vector<std::shared_ptr<const OutOfMemoryObserver>> observers;
+  {
+    base::MutexLock lock(mutex_);
+    observers = observers_;
+  }
+  for (const auto& observer : observers) (*observer)(member.session->id(), bytes, why);
+}
+
+base::Result<memory::Address> Allocator::alloc(uint64_t bytes, uint64_t alignment, void* native) {
+  if (bytes == 0) return memory::Address{0};
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<NativeStream> stream, find_stream(native));
+  const std::shared_ptr<Member> member = owner_of(stream.get());
+  if (member == nullptr)
+    return base::Status(GPUSHARE_NOT_FOUND,
+                        "the allocation has no session: its stream is no lane's and adopted by none, the "
+                        "thread has no iteration open "
+                        "and is bound to none, and the allocator has no default session");
+  base::Result<memory::Address> result = base::Status();
+  if (limit_bytes_.load(std::memory_order_relaxed) != UINT64_MAX) {
+    // Counted from the check to the allocation, so that two threads cannot pass the limit together.
+    limited_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    base::Status within = check_limit(bytes);
+    result = within.ok() ? alloc_for(*member, stream.get(), bytes, alignment, native)
+                         : base::Result<memory::Address>(within);
+    limited_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  } else {
+    result = alloc_for(*member, stream.get(), bytes, alignment, native);
+  }
+  if (result.ok()) {
+    member->allocations.fetch_add(1, std::memory_order_relaxed);
+    return result;
+  }
+  member->failures.fetch_add(1, std::memory_order_relaxed);
+  const int32_t code = result.status().code();
+  if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_QUOTA_EXCEEDED ||
+      code == GPUSHARE_HOST_OUT_OF_MEMORY)
+    tell(*member, bytes, result.status());
+  return result;
+}
+
+base::Status Allocator::free_block(memory::Address address, const NativeStream* stream) {
+  if (stream != nullptr && !stream->stream->is_lane()) {
+    const base::Status used = runtime_->record_use(address, *stream->stream);
+    if (!used.ok() && used.code() != GPUSHARE_DEVICE_LOST) return used;
+  }
+  return runtime_->free(address);
+}
+
+base::Status Allocator::free(memory::Address address, void* native) {
+  if (address == 0) return {};
+  auto stream = find_stream(native);
+  if (!stream.ok()) return stream.status();
+  if (deferred_count_.load(std::memory_order_relaxed) > 0) retry_deferred();
+  uint64_t session_id = 0;
+  if (closing_.load(std::memory_order_relaxed) > 0) {
+    const auto held = base(address);
+    if (const auto block = runtime_->find(held.ok() ? held->first : address); block.ok())
+      session_id = block->session;
+  }
+  base::Status status(GPUSHARE_NOT_FOUND, "");
+  if (pools_.any())
+    status = pools_.free(address, native, [this](memory::Address chunk, void* of) { give_chunk(chunk, of); });
+  if (status.code() == GPUSHARE_NOT_FOUND) status = free_block(address, stream->get());
+  if (status.code() == GPUSHARE_INVALID_STATE && *stream != nullptr && runtime_->find(address).ok()) {
+    // The stream captures a graph, so that the block's last use cannot be marked: it is freed later.
+    base::MutexLock lock(mutex_);
+    deferred_.emplace_back(address, native);
+    ++deferred_count_;
+    return {};
+  }
+  if (status.ok() && session_id != 0) close_drained(session_id);
+  return status;
+}
+
+void Allocator::retry_deferred() {
+  std::vector<std::pair<memory::Address, void*>> blocks;
+  {
+    base::MutexLock lock(mutex_);
+    blocks.swap(deferred_);
+    deferred_count_ = 0;
+  }
+  for (const auto& [address, native] : blocks) {
+    const auto stream = find_stream(native);
+    if (free_block(address, stream.ok() ? stream->get() : nullptr).code() != GPUSHARE_INVALID_STATE) continue;
+    base::MutexLock lock(mutex_);
+    deferred_.emplace_back(address, native);
+    ++deferred_count_;
+  }
+}
+
+base::Status Allocator::record_use(memory::Address address, void* native) {
+  if (address == 0) return {};
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<NativeStream> stream, find_stream(native));
+  if (stream == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "no native stream was given"};
+  if (!pools_.any() || !pools_.record_use(address, native).ok())
+    return runtime_->record_use(address, *stream->stream);
+  // The chunk goes back to its session after this use. While the stream captures it cannot be marked; the graph's owner keeps the pool.
+  if (const auto chunk = pools_.chunk_of(address)) (void)runtime_->record_use(chunk->first, *stream->stream);
+  return {};
+}
+
+base::Result<std::pair<memory::Address, uint64_t>> Allocator::base(memory::Address address) {
+  auto block = runtime_->find(address);
+  if (block.ok()) return std::make_pair(block->address, block->bytes);
+  if (pools_.any())
+    if (const auto chunk = pools_.chunk_of(address)) return *chunk;
+  return block.status();
+}
+
+base::Status Allocator::keep_all(executor::Iteration& iteration) {
+  const auto member = members_.find(iteration.session_id());
+  if (member == nullptr) return {};
+  const uint64_t open = member->session->open_iteration();
+  std::vector<Place> places;  // without the lock: a promotion may wait
+  {
+    base::MutexLock lock(member->mutex);
+    if (open == 0 || member->iteration != open) return {};
+    places.swap(member->places);
+  }
+  base::Status status;
+  // Backwards: where an address was given out several times the last block is the one that may live.
+  for (size_t i = places.size(); i-- > 0 && status.ok();) {
+    if (places[i].address == 0 || places[i].alive) continue;
+    const auto block = runtime_->find(places[i].address);
+    if (!block.ok() || block->session != iteration.session_id() || block->bytes != places[i].bytes ||
+        block->promoted)
+      continue;
+    if (block->kind == memory::Kind::kEphemeral) status = iteration.keep(places[i].address);
+    places[i].alive = status.ok();
+  }
+  base::MutexLock lock(member->mutex);
+  if (member->iteration == open) member->places.swap(places);
+  return status;
+}
+
+base::Status Allocator::close_session(const std::shared_ptr<executor::Session>& session) {
+  if (session->runtime() != runtime_.get()) return foreign_session(*session);
+  const std::shared_ptr<Member> member = member_of(session);
+  {
+    base::MutexLock lock(mutex_);
+    if (default_ == member) {
+      default_ = nullptr;
+      has_default_ = false;
+    }
+  }
+  if (!member->closing.exchange(true)) ++closing_;
+  close_drained(session->id());
+  return {};
+}
+
+void Allocator::close_drained(uint64_t session_id) {
+  const auto member = members_.find(session_id);
+  if (member == nullptr || !member->closing.load()) return;
+  const executor::SessionInfo info = member->session->info();
+  if (info.persistent_bytes + info.ephemeral_bytes > 0) return;
+  if (!member->session->close().ok() && !member->session->closed())
+    return;  // inside one of its iterations: with the next block
+  if (member->closing.exchange(false)) --closing_;
+  members_.erase(session_id);
+}
+
+base::Status Allocator::begin_pool(PoolId id, PoolFilter filter) {
+  return pools_.begin(id, std::move(filter));
+}
+
+base::Status Allocator::end_pool(PoolId id) {
+  GPUSHARE_RETURN_IF_ERROR(pools_.end(id));
+  if (deferred_count_.load(std::memory_order_relaxed) > 0) retry_deferred();
+  return {};
+}
+
+base::Status Allocator::release_pool(PoolId id) {
+  return pools_.release(id, [this](memory::Address chunk, void* native) { give_chunk(chunk, native); });
+}
+
+void Allocator::give_chunk(memory::Address chunk, void* native) {
+  const auto stream = find_stream(native);
+  uint64_t session_id = 0;
+  if (const auto block = runtime_->find(chunk); block.ok()) session_id = block->session;
+  (void)free_block(chunk, stream.ok() ? stream->get() : nullptr);
+  if (session_id != 0 && closing_.load(std::memory_order_relaxed) > 0) close_drained(session_id);
+}
+
+base::Result<AllocatorInfo> Allocator::info(executor::Session* session) {
+  AllocatorInfo out;
+  out.limit_bytes = limit_bytes_.load(std::memory_order_relaxed);
+  const auto count = [&](const Member& member) {
+    out.allocations += member.allocations.load(std::memory_order_relaxed);
+    out.failures += member.failures.load(std::memory_order_relaxed);
+    out.predicted += member.predicted.load(std::memory_order_relaxed);
+  };
+  if (session != nullptr) {
+    if (session->runtime() != runtime_.get()) return foreign_session(*session);
+    const executor::SessionInfo info = session->info();
+    out.current_bytes = info.persistent_bytes + info.ephemeral_bytes;
+    out.peak_bytes = info.peak_bytes;
+    out.reserved_bytes = info.promised_persistent_bytes + info.promised_ephemeral_bytes;
+    if (const auto member = members_.find(session->id())) count(*member);
+    return out;
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, runtime_->info());
+  out.current_bytes = info.persistent_bytes + info.ephemeral_bytes;
+  out.peak_bytes = info.peak_bytes;
+  out.reserved_bytes = info.promised_bytes;
+  for (const auto& member : members_.values()) count(*member);
+  return out;
+}
+
+base::Status Allocator::reset_peaks(executor::Session* session) {
+  if (session == nullptr) {
+    runtime_->reset_peak();
+    return {};
+  }
+  if (session->runtime() != runtime_.get()) return foreign_session(*session);
+  session->reset_peak();
+  return {};
+}
+
+base::Result<uint64_t> Allocator::trim() {
+  if (deferred_count_.load(std::memory_order_relaxed) > 0) retry_deferred();
+  return runtime_->trim();
+}
+
+base::Status Allocator::set_fraction(double fraction) {
+  if (!(fraction > 0.0 && fraction <= 1.0))
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("the memory fraction is %g; it must be above 0 and at most 1", fraction)};
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::RuntimeInfo info, runtime_->info());
+  limit_bytes_ = fraction == 1.0 ? UINT64_MAX
+                                 : static_cast<uint64_t>(fraction * static_cast<double>(info.capacity_bytes));
+  return {};
+}
+
+void Allocator::add_observer(OutOfMemoryObserver observer) {
+  auto added = std::make_shared<const OutOfMemoryObserver>(std::move(observer));
+  base::MutexLock lock(mutex_);
+  observers_.push_back(std::move(added));
+}
+
+}  // namespace gpushare::framework
