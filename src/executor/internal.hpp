@@ -212,7 +212,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   LaneSlot* lane_ = nullptr;         // of the iteration under way, or the last one
   LaneSlot* stream_lane_ = nullptr;  // whose stream the heap is ordered on; touched by the iteration's owner
   std::deque<PushItem> pushes_;
-  std::shared_ptr<TicketImpl> last_submitted_;  // pushes run in order, so all are done once this one is
+  // Pushes run in order, so all are done once this one is. Who has it to do holds it; it holds the session.
+  std::weak_ptr<TicketImpl> last_submitted_;
   uint64_t next_order_ = 0;
   uint32_t in_flight_ = 0;
   uint64_t persistent_promise_ = 0, ephemeral_promise_ = 0;  // P and E as the scheduler has them

@@ -459,7 +459,7 @@ base::Status RuntimeImpl::drain(uint64_t timeout_ns) {
     Section lock(*this);
     GPUSHARE_RETURN_IF_ERROR(check_open());
     for (const auto& [id, session] : sessions_)
-      if (session->last_submitted_ != nullptr) last.push_back(session->last_submitted_);
+      if (auto ticket = session->last_submitted_.lock(); ticket != nullptr) last.push_back(std::move(ticket));
   }
   for (const std::shared_ptr<TicketImpl>& ticket : last) {
     base::Status status = ticket->wait_until(deadline, timeout_ns == 0);
