@@ -1,7 +1,7 @@
-// What the shim adds to calls of the driver: each call over the recording driver directly, and through the shim's entry, in one run.
+// Measures the time that the shim adds to calls of the driver: each call goes to the recording driver directly, and through the shim's entry, in one run.
 //   LD_PRELOAD=build/release/lib/libgpushare_preload.so GPUSHARE_CUDA_DRIVER=build/release/lib/doubles/libcuda_recorder.so GPUSHARE_MEMORY=64G
 //   build/release/bin/shim_benchmark
-// What counts is the difference of "shim" and "bare": the recording driver's own allocation keeps a map under a lock.
+// The result is the difference of "shim" and "bare": the recording driver's own allocation keeps a map under a lock.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <dlfcn.h>

@@ -308,7 +308,7 @@ class _Step:
                 lib.gpushare_iteration_fail(handle, status, failure)
                 check(status)
             return
-        # What the exception holds lives on until it is gone: the session is closed with its last tensor.
+        # The exception's traceback may hold tensors, which then live as long as it does. The session is closed with the last of them.
         message = f"{type(error).__name__}: {error}".encode()
         lib.gpushare_iteration_fail(handle, lib.GPUSHARE_CALLBACK_FAILED, message)
 

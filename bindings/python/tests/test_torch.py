@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-# What gpushare.torch uses of PyTorch. CUDA's part is there where STANDIN names the driver's stand-in.
+# Stands in for the parts of PyTorch that gpushare.torch uses. It has torch.cuda only where STANDIN names the driver's stand-in.
 FAKE = '''
 import ctypes, os, sys, types, contextlib
 fake = types.ModuleType("torch")
