@@ -10,7 +10,6 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -34,8 +33,7 @@
 #include "client/status.hpp"
 #include "daemon/service.hpp"
 #include "executor/runtime.hpp"
-
-extern char** environ;
+#include "own_process.hpp"
 
 namespace {
 
@@ -226,29 +224,8 @@ int run_infer(const char* device, const std::string& file, double ms) {
 
 // ---- the driver ---------------------------------------------------------------------------------------------
 
-// This program in another role, with its stdin and stdout as pipes.
-struct Process {
-  explicit Process(std::vector<std::string> words) {
-    int to[2], from[2];
-    if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) give_up("pipe", {});
-    words.insert(words.begin(), "/proc/self/exe");
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    if (posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ) != 0)
-      give_up("spawn", {});
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    in = fdopen(to[1], "w");
-    out = fdopen(from[0], "r");
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
+struct Process : benchmarks::OwnProcess {
+  using OwnProcess::OwnProcess;
   ~Process() { end(); }
   // Ends its stdin and waits.
   void end() {
@@ -274,9 +251,6 @@ struct Process {
     std::fputc('\n', in);
     std::fflush(in);
   }
-  pid_t pid = 0;
-  FILE* in = nullptr;
-  FILE* out = nullptr;
 };
 
 double ns_each(executor::Session& session, uint64_t iterations) {

@@ -7,7 +7,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,8 +25,7 @@
 #include "daemon/server.hpp"
 #include "daemon/worker.hpp"
 #include "loader/model_sizes.hpp"
-
-extern char** environ;
+#include "own_process.hpp"
 
 namespace {
 
@@ -135,33 +133,8 @@ int run_alone(const char* model, const char* copy_gbps, double execute_ms) {
 
 // ---- the driver ---------------------------------------------------------------------------------------------
 
-// This program in another role, with its stdin and stdout as pipes.
-struct Process {
-  pid_t pid = 0;
-  FILE* in = nullptr;
-  FILE* out = nullptr;
-
-  explicit Process(std::vector<std::string> words) {
-    int to[2], from[2];
-    if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) std::exit(fail("pipe", {}));
-    words.insert(words.begin(), "/proc/self/exe");
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    if (posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ) != 0)
-      std::exit(fail("spawn", {}));
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    in = fdopen(to[1], "w");
-    out = fdopen(from[0], "r");
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
+struct Process : benchmarks::OwnProcess {
+  using OwnProcess::OwnProcess;
   ~Process() {
     std::fclose(in);
     std::fclose(out);

@@ -152,6 +152,20 @@ std::string escape_html(std::string_view in) {
   return out;
 }
 
+std::string html_table(const std::vector<std::string>& titles,
+                       const std::vector<std::vector<std::string>>& rows) {
+  std::string out = "<div class=\"scroll\"><table><thead><tr>";
+  for (const std::string& title : titles) out += "<th scope=\"col\">" + escape_html(title) + "</th>";
+  out += "</tr></thead><tbody>";
+  for (const auto& row : rows) {
+    out += "<tr>";
+    for (size_t i = 0; i < row.size(); ++i)
+      out += (i == 0 ? "<th scope=\"row\">" : "<td>") + escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
+    out += "</tr>";
+  }
+  return out + "</tbody></table></div>";
+}
+
 std::string draw(const Chart& chart, const std::string& id) {
   const double top = chart.heading.empty() ? kTop : kTopWithHeading;
   const double bottom = chart.x_axis_text ? kBottomText : kBottomBare;

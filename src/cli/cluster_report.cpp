@@ -59,19 +59,6 @@ std::string name_of(const Json& result) {
   return cell(result.front());
 }
 
-std::string table(const std::vector<std::string>& titles, const std::vector<std::vector<std::string>>& rows) {
-  std::string out = "<div class=\"scroll\"><table><thead><tr>";
-  for (const std::string& title : titles) out += "<th scope=\"col\">" + escape_html(title) + "</th>";
-  out += "</tr></thead><tbody>";
-  for (const auto& row : rows) {
-    out += "<tr>";
-    for (size_t i = 0; i < row.size(); ++i)
-      out += (i == 0 ? "<th scope=\"row\">" : "<td>") + escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
-    out += "</tr>";
-  }
-  return out + "</tbody></table></div>";
-}
-
 // The finding in words, and every scheduler's figures.
 std::string summary(const Json& document) {
   const std::string kind = document.at("kind");
@@ -105,7 +92,7 @@ std::string summary(const Json& document) {
     for (const std::string& key : keys) row.push_back(result.contains(key) ? cell(result[key]) : "");
     rows.push_back(std::move(row));
   }
-  return out + table(keys, rows) + "</section>";
+  return out + html_table(keys, rows) + "</section>";
 }
 
 std::string line_key(const Json& results) {
@@ -244,7 +231,7 @@ std::string inside(const Json& result) {
       }
     }
     out += "<details><summary>" + escape_html(key) + base::format(" (%zu)</summary>", value.size()) +
-           table(titles, rows);
+           html_table(titles, rows);
     if (value.size() > rows.size())
       out += base::format("<p class=\"soft\">The first %zu; --json has all.</p>", rows.size());
     out += "</details>";

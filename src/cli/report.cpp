@@ -88,16 +88,7 @@ std::string line_key(const RunResult& result) {
 // A table with policies as rows below a chart, folded away.
 std::string figures(const std::vector<std::string>& titles,
                     const std::vector<std::vector<std::string>>& rows) {
-  std::string out = "<details><summary>The same in numbers</summary><div class=\"scroll\"><table><thead><tr>";
-  for (const std::string& title : titles) out += "<th scope=\"col\">" + escape_html(title) + "</th>";
-  out += "</tr></thead><tbody>";
-  for (const auto& row : rows) {
-    out += "<tr>";
-    for (size_t i = 0; i < row.size(); ++i)
-      out += (i == 0 ? "<th scope=\"row\">" : "<td>") + escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
-    out += "</tr>";
-  }
-  return out + "</tbody></table></div></details>";
+  return "<details><summary>The same in numbers</summary>" + html_table(titles, rows) + "</details>";
 }
 
 // Compared are policies that completed the same jobs: one that completed fewer looks quick and is not.
