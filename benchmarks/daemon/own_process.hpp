@@ -29,7 +29,8 @@ struct OwnProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    if (posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ) != 0) not_started("spawn");
+    if (posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ) != 0)
+      not_started("spawn");
     posix_spawn_file_actions_destroy(&actions);
     close(to[0]);
     close(from[1]);

@@ -382,6 +382,23 @@ uint64_t limit_bytes() {
   return load(group().limit_bytes);
 }
 
+namespace {
+
+// Calls `body` with the block's place, under the lock of its shard. False: the block is not known.
+template <class Body>
+bool at_block(Kind kind, uint64_t key, Body&& body) {
+  group();
+  Shard& shard = shard_of(kind, key);
+  const ShardLock lock(shard);
+  if (shard.live == 0) return false;
+  const uint64_t at = find(shard, kind, key);
+  if (at == UINT64_MAX) return false;
+  body(shard, at);
+  return true;
+}
+
+}  // namespace
+
 void insert(const Block& block) {
   Shard& shard = shard_of(block.kind, block.key);
   const ShardLock lock(shard);
@@ -391,40 +408,25 @@ void insert(const Block& block) {
 }
 
 bool take(Kind kind, uint64_t key, Block* out_block) {
-  group();
-  Shard& shard = shard_of(kind, key);
-  const ShardLock lock(shard);
-  if (shard.live == 0) return false;
-  const uint64_t at = find(shard, kind, key);
-  if (at == UINT64_MAX) return false;
-  *out_block = shard.blocks[at];
-  erase(shard, at);
-  return true;
+  return at_block(kind, key, [&](Shard& shard, uint64_t at) {
+    *out_block = shard.blocks[at];
+    erase(shard, at);
+  });
 }
 
 bool look(Kind kind, uint64_t key, Block* out_block) {
-  group();
-  Shard& shard = shard_of(kind, key);
-  const ShardLock lock(shard);
-  if (shard.live == 0) return false;
-  const uint64_t at = find(shard, kind, key);
-  if (at == UINT64_MAX) return false;
-  *out_block = shard.blocks[at];
-  return true;
+  return at_block(kind, key, [&](Shard& shard, uint64_t at) { *out_block = shard.blocks[at]; });
 }
 
 int64_t refer(Kind kind, uint64_t key, int change, Block* out_block) {
-  group();
-  Shard& shard = shard_of(kind, key);
-  const ShardLock lock(shard);
-  if (shard.live == 0) return -1;
-  const uint64_t at = find(shard, kind, key);
-  if (at == UINT64_MAX) return -1;
-  Block& block = shard.blocks[at];
-  block.references += static_cast<uint32_t>(change);
-  const int64_t left = block.references;
-  *out_block = block;
-  if (left == 0) erase(shard, at);
+  int64_t left = -1;
+  at_block(kind, key, [&](Shard& shard, uint64_t at) {
+    Block& block = shard.blocks[at];
+    block.references += static_cast<uint32_t>(change);
+    left = block.references;
+    *out_block = block;
+    if (left == 0) erase(shard, at);
+  });
   return left;
 }
 

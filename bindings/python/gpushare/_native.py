@@ -18,16 +18,13 @@ from ._cffi import ffi
 NO_TIMEOUT = 2**64 - 1
 
 
-def _find_library() -> str:
-    """Path of libgpushare: GPUSHARE_LIBRARY if set, else the copy in this package, else what the system finds."""
-    named = os.environ.get("GPUSHARE_LIBRARY")
-    if named:
-        return named
-    packaged = pathlib.Path(__file__).parent / "lib" / "libgpushare.so.1"
-    return str(packaged) if packaged.exists() else "libgpushare.so.1"
+def find_library(name: str, variable: str) -> str:
+    """Path of a library: the environment variable if set, else the copy in this package, else what the system finds."""
+    packaged = pathlib.Path(__file__).parent / "lib" / name
+    return os.environ.get(variable) or (str(packaged) if packaged.exists() else name)
 
 
-lib = ffi.dlopen(_find_library())
+lib = ffi.dlopen(find_library("libgpushare.so.1", "GPUSHARE_LIBRARY"))
 
 
 class Error(Exception):

@@ -18,8 +18,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import os
-import pathlib
 import re
 import threading
 import warnings
@@ -29,7 +27,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from ._cffi import ffi
-from ._native import Closable, Error, InvalidState, Unavailable, as_dict, check, lib, struct, wait
+from ._native import Closable, Error, InvalidState, Unavailable, as_dict, check, find_library, lib, struct, wait
 from ._runtime import Bytes, Runtime, Stream, session_params
 
 FIRST_VERSION, LAST_VERSION = (2, 11), (2, 15)
@@ -100,15 +98,6 @@ _mutex = threading.Lock()
 _plugged: Any = None  # PyTorch's object for our allocator, once it is the current one
 
 
-def _library() -> str:
-    """Path of libgpushare_torch.so: GPUSHARE_TORCH_LIBRARY if set, else the copy in this package, else what the system finds."""
-    named = os.environ.get("GPUSHARE_TORCH_LIBRARY")
-    if named:
-        return named
-    packaged = pathlib.Path(__file__).parent / "lib" / "libgpushare_torch.so"
-    return str(packaged) if packaged.exists() else "libgpushare_torch.so"
-
-
 # PyTorch's setter, and our function for it.
 _HOOKS = (("set_init_fn", "gpushare_torch_init"), ("set_reset_fn", "gpushare_torch_reset"),
           ("set_memory_fraction_fn", "gpushare_torch_memory_fraction"), ("set_base_alloc_fn", "gpushare_torch_get_base_address"),
@@ -123,7 +112,7 @@ def _install(device: _Device) -> Any:
     global _plugged
     if not _supported():
         raise Unavailable(f"{_versions()}; use device='host', or another PyTorch", lib.GPUSHARE_UNAVAILABLE)
-    path = _library()
+    path = find_library("libgpushare_torch.so", "GPUSHARE_TORCH_LIBRARY")
     native = ctypes.CDLL(path)
     native.gpushare_torch_attach.restype = ctypes.c_void_p
     native.gpushare_torch_attach.argtypes = [ctypes.c_int, ctypes.c_void_p]
