@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/status.hpp"
+#include "gpushare/gate.h"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::capi {
@@ -44,9 +45,8 @@ GPUSHARE_V1_SIZE(gpushare_request_queue_info, decision_ns);
 GPUSHARE_V1_SIZE(gpushare_histogram_params, window);
 GPUSHARE_V1_SIZE(gpushare_histogram_info, max_ns);
 GPUSHARE_V1_SIZE(gpushare_score_class, steps);
-GPUSHARE_V1_SIZE(gpushare_worker_params, timeout_ns);
-GPUSHARE_V1_SIZE(gpushare_worker_info, device);
-GPUSHARE_V1_SIZE(gpushare_worker_layer, bytes);
+GPUSHARE_V1_SIZE(gpushare_shared_image_params, timeout_ns);
+GPUSHARE_V1_SIZE(gpushare_shared_image_info, reserved);
 GPUSHARE_V1_SIZE(gpushare_link_costs, group_overhead_ns);
 GPUSHARE_V1_SIZE(gpushare_plan_params, group_cap_bytes);
 GPUSHARE_V1_SIZE(gpushare_loader_params, link);
@@ -60,7 +60,10 @@ GPUSHARE_V1_SIZE(gpushare_switcher_params, standby_bytes);
 GPUSHARE_V1_SIZE(gpushare_member_info, standby_bytes);
 GPUSHARE_V1_SIZE(gpushare_switcher_info, standby_bytes);
 GPUSHARE_V1_SIZE(gpushare_allocator_params, persistent_kind);
+GPUSHARE_V1_SIZE(gpushare_gate_info, credit);
 GPUSHARE_V1_SIZE(gpushare_allocator_info, predicted);
+GPUSHARE_V1_SIZE(gpushare_range_params, price_ns_per_byte);
+GPUSHARE_V1_SIZE(gpushare_range_info, unanswered_by);
 // NOLINTEND(bugprone-macro-parentheses,bugprone-sizeof-expression)
 #undef GPUSHARE_V1_SIZE
 

@@ -128,12 +128,21 @@ int32_t gpushare_allocator_get_base(gpushare_allocator allocator, gpushare_devic
 
 int32_t gpushare_allocator_end_iteration(gpushare_allocator allocator, gpushare_iteration iteration) {
   return capi::with(allocator, [&](framework::Allocator& of) -> base::Status {
+    {
+      const auto pin = capi::find(iteration);
+      if (!pin) return capi::stale(iteration);
+      GPUSHARE_RETURN_IF_ERROR(of.keep_all(*pin->iteration));
+    }
+    const auto last = capi::table_of<gpushare_iteration>().take(iteration);
+    return last ? last->iteration->end() : capi::stale(iteration);
+  });
+}
+
+int32_t gpushare_allocator_keep_blocks(gpushare_allocator allocator, gpushare_iteration iteration) {
+  return capi::with(allocator, [&](framework::Allocator& of) -> base::Status {
     const auto pin = capi::find(iteration);
     if (!pin) return capi::stale(iteration);
-    GPUSHARE_RETURN_IF_ERROR(of.keep_all(*pin->iteration));
-    std::shared_ptr<capi::IterationObject> object;
-    if (!capi::table_of<gpushare_iteration>().remove(iteration, &object)) return capi::stale(iteration);
-    return object->iteration->end();
+    return of.keep_all(*pin->iteration);
   });
 }
 

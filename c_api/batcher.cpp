@@ -116,6 +116,19 @@ int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id, u
   });
 }
 
+int32_t gpushare_batcher_finished_run(gpushare_batcher batcher, uint64_t batch_id,
+                                      const uint64_t* execution_ns, uint64_t count, uint64_t device_ns,
+                                      uint64_t now_ns) {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    if (execution_ns == nullptr && count != 0) return capi::null_argument("execution_ns");
+    if (count > 4096)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("count is %llu, allowed are up to 4096", static_cast<unsigned long long>(count))};
+    object.batcher->finished_run(batch_id, std::span(execution_ns, count), device_ns, now_ns);
+    return {};
+  });
+}
+
 int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns) {
   return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->rejected(batch_id, now_ns);
@@ -128,6 +141,14 @@ int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint3
   return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
     object.batcher->observe(model, application, execution_ns);
     return {};
+  });
+}
+
+int32_t gpushare_batcher_observe_request(gpushare_batcher batcher, const gpushare_request* request,
+                                         uint64_t execution_ns) {
+  return capi::with(batcher, [&](capi::BatcherObject& object) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Request read, capi::request(request));
+    return object.batcher->observe_request(read, execution_ns);
   });
 }
 

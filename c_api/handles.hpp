@@ -39,6 +39,10 @@ class HandleTable {
     // generation (32 bits) | retired (1) | pins (31). Even generations are free, odd ones live.
     std::atomic<uint64_t> word{0};
     uint32_t index = 0;
+    bool kept = false;                 // for one owner's use again and again
+    std::atomic<bool> parked{false};   // kept, and no handle of it is live or pinned
+    std::atomic<T*> address{nullptr};  // the object's, for peek()
+    std::array<std::atomic<uint64_t>, 2> note{};
     std::shared_ptr<T> object;
   };
   static constexpr uint64_t kRetired = 1ull << 31;
@@ -74,6 +78,28 @@ class HandleTable {
     Slot* slot_ = nullptr;
   };
 
+  // A slot that is used for one object again and again, without the table's lock: see keep().
+  class Kept {
+   public:
+    Kept(HandleTable* table, Slot* slot) : table_(table), slot_(slot) {}
+    ~Kept() { table_->give_up(*slot_); }
+    Kept(const Kept&) = delete;
+    Kept& operator=(const Kept&) = delete;
+    // Between handles: the last one has been removed and nobody has it pinned.
+    bool parked() const { return slot_->parked.load(std::memory_order_acquire); }
+    // For the owner, while parked.
+    T& object() const { return *slot_->object; }
+    // A new handle, with a note that read_note() tells for as long as the handle is live.
+    void* reopen(uint64_t first, uint64_t second) {
+      slot_->parked.store(false, std::memory_order_relaxed);
+      return open(*slot_, first, second);
+    }
+
+   private:
+    HandleTable* const table_;
+    Slot* const slot_;
+  };
+
   // One table a type in the process. Never destroyed: handles may be used while static destructors run.
   static HandleTable& instance() {
     static base::NoDestroy<HandleTable> table;
@@ -93,6 +119,22 @@ class HandleTable {
 
   // null when every slot is taken.
   void* add(std::shared_ptr<T> object) {
+    Slot* slot = take_slot(std::move(object));
+    return slot == nullptr ? nullptr : open(*slot, 0, 0);
+  }
+
+  // For T with `std::shared_ptr<void> park()`, which lets go of what it has only while a handle of it is live; called when the last
+  // pin goes. null when every slot is taken.
+  std::shared_ptr<Kept> keep(std::shared_ptr<T> object) {
+    Slot* slot = take_slot(std::move(object));
+    if (slot == nullptr) return nullptr;
+    slot->kept = true;
+    slot->parked.store(true, std::memory_order_relaxed);
+    return std::make_shared<Kept>(this, slot);
+  }
+
+ private:
+  Slot* take_slot(std::shared_ptr<T> object) {
     uint32_t index = 0;
     {
       base::MutexLock lock(mutex_);
@@ -112,10 +154,32 @@ class HandleTable {
     }
     Slot& slot = *find_slot(index);
     slot.index = index;
+    slot.address.store(object.get(), std::memory_order_relaxed);
     slot.object = std::move(object);
+    return &slot;
+  }
+  static void* open(Slot& slot, uint64_t first, uint64_t second) {
+    // Release: who reads one of these finds the handle before it retired.
+    slot.note[0].store(first, std::memory_order_release);
+    slot.note[1].store(second, std::memory_order_release);
     // An addition, not a store: a stale lookup may hold a short-lived pin.
     const uint64_t word = slot.word.fetch_add(1ull << 32, std::memory_order_release);
-    return pack(index, ((word >> 32) + 1) & 0xffffffffull);
+    return pack(slot.index, ((word >> 32) + 1) & 0xffffffffull);
+  }
+
+ public:
+  // The address of the object behind the handle, without keeping it alive: for comparison only. null if the handle is not live.
+  const T* peek(const void* handle) const {
+    const Slot* slot = nullptr;
+    return is_live(handle, &slot) ? slot->address.load(std::memory_order_relaxed) : nullptr;
+  }
+  // False if the handle is not live.
+  bool read_note(const void* handle, uint64_t* first, uint64_t* second) const {
+    const Slot* slot = nullptr;
+    if (!is_live(handle, &slot)) return false;
+    *first = slot->note[0].load(std::memory_order_acquire);
+    *second = slot->note[1].load(std::memory_order_acquire);
+    return is_live(handle, &slot);  // the two are of this handle if it still is
   }
 
   Pin find(const void* handle) {
@@ -140,18 +204,24 @@ class HandleTable {
   // Invalidates the handle; true for exactly one caller. The object goes with its last pin, or with
   // *out_object.
   bool remove(const void* handle, std::shared_ptr<T>* out_object = nullptr) {
-    Pin pin = find(handle);
+    const Pin pin = take(handle);
     if (!pin) return false;
+    if (out_object != nullptr) *out_object = pin.shared();
+    return true;
+  }
+  // The same, with a pin of the object for the one caller.
+  Pin take(const void* handle) {
+    Pin pin = find(handle);
+    if (!pin) return {};
     uint32_t index = 0;
     uint64_t generation = 0;
     (void)unpack(handle, &index, &generation);
     Slot& slot = *find_slot(index);
     uint64_t word = slot.word.load(std::memory_order_acquire);
     do {
-      if ((word >> 32) != generation || (word & kRetired) != 0) return false;
+      if ((word >> 32) != generation || (word & kRetired) != 0) return {};
     } while (!slot.word.compare_exchange_weak(word, word | kRetired, std::memory_order_acq_rel));
-    if (out_object != nullptr) *out_object = slot.object;
-    return true;
+    return pin;
   }
 
  private:
@@ -169,10 +239,37 @@ class HandleTable {
     // unpin comes here.
     const uint64_t freed = ((word >> 32) + 1) << 32;
     if (!slot.word.compare_exchange_strong(word, freed, std::memory_order_acq_rel)) return;
+    if constexpr (requires(T & object) { object.park(); }) {
+      if (slot.kept) {
+        const std::shared_ptr<void> rest =
+            slot.object->park();  // may be the last pointer to the slot's owner
+        slot.parked.store(true, std::memory_order_release);
+        return;
+      }
+    }
+    vacate(slot);
+  }
+  void vacate(Slot& slot) {
     const std::shared_ptr<T> object = std::move(slot.object);
     slot.object.reset();
+    slot.address.store(nullptr, std::memory_order_relaxed);
     base::MutexLock lock(mutex_);
     free_.push_back(slot.index);
+  }
+  // A kept slot that is not parked is lost: its owner keeps it from that.
+  void give_up(Slot& slot) {
+    if (slot.index < inherited_ || !slot.parked.exchange(false)) return;
+    slot.kept = false;
+    vacate(slot);
+  }
+  bool is_live(const void* handle, const Slot** out_slot) const {
+    uint32_t index = 0;
+    uint64_t generation = 0;
+    if (!unpack(handle, &index, &generation) || index < inherited_) return false;
+    const Slot* slot = *out_slot = find_slot(index);
+    if (slot == nullptr) return false;
+    const uint64_t word = slot->word.load(std::memory_order_acquire);
+    return (word >> 32) == generation && (word & kRetired) == 0;
   }
 
   Slot* find_slot(uint32_t index) const {

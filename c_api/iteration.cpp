@@ -2,11 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include "base/no_memory.hpp"
 #include "c_api/abi.hpp"
+#include "c_api/door.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
 #include "c_api/user_function.hpp"
 #include "executor/runtime.hpp"
+#include "gpushare/bulk.h"
 #include "gpushare/gpushare.h"
 
 using namespace gpushare;
@@ -26,6 +29,17 @@ class SubmittedWork final : public executor::Work {
   capi::UserFunction<gpushare_iteration_fn> function_;
 };
 
+[[gnu::noinline]] int32_t alloc_by_guard(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment,
+                                         gpushare_device_address* out_address) {
+  return capi::guard([&]() -> base::Status {
+    if (out_address == nullptr) return capi::null_argument("out_address");
+    const auto pin = capi::find(iteration);
+    if (!pin) return capi::stale(iteration);
+    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->iteration->alloc(bytes, alignment));
+    return {};
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -38,10 +52,11 @@ int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
     if (!pin) return capi::stale(session);
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Iteration> iteration, pin->begin(timeout_ns));
     // From here on the iteration must not stay open without a handle.
-    base::Status status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the iteration's handle");
+    base::Status status;
     try {
-      status = capi::publish(std::make_shared<capi::IterationObject>(iteration), out_iteration);
-    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
+      status = capi::publish_iteration(iteration, out_iteration);
+    } catch (const std::bad_alloc&) {
+      status = base::no_memory();
     }
     if (!status.ok()) (void)iteration->end();
     return status;
@@ -50,17 +65,16 @@ int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
 
 int32_t gpushare_iteration_end(gpushare_iteration iteration) {
   return capi::guard([&]() -> base::Status {
-    std::shared_ptr<capi::IterationObject> object;
-    if (!capi::table_of<gpushare_iteration>().remove(iteration, &object)) return capi::stale(iteration);
-    return object->iteration->end();
+    const auto last = capi::table_of<gpushare_iteration>().take(iteration);
+    return last ? last->iteration->end() : capi::stale(iteration);
   });
 }
 
 int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status, const char* message) {
   return capi::guard([&]() -> base::Status {
-    std::shared_ptr<capi::IterationObject> object;
-    if (!capi::table_of<gpushare_iteration>().remove(iteration, &object)) return capi::stale(iteration);
-    return object->iteration->fail(
+    const auto last = capi::table_of<gpushare_iteration>().take(iteration);
+    if (!last) return capi::stale(iteration);
+    return last->iteration->fail(
         base::Status(status == GPUSHARE_OK ? GPUSHARE_CALLBACK_FAILED : status,
                      message == nullptr ? "the iteration was ended as failed" : message));
   });
@@ -68,12 +82,20 @@ int32_t gpushare_iteration_fail(gpushare_iteration iteration, int32_t status, co
 
 int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment_bytes,
                                  gpushare_device_address* out_address) {
-  return capi::guard([&]() -> base::Status {
-    if (out_address == nullptr) return capi::null_argument("out_address");
-    const auto pin = capi::find(iteration);
-    if (!pin) return capi::stale(iteration);
-    GPUSHARE_ASSIGN_OR_RETURN(*out_address, pin->iteration->alloc(bytes, alignment_bytes));
-    return {};
+  if (capi::alloc_at_door(iteration, bytes, alignment_bytes, out_address)) return GPUSHARE_OK;
+  return alloc_by_guard(iteration, bytes, alignment_bytes, out_address);
+}
+
+int32_t gpushare_iteration_alloc_many(gpushare_iteration iteration, uint64_t count, const uint64_t* bytes,
+                                      uint64_t alignment_bytes, gpushare_device_address* out_addresses) {
+  const bool arrays = bytes != nullptr && out_addresses != nullptr;
+  const size_t served =
+      arrays ? capi::alloc_many_at_door(iteration, bytes, count, alignment_bytes, out_addresses) : 0;
+  if (arrays && count > 0 && served == count) return GPUSHARE_OK;
+  return capi::with(iteration, [&](capi::IterationObject& of) -> base::Status {
+    if (count == 0) return {};
+    if (!arrays) return capi::null_argument(bytes == nullptr ? "bytes" : "out_addresses");
+    return of.iteration->alloc_many({bytes, count}, alignment_bytes, out_addresses, served);
   });
 }
 

@@ -22,6 +22,7 @@ base::Result<loader::LoaderOptions> to_options(const gpushare_loader_params& par
   loader::LoaderOptions options;
   if (params.limit_bytes > 0) options.limit_bytes = params.limit_bytes;
   if (params.chunk_bytes > 0) options.chunk_bytes = params.chunk_bytes;
+  if (params.keep_ns > 0) options.keep.ns = params.keep_ns;
   if (params.reads_in_flight > 0) options.read.reads_in_flight = params.reads_in_flight;
   if (params.read_bytes > 0) options.read.read_bytes = params.read_bytes;
   options.read.drop_page_cache = params.drop_page_cache != 0;
@@ -163,6 +164,8 @@ int32_t gpushare_loader_get_info(gpushare_loader loader, gpushare_loader_info* o
     out.images = of->images().images();
     out.hits = of->images().hits();
     out.misses = of->images().misses();
+    out.kept_bytes = of->chunks().kept_bytes();
+    out.keep_ns = of->chunks().keep().ns;
     return capi::write_struct("out_info", out, out_info);
   });
 }

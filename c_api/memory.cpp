@@ -1,12 +1,22 @@
 // Blocks by address and by stream.
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/abi.hpp"
+#include "c_api/door.hpp"
 #include "c_api/guard.hpp"
 #include "c_api/tags.hpp"
 #include "executor/runtime.hpp"
+#include "gpushare/bulk.h"
 #include "gpushare/gpushare.h"
 
 using namespace gpushare;
+
+namespace {
+
+[[gnu::noinline]] int32_t free_by_guard(gpushare_runtime runtime, gpushare_device_address address) {
+  return capi::with(runtime, [&](executor::Runtime& of) { return of.free(address); });
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -29,7 +39,31 @@ int32_t gpushare_memory_alloc(gpushare_runtime runtime, gpushare_stream stream, 
 }
 
 int32_t gpushare_memory_free(gpushare_runtime runtime, gpushare_device_address address) {
-  return capi::with(runtime, [&](executor::Runtime& of) { return of.free(address); });
+  if (capi::free_at_door(runtime, address)) return GPUSHARE_OK;
+  return free_by_guard(runtime, address);
+}
+
+int32_t gpushare_memory_free_many(gpushare_runtime runtime, uint64_t count,
+                                  const gpushare_device_address* addresses, uint64_t* out_freed) {
+  uint64_t done = addresses == nullptr ? 0 : capi::free_many_at_door(runtime, addresses, count);
+  uint64_t freed = done;
+  int32_t status = GPUSHARE_OK;
+  if (done < count || count == 0) {
+    status = capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+      if (addresses == nullptr && count > 0) return capi::null_argument("addresses");
+      base::Status first;
+      for (; done < count; ++done) {
+        base::Status each = of.free(addresses[done]);
+        if (each.ok())
+          ++freed;
+        else if (first.ok())
+          first = std::move(each);
+      }
+      return first;
+    });
+  }
+  if (out_freed != nullptr) *out_freed = freed;
+  return status;
 }
 
 int32_t gpushare_memory_record_use(gpushare_runtime runtime, gpushare_device_address address,

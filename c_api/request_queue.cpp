@@ -143,8 +143,18 @@ int32_t gpushare_request_queue_cancel(gpushare_request_queue handle, uint64_t id
 int32_t gpushare_request_queue_observe(gpushare_request_queue handle, uint32_t model, uint32_t application,
                                        uint64_t execution_ns) {
   return capi::with(handle, [&](Queue& queue) -> base::Status {
-    queue.server->observe(model, application, execution_ns);
-    return {};
+    sched::slo::Request request;
+    request.model = model;
+    request.application = application;
+    return queue.server->observe(request, execution_ns);
+  });
+}
+
+int32_t gpushare_request_queue_observe_request(gpushare_request_queue handle, const gpushare_request* request,
+                                               uint64_t execution_ns) {
+  return capi::with(handle, [&](Queue& queue) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const sched::slo::Request read, capi::request(request));
+    return queue.server->observe(read, execution_ns);
   });
 }
 

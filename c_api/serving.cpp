@@ -2,6 +2,7 @@
 #include "c_api/serving.hpp"
 
 #include "c_api/abi.hpp"
+#include "sched/slo/feature_model.hpp"
 
 namespace gpushare::capi {
 
@@ -89,6 +90,15 @@ base::Result<Request> request(const gpushare_request* request) {
   r.id = read.id;
   r.model = read.model;
   r.application = read.application;
+  if (read.feature_count != 0) {
+    constexpr size_t kMost = sched::slo::FeatureModel::kMaxFeatures;
+    if (read.features == nullptr) return null_argument("request->features");
+    if (read.feature_count > kMost)
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("request->feature_count is %u, allowed are up to %zu", read.feature_count, kMost));
+    r.features.assign(read.features, read.features + read.feature_count);
+  }
   r.arrival_ns = read.arrival_ns;
   r.deadline_ns = read.deadline_ns;
   r.cost = read.cost;

@@ -8,7 +8,9 @@
 
 #include "c_api/guard.hpp"
 #include "c_api/handles.hpp"
+#include "executor/op_gate.hpp"
 #include "executor/runtime.hpp"
+#include "gpushare/gate.h"
 #include "gpushare/gpushare.h"
 
 namespace gpushare::framework {
@@ -27,10 +29,6 @@ class Loader;
 class Model;
 class Switcher;
 }  // namespace gpushare::loader
-
-namespace gpushare::daemon {
-class Worker;
-}
 
 namespace gpushare::capi {
 
@@ -57,6 +55,8 @@ struct TicketObject {
 struct IterationObject {
   explicit IterationObject(std::shared_ptr<executor::Iteration> of) : iteration(std::move(of)) {}
   ~IterationObject();
+  // What it has only while it has a handle (HandleTable::keep).
+  std::shared_ptr<void> park();
   std::shared_ptr<executor::Iteration> iteration;
   // Handle of the lane's stream, made when first asked for; goes with the iteration.
   std::atomic<void*> stream{nullptr};
@@ -87,8 +87,10 @@ GPUSHARE_HANDLE_TYPE(gpushare_loader, loader::Loader, 11, "loader");
 GPUSHARE_HANDLE_TYPE(gpushare_image, ImageObject, 12, "image");
 GPUSHARE_HANDLE_TYPE(gpushare_model, ModelObject, 13, "model");
 GPUSHARE_HANDLE_TYPE(gpushare_switcher, loader::Switcher, 14, "switcher");
-GPUSHARE_HANDLE_TYPE(gpushare_worker, daemon::Worker, 15, "worker");
+GPUSHARE_HANDLE_TYPE(gpushare_shared_image, executor::SharedImage, 15, "shared image");
 GPUSHARE_HANDLE_TYPE(gpushare_allocator, framework::Allocator, 16, "allocator");
+GPUSHARE_HANDLE_TYPE(gpushare_range, executor::Range, 17, "elastic range");
+GPUSHARE_HANDLE_TYPE(gpushare_gate, executor::LaunchGate, 18, "gate");
 #undef GPUSHARE_HANDLE_TYPE
 
 template <class Handle>
@@ -155,9 +157,34 @@ int32_t release(Handle handle) {
   return guard([&] { return table_of<Handle>().remove(handle) ? base::Status() : stale(handle); });
 }
 
+inline std::shared_ptr<void> IterationObject::park() {
+  if (stream.load(std::memory_order_relaxed) != nullptr)
+    table_of<gpushare_stream>().remove(stream.exchange(nullptr));
+  if (model != nullptr) table_of<gpushare_model>().remove(std::exchange(model, nullptr));
+  return std::move(iteration);
+}
+
 inline IterationObject::~IterationObject() {
-  if (void* handle = stream.load()) table_of<gpushare_stream>().remove(handle);
-  if (model != nullptr) table_of<gpushare_model>().remove(model);
+  (void)park();
+}
+
+// Gives the iteration a handle. Sessions keep one slot for their iterations, so that neither memory nor the table's lock is needed for
+// each. Throws bad_alloc.
+inline base::Status publish_iteration(std::shared_ptr<executor::Iteration> iteration,
+                                      gpushare_iteration* out) {
+  using Table = HandleType<gpushare_iteration>::Table;
+  executor::Iteration& of = *iteration;
+  if (of.wrapper == nullptr) {
+    of.wrapper = table_of<gpushare_iteration>().keep(std::make_shared<IterationObject>(nullptr));
+    if (of.wrapper == nullptr) return too_many_handles<gpushare_iteration>();
+  }
+  auto& kept = *static_cast<Table::Kept*>(of.wrapper.get());
+  // Another thread may still be inside of a call with the handle of the iteration before.
+  if (!kept.parked()) return publish(std::make_shared<IterationObject>(std::move(iteration)), out);
+  const memory::LanePass pass = of.pass();
+  kept.object().iteration = std::move(iteration);
+  *out = static_cast<gpushare_iteration>(kept.reopen(reinterpret_cast<uint64_t>(pass.door), pass.key));
+  return {};
 }
 
 // Errors: INVALID_ARGUMENT. session.cpp

@@ -33,7 +33,7 @@ class UserFunction {
   base::Status run(const std::shared_ptr<executor::Iteration>& iteration, const char* whose,
                    Arguments... arguments) const {
     gpushare_iteration handle = nullptr;
-    GPUSHARE_RETURN_IF_ERROR(publish(std::make_shared<IterationObject>(iteration), &handle));
+    GPUSHARE_RETURN_IF_ERROR(publish_iteration(iteration, &handle));
     struct Remove {
       gpushare_iteration handle;
       ~Remove() { table_of<gpushare_iteration>().remove(handle); }

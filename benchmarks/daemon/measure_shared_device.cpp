@@ -1,8 +1,9 @@
-// measure_shared_device begin|turn|shares|switch [rounds]: what sharing a device between processes costs, on the host device.
+// measure_shared_device begin|turn|shares|switch|images [rounds]: what sharing a device between processes costs, on the host device.
 //   begin   an uncontended begin and end through the daemon, beside one without it
 //   turn    the turn passed between two processes, beside bare ping-pongs of two processes (futex, socket)
 //   shares  device time of three processes with weights 2:1:1 under fair
 //   switch  training, inference, training between two processes, beside stop-and-start
+//   images  two processes whose images the daemon shares, with room for one and a half
 // Executions take a given time without using a core, as on a GPU. The daemon and the other processes are this program again,
 // see main(). `measure_shared_device loop DEVICE ITERATIONS` is for callgrind, with a daemon started before.
 // SPDX-License-Identifier: Apache-2.0
@@ -33,6 +34,7 @@
 #include "client/status.hpp"
 #include "daemon/service.hpp"
 #include "executor/runtime.hpp"
+#include "executor/shared_image.hpp"
 #include "own_process.hpp"
 
 namespace {
@@ -218,6 +220,30 @@ int run_infer(const char* device, const std::string& file, double ms) {
     std::fflush(stdout);
     must(iteration->end(), "end");
     must(session->close(), "close");
+  }
+  return 0;
+}
+
+// Reads an image layer by layer when told to, each layer executing for its part of `ms`; tells when it was done.
+int run_read(const std::string& file, double ms) {
+  const auto runtime = open_runtime("shared");
+  const auto session = open_session(*runtime, "reader", 0, 10);
+  executor::SharedImageOptions options;
+  options.path = file;
+  options.iteration_ns = static_cast<uint64_t>(ms * 1e6);
+  const auto image = take(session->open_image(options), "opening the image");
+  const auto layers = static_cast<uint32_t>(image->layers().size());
+  std::puts("ready");
+  std::fflush(stdout);
+  while (std::getchar() != EOF) {
+    const auto iteration = begin(*session);
+    for (uint32_t i = 0; i < layers; ++i) {
+      must(image->wait(i, i + 1, GPUSHARE_NO_TIMEOUT), "waiting for a layer");
+      execute(*iteration, ms / layers);
+    }
+    must(iteration->end(), "end");
+    std::printf("%llu\n", static_cast<unsigned long long>(base::host_now_ns()));
+    std::fflush(stdout);
   }
   return 0;
 }
@@ -462,6 +488,56 @@ void measure_switch(int rounds) {
   print("stop-and-start: then until training's next", stopped_resumed, "ms");
 }
 
+// `layers` tensors of equal size; the link is capped at 1.2 GB/s and an iteration executes as long as the load takes.
+void measure_images(int rounds) {
+  constexpr uint64_t kBytes = 180 * kMiB, kLayers = 60;
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("gpushare-images-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::string files[2];
+  for (int which = 0; which < 2; ++which) {
+    std::string header = "{";
+    for (uint64_t i = 0; i < kLayers; ++i)
+      header += (i > 0 ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[)" +
+                std::to_string(kBytes / kLayers) + R"(],"data_offsets":[)" +
+                std::to_string(i * (kBytes / kLayers)) + "," + std::to_string((i + 1) * (kBytes / kLayers)) +
+                "]}";
+    header += "}";
+    files[which] = folder / (std::to_string(which) + ".safetensors");
+    std::ofstream out(files[which], std::ios::binary);
+    for (int i = 0; i < 8; ++i) out.put(static_cast<char>(header.size() >> (8 * i)));
+    out << header << std::string(kBytes, static_cast<char>('a' + which));
+  }
+  const double load_ms = static_cast<double>(kBytes) / 1.2e6;
+  std::vector<double> there, switched;
+  {
+    Process daemon({"daemon", "host?total_bytes=1073741824&copy_gbps=1.2", "fair",
+                    std::to_string(kBytes * 3 / 2 + 8 * kMiB)});
+    (void)daemon.line();
+    Process a({"read", files[0], std::to_string(load_ms)}), b({"read", files[1], std::to_string(load_ms)});
+    (void)a.line();
+    (void)b.line();
+    const auto ask = [](Process& process) {
+      const uint64_t asked_ns = base::host_now_ns();
+      process.go();
+      return static_cast<double>(process.number() - asked_ns) / 1e6;
+    };
+    (void)ask(a);
+    for (int round = 0; round < rounds; ++round) {
+      switched.push_back(ask(b));
+      there.push_back(ask(b));
+      switched.push_back(ask(a));
+      there.push_back(ask(a));
+    }
+  }
+  std::filesystem::remove_all(folder);
+  std::printf(
+      "two images of 180 MiB in 60 layers, link capped at 1.2 GB/s, execution as long as the load: %.1f ms\n",
+      load_ms);
+  print("an iteration, the image on the device", there, "ms");
+  print("an iteration, the other's image in its place", switched, "ms");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -473,6 +549,7 @@ int main(int argc, char** argv) {
   if (role == "share" && argc == 3) return run_share(std::atof(argv[2]));
   if (role == "train" && argc == 6) return run_train(argv[2], number(3), std::atof(argv[4]), argv[5]);
   if (role == "infer" && argc == 5) return run_infer(argv[2], argv[3], std::atof(argv[4]));
+  if (role == "read" && argc == 4) return run_read(argv[2], std::atof(argv[3]));
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   char folder[] = "/tmp/gpushare-measure-XXXXXX";
   if (rounds < 1 || mkdtemp(folder) == nullptr) return 2;
@@ -486,9 +563,12 @@ int main(int argc, char** argv) {
     measure_shares(rounds);
   else if (role == "switch")
     measure_switch(rounds);
+  else if (role == "images")
+    measure_images(rounds);
   else
     code = 2;
-  if (code == 2) std::fprintf(stderr, "usage: measure_shared_device begin|turn|shares|switch [rounds]\n");
+  if (code == 2)
+    std::fprintf(stderr, "usage: measure_shared_device begin|turn|shares|switch|images [rounds]\n");
   std::filesystem::remove_all(folder);
   return code;
 }

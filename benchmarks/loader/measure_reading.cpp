@@ -1,6 +1,7 @@
 // measure_reading FILE [rounds [way,..]]: a model file read into a pinned image each way, or those ways named, beside
 // plain sequential reads of the same file into one buffer (what dd does), cold and warm, in turns within one run.
-// Cold = dropped from the page cache with posix_fadvise.
+// Cold = dropped from the page cache with posix_fadvise. An "image" is read into chunks that an earlier image had, a "fresh" one
+// into new memory, which it also gives back in the time that is measured.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -62,14 +64,16 @@ bool named(const std::string& list, const std::string& name) {
 
 base::Status measure(const std::string& path, int rounds, const std::string& only) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, device::Device::open("host"));
-  loader::ChunkPool pool(*device, 64ull << 20);
-  const auto image = [&](ReadOptions::Path how, uint32_t in_flight) {
-    return [&pool, &path, how, in_flight]() -> base::Status {
+  loader::ChunkPool pool(*device, 16ull << 20, {.ns = UINT64_MAX});
+  const auto image = [&](ReadOptions::Path how, uint32_t in_flight, bool fresh = false) {
+    return [&pool, &path, how, in_flight, fresh]() -> base::Status {
+      std::optional<loader::ChunkPool> new_pool;
+      if (fresh) new_pool.emplace(pool.device(), pool.chunk_bytes());
       ReadOptions options;
       options.path = how;
       options.reads_in_flight = in_flight;
       options.read_bytes = kReadBytes;
-      return loader::load_image(pool, path, options).status();
+      return loader::load_image(fresh ? *new_pool : pool, path, options).status();
     };
   };
   std::vector<Way> ways = {
@@ -84,11 +88,13 @@ base::Status measure(const std::string& path, int rounds, const std::string& onl
       {"image, mapped x4", image(ReadOptions::Path::kMapped, 4)},
       {"image, auto x4", image(ReadOptions::Path::kAuto, 4)},
       {"image, auto x8", image(ReadOptions::Path::kAuto, 8)},
+      {"fresh, buffered x4", image(ReadOptions::Path::kBuffered, 4, true)},
+      {"fresh, direct x4", image(ReadOptions::Path::kDirect, 4, true)},
   };
   ways.erase(
       std::remove_if(ways.begin() + 2, ways.end(), [&](const Way& way) { return !named(only, way.name); }),
       ways.end());
-  // The chunks' pages are touched once before anything is timed: a cache that runs has them.
+  // The chunks are kept once an image of theirs was released, so an image finds their pages touched.
   GPUSHARE_RETURN_IF_ERROR(image(ReadOptions::Path::kBuffered, 4)());
   std::vector<size_t> order(ways.size());
   std::iota(order.begin(), order.end(), size_t{0});

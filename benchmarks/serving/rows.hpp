@@ -20,8 +20,8 @@ inline constexpr size_t kRequests = 3000;
 // Seeds of each row and threads that run them; set from the command line before anything runs.
 inline uint64_t seeds = 5;
 inline unsigned threads = 0;  // 0: one a processor
-// The policy was tuned on seeds 1 to 5, the calibration made with 11 and 12.
-inline constexpr uint64_t kFirstSeed = 101;
+// Used for nothing else: the policy was tuned on seeds 1 to 5, 101 and 102, the calibration made with 11 and 12.
+inline constexpr uint64_t kFirstSeed = 301;
 // A policy as a row of an experiment runs it.
 struct Contender {
   std::string name;  // on the page

@@ -92,6 +92,11 @@ void mixes(Report& report) {
   finish_rates(report, "mix | load | SLO", rows);
 }
 
+// Between the windows on which the policy was tuned, which were the first and the last of the trace.
+static size_t window_start(size_t requests, uint64_t seed) {
+  return (2 * seed - 1) * (requests - kRequests) / (2 * seeds);
+}
+
 void trace(Report& report, const std::string& path) {
   report.line("\n## The public request trace\n");
   const auto read = sim::read_requests(path);
@@ -119,7 +124,7 @@ void trace(Report& report, const std::string& path) {
       row.name = base::format("%g | %g", load, slo);
       const std::vector<TimedRequest>& all = *read;
       row.draw = [&all, load, mean](uint64_t seed) {
-        const size_t from = (seed - 1) * (all.size() - kRequests) / std::max<uint64_t>(seeds - 1, 1);
+        const size_t from = window_start(all.size(), seed);
         std::vector<TimedRequest> part(all.begin() + static_cast<ptrdiff_t>(from),
                                        all.begin() + static_cast<ptrdiff_t>(from + kRequests));
         const uint64_t start = part.front().arrival_ns;
@@ -174,7 +179,7 @@ void bursts(Report& report, const std::string& path) {
             row.draw = [&all, load, burst, mean](uint64_t seed) {
               std::vector<TimedRequest> part = drawer("modes:1", 1, burst)(seed);
               const double unit = sim::mean_execution_ns(*sim::parse_synthetic("modes:1"));
-              const size_t from = (seed - 1) * (all.size() - kRequests) / std::max<uint64_t>(seeds - 1, 1);
+              const size_t from = window_start(all.size(), seed);
               for (size_t i = 0; i < part.size(); ++i) {
                 TimedRequest request = all[from + i];
                 request.arrival_ns =

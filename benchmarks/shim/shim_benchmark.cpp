@@ -1,6 +1,8 @@
 // Measures the time that the shim adds to calls of the driver: each call goes to the recording driver directly, and through the shim's entry, in one run.
 //   LD_PRELOAD=build/release/lib/libgpushare_preload.so GPUSHARE_CUDA_DRIVER=build/release/lib/doubles/libcuda_recorder.so GPUSHARE_MEMORY=64G
 //   build/release/bin/shim_benchmark
+// With a daemon (GPUSHARE_SOCKET=..., and GPUSHARE_MEMORY below its capacity) the gate is that of a process with the turn. With
+// GPUSHARE_CLASS=opportunistic in addition each launch and copy is measured and bounded, as it is while others wait.
 // The result is the difference of "shim" and "bare": the recording driver's own allocation keeps a map under a lock.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
@@ -39,14 +41,26 @@ F function(const char* name, bool shim) {
       reinterpret_cast<decltype(&recorder_function)>(dlsym(driver(), "recorder_function"))(find_entry(name)));
 }
 
+// A context, so that the shim has a session and events.
+void make_context() {
+  static const bool made = [] {
+    void* context = nullptr;
+    return function<Result (*)(void**, int)>("cuDevicePrimaryCtxRetain", true)(&context, 0) == 0 &&
+           function<Result (*)(void*)>("cuCtxSetCurrent", true)(context) == 0;
+  }();
+  if (!made) std::exit(2);
+}
+
 using Launch = Result (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                           void**, void**);
 void launch(benchmark::State& state, bool shim) {
+  make_context();
   const auto call = function<Launch>("cuLaunchKernel", shim);
   for (auto _ : state)
     benchmark::DoNotOptimize(call(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
 }
 void copy(benchmark::State& state, bool shim) {
+  make_context();
   const auto call =
       function<Result (*)(uint64_t, const void*, uint64_t, void*)>("cuMemcpyHtoDAsync_v2", shim);
   for (auto _ : state) benchmark::DoNotOptimize(call(1, &state, 8, nullptr));

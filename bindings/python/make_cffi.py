@@ -16,12 +16,13 @@ import cffi
 
 
 def preprocess(include, version_include, compiler):
-    """Returns the declarations of gpushare.h without system headers, attributes and line markers."""
+    """Returns the declarations of gpushare.h and cluster.h without system headers, attributes and line markers."""
     with tempfile.TemporaryDirectory() as empty:
         for name in ("stddef.h", "stdint.h", "stdbool.h"):  # cffi knows their types
             open(os.path.join(empty, name), "w").close()
         command = [compiler, "-E", "-P", "-nostdinc", "-x", "c", "-D__attribute__(x)=", "-I", empty, "-I", include,
-                   "-I", version_include, os.path.join(include, "gpushare", "gpushare.h")]
+                   "-I", version_include, "-include", "gpushare/cluster.h",
+                   os.path.join(include, "gpushare", "gpushare.h")]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

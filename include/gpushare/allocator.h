@@ -87,6 +87,10 @@ GPUSHARE_API int32_t gpushare_allocator_get_base(gpushare_allocator allocator,
  * iteration meanwhile. */
 GPUSHARE_API int32_t gpushare_allocator_end_iteration(gpushare_allocator allocator,
                                                       gpushare_iteration iteration);
+/* Keeps the blocks of an open iteration that are still allocated, as gpushare_allocator_end_iteration does, but leaves the iteration open:
+ * for functions of gpushare_session_submit and of request queues, whose iterations end when they return. Errors: as above. */
+GPUSHARE_API int32_t gpushare_allocator_keep_blocks(gpushare_allocator allocator,
+                                                    gpushare_iteration iteration);
 /* Gives the session's handle back and closes the session when its last block has been freed, at once if it has none. Blocks then as
  * gpushare_session_close, and so may the free of that block. Work of the session must have an end: an open iteration is ended first.
  * Errors: INVALID_ARGUMENT (a session of another runtime; the handle stays good). */

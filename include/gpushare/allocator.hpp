@@ -66,6 +66,10 @@ class Allocator {
     check(gpushare_allocator_end_iteration(get(), iteration.get()));
     const Iteration ended = std::move(iteration);  // its handle is stale
   }
+  // The same without the end: for submitted functions, whose iteration ends with them.
+  void keep_blocks(const Iteration& iteration) {
+    check(gpushare_allocator_keep_blocks(get(), iteration.get()));
+  }
   // Closes it with its last block.
   void close_session(Session session) { check(gpushare_allocator_close_session(get(), session.get())); }
 

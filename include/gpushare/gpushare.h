@@ -690,8 +690,11 @@ GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lo
 #endif
 
 #include "gpushare/allocator.h"
+#include "gpushare/bulk.h"
+#include "gpushare/gate.h"
 #include "gpushare/loader.h"
+#include "gpushare/range.h"
 #include "gpushare/serving.h"
-#include "gpushare/worker.h"
+#include "gpushare/shared_image.h"
 
 #endif /* GPUSHARE_GPUSHARE_H_ */

@@ -710,8 +710,11 @@ inline std::vector<gpushare_device_info> devices() {
 }  // namespace gpushare
 
 #include "gpushare/allocator.hpp"
+#include "gpushare/bulk.hpp"
+#include "gpushare/gate.hpp"
 #include "gpushare/loader.hpp"
+#include "gpushare/range.hpp"
 #include "gpushare/serving.hpp"
-#include "gpushare/worker.hpp"
+#include "gpushare/shared_image.hpp"
 
 #endif  // GPUSHARE_GPUSHARE_HPP_

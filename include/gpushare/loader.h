@@ -81,9 +81,11 @@ typedef struct gpushare_loader_params {
   uint32_t drop_page_cache; /* nonzero: tell the system that a file's pages are not needed again */
   const gpushare_link_costs*
       link; /* given costs are kept; null: costs are assumed at first and corrected by transmissions */
+  uint64_t keep_ns; /* chunks of released images are kept so long for the next image; 0 = 10 s,
+                       GPUSHARE_NO_TIMEOUT = until the system's memory is short */
 } gpushare_loader_params;
 #define GPUSHARE_LOADER_PARAMS_INIT \
-  { sizeof(gpushare_loader_params), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_loader_params), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Creates a loader for `runtime`: a cache of images with a byte limit, from which the least recently used
  * image is evicted first, and a stream for copies. The caller owns *out_loader and releases it. Images,
@@ -109,9 +111,13 @@ typedef struct gpushare_loader_info {
   uint64_t images;
   uint64_t hits; /* opened images that the cache had */
   uint64_t misses;
+  uint64_t kept_bytes; /* host memory of chunks that no image has, kept for the next one. Together with
+                          images_bytes never more than limit_bytes. They are given back after keep_ns, and all
+                          at once while less than 1/16 of the system's memory is available */
+  uint64_t keep_ns;    /* as given in gpushare_loader_params, or its default */
 } gpushare_loader_info;
 #define GPUSHARE_LOADER_INFO_INIT \
-  { sizeof(gpushare_loader_info), 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_loader_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Returns what the cache holds, and how often it had an image that was opened. Errors: INVALID_ARGUMENT (bad
  * struct_size). */
 GPUSHARE_API int32_t gpushare_loader_get_info(gpushare_loader loader, gpushare_loader_info* out_info);

@@ -96,15 +96,19 @@ typedef struct gpushare_request {
   uint32_t model;
   uint64_t id;          /* unique among the requests held */
   uint32_t application; /* requests of one application share a distribution of execution times; any number */
-  uint32_t reserved;
+  uint32_t feature_count; /* up to 8; the same for all requests of an application that have any */
   uint64_t arrival_ns;
   uint64_t deadline_ns;
   double cost;                           /* cost of missing the deadline, > 0 */
   const gpushare_cost_step* later_steps; /* usually none; read during the call only */
   uint64_t later_step_count;             /* up to 64 */
+  /* Finite numbers, known at the request's arrival, that its execution time depends on (tokens of the prompt, steps,
+   * pixels), always in the same order. A line through them, learned from what finishes, predicts the time; requests of an
+   * application whose predictions are alike share a distribution of execution times. Read during the call only. */
+  const double* features;
 } gpushare_request;
 #define GPUSHARE_REQUEST_INIT \
-  { sizeof(gpushare_request), 0, 0, 0, 0, 0, 0, 1.0, 0, 0 }
+  { sizeof(gpushare_request), 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0 }
 /* Hands a request in. Errors, after which the request is not held: QUEUE_FULL (back-pressure), TIMED_OUT (it
  * cannot finish in time; the message has the numbers), ALREADY_EXISTS (a request with this id is held),
  * INVALID_ARGUMENT. */
@@ -139,11 +143,23 @@ GPUSHARE_API int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t no
 GPUSHARE_API int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
 GPUSHARE_API int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id,
                                                uint64_t device_ns, uint64_t now_ns);
+/* Reports that a batch ended, with what its members took. execution_ns[i] is the time that member i, in the order of
+ * out_ids, took or would take alone; where it is 0, or beyond `count`, the time is unknown and is inferred from
+ * device_ns. This call replaces gpushare_batcher_finished, gpushare_batcher_observe and
+ * gpushare_batcher_observe_batch for the batch, and is the one that learns from the members' features. Unknown ids are
+ * ignored. Errors: INVALID_ARGUMENT (count above 4,096). */
+GPUSHARE_API int32_t gpushare_batcher_finished_run(gpushare_batcher batcher, uint64_t batch_id,
+                                                   const uint64_t* execution_ns, uint64_t count,
+                                                   uint64_t device_ns, uint64_t now_ns);
 GPUSHARE_API int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
 /* Reports the time that a request of this application took, or would take, alone. Decisions rest on these
  * times. */
 GPUSHARE_API int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint32_t application,
                                               uint64_t execution_ns);
+/* The same for a request with features. Of the request only model, application and features are read. Errors:
+ * INVALID_ARGUMENT (no such model; the features, see gpushare_request). */
+GPUSHARE_API int32_t gpushare_batcher_observe_request(gpushare_batcher batcher,
+                                                      const gpushare_request* request, uint64_t execution_ns);
 /* Reports the time of a batch of k requests, the longest of which takes longest_ns alone. */
 GPUSHARE_API int32_t gpushare_batcher_observe_batch(gpushare_batcher batcher, uint32_t model, uint32_t k,
                                                     uint64_t longest_ns, uint64_t device_ns);
@@ -284,10 +300,14 @@ GPUSHARE_API int32_t gpushare_request_queue_submit(gpushare_request_queue queue,
  * already). */
 GPUSHARE_API int32_t gpushare_request_queue_cancel(gpushare_request_queue queue, uint64_t id);
 
-/* These two tell the queue times that are known beforehand, like gpushare_batcher_observe and
- * gpushare_batcher_observe_batch. */
+/* These tell the queue times that are known beforehand, like gpushare_batcher_observe and
+ * gpushare_batcher_observe_batch. Errors of the first: INVALID_ARGUMENT (no such model). */
 GPUSHARE_API int32_t gpushare_request_queue_observe(gpushare_request_queue queue, uint32_t model,
                                                     uint32_t application, uint64_t execution_ns);
+/* As gpushare_batcher_observe_request. */
+GPUSHARE_API int32_t gpushare_request_queue_observe_request(gpushare_request_queue queue,
+                                                            const gpushare_request* request,
+                                                            uint64_t execution_ns);
 GPUSHARE_API int32_t gpushare_request_queue_observe_batch(gpushare_request_queue queue, uint32_t model,
                                                           uint32_t k, uint64_t longest_ns,
                                                           uint64_t device_ns);

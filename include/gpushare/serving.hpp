@@ -94,11 +94,22 @@ class Batcher {
   void finished(uint64_t batch_id, uint64_t device_ns, uint64_t now_ns) {
     check(gpushare_batcher_finished(handle_.get(), batch_id, device_ns, now_ns));
   }
+  // In place of finished and the observe functions. execution_ns: by member, what it took or would take alone; 0, or a
+  // vector that ends before: not known.
+  void finished_run(uint64_t batch_id, const std::vector<uint64_t>& execution_ns, uint64_t device_ns,
+                    uint64_t now_ns) {
+    check(gpushare_batcher_finished_run(handle_.get(), batch_id, execution_ns.data(), execution_ns.size(),
+                                        device_ns, now_ns));
+  }
   void rejected(uint64_t batch_id, uint64_t now_ns) {
     check(gpushare_batcher_rejected(handle_.get(), batch_id, now_ns));
   }
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
     check(gpushare_batcher_observe(handle_.get(), model, application, execution_ns));
+  }
+  // Of the request: model, application and features.
+  void observe(const gpushare_request& request, uint64_t execution_ns) {
+    check(gpushare_batcher_observe_request(handle_.get(), &request, execution_ns));
   }
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
     check(gpushare_batcher_observe_batch(handle_.get(), model, k, longest_ns, device_ns));
@@ -216,6 +227,10 @@ class RequestQueue {
   }
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
     check(gpushare_request_queue_observe(get(), model, application, execution_ns));
+  }
+  // Of the request: model, application and features.
+  void observe(const gpushare_request& request, uint64_t execution_ns) {
+    check(gpushare_request_queue_observe_request(get(), &request, execution_ns));
   }
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
     check(gpushare_request_queue_observe_batch(get(), model, k, longest_ns, device_ns));

@@ -26,6 +26,10 @@ class Deadline {
   }
   bool never() const { return never_; }
   std::chrono::steady_clock::time_point at() const { return at_; }
+  uint64_t left_ns() const {  // 0 once passed; only unless never()
+    const auto left = at_ - std::chrono::steady_clock::now();
+    return left.count() <= 0 ? 0 : static_cast<uint64_t>(std::chrono::nanoseconds(left).count());
+  }
   bool passed() const { return !never_ && std::chrono::steady_clock::now() >= at_; }
 
  private:

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/saturate.hpp"
 #include "base/trace_writer.hpp"
 #include "cli/cluster_command.hpp"
+#include "cli/cluster_host_run.hpp"
 #include "cli/cluster_report.hpp"
+#include "cli/interrupt.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
@@ -39,7 +42,7 @@ class ClusterRunCommand final : public Command {
         "\n"
         "JSON: version, kind, seed, results[] {scheduler, solve_ms, the fields of the kind}; docs/cli.md has "
         "them.\n"
-        "Of training also devices, layout, notes.\n"
+        "Of training also device, devices, layout, notes.\n"
         "\n"
         "Exit codes: 0 ok; 1 an output could not be written; 2 bad usage or a bad file.\n";
   }
@@ -54,13 +57,17 @@ class ClusterRunCommand final : public Command {
     app.add_option("--devices", devices_, "With --jobs: how many equal devices, or a JSON list of them [1]")
         ->type_name("N|FILE");
     app.add_option("--memory", memory_, "With --devices N: memory of each [16GiB]")->type_name("SIZE");
-    app.add_option("--device", device_, "What they are: sim, on virtual time [sim]")->type_name("SPEC");
+    app.add_option("--device", device_,
+                   "What they are: sim, on virtual time; host, real work of training jobs [sim]")
+        ->type_name("SPEC");
     app.add_option("--scheduler", schedulers_, "Who decides, separated by commas [the kind's default]")
         ->type_name("NAMES");
     app.add_option("--objective", objective_, "For kind shares: what is maximised: sw, ew or njc [njc]")
         ->type_name("NAME");
     app.add_option("--interference", interference_,
                    "Measured pairs, as published with Gavel; others as demands say")
+        ->type_name("FILE");
+    app.add_option("--known", known_, "Training: measured pairs that schedulers are told beforehand")
         ->type_name("FILE");
     app.add_option("--limit", limit_, "With --jobs: only the first jobs of the file [0: all]")
         ->type_name("N");
@@ -78,6 +85,9 @@ class ClusterRunCommand final : public Command {
     app.add_option("--rounds", rounds_, "For kind shares: how many [the document's]")->type_name("N");
     app.add_option("--restart-s", restart_, "For training: work that a paused job repeats, seconds [0]")
         ->type_name("S");
+    app.add_option("--tell", tell_,
+                   "On host: demands, or nothing: schedulers are not told the jobs' demands [demands]")
+        ->type_name("WHAT");
     app.add_option("--seed", seed_, "Of the noise [1]")->type_name("N");
     json_.declare(app);
     app.add_option("--report", report_, "Write a page with tables and pictures")->type_name("FILE.html");
@@ -89,17 +99,30 @@ class ClusterRunCommand final : public Command {
   base::Result<ExitCode> run() override {
     if (file_.empty() == jobs_.empty())
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "give a document, or a job file by --jobs");
-    if (device_ != "sim") return bad_option("--device", device_, "there is sim");
+    if (device_ != "sim" && device_ != "host")
+      return bad_option("--device", device_, "there are sim and host");
+    const bool host = device_ == "host";
+    if (tell_ != "demands" && tell_ != "nothing")
+      return bad_option("--tell", tell_, "there are demands and nothing");
+    if (!host && tell_ != "demands") return bad_option("--tell", tell_, "it goes with --device host");
+    if (host && !(noise_.empty() && restart_.empty() && interference_.empty()))
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          "--noise, --restart-s and --interference are for --device sim: on host they are real");
     if (jobs_.empty() &&
         !(devices_.empty() && memory_.empty() && limit_.empty() && load_.empty() && guaranteed_.empty()))
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           "--devices, --memory, --limit, --load and --guaranteed go with --jobs; a document "
                           "has its own devices and classes");
     if (jobs_.empty()) {
-      GPUSHARE_RETURN_IF_ERROR(check_files({{"FILE", file_}, {"--interference", interference_}},
-                                           {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
+      GPUSHARE_RETURN_IF_ERROR(
+          check_files({{"FILE", file_}, {"--interference", interference_}, {"--known", known_}},
+                      {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
       GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(file_, uint64_t{1} << 30));
-      if (!is_training(text)) return play(text);
+      if (!is_training(text)) {
+        if (host) return bad_option("--device", device_, "on host run training jobs; other kinds have sim");
+        return play(text);
+      }
     }
     if (!objective_.empty() || !rounds_.empty())
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
@@ -116,9 +139,14 @@ class ClusterRunCommand final : public Command {
       GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_));
       options.table = &table;
     }
+    std::optional<sim::InterferenceTable> known;
+    if (!known_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(known, sim::InterferenceTable::read(known_));
+    }
     if (!jobs_.empty())
-      GPUSHARE_RETURN_IF_ERROR(check_files({{"--jobs", jobs_}, {"--interference", interference_}},
-                                           {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
+      GPUSHARE_RETURN_IF_ERROR(
+          check_files({{"--jobs", jobs_}, {"--interference", interference_}, {"--known", known_}},
+                      {json_.file(), {"--report", report_}, {"--timeline", timeline_}}));
     sim::TrainingDocument input;
     GPUSHARE_RETURN_IF_ERROR(read(options.table, input));
     options.noise = input.noise;
@@ -134,19 +162,26 @@ class ClusterRunCommand final : public Command {
     const bool wants_spans = !(timeline_.empty() && report_.empty());
     std::vector<cluster::PlaySpan> spans;
     ProgressLine progress;
+    const InterruptScope interrupts;
     for (size_t i = 0; i < schedulers.size(); ++i) {
       options.progress = [&](double now_s, size_t finished, size_t count) {
         if (progress.due())
           progress.show(
               base::format("%s: %zu of %zu jobs, %.0f s", schedulers[i].c_str(), finished, count, now_s));
-        return true;
+        return !InterruptScope::interrupted();
       };
       const std::unique_ptr<cluster::Scheduler> scheduler = cluster::make_training_scheduler(schedulers[i]);
+      if (known) sim::tell_known_pairs(*known, *scheduler);
       const uint64_t begin_ns = base::host_now_ns();
+      const bool spanned = wants_spans && i + 1 == schedulers.size();
+      std::vector<std::string> measured;
       GPUSHARE_ASSIGN_OR_RETURN(
           const sim::ClusterResult result,
-          sim::run_cluster(jobs, input.devices, *scheduler, options,
-                           wants_spans && i + 1 == schedulers.size(), [] { return base::host_now_ns(); }));
+          host ? run_cluster_on_host(jobs, input.devices, *scheduler,
+                                     {options.progress, spanned, tell_ == "demands"}, measured)
+               : sim::run_cluster(jobs, input.devices, *scheduler, options, spanned,
+                                  [] { return base::host_now_ns(); }));
+      if (i == 0) input.jobs.notes.insert(input.jobs.notes.end(), measured.begin(), measured.end());
       nlohmann::ordered_json entry = {
           {"scheduler", schedulers[i]},
           {"solve_ms", static_cast<double>(base::host_now_ns() - begin_ns) / 1e6}};
@@ -158,8 +193,14 @@ class ClusterRunCommand final : public Command {
             {"device " + input.devices[span.device].id, jobs[span.job].name, span.begin_s, span.end_s});
     }
     progress.clear();
+    if (host)
+      input.jobs.notes.emplace_back(
+          "real work: a runtime for each device, a session for each job on each of its devices; times are "
+          "those of this machine, whose cores "
+          "and caches the devices share");
     const nlohmann::ordered_json document = {{"version", 1},
                                              {"kind", "training"},
+                                             {"device", device_},
                                              {"devices", input.devices.size()},
                                              {"layout", input.jobs.layout},
                                              {"seed", options.seed},
@@ -243,8 +284,9 @@ class ClusterRunCommand final : public Command {
 
   // Documents of the kinds other than training.
   base::Result<ExitCode> play(const std::string& text) {
-    if (!interference_.empty() || !restart_.empty())
-      return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference and --restart-s are for training jobs");
+    if (!interference_.empty() || !known_.empty() || !restart_.empty())
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          "--interference, --known and --restart-s are for training jobs");
     cluster::PlanOptions options;
     if (!schedulers_.empty()) options.schedulers = split_list(schedulers_);
     options.now_ns = [] { return base::host_now_ns(); };
@@ -284,7 +326,7 @@ class ClusterRunCommand final : public Command {
 
   base::Status write_timeline(std::vector<cluster::PlaySpan> spans, const std::string& scheduler) const {
     GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(timeline_));
-    const auto group = writer.add_group(scheduler + ", simulated");
+    const auto group = writer.add_group(scheduler + (device_ == "host" ? ", measured" : ", simulated"));
     // What is beside each other on a row gets a track each.
     struct Track {
       base::TraceWriter::Track track;
@@ -308,9 +350,9 @@ class ClusterRunCommand final : public Command {
     return writer.close();
   }
 
-  std::string help_, objective_, rounds_, guaranteed_, report_;
-  std::string file_, jobs_, devices_, memory_, device_ = "sim", schedulers_, interference_, limit_, load_,
-                                               noise_, restart_, seed_ = "1";
+  std::string tell_ = "demands", help_, objective_, rounds_, guaranteed_, report_;
+  std::string file_, jobs_, devices_, memory_, device_ = "sim", schedulers_, interference_, known_, limit_,
+                                               load_, noise_, restart_, seed_ = "1";
   std::string timeline_;
   JsonOption json_;
 };

@@ -30,7 +30,6 @@ std::vector<std::unique_ptr<Command>> commands() {
   out.push_back(make_exec_command());
   out.push_back(make_daemon_command());
   out.push_back(make_top_command());
-  out.push_back(make_model_daemon_command());
   out.push_back(make_devices_command());
   return out;
 }

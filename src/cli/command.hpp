@@ -55,7 +55,6 @@ std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_exec_command();
 std::unique_ptr<Command> make_daemon_command();
 std::unique_ptr<Command> make_top_command();
-std::unique_ptr<Command> make_model_daemon_command();
 std::unique_ptr<Command> make_devices_command();
 std::unique_ptr<Command> make_cluster_command();
 

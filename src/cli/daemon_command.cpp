@@ -22,13 +22,14 @@ namespace {
 nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::string& socket) {
   using nlohmann::ordered_json;
   ordered_json devices = ordered_json::array(), processes = ordered_json::array(),
-               sessions = ordered_json::array();
+               sessions = ordered_json::array(), images = ordered_json::array();
   for (const client::DeviceStatus& device : status.devices)
     devices.push_back({{"device", device.device},
                        {"policy", device.policy},
                        {"capacity_bytes", device.capacity_bytes},
                        {"effective_capacity_bytes", device.effective_capacity_bytes},
                        {"promised_bytes", device.promised_bytes},
+                       {"images_bytes", device.images_bytes},
                        {"lanes", device.lanes},
                        {"resident", device.resident},
                        {"waiting", device.waiting},
@@ -55,13 +56,26 @@ nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::s
                         {"iterations", session.iterations},
                         {"weight", session.weight},
                         {"priority", session.priority},
-                        {"share", session.share}});
+                        {"class", session.cls},
+                        {"share", session.share},
+                        {"group", session.group}});
+  for (const client::ImageStatus& image : status.images)
+    images.push_back({{"path", image.path},
+                      {"device", image.device},
+                      {"state", image.state},
+                      {"bytes", image.bytes},
+                      {"kept_bytes", image.kept_bytes},
+                      {"layers", image.layers},
+                      {"arrived", image.arrived},
+                      {"loads", image.loads},
+                      {"sessions", image.sessions}});
   return {{"socket", socket},
           {"pid", status.pid},
           {"uptime_s", static_cast<double>(status.uptime_ns) / 1e9},
           {"devices", std::move(devices)},
           {"processes", std::move(processes)},
-          {"sessions", std::move(sessions)}};
+          {"sessions", std::move(sessions)},
+          {"images", std::move(images)}};
 }
 
 std::string to_text(const client::ServiceStatus& status) {
@@ -74,6 +88,10 @@ std::string to_text(const client::ServiceStatus& status) {
         base::format_bytes(device.promised_bytes).c_str(), base::format_bytes(device.capacity_bytes).c_str(),
         static_cast<unsigned long long>(device.resident), static_cast<unsigned long long>(device.waiting),
         static_cast<unsigned long long>(device.turns), static_cast<unsigned long long>(device.cut_off));
+  for (const client::DeviceStatus& device : status.devices)
+    if (device.effective_capacity_bytes > device.capacity_bytes)
+      out += base::format("device %s: the capacity was lowered, %s are promised still\n",
+                          device.device.c_str(), base::format_bytes(device.effective_capacity_bytes).c_str());
   if (!status.processes.empty()) {
     Table table;
     for (const char* title : {"pid", "uid"}) table.add_column(title, Table::Align::kRight);
@@ -98,6 +116,19 @@ std::string to_text(const client::ServiceStatus& status) {
                      base::format_duration_ns(session.service_ns), std::to_string(session.iterations),
                      base::format_bytes(session.persistent_bytes),
                      base::format_bytes(session.ephemeral_bytes), session.waits_for});
+    out += '\n' + table.to_string();
+  }
+  if (!status.images.empty()) {
+    Table table;
+    for (const char* title : {"image", "state"}) table.add_column(title, Table::Align::kLeft);
+    for (const char* title : {"bytes", "first layers kept", "layers there", "loads", "sessions"})
+      table.add_column(title, Table::Align::kRight);
+    for (const client::ImageStatus& image : status.images)
+      table.add_row({image.path, image.state, base::format_bytes(image.bytes),
+                     base::format_bytes(image.kept_bytes),
+                     base::format("%llu of %llu", static_cast<unsigned long long>(image.arrived),
+                                  static_cast<unsigned long long>(image.layers)),
+                     std::to_string(image.loads), std::to_string(image.sessions)});
     out += '\n' + table.to_string();
   }
   return out;
@@ -150,6 +181,12 @@ class DaemonCommand final : public Command {
         ->type_name("NAME");
     app.add_option("--capacity", capacity_, "Memory to promise of each device: 8GiB, ... [what is free]")
         ->type_name("SIZE");
+    app.add_option("--set-capacity", set_capacity_,
+                   "Have the daemon that serves the socket promise so much from now on, and exit; 0: all it "
+                   "began with")
+        ->type_name("SIZE");
+    app.add_option("--images", images_, "Host memory for the images of models that sessions have open [4GiB]")
+        ->type_name("SIZE");
     app.add_option("--policy", policy_, "fifo, srtf, pack, fair or priority [fair]")->type_name("NAME");
     app.add_option(
            "--lanes", lanes_,
@@ -164,11 +201,15 @@ class DaemonCommand final : public Command {
     app.add_option("--for", for_, "Stop by itself after so many seconds")->type_name("S");
   }
   base::Result<ExitCode> run() override {
+    if (!set_capacity_.empty()) return set_capacity();
     daemon::ServiceOptions options;
     GPUSHARE_ASSIGN_OR_RETURN(options.socket, socket_to_serve());
     if (!devices_.empty()) options.devices = devices_;
     if (!capacity_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(options.capacity_bytes, parse_size("--capacity", capacity_));
+    }
+    if (!images_.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(options.images_bytes, parse_size("--images", images_));
     }
     options.policy = policy_;
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t lanes, parse_count("--lanes", lanes_, 64, 1));
@@ -202,6 +243,19 @@ class DaemonCommand final : public Command {
   }
 
  private:
+  // What is promised above it falls at boundaries: gpushare top shows target and effective value.
+  base::Result<ExitCode> set_capacity() const {
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, set_capacity_ == "0"
+                                                        ? base::Result<uint64_t>(uint64_t{0})
+                                                        : parse_size("--set-capacity", set_capacity_));
+    if (devices_.size() > 1) return bad_option("--device", devices_[1], "one capacity is set at a time");
+    const base::Status set = client::set_service_capacity(
+        socket_.empty() ? client::default_socket() : socket_, devices_.empty() ? "" : devices_[0], bytes);
+    if (set.code() == GPUSHARE_EXCEEDS_CAPACITY)
+      return bad_option("--set-capacity", set_capacity_, set.message());
+    if (!set.ok()) return set;
+    return kExitOk;
+  }
   // Where clients look, in a folder that only this user can write.
   base::Result<std::string> socket_to_serve() const {
     if (!socket_.empty()) return socket_;
@@ -219,8 +273,8 @@ class DaemonCommand final : public Command {
     return (folder / "daemon.sock").string();
   }
 
-  std::string socket_, capacity_, policy_ = "fair", lanes_ = "1", lease_ = "10", max_processes_ = "64",
-                                  max_sessions_ = "1024", for_;
+  std::string socket_, capacity_, set_capacity_, images_, policy_ = "fair", lanes_ = "1", lease_ = "10",
+                                                          max_processes_ = "64", max_sessions_ = "1024", for_;
   std::vector<std::string> devices_;
   bool kill_ = false, all_users_ = false;
 };
@@ -250,12 +304,14 @@ class TopCommand final : public Command {
            "\n"
            "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, "
            "effective_capacity_bytes,\n"
-           "promised_bytes, lanes, resident, waiting, turns,\n"
+           "promised_bytes, images_bytes, lanes, resident, waiting, turns,\n"
            "cut_off}, processes[] {pid, uid, program, device, state, sessions}, sessions[] {pid, session, "
            "name, "
            "device, state,\n"
            "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, priority, "
-           "share}.\n"
+           "class,\n"
+           "share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, "
+           "sessions}.\n"
            "\n"
            "Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.\n";
   }

@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <link.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@
 #include "cli/options.hpp"
 #include "cli/program_check.hpp"
 #include "shim/books.hpp"
+#include "shim/settings.hpp"
 
 namespace gpushare::cli {
 namespace {
@@ -78,12 +81,21 @@ class ExecCommand final : public Command {
            "the\n"
            "program. Its exit code is passed on; 128 + n if signal n ended it.\n"
            "\n"
-           "Settings come from GPUSHARE_MEMORY and GPUSHARE_SHIM_FAIL, then /etc/gpushare/exec.conf, then "
-           "gpushare/exec.conf "
-           "in\n"
-           "XDG_CONFIG_HOME (~/.config), then the options; the later ones win. A file has lines such as "
-           "memory = 8GiB and\n"
-           "fail = closed.\n"
+           "With --soft the smaller of the two sizes is what may lie on a device, the larger is all that the "
+           "group gets: plain\n"
+           "allocations that do not fit on the device lie in pinned host memory, under the same addresses "
+           "and "
+           "slower.\n"
+           "\n"
+           "Where a daemon serves the device (gpushare daemon), the group is a session of it: its memory is "
+           "promised, and its work\n"
+           "for the device waits for its turns, by weight, class and priority.\n"
+           "\n"
+           "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CLASS, _PRIORITY, "
+           "_SOCKET, _SHIM_FAIL),\n"
+           "then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME (~/.config), then the "
+           "options; the later ones\n"
+           "win. A file has lines such as memory = 8GiB, weight = 2 and fail = closed.\n"
            "\n"
            "A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, "
            "the program runs\n"
@@ -92,6 +104,13 @@ class ExecCommand final : public Command {
            "\n"
            "Examples:\n"
            "  gpushare exec --memory 8GiB -- sh -c 'echo limit $GPUSHARE_MEMORY'\n"
+           "  gpushare exec --memory 8GiB --weight 2 --class opportunistic -- sh -c 'echo $GPUSHARE_WEIGHT'\n"
+           "\n"
+           "--change PID gives the group of a running gpushare exec other limits, those of --memory (with "
+           "--soft) and --pinned, and\n"
+           "another --weight, --class and --priority. A program that holds more gets nothing further until "
+           "it "
+           "has freed enough.\n"
            "\n"
            "JSON: none; --json belongs to the program.\n"
            "\n"
@@ -99,16 +118,35 @@ class ExecCommand final : public Command {
            "--fail-closed.\n";
   }
   void declare(CLI::App& app) override {
-    app.add_option("--memory", memory_, "Most device memory that the group gets of each device: 8GiB, ...")
+    app.add_option("--memory", option("memory"),
+                   "Most device memory that the group gets of each device: 8GiB, ...")
         ->type_name("SIZE");
+    app.add_option("--soft", option("soft"), "With --memory: above the smaller of the two, host memory")
+        ->type_name("SIZE");
+    app.add_option("--pinned", option("pinned"),
+                   "Most pinned host memory of the group [with --memory, a quarter of the host's]")
+        ->type_name("SIZE");
+    app.add_option("--weight", option("weight"),
+                   "Share of the device's time beside others, under a daemon [1]")
+        ->type_name("N");
+    app.add_option("--class", option("class"), "guaranteed, or opportunistic: gives way at once [guaranteed]")
+        ->type_name("CLASS");
+    app.add_option("--priority", option("priority"), "For policies that know it; higher goes first [0]")
+        ->type_name("N");
+    app.add_option("--socket", option("socket"),
+                   "The daemon's socket [GPUSHARE_SOCKET, else as gpushare daemon]")
+        ->type_name("PATH");
     app.add_flag("--fail-closed", fail_closed_, "No limit, no program: see above");
-    app.add_option("program", program_, "Program and its arguments, after --")
-        ->type_name("PROGRAM")
-        ->required();
+    app.add_option("--change", change_,
+                   "Gives the group of that gpushare exec other limits, or another share")
+        ->type_name("PID");
+    app.add_option("program", program_, "Program and its arguments, after --")->type_name("PROGRAM");
   }
 
   base::Result<ExitCode> run() override {
     GPUSHARE_RETURN_IF_ERROR(read_settings());
+    if (!change_.empty()) return change_group();
+    if (program_.empty()) return bad_option("program", "", "name one, after --");
     GPUSHARE_ASSIGN_OR_RETURN(const std::string path, find_program(program_[0]));
     GPUSHARE_RETURN_IF_ERROR(check_preloadable(path));
     const ShimFiles files = shim_files();
@@ -123,28 +161,68 @@ class ExecCommand final : public Command {
   }
 
  private:
+  // A setting: its name in files and as an option, its variable, and its value from the strongest source so far.
+  struct Setting {
+    const char* name;
+    const char* variable;
+    std::string value = {}, option = {};
+  };
+  std::string& option(const char* name) { return setting(name)->option; }
+  Setting* setting(std::string_view name) {
+    for (Setting& each : settings_)
+      if (name == each.name) return &each;
+    return nullptr;
+  }
+
   base::Status read_settings() {
-    std::string memory, fail;
-    if (const char* value = std::getenv("GPUSHARE_MEMORY"); value != nullptr) memory = value;
-    if (const char* value = std::getenv("GPUSHARE_SHIM_FAIL"); value != nullptr) fail = value;
-    GPUSHARE_RETURN_IF_ERROR(read_file("/etc/gpushare/exec.conf", &memory, &fail));
+    for (Setting& each : settings_)
+      if (const char* value = std::getenv(each.variable); value != nullptr) each.value = value;
+    GPUSHARE_RETURN_IF_ERROR(read_file("/etc/gpushare/exec.conf"));
     const char* config = std::getenv("XDG_CONFIG_HOME");
     const char* home = std::getenv("HOME");
     if (config != nullptr && *config != 0)
-      GPUSHARE_RETURN_IF_ERROR(read_file(std::string(config) + "/gpushare/exec.conf", &memory, &fail));
+      GPUSHARE_RETURN_IF_ERROR(read_file(std::string(config) + "/gpushare/exec.conf"));
     else if (home != nullptr && *home != 0)
-      GPUSHARE_RETURN_IF_ERROR(read_file(std::string(home) + "/.config/gpushare/exec.conf", &memory, &fail));
-    if (!memory_.empty()) memory = memory_;
+      GPUSHARE_RETURN_IF_ERROR(read_file(std::string(home) + "/.config/gpushare/exec.conf"));
+    for (Setting& each : settings_)
+      if (!each.option.empty()) each.value = each.option;
+    const std::string &fail = setting("fail")->value, &cls = setting("class")->value,
+                      &memory = setting("memory")->value, &weight = setting("weight")->value,
+                      &priority = setting("priority")->value;
     if (!fail.empty() && fail != "closed" && fail != "open")
       return {GPUSHARE_INVALID_ARGUMENT, "fail: '" + fail + "' is not allowed; it is open or closed"};
     if (fail == "closed") fail_closed_ = true;
-    if (!memory.empty()) {
-      GPUSHARE_ASSIGN_OR_RETURN(limit_bytes_, parse_size("--memory", memory));
+    if (!cls.empty() && cls != "guaranteed" && cls != "opportunistic")
+      return bad_option("--class", cls, "it is guaranteed or opportunistic");
+    GPUSHARE_ASSIGN_OR_RETURN(limits_,
+                              parse_limits(memory, setting("soft")->value, setting("pinned")->value));
+    if (!weight.empty()) GPUSHARE_RETURN_IF_ERROR(parse_number("--weight", weight, 0, false, 1e6).status());
+    if (!priority.empty()) {
+      GPUSHARE_RETURN_IF_ERROR(parse_number("--priority", priority, -1e9, true, 1e9).status());
+      if (priority.find('.') != std::string::npos)
+        return bad_option("--priority", priority, "it is a whole number");
     }
     return {};
   }
 
-  static base::Status read_file(const std::string& path, std::string* memory, std::string* fail) {
+  static base::Result<shim::Limits> parse_limits(const std::string& memory, const std::string& soft,
+                                                 const std::string& pinned) {
+    uint64_t memory_bytes = shim::kNoLimit, soft_bytes = shim::kNoLimit, pinned_bytes = shim::kNoLimit;
+    if (!memory.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(memory_bytes, parse_size("--memory", memory));
+      pinned_bytes = shim::default_pinned_bytes();
+    }
+    if (!soft.empty()) {
+      if (memory.empty()) return bad_option("--soft", soft, "with --memory: one is the limit of the other");
+      GPUSHARE_ASSIGN_OR_RETURN(soft_bytes, parse_size("--soft", soft));
+    }
+    if (!pinned.empty()) {
+      GPUSHARE_ASSIGN_OR_RETURN(pinned_bytes, parse_size("--pinned", pinned));
+    }
+    return shim::make_limits(memory_bytes, soft_bytes, pinned_bytes);
+  }
+
+  base::Status read_file(const std::string& path) {
     std::ifstream file(path);
     int number = 0;
     const auto trimmed = [](const std::string& text) {
@@ -156,15 +234,80 @@ class ExecCommand final : public Command {
       line = trimmed(line.substr(0, line.find('#')));
       if (line.empty()) continue;
       const size_t equals = line.find('=');
-      const std::string key = trimmed(line.substr(0, equals));
-      const std::string value = equals == std::string::npos ? "" : trimmed(line.substr(equals + 1));
-      if (equals == std::string::npos || (key != "memory" && key != "fail"))
+      Setting* found = equals == std::string::npos ? nullptr : setting(trimmed(line.substr(0, equals)));
+      if (found == nullptr) {
+        std::string names;
+        for (const Setting& each : settings_) names += (names.empty() ? "" : ", ") + std::string(each.name);
         return {GPUSHARE_MALFORMED_INPUT,
-                base::format("%s:%d: '%s' is not allowed; a line is memory = SIZE or fail = open|closed",
-                             path.c_str(), number, line.c_str())};
-      (key == "memory" ? *memory : *fail) = value;
+                base::format("%s:%d: '%s' is not allowed; a line is NAME = VALUE, of: %s", path.c_str(),
+                             number, line.c_str(), names.c_str())};
+      }
+      found->value = trimmed(line.substr(equals + 1));
     }
     return {};
+  }
+
+  // The page of a group that runs: a file of that `gpushare exec`, which may be another user's.
+  base::Result<ExitCode> change_group() {
+    // The command line alone counts here. Files and variables set up groups that begin, and must not change one that runs.
+    const std::string &memory = option("memory"), &soft = option("soft"), &pinned = option("pinned");
+    const std::string &weight = option("weight"), &cls = option("class"), &priority = option("priority");
+    if (memory.empty() && pinned.empty() && weight.empty() && cls.empty() && priority.empty())
+      return bad_option("--change", change_,
+                        "with what holds from now on: --memory, --pinned, --weight, --class, --priority");
+    GPUSHARE_ASSIGN_OR_RETURN(const shim::Limits limits, parse_limits(memory, soft, pinned));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t process, parse_count("--change", change_, INT32_MAX, 1));
+    const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(entry.path(), gone).native().rfind("/memfd:gpushare-group", 0) != 0)
+        continue;
+      const int file = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
+      struct stat info {};
+      if (file < 0 || ::fstat(file, &info) != 0 ||
+          info.st_size != static_cast<off_t>(sizeof(shim::GroupPage)))
+        continue;
+      void* mapped = ::mmap(nullptr, sizeof(shim::GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+      ::close(file);
+      if (mapped == MAP_FAILED) continue;
+      auto* page = static_cast<shim::GroupPage*>(mapped);
+      const bool good = page->magic == shim::kPageMagic && page->version == shim::kPageVersion;
+      if (good) {
+        if (!soft.empty()) __atomic_store_n(&page->limits.spill_bytes, limits.spill_bytes, __ATOMIC_RELEASE);
+        if (!memory.empty())
+          __atomic_store_n(&page->limits.device_bytes, limits.device_bytes, __ATOMIC_RELEASE);
+        if (!pinned.empty())
+          __atomic_store_n(&page->limits.pinned_bytes, limits.pinned_bytes, __ATOMIC_RELEASE);
+        change_share(page->share, weight, cls, priority);
+      }
+      ::munmap(mapped, sizeof(shim::GroupPage));
+      if (good) return kExitOk;
+    }
+    return bad_option("--change", change_, "that process is not gpushare exec of this version, or not yours");
+  }
+
+  // The values were checked with the settings.
+  static void change_share(shim::Share& share, const std::string& weight, const std::string& cls,
+                           const std::string& priority) {
+    uint32_t said = 0;
+    if (!weight.empty()) {
+      const double number = *parse_number("--weight", weight, 0, false, 1e6);
+      uint64_t bits = 0;
+      std::memcpy(&bits, &number, sizeof bits);
+      __atomic_store_n(&share.weight, bits, __ATOMIC_RELEASE);
+      said |= shim::Share::kWeight;
+    }
+    if (!cls.empty()) {
+      __atomic_store_n(&share.cls, cls == "opportunistic" ? 1U : 0U, __ATOMIC_RELEASE);
+      said |= shim::Share::kClass;
+    }
+    if (!priority.empty()) {
+      const double number = *parse_number("--priority", priority, -1e9, true, 1e9);
+      __atomic_store_n(&share.priority, static_cast<int32_t>(number), __ATOMIC_RELEASE);
+      said |= shim::Share::kPriority;
+    }
+    __atomic_fetch_or(&share.said, said, __ATOMIC_ACQ_REL);
   }
 
   // The group's page, in memory that this process keeps open while the program runs, and the environment.
@@ -179,7 +322,7 @@ class ExecCommand final : public Command {
               std::string("no memory for the group's page: ") + std::strerror(errno)};
     auto* page = static_cast<shim::GroupPage*>(memory);
     page->version = shim::kPageVersion;
-    page->limit_bytes = limit_bytes_;
+    page->limits = limits_;
     page->magic = shim::kPageMagic;
 
     const std::string driver = std::getenv("GPUSHARE_CUDA_DRIVER") == nullptr ? driver_path() : "";
@@ -188,10 +331,25 @@ class ExecCommand final : public Command {
              base::format("/proc/%d/fd/%d", static_cast<int>(::getpid()), file).c_str(), 1);
     ::setenv("GPUSHARE_SHIM_FAIL", fail_closed_ ? "closed" : "open", 1);
     // For a process that cannot reach the page, as in a container of its own.
-    if (limit_bytes_ != shim::kNoLimit)
-      ::setenv("GPUSHARE_MEMORY", std::to_string(limit_bytes_).c_str(), 1);
-    else
-      ::unsetenv("GPUSHARE_MEMORY");
+    const auto pass = [](const char* variable, uint64_t bytes) {
+      if (bytes != shim::kNoLimit)
+        ::setenv(variable, std::to_string(bytes).c_str(), 1);
+      else
+        ::unsetenv(variable);
+    };
+    pass("GPUSHARE_MEMORY", limits_.device_bytes);
+    pass("GPUSHARE_SOFT",
+         limits_.spill_bytes != 0 ? limits_.device_bytes + limits_.spill_bytes : shim::kNoLimit);
+    pass("GPUSHARE_PINNED", limits_.pinned_bytes);
+    for (const char* name : {"weight", "class", "priority", "socket"})
+      if (const Setting& each = *setting(name); !each.value.empty())
+        ::setenv(each.variable, each.value.c_str(), 1);
+    // The processes of the group have one claim on the daemon, whichever of them comes first.
+    uint64_t group = 0;
+    while (group == 0)
+      if (::getrandom(&group, sizeof group, 0) != sizeof group)
+        return {GPUSHARE_IO_ERROR, std::string("getrandom: ") + std::strerror(errno)};
+    ::setenv("GPUSHARE_GROUP", base::format("%016llx", static_cast<unsigned long long>(group)).c_str(), 1);
     put_before("LD_PRELOAD", files.library, ':');
     put_before("LD_LIBRARY_PATH", files.proxy_folder, ':');
     return {};
@@ -231,10 +389,14 @@ class ExecCommand final : public Command {
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
   }
 
-  std::string memory_;
+  Setting settings_[8] = {{"memory", "GPUSHARE_MEMORY"}, {"soft", "GPUSHARE_SOFT"},
+                          {"pinned", "GPUSHARE_PINNED"}, {"weight", "GPUSHARE_WEIGHT"},
+                          {"class", "GPUSHARE_CLASS"},   {"priority", "GPUSHARE_PRIORITY"},
+                          {"socket", "GPUSHARE_SOCKET"}, {"fail", "GPUSHARE_SHIM_FAIL"}};
+  std::string change_;
   bool fail_closed_ = false;
   std::vector<std::string> program_;
-  uint64_t limit_bytes_ = shim::kNoLimit;
+  shim::Limits limits_{shim::kNoLimit, 0, shim::kNoLimit};
 };
 
 }  // namespace

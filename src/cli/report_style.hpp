@@ -17,7 +17,7 @@ inline constexpr const char* kReportStyle = R"css(
 --persistent:#5b8bd4;--lanes:#33517f;--busy:#2f6b55;--live:#e7ebf1}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:900px;margin:0 auto;padding:32px 20px 48px}
+main{max-width:980px;margin:0 auto;padding:32px 20px 48px}
 header{margin-bottom:24px}
 h1{font-size:26px;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em}
 h2{font-size:18px;margin:0 0 4px}

@@ -82,7 +82,8 @@ class ServeCommand final : public Command {
 
   void declare(CLI::App& app) override {
     auto* requests = app.add_option("--requests", requests_, "Request file (CSV)")->type_name("FILE");
-    app.add_option("--synthetic", synthetic_, "Draw requests: modes:N, bimodal:SD1[/SD2], static:MS")
+    app.add_option("--synthetic", synthetic_,
+                   "Draw requests: modes:N, bimodal:SD1[/SD2], numeric:SD, static:MS")
         ->type_name("SPEC")
         ->excludes(requests);
     app.add_option("--policy", policy_, "Policies, each run in turn [clipper,nexus,clockwork,orloj,gpushare]")
@@ -109,6 +110,8 @@ class ServeCommand final : public Command {
         ->type_name("X");
     app.add_option("--labels", labels_,
                    "on: policies see each request's application; off: all are of one [on]")
+        ->type_name("on|off");
+    app.add_option("--features", features_, "on: policies see the numbers that come with each request [off]")
         ->type_name("on|off");
     app.add_option("--warm-samples", warm_samples_,
                    "Execution times told beforehand for each application [256]")
@@ -149,6 +152,7 @@ class ServeCommand final : public Command {
     options.c1 = result_.c1;
     options.time_decisions = true;
     options.labels = labels_ == "on";
+    options.features = features_ == "on";
     options.warm_samples = warm_sample_count_;
     options.warm_from = warm_from_count_;
     options.batcher = batcher_;
@@ -201,6 +205,8 @@ class ServeCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(draw_.seed, parse_count("--seed", seed_, UINT64_MAX));
     GPUSHARE_ASSIGN_OR_RETURN(limit_count_, parse_count("--limit", limit_, 100'000'000));
     if (labels_ != "on" && labels_ != "off") return bad_option("--labels", labels_, "there are on and off");
+    if (features_ != "on" && features_ != "off")
+      return bad_option("--features", features_, "there are on and off");
     GPUSHARE_ASSIGN_OR_RETURN(batcher_.opportunity,
                               parse_number("--opportunity", opportunity_, 0, true, 1e3));
     GPUSHARE_ASSIGN_OR_RETURN(batcher_.hold, parse_number("--hold", hold_, 0, true, 1e3));
@@ -254,6 +260,7 @@ class ServeCommand final : public Command {
   std::string opportunity_ = "0.7";
   std::string hold_ = "0.4";
   std::string labels_ = "on";
+  std::string features_ = "off";
   std::string warm_samples_ = "256";
   std::string warm_from_ = "0";
   std::string max_pending_ = "100000";

@@ -71,7 +71,7 @@ class HostServing {
     for (size_t i = 0; i < requests_.size(); ++i)
       arrivals_[i] = start_ns_ + scaled(static_cast<double>(requests_[i].arrival_ns));
     GPUSHARE_RETURN_IF_ERROR(start(policy));
-    tell_samples();
+    GPUSHARE_RETURN_IF_ERROR(tell_samples());
     std::vector<std::thread> producers;
     for (size_t p = 0; p < kProducers; ++p) producers.emplace_back([this, p] { submit_from(p); });
     for (std::thread& producer : producers) producer.join();
@@ -126,16 +126,19 @@ class HostServing {
   }
 
   // Execution times of each application that are told beforehand, drawn evenly from its requests.
-  void tell_samples() {
+  base::Status tell_samples() {
     std::map<uint32_t, std::vector<size_t>> by_application;
     const size_t seen =
         options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
     for (size_t i = 0; i < seen; ++i) by_application[requests_[i].application].push_back(i);
     for (const auto& [application, members] : by_application) {
       const size_t take = std::min(options_.warm_samples, members.size());
-      for (size_t i = 0; i < take; ++i)
-        server_->observe(0, application, scaled_execution_ns(members[i * members.size() / take]));
+      for (size_t i = 0; i < take; ++i) {
+        const size_t which = members[i * members.size() / take];
+        GPUSHARE_RETURN_IF_ERROR(server_->observe(request_of(which), scaled_execution_ns(which)));
+      }
     }
+    return {};
   }
 
   // On the lane's thread, in the session's turn.
@@ -158,14 +161,20 @@ class HostServing {
     return stream->launch_host(Work::run, &work_);
   }
 
+  sched::slo::Request request_of(size_t i) const {
+    sched::slo::Request request;
+    request.id = i;
+    request.application = requests_[i].application;
+    if (options_.features) request.features = requests_[i].features;
+    return request;
+  }
+
   // Every kProducers-th request, each at its time.
   void submit_from(size_t first) {
     for (size_t i = first; i < requests_.size(); i += kProducers) {
       const uint64_t now = base::host_now_ns();
       if (arrivals_[i] > now) std::this_thread::sleep_for(std::chrono::nanoseconds(arrivals_[i] - now));
-      sched::slo::Request request;
-      request.id = i;
-      request.application = requests_[i].application;
+      sched::slo::Request request = request_of(i);
       request.arrival_ns = arrivals_[i];
       const double slo_ns =
           requests_[i].slo_ns != 0 ? static_cast<double>(requests_[i].slo_ns) : options_.slo_x_p99 * p99_ns_;

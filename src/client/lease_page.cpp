@@ -12,8 +12,6 @@
 namespace gpushare::client {
 namespace {
 
-constexpr uint64_t kPageMark = 0x4750534c31ull;  // "GPSL1"
-// The size cannot change: neither side can make the other's next look a bus error.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 base::Status system_error(int32_t code, const char* what) {
@@ -24,18 +22,18 @@ base::Status system_error(int32_t code, const char* what) {
 }  // namespace
 
 base::Result<std::shared_ptr<LeasePage>> LeasePage::map(Descriptor file) {
-  void* memory = mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  void* memory = mmap(nullptr, sizeof(LeaseMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mapping the page of leases");
-  return std::shared_ptr<LeasePage>(new LeasePage(std::move(file), static_cast<Memory*>(memory)));
+  return std::shared_ptr<LeasePage>(new LeasePage(std::move(file), static_cast<LeaseMemory*>(memory)));
 }
 
 base::Result<std::shared_ptr<LeasePage>> LeasePage::create() {
   Descriptor file(memfd_create("gpushare-leases", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return system_error(GPUSHARE_IO_ERROR, "memfd_create for leases");
-  if (ftruncate(file.get(), sizeof(Memory)) != 0 || fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
+  if (ftruncate(file.get(), sizeof(LeaseMemory)) != 0 || fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
     return system_error(GPUSHARE_IO_ERROR, "sizing the page of leases");
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file)));
-  page->memory_->mark.store(kPageMark, std::memory_order_release);
+  page->memory_->mark.store(kLeasePageMark, std::memory_order_release);
   return page;
 }
 
@@ -43,16 +41,16 @@ base::Result<std::shared_ptr<LeasePage>> LeasePage::open(Descriptor file) {
   struct stat info {};
   const int seals = fcntl(file.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals || fstat(file.get(), &info) != 0 ||
-      info.st_size != static_cast<off_t>(sizeof(Memory)))
+      info.st_size != static_cast<off_t>(sizeof(LeaseMemory)))
     return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
   GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file)));
-  if (page->memory_->mark.load(std::memory_order_acquire) != kPageMark)
+  if (page->memory_->mark.load(std::memory_order_acquire) != kLeasePageMark)
     return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
   return page;
 }
 
 LeasePage::~LeasePage() {
-  munmap(memory_, sizeof(Memory));
+  munmap(memory_, sizeof(LeaseMemory));
 }
 
 }  // namespace gpushare::client

@@ -1,79 +1,14 @@
-// lease_page.hpp: the memory that the daemon shares with one process: a lease on the turn for each of its sessions, and
-// what it measured. While nobody else wants the device, an iteration begins and ends by loads and stores here.
-//
-// A lease is one word, epoch and state. The daemon alone makes epochs. A state changes so:
-//
-//   free  -> busy    daemon: the turn is this session's, for the iteration that it waits with
-//   busy  -> idle    process: nothing in flight; it keeps the turn for its next iteration
-//   idle  -> busy    process: the next iteration, without a message
-//   idle  -> free    daemon: somebody else wants the turn
-//   busy  -> wanted  daemon: the same, but work is in flight: the process gives back when it has drained
-//   wanted -> free   process: given back; a Returned message follows
-//   any   -> free    daemon, with a new epoch: the process kept the turn too long
-//
-// Each change is one compare-and-swap of the whole word, so a process that was slow cannot touch a later lease. Nothing
-// that the process writes is trusted: service is bounded by the time for which the daemon granted the turn.
+// lease_page.hpp: makes and maps the memory of lease.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "base/status.hpp"
 #include "client/channel.hpp"
+#include "client/lease.hpp"
 
 namespace gpushare::client {
-
-inline constexpr uint32_t kLeaseSlots = 256;  // sessions of one process
-
-enum class LeaseState : uint64_t { kFree = 0, kIdle = 1, kBusy = 2, kWanted = 3 };
-
-// The lease of one session.
-class alignas(64) Lease {
- public:
-  struct Word {
-    uint64_t epoch = 0;
-    LeaseState state = LeaseState::kFree;
-  };
-  Word look() const {
-    const uint64_t bits = word_.load(std::memory_order_acquire);
-    return {bits >> 2, static_cast<LeaseState>(bits & 3)};
-  }
-  // False if the word has changed since it was `seen`.
-  bool change(Word seen, LeaseState to) {
-    uint64_t bits = pack(seen);
-    return word_.compare_exchange_strong(bits, pack({seen.epoch, to}), std::memory_order_acq_rel);
-  }
-
-  // ---- the daemon
-  void set(Word word) { word_.store(pack(word), std::memory_order_release); }
-  // Host time (CLOCK_MONOTONIC) up to which the process may begin iterations without asking.
-  void extend(uint64_t until_ns) { until_ns_.store(until_ns, std::memory_order_relaxed); }
-  uint64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
-  uint64_t iterations() const { return iterations_.load(std::memory_order_relaxed); }
-  void reset() {
-    service_ns_.store(0, std::memory_order_relaxed);
-    iterations_.store(0, std::memory_order_relaxed);
-  }
-
-  // ---- the process
-  uint64_t until_ns() const { return until_ns_.load(std::memory_order_relaxed); }
-  void account(uint64_t service_ns, uint64_t iterations) {
-    service_ns_.fetch_add(service_ns, std::memory_order_relaxed);
-    iterations_.fetch_add(iterations, std::memory_order_relaxed);
-  }
-
- private:
-  static uint64_t pack(Word word) { return word.epoch << 2 | static_cast<uint64_t>(word.state); }
-
-  std::atomic<uint64_t> word_;
-  std::atomic<uint64_t> until_ns_;
-  std::atomic<uint64_t> service_ns_;  // of all iterations since the session arrived
-  std::atomic<uint64_t> iterations_;
-};
-static_assert(sizeof(Lease) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 
 class LeasePage {
  public:
@@ -87,20 +22,21 @@ class LeasePage {
   int file() const { return file_.get(); }
   Lease& lease(uint32_t slot) { return memory_->leases[slot]; }
   // Bytes of the device that the scheduler has promised, for information.
-  void set_promised(uint64_t bytes) { memory_->promised_bytes.store(bytes, std::memory_order_relaxed); }
+  void set_promised(uint64_t bytes, uint64_t capacity_bytes) {
+    memory_->promised_bytes.store(bytes, std::memory_order_relaxed);
+    memory_->capacity_bytes.store(capacity_bytes, std::memory_order_relaxed);
+  }
+  uint64_t capacity() const {
+    return memory_->capacity_bytes.load(std::memory_order_relaxed);
+  }  // 0 = not said
   uint64_t promised() const { return memory_->promised_bytes.load(std::memory_order_relaxed); }
 
  private:
-  struct Memory {
-    std::atomic<uint64_t> mark;
-    std::atomic<uint64_t> promised_bytes;
-    Lease leases[kLeaseSlots];
-  };
-  LeasePage(Descriptor file, Memory* memory) : file_(std::move(file)), memory_(memory) {}
+  LeasePage(Descriptor file, LeaseMemory* memory) : file_(std::move(file)), memory_(memory) {}
   static base::Result<std::shared_ptr<LeasePage>> map(Descriptor file);
 
   Descriptor file_;
-  Memory* memory_;
+  LeaseMemory* memory_;
 };
 
 }  // namespace gpushare::client

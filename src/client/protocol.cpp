@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/protocol.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 namespace gpushare::client {
 namespace {
 
@@ -38,9 +41,17 @@ constexpr TypeInfo kTypes[] = {
     {"PageOut", 32},
     {"PageIn", 32},
     {"RoomMade", 32},
+    {"SetClass", 32},
+    {"ImageOpen", 16 + 24 + 4096},
+    {"ImageClose", 32},
+    {"ImageUnmapped", 32},
+    {"ImageOpened", 16 + 24 + 8 + 512},
+    {"ImageHere", 32},
+    {"ImageGone", 32},
+    {"SetCapacity", 16 + 8 + 256},
 };
 constexpr size_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
-static_assert(kTypeCount == static_cast<size_t>(MessageType::kRoomMade) + 1);
+static_assert(kTypeCount == static_cast<size_t>(MessageType::kSetCapacity) + 1);
 static_assert(sizeof(Header) == 16 && sizeof(Hello) >= kTypes[1].first_bytes);
 static_assert(sizeof(Welcome) >= kTypes[2].first_bytes && sizeof(Reply) >= kTypes[3].first_bytes);
 static_assert(sizeof(Arrive) >= kTypes[4].first_bytes && sizeof(Need) >= kTypes[5].first_bytes);

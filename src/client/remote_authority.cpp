@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/remote_authority.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -46,6 +47,12 @@ base::Status daemon_gone(const std::string& socket, const base::Status& why) {
           "the daemon at " + socket + " has gone (" + why.message() +
               "); sessions keep their memory, and go on when a daemon serves there again",
           why.native_code()};
+}
+
+constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
+
+Descriptor duplicate(const Descriptor& descriptor) {
+  return Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
 }
 
 std::string program_name() {
@@ -114,6 +121,7 @@ base::Result<std::unique_ptr<RemoteAuthority>> RemoteAuthority::open(RemoteOptio
   authority->poke_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!authority->poke_) return base::Status(GPUSHARE_IO_ERROR, "eventfd", errno);
   authority->listening_ = authority->connection_;
+  if (welcome.minor >= kImagesMinor) authority->images_->connected(duplicate(authority->connection_->socket));
   return authority;
 }
 
@@ -130,6 +138,7 @@ void RemoteAuthority::stop() {
 
 RemoteAuthority::~RemoteAuthority() {
   stop();
+  images_->connected({});  // which holds the connection open as long as it lives
 }
 
 void RemoteAuthority::poke() const {
@@ -143,7 +152,8 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
   std::byte buffer[kMaxMessageBytes + 64];
   bool any = false;
   for (;;) {
-    const auto message = receive_message(connection.socket.get(), buffer);
+    std::vector<Descriptor> descriptors;
+    const auto message = receive_message(connection.socket.get(), buffer, &descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) break;
     base::Status failed = message.status();
     if (failed.ok()) {
@@ -152,6 +162,10 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
       if (type.ok() && *type == MessageType::kReply) {
         reply_ = fields_of<Reply>(*message);
         reply_came_.notify_all();
+        continue;
+      }
+      if (type.ok() && images_->take(*type, *message, &descriptors)) {
+        any = true;
         continue;
       }
       if (type.ok()) {
@@ -189,6 +203,7 @@ void RemoteAuthority::listen() {
           (*connected)->welcome.capacity_bytes != capacity_bytes_)
         base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
       listening_ = std::move(*connected);
+      if (listening_->welcome.minor >= kImagesMinor) images_->connected(duplicate(listening_->socket));
       {
         base::MutexLock lock(inbox_mutex_);
         fresh_ = listening_;
@@ -208,8 +223,12 @@ void RemoteAuthority::listen() {
     if (wait[0].revents != 0) {
       const auto any = drain(*listening_);
       news = news || !any.ok() || *any;
-      if (!any.ok()) listening_.reset();
+      if (!any.ok()) {
+        images_->lost(any.status());
+        listening_.reset();
+      }
     }
+    images_->deliver();
     if (news) tell_driver();
   }
 }
@@ -514,7 +533,7 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
 
 base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
   return {GPUSHARE_UNSUPPORTED,
-          "the capacity of a shared device is its operator's choice (gpushare daemon --capacity)"};
+          "the capacity of a shared device is its operator's choice (gpushare daemon --set-capacity SIZE)"};
 }
 
 // The process's own affair: the daemon is not asked for more.
@@ -527,6 +546,14 @@ void RemoteAuthority::set_priority(SessionId session, int32_t priority, uint64_t
   if (record == nullptr) return;
   record->spec.priority = priority;
   tell(MessageType::kSetPriority, *record, static_cast<uint64_t>(static_cast<int64_t>(priority)));
+}
+
+void RemoteAuthority::set_class(SessionId session, sched::SessionClass cls, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->spec.cls == cls) return;
+  record->spec.cls = cls;
+  if (connection_->welcome.minor >= 2)  // else once it is declared anew
+    tell(MessageType::kSetClass, *record, static_cast<uint64_t>(cls));
 }
 
 void RemoteAuthority::set_weight(SessionId session, double weight) {
@@ -800,6 +827,12 @@ SessionView RemoteAuthority::view(SessionId session) const {
   view.ephemeral_bytes = record->spec.ephemeral_bytes;
   view.in_flight = record->in_flight;
   return view;
+}
+
+sched::Limit RemoteAuthority::capacity() const {
+  const uint64_t said = connection_->page->capacity();
+  const uint64_t target = said == 0 ? capacity_bytes_ : std::min(said, capacity_bytes_);
+  return {target, std::max(target, promised_bytes())};
 }
 
 uint64_t RemoteAuthority::promised_bytes() const {

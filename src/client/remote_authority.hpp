@@ -24,6 +24,7 @@
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
 #include "client/channel.hpp"
+#include "client/images.hpp"
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "sched/authority.hpp"
@@ -47,6 +48,8 @@ class RemoteAuthority final : public sched::Authority {
 
   const std::string& device() const { return device_; }  // what the process opens
   uint64_t capacity_bytes() const { return capacity_bytes_; }
+  // The images that the daemon shares with this process; may outlive this object.
+  const std::shared_ptr<Images>& images() const { return images_; }
   // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
 
@@ -64,6 +67,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
   void set_quota(sched::SessionId session, uint64_t bytes) override;
   void set_priority(sched::SessionId session, int32_t priority, uint64_t now_ns) override;
+  void set_class(sched::SessionId session, sched::SessionClass cls, uint64_t now_ns) override;
   void set_weight(sched::SessionId session, double weight) override;
   void set_remaining(sched::SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
   void set_policy(std::unique_ptr<sched::Policy>, uint64_t) override {}  // the daemon's operator chooses it
@@ -81,7 +85,7 @@ class RemoteAuthority final : public sched::Authority {
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
   uint64_t promised_bytes() const override;
-  sched::Limit capacity() const override { return {capacity_bytes_, capacity_bytes_}; }
+  sched::Limit capacity() const override;
   uint64_t lane_bytes(sched::LaneId lane) const override;
   uint32_t lane_compute_units(sched::LaneId) const override { return 0; }
   uint32_t promised_compute_units() const override { return 0; }
@@ -157,6 +161,7 @@ class RemoteAuthority final : public sched::Authority {
   void poke() const;
 
   const RemoteOptions options_;
+  const std::shared_ptr<Images> images_ = std::make_shared<Images>();
   uint64_t instance_ = 0;
   std::string device_, policy_;
   uint64_t capacity_bytes_ = 0;

@@ -24,6 +24,7 @@ void fields(Visit& visit, DeviceStatus& device) {
   visit("capacity_bytes", device.capacity_bytes);
   visit("effective_capacity_bytes", device.effective_capacity_bytes);
   visit("promised_bytes", device.promised_bytes);
+  visit("images_bytes", device.images_bytes);
   visit("lanes", device.lanes);
   visit("resident", device.resident);
   visit("waiting", device.waiting);
@@ -54,7 +55,22 @@ void fields(Visit& visit, SessionStatus& session) {
   visit("iterations", session.iterations);
   visit("weight", session.weight);
   visit("priority", session.priority);
+  visit("class", session.cls);
   visit("share", session.share);
+  visit("group", session.group);
+}
+
+template <class Visit>
+void fields(Visit& visit, ImageStatus& image) {
+  visit("path", image.path);
+  visit("device", image.device);
+  visit("state", image.state);
+  visit("bytes", image.bytes);
+  visit("kept_bytes", image.kept_bytes);
+  visit("layers", image.layers);
+  visit("arrived", image.arrived);
+  visit("loads", image.loads);
+  visit("sessions", image.sessions);
 }
 
 struct Writer {
@@ -118,6 +134,7 @@ std::string encode_status(const ServiceStatus& status) {
   for (const DeviceStatus& device : status.devices) write_line(out, "device", device);
   for (const ProcessStatus& process : status.processes) write_line(out, "process", process);
   for (const SessionStatus& session : status.sessions) write_line(out, "session", session);
+  for (const ImageStatus& image : status.images) write_line(out, "image", image);
   return out;
 }
 
@@ -152,6 +169,8 @@ base::Result<ServiceStatus> parse_service_status(std::string_view text) {
       good = read_line(given, status.processes.emplace_back());
     else if (kind == "session")
       good = read_line(given, status.sessions.emplace_back());
+    else if (kind == "image")
+      good = read_line(given, status.images.emplace_back());
     if (!good)
       return base::Status(GPUSHARE_MALFORMED_INPUT,
                           base::format("status line %zu has a number that is none", number));
@@ -161,27 +180,43 @@ base::Result<ServiceStatus> parse_service_status(std::string_view text) {
   return status;
 }
 
-base::Result<ServiceStatus> query_service(const std::string& socket) {
+// Sends one request over a connection of its own and waits for the reply.
+template <class Request>
+base::Status ask(const std::string& socket, const Request& request,
+                 std::vector<Descriptor>* out_descriptors) {
   GPUSHARE_ASSIGN_OR_RETURN(const Descriptor connection, connect_to(socket));
-  GPUSHARE_RETURN_IF_ERROR(
-      send_message(connection.get(), bytes_of(make_message<StatusRequest>(MessageType::kStatusRequest, 1))));
+  GPUSHARE_RETURN_IF_ERROR(send_message(connection.get(), bytes_of(request)));
   const base::Deadline deadline = base::Deadline::after(10'000'000'000);
   std::byte buffer[kMaxMessageBytes + 64];
-  std::vector<Descriptor> descriptors;
   for (;;) {
     GPUSHARE_RETURN_IF_ERROR(wait_readable(connection.get(), deadline));
-    const auto message = receive_message(connection.get(), buffer, &descriptors);
+    const auto message = receive_message(connection.get(), buffer, out_descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) continue;
     if (!message.ok()) return message.status();
     GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message));
     if (type != MessageType::kReply)
-      return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon answers with something else than a Reply");
+      return {GPUSHARE_MALFORMED_INPUT, "the daemon answers with something else than a Reply"};
     const Reply reply = fields_of<Reply>(*message);
-    GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
-    if (descriptors.size() != 1) return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon sent no status");
-    GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_table_file(descriptors.front().get()));
-    return parse_service_status(text);
+    return reported(reply.code, text_of(reply.text));
   }
+}
+
+base::Result<ServiceStatus> query_service(const std::string& socket) {
+  std::vector<Descriptor> descriptors;
+  GPUSHARE_RETURN_IF_ERROR(
+      ask(socket, make_message<StatusRequest>(MessageType::kStatusRequest, 1), &descriptors));
+  if (descriptors.size() != 1) return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon sent no status");
+  GPUSHARE_ASSIGN_OR_RETURN(const std::string text, read_table_file(descriptors.front().get()));
+  return parse_service_status(text);
+}
+
+base::Status set_service_capacity(const std::string& socket, const std::string& device, uint64_t bytes) {
+  auto request = make_message<SetCapacity>(MessageType::kSetCapacity, 1);
+  if (device.size() >= sizeof(request.device))
+    return {GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long"};
+  request.bytes = bytes;
+  put_text(request.device, device);
+  return ask(socket, request, nullptr);
 }
 
 }  // namespace gpushare::client

@@ -18,6 +18,7 @@ struct DeviceStatus {
   uint64_t capacity_bytes = 0;            // the target
   uint64_t effective_capacity_bytes = 0;  // what is promised above it still, else the target
   uint64_t promised_bytes = 0;
+  uint64_t images_bytes = 0;  // of them, of images
   uint64_t lanes = 0;
   uint64_t resident = 0;  // sessions, of all users
   uint64_t waiting = 0;
@@ -49,7 +50,21 @@ struct SessionStatus {
   uint64_t iterations = 0;
   double weight = 1;
   int64_t priority = 0;
-  double share = 0;  // of all service on the device so far
+  std::string cls;     // guaranteed, opportunistic
+  double share = 0;    // of all service on the device so far
+  uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
+};
+// An image that sessions have open.
+struct ImageStatus {
+  std::string path;
+  std::string device;
+  std::string state;        // "off", "loading", "resident", "failed"
+  uint64_t bytes = 0;       // of device memory, when it is there
+  uint64_t kept_bytes = 0;  // of its first layers, while it is off
+  uint64_t layers = 0;
+  uint64_t arrived = 0;  // of them, on the device
+  uint64_t loads = 0;
+  uint64_t sessions = 0;
 };
 struct ServiceStatus {
   uint64_t pid = 0;
@@ -57,6 +72,7 @@ struct ServiceStatus {
   std::vector<DeviceStatus> devices;
   std::vector<ProcessStatus> processes;
   std::vector<SessionStatus> sessions;
+  std::vector<ImageStatus> images;
 };
 
 std::string encode_status(const ServiceStatus& status);
@@ -64,5 +80,8 @@ std::string encode_status(const ServiceStatus& status);
 base::Result<ServiceStatus> parse_service_status(std::string_view text);
 // Asks the daemon at `socket`. Errors: UNAVAILABLE, MALFORMED_INPUT, TIMED_OUT.
 base::Result<ServiceStatus> query_service(const std::string& socket);
+// Has the daemon promise at most `bytes` of `device` (empty: its first) from now on; 0: what it began with. For the daemon's
+// own user and root. Errors: UNAVAILABLE, EXCEEDS_CAPACITY, NOT_FOUND (device), TIMED_OUT.
+base::Status set_service_capacity(const std::string& socket, const std::string& device, uint64_t bytes);
 
 }  // namespace gpushare::client

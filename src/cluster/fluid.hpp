@@ -86,6 +86,7 @@ class TrialRun {
   std::vector<size_t> take_started() { return std::exchange(started_, {}); }
   // Arrived, not finished, in order of arrival.
   std::vector<size_t> unfinished() const;
+  size_t unfinished_count() const { return unfinished_.size(); }
   int idle_devices() const;
 
   // Devices for a width: whole ones that are idle, or for a part the fullest device that has it free with the memory. Empty if there are

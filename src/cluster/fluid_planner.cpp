@@ -303,15 +303,14 @@ class Planner final : public TrialPolicy {
   void arrived(TrialRun& run, const std::vector<size_t>&) override { replan(run, true); }
   void finished(TrialRun& run) override {
     if (current_) current_->finished(run);
-    const std::vector<size_t> left = run.unfinished();
-    if (left.empty()) return;
+    if (run.unfinished_count() == 0) return;
     const bool stuck = run.next_completion_s() == kNever && wake_s() == kNever;
-    if (left.size() <= kMostToReplan || stuck) replan(run, stuck);
+    if (run.unfinished_count() <= kMostToReplan || stuck) replan(run, stuck);
   }
   double wake_s() const override { return current_ ? current_->wake_s() : kNever; }
   void woken(TrialRun& run) override {
     current_->woken(run);
-    if (run.next_completion_s() == kNever && current_->wake_s() == kNever && !run.unfinished().empty())
+    if (run.next_completion_s() == kNever && current_->wake_s() == kNever && run.unfinished_count() > 0)
       replan(run, true);
   }
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<Planner>(*this); }
@@ -320,7 +319,7 @@ class Planner final : public TrialPolicy {
   // The end under a policy that goes on from a state; infinity if it leaves something.
   static double end_under(TrialRun run, TrialPolicy& policy) {
     run_trials(run, policy);
-    return run.unfinished().empty() ? run.now_s() : kNever;
+    return run.unfinished_count() == 0 ? run.now_s() : kNever;
   }
 
   void replan(TrialRun& run, bool must) {

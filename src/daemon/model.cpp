@@ -125,6 +125,12 @@ void Model::poll() {
   if (state_ != State::kLoading) return;
   const auto arrived = transmission_->arrived(static_cast<uint32_t>(image_->layers().size()) - 1);
   if (arrived.ok() && !*arrived) return;
+  if (arrived.ok() && transmission_->groups() > 0) {
+    if (const auto took = transmission_->arrived_ns(transmission_->groups() - 1); took.ok()) {
+      load_ns_ = *took;
+      sent_bytes_ = transmission_->sent_bytes();
+    }
+  }
   transmission_.reset();
   state_ = arrived.ok() ? State::kResident : State::kFailed;
   if (arrived.ok()) return;
@@ -133,8 +139,8 @@ void Model::poll() {
   for (const auto& board : progress_->boards) board->fail(failure_);
 }
 
-base::Result<std::vector<Descriptor>> Model::share() const {
-  std::vector<Descriptor> out;
+base::Result<std::vector<client::Descriptor>> Model::share() const {
+  std::vector<client::Descriptor> out;
   for (const Part& part : parts_) {
     if (part.memory == nullptr) continue;
     GPUSHARE_ASSIGN_OR_RETURN(const int descriptor, device_.phys_export(part.memory, GPUSHARE_ACCESS_READ));
@@ -161,13 +167,13 @@ void Model::drop(bool keep_prefix) {
   progress_->arrived = 0;
 }
 
-void Model::watch(const std::shared_ptr<Board>& board) {
+void Model::watch(const std::shared_ptr<client::Board>& board) {
   base::MutexLock lock(progress_->mutex);
   board->reset(progress_->arrived);
   progress_->boards.push_back(board);
 }
 
-void Model::unwatch(const Board* board) {
+void Model::unwatch(const client::Board* board) {
   base::MutexLock lock(progress_->mutex);
   std::erase_if(progress_->boards, [&](const auto& other) { return other.get() == board; });
 }

@@ -1,7 +1,7 @@
-// model.hpp: one image and its region: the device memory that holds it while workers of it run. The server's
+// model.hpp: one image and its region: the device memory that holds it while sessions use it. The service's
 // thread makes, fills, shares and drops it; layers arrive on a thread of the device.
 //
-// A region is memory of its own for every load: it is never used for another model, so a worker that kept an old
+// A region is memory of its own for every load: it is never used for another model, so a process that kept an old
 // one mapped still sees its own model and nothing else. It may have two parts, so that the first layers can
 // stay when the rest goes (the prefix): the next load then has only the rest to send.
 // SPDX-License-Identifier: Apache-2.0
@@ -14,8 +14,8 @@
 
 #include "base/mutex.hpp"
 #include "base/status.hpp"
-#include "daemon/board.hpp"
-#include "daemon/channel.hpp"
+#include "client/board.hpp"
+#include "client/channel.hpp"
 #include "device/device.hpp"
 #include "loader/image.hpp"
 #include "loader/prefix.hpp"
@@ -57,25 +57,28 @@ class Model {
   base::Status load(std::vector<uint32_t> ends, std::function<void()> on_progress);
   // While kLoading: looks whether the load has ended, and becomes kResident or kFailed if so.
   void poll();
+  // Device time and bytes of the load that ended last; zeros before.
+  uint64_t load_ns() const { return load_ns_; }
+  uint64_t sent_bytes() const { return sent_bytes_; }
   // Why it is kFailed.
   const base::Status& failure() const { return failure_; }
   // The region for reading: its prefix and the rest, or one descriptor. Not kOff.
-  base::Result<std::vector<Descriptor>> share() const;
+  base::Result<std::vector<client::Descriptor>> share() const;
   // Bytes behind the first descriptor, if there are two; else 0.
   uint64_t prefix_bytes() const { return parts_[1].memory == nullptr ? 0 : parts_[0].bytes; }
   // Gives the region's memory back, all but the prefix if that is to stay. Not kLoading.
   void drop(bool keep_prefix = false);
 
   // Boards that hear of layers, from now on and what is there already.
-  void watch(const std::shared_ptr<Board>& board);
-  void unwatch(const Board* board);
+  void watch(const std::shared_ptr<client::Board>& board);
+  void unwatch(const client::Board* board);
 
  private:
   // State that the device's thread touches; shared with that thread.
   struct Progress {
     base::Mutex mutex;
     uint32_t arrived GPUSHARE_GUARDED_BY(mutex) = 0;
-    std::vector<std::shared_ptr<Board>> boards GPUSHARE_GUARDED_BY(mutex);
+    std::vector<std::shared_ptr<client::Board>> boards GPUSHARE_GUARDED_BY(mutex);
   };
   // A piece of the region.
   struct Part {
@@ -96,7 +99,7 @@ class Model {
   uint64_t region_bytes_;
   State state_ = State::kOff;
   base::Status failure_;
-  uint64_t loads_ = 0;
+  uint64_t loads_ = 0, load_ns_ = 0, sent_bytes_ = 0;
   loader::PrefixChoice prefix_;
   device::Address address_ = 0;
   Part parts_[2];  // the prefix and the rest, or all in the first

@@ -95,7 +95,8 @@ base::Status Service::open() {
                                              " asked; device '" + name + "' has " +
                                              base::format_bytes(info.free_bytes) + " free"};
     GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(options_.policy));
-    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, options_, std::move(policy)));
+    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, options_, std::move(policy),
+                                                      [this] { wake(); }));
   }
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
@@ -112,9 +113,14 @@ base::Status Service::open() {
 
 Service::~Service() {
   stop_.store(true);
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = wake_ ? write(wake_.get(), &one, sizeof(one)) : 0;
+  if (wake_) wake();
   if (thread_.joinable()) thread_.join();
+  devices_.clear();  // their threads may still call wake()
+}
+
+void Service::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
 void Service::serve() {
@@ -135,6 +141,10 @@ void Service::serve() {
       for (int i = 0; i < count; ++i) {
         const uint64_t id = events[static_cast<size_t>(i)].data.u64;
         if (id == kListenerId) accept_processes();
+        if (id == kWakeId) {
+          uint64_t drained = 0;
+          [[maybe_unused]] const ssize_t got = read(wake_.get(), &drained, sizeof(drained));
+        }
         if (id < 2) continue;
         const auto found = processes_.find(id / 2);
         if (found == processes_.end() || found->second->dead) continue;
@@ -249,6 +259,14 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     send_status(process, sequence);
     return {};
   }
+  if (type == MessageType::kSetCapacity) {
+    const base::Status set = set_capacity(process, client::fields_of<client::SetCapacity>(message));
+    auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
+    reply.code = set.code();
+    client::put_text(reply.text, set.message());
+    (void)send_to(process, client::bytes_of(reply));
+    return {};
+  }
   if (type == MessageType::kHello) {
     if (process.welcome) return {GPUSHARE_MALFORMED_INPUT, "a second Hello"};
     const auto hello_message = client::fields_of<client::Hello>(message);
@@ -282,7 +300,16 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     return {};
   }
   const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
-                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining);
+                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining) ||
+                            type == MessageType::kSetClass || type == MessageType::kImageOpen;
+  if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
+    const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
+    if (type == MessageType::kImageClose)
+      device.images().close(process, image);
+    else
+      device.images().unmapped(process, image);
+    return {};
+  }
   if (!from_process)
     return {GPUSHARE_MALFORMED_INPUT,
             base::format("a %s comes from the daemon alone", client::message_name(type))};
@@ -293,7 +320,9 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     return {};
   }
   RemoteSession& session = *found->second;
-  if (type == MessageType::kNeed)
+  if (type == MessageType::kImageOpen)
+    device.images().open(process, session, client::fields_of<client::ImageOpen>(message));
+  else if (type == MessageType::kNeed)
     answer(device.need(session, client::fields_of<client::Need>(message)), 0);
   else if (type == MessageType::kRoom)
     answer(device.make_room(session, about.value), 0);
@@ -357,7 +386,20 @@ client::ServiceStatus Service::status(uid_t user) const {
     for (const auto& [number, session] : process->sessions)
       out.sessions.push_back(process->device->status_of(*session));
   }
+  // Images are of the service's own user, and tell what is on its disk.
+  if (user == 0 || user == geteuid())
+    for (const auto& device : devices_)
+      for (client::ImageStatus& image : device->images().status()) out.images.push_back(std::move(image));
   return out;
+}
+
+base::Status Service::set_capacity(const Process& process, const client::SetCapacity& message) {
+  if (process.peer.uid != geteuid() && process.peer.uid != 0)
+    return {GPUSHARE_UNAVAILABLE, "only the daemon's operator, its own user or root, sets the capacity"};
+  const std::string name = client::text_of(message.device);
+  for (const auto& device : devices_)
+    if (name.empty() || device->name() == name) return device->set_capacity(message.bytes);
+  return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + name + "'"};
 }
 
 void Service::send_status(Process& process, uint32_t sequence) {
@@ -382,12 +424,16 @@ void Service::disconnect(Process& process, const std::string& why) {
   std::vector<RemoteSession*> sessions;
   for (const auto& [number, session] : process.sessions) sessions.push_back(session);
   for (RemoteSession* session : sessions) process.device->disconnected(*session);
-  if (sessions.empty()) process.dead = true;
+  if (process.device != nullptr && process.device->images().in_use(process))
+    process.device->disconnected(process);
+  else if (sessions.empty())
+    process.dead = true;
 }
 
 void Service::died(Process& process) {
   process.dead = true;
   while (!process.sessions.empty()) process.device->remove(*process.sessions.begin()->second);
+  if (process.device != nullptr) process.device->died(process);
   process.socket = Descriptor();
 }
 

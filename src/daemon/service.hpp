@@ -28,6 +28,7 @@
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
+#include "daemon/images.hpp"
 #include "sched/scheduler.hpp"
 
 namespace gpushare::daemon {
@@ -39,13 +40,15 @@ struct ServiceOptions {
   std::string policy = "fair";
   uint32_t max_lanes = 1;  // turns at a time; more than 1 where kernels of several processes run side by side
   uint64_t lease_ns = 10'000'000'000;  // of a turn while another waits
-  bool kill_overdue = false;           // a process that exceeded its lease
-  bool all_users = false;              // else only the service's own user may connect
+  uint64_t images_bytes = 4ull << 30;  // of host memory, for images that are open
+  bool kill_overdue = false;  // a process that exceeded its lease, or does not let go of an image for as long
+  bool all_users = false;     // else only the service's own user may connect
   uint32_t max_processes_per_user = 64;
   uint32_t max_sessions_per_user = 1024;
 };
 
 class SharedDevice;
+struct Claim;
 struct RemoteSession;
 
 // A connection of a process.
@@ -66,30 +69,48 @@ struct Process {
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
 };
 
+// A session of a process.
 struct RemoteSession {
-  uint64_t id = 0;      // the scheduler's
   uint64_t number = 0;  // the process's
   Process* process = nullptr;
+  Claim* claim = nullptr;
   std::string name;
   uint32_t slot = 0;
+  bool ready = false;  // waits for a turn
+  bool leased = false;
+  bool overdue = false;  // its turn was taken back, and it has not said that it is done
+  uint64_t epoch = 0;
+  uint64_t seen_service_ns = 0, seen_iterations = 0;
+  uint64_t service_ns = 0, iterations = 0;  // that were believed
+  std::vector<ImageUse*> images;            // none where it is of a group
+  bool waits_for_images = false;            // set aside until they are there
+  bool has_images = false;                  // for its turn
+  bool retries_images = false;          // one could not be had in this turn: it goes back, for another try
+  std::vector<uint64_t> wanted_images;  // by Images, of the scheduler
+};
+
+// A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight and turns together: the
+// first makes the claim, and the claim is the last one's too. A group has the turn while one of its sessions has a lease.
+struct Claim {
+  uint64_t id = 0;     // the scheduler's
+  uint64_t group = 0;  // 0: one session alone
+  std::vector<std::unique_ptr<RemoteSession>> members;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
   double weight = 1;
   sched::LaneId lane = sched::kNoLane;  // of turns
-  bool ready = false;
+  bool ready = false;                   // as the scheduler knows it: a member waits for a turn
   bool leased = false;
-  bool overdue = false;  // its turn was taken back, and it has not said that it is done
   bool paging = false;
-  uint64_t epoch = 0;
-  uint64_t granted_ns = 0;       // or when service was read last
-  uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
-  uint64_t seen_service_ns = 0, seen_iterations = 0;
+  uint64_t granted_ns = 0;                        // or when service was read last
+  uint64_t wanted_since_ns = 0;                   // 0 = nobody else wants its turn
+  uint64_t unread_ns = 0, unread_iterations = 0;  // of members that are done, in this turn
 };
 
 // The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
 class SharedDevice {
  public:
   SharedDevice(std::string device, uint64_t capacity_bytes, const ServiceOptions& options,
-               std::unique_ptr<sched::Policy> policy);
+               std::unique_ptr<sched::Policy> policy, std::function<void()> wake);
   const std::string& name() const { return name_; }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   std::string policy_name() const { return scheduler_.policy_name(); }
@@ -101,28 +122,51 @@ class SharedDevice {
   void remove(RemoteSession& session);
   // The connection of its process is gone, the process may live: it gets no turns.
   void disconnected(RemoteSession& session);
+  // The connection of a process is gone, or the process is: after its sessions.
+  void disconnected(Process& process) { images_.disconnected(process); }
+  void died(Process& process) { images_.died(process); }
+  Images& images() { return images_; }
+  // 0: all that the device began with. As sched::Authority::set_capacity.
+  base::Status set_capacity(uint64_t bytes);
   // Decides what can be decided. After any event.
   void pump();
   // Reads what holders measured, renews their leases and takes back those that are overdue. Returns when to call again,
   // in nanoseconds from now; UINT64_MAX if only an event can change anything.
   uint64_t tick(uint64_t now_ns);
-  size_t sessions() const { return sessions_.size(); }
+  size_t sessions() const { return claims_.size(); }  // of the scheduler
   client::DeviceStatus status() const;
   client::SessionStatus status_of(const RemoteSession& session) const;
   // Invariants, for tests; empty when they hold.
   std::string check() const;
 
  private:
-  bool contended() const { return ready_ > 0 || scheduler_.waiting() > 0; }
-  void set_ready(RemoteSession& session, bool ready);
+  // Somebody wants a turn or memory, or more is promised than should be: turns end at their boundaries.
+  bool contended() const {
+    return ready_ > 0 || scheduler_.waiting() > 0 ||
+           scheduler_.promised_bytes() > scheduler_.capacity().target_bytes;
+  }
+  Claim* find_group(uint64_t group, uid_t user) const;
+  void set_ready(Claim& claim, bool ready);
+  // A session waits for a turn, or no longer.
+  void now_ready(RemoteSession& session, uint64_t now_ns);
+  void not_ready(RemoteSession& session, uint64_t now_ns);
+  void announce(Claim& claim, uint64_t now_ns);
   void tell(const RemoteSession& session, client::MessageType type);
+  void tell(const Claim& claim, client::MessageType type);
   void carry_out(const sched::Action& action);
-  void grant(RemoteSession& session, sched::LaneId lane, uint64_t now_ns);
-  bool want_back(RemoteSession& session, uint64_t now_ns);  // true if it is back
-  // The device time that the holder has measured since the last call, at most `bound_ns`.
-  void read_service(RemoteSession& session, uint64_t now_ns, bool gives_back);
-  void turn_over(RemoteSession& session, uint64_t now_ns);
-  void room_step(const RemoteSession& victim);
+  void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
+  void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);
+  bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
+  void collect(RemoteSession& session, uint64_t now_ns);
+  void member_done(RemoteSession& session, uint64_t now_ns);
+  // The device time that the holder has measured since the last call, at most as long as it had the turn.
+  void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
+  void turn_over(Claim& claim, uint64_t now_ns);
+  base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  // Those whose turns were asked back for room have ended them, or took too long.
+  void room_drained(uint64_t now_ns);
+  void room_step(uint64_t victim);
+  void kill_overdue(const Process& process) const;  // if the operator allows it
   client::Lease& lease(const RemoteSession& session) const {
     return session.process->page->lease(session.slot);
   }
@@ -130,13 +174,16 @@ class SharedDevice {
   const std::string name_;
   const uint64_t capacity_bytes_;
   const ServiceOptions& options_;
+  uint64_t next_id_ = 1;  // of claims and caches
   sched::Scheduler scheduler_;
-  std::map<uint64_t, std::unique_ptr<RemoteSession>> sessions_;  // by the scheduler's number
-  std::vector<RemoteSession*> holders_;                          // by lane of turns
-  size_t ready_ = 0;                                             // sessions that wait for a turn
-  uint64_t next_id_ = 1;
-  uint64_t room_for_ = 0;  // the session that pages others out, and whom
+  Images images_;
+  std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
+  std::vector<Claim*> holders_;                        // by lane of turns
+  size_t ready_ = 0;                                   // claims that wait for a turn
+  bool contended_ = false;                             // when it was looked at last
+  uint64_t room_for_ = 0;  // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
+  uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
 };
 
@@ -156,11 +203,13 @@ class Service {
   explicit Service(ServiceOptions options) : options_(std::move(options)) {}
   base::Status open();
   void serve();
+  void wake();
   void accept_processes();
   void receive(Process& process);
   base::Status handle(Process& process, std::span<const std::byte> message);
   base::Status hello(Process& process, const client::Hello& message);
   void send_status(Process& process, uint32_t sequence);
+  base::Status set_capacity(const Process& process, const client::SetCapacity& message);
   void disconnect(Process& process, const std::string& why);
   void died(Process& process);
   void sweep();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <utility>
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -24,6 +25,8 @@ namespace {
 
 // How long a lease is good without a sign of the daemon, and how often it is renewed.
 constexpr uint64_t kLeaseGoodNs = 2'000'000'000, kRenewNs = 500'000'000;
+constexpr uint64_t kLoadLookNs = 5'000'000;   // a load that fails calls nobody back
+constexpr uint64_t kRoomWaitNs = 50'000'000;  // for the end of iterations of those that may have room to give
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 sched::SchedulerOptions scheduling(uint64_t capacity_bytes, uint32_t max_lanes) {
@@ -36,11 +39,19 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, uint32_t max_lanes) 
 }  // namespace
 
 SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, const ServiceOptions& options,
-                           std::unique_ptr<sched::Policy> policy)
+                           std::unique_ptr<sched::Policy> policy, std::function<void()> wake)
     : name_(std::move(device)),
       capacity_bytes_(capacity_bytes),
       options_(options),
-      scheduler_(scheduling(capacity_bytes, options.max_lanes), std::move(policy)) {}
+      scheduler_(scheduling(capacity_bytes, options.max_lanes), std::move(policy)),
+      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {}
+
+Claim* SharedDevice::find_group(uint64_t group, uid_t user) const {
+  if (group == 0) return nullptr;
+  for (const auto& [id, claim] : claims_)
+    if (claim->group == group && claim->members.front()->process->peer.uid == user) return claim.get();
+  return nullptr;
+}
 
 base::Status SharedDevice::arrive(Process& process, const client::Arrive& message, uint32_t* out_slot) {
   if (message.session == 0 || process.sessions.contains(message.session))
@@ -53,48 +64,65 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
             base::format("this process has %zu sessions, as many as allowed", process.slots.size())};
   auto owned = std::make_unique<RemoteSession>();
   RemoteSession& session = *owned;
-  session.id = next_id_++;
   session.number = message.session;
   session.process = &process;
   session.name = client::text_of(message.name);
   session.slot = static_cast<uint32_t>(free_slot - process.slots.begin());
-  session.persistent_bytes = message.persistent_bytes;
-  session.ephemeral_bytes = message.ephemeral_bytes;
-  session.weight = message.weight;
-  sched::SessionSpec spec;
-  spec.id = session.id;
-  spec.name = session.name;
-  spec.cls = static_cast<sched::SessionClass>(message.cls);
-  spec.priority = message.priority;
-  spec.weight = message.weight;
-  spec.persistent_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
-  spec.remaining_ns = message.remaining_ns;
-  spec.iterations_total = message.iterations_total;
-  spec.may_queue = (message.flags & client::kMayQueue) != 0;
-  spec.may_page = (message.flags & client::kMayPage) != 0;
   const uint64_t now_ns = base::host_now_ns();
-  GPUSHARE_RETURN_IF_ERROR(scheduler_.arrive(spec, now_ns));
+  Claim* claim = find_group(message.group, process.peer.uid);
+  const bool joins = claim != nullptr;
+  if (!joins) {
+    auto made = std::make_unique<Claim>();
+    claim = made.get();
+    claim->id = next_id_++;
+    claim->group = message.group;
+    claim->persistent_bytes = message.persistent_bytes;
+    claim->ephemeral_bytes = message.ephemeral_bytes;
+    claim->weight = message.weight;
+    sched::SessionSpec spec;
+    spec.id = claim->id;
+    spec.name = session.name;
+    spec.cls = static_cast<sched::SessionClass>(message.cls);
+    spec.priority = message.priority;
+    spec.weight = message.weight;
+    spec.persistent_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
+    spec.remaining_ns = message.remaining_ns;
+    spec.iterations_total = message.iterations_total;
+    spec.may_queue = (message.flags & client::kMayQueue) != 0;
+    spec.may_page = (message.flags & client::kMayPage) != 0 && message.group == 0;
+    GPUSHARE_RETURN_IF_ERROR(scheduler_.arrive(spec, now_ns));
+    claims_.emplace(claim->id, std::move(made));
+  }
+  session.claim = claim;
+  claim->members.push_back(std::move(owned));
   *free_slot = true;
   Lease& lease = process.page->lease(session.slot);
   lease.reset();
   lease.set({process.epochs[session.slot], LeaseState::kFree});
   process.sessions.emplace(session.number, &session);
-  sessions_.emplace(session.id, std::move(owned));
   for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
+  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident)
+    tell(session, MessageType::kAdmit);
   // A restarted daemon hears of an iteration under way: it has the turn, where nobody else has it already.
-  if ((message.flags & client::kRunning) != 0 && session.lane != sched::kNoLane &&
-      holders_[session.lane] == nullptr)
-    grant(session, session.lane, now_ns);
+  if ((message.flags & client::kRunning) != 0 && claim->lane != sched::kNoLane) {
+    if (claim->leased)
+      lease_to(session, claim->wanted_since_ns != 0 ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
+    else if (holders_[claim->lane] == nullptr) {
+      session.ready = true;
+      grant(*claim, claim->lane, now_ns);
+    }
+  }
   *out_slot = session.slot;
   return {};
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
+  Claim& claim = *session.claim;
   GPUSHARE_RETURN_IF_ERROR(
-      scheduler_.set_need(session.id, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes),
-                          0, base::host_now_ns()));
-  session.persistent_bytes = message.persistent_bytes;
-  session.ephemeral_bytes = message.ephemeral_bytes;
+      scheduler_.set_need(claim.id, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes), 0,
+                          base::host_now_ns()));
+  claim.persistent_bytes = message.persistent_bytes;
+  claim.ephemeral_bytes = message.ephemeral_bytes;
   return {};
 }
 
@@ -102,102 +130,162 @@ base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
   if (room_for_ != 0)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
   const uint64_t now_ns = base::host_now_ns();
-  // A session that keeps an idle lease counts as running for the scheduler, and would not be paged out.
-  for (RemoteSession* holder : std::vector<RemoteSession*>(holders_))
-    if (holder != nullptr && holder != &session && lease(*holder).look().state == LeaseState::kIdle)
-      (void)want_back(*holder, now_ns);
-  if (!scheduler_.make_room(session.id, bytes, now_ns))
+  // A session that keeps its lease counts as running for the scheduler, and would give nothing. A process whose work is done
+  // may not have looked, and says so when its turn is wanted.
+  bool drains = false;
+  for (Claim* holder : std::vector<Claim*>(holders_)) {
+    if (holder == nullptr || holder == session.claim) continue;
+    const bool asked_before = holder->wanted_since_ns != 0;
+    drains = (!want_back(*holder, now_ns) && !asked_before) || drains;
+  }
+  if (!drains) return start_room(*session.claim, bytes, now_ns);
+  room_for_ = session.claim->id;
+  room_bytes_ = bytes;
+  room_until_ns_ = now_ns + kRoomWaitNs;
+  return {};
+}
+
+base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
+  if (!scheduler_.make_room(claim.id, bytes, now_ns))
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
-  room_for_ = session.id;
+  room_for_ = claim.id;
   for (const sched::Action& action : scheduler_.take_actions()) {
-    if (action.kind == sched::ActionKind::kPageOut) room_victims_.push_back(action.session);
+    if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kDropCache)
+      room_victims_.push_back(action.session);
     carry_out(action);
   }
   return {};
 }
 
-void SharedDevice::room_step(const RemoteSession& victim) {
-  std::erase(room_victims_, victim.id);
-  if (room_for_ == 0 || !room_victims_.empty()) return;
-  const auto found = sessions_.find(room_for_);
-  if (found != sessions_.end()) tell(*found->second, MessageType::kRoomMade);
+void SharedDevice::room_drained(uint64_t now_ns) {
+  if (room_until_ns_ == 0) return;
+  const auto found = claims_.find(room_for_);
+  if (now_ns < room_until_ns_ && std::any_of(holders_.begin(), holders_.end(), [&](const Claim* holder) {
+        return holder != nullptr && holder->id != room_for_ && holder->wanted_since_ns != 0;
+      }))
+    return;
+  room_until_ns_ = 0;
+  room_for_ = 0;
+  // Without room it asks again, and is refused.
+  if (found != claims_.end() && !start_room(*found->second, room_bytes_, now_ns).ok())
+    tell(*found->second, MessageType::kRoomMade);
+}
+
+base::Status SharedDevice::set_capacity(uint64_t bytes) {
+  return scheduler_.set_capacity(bytes == 0 ? capacity_bytes_ : bytes, base::host_now_ns());
+}
+
+void SharedDevice::room_step(uint64_t victim) {
+  std::erase(room_victims_, victim);
+  if (room_for_ == 0 || room_until_ns_ != 0 || !room_victims_.empty()) return;
+  const auto found = claims_.find(room_for_);
+  if (found != claims_.end()) tell(*found->second, MessageType::kRoomMade);
   room_for_ = 0;
 }
 
-void SharedDevice::set_ready(RemoteSession& session, bool ready) {
-  if (session.ready == ready) return;
-  session.ready = ready;
+void SharedDevice::set_ready(Claim& claim, bool ready) {
+  if (claim.ready == ready) return;
+  claim.ready = ready;
   ready_ += ready ? 1 : static_cast<size_t>(-1);
+}
+
+void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
+  const bool waits = std::any_of(claim.members.begin(), claim.members.end(),
+                                 [](const auto& member) { return member->ready && !member->overdue; });
+  if (claim.leased || !waits) return;
+  set_ready(claim, true);
+  scheduler_.ready(claim.id, now_ns);
+}
+
+void SharedDevice::now_ready(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  session.ready = true;
+  if (claim.leased && !session.leased && claim.wanted_since_ns == 0)
+    lease_to(session, LeaseState::kBusy, now_ns);  // beside others of its group
+  else
+    announce(claim, now_ns);
+}
+
+void SharedDevice::not_ready(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  session.ready = false;
+  if (std::any_of(claim.members.begin(), claim.members.end(),
+                  [](const auto& member) { return member->ready; }))
+    return;
+  set_ready(claim, false);
+  scheduler_.not_ready(claim.id, now_ns);
+  if (!session.leased && !session.overdue) images_.let_go(session);
 }
 
 void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t value) {
   const uint64_t now_ns = base::host_now_ns();
+  Claim& claim = *session.claim;
   switch (type) {
     case MessageType::kReady:
       if (session.leased) {  // it let the lease run out: it still has it
         lease(session).extend(now_ns + kLeaseGoodNs);
         tell(session, MessageType::kGranted);
       } else if (!session.overdue) {
-        set_ready(session, true);
-        scheduler_.ready(session.id, now_ns);
+        now_ready(session, now_ns);
       }
       break;
     case MessageType::kNotReady:
-      set_ready(session, false);
-      scheduler_.not_ready(session.id, now_ns);
+      not_ready(session, now_ns);
       break;
     case MessageType::kReturned: {
       const Lease::Word word = lease(session).look();
       if (session.leased && (word.epoch != session.epoch || word.state == LeaseState::kFree))
-        turn_over(session, now_ns);
-      session.overdue = false;
-      if (value != 0 && !session.leased) {
-        set_ready(session, true);
-        scheduler_.ready(session.id, now_ns);
-      }
+        member_done(session, now_ns);
+      if (std::exchange(session.overdue, false)) images_.let_go(session);
+      if (value != 0 && !session.leased) now_ready(session, now_ns);
       break;
     }
     case MessageType::kWake:
-      scheduler_.wake(session.id, now_ns);
+      scheduler_.wake(claim.id, now_ns);
       break;
     case MessageType::kAllowPaging:
-      scheduler_.allow_paging(session.id, now_ns);
+      if (claim.group == 0) scheduler_.allow_paging(claim.id, now_ns);
       break;
     case MessageType::kLeave:
       remove(session);
       break;
     case MessageType::kUnplaced:
-      session.lane = sched::kNoLane;
-      session.paging = false;
-      scheduler_.unplaced(session.id, now_ns);
+      if (claim.group != 0) break;  // it has no lane of its own
+      claim.lane = sched::kNoLane;
+      claim.paging = false;
+      scheduler_.unplaced(claim.id, now_ns);
       break;
     case MessageType::kPageDone:
-      session.paging = false;
-      scheduler_.page_done(session.id, now_ns);
-      session.lane = scheduler_.lane_of(session.id);
-      room_step(session);
+      claim.paging = false;
+      scheduler_.page_done(claim.id, now_ns);
+      claim.lane = scheduler_.lane_of(claim.id);
+      room_step(claim.id);
       break;
     case MessageType::kPageOutFailed:
-      session.paging = false;
-      scheduler_.page_out_failed(session.id, now_ns);
-      room_step(session);
+      claim.paging = false;
+      scheduler_.page_out_failed(claim.id, now_ns);
+      room_step(claim.id);
       break;
     case MessageType::kRoomUsed:
       scheduler_.room_used(now_ns);
       break;
     case MessageType::kSetPriority:
-      scheduler_.set_priority(session.id, static_cast<int32_t>(static_cast<int64_t>(value)), now_ns);
+      scheduler_.set_priority(claim.id, static_cast<int32_t>(static_cast<int64_t>(value)), now_ns);
+      break;
+    case MessageType::kSetClass:
+      if (value <= static_cast<uint64_t>(sched::SessionClass::kOpportunistic))
+        scheduler_.set_class(claim.id, static_cast<sched::SessionClass>(value), now_ns);
       break;
     case MessageType::kSetWeight: {
       double weight = 0;
       std::memcpy(&weight, &value, sizeof(weight));
       if (!std::isfinite(weight) || weight <= 0) break;
-      session.weight = weight;
-      scheduler_.set_weight(session.id, weight);
+      claim.weight = weight;
+      scheduler_.set_weight(claim.id, weight);
       break;
     }
     case MessageType::kSetRemaining:
-      scheduler_.set_remaining(session.id, value, now_ns);
+      scheduler_.set_remaining(claim.id, value, now_ns);
       break;
     default:
       break;
@@ -210,123 +298,190 @@ void SharedDevice::tell(const RemoteSession& session, MessageType type) {
     client::shut(session.process->socket);
 }
 
+void SharedDevice::tell(const Claim& claim, MessageType type) {
+  for (const auto& member : claim.members) tell(*member, type);
+}
+
 void SharedDevice::carry_out(const sched::Action& action) {
   if (action.kind == sched::ActionKind::kOpenLane) {
     if (holders_.size() <= action.lane) holders_.resize(action.lane + 1);
     return;
   }
-  const auto found = sessions_.find(action.session);
-  if (found == sessions_.end()) return;
-  RemoteSession& session = *found->second;
+  if (action.kind == sched::ActionKind::kFillCache) return images_.fill(action.session);
+  if (action.kind == sched::ActionKind::kDropCache) return images_.drop(action.session);
+  const auto found = claims_.find(action.session);
+  if (found == claims_.end()) return;
+  Claim& claim = *found->second;
   switch (action.kind) {
     case sched::ActionKind::kAdmit:
-      session.lane = action.lane;
-      tell(session, MessageType::kAdmit);
+      claim.lane = action.lane;
+      tell(claim, MessageType::kAdmit);
       break;
     case sched::ActionKind::kMove:  // the process's memory stays where it is
-      session.lane = action.lane;
+      claim.lane = action.lane;
       break;
     case sched::ActionKind::kPageOut:
-      session.paging = true;
-      tell(session, MessageType::kPageOut);
+      claim.paging = true;
+      if (RemoteSession& session = *claim.members.front(); !session.leased && !session.overdue) {
+        const bool waited = session.waits_for_images;
+        images_.let_go(session);
+        if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
+      }
+      tell(claim, MessageType::kPageOut);
       break;
     case sched::ActionKind::kPageIn:
-      session.paging = true;
-      session.lane = action.lane;
-      tell(session, MessageType::kPageIn);
+      claim.paging = true;
+      claim.lane = action.lane;
+      tell(claim, MessageType::kPageIn);
       break;
     default:
       break;  // lanes of turns hold no memory
   }
 }
 
-void SharedDevice::grant(RemoteSession& session, sched::LaneId lane, uint64_t now_ns) {
-  set_ready(session, false);
-  scheduler_.dispatched(session.id, lane, now_ns);
-  session.lane = lane;  // pick may have moved it
-  holders_[lane] = &session;
+void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
+  set_ready(claim, false);
+  scheduler_.dispatched(claim.id, lane, now_ns);
+  claim.lane = lane;  // pick may have moved it
+  holders_[lane] = &claim;
+  claim.leased = true;
+  claim.granted_ns = now_ns;
+  const bool contested = contended();
+  claim.wanted_since_ns = contested ? now_ns : 0;
+  ++turns_;
+  for (const auto& member : claim.members)
+    if (member->ready && !member->overdue)
+      lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
+}
+
+void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t now_ns) {
+  session.ready = false;
   session.leased = true;
   session.epoch = ++session.process->epochs[session.slot];
-  session.granted_ns = now_ns;
-  const bool contested = contended();
-  session.wanted_since_ns = contested ? now_ns : 0;
   Lease& lease = this->lease(session);
   session.seen_service_ns = lease.service_ns();
   session.seen_iterations = lease.iterations();
   lease.extend(now_ns + kLeaseGoodNs);
-  lease.set({session.epoch, contested ? LeaseState::kWanted : LeaseState::kBusy});
-  ++turns_;
+  lease.set({session.epoch, state});
   tell(session, MessageType::kGranted);
 }
 
-bool SharedDevice::want_back(RemoteSession& session, uint64_t now_ns) {
-  Lease& lease = this->lease(session);
-  for (;;) {
-    const Lease::Word word = lease.look();
-    if (word.epoch != session.epoch || word.state == LeaseState::kFree) break;  // given back, or nonsense
-    if (word.state == LeaseState::kWanted) return false;
-    const bool idle = word.state == LeaseState::kIdle;
-    if (!lease.change(word, idle ? LeaseState::kFree : LeaseState::kWanted)) continue;
-    if (idle) break;
-    session.wanted_since_ns = now_ns;
-    tell(session, MessageType::kWanted);
-    return false;
+bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
+  bool told = false, busy = false;
+  for (const auto& member : claim.members) {
+    Lease& lease = this->lease(*member);
+    while (member->leased) {
+      const Lease::Word word = lease.look();
+      const bool mine = word.epoch == member->epoch && word.state != LeaseState::kFree;
+      if (mine && word.state == LeaseState::kWanted) {
+        busy = true;
+        break;
+      }
+      if (mine) {
+        const bool idle = word.state == LeaseState::kIdle;
+        if (!lease.change(word, idle ? LeaseState::kFree : LeaseState::kWanted)) continue;
+        if (!idle) {
+          tell(*member, MessageType::kWanted);
+          told = busy = true;
+          break;
+        }
+      }
+      collect(*member, now_ns);  // given back, or nonsense
+      member->leased = false;
+    }
   }
-  turn_over(session, now_ns);
+  if (told && claim.wanted_since_ns == 0) claim.wanted_since_ns = now_ns;
+  if (busy) return false;
+  turn_over(claim, now_ns);
   return true;
 }
 
-void SharedDevice::read_service(RemoteSession& session, uint64_t now_ns, bool gives_back) {
+void SharedDevice::collect(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
   const Lease& lease = this->lease(session);
   const uint64_t service_ns = lease.service_ns(), iterations = lease.iterations();
-  const uint64_t held_ns = now_ns - std::min(now_ns, session.granted_ns);
-  uint64_t spent_ns = service_ns - std::min(service_ns, session.seen_service_ns);
+  const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
+  const uint64_t spent_ns = std::min(service_ns - std::min(service_ns, session.seen_service_ns), held_ns);
   const uint64_t count =
       std::min(iterations - std::min(iterations, session.seen_iterations), kMostIterations);
-  spent_ns = std::min(spent_ns, held_ns);
-  if (count == 0 && !gives_back) return;
   session.seen_service_ns = service_ns;
   session.seen_iterations = iterations;
-  session.granted_ns = now_ns;
-  service_ns_ += spent_ns;
-  // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
-  if (!gives_back) scheduler_.dispatched(session.id, session.lane, now_ns);
-  scheduler_.finished(session.id, spent_ns, now_ns, count);
+  session.service_ns += spent_ns;
+  session.iterations += count;
+  claim.unread_ns = base::add_saturated(claim.unread_ns, spent_ns);
+  claim.unread_iterations += count;
 }
 
-void SharedDevice::turn_over(RemoteSession& session, uint64_t now_ns) {
-  if (!session.leased) return;
-  read_service(session, now_ns, true);
+void SharedDevice::member_done(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  collect(session, now_ns);
   session.leased = false;
-  session.wanted_since_ns = 0;
-  for (RemoteSession*& holder : holders_)
-    if (holder == &session) holder = nullptr;
+  if (std::none_of(claim.members.begin(), claim.members.end(),
+                   [](const auto& member) { return member->leased; }))
+    turn_over(claim, now_ns);
+}
+
+void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
+  const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
+  if (!gives_back && std::none_of(claim.members.begin(), claim.members.end(), [&](const auto& member) {
+        return member->leased && lease(*member).iterations() != member->seen_iterations;
+      }))
+    return;
+  for (const auto& member : claim.members)
+    if (member->leased) collect(*member, now_ns);
+  // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
+  const uint64_t spent_ns = std::min(std::exchange(claim.unread_ns, 0), held_ns);
+  const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
+  claim.granted_ns = now_ns;
+  service_ns_ += spent_ns;
+  // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
+  if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
+  scheduler_.finished(claim.id, spent_ns, now_ns, count);
+}
+
+void SharedDevice::turn_over(Claim& claim, uint64_t now_ns) {
+  if (!claim.leased) return;
+  read_service(claim, now_ns, true);
+  for (const auto& member : claim.members) member->leased = false;
+  claim.leased = false;
+  claim.wanted_since_ns = 0;
+  for (Claim*& holder : holders_)
+    if (holder == &claim) holder = nullptr;
+  for (const auto& member : claim.members)
+    if (!member->overdue) images_.let_go(*member);
+  announce(claim, now_ns);  // members that asked meanwhile
 }
 
 void SharedDevice::remove(RemoteSession& session) {
   const uint64_t now_ns = base::host_now_ns();
   Process& process = *session.process;
+  Claim& claim = *session.claim;
+  session.ready = false;
   lease(session).set({++process.epochs[session.slot], LeaseState::kFree});
-  turn_over(session, now_ns);
-  set_ready(session, false);
+  if (session.leased) member_done(session, now_ns);
+  images_.left(session);
   process.slots[session.slot] = false;
   process.sessions.erase(session.number);
-  scheduler_.leave(session.id, now_ns);
-  if (room_for_ == session.id) {
-    room_for_ = 0;
+  not_ready(session, now_ns);
+  if (claim.members.size() > 1) {
+    std::erase_if(claim.members, [&](const auto& member) { return member.get() == &session; });
+    return;
+  }
+  scheduler_.leave(claim.id, now_ns);
+  if (room_for_ == claim.id) {
+    room_for_ = room_until_ns_ = 0;
     room_victims_.clear();
     scheduler_.room_used(now_ns);
   } else {
-    room_step(session);
+    room_step(claim.id);
   }
-  sessions_.erase(session.id);
+  claims_.erase(claim.id);
 }
 
 void SharedDevice::disconnected(RemoteSession& session) {
   const uint64_t now_ns = base::host_now_ns();
-  set_ready(session, false);
-  scheduler_.not_ready(session.id, now_ns);
-  if (session.leased) (void)want_back(session, now_ns);
+  not_ready(session, now_ns);
+  if (session.leased) (void)want_back(*session.claim, now_ns);
 }
 
 void SharedDevice::pump() {
@@ -337,56 +492,92 @@ void SharedDevice::pump() {
       moved = true;
     }
     const uint64_t now_ns = base::host_now_ns();
+    if (!std::exchange(contended_, contended()) &&
+        contended_)  // who was asked before has the whole lease from now on
+      for (Claim* holder : holders_)
+        if (holder != nullptr && holder->wanted_since_ns != 0) holder->wanted_since_ns = now_ns;
+    room_drained(now_ns);
+    std::vector<RemoteSession*> have_images;
+    moved = images_.step(&have_images) || moved;
+    for (const RemoteSession* session : have_images) {
+      scheduler_.ready(session->claim->id, now_ns);
+      moved = true;
+    }
     for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) {
-      if (holders_[lane] != nullptr && contended() && want_back(*holders_[lane], now_ns)) moved = true;
+      if (Claim* holder = holders_[lane]; holder != nullptr &&
+                                          (contended() || holder->members.front()->retries_images) &&
+                                          want_back(*holder, now_ns))
+        moved = true;
+      room_drained(now_ns);
       if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
       const auto picked = scheduler_.pick(lane, now_ns);
       if (!picked) continue;
-      const auto found = sessions_.find(*picked);
-      if (found == sessions_.end()) continue;
-      grant(*found->second, lane, now_ns);
+      const auto found = claims_.find(*picked);
+      if (found == claims_.end()) continue;
       moved = true;
+      if (RemoteSession& session = *found->second->members.front(); Images::lacks(session)) {
+        scheduler_.not_ready(*picked, now_ns);  // others may go first meanwhile
+        images_.ask(session);
+        continue;
+      }
+      grant(*found->second, lane, now_ns);
     }
   }
+  for (const uint64_t victim : std::vector<uint64_t>(room_victims_))
+    if (!claims_.contains(victim) && !scheduler_.cache_going(victim)) room_step(victim);
   const uint64_t promised = scheduler_.promised_bytes();
-  const Process* last = nullptr;
-  for (const auto& [id, session] : sessions_) {
-    if (session->process != last) session->process->page->set_promised(promised);
-    last = session->process;
-  }
+  const uint64_t capacity = scheduler_.capacity().target_bytes;
+  for (const auto& [id, claim] : claims_)
+    for (const auto& member : claim->members) member->process->page->set_promised(promised, capacity);
+}
+
+void SharedDevice::kill_overdue(const Process& process) const {
+  if (options_.kill_overdue && process.pidfd)
+    (void)syscall(SYS_pidfd_send_signal, process.pidfd.get(), SIGKILL, nullptr, 0);
 }
 
 uint64_t SharedDevice::tick(uint64_t now_ns) {
   uint64_t next_ns = UINT64_MAX;
   if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown)
     next_ns = look_ns - std::min(look_ns, now_ns);
-  bool moved = false;
-  for (RemoteSession* holder : holders_) {
+  if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
+  bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
+  if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
+  for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
+  for (Claim* holder : holders_) {
     if (holder == nullptr) continue;
-    RemoteSession& session = *holder;
+    Claim& claim = *holder;
     next_ns = std::min(next_ns, kRenewNs);
-    if (session.wanted_since_ns == 0) {
-      lease(session).extend(now_ns + kLeaseGoodNs);
-      read_service(session, now_ns, false);
+    if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
+      for (const auto& member : claim.members)
+        if (member->leased) lease(*member).extend(now_ns + kLeaseGoodNs);
+      read_service(claim, now_ns, false);
       continue;
     }
-    const uint64_t ends_ns = base::add_saturated(session.wanted_since_ns, options_.lease_ns);
+    const uint64_t ends_ns = base::add_saturated(claim.wanted_since_ns, options_.lease_ns);
     if (now_ns < ends_ns) {
       next_ns = std::min(next_ns, ends_ns - now_ns);
       continue;
     }
-    base::log(
-        base::kWarning,
-        base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: it is "
-                     "taken back",
-                     session.name.c_str(), session.process->peer.pid,
-                     base::format_duration_ns(now_ns - session.wanted_since_ns).c_str()));
-    ++cut_off_;
-    lease(session).set({++session.process->epochs[session.slot], LeaseState::kFree});
-    turn_over(session, now_ns);
-    session.overdue = true;
-    if (options_.kill_overdue && session.process->pidfd)
-      (void)syscall(SYS_pidfd_send_signal, session.process->pidfd.get(), SIGKILL, nullptr, 0);
+    for (const auto& member : claim.members) {
+      if (!member->leased) continue;
+      base::log(
+          base::kWarning,
+          base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
+                       "it is taken back",
+                       member->name.c_str(), member->process->peer.pid,
+                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()));
+      ++cut_off_;
+      // It is charged for the time, whatever it reports when it is done.
+      collect(*member, now_ns);
+      const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
+      member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);
+      claim.unread_ns = std::max(claim.unread_ns, held_ns);
+      lease(*member).set({++member->process->epochs[member->slot], LeaseState::kFree});
+      member->overdue = true;
+      kill_overdue(*member->process);
+    }
+    turn_over(claim, now_ns);
     moved = true;
   }
   if (moved) {
@@ -404,6 +595,7 @@ client::DeviceStatus SharedDevice::status() const {
   out.capacity_bytes = capacity.target_bytes;
   out.effective_capacity_bytes = capacity.effective_bytes;
   out.promised_bytes = scheduler_.promised_bytes();
+  out.images_bytes = scheduler_.cached_bytes();
   out.lanes = scheduler_.lanes_open();
   out.resident = scheduler_.residents();
   out.waiting = scheduler_.waiting();
@@ -414,42 +606,50 @@ client::DeviceStatus SharedDevice::status() const {
 
 client::SessionStatus SharedDevice::status_of(const RemoteSession& session) const {
   client::SessionStatus out;
-  const sched::SessionView view = scheduler_.view(session.id);
+  const Claim& claim = *session.claim;
+  const sched::SessionView view = scheduler_.view(claim.id);
   out.pid = static_cast<uint64_t>(session.process->peer.pid);
   out.session = session.number;
   out.name = session.name;
   out.device = name_;
-  out.lane = session.lane == sched::kNoLane ? UINT64_MAX : session.lane;
-  out.persistent_bytes = session.persistent_bytes;
-  out.ephemeral_bytes = session.ephemeral_bytes;
-  out.service_ns = view.service_ns;
-  out.iterations = view.iterations_done;
+  out.lane = claim.lane == sched::kNoLane ? UINT64_MAX : claim.lane;
+  out.persistent_bytes = claim.persistent_bytes;
+  out.ephemeral_bytes = claim.ephemeral_bytes;
+  out.service_ns = session.service_ns;
+  out.iterations = session.iterations;
   out.weight = view.weight;
   out.priority = view.priority;
-  out.share = service_ns_ == 0 ? 0 : static_cast<double>(view.service_ns) / static_cast<double>(service_ns_);
-  const RemoteSession* holder =
-      session.lane < holders_.size() && holders_[session.lane] != &session ? holders_[session.lane] : nullptr;
+  out.cls = view.cls == sched::SessionClass::kOpportunistic ? "opportunistic" : "guaranteed";
+  out.share =
+      service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
+  out.group = claim.group;
+  const Claim* holder =
+      claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
   if (session.overdue) {
     out.state = "overdue";
     out.waits_for = "its own iteration, which exceeded the lease";
-  } else if (session.paging) {
+  } else if (claim.paging) {
     out.state = "paging";
   } else if (session.leased) {
     out.state = lease(session).look().state == LeaseState::kIdle ? "idle" : "turn";
-  } else if (scheduler_.state(session.id) == sched::SessionState::kQueued) {
+  } else if (scheduler_.state(claim.id) == sched::SessionState::kQueued) {
     out.state = "queued";
     out.waits_for = base::format(
         "memory: needs %s, %s can be promised",
-        base::format_bytes(base::add_saturated(session.persistent_bytes, session.ephemeral_bytes)).c_str(),
+        base::format_bytes(base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes)).c_str(),
         base::format_bytes(capacity_bytes_ - std::min(capacity_bytes_, scheduler_.promised_bytes())).c_str());
-  } else if (scheduler_.state(session.id) == sched::SessionState::kPagedOut) {
+  } else if (scheduler_.state(claim.id) == sched::SessionState::kPagedOut) {
     out.state = "paged_out";
     if (session.ready) out.waits_for = "memory, to be paged in";
+  } else if (session.waits_for_images) {
+    out.state = "ready";
+    out.waits_for = "its images, which are not on the device yet";
   } else if (session.ready) {
     out.state = "ready";
     if (holder != nullptr)
-      out.waits_for = base::format("the turn, which '%s' of process %d has", holder->name.c_str(),
-                                   holder->process->peer.pid);
+      out.waits_for =
+          base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
+                       holder->members.front()->process->peer.pid);
   } else {
     out.state = "resting";
   }
@@ -459,10 +659,14 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
 std::string SharedDevice::check() const {
   if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
   size_t ready = 0;
-  for (const auto& [id, session] : sessions_) {
-    ready += session->ready ? 1 : 0;
-    const bool holds = std::find(holders_.begin(), holders_.end(), session.get()) != holders_.end();
-    if (holds != session->leased) return "session '" + session->name + "' and its lane disagree on the turn";
+  for (const auto& [id, claim] : claims_) {
+    ready += claim->ready ? 1 : 0;
+    const std::string name = "'" + claim->members.front()->name + "'";
+    const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
+    if (holds != claim->leased) return "session " + name + " and its lane disagree on the turn";
+    const bool leased = std::any_of(claim->members.begin(), claim->members.end(),
+                                    [](const auto& member) { return member->leased; });
+    if (leased != claim->leased) return "session " + name + " and its group disagree on the turn";
   }
   return ready == ready_ ? std::string() : "sessions that are ready are miscounted";
 }

@@ -66,9 +66,9 @@ base::Status Event::synchronize() const {
 
 base::Result<uint64_t> Event::elapsed_since(const Event& start) const {
   uint64_t ns = 0;
-  GPUSHARE_RETURN_IF_ERROR(
-      device_->status(device_->ops().event_elapsed(start.event_, event_, &ns), "event_elapsed"));
-  return ns;
+  const int32_t code = device_->ops().event_elapsed(start.event_, event_, &ns);
+  if (code == GPUSHARE_OK) return ns;
+  return device_->status(code, "event_elapsed");
 }
 
 Stream::~Stream() {
@@ -94,7 +94,8 @@ base::Status Stream::wait(const Event& event) const {
 }
 
 base::Status Stream::record(const Event& event) const {
-  return device_->status(device_->ops().event_record(event.get(), stream_), "event_record");
+  const int32_t code = device_->ops().event_record(event.get(), stream_);
+  return code == GPUSHARE_OK ? base::Status() : device_->status(code, "event_record");
 }
 
 base::Status Stream::copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind) const {

@@ -11,6 +11,7 @@
 #include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
+#include "memory/elastic_range.hpp"
 
 namespace gpushare::executor {
 
@@ -40,6 +41,8 @@ void RuntimeImpl::collect_actions() {
       case sched::ActionKind::kPageIn:
         action.kind = Action::Kind::kPageIn;
         break;
+      case sched::ActionKind::kFillCache:  // this driver has no caches
+      case sched::ActionKind::kDropCache:
       case sched::ActionKind::kMove:  // its next iteration takes the lane that it is dispatched to
         continue;
     }
@@ -66,7 +69,7 @@ void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
     // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
     // it.
     if (NoWaitScope::active()) return;
-    actor_done_.wait(mutex_);
+    mutex_.wait(actor_done_);
   }
   if (closed_ || collapsed_) return;
   struct Acting {
@@ -169,7 +172,7 @@ base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
   }
   GPUSHARE_ASSIGN_OR_RETURN(slot->anchor, device_->create_event(GPUSHARE_EVENT_TIMING));
   LaneSlot* raw = slot.get();
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (slots_.size() <= id) slots_.resize(id + 1);
   slots_[id] = std::move(slot);
   try {
@@ -206,7 +209,7 @@ void RuntimeImpl::drop_stream(LaneSlot& slot) {
   (void)slot.stream->device_stream().synchronize();
   std::vector<std::shared_ptr<SessionImpl>> users;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     for (const auto& [id, session] : sessions_) {
       if (session->stream_lane_ != &slot) continue;
       session->stream_lane_ = nullptr;
@@ -447,7 +450,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     if (status.ok()) {
       bytes = heap->stats().live_bytes;
       status = paging_stream_.record(paging_start_);
-      if (status.ok()) status = out ? heap->page_out(paging_stream_) : heap->page_in(paging_stream_);
+      if (status.ok()) status = out ? move_out(session, *heap) : move_in(session, *heap);
       if (status.ok() && paging_stream_.record(paging_end_).ok() && paging_end_.synchronize().ok()) {
         const auto elapsed = paging_end_.elapsed_since(paging_start_);
         if (elapsed.ok()) device_ns = *elapsed;
@@ -488,16 +491,46 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
   session.state_changed_.notify_all();
 }
 
+// A session's heap and ranges go out and come in together, or stay.
+base::Status RuntimeImpl::move_out(SessionImpl& session, memory::PersistentHeap& heap) {
+  base::MutexLock lock(session.range_mutex_);
+  base::Status status;
+  for (memory::ElasticRange* range : session.ranges_)
+    if (status.ok()) status = range->save(paging_stream_);
+  if (status.ok()) status = heap.page_out(paging_stream_);
+  for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->drop() : range->forget();
+  return status;
+}
+
+base::Status RuntimeImpl::move_in(SessionImpl& session, memory::PersistentHeap& heap) {
+  base::MutexLock lock(session.range_mutex_);
+  base::Status status;
+  for (memory::ElasticRange* range : session.ranges_)
+    if (status.ok()) status = range->restore(paging_stream_);
+  if (status.ok()) status = heap.page_in(paging_stream_);
+  for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->forget() : range->drop();
+  return status;
+}
+
 void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
   const bool paged_out = session.placed_ && authority_->state(session.id_) == sched::SessionState::kPagedOut;
   uint64_t peak = 0;
+  if (const std::shared_ptr<LaunchGate> gate = session.launch_gate_; gate != nullptr) {
+    const Unlocked unlocked(mutex_);
+    gate->shut();
+  }
   if (heap != nullptr) {
     const Unlocked unlocked(mutex_);
     session.residence_gate_.close();
     session.heap_gate_.close();
     session.heap_.store(nullptr);
     peak = heap->stats().peak_bytes;
+    {
+      base::MutexLock ranges(session.range_mutex_);
+      for (memory::ElasticRange* range : session.ranges_) memory_->close_range(range);
+      session.ranges_.clear();
+    }
     const base::Status status = memory_->close_heap(heap);
     if (!status.ok()) base::log(base::kError, status.with_context("closing a session").to_string());
   }
@@ -512,6 +545,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   if (profiled_ == &session) profiled_ = nullptr;
   const sched::SessionView view = authority_->view(session.id_);
   session.remaining_ns_ = view.remaining_ns;
+  forget_ranges(session);
   authority_->leave(session.id_, time);
   for (LaneSlot* lane : open_slots_)
     if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
@@ -528,7 +562,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
 GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_service() {
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   try {
     serve(outbox);
   } catch (const base::ForcedUnwind&) {
@@ -545,8 +579,8 @@ void RuntimeImpl::serve(Outbox& outbox) {
       const bool look = look_again_at_ && (!retry_at_ || look_again_at_->at() < retry_at_->at());
       std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
       if (!next) {
-        service_wakes_.wait(mutex_);
-      } else if (!service_wakes_.wait_until(mutex_, next->at()) && !stop_threads_) {
+        mutex_.wait(service_wakes_);
+      } else if (!mutex_.wait_until(service_wakes_, next->at()) && !stop_threads_) {
         next.reset();
         if (!look) authority_->room_used(now());
         settle(nullptr, outbox);

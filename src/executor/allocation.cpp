@@ -76,7 +76,7 @@ base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted
 }
 
 base::Status SessionImpl::check_quota(uint64_t bytes) {
-  uint64_t used = 0;
+  uint64_t used = range_promise_.load(std::memory_order_relaxed);
   if (const GatePass pass(heap_gate_); pass)
     used += heap_.load(std::memory_order_relaxed)->stats().live_bytes;
   if (const GatePass pass(iteration_.gate_); pass) {
@@ -126,7 +126,7 @@ base::Status SessionImpl::with_residence(
     if (const GatePass pass(residence_gate_); pass) {
       LaneSlot* lane = nullptr;
       {
-        base::MutexLock lock(runtime_->mutex_);
+        BooksLock lock(runtime_->mutex_);
         lane = lane_;
       }
       return body(lane->stream->device_stream());
@@ -157,6 +157,20 @@ base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alig
   return result;
 }
 
+base::Status IterationImpl::alloc_many(std::span<const uint64_t> bytes, uint64_t alignment,
+                                       memory::Address* out, size_t served) {
+  for (size_t i = served; i < bytes.size(); ++i) {
+    const auto block = alloc(bytes[i], alignment);
+    if (block.ok()) {
+      out[i] = *block;
+      continue;
+    }
+    while (i > 0) (void)session_.runtime_->free(out[--i]);
+    return block.status();
+  }
+  return {};
+}
+
 base::Status IterationImpl::keep(memory::Address address) {
   for (bool grown = false;; grown = true) {
     base::Status status;
@@ -180,8 +194,8 @@ base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, 
   bool made_room = false;
   uint64_t promised_bytes = 0;
   {
-    base::MutexLock lock(runtime_->mutex_);
-    promised_bytes = persistent_promise_;
+    BooksLock lock(runtime_->mutex_);
+    promised_bytes = persistent_promise_ - range_promise_;
   }
   auto result = climb(wanted, std::move(why), &made_room);
   // A growth that did not help is given back.
@@ -238,13 +252,14 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
 }
 
 template <class Apply>
-base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply) {
+base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
+                                  Apply&& apply) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
   GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
   const uint64_t before_p = persistent_promise_, before_e = ephemeral_promise_;
-  persistent_bytes = std::max(persistent_bytes, before_p);
+  const uint64_t persistent_bytes = std::max(heap_bytes + range_promise_, before_p) + range_bytes;
   ephemeral_bytes = std::max(ephemeral_bytes, before_e);
   const uint64_t quota =
       sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), runtime.granularity_bytes_);
@@ -262,8 +277,10 @@ base::Status SessionImpl::promise(uint64_t persistent_bytes, uint64_t ephemeral_
   lock.unlock();
   base::Status status = apply();
   lock.lock();
-  if (!status.ok() && !torn_down_ && !runtime.collapsed_ &&
-      runtime.authority_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
+  if (status.ok())
+    range_promise_ += torn_down_ ? 0 : range_bytes;
+  else if (!torn_down_ && !runtime.collapsed_ &&
+           runtime.authority_->set_need(id_, before_p, before_e, runtime.now()).ok()) {
     persistent_promise_ = before_p;
     ephemeral_promise_ = before_e;
   }
@@ -294,7 +311,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
     if (step > runtime_->memory_->capacity_bytes())
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t wanted = round_up(stats.promised_bytes + step, granularity);
-    status = promise(wanted, 0, [&]() -> base::Status {
+    status = promise(wanted, 0, 0, [&]() -> base::Status {
       const GatePass pass(heap_gate_);
       if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
       // Free bytes at the end go first, so that what comes back in their place is one piece.
@@ -324,9 +341,35 @@ void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
+  persistent_bytes += range_promise_;
   if (runtime_->authority_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
     persistent_promise_ = persistent_bytes;
   runtime_->settle(nullptr, outbox);
+}
+
+base::Status SessionImpl::grow_range(uint64_t bytes, const std::function<base::Status()>& apply) {
+  base::Status status = promise(0, bytes, 0, apply);
+  if (status.code() != GPUSHARE_QUOTA_EXCEEDED) return status;
+  uint64_t live_bytes = 0;
+  {
+    const GatePass pass(heap_gate_);
+    if (!pass) return status;
+    live_bytes = heap_.load()->stats().live_bytes;
+  }
+  shrink_persistent_alone(round_up(live_bytes, runtime_->granularity_bytes_));
+  return promise(0, bytes, 0, apply);
+}
+
+void SessionImpl::shrink_range(uint64_t bytes) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (torn_down_ || runtime.collapsed_) return;
+  range_promise_ -= bytes;
+  // A need that does not grow is never refused.
+  if (runtime.authority_->set_need(id_, persistent_promise_ - bytes, ephemeral_promise_, runtime.now()).ok())
+    persistent_promise_ -= bytes;
+  runtime.settle(nullptr, outbox);
 }
 
 base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes) {
@@ -361,7 +404,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
-    status = promise(0, size, apply);
+    status = promise(0, 0, size, apply);
     if (status.code() == GPUSHARE_QUOTA_EXCEEDED) {
       // Free bytes of P are in the way.
       uint64_t live_bytes = 0;
@@ -371,7 +414,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
         live_bytes = heap_.load()->stats().live_bytes;
       }
       shrink_persistent_alone(round_up(live_bytes, granularity));
-      status = promise(0, size, apply);
+      status = promise(0, 0, size, apply);
     }
     *seen_bytes = stats.size_bytes;
     if (status.ok() || status.code() == GPUSHARE_INVALID_STATE) return status;
@@ -401,7 +444,7 @@ GPUSHARE_CATCHES_FORCED_UNWIND
 bool SessionImpl::ask_owner(uint64_t bytes) {
   OutOfMemoryFunction function;
   {
-    base::MutexLock lock(runtime_->mutex_);
+    BooksLock lock(runtime_->mutex_);
     function = runtime_->out_of_memory_;
   }
   // Not again from inside itself: it would ask without end.
@@ -442,6 +485,11 @@ base::Status RuntimeImpl::free(memory::Address address) {
   return memory_->free(address);
 }
 
+bool RuntimeImpl::free_at_home(memory::Address address, const void* native, base::Status* out_status) {
+  const GatePass pass(memory_gate_.mine());
+  return pass && memory_->free_at_home(address, native, out_status);
+}
+
 base::Status RuntimeImpl::record_use(memory::Address address, const Stream& stream) {
   const auto& used = static_cast<const StreamImpl&>(stream);
   base::Status status;
@@ -459,6 +507,11 @@ base::Result<memory::BlockInfo> RuntimeImpl::find(memory::Address address) {
   const GatePass pass(memory_gate_.mine());
   if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   return memory_->find(address);
+}
+
+bool RuntimeImpl::look_up(memory::Address address, memory::BlockInfo* out_info) {
+  const GatePass pass(memory_gate_.mine());
+  return pass && memory_->look_up(address, out_info);
 }
 
 }  // namespace gpushare::executor

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "base/round_up.hpp"
+#include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
 
@@ -29,9 +30,19 @@ base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
   return {};
 }
 
+base::Status RuntimeImpl::set_target_slowdown(double target) {
+  GPUSHARE_RETURN_IF_ERROR(check_target_slowdown(target));
+  BooksLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  target_slowdown_ = target;
+  if (op_gate_ != nullptr)
+    op_gate_->set_default_target(target > 0 ? target : sched::OpControllerOptions{}.target_slowdown);
+  return {};
+}
+
 base::Status SessionImpl::set_quota(uint64_t bytes) {
   {
-    base::MutexLock lock(runtime_->mutex_);
+    BooksLock lock(runtime_->mutex_);
     GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
     if (const uint64_t left = runtime_->memory_left(this); left != UINT64_MAX) {
       if (bytes > left || left == 0)
@@ -45,6 +56,9 @@ base::Status SessionImpl::set_quota(uint64_t bytes) {
     quota_bytes_.store(bytes, std::memory_order_relaxed);
     above_quota_.store(bytes > 0, std::memory_order_relaxed);
   }
+  // Allocations of an open iteration are checked from now on.
+  if (const GatePass pass(iteration_.gate_); pass)
+    iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->close_door();
   give_back_above_quota(false);
   return {};
 }
@@ -74,7 +88,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
     return placed_ || unplaced;
   };
   {
-    base::MutexLock lock(runtime.mutex_);
+    BooksLock lock(runtime.mutex_);
     if (!look()) return;
   }
   if (persistent + ephemeral <= quota) {
@@ -83,9 +97,10 @@ void SessionImpl::give_back_above_quota(bool begins) {
   }
   if (const GatePass pass(heap_gate_); pass) {
     memory::PersistentHeap& heap = *heap_.load();
+    const uint64_t ranges = range_promise_, others = base::add_saturated(ephemeral, ranges);
     const uint64_t least =
-        base::round_up(std::max(heap.stats().live_bytes, quota - std::min(quota, ephemeral)), granule);
-    if (least < persistent && heap.resize(least).ok()) persistent = least;
+        base::round_up(std::max(heap.stats().live_bytes, quota - std::min(quota, others)), granule);
+    if (least < persistent - ranges && heap.resize(least).ok()) persistent = least + ranges;
   }
   if (runtime.gives_back_) (void)runtime.memory_->trim();
   const uint64_t resized = persistent;

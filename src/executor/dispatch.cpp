@@ -18,6 +18,7 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
   if (wanted && session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session) wanted = false;
   if (wanted == session.told_ready_) return;
   session.told_ready_ = wanted;
+  wanted ? ++ready_sessions_ : --ready_sessions_;
   if (wanted)
     authority_->ready(session.id_, now());
   else
@@ -25,7 +26,7 @@ void RuntimeImpl::refresh_ready(SessionImpl& session) {
 }
 
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
-  if (!lost_.ok() || paused_) return;
+  if (!lost_.ok() || paused_ || (ready_sessions_ == 0 && !shared_)) return;
   std::optional<uint64_t> time;  // one reading for all lanes
   bool dispatched = true, on_device = false;
   uint64_t look_again_ns = sched::kUnknown, ask_at_ns = 0;
@@ -63,7 +64,10 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   authority_->dispatched(session->id_, lane.id, time);
   // After that: a change of needs may page out whoever has nothing in flight.
   if (session->profile_left_ > 0) profile_begin(*session, lane);
-  session->told_ready_ = false;
+  ++under_way_;
+  if (op_gate_ != nullptr && session->options_.cls == sched::SessionClass::kGuaranteed)
+    op_gate_->began(session->id_, session->target_slowdown_, time);
+  if (std::exchange(session->told_ready_, false)) --ready_sessions_;
   session->open_ = true;
   session->lane_ = &lane;
   lane.holder = session;
@@ -93,13 +97,58 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   return true;
 }
 
+void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
+  // With no demand no session has an iteration to run, no thread waits, and no session that ends waits for the device. Actions and
+  // sessions that wait for memory act at boundaries, which a lent turn does not have.
+  if (under_way_ > 0 || demand_ > 0 || virtual_time_ || shared_ || on_progress_ || record_timeline_ ||
+      paused_ || acting_ || closing_ || op_gate_ != nullptr || collapsed_ || !lost_.ok() ||
+      !actions_.empty() || retry_at_ || session.ended_ || session.torn_down_ || session.profile_left_ > 0 ||
+      profiled_ != nullptr || lane.closes > 0 || lane.memory.load(std::memory_order_relaxed) == nullptr ||
+      !authority_->may_lend(session.id_, lane.id))
+    return;
+  mutex_.turn().lend(session, lane, lane.at(lane.next));
+}
+
+void Books::settle_turn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  runtime_.settle_turn(turn_.take_back());
+}
+
+void RuntimeImpl::settle_turn(const LentTurn::Ended& ended) noexcept {
+  if (collapsed_) return;
+  SessionImpl& session = *ended.session;
+  LaneSlot& lane = *ended.lane;
+  try {
+    const uint64_t time = now();
+    if (ended.iterations > 0) {
+      authority_->ready(session.id_, time);
+      authority_->dispatched(session.id_, lane.id, time, ended.iterations);
+      authority_->finished(session.id_, ended.totals.service_ns, time, ended.iterations);
+      session.iterations_done_ += ended.iterations;
+      session.service_ns_ += ended.totals.service_ns;
+      session.planned_iterations_ += ended.totals.planned;
+      session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, ended.totals.peak_bytes);
+      iterations_done_ += ended.iterations;
+      busy_ns_ += ended.totals.service_ns;
+    }
+    if (!ended.busy) return;
+    authority_->ready(session.id_, time);
+    authority_->dispatched(session.id_, lane.id, time);
+    ++under_way_;
+    session.open_ = true;
+    lane.holder = &session;
+    lane.at(lane.next++).session = &session;
+  } catch (...) {
+    collapse();
+  }
+}
+
 void RuntimeImpl::settle(const SessionImpl* current, Outbox& outbox) {
   if (closed_ || collapsed_) return;
   collect_actions();
   dispatch_all(current, outbox);
   collect_actions();  // profiling changes needs
   if (!actions_.empty() && !acting_) service_wakes_.notify_one();
-  if (demand_ > 0 || on_progress_ || shared_) kick_reapers();
+  if (demand_ > 0 || on_progress_ || shared_ || op_gate_ != nullptr) kick_reapers();
 }
 
 void RuntimeImpl::profile_begin(SessionImpl& session, LaneSlot& lane) {

@@ -28,6 +28,8 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
     ++staying_;
   }
   session.pushes_.clear();
+  if (session.launch_gate_ != nullptr) session.launch_gate_->end();
+  if (op_gate_ != nullptr) op_gate_->left(session.id_);
   ++demand_;  // until it is torn down
   record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
           session.id_, now()});
@@ -85,6 +87,7 @@ void RuntimeImpl::collapse() noexcept {
       session->granted_ = nullptr;
       session->open_ = false;
     }
+    if (session->launch_gate_ != nullptr) session->launch_gate_->end();
     session->turn_came_.notify_all();
     session->state_changed_.notify_all();
   }
@@ -122,7 +125,7 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
     if (const auto stream = weak.lock(); stream != nullptr) (void)stream->synchronize();
   base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     sessions.swap(sessions_);
     actions_.clear();
   }
@@ -130,8 +133,9 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
     session->residence_gate_.close();
     session->heap_gate_.close();
     session->heap_.store(nullptr);
+    if (session->launch_gate_ != nullptr) session->launch_gate_->shut();
     std::deque<PushItem> pushes;
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     pushes.swap(session->pushes_);
     session->ended_ = session->torn_down_ = true;
     session->end_state_ = SessionState::kFailed;

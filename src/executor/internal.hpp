@@ -1,7 +1,7 @@
 // internal.hpp: the parts of a runtime and who guards them. Not for other folders.
 //
 // One lock, RuntimeImpl::mutex_, orders everything that the scheduler is told or asked: the state of sessions
-// and lanes. It is held for bookkeeping only: never while the device, memory or a function of the caller's
+// and lanes. A turn that nobody else wants is lent past it (lent_turn.hpp). The lock is held for bookkeeping only: never while the device, memory or a function of the caller's
 // works, except for reading clocks and elapsed times. Allocation does not take it: an iteration or session
 // keeps its memory from going away with a Gate. Lock order: SessionImpl::grow_mutex_, RuntimeImpl::mutex_,
 // then what device and memory take.
@@ -29,15 +29,21 @@
 #include "client/remote_authority.hpp"
 #include "executor/binding.hpp"
 #include "executor/gate.hpp"
+#include "executor/lent_turn.hpp"
+#include "executor/op_gate.hpp"
+#include "executor/range.hpp"
 #include "executor/runtime.hpp"
 #include "executor/stream.hpp"
 #include "executor/timeline.hpp"
 #include "sched/authority.hpp"
+#include "sched/elastic.hpp"
 
 namespace gpushare::executor {
 
 class RuntimeImpl;
 class SessionImpl;
+class RangeImpl;
+struct RangeWait;
 class Outbox;
 struct LaneSlot;
 
@@ -91,10 +97,13 @@ class IterationImpl final : public Iteration {
   explicit IterationImpl(SessionImpl& session) : session_(session) {}
   uint64_t session_id() const override;
   base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) override;
+  base::Status alloc_many(std::span<const uint64_t> bytes, uint64_t alignment, memory::Address* out,
+                          size_t served) override;
   base::Status keep(memory::Address address) override;
   base::Result<std::shared_ptr<Stream>> stream() override;
   base::Status end() override;
   base::Status fail(base::Status status) override;
+  memory::LanePass pass() const override;
 
   // The iteration that `binding` was made for is still open.
   static bool is_open(const Binding& binding);
@@ -109,6 +118,8 @@ class IterationImpl final : public Iteration {
   SessionImpl& session_;
   mutable Gate gate_;  // open while the iteration is
   std::atomic<LaneSlot*> lane_{nullptr};
+  InFlight* slot_ = nullptr;         // of the iteration granted or under way: its events
+  uint64_t borrowed_word_ = 0;       // it began with a lent turn: for LentTurn::give_back(); else 0
   std::atomic<uint64_t> serial_{0};  // of the iteration under way: changes with each
   // The serial of a pulled iteration, from its grant to the first end() or fail(), which wins the right to end it; else 0.
   std::atomic<uint64_t> can_end_{0};
@@ -130,6 +141,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_priority(int32_t priority) override;
   base::Status set_weight(double weight) override;
   base::Status set_remaining(uint64_t remaining_ns) override;
+  base::Status set_target_slowdown(double target) override;
+  base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
@@ -140,13 +153,16 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   }
   uint64_t open_iteration() const override;
   base::Status order_stream(const Stream& stream) override;
+  base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) override;
   void reset_peak() override;
+  base::Result<std::shared_ptr<SharedImage>> open_image(const SharedImageOptions& options) override;
   const Runtime* runtime() const override;
   base::Result<std::shared_ptr<Iteration>> begin(uint64_t timeout_ns) override;
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
 
  private:
   friend class IterationImpl;
+  friend class RangeImpl;
   friend class RuntimeImpl;
   friend class StreamImpl;
   friend class TicketImpl;
@@ -169,10 +185,13 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   void shrink_persistent(uint64_t persistent_bytes);
   void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
-  // Raises the promise to at least (P, E) and lets `apply` make it so; takes it back if that
-  // fails.
+  // Raises the promise to at least (`heap_bytes` beside what its ranges have, E) and by `range_bytes` for a range, and lets `apply`
+  // make it so; takes it back if that fails.
   template <class Apply>
-  base::Status promise(uint64_t persistent_bytes, uint64_t ephemeral_bytes, Apply&& apply);
+  base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes, Apply&& apply);
+  // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
+  base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
+  void shrink_range(uint64_t bytes);
   bool make_room(uint64_t bytes);
   bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
@@ -190,7 +209,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   Gate heap_gate_;           // open from placement to teardown: users of heap_
   Gate residence_gate_;      // the same, but closed while paged out
   base::Mutex grow_mutex_;   // one growth of its promises at a time
-  base::Mutex quota_mutex_;  // with a quota: from the check to the allocation
+  base::Mutex range_mutex_;  // opening, closing and paging its ranges; taken before memory's locks
+  std::vector<memory::ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(range_mutex_);
+  base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
@@ -203,6 +224,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   SessionState end_state_ = SessionState::kCancelled;
   base::Status end_status_;
   bool placed_ = false;       // its heap exists
+  bool silent_ = false;       // a range of it is: the scheduler has it as opportunistic
   uint32_t tries_alone_ = 0;  // to page it in while there was no other session
   bool told_ready_ = false;   // the scheduler knows of an iteration
   bool open_ = false;         // an iteration is between grant and end
@@ -217,20 +239,26 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t next_order_ = 0;
   uint32_t in_flight_ = 0;
   uint64_t persistent_promise_ = 0, ephemeral_promise_ = 0;  // P and E as the scheduler has them
-  uint32_t profile_left_ = 0;                                // iterations yet to be profiled
+  std::atomic<uint64_t> range_promise_{
+      0};                      // the part of P that its elastic ranges have; written under the lock
+  uint32_t profile_left_ = 0;  // iterations yet to be profiled
   uint64_t profile_peak_bytes_ = 0;
   uint64_t iterations_done_ = 0, planned_iterations_ = 0;
   uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
   uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
-  double weight_;                          // as the program said
-  uint64_t peak_bytes_ = 0;                // of its persistent blocks, known at its end
-  uint64_t iteration_peak_bytes_ = 0;      // its largest iteration
-  uint64_t remaining_ns_ = UINT64_MAX;     // as of its end
-  uint32_t progress_calls_ = 0;            // in outboxes; close waits for them
-  uint64_t works_ = 0;                     // submitted and not destroyed yet; close waits for them
-  base::ConditionVariable turn_came_;      // for the pull that waits
-  base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
+  double weight_;                            // as the program said
+  uint64_t peak_bytes_ = 0;                  // of its persistent blocks, known at its end
+  uint64_t iteration_peak_bytes_ = 0;        // its largest iteration
+  uint64_t remaining_ns_ = UINT64_MAX;       // as of its end
+  std::shared_ptr<LaunchGate> launch_gate_;  // null: never asked for
+  double target_slowdown_ = 0;               // 0: the runtime's
+  uint32_t progress_calls_ = 0;              // in outboxes; close waits for them
+  uint64_t works_ = 0;                       // submitted and not destroyed yet; close waits for them
+  base::ConditionVariable turn_came_;        // for the pull that waits
+  base::ConditionVariable state_changed_;    // admitted, paged, ended, torn down
 };
+
+base::Status check_target_slowdown(double target);  // session.cpp
 
 // One iteration between its grant and the passing of its end event.
 struct InFlight {
@@ -258,6 +286,7 @@ struct LaneSlot {
   // it.
   mutable base::Mutex owner_mutex;
   std::shared_ptr<SessionImpl> owner GPUSHARE_GUARDED_BY(owner_mutex);
+  std::atomic<const SessionImpl*> owner_address{nullptr};  // for comparison only
   std::shared_ptr<SessionImpl> current_owner() const {
     base::MutexLock lock(owner_mutex);
     return owner;
@@ -266,6 +295,7 @@ struct LaneSlot {
   std::shared_ptr<SessionImpl> set_owner(std::shared_ptr<SessionImpl> session) {
     base::MutexLock lock(owner_mutex);
     owner.swap(session);
+    owner_address.store(owner.get(), std::memory_order_relaxed);
     return session;
   }
 
@@ -360,6 +390,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<RuntimeInfo> info() override;
   base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
   base::Status set_capacity(uint64_t bytes) override;
+  base::Status set_target_slowdown(double target) override;
   base::Status synchronize(uint64_t timeout_ns) override;
   base::Status drain(uint64_t timeout_ns) override;
   base::Result<memory::Address> alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
@@ -368,6 +399,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status free(memory::Address address) override;
   base::Status record_use(memory::Address address, const Stream& stream) override;
   base::Result<memory::BlockInfo> find(memory::Address address) override;
+  bool free_at_home(memory::Address address, const void* native, base::Status* out_status) override;
+  bool look_up(memory::Address address, memory::BlockInfo* out_info) override;
   base::Status set_out_of_memory_function(OutOfMemoryFunction function) override;
   base::Result<std::shared_ptr<Stream>> create_stream(int32_t priority) override;
   base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) override;
@@ -382,8 +415,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::string check() override;
 
  private:
+  friend class Books;
   friend class IterationImpl;
   friend class Outbox;
+  friend class RangeImpl;
   friend class Section;
   friend class SessionImpl;
   friend class Stay;
@@ -431,6 +466,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
       GPUSHARE_REQUIRES(mutex_);
   // After anything that the scheduler was told: new actions, new grants.
   void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  // Lends the session its turn in `lane`, which it has just given back, if nobody else could want it now.
+  void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
+  // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
+  void settle_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(mutex_);
   void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
 
@@ -493,6 +532,12 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
 
+  // ---- range.cpp ----
+  void refresh_class(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+  void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
+      GPUSHARE_REQUIRES(mutex_);
+  void forget_ranges(const SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+
   // ---- section.cpp: for the outbox, once the lock is let go ----
   static void tell(const Outbox::Finished& call);
   static void told(const Outbox::Finished& call) noexcept;
@@ -528,6 +573,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
+  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);
   void run_service();
   void destroy_let_go() noexcept GPUSHARE_REQUIRES(mutex_);  // releases the lock meanwhile
   void serve(Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
@@ -541,7 +588,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   EnvironmentLimits limits_;
-  bool shared_ = false;  // the authority is the daemon's
+  bool shared_ = false;                     // the authority is the daemon's
+  std::shared_ptr<client::Images> images_;  // the daemon's; set when the runtime opens
   // Memory that is not promised is given back to the device at once: others may use it.
   std::atomic<bool> gives_back_{false};
   uint32_t depth_ = 2;
@@ -550,7 +598,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
   ProgressFunction on_progress_;
 
-  mutable base::Mutex mutex_;
+  mutable Books mutex_{*this};
   std::unique_ptr<sched::Authority> authority_ GPUSHARE_GUARDED_BY(mutex_);
   bool closing_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
@@ -569,6 +617,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool paused_ GPUSHARE_GUARDED_BY(mutex_) = false;  // by check(): no grants
   // Reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending.
   uint64_t demand_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t under_way_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // iterations granted and not retired
+  uint64_t ready_sessions_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with told_ready_ set
   SessionImpl* profiled_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
   uint64_t switches_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t iterations_done_ GPUSHARE_GUARDED_BY(mutex_) = 0;
@@ -576,6 +626,13 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint64_t paging_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint32_t room_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // in allocations that page out others elsewhere
+  // Ranges that wait for memory, in their order: class, then arrival. Those that free some tell it here.
+  sched::ElasticRanges elastic_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<RangeWait*> range_waits_ GPUSHARE_GUARDED_BY(mutex_);
+  base::FlatHashMap<sched::RangeId, RangeImpl*> ranges_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t next_range_ GPUSHARE_GUARDED_BY(mutex_) = 1;
+  uint64_t next_want_ GPUSHARE_GUARDED_BY(mutex_) = 1;
+  base::ConditionVariable range_room_;
   uint32_t staying_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // Stays, and progress calls that are due or under way
   uint32_t open_side_streams_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with a stream of the device's
   OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
@@ -587,6 +644,9 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::vector<Attached> dependents_ GPUSHARE_GUARDED_BY(mutex_);
   std::unique_ptr<Dependent> let_go_ GPUSHARE_GUARDED_BY(mutex_);  // a list: see destroy_later
   Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
+  // Null until a session has asked for its gate: until then nothing is watched.
+  std::shared_ptr<OpGate> op_gate_ GPUSHARE_GUARDED_BY(mutex_);
+  double target_slowdown_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // 0: the controller's default
   // A session waits that could not be placed though the books have room for it.
   std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);
   // Lanes that the policy holds back are asked again then.
@@ -640,13 +700,13 @@ class GPUSHARE_SCOPED_CAPABILITY Section {
 // A stretch without a lock that is held before and after it, however it ends.
 class GPUSHARE_SCOPED_CAPABILITY Unlocked {
  public:
-  explicit Unlocked(base::Mutex& mutex) GPUSHARE_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  explicit Unlocked(Books& mutex) GPUSHARE_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
   ~Unlocked() GPUSHARE_RELEASE() { mutex_.lock(); }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
 
  private:
-  base::Mutex& mutex_;
+  Books& mutex_;
 };
 
 }  // namespace gpushare::executor

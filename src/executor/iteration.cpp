@@ -47,6 +47,11 @@ base::Result<std::shared_ptr<Stream>> IterationImpl::stream() {
   return std::shared_ptr<Stream>(lane_.load(std::memory_order_relaxed)->stream);
 }
 
+memory::LanePass IterationImpl::pass() const {
+  if (session_.quota_bytes_.load(std::memory_order_relaxed) > 0) return {};
+  return lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->pass();
+}
+
 base::Status IterationImpl::end() {
   return end_with({});
 }
@@ -73,7 +78,7 @@ base::Status RuntimeImpl::start_iteration(SessionImpl& session, LaneSlot& lane) 
   } catch (const base::ForcedUnwind&) {
     throw;
   } catch (...) {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     collapse();
     return lost_;
   }
@@ -87,7 +92,8 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
     session.stream_lane_ = &lane;
     heap->set_stream(&lane.stream->device_stream());
   }
-  if (lane.current_owner().get() != &session) lane.set_owner(session.shared_from_this());
+  if (lane.owner_address.load(std::memory_order_relaxed) != &session)
+    lane.set_owner(session.shared_from_this());
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     fit_lane(lane);
@@ -96,7 +102,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
       lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);
   if (status.ok()) {
     // Nobody else touches the slot's events until the iteration has ended.
-    status = lane.stream->device_stream().record(lane.at(lane.next - 1).start);
+    status = lane.stream->device_stream().record(iteration.slot_->start);
     if (!status.ok()) (void)lane.memory.load(std::memory_order_relaxed)->end_iteration(nullptr);
   }
   iteration.lane_.store(&lane, std::memory_order_relaxed);
@@ -117,7 +123,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   } catch (const base::ForcedUnwind&) {
     throw;  // by a progress function, once the books are done
   } catch (...) {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     collapse();
   }
   if (!collapsed_) {
@@ -127,7 +133,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
   session.iteration_.gate_.close();
   session.iteration_.serial_.fetch_add(1, std::memory_order_relaxed);
   unbind_all(session);
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (lane.holder == &session) {
     complete_collapsed(lane.at(lane.next - 1).ticket);
     lane.holder = nullptr;
@@ -141,8 +147,8 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
                                                     base::Status outcome, const base::Status& begun) {
   IterationImpl& iteration = session.iteration_;
   memory::Lane* lane_memory = lane.memory.load(std::memory_order_relaxed);
-  InFlight& slot = lane.at(lane.next - 1);
-  const std::shared_ptr<SessionImpl> keep = session.shared_from_this();
+  InFlight& slot = *iteration.slot_;
+  const uint64_t borrowed = std::exchange(iteration.borrowed_word_, 0);
   base::Status device = begun;
   bool passed = false, planned = false, marked = false;
   uint64_t peak = 0;
@@ -177,7 +183,12 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
     }
     const base::Status reclaimed = lane_memory->end_iteration(&planned);
     if (device.ok()) device = reclaimed;
-    peak = lane_memory->stats().iteration_peak_bytes;
+    peak = lane_memory->iteration_peak_bytes();
+    if (borrowed != 0 && marked && device.ok() && outcome.ok()) {
+      const auto elapsed_ns = slot.end.elapsed_since(slot.start);
+      if (elapsed_ns.ok() && mutex_.turn().give_back(borrowed, {*elapsed_ns, planned ? 1u : 0u, peak}))
+        return {};
+    }
     if (marked && device.ok()) {
       const base::Status query = slot.end.query();
       passed = query.ok();
@@ -217,6 +228,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
   refresh_ready(session);
   settle(nullptr, outbox);
+  if (device.ok() && passed) lend_turn(session, lane);
   return device;
 }
 
@@ -225,11 +237,12 @@ void RuntimeImpl::run_worker(LaneSlot& lane) {
     std::unique_ptr<Work> work;
     std::shared_ptr<SessionImpl> session;
     {
-      base::MutexLock lock(mutex_);
-      while (lane.pushed == nullptr && !stop_threads_) lane.worker_wakes.wait(mutex_);
+      BooksLock lock(mutex_);
+      while (lane.pushed == nullptr && !stop_threads_) mutex_.wait(lane.worker_wakes);
       if (lane.pushed == nullptr || collapsed_) return;
       work = std::move(lane.pushed);
       session = lane.holder->shared_from_this();
+      session->iteration_.slot_ = &lane.at(lane.next - 1);
     }
     run_pushed(*session, lane, std::move(work));
   }

@@ -25,7 +25,7 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::adopt_stream(void* native) {
   const GatePass pass(memory_gate_.mine());  // keeps the device open
   if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     GPUSHARE_RETURN_IF_ERROR(check_open());
     const auto is_it = [native](const std::shared_ptr<StreamImpl>& stream) {
       if (stream == nullptr) return false;
@@ -39,7 +39,7 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::adopt_stream(void* native) {
   }
   GPUSHARE_ASSIGN_OR_RETURN(device::Stream made, device_->adopt_stream(native));
   auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(made), nullptr);
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
   side_streams_.push_back(stream);
   return std::shared_ptr<Stream>(std::move(stream));
@@ -84,7 +84,7 @@ base::Status SessionImpl::order_stream(const Stream& stream) {
 
 void SessionImpl::reset_peak() {
   if (const GatePass pass(heap_gate_); pass) heap_.load(std::memory_order_relaxed)->reset_peak();
-  base::MutexLock lock(runtime_->mutex_);
+  BooksLock lock(runtime_->mutex_);
   peak_bytes_ = iteration_peak_bytes_ = 0;
 }
 

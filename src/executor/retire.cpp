@@ -33,8 +33,11 @@ void RuntimeImpl::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     lane.chained = slot.marked;
     ++lane.head;
     --lane.in_flight;
+    --under_way_;
     --session.in_flight_;
     authority_->finished(session.id_, device_ns, time);
+    if (op_gate_ != nullptr && session.options_.cls == sched::SessionClass::kGuaranteed)
+      op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0, time);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;
     const base::Status outcome = slot.outcome.ok() ? lost_ : slot.outcome;
@@ -81,7 +84,7 @@ void RuntimeImpl::poll(Outbox& outbox) {
     moved = false;
     std::vector<Head> heads;
     {
-      base::MutexLock lock(mutex_);
+      BooksLock lock(mutex_);
       if (!lost_.ok()) return;
       for (LaneSlot* lane : open_slots_)
         if (lane->in_flight > 0 && !lane->reaping) heads.push_back({lane, lane->head, {}});
@@ -119,8 +122,8 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
   kick_reapers();
   try {
     const base::CancelPoint cancelled_here;
-    if (!deadline.never()) return changed.wait_until(mutex_, deadline.at());
-    changed.wait(mutex_);
+    if (!deadline.never()) return mutex_.wait_until(changed, deadline.at());
+    mutex_.wait(changed);
     return true;
   } catch (const base::ForcedUnwind&) {
     mutex_.lock();  // which the unwound wait has let go
@@ -160,7 +163,8 @@ void RuntimeImpl::reap(LaneSlot& lane, Outbox& outbox) {
 
 bool RuntimeImpl::reaper_wanted(const LaneSlot& lane) const {
   return lane.in_flight > 0 && !lane.reaping &&
-         (demand_ > 0 || (on_progress_ && !virtual_time_) || (shared_ && authority_->wants_drained(lane.id)));
+         (demand_ > 0 || ((on_progress_ || op_gate_ != nullptr) && !virtual_time_) ||
+          (shared_ && authority_->wants_drained(lane.id)));
 }
 
 void RuntimeImpl::kick_reapers() {
@@ -171,7 +175,7 @@ void RuntimeImpl::kick_reapers() {
 GPUSHARE_CATCHES_FORCED_UNWIND
 void RuntimeImpl::run_reaper(LaneSlot& lane) {
   Outbox outbox(*this);
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   try {
     reap_lane(lane, outbox);
   } catch (const base::ForcedUnwind&) {
@@ -186,7 +190,7 @@ void RuntimeImpl::reap_lane(LaneSlot& lane, Outbox& outbox) {
   for (;;) {
     while (!stop_threads_ && !reaper_wanted(lane)) {
       lane.reaper_sleeps = true;
-      lane.reaper_wakes.wait(mutex_);
+      mutex_.wait(lane.reaper_wakes);
       lane.reaper_sleeps = false;
     }
     if (stop_threads_) return;

@@ -44,7 +44,7 @@ void RuntimeImpl::drop() {
     }
   }
   const base::Status status = close();
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (!status.ok() && (status.code() != GPUSHARE_INVALID_STATE || !closing_))
     base::log(base::kWarning, status.with_context("closing a runtime").to_string());
 }
@@ -68,6 +68,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     GPUSHARE_ASSIGN_OR_RETURN(limits_, EnvironmentLimits::read());
     GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
     shared_ = gives_back_ = true;
+    images_ = remote->images();
   } else if (options.policy == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
   }
@@ -76,6 +77,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   memory_options.capacity_bytes = options.capacity_bytes;
   memory_options.layout = options.layout;
   memory_options.record_allocations = options.record_allocations;
+  memory_options.owner = static_cast<const Runtime*>(this);
   GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
   virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
   record_timeline_ = options.record_timeline;
@@ -97,7 +99,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     return {GPUSHARE_UNSUPPORTED, "the daemon serves device " + options.device +
                                       ", whose time is virtual: processes cannot share it"};
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     if (remote != nullptr) {
       remote->set_granularity(memory_->granularity_bytes());
       authority_ = std::move(remote);
@@ -115,7 +117,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   StopUnlessOpen failed;
   try {
     {
-      base::MutexLock lock(mutex_);
+      BooksLock lock(mutex_);
       failed.authority = authority_.get();
       authority_->set_on_change([this] { authority_changed(); });
     }
@@ -207,7 +209,7 @@ base::Status RuntimeImpl::close() {
     run_actions(true, outbox);
     const auto open = [](const auto& entry) { return entry.second->open_; };
     while (collapsed_ && (acting_ || std::any_of(sessions_.begin(), sessions_.end(), open)))
-      actor_done_.wait(mutex_);
+      mutex_.wait(actor_done_);
     while (has_users()) wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     stop_threads_ = true;
     service_wakes_.notify_all();
@@ -220,13 +222,13 @@ base::Status RuntimeImpl::close() {
   service_.join();
   sched::Authority* told = nullptr;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     told = authority_.get();  // stays until below
   }
   told->stop();
   std::vector<Attached> dependents;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     dependents.swap(dependents_);
   }
   for (auto attached = dependents.rbegin(); attached != dependents.rend(); ++attached) {
@@ -234,12 +236,12 @@ base::Status RuntimeImpl::close() {
       alive->runtime_closing();
       continue;
     }
-    base::MutexLock lock(mutex_);  // another thread is destroying it, or leaves that to this one
+    BooksLock lock(mutex_);  // another thread is destroying it, or leaves that to this one
     while (!attached->life.expired()) {
       if (let_go_ != nullptr)
         destroy_let_go();
       else
-        actor_done_.wait(mutex_);
+        mutex_.wait(actor_done_);
     }
   }
   memory_gate_.close();
@@ -247,7 +249,7 @@ base::Status RuntimeImpl::close() {
   std::vector<std::weak_ptr<StreamImpl>> side_streams;
   std::unique_ptr<sched::Authority> authority;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     slots.swap(slots_);
     side_streams.swap(side_streams_);
     open_slots_.clear();
@@ -272,8 +274,8 @@ base::Status RuntimeImpl::close() {
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
   {
-    base::MutexLock lock(mutex_);  // those that others release now
-    while (open_side_streams_ > 0) actor_done_.wait(mutex_);
+    BooksLock lock(mutex_);  // those that others release now
+    while (open_side_streams_ > 0) mutex_.wait(actor_done_);
   }
   authority.reset();  // and with it the policy
   memory_.reset();
@@ -310,7 +312,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
 bool RuntimeImpl::make_room(uint64_t bytes, bool refused) {
   std::vector<std::shared_ptr<Dependent>> dependents;
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     for (const Attached& attached : dependents_)
       if (auto dependent = attached.dependent.lock()) dependents.push_back(std::move(dependent));
   }
@@ -406,7 +408,7 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   info.paged_out_bytes_total = stats.paged_out_bytes_total;
   info.paged_in_bytes_total = stats.paged_in_bytes_total;
   info.device = device_->spec();
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   info.lanes = static_cast<uint32_t>(open_slots_.size());
   for (const auto& [id, session] : sessions_) {
     if (session->ended_) continue;
@@ -504,7 +506,7 @@ base::Status RuntimeImpl::synchronize_until(const base::Deadline& deadline, bool
 }
 
 base::Status RuntimeImpl::set_out_of_memory_function(OutOfMemoryFunction function) {
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
   out_of_memory_.swap(function);
   return {};
@@ -512,7 +514,7 @@ base::Status RuntimeImpl::set_out_of_memory_function(OutOfMemoryFunction functio
 
 base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priority) {
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     GPUSHARE_RETURN_IF_ERROR(check_open());
   }
   const GatePass pass(memory_gate_.mine());  // keeps the device open
@@ -524,19 +526,19 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priorit
     return made.status();
   }
   auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(*made), nullptr);
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
   side_streams_.push_back(stream);
   return std::shared_ptr<Stream>(std::move(stream));
 }
 
 void RuntimeImpl::side_stream_made() {
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   ++open_side_streams_;
 }
 
 void RuntimeImpl::side_stream_gone() {
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (--open_side_streams_ == 0) actor_done_.notify_all();
 }
 
@@ -544,10 +546,10 @@ base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
   const std::shared_ptr<Dependent> alive = dependent.lock();
   if (alive == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the dependent is gone"};
   const std::shared_ptr<void> life(alive.get(), [runtime = shared_from_this()](void*) {
-    base::MutexLock lock(runtime->mutex_);
+    BooksLock lock(runtime->mutex_);
     runtime->actor_done_.notify_all();
   });
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   GPUSHARE_RETURN_IF_ERROR(check_open());
   std::erase_if(dependents_, [](const Attached& attached) { return attached.life.expired(); });
   dependents_.push_back({std::move(dependent), life});
@@ -556,7 +558,7 @@ base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
 }
 
 void RuntimeImpl::destroy_later(std::unique_ptr<Dependent> dependent) noexcept {
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   if (closed_) {  // it holds nothing of the device any more
     lock.unlock();
     dependent.reset();
@@ -585,7 +587,7 @@ base::Status RuntimeImpl::write_timeline(const std::string& path) {
     poll(outbox);
   }
   {
-    base::MutexLock lock(mutex_);
+    BooksLock lock(mutex_);
     if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
     copy = timeline_;
     const uint64_t time = now();
@@ -613,7 +615,7 @@ std::string RuntimeImpl::check() {
   // is responsible for its own pulled iterations. All decided actions must have been carried out; otherwise
   // memory holds bytes that are no longer promised.
   settle(nullptr, outbox);
-  while ((acting_ || !actions_.empty()) && !closed_ && !collapsed_) actor_done_.wait(mutex_);
+  while ((acting_ || !actions_.empty()) && !closed_ && !collapsed_) mutex_.wait(actor_done_);
   const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave
   if (!pass) return {};
   acting_ = paused_ = true;

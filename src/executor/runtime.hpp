@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,8 +27,12 @@
 namespace gpushare::executor {
 
 class Iteration;
+class LaunchGate;
+class Range;
+struct RangeOptions;
 class Runtime;
 class Session;
+class SharedImage;
 class Stream;
 class Ticket;
 
@@ -121,6 +126,12 @@ struct SessionOptions {
   bool plan_iterations = false;
 };
 
+struct SharedImageOptions {
+  std::string path;
+  uint64_t iteration_ns = 0;  // how long an iteration is likely to execute; 0 = as long as the load
+  uint64_t timeout_ns = GPUSHARE_NO_TIMEOUT;
+};
+
 struct SessionInfo {
   SessionState state = SessionState::kQueued;
   uint64_t session_id = 0;
@@ -211,6 +222,10 @@ class Iteration {
   // ladder, which may block. Errors: DEVICE_OUT_OF_MEMORY, QUOTA_EXCEEDED, INVALID_ARGUMENT, INVALID_STATE
   // (not open).
   virtual base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
+  // Allocates a block of each of the sizes from the `served`-th on; those before have blocks in `out` already. All or none: if one fails,
+  // the blocks of all are freed. Errors: as alloc.
+  virtual base::Status alloc_many(std::span<const uint64_t> bytes, uint64_t alignment, memory::Address* out,
+                                  size_t served) = 0;
   // Promotes an ephemeral block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (stays ephemeral), QUOTA_EXCEEDED.
   virtual base::Status keep(memory::Address address) = 0;
   // The lane's stream.
@@ -222,6 +237,11 @@ class Iteration {
   // The same, and its session ends as failed with `status` (2xx to 4xx; other codes count as
   // CALLBACK_FAILED).
   virtual base::Status fail(base::Status status) = 0;
+  // The quick way to its blocks, for the thread that began it, before it ends. Empty where each allocation must be checked.
+  virtual memory::LanePass pass() const { return {}; }
+
+  // Kept for whoever hands the iteration out, for as long as the session exists. For the thread that began it, before it ends.
+  std::shared_ptr<void> wrapper;
 };
 
 // The outcome of a submitted iteration.
@@ -269,6 +289,10 @@ class Session {
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
+  // Of a guaranteed session, beside opportunistic ones that launch through gates; 0: the runtime's. INVALID_ARGUMENT for others.
+  virtual base::Status set_target_slowdown(double target) = 0;
+  // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on virtual time.
+  virtual base::Result<std::shared_ptr<LaunchGate>> gate() = 0;
   virtual base::Status allow_paging() = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
@@ -291,8 +315,14 @@ class Session {
   // Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the session is queued or paged
   // out with no iteration open. Errors: as with_residence.
   virtual base::Status order_stream(const Stream& stream) = 0;
+  // An elastic range of the session (range.hpp). Blocks while the session is queued. Errors: as gpushare_range_open.
+  virtual base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) = 0;
   // Peaks of its memory count from now on: SessionInfo::peak_bytes.
   virtual void reset_peak() = 0;
+  // An image that the daemon shares (shared_image.hpp). Waits until the daemon has read the file. Errors: UNSUPPORTED (no shared
+  // runtime, or a daemon of another user), TIMED_OUT, UNAVAILABLE (the daemon has gone), EXCEEDS_CAPACITY, those of reading,
+  // the device's.
+  virtual base::Result<std::shared_ptr<SharedImage>> open_image(const SharedImageOptions& options) = 0;
   // Whose it is, for comparison only.
   virtual const Runtime* runtime() const = 0;
 
@@ -323,6 +353,8 @@ class Runtime {
   // sched::Authority::set_capacity; 0: all that the runtime was opened with. What is not promised goes back to the device
   // (virtual layout). Errors: EXCEEDS_CAPACITY, UNSUPPORTED (a shared device), INVALID_STATE.
   virtual base::Status set_capacity(uint64_t bytes) = 0;
+  // Of guaranteed sessions that have no target of their own.
+  virtual base::Status set_target_slowdown(double target) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
   // Blocks until every iteration submitted before has run or was given up, then like synchronize(). Only the
@@ -337,8 +369,12 @@ class Runtime {
   // The owner that alloc() would find; null without one.
   virtual std::shared_ptr<Session> owner(const Stream* stream) = 0;
   virtual base::Status free(memory::Address address) = 0;
+  // As memory::DeviceMemory::free_at_home; false when the runtime is closed.
+  virtual bool free_at_home(memory::Address address, const void* native, base::Status* out_status) = 0;
   virtual base::Status record_use(memory::Address address, const Stream& stream) = 0;
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
+  // False if no live block begins there, or the runtime is closed.
+  virtual bool look_up(memory::Address address, memory::BlockInfo* out_info) = 0;
   // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes it. For
   // what is let go inside a NoWaitScope. Does not wait, does not throw.
   virtual void destroy_later(std::unique_ptr<Dependent> dependent) noexcept = 0;

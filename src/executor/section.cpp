@@ -133,7 +133,7 @@ void RuntimeImpl::tell(const Outbox::Finished& call) {
 
 void RuntimeImpl::told(const Outbox::Finished& call) noexcept {
   RuntimeImpl& runtime = *call.session->runtime_;
-  base::MutexLock lock(runtime.mutex_);
+  BooksLock lock(runtime.mutex_);
   if (--call.session->progress_calls_ == 0 && call.session->closed_)
     call.session->state_changed_.notify_all();
   runtime.left();
@@ -145,20 +145,20 @@ void RuntimeImpl::destroy(SessionImpl& session, std::unique_ptr<Work> work, bool
     work.reset();
   }
   RuntimeImpl& runtime = *session.runtime_;
-  base::MutexLock lock(runtime.mutex_);
+  BooksLock lock(runtime.mutex_);
   if (--session.works_ == 0 && session.closed_) session.state_changed_.notify_all();
   if (stays) runtime.left();
 }
 
 Stay::Stay(RuntimeImpl& runtime) : runtime_(runtime) {
-  base::MutexLock lock(runtime_.mutex_);
+  BooksLock lock(runtime_.mutex_);
   entered_ = !runtime_.closing_;
   if (entered_) ++runtime_.staying_;
 }
 
 Stay::~Stay() {
   if (!entered_) return;
-  base::MutexLock lock(runtime_.mutex_);
+  BooksLock lock(runtime_.mutex_);
   runtime_.left();
 }
 
@@ -172,7 +172,7 @@ void RuntimeImpl::record_memory() {
   const GatePass pass(memory_gate_.mine());
   if (!record_timeline_ || !pass) return;
   const memory::DeviceMemoryStats stats = memory_->stats();
-  base::MutexLock lock(mutex_);
+  BooksLock lock(mutex_);
   const uint64_t time = now();
   timeline_.add({Timeline::Kind::kMemory, UINT32_MAX, 0, time, time, stats.persistent_bytes,
                  stats.ephemeral_bytes, authority_->promised_bytes()});

@@ -19,6 +19,12 @@ base::Status would_wait() {
 
 }  // namespace
 
+base::Status check_target_slowdown(double target) {
+  if (target == 0 || (std::isfinite(target) && target >= 1e-4 && target <= 10)) return {};
+  return {GPUSHARE_INVALID_ARGUMENT,
+          base::format("target slowdown %g must be 0 (the default) or in [0.0001, 10]", target)};
+}
+
 SessionImpl::SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options)
     : runtime_(std::move(runtime)), id_(id), options_(std::move(options)), weight_(options_.weight) {}
 
@@ -68,7 +74,7 @@ base::Status SessionImpl::close() {
 }
 
 bool SessionImpl::closed() const {
-  base::MutexLock lock(runtime_->mutex_);
+  BooksLock lock(runtime_->mutex_);
   return closed_ && (torn_down_ || runtime_->collapsed_) && progress_calls_ == 0;
 }
 
@@ -120,7 +126,7 @@ SessionInfo SessionImpl::info() const {
   if (const GatePass pass(gate); pass) heap = heap_.load()->stats();
   auto& iteration_gate = const_cast<Gate&>(iteration_.gate_);
   if (const GatePass pass(iteration_gate); pass) lane = iteration_.lane_.load()->memory.load()->stats();
-  base::MutexLock lock(runtime.mutex_);
+  BooksLock lock(runtime.mutex_);
   const bool known = !torn_down_ && runtime.authority_ != nullptr;
   info.session_id = id_;
   if (ended_) {
@@ -175,6 +181,7 @@ base::Status SessionImpl::set_weight(double weight) {
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   weight_ = weight;
   runtime_->authority_->set_weight(id_, weight);
+  if (runtime_->op_gate_ != nullptr) runtime_->op_gate_->set_weight(id_, weight);
   runtime_->divide_weight();
   runtime_->settle(nullptr, outbox);
   return {};
@@ -187,6 +194,62 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   runtime_->authority_->set_remaining(id_, remaining_ns, runtime_->now());
   runtime_->settle(nullptr, outbox);
   return {};
+}
+
+base::Status SessionImpl::set_target_slowdown(double target) {
+  GPUSHARE_RETURN_IF_ERROR(check_target_slowdown(target));
+  if (options_.cls != sched::SessionClass::kGuaranteed)
+    return {GPUSHARE_INVALID_ARGUMENT,
+            "session '" + name() + "' is opportunistic: a target of slowdown is for guaranteed sessions"};
+  BooksLock lock(runtime_->mutex_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  target_slowdown_ = target;
+  if (runtime_->op_gate_ != nullptr) runtime_->op_gate_->set_target(id_, target);
+  return {};
+}
+
+base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
+  RuntimeImpl& runtime = *runtime_;
+  std::shared_ptr<OpGate> of;
+  double weight = 1;
+  {
+    BooksLock lock(runtime.mutex_);
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+    if (runtime.virtual_time_)
+      return base::Status(GPUSHARE_UNSUPPORTED, "gates need a device whose work takes real time; time on " +
+                                                    runtime.device_->spec() +
+                                                    " is virtual: use host or cuda");
+    if (launch_gate_ != nullptr) return std::shared_ptr<LaunchGate>(launch_gate_);
+    if (runtime.op_gate_ == nullptr) {
+      auto made = std::make_shared<OpGate>();
+      if (runtime.target_slowdown_ > 0) made->set_default_target(runtime.target_slowdown_);
+      runtime.op_gate_ = std::move(made);
+    }
+    of = runtime.op_gate_;
+    weight = weight_;
+  }
+  const Stay stay(runtime);  // the device stays for the events
+  if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LaunchGate> made,
+                            LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight,
+                                             options_.cls == sched::SessionClass::kGuaranteed));
+  base::Status live;
+  {
+    BooksLock lock(runtime.mutex_);
+    live = runtime.check_live(*this);
+    if (live.ok() && launch_gate_ == nullptr) {
+      launch_gate_ = made;
+      return made;
+    }
+  }
+  made->shut();
+  BooksLock lock(runtime.mutex_);
+  if (!live.ok()) {
+    runtime.op_gate_->left(id_);
+    return live;
+  }
+  // Another thread asked at the same time, and made the gate.
+  return std::shared_ptr<LaunchGate>(launch_gate_);
 }
 
 base::Status SessionImpl::allow_paging() {
@@ -202,7 +265,12 @@ GPUSHARE_CATCHES_FORCED_UNWIND
 base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;
   LaneSlot* lane = nullptr;
-  {
+  if (const auto borrowed = runtime.mutex_.turn().borrow(*this); borrowed) {
+    lane = borrowed->lane;
+    iteration_.slot_ = borrowed->slot;
+    iteration_.borrowed_word_ = borrowed->word;
+    iteration_.can_end_.store(iteration_.serial_.load(std::memory_order_relaxed) + 1);
+  } else {
     Outbox outbox(runtime);
     Section lock(runtime);
     GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
@@ -233,6 +301,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     }
     waiting.waits = false;
     lane = std::exchange(granted_, nullptr);
+    iteration_.slot_ = &lane->at(lane->next - 1);
     iteration_.can_end_.store(iteration_.serial_.load(std::memory_order_relaxed) + 1);  // as it starts
   }
   base::Status begun = base::no_memory();  // until it has begun

@@ -145,7 +145,7 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
 }
 
 std::string SessionImpl::explain_wait() const {
-  base::MutexLock lock(runtime_->mutex_);
+  BooksLock lock(runtime_->mutex_);
   return runtime_->explain_wait(*this);
 }
 

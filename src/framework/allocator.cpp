@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/no_destroy.hpp"
+#include "base/no_memory.hpp"
 #include "base/thread_local.hpp"
 #include "base/units.hpp"
 
@@ -191,9 +192,9 @@ base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, u
                member.before[index].bytes == bytes;
     member.places.push_back({bytes, 0, false});
   }
-  base::Result<memory::Address> result = base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
-  if (outlives) result = session.alloc(memory::Kind::kFramework, bytes, alignment);
-  if (!result.ok() && result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+  base::Result<memory::Address> result = outlives ? session.alloc(memory::Kind::kFramework, bytes, alignment)
+                                                  : session.alloc_ephemeral(bytes, alignment);
+  if (outlives && result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
     outlives = false;  // a guess: if it is wrong the lane has room
     result = session.alloc_ephemeral(bytes, alignment);
   }
@@ -203,19 +204,24 @@ base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, u
   if (outlives) member.predicted.fetch_add(1, std::memory_order_relaxed);
   base::MutexLock lock(member.mutex);
   if (member.iteration != iteration) return result;
-  if (member.prunes == prunes && index < member.places.size())
+  if (member.prunes == prunes && index < member.places.size()) {
     member.places[index].address = *result;
-  else
+    return result;
+  }
+  try {
     member.places.push_back({bytes, *result, false});
+  } catch (...) {
+    (void)runtime_->free(*result);
+    throw;
+  }
   return result;
 }
 
 void Allocator::prune(Member& member) {
   // Blocks that other threads are about to be given have no address yet: those threads list them anew.
   std::erase_if(member.places, [this](const Place& place) {
-    if (place.address == 0) return true;
-    const auto block = runtime_->find(place.address);
-    return !block.ok() || block->bytes != place.bytes;
+    memory::BlockInfo block;
+    return place.address == 0 || !runtime_->look_up(place.address, &block) || block.bytes != place.bytes;
   });
   member.iterations = 0;  // the order of the calls is lost: what outlives an iteration is learned anew
   ++member.prunes;
@@ -237,10 +243,16 @@ base::Status Allocator::check_limit(uint64_t bytes) {
 
 base::Result<memory::Address> Allocator::alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
                                                    uint64_t alignment, void* native) {
-  const auto order = [&]() -> base::Status {
-    // Freed bytes are in the order of the session's own stream. On a lane's stream that is this one.
+  // Freed bytes are in the order of the session's own stream. On a lane's stream that is this one. Frees what cannot be ordered.
+  const auto order = [&](memory::Address address) -> base::Status {
     if (stream == nullptr || stream->stream->is_lane()) return {};
-    return member.session->order_stream(*stream->stream);
+    base::Status status = base::no_memory();
+    try {
+      status = member.session->order_stream(*stream->stream);
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): status says it
+    }
+    if (!status.ok()) (void)runtime_->free(address);
+    return status;
   };
   if (pools_.any()) {
     if (const auto pool = pools_.choose(native))
@@ -249,15 +261,12 @@ base::Result<memory::Address> Allocator::alloc_for(Member& member, const NativeS
                             GPUSHARE_ASSIGN_OR_RETURN(
                                 const memory::Address address,
                                 member.session->alloc(memory::Kind::kFramework, chunk, aligned));
-                            GPUSHARE_RETURN_IF_ERROR(order());
+                            GPUSHARE_RETURN_IF_ERROR(order(address));
                             return address;
                           });
   }
   GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address, place(member, bytes, alignment));
-  if (const base::Status ordered = order(); !ordered.ok()) {
-    (void)runtime_->free(address);
-    return ordered;
-  }
+  GPUSHARE_RETURN_IF_ERROR(order(address));
   return address;
 }
 
@@ -282,11 +291,15 @@ base::Result<memory::Address> Allocator::alloc(uint64_t bytes, uint64_t alignmen
   base::Result<memory::Address> result = base::Status();
   if (limit_bytes_.load(std::memory_order_relaxed) != UINT64_MAX) {
     // Counted from the check to the allocation, so that two threads cannot pass the limit together.
+    struct Counted {
+      ~Counted() { in.fetch_sub(bytes, std::memory_order_relaxed); }
+      std::atomic<uint64_t>& in;
+      const uint64_t bytes;
+    } const counted{limited_bytes_, bytes};
     limited_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     base::Status within = check_limit(bytes);
     result = within.ok() ? alloc_for(*member, stream.get(), bytes, alignment, native)
                          : base::Result<memory::Address>(within);
-    limited_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   } else {
     result = alloc_for(*member, stream.get(), bytes, alignment, native);
   }
@@ -312,20 +325,27 @@ base::Status Allocator::free_block(memory::Address address, const NativeStream* 
 
 base::Status Allocator::free(memory::Address address, void* native) {
   if (address == 0) return {};
+  if (!pools_.any() && closing_.load(std::memory_order_relaxed) == 0 &&
+      deferred_count_.load(std::memory_order_relaxed) == 0) {
+    // Most blocks are freed on the stream that they belong to, whose order they are used again in.
+    base::Status status;
+    if (runtime_->free_at_home(address, native, &status)) return status;
+  }
   auto stream = find_stream(native);
   if (!stream.ok()) return stream.status();
   if (deferred_count_.load(std::memory_order_relaxed) > 0) retry_deferred();
   uint64_t session_id = 0;
   if (closing_.load(std::memory_order_relaxed) > 0) {
     const auto held = base(address);
-    if (const auto block = runtime_->find(held.ok() ? held->first : address); block.ok())
-      session_id = block->session;
+    memory::BlockInfo block;
+    if (runtime_->look_up(held.ok() ? held->first : address, &block)) session_id = block.session;
   }
-  base::Status status(GPUSHARE_NOT_FOUND, "");
-  if (pools_.any())
-    status = pools_.free(address, native, [this](memory::Address chunk, void* of) { give_chunk(chunk, of); });
-  if (status.code() == GPUSHARE_NOT_FOUND) status = free_block(address, stream->get());
-  if (status.code() == GPUSHARE_INVALID_STATE && *stream != nullptr && runtime_->find(address).ok()) {
+  base::Status status;
+  if (!pools_.any() ||
+      !pools_.free(address, native, [this](memory::Address chunk, void* of) { give_chunk(chunk, of); }))
+    status = free_block(address, stream->get());
+  memory::BlockInfo block;
+  if (status.code() == GPUSHARE_INVALID_STATE && *stream != nullptr && runtime_->look_up(address, &block)) {
     // The stream captures a graph, so that the block's last use cannot be marked: it is freed later.
     base::MutexLock lock(mutex_);
     deferred_.emplace_back(address, native);
@@ -356,7 +376,7 @@ base::Status Allocator::record_use(memory::Address address, void* native) {
   if (address == 0) return {};
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<NativeStream> stream, find_stream(native));
   if (stream == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "no native stream was given"};
-  if (!pools_.any() || !pools_.record_use(address, native).ok())
+  if (!pools_.any() || !pools_.record_use(address, native))
     return runtime_->record_use(address, *stream->stream);
   // The chunk goes back to its session after this use. While the stream captures it cannot be marked; the graph's owner keeps the pool.
   if (const auto chunk = pools_.chunk_of(address)) (void)runtime_->record_use(chunk->first, *stream->stream);
@@ -364,11 +384,11 @@ base::Status Allocator::record_use(memory::Address address, void* native) {
 }
 
 base::Result<std::pair<memory::Address, uint64_t>> Allocator::base(memory::Address address) {
-  auto block = runtime_->find(address);
-  if (block.ok()) return std::make_pair(block->address, block->bytes);
+  memory::BlockInfo block;
+  if (runtime_->look_up(address, &block)) return std::make_pair(block.address, block.bytes);
   if (pools_.any())
     if (const auto chunk = pools_.chunk_of(address)) return *chunk;
-  return block.status();
+  return runtime_->find(address).status();
 }
 
 base::Status Allocator::keep_all(executor::Iteration& iteration) {
@@ -381,19 +401,27 @@ base::Status Allocator::keep_all(executor::Iteration& iteration) {
     if (open == 0 || member->iteration != open) return {};
     places.swap(member->places);
   }
+  // Back in the list whatever happens, so that a second try finds what the first has not kept.
+  struct Back {
+    ~Back() {
+      base::MutexLock lock(member.mutex);
+      if (member.iteration == open) member.places.swap(places);
+    }
+    Member& member;
+    const uint64_t open;
+    std::vector<Place>& places;
+  } const back{*member, open, places};
   base::Status status;
   // Backwards: where an address was given out several times the last block is the one that may live.
   for (size_t i = places.size(); i-- > 0 && status.ok();) {
     if (places[i].address == 0 || places[i].alive) continue;
-    const auto block = runtime_->find(places[i].address);
-    if (!block.ok() || block->session != iteration.session_id() || block->bytes != places[i].bytes ||
-        block->promoted)
+    memory::BlockInfo block;
+    if (!runtime_->look_up(places[i].address, &block) || block.session != iteration.session_id() ||
+        block.bytes != places[i].bytes || block.promoted)
       continue;
-    if (block->kind == memory::Kind::kEphemeral) status = iteration.keep(places[i].address);
+    if (block.kind == memory::Kind::kEphemeral) status = iteration.keep(places[i].address);
     places[i].alive = status.ok();
   }
-  base::MutexLock lock(member->mutex);
-  if (member->iteration == open) member->places.swap(places);
   return status;
 }
 
@@ -440,7 +468,7 @@ base::Status Allocator::release_pool(PoolId id) {
 void Allocator::give_chunk(memory::Address chunk, void* native) {
   const auto stream = find_stream(native);
   uint64_t session_id = 0;
-  if (const auto block = runtime_->find(chunk); block.ok()) session_id = block->session;
+  if (memory::BlockInfo block; runtime_->look_up(chunk, &block)) session_id = block.session;
   (void)free_block(chunk, stream.ok() ? stream->get() : nullptr);
   if (session_id != 0 && closing_.load(std::memory_order_relaxed) > 0) close_drained(session_id);
 }

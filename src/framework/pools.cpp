@@ -24,11 +24,6 @@ const void* this_thread() {
   return &mark;
 }
 
-base::Status no_block(memory::Address address) {
-  return {GPUSHARE_NOT_FOUND, base::format("no live block begins at device address %#llx",
-                                           static_cast<unsigned long long>(address))};
-}
-
 base::Status no_pool(PoolId id) {
   return {GPUSHARE_NOT_FOUND,
           base::format("no pool %llu.%llu has been begun", static_cast<unsigned long long>(id.first),
@@ -40,8 +35,9 @@ base::Status no_pool(PoolId id) {
 base::Status Pools::begin(PoolId id, PoolFilter filter) {
   Begun begun{id, filter ? std::make_shared<const PoolFilter>(std::move(filter)) : nullptr, this_thread()};
   base::MutexLock lock(mutex_);
-  begun_.push_back(std::move(begun));
+  begun_.reserve(begun_.size() + 1);
   ++pools_[id].uses;
+  begun_.push_back(std::move(begun));
   any_ = begun_any_ = true;
   return {};
 }
@@ -119,18 +115,26 @@ base::Result<memory::Address> Pools::alloc(PoolId id, void* native, uint64_t byt
   const uint64_t needed = base::round_up(bytes + std::max(alignment, kFrontBytes), kChunkBytes);
   uint64_t wanted =
       std::max(needed, base::round_up(std::min(pool_bytes / 8, kLargestChunkBytes), kChunkBytes));
-  base::Result<memory::Address> taken = take(wanted, chunk_alignment);
-  if (!taken.ok() && wanted > needed) taken = take(wanted = needed, chunk_alignment);
-  if (!taken.ok()) return taken.status();
-  auto heap = memory::Heap::create({wanted, 256, 1u << 16, true});
-  if (!heap.ok()) return heap.status();  // the chunk stays with its session
-  (void)heap->allocate_at(0, kFrontBytes);
-  const memory::BlockHandle block = heap->allocate(bytes, alignment);
-  base::MutexLock lock(mutex_);
-  chunks_.emplace(*taken, Chunk{wanted, chunk_alignment, native, id, std::move(*heap), 1});
-  if (const auto pool = pools_.find(id); pool != pools_.end()) pool->second.bytes += wanted;
-  any_ = true;
-  return *taken + block.offset_bytes;
+  // All of the host's memory that a chunk needs is there before the chunk is taken, so that none is lost.
+  for (;; wanted = needed) {
+    auto heap = memory::Heap::create({wanted, 256, 1u << 16, true});
+    if (!heap.ok()) return heap.status();
+    (void)heap->allocate_at(0, kFrontBytes);
+    const memory::BlockHandle block = heap->allocate(bytes, alignment);
+    Chunks made;
+    made.emplace(0, Chunk{wanted, chunk_alignment, native, id, std::move(*heap), 1});
+    const base::Result<memory::Address> taken = take(wanted, chunk_alignment);
+    if (taken.ok()) {
+      Chunks::node_type node = made.extract(made.begin());
+      node.key() = *taken;
+      base::MutexLock lock(mutex_);
+      chunks_.insert(std::move(node));
+      if (const auto pool = pools_.find(id); pool != pools_.end()) pool->second.bytes += wanted;
+      any_ = true;
+      return *taken + block.offset_bytes;
+    }
+    if (wanted == needed) return taken.status();
+  }
 }
 
 Pools::Chunks::iterator Pools::find(memory::Address address) {
@@ -148,12 +152,12 @@ Pools::Found Pools::find_block(memory::Address address) {
   return found;
 }
 
-base::Status Pools::free(memory::Address address, void* native, const Give& give) {
+bool Pools::free(memory::Address address, void* native, const Give& give) {
   std::pair<memory::Address, void*> empty{0, nullptr};
   {
     base::MutexLock lock(mutex_);
     const auto [at, block] = find_block(address);
-    if (!block) return no_block(address);
+    if (!block) return false;
     Chunk& chunk = at->second;
     if (native != chunk.native || chunk.heap.tag(block) == kUsedElsewhere)
       chunk.heap.set_tag(block, kFreed);
@@ -166,15 +170,15 @@ base::Status Pools::free(memory::Address address, void* native, const Give& give
     }
   }
   if (empty.first != 0) give(empty.first, empty.second);
-  return {};
+  return true;
 }
 
-base::Status Pools::record_use(memory::Address address, void* native) {
+bool Pools::record_use(memory::Address address, void* native) {
   base::MutexLock lock(mutex_);
   const auto [at, block] = find_block(address);
-  if (!block) return no_block(address);
+  if (!block) return false;
   if (native != at->second.native) at->second.heap.set_tag(block, kUsedElsewhere);
-  return {};
+  return true;
 }
 
 std::optional<std::pair<memory::Address, uint64_t>> Pools::chunk_of(memory::Address address) {

@@ -41,11 +41,11 @@ class Pools {
   std::optional<PoolId> choose(void* native);
   base::Result<memory::Address> alloc(PoolId id, void* native, uint64_t bytes, uint64_t alignment,
                                       const Take& take);
-  // NOT_FOUND: not a live block of a pool. The bytes of a block that another stream than its own has used, or frees, are not used again
+  // False: not a live block of a pool. The bytes of a block that another stream than its own has used, or frees, are not used again
   // before the pool goes.
-  base::Status free(memory::Address address, void* native, const Give& give);
-  // Another stream uses the block. NOT_FOUND as above.
-  base::Status record_use(memory::Address address, void* native);
+  bool free(memory::Address address, void* native, const Give& give);
+  // Another stream uses the block. False as above.
+  bool record_use(memory::Address address, void* native);
   // The chunk that holds `address`.
   std::optional<std::pair<memory::Address, uint64_t>> chunk_of(memory::Address address);
   // There are blocks or pools: the calls above may find something.

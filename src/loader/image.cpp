@@ -3,10 +3,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -42,45 +46,87 @@ struct Read {
 };
 
 std::vector<Read> plan_reads(const Image& image, std::span<const Tensor> tensors, uint64_t read_bytes) {
-  std::vector<Read> reads;
+  // Neighbours in the file and in memory are one run, whatever tensors they belong to.
+  std::vector<Read> runs;
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (const Image::Piece& piece : image.pieces(image.begin_of(i), tensors[i].bytes())) {
-      const uint64_t base = tensors[i].file_begin + (piece.offset_bytes - image.begin_of(i));
-      for (uint64_t done = 0; done < piece.bytes; done += read_bytes)
-        reads.push_back(
-            {tensors[i].file, base + done, piece.host + done, std::min(read_bytes, piece.bytes - done)});
-    }
-  }
-  // Neighbours in the file and in memory become one read (small tensors, mostly).
-  std::vector<Read> merged;
-  for (const Read& read : reads) {
-    if (!merged.empty()) {
-      Read& last = merged.back();
-      if (last.file == read.file && last.file_offset + last.bytes == read.file_offset &&
-          last.host + last.bytes == read.host && last.bytes + read.bytes <= read_bytes) {
-        last.bytes += read.bytes;
-        continue;
+      const uint64_t at = tensors[i].file_begin + (piece.offset_bytes - image.begin_of(i));
+      if (!runs.empty()) {
+        Read& last = runs.back();
+        if (last.file == tensors[i].file && last.file_offset + last.bytes == at &&
+            last.host + last.bytes == piece.host) {
+          last.bytes += piece.bytes;
+          continue;
+        }
       }
+      runs.push_back({tensors[i].file, at, piece.host, piece.bytes});
     }
-    merged.push_back(read);
   }
-  return merged;
+  // Runs are cut where blocks of the file begin, so that only their ends are parts of blocks.
+  std::vector<Read> reads;
+  for (const Read& run : runs) {
+    for (uint64_t done = 0; done < run.bytes;) {
+      const uint64_t at = run.file_offset + done;
+      uint64_t bytes = std::min(read_bytes, run.bytes - done);
+      if (const uint64_t end = (at + bytes) / kDirectAlignment * kDirectAlignment;
+          bytes < run.bytes - done && end > at)
+        bytes = end - at;
+      reads.push_back({run.file, at, run.host + done, bytes});
+      done += bytes;
+    }
+  }
+  return reads;
 }
 
-// Direct reads need aligned offsets, sizes and buffers: whole blocks into a bounce buffer, the wanted part
-// copied out.
-base::Status read_direct(const File& direct, const File& buffered, const Read& read,
-                         std::vector<char>& bounce) {
+// Memory for direct reads of whole blocks of which only a part is wanted. Its pages stay from read to read.
+class Bounce {
+ public:
+  // Throws std::bad_alloc.
+  char* at_least(uint64_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      bytes_ = 0;
+      memory_.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, bytes)));
+      if (memory_ == nullptr) throw std::bad_alloc();
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  uint64_t bytes_ = 0;
+};
+
+// Reads the whole blocks around `read` into the bounce buffer and copies the wanted part out.
+base::Status read_around(const File& direct, const File& buffered, const Read& read, Bounce& bounce) {
+  if (read.bytes == 0) return {};
   const uint64_t begin = read.file_offset / kDirectAlignment * kDirectAlignment;
   const uint64_t end = round_up(read.file_offset + read.bytes, kDirectAlignment);
   // The last block of a file is usually partial: that one is read through the page cache.
   if (end > direct.size()) return buffered.read_at(read.file_offset, read.host, read.bytes);
-  bounce.resize(end - begin + kDirectAlignment);
-  char* aligned =
-      reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(bounce.data()), kDirectAlignment));
-  GPUSHARE_RETURN_IF_ERROR(direct.read_at(begin, aligned, end - begin));
-  std::memcpy(read.host, aligned + (read.file_offset - begin), read.bytes);
+  char* const blocks = bounce.at_least(end - begin);
+  GPUSHARE_RETURN_IF_ERROR(direct.read_at(begin, blocks, end - begin));
+  std::memcpy(read.host, blocks + (read.file_offset - begin), read.bytes);
   return {};
+}
+
+// Direct reads need aligned offsets, sizes and buffers. Where the bytes lie in memory as they lie in the file, whole blocks go
+// straight to their place, and only the two ends take the way through the bounce buffer.
+base::Status read_direct(const File& direct, const File& buffered, const Read& read, Bounce& bounce) {
+  const uint64_t first = round_up(read.file_offset, kDirectAlignment);
+  const uint64_t last = (read.file_offset + read.bytes) / kDirectAlignment * kDirectAlignment;
+  if (first >= last || (reinterpret_cast<uintptr_t>(read.host) - read.file_offset) % kDirectAlignment != 0)
+    return read_around(direct, buffered, read, bounce);
+  const auto part = [&](uint64_t begin, uint64_t end) {
+    return Read{read.file, begin, read.host + (begin - read.file_offset), end - begin};
+  };
+  GPUSHARE_RETURN_IF_ERROR(read_around(direct, buffered, part(read.file_offset, first), bounce));
+  GPUSHARE_RETURN_IF_ERROR(direct.read_at(first, part(first, last).host, last - first));
+  return read_around(direct, buffered, part(last, read.file_offset + read.bytes), bounce);
 }
 
 class Mapping {
@@ -213,7 +259,7 @@ class Reader {
 
  private:
   void work() {
-    std::vector<char> bounce;
+    Bounce bounce;
     for (;;) {
       const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
       if (index >= reads_.size()) return;
@@ -234,14 +280,14 @@ class Reader {
       return;
     }
   }
-  base::Status timed(size_t index, std::vector<char>& bounce) {
+  base::Status timed(size_t index, Bounce& bounce) {
     if (!trial_) return one(reads_[index], true, bounce);
     const uint64_t begin_ns = base::host_now_ns();
     base::Status status = one(reads_[index], trial_->direct(index), bounce);
     trial_->took(index, reads_[index].bytes, base::host_now_ns() - begin_ns);
     return status;
   }
-  base::Status one(const Read& read, bool may_be_direct, std::vector<char>& bounce) {
+  base::Status one(const Read& read, bool may_be_direct, Bounce& bounce) {
     const File& file = files_[read.file];
     if (const auto direct = direct_.find(read.file); may_be_direct && direct != direct_.end())
       return read_direct(direct->second, file, read, bounce);
@@ -277,51 +323,150 @@ base::Status check_read_options(const ReadOptions& options) {
   return {};
 }
 
+namespace {
+
+// While chunks are kept, the pool looks so often whether the system's memory is short.
+constexpr uint64_t kLookNs = 500'000'000;
+constexpr uint64_t kLeastWaitNs = 1'000'000;
+
+// MemAvailable of MemTotal; 1 where the system does not tell.
+double available_share() {
+  FILE* const file = std::fopen("/proc/meminfo", "re");
+  if (file == nullptr) return 1;
+  unsigned long long total = 0, available = 0, value = 0;
+  char line[128];
+  while ((total == 0 || available == 0) && std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::sscanf(line, "MemTotal: %llu kB", &value) == 1) total = value;
+    if (std::sscanf(line, "MemAvailable: %llu kB", &value) == 1) available = value;
+  }
+  std::fclose(file);
+  return total == 0 || available == 0 ? 1 : static_cast<double>(available) / static_cast<double>(total);
+}
+
+}  // namespace
+
 ChunkPool::~ChunkPool() {
-  trim();
+  shut();
 }
 
 base::Result<char*> ChunkPool::take() {
   if (stopped()) return base::Status(GPUSHARE_INVALID_STATE, "the loader's runtime is closing");
   {
     base::MutexLock lock(mutex_);
-    if (!free_.empty()) {
-      char* chunk = free_.back();
-      free_.pop_back();
+    if (!kept_.empty()) {
+      char* chunk = kept_.back().chunk;
+      kept_.pop_back();
       return chunk;
     }
   }
   GPUSHARE_ASSIGN_OR_RETURN(void* made, device_.host_alloc(chunk_bytes_));
   char* const chunk = static_cast<char*>(made);
   base::MutexLock lock(mutex_);
-  all_.push_back(chunk);
-  free_.reserve(all_.size());  // giving back must not fail
+  try {
+    kept_.reserve(all_.size() + 1);  // giving back must not fail
+    all_.push_back(chunk);
+  } catch (const std::bad_alloc&) {
+    (void)device_.host_free(chunk);
+    throw;
+  }
   return chunk;
 }
 
 void ChunkPool::give(char* chunk) {
   base::MutexLock lock(mutex_);
-  if (!shut_) free_.push_back(chunk);
+  if (shut_) return;
+  kept_.push_back({chunk, base::host_now_ns()});
+  if (!thread_started_ && !end_thread_) {
+    try {
+      thread_ = base::ServiceThread([this] { run(); });
+      thread_started_ = true;
+    } catch (const std::exception&) {
+      // No thread now: the next chunk that is given back tries again, and trim() and shut() need none.
+    }
+  }
+  if (thread_waits_ || kept_.size() > keep_.bytes / chunk_bytes_) changed_.notify_one();
+}
+
+uint64_t ChunkPool::kept_bytes() const {
+  base::MutexLock lock(mutex_);
+  return kept_.size() * chunk_bytes_;
+}
+
+std::vector<char*> ChunkPool::take_oldest(size_t count) {
+  std::vector<char*> out;
+  out.reserve(count);
+  for (size_t i = 0; i < count; ++i) out.push_back(kept_[i].chunk);
+  kept_.erase(kept_.begin(), kept_.begin() + static_cast<ptrdiff_t>(count));
+  std::sort(out.begin(), out.end());
+  std::erase_if(all_, [&](char* chunk) { return std::binary_search(out.begin(), out.end(), chunk); });
+  return out;
+}
+
+std::vector<char*> ChunkPool::take_due(bool memory_is_short, uint64_t now_ns) {
+  if (memory_is_short) return take_oldest(kept_.size());
+  const size_t most = static_cast<size_t>(keep_.bytes / chunk_bytes_);
+  size_t due = kept_.size() > most ? kept_.size() - most : 0;
+  while (due < kept_.size() && now_ns - kept_[due].since_ns >= keep_.ns) ++due;
+  return take_oldest(due);
 }
 
 void ChunkPool::trim() {
   std::vector<char*> chunks;
   {
     base::MutexLock lock(mutex_);
-    chunks.swap(free_);
-    std::sort(chunks.begin(), chunks.end());
-    std::erase_if(all_, [&](char* chunk) { return std::binary_search(chunks.begin(), chunks.end(), chunk); });
-    free_.reserve(all_.size());
+    chunks = take_oldest(kept_.size());
   }
   for (char* chunk : chunks) (void)device_.host_free(chunk);
 }
 
+void ChunkPool::run() {
+  prctl(PR_SET_NAME, "gpushare-chunks", 0, 0, 0);
+  base::MutexLock lock(mutex_);
+  while (!end_thread_) {
+    if (kept_.empty()) {
+      thread_waits_ = true;
+      changed_.wait(mutex_);
+      thread_waits_ = false;
+      continue;
+    }
+    lock.unlock();
+    const double share = (keep_.available_share != nullptr ? keep_.available_share : available_share)();
+    lock.lock();
+    std::vector<char*> due;
+    try {
+      due = take_due(share < kShortShare, base::host_now_ns());
+    } catch (const std::bad_alloc&) {
+      // They are looked at again soon.
+    }
+    if (!due.empty()) {
+      lock.unlock();
+      for (char* chunk : due) (void)device_.host_free(chunk);
+      lock.lock();
+      continue;
+    }
+    if (end_thread_ || kept_.empty()) continue;
+    const uint64_t age_ns = base::host_now_ns() - kept_.front().since_ns;
+    const uint64_t wait_ns = std::clamp(keep_.ns > age_ns ? keep_.ns - age_ns : 0, kLeastWaitNs, kLookNs);
+    (void)changed_.wait_until(mutex_, std::chrono::steady_clock::now() + std::chrono::nanoseconds(wait_ns));
+  }
+}
+
+void ChunkPool::end_thread() {
+  {
+    base::MutexLock lock(mutex_);
+    end_thread_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
 void ChunkPool::shut() {
+  end_thread();
   std::vector<char*> chunks;
   {
     base::MutexLock lock(mutex_);
     shut_ = true;
-    free_.clear();
+    kept_.clear();
     chunks.swap(all_);
   }
   for (char* chunk : chunks) (void)device_.host_free(chunk);
@@ -345,7 +490,8 @@ Image::Image(ChunkPool& pool, std::string name, std::vector<Layer> layers, std::
       profile_(sizes_of(layers_)) {}
 
 base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string name,
-                                                   std::vector<Layer> layers, std::vector<Source> sources) {
+                                                   std::vector<Layer> layers, std::vector<Source> sources,
+                                                   uint64_t lead_bytes) {
   std::shared_ptr<Image> image(new Image(pool, std::move(name), std::move(layers), std::move(sources)));
   for (Layer& layer : image->layers_) {
     layer.offset_bytes = round_up(image->bytes_, kLayerAlignmentBytes);
@@ -354,12 +500,19 @@ base::Result<std::shared_ptr<Image>> Image::create(ChunkPool& pool, std::string 
                           "image '" + image->name_ + "': larger than 1 PiB at layer '" + layer.name + "'");
     image->bytes_ = layer.offset_bytes + layer.bytes;
   }
+  if (round_up(image->bytes_ + lead_bytes, pool.chunk_bytes()) == round_up(image->bytes_, pool.chunk_bytes()))
+    image->lead_bytes_ = lead_bytes;
   for (uint64_t have = 0; have < image->bytes_; have += pool.chunk_bytes()) {
     base::Result<char*> chunk = pool.take();
     if (!chunk.ok())
       return chunk.status().with_context("image '" + image->name_ + "' of " +
                                          base::format_bytes(image->bytes_));
     image->chunks_.push_back(*chunk);
+  }
+  // A copy of several layers takes the bytes between them along, and a chunk may have those of an earlier image there.
+  for (size_t i = 1; i < image->layers_.size(); ++i) {
+    const uint64_t end = image->end_of(i - 1);
+    for (const Piece& gap : image->pieces(end, image->begin_of(i) - end)) std::memset(gap.host, 0, gap.bytes);
   }
   return image;
 }
@@ -371,9 +524,10 @@ Image::~Image() {
 std::vector<Image::Piece> Image::pieces(uint64_t offset_bytes, uint64_t bytes) const {
   std::vector<Piece> out;
   while (bytes > 0) {
-    const uint64_t within = offset_bytes % pool_.chunk_bytes();
+    const uint64_t at = lead_bytes_ + offset_bytes;
+    const uint64_t within = at % pool_.chunk_bytes();
     const uint64_t step = std::min(bytes, pool_.chunk_bytes() - within);
-    out.push_back({chunks_[offset_bytes / pool_.chunk_bytes()] + within, offset_bytes, step});
+    out.push_back({chunks_[at / pool_.chunk_bytes()] + within, offset_bytes, step});
     offset_bytes += step;
     bytes -= step;
   }
@@ -438,8 +592,10 @@ base::Result<std::shared_ptr<const Image>> load_image(ChunkPool& pool, const std
     sort_by_names(&model.tensors);
   std::vector<Layer> layers;
   for (const Tensor& tensor : model.tensors) layers.push_back({tensor.name, 0, tensor.bytes()});
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<Image> image,
-                            Image::create(pool, path, std::move(layers), std::move(model.sources)));
+  const uint64_t lead_bytes = model.tensors.empty() ? 0 : model.tensors.front().file_begin % kDirectAlignment;
+  GPUSHARE_ASSIGN_OR_RETURN(
+      std::shared_ptr<Image> image,
+      Image::create(pool, path, std::move(layers), std::move(model.sources), lead_bytes));
   Reader reader(pool, options, plan_reads(*image, model.tensors, options.read_bytes), image->sources());
   GPUSHARE_RETURN_IF_ERROR(reader.open(model.paths));
   GPUSHARE_RETURN_IF_ERROR(reader.run());

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/mutex.hpp"
+#include "base/service_thread.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
 #include "loader/profile.hpp"
@@ -30,17 +31,37 @@ struct Layer {
   uint64_t bytes = 0;
 };
 
+// How many chunks of released images a pool keeps for the next image, and for how long. Fresh memory costs a page fault for
+// every page, and a call of the driver where it is pinned; a kept chunk costs neither.
+struct KeepOptions {
+  uint64_t bytes = UINT64_MAX;   // upper limit of what is kept
+  uint64_t ns = 10'000'000'000;  // a chunk that was unused for so long goes back; UINT64_MAX: no such time
+  double (*available_share)() =
+      nullptr;  // of the system's memory, 0 to 1; null: as /proc/meminfo says. For tests
+};
+
 // Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it,
 // or shut() must be called before the device goes.
+//
+// A thread, started when the first chunk is kept, gives chunks back: those that were unused for KeepOptions::ns, and all
+// of them while the system has less than kShortShare of its memory available.
 class ChunkPool {
  public:
-  ChunkPool(device::Device& device, uint64_t chunk_bytes) : device_(device), chunk_bytes_(chunk_bytes) {}
+  static constexpr double kShortShare = 1.0 / 16;
+
+  ChunkPool(device::Device& device, uint64_t chunk_bytes, KeepOptions keep = {})
+      : device_(device), chunk_bytes_(chunk_bytes), keep_(keep) {}
   ~ChunkPool();
   ChunkPool(const ChunkPool&) = delete;
   ChunkPool& operator=(const ChunkPool&) = delete;
+  device::Device& device() const { return device_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
-  // Errors: HOST_OUT_OF_MEMORY.
+  const KeepOptions& keep() const { return keep_; }
+  // Bytes of the chunks that no image has.
+  uint64_t kept_bytes() const;
+  // The chunk's bytes are undefined: zeroes, or those of an earlier image. Errors: HOST_OUT_OF_MEMORY.
   base::Result<char*> take();
+  // Does not call the device, so an image may be released on a thread of the device.
   void give(char* chunk);
   // Returns unused chunks to the system.
   void trim();
@@ -52,23 +73,42 @@ class ChunkPool {
   void shut();
 
  private:
+  struct Kept {
+    char* chunk;
+    uint64_t since_ns;  // base::host_now_ns()
+  };
+  void run();
+  void end_thread();
+  // Chunks that have to go now, the oldest first; they are the pool's no more.
+  std::vector<char*> take_due(bool memory_is_short, uint64_t now_ns) GPUSHARE_REQUIRES(mutex_);
+  std::vector<char*> take_oldest(size_t count) GPUSHARE_REQUIRES(mutex_);
+
   device::Device& device_;
   const uint64_t chunk_bytes_;
+  const KeepOptions keep_;
   std::atomic<bool> stopped_{false};
-  base::Mutex mutex_;
-  std::vector<char*> free_ GPUSHARE_GUARDED_BY(mutex_);
+  mutable base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::vector<Kept> kept_
+      GPUSHARE_GUARDED_BY(mutex_);  // the longest unused first; the last one is taken first
   std::vector<char*> all_ GPUSHARE_GUARDED_BY(mutex_);
   bool shut_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool thread_started_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  bool thread_waits_ GPUSHARE_GUARDED_BY(mutex_) = false;  // for a first chunk to be kept
+  bool end_thread_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  base::ServiceThread thread_;  // set by the one that sets thread_started_
 };
 
 // Immutable once loaded; shared by reference. Gives its chunks back when the last reference goes.
 class Image {
  public:
   // Lays `layers` out (offsets are set here) over fresh chunks; the bytes are for the caller to fill through
-  // pieces().
+  // pieces(). `lead_bytes` below 4 KiB: where in the first chunk the layout should begin. Direct reads need a file's bytes
+  // at a place in memory of the same alignment as in the file. It is 0 if a further chunk would be needed for it.
   static base::Result<std::shared_ptr<Image>> create(ChunkPool& pool, std::string name,
                                                      std::vector<Layer> layers,
-                                                     std::vector<Source> sources = {});
+                                                     std::vector<Source> sources = {},
+                                                     uint64_t lead_bytes = 0);
   ~Image();
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
@@ -104,6 +144,7 @@ class Image {
   const std::vector<Source> sources_;
   mutable Profile profile_;
   std::vector<char*> chunks_;
+  uint64_t lead_bytes_ = 0;  // the layout's start in the first chunk
   uint64_t bytes_ = 0;
 };
 

@@ -34,7 +34,7 @@ GroupCallback guarded(GroupCallback call) {
 Loader::Loader(std::shared_ptr<executor::Runtime> runtime, LoaderOptions options)
     : runtime_(std::move(runtime)),
       options_(std::move(options)),
-      pool_(runtime_->device(), options_.chunk_bytes),
+      pool_(runtime_->device(), options_.chunk_bytes, options_.keep),
       cache_(pool_, options_.limit_bytes, options_.read),
       link_(options_.link.bytes_per_ms > 0 ? options_.link : kAssumedLink),
       link_known_(options_.link.bytes_per_ms > 0),

@@ -26,6 +26,7 @@ namespace gpushare::loader {
 struct LoaderOptions {
   uint64_t limit_bytes = UINT64_MAX;  // of host memory for images
   uint64_t chunk_bytes = 16ull << 20;
+  KeepOptions keep;  // chunks of released images; together with the images never more than limit_bytes
   ReadOptions read;
   LinkCosts link;  // bytes_per_ms of 0: not known
 };
@@ -63,6 +64,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
                                                           std::span<const void* const> sources);
   const ReadOptions& read_options() const { return options_.read; }
   const ImageCache& images() const { return cache_; }
+  const ChunkPool& chunks() const { return pool_; }
 
   // Allocates a block of kind model in `session` and enqueues the image's copies there. Returns at once if the
   // session is resident; waits for admission or page-in otherwise. Errors: Session::alloc's;

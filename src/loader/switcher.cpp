@@ -29,6 +29,11 @@ class Switcher::SwitchedIteration final : public executor::Iteration {
   base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) override {
     return of_->alloc(bytes, alignment);
   }
+  base::Status alloc_many(std::span<const uint64_t> bytes, uint64_t alignment, memory::Address* out,
+                          size_t served) override {
+    return of_->alloc_many(bytes, alignment, out, served);
+  }
+  memory::LanePass pass() const override { return of_->pass(); }
   base::Status keep(memory::Address address) override { return of_->keep(address); }
   base::Result<std::shared_ptr<executor::Stream>> stream() override { return of_->stream(); }
   base::Status end() override {

@@ -35,9 +35,12 @@ class BlockOwner {
   // NOT_FOUND if no live block of this owner begins there.
   virtual base::Status free_block(Address address) = 0;
   virtual base::Status add_use(Address address, const FencePtr& use) = 0;
-  virtual base::Status find_block(Address address, BlockInfo* out_info) = 0;
+  // False instead: a framework asks for many blocks that were freed, and makes no message of it.
+  virtual bool find_block(Address address, BlockInfo* out_info) = 0;
   // The stream that reuse is ordered on in any case: uses on it need no record. null if there is none.
   virtual const device::Stream* home_stream() const = 0;
+  // Whether that is its native handle.
+  virtual bool is_home(const void* native) const = 0;
 };
 
 inline base::Status no_such_block(Address address) {
@@ -173,6 +176,7 @@ struct Shared {
   EventRecorder recorder;
   std::atomic<uint64_t> persistent_bytes{0};
   std::atomic<uint64_t> ephemeral_bytes{0};  // live in lanes, as they tell (LaneImpl::tell_live)
+  const void* owner = nullptr;               // DeviceMemoryOptions::owner
   std::atomic<uint64_t> peak_bytes{0};
   std::atomic<uint64_t> paged_out_bytes{0};
   std::atomic<uint64_t> paged_in_bytes{0};

@@ -5,6 +5,7 @@
 
 #include "base/mutex.hpp"
 #include "base/units.hpp"
+#include "memory/elastic_range.hpp"
 #include "memory/lane.hpp"
 #include "memory/persistent_heap.hpp"
 #include "memory/spill.hpp"
@@ -19,6 +20,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
  public:
   explicit DeviceMemoryImpl(device::Device& device) : shared_(device) {}
   ~DeviceMemoryImpl() override {
+    for (ElasticRange* range : open_ranges_) range->close();
     for (PersistentHeapImpl* heap : open_heaps_) {
       FenceList ignored_fences;
       std::vector<LaneImpl*> ignored_borrowers;
@@ -39,27 +41,38 @@ class DeviceMemoryImpl final : public DeviceMemory {
   base::Status close_heap(PersistentHeap* heap) override;
   base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) override;
   base::Status close_lane(Lane* lane) override;
+  base::Result<ElasticRange*> open_range(PersistentHeap& heap, std::string name,
+                                         uint64_t reserved_bytes) override;
+  void close_range(ElasticRange* range) override;
 
   base::Status free(Address address) override {
     BlockOwner* owner = shared_.index.find(address);
     return owner == nullptr ? no_such_block(address) : owner->free_block(address);
+  }
+  bool free_at_home(Address address, const void* native, base::Status* out_status) override {
+    BlockOwner* owner = shared_.index.find(address);
+    if (owner == nullptr || !owner->is_home(native)) return false;
+    *out_status = owner->free_block(address);
+    return true;
   }
   base::Status record_use(Address address, const device::Stream& stream) override {
     BlockOwner* owner = shared_.index.find(address);
     if (owner == nullptr) return no_such_block(address);
     if (owner->home_stream() == &stream) {
       BlockInfo ignored;
-      return owner->find_block(address, &ignored);
+      return owner->find_block(address, &ignored) ? base::Status() : no_such_block(address);
     }
     GPUSHARE_ASSIGN_OR_RETURN(const FencePtr use, shared_.fences.use_of(stream));
     return owner->add_use(address, use);
   }
   base::Result<BlockInfo> find(Address address) const override {
-    BlockOwner* owner = shared_.index.find(address);
-    if (owner == nullptr) return no_such_block(address);
     BlockInfo info;
-    GPUSHARE_RETURN_IF_ERROR(owner->find_block(address, &info));
+    if (!look_up(address, &info)) return no_such_block(address);
     return info;
+  }
+  bool look_up(Address address, BlockInfo* out_info) const override {
+    BlockOwner* owner = shared_.index.find(address);
+    return owner != nullptr && owner->find_block(address, out_info);
   }
 
   uint64_t trim() override {
@@ -71,6 +84,10 @@ class DeviceMemoryImpl final : public DeviceMemory {
   MemorySnapshot snapshot() const override;
   DeviceMemoryStats stats() const override;
   void reset_peak() override {
+    {
+      base::MutexLock lock(mutex_);
+      for (LaneImpl* lane : open_lanes_) lane->tell();
+    }
     shared_.peak_bytes.store(0, std::memory_order_relaxed);
     shared_.note_peak();
   }
@@ -87,6 +104,9 @@ class DeviceMemoryImpl final : public DeviceMemory {
   std::vector<std::unique_ptr<PersistentHeapImpl>> heaps_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<PersistentHeapImpl*> open_heaps_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<PersistentHeapImpl*> spare_heaps_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<ElasticRange>> ranges_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<ElasticRange*> open_ranges_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<ElasticRange*> spare_ranges_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<LaneImpl>> lanes_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<LaneImpl*> open_lanes_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<LaneImpl*> closed_lanes_ GPUSHARE_GUARDED_BY(mutex_);  // with promoted blocks in them
@@ -120,6 +140,7 @@ base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
                                                 : make_contiguous_layout(device, capacity));
   const Range span = shared_.layout->span();
   GPUSHARE_RETURN_IF_ERROR(shared_.index.prepare(span.base, span.bytes));
+  shared_.owner = options.owner;
   shared_.spill = std::make_unique<SpillStore>(shared_);
   if (options.record_allocations) shared_.recorder.enable(device, options.max_recorded_events);
   return {};
@@ -154,8 +175,9 @@ base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   auto* closing = static_cast<PersistentHeapImpl*>(heap);
   FenceList fences;
   std::vector<LaneImpl*> lanes, borrowers;
+  const bool promoted = closing->stats().promoted_bytes > 0;
   GPUSHARE_RETURN_IF_ERROR(closing->close(&fences, &borrowers));
-  {
+  if (promoted) {  // else no lane has blocks of it
     base::MutexLock lock(mutex_);
     lanes = open_lanes_;
     lanes.insert(lanes.end(), closed_lanes_.begin(), closed_lanes_.end());
@@ -252,6 +274,33 @@ void DeviceMemoryImpl::drained(LaneImpl* lane) {
   spare_lanes_.push_back(lane);
 }
 
+base::Result<ElasticRange*> DeviceMemoryImpl::open_range(PersistentHeap& heap, std::string name,
+                                                         uint64_t reserved_bytes) {
+  ElasticRange* range = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (spare_ranges_.empty()) {
+      ranges_.push_back(std::make_unique<ElasticRange>(shared_));
+      spare_ranges_.push_back(ranges_.back().get());
+    }
+    range = spare_ranges_.back();
+    spare_ranges_.pop_back();
+  }
+  const auto status =
+      range->open(static_cast<const PersistentHeapImpl&>(heap), std::move(name), reserved_bytes);
+  base::MutexLock lock(mutex_);
+  (status.ok() ? open_ranges_ : spare_ranges_).push_back(range);
+  if (!status.ok()) return status;
+  return range;
+}
+
+void DeviceMemoryImpl::close_range(ElasticRange* range) {
+  range->close();
+  base::MutexLock lock(mutex_);
+  std::erase(open_ranges_, range);
+  spare_ranges_.push_back(range);
+}
+
 uint64_t DeviceMemoryImpl::compact() {
   if (layout() != Layout::kContiguous) return 0;
   const uint64_t before = shared_.layout->largest_hole_bytes();
@@ -295,6 +344,9 @@ std::string DeviceMemoryImpl::report(size_t top_holders) const {
     text += (i > 0 ? ", " : "") + holders[i].name + " " + base::format_bytes(holders[i].bytes) + " of " +
             base::format_bytes(holders[i].promised) + (holders[i].out ? " (paged out)" : "");
   if (holders.size() > shown) text += base::format(" and %zu more", holders.size() - shown);
+  for (const ElasticRange* range : open_ranges_)
+    if (const uint64_t committed = range->committed_bytes(); committed > 0)
+      text += "; elastic range " + range->name() + " " + base::format_bytes(committed);
   uint64_t lane_bytes = 0;
   for (const LaneImpl* lane : open_lanes_) lane_bytes += lane->stats().size_bytes;
   for (const LaneImpl* lane : closed_lanes_) lane_bytes += lane->stats().size_bytes;
@@ -318,6 +370,7 @@ MemorySnapshot DeviceMemoryImpl::snapshot() const {
     for (const PersistentHeapImpl* heap : open_heaps_) heap->snapshot(&snapshot.segments);
     for (const LaneImpl* lane : open_lanes_) lane->snapshot(&snapshot.segments);
     for (const LaneImpl* lane : closed_lanes_) lane->snapshot(&snapshot.segments);
+    for (const ElasticRange* range : open_ranges_) range->snapshot(&snapshot.segments);
   }
   shared_.spill->snapshot(&snapshot.segments);
   snapshot.events = shared_.recorder.events();
@@ -328,17 +381,18 @@ DeviceMemoryStats DeviceMemoryImpl::stats() const {
   DeviceMemoryStats stats;
   stats.capacity_bytes = capacity_bytes();
   stats.persistent_bytes = shared_.persistent_bytes.load(std::memory_order_relaxed);
-  stats.peak_bytes = shared_.peak_bytes.load(std::memory_order_relaxed);
   stats.paged_out_bytes_total = shared_.paged_out_bytes.load(std::memory_order_relaxed);
   stats.paged_in_bytes_total = shared_.paged_in_bytes.load(std::memory_order_relaxed);
   stats.free_bytes = shared_.layout->free_bytes();
   stats.mapped_bytes = shared_.layout->mapped_bytes();
   base::MutexLock lock(mutex_);
-  for (const LaneImpl* lane : open_lanes_) {
+  for (LaneImpl* lane : open_lanes_) {
+    lane->tell();
     const LaneStats lane_stats = lane->stats();
     stats.ephemeral_bytes += lane_stats.live_bytes - lane_stats.promoted_bytes;
   }
   for (const LaneImpl* lane : closed_lanes_) stats.pinned_bytes += lane->pinned_bytes();
+  stats.peak_bytes = shared_.peak_bytes.load(std::memory_order_relaxed);
   return stats;
 }
 
@@ -350,6 +404,8 @@ std::string DeviceMemoryImpl::check() const {
   for (const auto* list : {&open_lanes_, &closed_lanes_})
     for (const LaneImpl* lane : *list)
       if (std::string wrong = lane->check(&ranges); !wrong.empty()) return wrong;
+  for (const ElasticRange* range : open_ranges_)
+    if (std::string wrong = range->check(); !wrong.empty()) return wrong;
   uint64_t lent = 0, borrowed = 0;
   for (const PersistentHeapImpl* heap : open_heaps_) lent += heap->on_loan();
   for (const auto* list : {&open_lanes_, &closed_lanes_})

@@ -44,6 +44,7 @@ struct DeviceMemoryOptions {
   Layout layout = Layout::kAuto;
   bool record_allocations = false;
   uint64_t max_recorded_events = uint64_t{1} << 20;  // the last so many are kept
+  const void* owner = nullptr;  // whose memory it is, for LaneDoor::free(); never followed
 };
 
 struct BlockInfo {
@@ -119,6 +120,13 @@ struct LaneStats {
   uint64_t planned_allocs = 0;        // served by a plan
 };
 
+class LaneDoor;
+// What an allocation or free at a lane's door needs (lane_door.hpp). Good for one iteration.
+struct LanePass {
+  LaneDoor* door = nullptr;  // null: none
+  uint64_t key = 0;
+};
+
 // A lane's ephemeral range. There is one iteration at a time on the host side. The previous one may still run
 // on the device; the lane's stream orders reuse. Created and destroyed by DeviceMemory.
 class Lane {
@@ -130,6 +138,10 @@ class Lane {
   // per owner. Solving happens once, on a thread of memory's own (on devices with virtual time in the end_iteration that
   // saw the repetition); 65,536 blocks at most, larger iterations are not planned. `owner` must be of this DeviceMemory.
   virtual base::Status begin_iteration(PersistentHeap& owner, bool use_plan) = 0;
+  // Of the iteration under way. For the thread that began it, before it ends.
+  virtual LanePass pass() const = 0;
+  // Passes of the iteration under way no longer serve: each allocation and free takes the ordinary way.
+  virtual void close_door() = 0;
   // O(1); helper threads of a framework may call it concurrently. Errors: DEVICE_OUT_OF_MEMORY (as
   // PersistentHeap::alloc), INVALID_STATE outside an iteration.
   virtual base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
@@ -154,6 +166,7 @@ class Lane {
   // later.
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
+  virtual uint64_t iteration_peak_bytes() const = 0;  // stats().iteration_peak_bytes, for less
 };
 
 // Content of a snapshot: a segment for each heap and lane. See snapshot.hpp for the writers.
@@ -196,6 +209,8 @@ struct DeviceMemoryStats {
   uint64_t mapped_bytes = 0;  // physical granules held, cached ones too (virtual), or the buffer (contiguous)
 };
 
+class ElasticRange;  // elastic_range.hpp
+
 class DeviceMemory {
  public:
   // `device` must outlive it. Errors: UNSUPPORTED (virtual layout on a device without it),
@@ -224,12 +239,22 @@ class DeviceMemory {
   // after the work now on its stream.
   virtual base::Status close_lane(Lane* lane) = 0;
 
+  // Reserves addresses for a range of the session; it has no memory yet. To be closed before the heap. Errors: UNSUPPORTED
+  // (contiguous layout), INVALID_ARGUMENT, the device's.
+  virtual base::Result<ElasticRange*> open_range(PersistentHeap& heap, std::string name,
+                                                 uint64_t reserved_bytes) = 0;
+  virtual void close_range(ElasticRange* range) = 0;
+
   // Frees a live block wherever it lies, in its owner's stream order. Errors: NOT_FOUND (nothing changes).
   virtual base::Status free(Address address) = 0;
+  // Frees a block whose owner has the stream of this native handle: its last use needs no mark. False: not such a block, nothing done.
+  virtual bool free_at_home(Address address, const void* native, base::Status* out_status) = 0;
   // The block may be reused only after the work now on `stream` has passed. One event record, unless it is
   // the owner's stream (then nothing). `stream` may go at any time afterwards.
   virtual base::Status record_use(Address address, const device::Stream& stream) = 0;
   virtual base::Result<BlockInfo> find(Address address) const = 0;
+  // The same for callers who expect that there may be none: false then, and no message is made.
+  virtual bool look_up(Address address, BlockInfo* out_info) const = 0;
 
   // Gives cached physical granules and host buffers back to the system. Part of the out-of-memory ladder.
   // Returns the bytes. Calls the driver; does not wait for device work.

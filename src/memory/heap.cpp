@@ -209,6 +209,24 @@ HeapStatus Heap::free_at(uint64_t offset_bytes) {
   return HeapStatus::kOk;
 }
 
+bool Heap::free_unless(uint64_t offset_bytes, uint64_t kept) {
+  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0) return false;
+  const uint64_t offset = offset_bytes >> granule_shift_;
+  uint32_t& head = bucket_of(offset);
+  const uint32_t block = head;
+  if (block == kNone) return false;
+  if (blocks_[block].offset() == offset) [[likely]] {
+    if ((blocks_[block].tag & kept) != 0) return false;
+    head = blocks_[block].next_in_bucket();
+    release_block(block);
+    return true;
+  }
+  const uint32_t found = index_find(offset);
+  if (found == kNone || (blocks_[found].tag & kept) != 0) return false;
+  release_block(index_take(offset));
+  return true;
+}
+
 // For a live block that has been removed from the index.
 [[gnu::always_inline]] inline void Heap::release_block(uint32_t i) {
   Record& r = blocks_[i];

@@ -102,6 +102,8 @@ class Heap {
   HeapStatus free(BlockHandle block);
   // The same by offset alone; needs index_offsets.
   HeapStatus free_at(uint64_t offset_bytes);
+  // The same, unless the block's tag has one of the bits of `kept`. False: nothing has changed.
+  bool free_unless(uint64_t offset_bytes, uint64_t kept);
   // The live block that begins at `offset_bytes`, or an empty handle. O(1); needs index_offsets.
   BlockHandle find(uint64_t offset_bytes) const;
 

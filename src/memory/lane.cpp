@@ -6,13 +6,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fork.hpp"
+#include "base/no_destroy.hpp"
 #include "base/units.hpp"
 
 namespace gpushare::memory {
 namespace {
 
-// How much less than it told last a lane may hold.
-constexpr uint64_t kTellStepBytes = uint64_t{1} << 20;
+// How far what a lane holds may be from what it told last: 1 MiB, or so large a part of the lane.
+constexpr uint64_t kTellStepBytes = uint64_t{1} << 20, kTellDivisor = 64;
+// Blocks of a lane that need more than the heap when they are freed.
+constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockTag::kFreed;
+// So many requests of a bulk call are served under one lock.
+constexpr size_t kBulk = 64;
 
 }  // namespace
 
@@ -27,7 +33,9 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   if (heap.paged_out()) return {GPUSHARE_INVALID_STATE, "the session of the iteration is paged out"};
   owner_ = &heap;
   spill_owner_.session.store(heap.session());
+  door_.key_.store(++door_.last_key_, std::memory_order_relaxed);
   heap_->reset_high_water();
+  step_bytes_ = std::max(kTellStepBytes, range_.bytes / kTellDivisor);
   replaying_ = recording_ = false;
   if (use_plan) {
     if (const auto plan = heap.plan().begin(); plan != nullptr) {
@@ -64,44 +72,80 @@ uint64_t LaneImpl::live_bytes() const {
   return bytes;
 }
 
-// The device's peak is of all lanes together at one time, so each tells when it holds more; and less only by
-// steps, since the counter is shared. On a plan its whole arena counts.
-void LaneImpl::tell_live() {
-  const uint64_t live = heap_->live_bytes() - deferred_bytes_ - promoted_bytes_;
-  if (live > told_bytes_) {
-    shared_.ephemeral_bytes.fetch_add(live - std::exchange(told_bytes_, live), std::memory_order_relaxed);
+// The device's peak is of all lanes together at one time, so each tells what it holds; by steps and when somebody asks, since
+// the counter is shared. On a plan its whole arena counts.
+inline void LaneImpl::tell_live() {
+  const uint64_t live = ephemeral_live();
+  highest_bytes_ = std::max(highest_bytes_, live);
+  if (live - told_bytes_ + step_bytes_ > 2 * step_bytes_) [[unlikely]]  // wraps below 0
+    tell_now();
+}
+
+void LaneImpl::tell_now() {
+  const uint64_t live = ephemeral_live();
+  highest_bytes_ = std::max(highest_bytes_, live);
+  if (highest_bytes_ > told_bytes_) {
+    shared_.ephemeral_bytes.fetch_add(highest_bytes_ - told_bytes_, std::memory_order_relaxed);
     shared_.note_peak();
-  } else if (told_bytes_ - live >= kTellStepBytes) {
-    shared_.ephemeral_bytes.fetch_sub(std::exchange(told_bytes_, live) - live, std::memory_order_relaxed);
+    told_bytes_ = highest_bytes_;
   }
+  if (told_bytes_ > live) shared_.ephemeral_bytes.fetch_sub(told_bytes_ - live, std::memory_order_relaxed);
+  told_bytes_ = highest_bytes_ = live;
+}
+
+void LaneImpl::tell() {
+  ShortLockGuard lock(lock_);
+  if (owner_ != nullptr) tell_now();
+}
+
+void LaneImpl::close_door() {
+  ShortLockGuard lock(lock_);
+  door_.key_.store(0, std::memory_order_relaxed);
+}
+
+[[gnu::always_inline]] inline BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
+  const BlockHandle handle = allocate(bytes, alignment, BlockTag::make(Kind::kEphemeral, bytes));
+  if (!handle) return handle;
+  if (recording_ && owner_->plan().recording())
+    owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
+  peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
+  tell_live();
+  if (shared_.recorder.enabled()) [[unlikely]]
+    shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral,
+                            range_.base + handle.offset_bytes, bytes, stream_, owner_->session());
+  return handle;
+}
+
+[[gnu::always_inline]] inline bool LaneImpl::free_here(Address address) {
+  const uint64_t offset = address - range_.base;
+  if (offset >= range_.bytes || recording_ || shared_.recorder.enabled()) return false;
+  if (on_plan()) {
+    if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk)
+      return false;
+  } else if (!heap_->free_unless(offset, kSpecialTags)) {
+    return false;
+  }
+  tell_live();
+  return true;
 }
 
 base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
-  const uint64_t tag = BlockTag::make(Kind::kEphemeral, bytes);
   ShortLockGuard lock(lock_);
   if (owner_ == nullptr)
     return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
-  BlockHandle handle = allocate(bytes, alignment, tag);
+  BlockHandle handle = alloc_here(bytes, alignment);
   if (!handle && uses_.deferred() > 0) {
     const auto give_back = [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); };
-    if (uses_.take_passed(give_back)) handle = allocate(bytes, alignment, tag);
-    if (!handle && uses_.take_ordered(*stream_, give_back)) handle = allocate(bytes, alignment, tag);
+    if (uses_.take_passed(give_back)) handle = alloc_here(bytes, alignment);
+    if (!handle && uses_.take_ordered(*stream_, give_back)) handle = alloc_here(bytes, alignment);
   }
   if (!handle) {
     shared_.recorder.record(AllocationEvent::Action::kOutOfMemory, Kind::kEphemeral, 0, bytes, stream_,
                             owner_->session());
     return out_of_memory(bytes, handle.status);
   }
-  const Address address = range_.base + handle.offset_bytes;
-  if (recording_ && owner_->plan().recording())
-    owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
-  peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
-  tell_live();
-  if (shared_.recorder.enabled())
-    shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral, address, bytes, stream_,
-                            owner_->session());
-  return address;
+  return range_.base + handle.offset_bytes;
 }
 
 base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
@@ -136,19 +180,23 @@ base::Status LaneImpl::keep(Address address) {
       const uint64_t tag = heap_->tag(handle);
       if (tag & BlockTag::kPromoted) return {};
       const uint64_t size = heap_->size_bytes(handle);
+      // What may find no host memory comes first: after it nothing fails half way.
+      promoted_.reserve(promoted_.size() + 1);
+      Loan& loan = loans_[owner_];
+      loans_changed_ = true;
       // It counts once: first no more as the lane's, then as the session's.
+      tell_now();
       const uint64_t counted = std::min(size, told_bytes_);
       shared_.ephemeral_bytes.fetch_sub(counted, std::memory_order_relaxed);
-      told_bytes_ -= counted;
+      told_bytes_ = highest_bytes_ = told_bytes_ - counted;
       if (auto status = owner_->add_promoted(size); !status.ok()) {
-        tell_live();
+        tell_now();
         return status;
       }
       heap_->set_tag(handle, tag | BlockTag::kPromoted);
       promoted_[handle.offset_bytes] = owner_;
       promoted_bytes_ += size;
-      loans_[owner_].promoted_bytes += size;
-      loans_changed_ = true;
+      loan.promoted_bytes += size;
       return {};
     }
   }
@@ -200,6 +248,8 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     iteration_peak_ = arena_needed();
+    door_.key_.store(0, std::memory_order_relaxed);
+    tell_now();
     loans_changed = loans_changed_;
     if (!uses_.empty()) fences = uses_.drain();
     planned = on_plan();
@@ -207,6 +257,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
     recorded = recording_;
     reclaim_all();
     shared_.ephemeral_bytes.fetch_sub(std::exchange(told_bytes_, 0), std::memory_order_relaxed);
+    highest_bytes_ = 0;
     owner = owner_;
     owner_ = nullptr;
     replaying_ = recording_ = false;
@@ -339,16 +390,16 @@ base::Status LaneImpl::add_use(Address address, const FencePtr& use) {
   return {};
 }
 
-base::Status LaneImpl::find_block(Address address, BlockInfo* out_info) {
+bool LaneImpl::find_block(Address address, BlockInfo* out_info) {
   ShortLockGuard lock(lock_);
   const uint64_t offset = address - range_.base;
-  if (offset >= range_.bytes) return no_such_block(address);
+  if (offset >= range_.bytes) return false;
   uint64_t tag = 0;
   if (HeapBlock planned; on_plan() && replay_->find(offset, &planned))
     tag = planned.tag;
   else if (const BlockHandle handle = heap_->find(offset); handle)
     tag = heap_->tag(handle);
-  if (tag == 0 || (tag & BlockTag::kFreed)) return no_such_block(address);
+  if (tag == 0 || (tag & BlockTag::kFreed)) return false;
   *out_info = {address,
                BlockTag::bytes(tag),
                Kind::kEphemeral,
@@ -356,7 +407,7 @@ base::Status LaneImpl::find_block(Address address, BlockInfo* out_info) {
                id(),
                (tag & BlockTag::kPromoted) != 0,
                false};
-  return {};
+  return true;
 }
 
 LaneStats LaneImpl::stats() const {
@@ -428,6 +479,117 @@ std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
     out_ranges->push_back(range);
   }
   return {};
+}
+
+// ---- the door ----
+
+namespace {
+
+// The doors without a lane. Never destroyed.
+struct Doors {
+  base::Mutex mutex;
+  LaneDoor* free GPUSHARE_GUARDED_BY(mutex) = nullptr;
+  base::ForkHook hook;
+};
+
+Doors& doors() {
+  static base::NoDestroy<Doors> all;
+  static const bool hooked = [] {
+    all->hook.self = &*all;
+    all->hook.before = [](void* self)
+                           GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { static_cast<Doors*>(self)->mutex.lock(); };
+    all->hook.after = [](void* self, bool in_child) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      auto* forked = static_cast<Doors*>(self);
+      if (in_child) {  // other threads may have held the locks of the parent's doors
+        forked->free = nullptr;
+        LaneDoor::last_pass() = {};
+      }
+      forked->mutex.unlock();
+    };
+    return base::add_fork_hook(all->hook);
+  }();
+  (void)hooked;
+  return *all;
+}
+
+}  // namespace
+
+LaneDoor& LaneDoor::take(LaneImpl& lane, const void* owner) {
+  LaneDoor* door = nullptr;
+  {
+    Doors& all = doors();
+    base::MutexLock lock(all.mutex);
+    if ((door = all.free) != nullptr) all.free = door->next_;
+  }
+  if (door == nullptr) door = new LaneDoor;
+  ShortLockGuard lock(door->lock_);
+  door->lane_ = &lane;
+  door->owner_ = owner;
+  return *door;
+}
+
+void LaneDoor::give_back() noexcept {
+  {
+    ShortLockGuard lock(lock_);
+    key_.store(0, std::memory_order_relaxed);
+    lane_ = nullptr;
+  }
+  Doors& all = doors();
+  base::MutexLock lock(all.mutex);
+  next_ = all.free;
+  all.free = this;
+}
+
+bool LaneDoor::alloc(uint64_t key, uint64_t bytes, uint64_t alignment,
+                     Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  if (alignment > kBlockGranuleBytes || (alignment & (alignment - 1)) != 0 ||
+      bytes - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) [[unlikely]]
+    return false;
+  const ShortLockGuard lock(lock_);
+  if (key_.load(std::memory_order_relaxed) != key) [[unlikely]]
+    return false;
+  LaneImpl& lane = *lane_;
+  const BlockHandle handle = lane.alloc_here(bytes, alignment);
+  if (!handle) [[unlikely]]
+    return false;
+  *out = lane.range_.base + handle.offset_bytes;
+  return true;
+}
+
+bool LaneDoor::free(uint64_t key, const void* owner, Address address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const ShortLockGuard lock(lock_);
+  return key_.load(std::memory_order_relaxed) == key && owner_ == owner && lane_->free_here(address);
+}
+
+size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment,
+                            Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  if (alignment > kBlockGranuleBytes || (alignment & (alignment - 1)) != 0) return 0;
+  size_t done = 0;
+  while (done < count) {
+    const size_t until = std::min(count, done + kBulk);
+    const ShortLockGuard lock(lock_);
+    if (key_.load(std::memory_order_relaxed) != key) return done;
+    for (; done < until; ++done) {
+      if (bytes[done] - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) return done;
+      const BlockHandle handle = lane_->alloc_here(bytes[done], alignment);
+      if (!handle) return done;
+      out[done] = lane_->range_.base + handle.offset_bytes;
+    }
+  }
+  return done;
+}
+
+size_t LaneDoor::free_many(uint64_t key, const void* owner, const Address* addresses,
+                           size_t count) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  size_t done = 0;
+  while (done < count) {
+    const size_t until = std::min(count, done + kBulk);
+    const ShortLockGuard lock(lock_);
+    if (key_.load(std::memory_order_relaxed) != key || owner_ != owner) return done;
+    for (; done < until; ++done)
+      if (!lane_->free_here(addresses[done])) return done;
+  }
+  return done;
 }
 
 }  // namespace gpushare::memory

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "memory/block_owner.hpp"
+#include "memory/lane_door.hpp"
 #include "memory/persistent_heap.hpp"
 #include "memory/short_lock.hpp"
 #include "memory/spill.hpp"
@@ -35,7 +36,8 @@ class LaneImpl final : public Lane, public BlockOwner {
  public:
   // `drained` is called, without the lane's locks, when the last promoted block of a closed lane was freed.
   LaneImpl(Shared& shared, std::function<void(LaneImpl*)> drained)
-      : shared_(shared), drained_(std::move(drained)) {}
+      : shared_(shared), drained_(std::move(drained)), door_(LaneDoor::take(*this, shared.owner)) {}
+  ~LaneImpl() override { door_.give_back(); }
 
   // Life cycle, for DeviceMemory.
   base::Status open(uint32_t id, uint64_t bytes, const device::Stream& stream);
@@ -64,18 +66,28 @@ class LaneImpl final : public Lane, public BlockOwner {
   // Lane
   uint32_t id() const override { return id_.load(std::memory_order_relaxed); }
   base::Status begin_iteration(PersistentHeap& owner, bool use_plan) override;
+  LanePass pass() const override { return {&door_, door_.key_.load(std::memory_order_relaxed)}; }
+  void close_door() override;
   base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) override;
   base::Status keep(Address address) override;
   base::Status end_iteration(bool* out_planned) override;
   base::Status set_size(uint64_t bytes) override;
   LaneStats stats() const override;
+  uint64_t iteration_peak_bytes() const override {
+    ShortLockGuard lock(lock_);
+    return owner_ != nullptr ? arena_needed() : iteration_peak_;
+  }
 
   // BlockOwner
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
-  base::Status find_block(Address address, BlockInfo* out_info) override;
+  bool find_block(Address address, BlockInfo* out_info) override;
   const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
+  bool is_home(const void* native) const override { return spill_owner_.native.load() == native; }
+
+  // Counts what it holds now, and held most, in Shared.
+  void tell();
 
   bool is_open() const { return open_.load(); }
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
@@ -83,6 +95,11 @@ class LaneImpl final : public Lane, public BlockOwner {
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
+  friend class LaneDoor;
+
+  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens.
+  BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(lock_);
+  bool free_here(Address address) GPUSHARE_REQUIRES(lock_);
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
@@ -108,7 +125,11 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t arena_needed() const GPUSHARE_REQUIRES(lock_) {
     return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_);
   }
-  void tell_live() GPUSHARE_REQUIRES(lock_);
+  void tell_live() GPUSHARE_REQUIRES(lock_);  // once it differs enough
+  void tell_now() GPUSHARE_REQUIRES(lock_);
+  uint64_t ephemeral_live() const GPUSHARE_REQUIRES(lock_) {
+    return heap_->live_bytes() - deferred_bytes_ - promoted_bytes_;
+  }
   void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
   SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(lock_);
@@ -129,7 +150,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t size_bytes_ GPUSHARE_GUARDED_BY(control_) = 0;
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
 
-  mutable ShortLock lock_;
+  LaneDoor& door_;
+  ShortLock& lock_ = door_.lock_;
   struct Loan {
     uint64_t promoted_bytes = 0;
     uint64_t lent_bytes = 0;
@@ -149,8 +171,10 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;  // its part of Shared::ephemeral_bytes
-  SpillOwner spill_owner_;                              // its stream is null unless the lane is open
+  uint64_t highest_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;  // that it held since it told last
+  uint64_t step_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;     // after which it tells
+  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;     // its part of Shared::ephemeral_bytes
+  SpillOwner spill_owner_;                                 // its stream is null unless the lane is open
 };
 
 }  // namespace gpushare::memory

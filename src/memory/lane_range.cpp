@@ -42,7 +42,7 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
   closing_fences_.clear();
   id_.store(id);
   spill_owner_.lane = id;
-  spill_owner_.stream.store(&stream);
+  spill_owner_.set_stream(&stream);
   {
     ShortLockGuard lock(lock_);
     loans_changed_ = pinned;
@@ -62,7 +62,7 @@ base::Status LaneImpl::close() {
               "lane " + std::to_string(id()) + " runs an iteration: end it before closing the lane"};
     open_.store(false);
   }
-  spill_owner_.stream.store(nullptr);
+  spill_owner_.set_stream(nullptr);
   drop_ahead();
   size_bytes_ = 0;
   settle(Settle::kAll);

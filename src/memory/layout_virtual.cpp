@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
+#include <deque>
 
 #include "base/mutex.hpp"
 #include "base/units.hpp"
@@ -31,6 +32,14 @@ class VirtualLayout final : public RangeLayout {
       base::MutexLock lock(mutex_);
       const base::Status lost = unmap_above(*region, 0);  // nothing left to do with a lost device
       const base::Status ignored = device_.va_free(region->reserved, region->reserved_bytes);
+    }
+    for (auto& sparse : sparse_) {
+      for (Cell& cell : sparse->cells) wait_all(cell.fences);
+      base::MutexLock lock(mutex_);
+      for (size_t i = 0; i < sparse->cells.size(); ++i) {
+        const base::Status lost = unmap_cell(*sparse, i);
+      }
+      const base::Status ignored = device_.va_free(sparse->reserved, sparse->reserved_bytes);
     }
     base::MutexLock lock(mutex_);
     release_pool();
@@ -157,8 +166,103 @@ class VirtualLayout final : public RangeLayout {
     return {};
   }
 
+  base::Status open_sparse(uint64_t bytes, Range* out_range) override {
+    base::MutexLock lock(mutex_);
+    Sparse* found = nullptr;
+    for (auto& sparse : sparse_) {
+      if (sparse->open || sparse->cells.size() * granule_ < bytes) continue;
+      if (found == nullptr || sparse->cells.size() < found->cells.size()) found = sparse.get();
+    }
+    if (found == nullptr) {
+      auto made = std::make_unique<Sparse>();
+      made->cells.resize(bytes / granule_);
+      GPUSHARE_RETURN_IF_ERROR(reserve_addresses(bytes, &made->reserved, &made->reserved_bytes, &made->base));
+      made->slot = static_cast<uint32_t>(sparse_.size());
+      found = made.get();
+      sparse_.push_back(std::move(made));
+    }
+    found->open = true;
+    *out_range = {found->base, found->cells.size() * granule_, found->slot};
+    return {};
+  }
+
+  base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
+                      std::vector<bool>* out_intact) override {
+    base::MutexLock lock(mutex_);
+    Sparse& sparse = *sparse_[range.slot];
+    uint64_t bytes = 0;
+    std::vector<bool> mapped(count), committed(count);
+    for (size_t i = 0; i < count; ++i) {
+      const Cell& cell = sparse.cells[first + i];
+      mapped[i] = cell.memory != nullptr;
+      committed[i] = cell.committed;
+      if (!cell.committed) bytes += granule_;
+    }
+    if (bytes > capacity_ - promised_) return no_room(bytes);
+    promised_ += bytes;
+    // First those that are mapped, so that they are not taken for the others.
+    for (size_t i = 0; i < count; ++i)
+      if (mapped[i]) sparse.cells[first + i].committed = true;
+    base::Status status;
+    for (size_t i = 0; i < count && status.ok(); ++i) {
+      if (mapped[i]) continue;
+      status = ensure_granule(true, lock);
+      if (!status.ok()) break;
+      Cell& cell = sparse.cells[first + i];
+      gpushare_backend_memory* memory = pool_.back();
+      status = device_.va_map(sparse.base + (first + i) * granule_, granule_, memory, 0);
+      if (!status.ok()) break;
+      pool_.pop_back();
+      cell = {memory, true, 0, {}};
+    }
+    if (!status.ok()) {
+      for (size_t i = 0; i < count; ++i) {
+        if (committed[i]) continue;
+        sparse.cells[first + i].committed = false;
+        // One that cannot be unmapped stays as if it had been decommitted.
+        if (mapped[i] || !unmap_cell(sparse, first + i).ok()) set_unused(sparse, first + i);
+      }
+      promised_ -= bytes;
+      return status.with_context("mapping device memory");
+    }
+    for (size_t i = 0; i < count; ++i) {
+      Cell& cell = sparse.cells[first + i];
+      if (!committed[i]) out_fences->insert(out_fences->end(), cell.fences.begin(), cell.fences.end());
+      if (!committed[i]) cell.fences.clear();
+    }
+    if (out_intact != nullptr) *out_intact = std::move(mapped);
+    return {};
+  }
+
+  void decommit(const Range& range, size_t first, size_t count, const FenceList& fences) override {
+    base::MutexLock lock(mutex_);
+    Sparse& sparse = *sparse_[range.slot];
+    for (size_t i = first; i < first + count; ++i) {
+      Cell& cell = sparse.cells[i];
+      if (!cell.committed) continue;
+      cell.committed = false;
+      cell.fences = fences;
+      set_unused(sparse, i);
+      promised_ -= granule_;
+    }
+    if (unused_.size() > 2 * created_ + 64)  // most are stale
+      std::erase_if(unused_, [this](const Unused& entry)
+                                 GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return !is_unused(entry); });
+  }
+
+  void close_sparse(Range& range) override {
+    base::MutexLock lock(mutex_);
+    sparse_[range.slot]->open = false;
+    range = {};
+  }
+
   uint64_t trim() override {
     base::MutexLock lock(mutex_);
+    std::deque<Unused> busy;
+    for (; !unused_.empty(); unused_.pop_front())
+      if (!take_unused(unused_.front(), nullptr) && is_unused(unused_.front()))
+        busy.push_back(unused_.front());
+    unused_.swap(busy);
     for (auto& region : regions_) {
       prune(region->fences);
       if (region->fences.empty() && region->surplus(granule_) > 0) {
@@ -191,6 +295,14 @@ class VirtualLayout final : public RangeLayout {
       if (region->pieces.size() * granule_ > region->limit)
         return "a range has memory mapped beyond its addresses";
     }
+    for (const auto& sparse : sparse_) {
+      for (const Cell& cell : sparse->cells) {
+        if (cell.memory != nullptr) ++pieces;
+        if (cell.committed) promised += granule_;
+        if (cell.committed && (!sparse->open || cell.memory == nullptr))
+          return "a granule of a sparse range is promised without memory";
+      }
+    }
     if (pieces + pool_.size() != created_) return "physical granules do not add up";
     if (created_ * granule_ > capacity_) return "more physical memory than the capacity";
     if (promised != promised_) return "promised bytes do not add up";
@@ -219,6 +331,60 @@ class VirtualLayout final : public RangeLayout {
       return mapped > wanted() ? mapped - wanted() : 0;  // below while it is being mapped
     }
   };
+
+  // A granule of addresses of a sparse range.
+  struct Cell {
+    gpushare_backend_memory* memory = nullptr;  // mapped there
+    bool committed = false;
+    uint64_t stamp = 0;  // of the decommit
+    FenceList fences;    // while not committed: before these it may be in use
+  };
+  struct Sparse {
+    Address reserved = 0;
+    uint64_t reserved_bytes = 0;
+    Address base = 0;
+    uint32_t slot = 0;
+    bool open = false;
+    std::vector<Cell> cells;
+  };
+  // A granule that is mapped and not committed, if its stamp is still the cell's.
+  struct Unused {
+    uint32_t slot;
+    uint32_t cell;
+    uint64_t stamp;
+  };
+
+  bool is_unused(const Unused& entry) const GPUSHARE_REQUIRES(mutex_) {
+    const Cell& cell = sparse_[entry.slot]->cells[entry.cell];
+    return cell.memory != nullptr && !cell.committed && cell.stamp == entry.stamp;
+  }
+
+  void set_unused(Sparse& sparse, size_t index) GPUSHARE_REQUIRES(mutex_) {
+    sparse.cells[index].stamp = ++stamp_;
+    unused_.push_back({sparse.slot, static_cast<uint32_t>(index), stamp_});
+  }
+
+  // The granule goes to the pool.
+  base::Status unmap_cell(Sparse& sparse, size_t index) GPUSHARE_REQUIRES(mutex_) {
+    Cell& cell = sparse.cells[index];
+    if (cell.memory == nullptr) return {};
+    GPUSHARE_RETURN_IF_ERROR(device_.va_unmap(sparse.base + index * granule_, granule_));
+    pool_.push_back(cell.memory);
+    cell = {};
+    return {};
+  }
+
+  // False if it is no longer unused, cannot be unmapped, or the device still works on it: *out_busy is then what must pass.
+  bool take_unused(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_) {
+    if (!is_unused(entry)) return false;
+    Cell& cell = sparse_[entry.slot]->cells[entry.cell];
+    prune(cell.fences);
+    if (!cell.fences.empty()) {
+      if (out_busy != nullptr && out_busy->empty()) *out_busy = cell.fences;
+      return false;
+    }
+    return unmap_cell(*sparse_[entry.slot], entry.cell).ok();
+  }
 
   base::Status no_room(uint64_t bytes) const GPUSHARE_REQUIRES(mutex_) {
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no room for a range of " + base::format_bytes(bytes) + ": " +
@@ -256,24 +422,31 @@ class VirtualLayout final : public RangeLayout {
     const uint64_t whole = capacity_;
     uint64_t limit = whole;
     if (use == RangeUse::kHeap) limit = std::min(whole, std::bit_ceil(std::max(4 * bytes, 32 * granule_)));
-    const uint64_t alignment = AddressIndex::kGranuleBytes;
-    const uint64_t mapping = device_.info().mapping_granularity_bytes;
-    const uint64_t slack = mapping % alignment == 0 ? 0 : alignment;
-    auto reserved = device_.va_reserve(limit + slack);
-    if (!reserved.ok() && limit > bytes) {
-      limit = bytes;
-      reserved = device_.va_reserve(limit + slack);
-    }
-    if (!reserved.ok())
-      return reserved.status().with_context("reserving " + base::format_bytes(limit) +
-                                            " of device addresses");
     auto region = std::make_unique<Region>();
-    region->reserved = *reserved;
-    region->reserved_bytes = limit + slack;
-    region->base = (*reserved + alignment - 1) / alignment * alignment;
+    base::Status status = reserve_addresses(limit, &region->reserved, &region->reserved_bytes, &region->base);
+    if (!status.ok() && limit > bytes) {
+      limit = bytes;
+      status = reserve_addresses(limit, &region->reserved, &region->reserved_bytes, &region->base);
+    }
+    GPUSHARE_RETURN_IF_ERROR(status);
     region->limit = limit;
     *out_index = static_cast<uint32_t>(regions_.size());
     regions_.push_back(std::move(region));
+    return {};
+  }
+
+  // *out_base: the first address in it that begins a granule of the index.
+  base::Status reserve_addresses(uint64_t bytes, Address* out_reserved, uint64_t* out_reserved_bytes,
+                                 Address* out_base) {
+    const uint64_t alignment = AddressIndex::kGranuleBytes;
+    const uint64_t slack = device_.info().mapping_granularity_bytes % alignment == 0 ? 0 : alignment;
+    auto reserved = device_.va_reserve(bytes + slack);
+    if (!reserved.ok())
+      return reserved.status().with_context("reserving " + base::format_bytes(bytes) +
+                                            " of device addresses");
+    *out_reserved = *reserved;
+    *out_reserved_bytes = bytes + slack;
+    *out_base = (*reserved + alignment - 1) / alignment * alignment;
     return {};
   }
 
@@ -326,31 +499,30 @@ class VirtualLayout final : public RangeLayout {
         }
         refused = memory.status();  // others use the device too: take from what is cached here
       }
-      Region* busy = nullptr;
+      FenceList busy;
       if (reclaim(&busy)) continue;
-      if (busy == nullptr)
+      if (busy.empty())
         return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
                             : refused;
       if (!may_wait)
         return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the device still uses every granule that could be taken"};
-      const FenceList fences = busy->fences;
       lock.unlock();
-      wait_all(fences);
+      wait_all(busy);
       lock.lock();
     }
     return {};
   }
 
   // Unmaps a batch of granules nobody is promised. False if there is none that the device is done with;
-  // *out_busy is then a region it still works on, if any.
-  bool reclaim(Region** out_busy) GPUSHARE_REQUIRES(mutex_) {
+  // *out_busy are then fences of one that it still works on, if any.
+  bool reclaim(FenceList* out_busy) GPUSHARE_REQUIRES(mutex_) {
     constexpr uint64_t kBatch = 16;
     auto try_region = [&](Region& region) GPUSHARE_REQUIRES(mutex_) {
       const uint64_t surplus = region.surplus(granule_);
       if (surplus == 0) return false;
       prune(region.fences);
       if (!region.fences.empty()) {
-        if (*out_busy == nullptr) *out_busy = &region;
+        if (out_busy->empty()) *out_busy = region.fences;
         return false;
       }
       const uint64_t mapped = region.pieces.size() * granule_;
@@ -360,7 +532,14 @@ class VirtualLayout final : public RangeLayout {
       if (try_region(*regions_[index])) return true;
     for (auto& region : regions_)
       if (region->taken && try_region(*region)) return true;
-    return false;
+    // Decommitted longest ago first, since streams pass their fences in that order.
+    uint64_t taken = 0;
+    for (auto entry = unused_.begin(); entry != unused_.end() && taken < kBatch;) {
+      const bool took = take_unused(*entry, out_busy);
+      taken += took ? 1 : 0;
+      entry = took || !is_unused(*entry) ? unused_.erase(entry) : entry + 1;
+    }
+    return taken > 0;
   }
 
   void release_pool() GPUSHARE_REQUIRES(mutex_) {
@@ -377,7 +556,10 @@ class VirtualLayout final : public RangeLayout {
   mutable base::Mutex mutex_;
   // Never removed: a slot is an index.
   std::vector<std::unique_ptr<Region>> regions_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<uint32_t> retired_ GPUSHARE_GUARDED_BY(mutex_);  // not taken, longest first
+  std::vector<uint32_t> retired_ GPUSHARE_GUARDED_BY(mutex_);                // not taken, longest first
+  std::vector<std::unique_ptr<Sparse>> sparse_ GPUSHARE_GUARDED_BY(mutex_);  // never removed either
+  std::deque<Unused> unused_ GPUSHARE_GUARDED_BY(mutex_);  // decommitted longest ago first; some are stale
+  uint64_t stamp_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
   uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // granules, mapped and pooled
   uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // sum of bytes of the ranges taken and backed

@@ -44,7 +44,7 @@ FenceList PersistentHeapImpl::own_fences() const {
 base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint64_t promised_bytes) {
   base::MutexLock control(control_);
   spill_owner_.session.store(session);
-  spill_owner_.stream.store(nullptr);
+  spill_owner_.set_stream(nullptr);
   plan_.reset();
   {
     ShortLockGuard lock(lock_);
@@ -97,7 +97,7 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
   shared_.spill->free_all(spill_owner_, fences);
   shared_.spill->chunks().give(saved_chunks_);
   saved_runs_.clear();
-  spill_owner_.stream.store(nullptr);
+  spill_owner_.set_stream(nullptr);
   *out_fences = std::move(fences);
   return {};
 }
@@ -369,15 +369,15 @@ base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
   return {};
 }
 
-base::Status PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
+bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   ShortLockGuard lock(lock_);
   Extent* extent = extent_of(address);
-  if (extent == nullptr) return no_such_block(address);
+  if (extent == nullptr) return false;
   const BlockHandle handle = extent->heap->find(address - extent->range.base);
-  if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
+  if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return false;
   const uint64_t tag = extent->heap->tag(handle);
   *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX, false, paged_out()};
-  return {};
+  return true;
 }
 
 base::Status PersistentHeapImpl::add_promoted(uint64_t bytes) {

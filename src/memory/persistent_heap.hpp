@@ -46,7 +46,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status resize(uint64_t promised_bytes) override;
-  void set_stream(const device::Stream* stream) override { spill_owner_.stream.store(stream); }
+  void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
   base::Status page_out(const device::Stream& stream) override;
   base::Status page_in(const device::Stream& stream) override;
   bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
@@ -56,8 +56,9 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   // BlockOwner
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
-  base::Status find_block(Address address, BlockInfo* out_info) override;
+  bool find_block(Address address, BlockInfo* out_info) override;
   const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
+  bool is_home(const void* native) const override { return spill_owner_.native.load() == native; }
 
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "device/device.hpp"
@@ -65,6 +66,21 @@ class RangeLayout {
   virtual base::Status unback(Range& range, uint64_t valid_bytes) = 0;
   virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
 
+  // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED
+  // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; what is decommitted
+  // stays mapped until others need the granules. One call at a time for each range; granules are counted from its start.
+  virtual base::Status open_sparse(uint64_t bytes, Range* out_range);
+  // Puts memory behind those of the granules that have none. *out_fences must be passed before the bytes are used;
+  // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so it holds what it held.
+  // Waits on the host only where all other granules are in use by device work. Errors: DEVICE_OUT_OF_MEMORY, the device's own:
+  // nothing has changed then.
+  virtual base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
+                              std::vector<bool>* out_intact);
+  // Takes the memory back from those that have some; `fences`: the device is done with it. Never waits, never fails.
+  virtual void decommit(const Range& range, size_t first, size_t count, const FenceList& fences);
+  // All of it must be decommitted.
+  virtual void close_sparse(Range& range);
+
   // Gives what is cached back to the system; returns the bytes.
   virtual uint64_t trim() = 0;
   virtual uint64_t free_bytes() const = 0;
@@ -76,6 +92,17 @@ class RangeLayout {
  protected:
   std::atomic<uint64_t> epoch_{1};
 };
+
+inline base::Status RangeLayout::open_sparse(uint64_t, Range*) {
+  return {GPUSHARE_UNSUPPORTED,
+          "elastic ranges need the virtual layout: open the runtime with GPUSHARE_LAYOUT_VIRTUAL on a device "
+          "with virtual memory"};
+}
+inline base::Status RangeLayout::commit(const Range&, size_t, size_t, FenceList*, std::vector<bool>*) {
+  return open_sparse(0, nullptr);
+}
+inline void RangeLayout::decommit(const Range&, size_t, size_t, const FenceList&) {}
+inline void RangeLayout::close_sparse(Range&) {}
 
 // Capacity is rounded down to the granularity; it must hold at least one. Errors: DEVICE_OUT_OF_MEMORY (the
 // buffer), UNSUPPORTED.

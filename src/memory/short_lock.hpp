@@ -1,12 +1,17 @@
-// short_lock.hpp: the lock of one heap or lane, for sections of some tens of nanoseconds: one atomic exchange
-// to take it and one to give it back when nobody waits, inlined; waiters spin briefly, then sleep in the
-// kernel. Built on std::atomic alone, so ThreadSanitizer sees it.
+// short_lock.hpp: the lock of one heap or lane, for sections of some tens of nanoseconds: one atomic
+// operation to take it and a store to give it back when nobody waits, inlined; waiters spin briefly, then sleep in
+// the kernel. State changes are std::atomic's, so ThreadSanitizer sees them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
+#include <ctime>
 
 #include "base/mutex.hpp"
 
@@ -20,7 +25,11 @@ class GPUSHARE_CAPABILITY("mutex") ShortLock {
     lock_slowly();
   }
   void unlock() GPUSHARE_RELEASE() {
-    if (state_.exchange(kFree, std::memory_order_release) == kAwaited) state_.notify_one();
+    // A waiter may set kAwaited between the load and the store. Then nobody wakes it, and it looks again by itself.
+    const bool awaited = state_.load(std::memory_order_relaxed) == kAwaited;
+    state_.store(kFree, std::memory_order_release);
+    if (awaited) [[unlikely]]
+      futex(FUTEX_WAKE_PRIVATE, 1, nullptr);
   }
 
  private:
@@ -33,7 +42,14 @@ class GPUSHARE_CAPABILITY("mutex") ShortLock {
           state_.compare_exchange_weak(expected, kHeld, std::memory_order_acquire))
         return;
     }
-    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree) state_.wait(kAwaited);
+    constexpr timespec kLookAgain{0, 500'000};
+    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree)
+      futex(FUTEX_WAIT_PRIVATE, kAwaited, &kLookAgain);
+  }
+  // A bare system call: no point where the thread could be cancelled.
+  void futex(int operation, uint32_t value, const timespec* timeout) {
+    static_assert(sizeof(state_) == sizeof(uint32_t));
+    (void)syscall(SYS_futex, &state_, operation, value, timeout, nullptr, 0);
   }
 
   std::atomic<uint32_t> state_{kFree};

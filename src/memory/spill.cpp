@@ -171,14 +171,14 @@ base::Status SpillStore::add_use(Address address, const FencePtr& use) {
   return {};
 }
 
-base::Status SpillStore::find_block(Address address, BlockInfo* out_info) {
+bool SpillStore::find_block(Address address, BlockInfo* out_info) {
   base::MutexLock lock(mutex_);
   const auto found = blocks_.find(address);
-  if (found == blocks_.end()) return no_such_block(address);
+  if (found == blocks_.end()) return false;
   const Block& block = found->second;
   *out_info = {address,           block.bytes,    block.kind, block.owner->session.load(),
                block.owner->lane, block.promoted, true};
-  return {};
+  return true;
 }
 
 void SpillStore::sweep() {

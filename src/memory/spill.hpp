@@ -33,10 +33,19 @@ class HostChunks {
   std::vector<uint8_t*> free_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
+// A native handle that no stream has.
+inline void* const kNoNativeStream =
+    reinterpret_cast<void*>(UINTPTR_MAX);  // NOLINT(performance-no-int-to-ptr): never followed
+
 // The owner of a spilled block. It is embedded in heaps and lanes, which are never destroyed while the store
 // lives.
 struct SpillOwner {
   std::atomic<const device::Stream*> stream{nullptr};  // frees are ordered on it
+  std::atomic<void*> native{kNoNativeStream};          // the same as the device knows it
+  void set_stream(const device::Stream* to) {
+    native.store(to == nullptr ? kNoNativeStream : to->native());
+    stream.store(to);
+  }
   std::atomic<uint64_t> spilled_bytes{0};
   std::atomic<SessionId> session{0};
   uint32_t lane = UINT32_MAX;
@@ -59,8 +68,9 @@ class SpillStore final : public BlockOwner {
 
   base::Status free_block(Address address) override;
   base::Status add_use(Address address, const FencePtr& use) override;
-  base::Status find_block(Address address, BlockInfo* out_info) override;
+  bool find_block(Address address, BlockInfo* out_info) override;
   const device::Stream* home_stream() const override { return nullptr; }
+  bool is_home(const void*) const override { return false; }
 
   uint64_t trim();
   uint64_t host_bytes() const;

@@ -269,8 +269,9 @@ WaitingList::Position Scheduler::Impl::admitted_from(WaitingList::Position posit
 
 // The first of [from, end) for which page-outs are decided or under way; false if there is none.
 bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns) {
-  if (!options.paging || from >= end) return false;
-  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims()) return false;
+  if ((!options.paging && caches.empty()) || from >= end) return false;
+  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims() && droppable().empty())
+    return false;
   if (traits.paging == PagingRule::kAny) {
     for (; from < end; from = waiting.next(from))
       if (!waiting.at(from).blocked && claim(waiting.at(from), now_ns)) return true;
@@ -281,17 +282,26 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
   while (from < end) {
     SessionRecord& session = waiting.at(from);
     if (!session.blocked && claim(session, now_ns)) return true;
-    if (session.compute_units > 0)
+    if (session.compute_units > 0) {
       from = waiting.next(from);
-    else
-      from = waiting.first_fit(waiting.next(from), claimable_room(session), 0);
+    } else {
+      WaitingList::Room room = claimable_room(session);
+      if (!caches.empty()) {
+        const WaitingList::Room without_caches = cache_room();
+        room = {room.any || without_caches.any,
+                std::max(room.persistent_bytes, without_caches.persistent_bytes),
+                std::max(room.total_bytes, without_caches.total_bytes)};
+      }
+      from = waiting.first_fit(waiting.next(from), room, 0);
+    }
   }
   return false;
 }
 
 void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   lower(now_ns);
-  uint64_t unwelcome = 0;  // kinds
+  if (!cache_line.empty() && hold_waiting(now_ns)) return;  // what comes back meanwhile is for it
+  uint64_t unwelcome = 0;                                   // kinds
   for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
     const WaitingList::Position fit = waiting.first_fit(at, room(), unwelcome);
     const WaitingList::Position barrier = traits.head_of_line ? at

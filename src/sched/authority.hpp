@@ -50,7 +50,9 @@ enum class ActionKind : uint32_t {
   kAdmit,       // session, lane: reserve its P; its iterations may be picked from now on
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
   kPageIn,      // session, lane: reserve P again, copy back, then page_done()
-  kMove         // session, lane: its iterations run there from now on; nothing of it is in flight or copied
+  kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
+  kFillCache,   // session is the cache's id: its bytes are promised; send them
+  kDropCache    // likewise: give its bytes back, then cache_dropped()
 };
 
 struct Action {
@@ -106,6 +108,8 @@ class Authority {
   // boundaries, by set_need(). Nobody is paged out for it.
   virtual void set_quota(SessionId session, uint64_t bytes) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
+  // Which class the session counts as from now on.
+  virtual void set_class(SessionId session, SessionClass cls, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
   // Device time still needed from now on (kUnknown: estimate again).
   virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
@@ -136,6 +140,10 @@ class Authority {
   // sessions that are behind in service, and an iteration of these may take longer than expected because its
   // host holds it open.
   virtual uint64_t look_again_ns() const = 0;
+  // True if the driver may run iterations of the session in its lane one after the other and report them together, by ready(),
+  // dispatched() and finished() with their number, before it reports or asks anything else: with no other session ready, no pick would
+  // answer otherwise, and nothing waits for a boundary of the lane.
+  virtual bool may_lend(SessionId /*session*/, LaneId /*lane*/) const { return false; }
   // Actions decided since the last call, in the order to carry out. pick() decides some, too.
   virtual std::vector<Action> take_actions() = 0;
 

@@ -53,22 +53,6 @@ uint64_t Scheduler::Impl::quota_of(const SessionRecord& session) const {
   return quota_in_granules(session.spec.quota_bytes, options.granularity_bytes);
 }
 
-template <class IsGone>
-uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
-  uint64_t bytes = 0;
-  for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    uint64_t largest = 0;
-    for (const SessionRecord* member : lane.members) {
-      if (member->evicting || is_gone(*member)) continue;
-      bytes += member->persistent_bytes;
-      largest = std::max(largest, member->ephemeral_bytes);
-    }
-    if (!lane.closing) bytes += largest;
-  }
-  return bytes;
-}
-
 // As many lanes as it takes, first those with nothing in flight, then those of the fewest sessions, merge into the
 // largest. That copies nothing.
 void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
@@ -94,7 +78,7 @@ void Scheduler::Impl::merge_to_lower(uint64_t now_ns) {
     };
     return rank(a) < rank(b);
   });
-  const auto stays = [](const SessionRecord&) { return false; };
+  const auto stays = [](const auto&) { return false; };
   std::vector<LaneId> closing;
   for (size_t i = 0; i < candidates.size() && promised_without(stays) > capacity.target_bytes; ++i) {
     if (lanes[candidates[i]].bytes == 0) continue;
@@ -112,16 +96,15 @@ void Scheduler::Impl::lower(uint64_t now_ns) {
       }))
     return;
   merge_to_lower(now_ns);
-  if (!options.paging) return;
   const auto without_victims = [this] {
-    return promised_without([](const SessionRecord& member) { return member.victim; });
+    return promised_without([](const auto& each) { return each.victim; });
   };
   const uint64_t used = without_victims();
   if (used <= capacity.target_bytes) return;
-  std::vector<SessionRecord*> candidates;
+  Victims candidates{{}, droppable()};
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
-      if (lane.open && evictable(*member)) candidates.push_back(member);
+      if (lane.open && options.paging && evictable(*member)) candidates.sessions.push_back(member);
   const auto chosen = choose_victims(candidates, used - capacity.target_bytes, now_ns, gives_back(),
                                      [&] { return without_victims() <= capacity.target_bytes; });
   evict(chosen ? *chosen : candidates, now_ns);

@@ -1,6 +1,7 @@
 // Who is paged out for whom.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "sched/claims.hpp"
@@ -9,23 +10,21 @@
 namespace gpushare::sched {
 namespace {
 
-// By the policy's order. An insertion sort by binary search: std::sort needs a strict weak order, which a
-// custom policy's `before` may not be, and must then do no harm.
+// By the policy's order. A merge sort of its own: those of the standard library need a strict weak order,
+// which a custom policy's `before` may not be, and must then do no harm.
 void sort_best_first(const Policy& policy, std::vector<SessionRecord*>& list) {
-  for (size_t i = 1; i < list.size(); ++i) {
-    SessionRecord* const session = list[i];
-    size_t low = 0, high = i;
-    while (low < high) {
-      const size_t middle = (low + high) / 2;
-      if (policy.before(session->view, list[middle]->view))
-        high = middle;
-      else
-        low = middle + 1;
+  std::vector<SessionRecord*> merged(list.size());
+  for (size_t run = 1; run < list.size(); run *= 2) {
+    for (size_t begin = 0; begin < list.size(); begin += 2 * run) {
+      const size_t middle = std::min(begin + run, list.size()), end = std::min(begin + 2 * run, list.size());
+      size_t left = begin, right = middle;
+      for (size_t at = begin; at < end; ++at) {
+        const bool from_right =
+            left == middle || (right < end && policy.before(list[right]->view, list[left]->view));
+        merged[at] = list[from_right ? right++ : left++];
+      }
     }
-    const auto at = list.begin() + static_cast<std::ptrdiff_t>(low);
-    std::move_backward(at, list.begin() + static_cast<std::ptrdiff_t>(i),
-                       list.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-    *at = session;
+    list.swap(merged);
   }
 }
 
@@ -59,7 +58,7 @@ std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() cons
 std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> best_first,
                                               uint64_t now_ns) const {
   std::vector<Claim> claims(best_first.size());
-  uint32_t rank = 0;
+  uint32_t rank = 1;                     // caches have 0 and 1
   const SessionRecord* worst = nullptr;  // of the rank
   for (const SessionClass cls : {SessionClass::kOpportunistic, SessionClass::kGuaranteed}) {
     for (size_t i = best_first.size(); i-- > 0;) {
@@ -81,18 +80,27 @@ std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> be
   return claims;
 }
 
-std::optional<std::vector<SessionRecord*>> Scheduler::Impl::choose_victims(
-    std::vector<SessionRecord*> candidates, uint64_t bytes, uint64_t now_ns,
+std::optional<Scheduler::Impl::Victims> Scheduler::Impl::choose_victims(
+    Victims candidates, uint64_t bytes, uint64_t now_ns,
     const std::function<uint64_t(const SessionRecord&)>& bytes_of,
     const std::function<bool()>& enough) const {
-  if (enough()) return std::vector<SessionRecord*>{};
-  for (SessionRecord* each : candidates) each->victim = true;
+  if (enough()) return Victims{};
+  auto& [candidate_sessions, candidate_caches] = candidates;
+  sort_best_first(*policy, candidate_sessions);
+  // Their marks, by the index of the claim: sessions, then caches.
+  std::vector<bool*> victim;
+  for (SessionRecord* each : candidate_sessions) victim.push_back(&each->victim);
+  for (CacheRecord* each : candidate_caches) victim.push_back(&each->victim);
+  const auto mark_all = [&](bool value) {
+    for (bool* each : victim) *each = value;
+  };
+  mark_all(true);
   const bool all_would_do = enough();
-  for (SessionRecord* each : candidates) each->victim = false;
+  mark_all(false);
   if (!all_would_do) return std::nullopt;
-  sort_best_first(*policy, candidates);
-  std::vector<Claim> claims = claims_of(candidates, now_ns);
-  for (size_t i = 0; i < claims.size(); ++i) claims[i].bytes = bytes_of(*candidates[i]);
+  std::vector<Claim> claims = claims_of(candidate_sessions, now_ns);
+  for (size_t i = 0; i < claims.size(); ++i) claims[i].bytes = bytes_of(*candidate_sessions[i]);
+  for (const CacheRecord* each : candidate_caches) claims.push_back(claim_of(*each, now_ns));
   std::vector<size_t> order(claims.size());  // worst ranked first, then the cheapest a byte
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -102,9 +110,9 @@ std::optional<std::vector<SessionRecord*>> Scheduler::Impl::choose_victims(
   });
   const std::vector<size_t> chosen = choose_claims(claims, bytes);
   const auto mark = [&](size_t first_of_order) {
-    for (SessionRecord* each : candidates) each->victim = false;
-    for (const size_t index : chosen) candidates[index]->victim = true;
-    for (size_t i = 0; i < first_of_order; ++i) candidates[order[i]]->victim = true;
+    mark_all(false);
+    for (const size_t index : chosen) *victim[index] = true;
+    for (size_t i = 0; i < first_of_order; ++i) *victim[order[i]] = true;
   };
   // What lanes give back depends on all of their sessions, so the choice may fall short.
   size_t too_few = 0, do_do = order.size();
@@ -121,18 +129,28 @@ std::optional<std::vector<SessionRecord*>> Scheduler::Impl::choose_victims(
   }
   size_t looked_at = 0;
   for (size_t i = order.size(); i-- > 0 && looked_at < kMostSpared;) {
-    SessionRecord& victim = *candidates[order[i]];
-    if (!victim.victim) continue;
+    bool& mark_of = *victim[order[i]];
+    if (!mark_of) continue;
     ++looked_at;
-    victim.victim = false;
-    if (!enough()) victim.victim = true;
+    mark_of = false;
+    if (!enough()) mark_of = true;
   }
-  std::erase_if(candidates, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
+  // First layers take what rests on them along.
+  for (CacheRecord* each : candidate_caches)
+    if (const CacheRecord* first = find_cache(each->first_part); first != nullptr && first->victim)
+      each->victim = true;
+  std::erase_if(candidate_sessions, [](SessionRecord* each) { return !std::exchange(each->victim, false); });
+  std::erase_if(candidate_caches, [](CacheRecord* each) { return !std::exchange(each->victim, false); });
   return candidates;
 }
 
-void Scheduler::Impl::evict(std::span<SessionRecord* const> victims, uint64_t now_ns) {
-  for (SessionRecord* victim : victims) {
+void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
+  for (CacheRecord* cache : victims.caches) {
+    cache->dropping = true;
+    ++evicting;
+    actions.push_back({ActionKind::kDropCache, kNoLane, cache->id, cache->bytes});
+  }
+  for (SessionRecord* victim : victims.sessions) {
     victim->evicting = true;
     ++evicting;
     set_ready_slot(*victim, false);
@@ -144,7 +162,7 @@ void Scheduler::Impl::evict(std::span<SessionRecord* const> victims, uint64_t no
 // settled.
 template <class IsGone>
 WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, IsGone is_gone) const {
-  uint64_t used = 0, largest = 0;
+  uint64_t used = cache_bytes_without(is_gone), largest = 0;
   uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
   bool choice = false;
@@ -179,36 +197,41 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Is
 }
 
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
-  return room_without(session, [&](const SessionRecord& member) {
-    return evictable(member) && policy->outranks(session.view, member.view);
+  return room_without(session, [&](const auto& each) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(each)>, CacheRecord>)
+      return each.droppable();
+    else
+      return evictable(each) && policy->outranks(session.view, each.view);
   });
 }
 
 bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
-  return room_without(session, [](const SessionRecord& member) { return member.victim; })
+  return room_without(session, [](const auto& each) { return each.victim; })
       .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
 }
 
 bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
+  if (!caches.empty() && claim_caches(session, now_ns)) return true;
   if (!options.paging) return false;
   // Merging lanes copies nothing.
   if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
                                                          session.persistent_bytes + session.ephemeral_bytes))
     return false;
   if (residents > 0 && !policy->welcomes(session.view)) return false;
-  std::vector<SessionRecord*> outranked;
+  Victims candidates{{}, droppable()};
+  std::vector<SessionRecord*>& outranked = candidates.sessions;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     for (SessionRecord* member : lane.members)
       if (evictable(*member) && policy->outranks(session.view, member->view)) outranked.push_back(member);
   }
-  if (outranked.empty() && evicting == 0 && !session.claiming) return false;
-  const WaitingList::Room now = room_without(session, [](const SessionRecord&) { return false; });
+  if (candidates.empty() && evicting == 0 && !session.claiming) return false;
+  const WaitingList::Room now = room_without(session, [](const auto&) { return false; });
   const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
   const uint64_t missing =
       !now.any ? 0
                : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  const auto victims = choose_victims(std::move(outranked), missing, now_ns, gives_back(),
+  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(),
                                       [&] { return fits_without_victims(session); });
   if (!victims) {
     set_claiming(session, false);
@@ -237,32 +260,39 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
 
 bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
-  if (session == nullptr || !session->holds_promise() || !impl_->options.paging) return false;
-  std::vector<SessionRecord*> lower;
-  for (const LaneRecord& lane : impl_->lanes) {
-    for (SessionRecord* member : lane.members) {
-      if (member == session || !impl_->evictable(*member) || member->busy()) continue;
-      const bool lower_class =
-          session->view.cls == SessionClass::kGuaranteed && member->view.cls == SessionClass::kOpportunistic;
-      if (!lower_class && !impl_->policy->outranks(session->view, member->view)) continue;
-      lower.push_back(member);
+  return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, now_ns);
+}
+
+bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns) {
+  Victims lower{{}, droppable()};
+  if (session != nullptr && session->holds_promise() && options.paging) {
+    for (const LaneRecord& lane : lanes) {
+      for (SessionRecord* member : lane.members) {
+        if (member == session || !evictable(*member) || member->busy()) continue;
+        const bool lower_class = session->view.cls == SessionClass::kGuaranteed &&
+                                 member->view.cls == SessionClass::kOpportunistic;
+        if (!lower_class && !policy->outranks(session->view, member->view)) continue;
+        lower.sessions.push_back(member);
+      }
     }
   }
   const auto bytes_of = [](const SessionRecord& each) { return each.persistent_bytes; };
   const auto enough = [&] {
     uint64_t freed = 0;
-    for (const SessionRecord* each : lower) freed += each->victim ? each->persistent_bytes : 0;
+    for (const SessionRecord* each : lower.sessions) freed += each->victim ? each->persistent_bytes : 0;
+    for (const CacheRecord* each : lower.caches) freed += each->victim ? each->bytes : 0;
     return freed >= bytes;
   };
   // Where all do not do, all of them help: the caller has other ways to make up for the rest.
-  const auto chosen = impl_->choose_victims(lower, bytes, now_ns, bytes_of, enough);
-  uint64_t freed = 0;
-  for (SessionRecord* victim : chosen ? *chosen : lower) {
-    freed += victim->persistent_bytes;
+  const auto chosen = choose_victims(lower, bytes, now_ns, bytes_of, enough);
+  const Victims& victims = chosen ? *chosen : lower;
+  bool any = !victims.caches.empty();
+  for (SessionRecord* victim : victims.sessions) {
+    any = any || victim->persistent_bytes > 0;
     victim->yielding = true;
-    impl_->evict({&victim, 1}, now_ns);
   }
-  return freed > 0;
+  evict(victims, now_ns);
+  return any;
 }
 
 // Those not begun: a copy under way is carried through.

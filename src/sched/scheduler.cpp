@@ -24,8 +24,15 @@ void Scheduler::Impl::show(SessionRecord& session) {
 
 void Scheduler::Impl::set_ready_slot(SessionRecord& session, bool present) {
   if (present == (session.slot != SessionRecord::kNoSlot)) return;
-  auto& ready = lanes[session.lane].ready;
+  LaneRecord& lane = lanes[session.lane];
+  auto& ready = lane.ready;
   if (present) {
+    if (ready.empty()) {
+      lane.ready_position = ready_lanes.size();
+      lane.least_ready_bytes = session.ephemeral_bytes;
+      ready_lanes.push_back(session.lane);
+    }
+    lane.least_ready_bytes = std::min(lane.least_ready_bytes, session.ephemeral_bytes);
     session.slot = ready.size();
     ready.push_back(session.view);
     return;
@@ -36,6 +43,10 @@ void Scheduler::Impl::set_ready_slot(SessionRecord& session, bool present) {
   }
   ready.pop_back();
   session.slot = SessionRecord::kNoSlot;
+  if (!ready.empty()) return;
+  lanes[ready_lanes.back()].ready_position = lane.ready_position;
+  ready_lanes[lane.ready_position] = ready_lanes.back();
+  ready_lanes.pop_back();
 }
 
 // Declared time counts down; once it proves too short, or was never declared, iterations left times their
@@ -306,6 +317,9 @@ base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64
   session->spec.profiling = false;
   session->persistent_bytes = p;
   session->ephemeral_bytes = e;
+  if (session->slot != SessionRecord::kNoSlot)
+    impl_->lanes[session->lane].least_ready_bytes =
+        std::min(impl_->lanes[session->lane].least_ready_bytes, e);
   session->view.persistent_bytes = persistent_bytes;
   session->view.ephemeral_bytes = ephemeral_bytes;
   impl_->show(*session);
@@ -323,6 +337,15 @@ void Scheduler::set_priority(SessionId id, int32_t priority, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
   session->spec.priority = session->view.priority = priority;
+  impl_->show(*session);
+  impl_->requeue(*session);
+  impl_->admit_waiting(now_ns);
+}
+
+void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->view.cls == cls) return;
+  session->spec.cls = session->view.cls = cls;
   impl_->show(*session);
   impl_->requeue(*session);
   impl_->admit_waiting(now_ns);
@@ -405,7 +428,10 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     const bool yielded = std::exchange(session->yielding, false);
     if (yielded) impl_->block(*session);
     impl_->enqueue(*session);
-    if (!yielded) impl_->freed(now_ns);
+    if (!yielded)
+      impl_->freed(now_ns);
+    else if (!impl_->cache_line.empty())
+      (void)impl_->hold_waiting(now_ns);
   }
 }
 
@@ -497,8 +523,15 @@ std::string Scheduler::check() const {
   uint64_t persistent = 0, lanes = 0;
   size_t residents = 0, ready = 0;
   uint32_t open = 0, units = 0;
+  size_t lanes_ready = 0;
   for (LaneId id = 0; id < state.lanes.size(); ++id) {
     const LaneRecord& lane = state.lanes[id];
+    if (!lane.ready.empty() &&
+        (++lanes_ready > state.ready_lanes.size() || state.ready_lanes[lane.ready_position] != id))
+      return base::format("lane %u is not among those with somebody ready", id);
+    for (const SessionView& view : lane.ready)
+      if (state.find(view.id)->ephemeral_bytes < lane.least_ready_bytes)
+        return base::format("a ready session of lane %u needs less than the least", id);
     if (!lane.open) {
       if (!lane.members.empty()) return base::format("closed lane %u has sessions", id);
       continue;
@@ -518,6 +551,7 @@ std::string Scheduler::check() const {
     }
     residents += lane.members.size();
   }
+  if (lanes_ready != state.ready_lanes.size()) return "a lane without a ready session counts as one with";
   size_t waiting = 0, slots = 0;
   uint32_t evicting = 0;
   for (const auto& [id, session] : state.sessions) {
@@ -541,15 +575,26 @@ std::string Scheduler::check() const {
       return "a session that can run is no candidate";
     }
   }
+  uint64_t cached = 0;
+  for (const auto& cache : state.caches) {
+    if (cache->held) cached += cache->bytes;
+    if (cache->dropping) ++evicting;
+    if (cache->dropping && !cache->held) return "a cache that is not held is being dropped";
+    if (cache->waiting && cache->users == 0) return "a cache waits that nobody wants";
+    const CacheRecord* first = state.find_cache(cache->first_part);
+    if (first != nullptr && first->dropping && cache->held && !cache->dropping)
+      return "first layers go before the rest";
+  }
+  if (cached != state.cache_bytes) return "the bytes of caches are miscounted";
   if (persistent != state.persistent_bytes || lanes != state.lane_bytes || residents != state.residents ||
       open != state.lanes_open || waiting != this->waiting() || slots != ready || evicting != state.evicting)
     return "a running total is wrong";
   if (units != state.compute_units || units > state.options.compute_units)
     return base::format("lanes have %u compute units of %u", units, state.options.compute_units);
-  if (persistent + lanes > state.capacity.effective_bytes)
-    return base::format("promised %s of %s", base::format_bytes(persistent + lanes).c_str(),
+  if (persistent + lanes + cached > state.capacity.effective_bytes)
+    return base::format("promised %s of %s", base::format_bytes(persistent + lanes + cached).c_str(),
                         base::format_bytes(state.capacity.effective_bytes).c_str());
-  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, persistent + lanes))
+  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, persistent + lanes + cached))
     return "the effective capacity did not fall with the promises";
   return {};
 }

@@ -65,6 +65,7 @@ class Scheduler final : public Authority {
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
   void set_quota(SessionId session, uint64_t bytes) override;
   void set_priority(SessionId session, int32_t priority, uint64_t now_ns) override;
+  void set_class(SessionId session, SessionClass cls, uint64_t now_ns) override;
   void set_weight(SessionId session, double weight) override;  // finite, > 0; else ignored
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
   void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) override;
@@ -74,11 +75,31 @@ class Scheduler final : public Authority {
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
+  // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
+  // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
+  // held; else it stays for speed alone, and is dropped before any session is paged out, by its price: the requests
+  // for it, a count that halves every minute, times `restore_ns`. `first_part`: a cache that is held whenever this one is,
+  // and is dropped after it: the first layers of the same image; 0 = none. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
+  base::Status add_cache(uint64_t cache, uint64_t bytes, double restore_ns, uint64_t first_part = 0);
+  // Forgets it; the driver has given its bytes back.
+  void remove_cache(uint64_t cache, uint64_t now_ns);
+  // `session` wants it, until unwant_cache(): a kFillCache action follows once there is room for it, unless it is held
+  // already. For it those are paged out that make_room() would page out for the session.
+  void want_cache(uint64_t cache, SessionId session, uint64_t now_ns);
+  void unwant_cache(uint64_t cache, uint64_t now_ns);
+  // A kDropCache action was carried out, or the bytes could not be had.
+  void cache_dropped(uint64_t cache, uint64_t now_ns);
+  bool cache_held(uint64_t cache) const;   // promised, and not to be dropped
+  bool cache_going(uint64_t cache) const;  // its kDropCache is under way
+  uint64_t cached_bytes() const;           // of promised_bytes, held by caches
+  // Measured time of the link for a byte: the price of paging.
+  void set_link(double ns_per_byte);
   // Passes the interference model to the present policy and to every later one; null: nothing is known.
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // ---- Authority: what next -------------------------------------------------------------------------------
   std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) override;
   uint64_t look_again_ns() const override;
+  bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
   // The next time at which pick could answer differently if the session picked last keeps the lane busy and
   // nothing else happens; kUnknown if never. For event loops that skip equal decisions.

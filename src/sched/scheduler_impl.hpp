@@ -77,8 +77,25 @@ struct LaneRecord {
   std::vector<SessionRecord*> members;
   std::vector<SessionRecord*> flying;  // those with something in flight
   std::vector<SessionView> ready;
+  size_t ready_position = 0;       // in Impl::ready_lanes, while anybody is ready
+  uint64_t least_ready_bytes = 0;  // at most the least E of those ready
 
   bool busy() const { return dispatched != completed; }
+};
+
+struct CacheRecord {
+  uint64_t id = 0, bytes = 0, first_part = 0;
+  double restore_ns = 0;
+  double requests = 0;  // halved every half-life up to requested_ns
+  uint64_t requested_ns = 0;
+  uint32_t users = 0;
+  SessionId wanted_by = kNoSession;  // the last of them
+  bool held = false;
+  bool dropping = false;  // kDropCache is under way
+  bool waiting = false;   // in cache_line
+  bool victim = false;    // inside choose_victims()
+
+  bool droppable() const { return held && !dropping && users == 0; }
 };
 
 struct Scheduler::Impl {
@@ -88,11 +105,12 @@ struct Scheduler::Impl {
   std::shared_ptr<const Interference> interference;
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::vector<LaneRecord> lanes;
-  WaitingList waiting;             // those that want in
-  WaitingList idle;                // paged-out ones without work
-  std::vector<SessionId> blocked;  // since the last time that something was freed; some may have left
-  std::vector<SessionId> pinned;   // likewise, since the last time that a session left
-  std::vector<uint64_t> kinds;     // of sessions, as the policy tells them apart: place i has bit i
+  std::vector<LaneId> ready_lanes;  // lanes with somebody ready, in no order
+  WaitingList waiting;              // those that want in
+  WaitingList idle;                 // paged-out ones without work
+  std::vector<SessionId> blocked;   // since the last time that something was freed; some may have left
+  std::vector<SessionId> pinned;    // likewise, since the last time that a session left
+  std::vector<uint64_t> kinds;      // of sessions, as the policy tells them apart: place i has bit i
   std::vector<Action> actions;
   Limit capacity;
   uint64_t persistent_bytes = 0;  // of sessions holding a promise
@@ -105,13 +123,16 @@ struct Scheduler::Impl {
   uint64_t longest_ns = 0;           // iteration
   size_t held_back = 0;              // lanes that pick left idle for others' sake
   std::vector<SessionView> movable;  // room for pick's use
-  uint32_t evicting = 0;             // sessions marked evicting or being paged out
+  uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
+  std::vector<std::unique_ptr<CacheRecord>> caches;
+  std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
+  uint64_t cache_bytes = 0;              // held
 
   SessionRecord* find(SessionId id) const {
     const auto found = sessions.find(id);
     return found == sessions.end() ? nullptr : found->second.get();
   }
-  uint64_t promised() const { return persistent_bytes + lane_bytes; }
+  uint64_t promised() const { return persistent_bytes + lane_bytes + cache_bytes; }
   uint64_t free_bytes() const { return capacity.target_bytes - std::min(capacity.target_bytes, promised()); }
   void gave_back() {  // after promises fell
     capacity.effective_bytes =
@@ -160,15 +181,40 @@ struct Scheduler::Impl {
   // Of `candidates`, which to page out: about `bytes` of them by rank and price, as many as it takes until `enough`
   // says yes, then those spared that were not needed. `enough` looks at SessionRecord::victim. `bytes_of`: what one gives
   // back alone. None if all would not do.
-  std::optional<std::vector<SessionRecord*>> choose_victims(
-      std::vector<SessionRecord*> candidates, uint64_t bytes, uint64_t now_ns,
-      const std::function<uint64_t(const SessionRecord&)>& bytes_of,
-      const std::function<bool()>& enough) const;
+  struct Victims {
+    std::vector<SessionRecord*> sessions;
+    std::vector<CacheRecord*> caches;
+    bool empty() const { return sessions.empty() && caches.empty(); }
+  };
+  std::optional<Victims> choose_victims(Victims candidates, uint64_t bytes, uint64_t now_ns,
+                                        const std::function<uint64_t(const SessionRecord&)>& bytes_of,
+                                        const std::function<bool()>& enough) const;
   // Their ranks and prices; bytes are the caller's to fill in.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // What a resident session gives back alone: P, and what its lane has for it alone. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
-  void evict(std::span<SessionRecord* const> victims, uint64_t now_ns);
+  void evict(const Victims& victims, uint64_t now_ns);
+  // make_room() for the session; a session that is not resident has room made by caches alone.
+  bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns);
+
+  // caches.cpp
+  CacheRecord* find_cache(uint64_t id) const;
+  std::vector<CacheRecord*> droppable() const;
+  Claim claim_of(const CacheRecord& cache, uint64_t now_ns) const;
+  // Held by those that stay: not being dropped, and not `is_gone`.
+  template <class IsGone>
+  uint64_t cache_bytes_without(IsGone is_gone) const {
+    uint64_t bytes = 0;
+    for (const auto& cache : caches)
+      if (cache->held && !cache->dropping && !is_gone(*cache)) bytes += cache->bytes;
+    return bytes;
+  }
+  // What place() would have if no cache were held that may be dropped.
+  WaitingList::Room cache_room() const;
+  // Drops caches for the session if they alone make its room; true if some are under way.
+  bool claim_caches(const SessionRecord& session, uint64_t now_ns);
+  // Promises those that wait what there is, and makes room for the first; true if room is being made for it.
+  bool hold_waiting(uint64_t now_ns);
 
   // admission.cpp
   // Into `waiting` or `idle`, by the policy's order; where.
@@ -211,5 +257,21 @@ struct Scheduler::Impl {
   bool fits_without_victims(const SessionRecord& session) const;
   std::string shortage(const SessionRecord& session) const;
 };
+
+template <class IsGone>
+uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
+  uint64_t bytes = cache_bytes_without(is_gone);
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    uint64_t largest = 0;
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting || is_gone(*member)) continue;
+      bytes += member->persistent_bytes;
+      largest = std::max(largest, member->ephemeral_bytes);
+    }
+    if (!lane.closing) bytes += largest;
+  }
+  return bytes;
+}
 
 }  // namespace gpushare::sched

@@ -95,6 +95,7 @@ void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
   if (!lane_is_open(id)) return std::nullopt;
   impl_->hold_back(impl_->lanes[id], kUnknown);
+  if (impl_->ready_lanes.empty()) return std::nullopt;
   auto picked = impl_->pick_in(id, now_ns);
   if (!picked && impl_->traits.moves && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
     picked = impl_->move_in(id, now_ns);
@@ -148,8 +149,8 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
 std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   const LaneRecord& lane = lanes[id];
   movable.clear();
-  for (LaneId from = 0; from < lanes.size(); ++from) {
-    if (from == id || !lanes[from].open || !lanes[from].busy()) continue;
+  for (const LaneId from : ready_lanes) {
+    if (from == id || !lanes[from].busy() || lanes[from].least_ready_bytes > lane.bytes) continue;
     for (const SessionView& view : lanes[from].ready)
       if (view.in_flight == 0 && takes(lane, *find(view.id))) movable.push_back(view);
   }
@@ -166,6 +167,17 @@ uint64_t Scheduler::look_again_ns() const {
   if (impl_->held_back > 0)
     for (const LaneRecord& lane : impl_->lanes) least = std::min(least, lane.held_back_ns);
   return least;
+}
+
+bool Scheduler::may_lend(SessionId id, LaneId lane_id) const {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->lane != lane_id || session->state != SessionState::kResident ||
+      session->evicting || session->view.in_flight > 0)
+    return false;
+  const LaneRecord& lane = impl_->lanes[lane_id];
+  return !lane.closing && !lane.busy() && lane.held == lane.bytes && impl_->waiting.empty() &&
+         impl_->evicting == 0 && impl_->promised() <= impl_->capacity.target_bytes &&
+         impl_->policy->pick_holds_ns(lane_id, std::span(&session->view, 1), 0) > 0;
 }
 
 uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {

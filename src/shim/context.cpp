@@ -7,16 +7,21 @@
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/driver.hpp"
+#include "shim/gate.hpp"
 #include "shim/nvml.hpp"
+#include "shim/session.hpp"
+#include "shim/settings.hpp"
+#include "shim/spill.hpp"
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
 namespace {
 
-// Context -> place of its device; lossy: what is pushed out is asked again.
+// Context -> place of its device, and the context whose memory its own is; lossy: what is pushed out is asked again.
 struct Known {
   uint64_t context;
   uint64_t place;
+  uint64_t owner;
 };
 constexpr int kKnown = 64;
 Known g_known[kKnown];
@@ -27,6 +32,19 @@ Known& known(uint64_t context) {
   return g_known[(context >> 4 ^ context >> 12) % kKnown];
 }
 
+// A device that the books cannot tell from others: its memory is not counted, or refused. Said once for each.
+int uncounted(int ordinal, const char* why, int result) {
+  static uint64_t said = 0;
+  group();  // reads the settings
+  const bool closed = load_settings().fails_closed;
+  const uint64_t bit = uint64_t{1} << (ordinal % (kDevices * 4));
+  if ((__atomic_fetch_or(&said, bit, __ATOMIC_RELAXED) & bit) == 0)
+    log_line("process %d: device %d: %s (%d), so its memory cannot be counted: %s",
+             static_cast<int>(getpid()), ordinal, why, result,
+             closed ? "under a limit none is given (GPUSHARE_SHIM_FAIL=closed)" : "no limit holds there");
+  return closed ? kUncounted : -1;
+}
+
 }  // namespace
 
 int place_of(int ordinal) {
@@ -34,10 +52,22 @@ int place_of(int ordinal) {
   int place = __atomic_load_n(&g_places[ordinal], __ATOMIC_RELAXED);
   if (place != 0) return place - 1;
   char address[32] = "";
-  if (real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return -1;
+  const Result result = real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal);
+  // What is wrong with the program's call the driver will tell it by itself.
+  if (result == kNotInitialized || result == kDeinitialized || result == kNoDevice ||
+      result == kInvalidDevice)
+    return -1;
+  if (result != kSuccess) return uncounted(ordinal, "cuDeviceGetPCIBusId failed", result);
   place = place_of_device(address);
-  if (place >= 0) __atomic_store_n(&g_places[ordinal], place + 1, __ATOMIC_RELAXED);
+  if (place < 0) return uncounted(ordinal, "the group has more devices than there are places", kDevices);
+  __atomic_store_n(&g_places[ordinal], place + 1, __ATOMIC_RELAXED);
   return place;
+}
+
+int ordinal_of(int place) {
+  for (int ordinal = 0; ordinal < kDevices * 4; ++ordinal)
+    if (__atomic_load_n(&g_places[ordinal], __ATOMIC_RELAXED) == place + 1) return ordinal;
+  return -1;
 }
 
 int only_place() {
@@ -47,7 +77,7 @@ int only_place() {
   int count = 0;
   if (real(kEntry_cuDeviceGetCount, &count) != kSuccess || count == 0) return -1;
   place = count == 1 ? place_of(0) : -1;
-  __atomic_store_n(&known, place, __ATOMIC_RELAXED);
+  if (count != 1 || is_counted(place)) __atomic_store_n(&known, place, __ATOMIC_RELAXED);
   return place;
 }
 
@@ -55,22 +85,26 @@ Current current() {
   Current found;
   void* context = nullptr;
   if (real(kEntry_cuCtxGetCurrent, &context) != kSuccess || context == nullptr) return found;
-  found.context = reinterpret_cast<uint64_t>(context);
-  Known& row = known(found.context);
-  // The place is written before the context, and a row is never changed to another place of the same context.
-  if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == found.context) {
+  const auto asked = reinterpret_cast<uint64_t>(context);
+  Known& row = known(asked);
+  // The rest is written before the context, and a row is never changed to another place of the same context.
+  if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == asked) {
     const uint64_t place = __atomic_load_n(&row.place, __ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == found.context) {
+    found.context = __atomic_load_n(&row.owner, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == asked) {
       found.place = static_cast<int>(place);
       return found;
     }
   }
+  found.context = green_of(asked).primary;
   int ordinal = -1;
   if (real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess) return found;
   found.place = place_of(ordinal);
+  if (!is_counted(found.place)) return found;  // asked again next time
   __atomic_store_n(&row.context, uint64_t{0}, __ATOMIC_SEQ_CST);
   __atomic_store_n(&row.place, static_cast<uint64_t>(found.place), __ATOMIC_SEQ_CST);
-  __atomic_store_n(&row.context, found.context, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&row.owner, found.context, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&row.context, asked, __ATOMIC_SEQ_CST);
   return found;
 }
 
@@ -80,18 +114,22 @@ void forget_context(uint64_t context) {
   __atomic_compare_exchange_n(&row.context, &expected, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                               __ATOMIC_RELAXED);
   drop_context(context);
+  forget_spilled(context);
 }
 
-bool measure_overhead(int ordinal, uint64_t* out_bytes) {
+bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   char address[32] = "";
   const int place = place_of(ordinal);
   uint64_t used = 0;
   *out_bytes = 0;
+  if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
   if (!nvml_process_bytes(address, &used)) return true;
-  const uint64_t counted = counted_here(place);
+  const uint64_t counted = counted_here(place) + kept;
   *out_bytes = used > counted ? used - counted : 0;
-  return note_overhead(place, *out_bytes);
+  if (!note_overhead(place, *out_bytes)) return false;
+  note_kept(place, kept);  // the rest is in what was measured
+  return true;
 }
 
 namespace {
@@ -101,6 +139,7 @@ bool context_fits(int ordinal) {
   uint64_t overhead = 0;
   if (measure_overhead(ordinal, &overhead)) return true;
   const int place = place_of(ordinal);
+  if (place == kUncounted) return false;  // said already
   log_line(
       "process %d is refused a context on device %d: it needs %llu bytes of its own, the limit is %llu and "
       "the group holds %llu",
@@ -120,11 +159,17 @@ Result after_load(Result result, int unload, void* const* out_module) {
   return kOutOfMemory;
 }
 
-// A context was created with cuCtxCreate: it is current.
-Result after_create(Result result, P out_context, I ordinal) {
+// cuCtxCreate: the process is a session of the daemon first. The context is current afterwards.
+template <class... A>
+Result create(int entry, I ordinal, P out_context, A... more) {
+  if (!join_daemon()) return kOutOfMemory;
+  const Result result = real(entry, out_context, more...);
   if (result != kSuccess) return result;
   group();
-  if (context_fits(static_cast<int>(ordinal))) return result;
+  if (context_fits(static_cast<int>(ordinal))) {
+    know_context(reinterpret_cast<uint64_t>(*static_cast<void**>(out_context)));
+    return result;
+  }
   real(kEntry_cuCtxDestroy_v2, *static_cast<void**>(out_context));
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
@@ -139,6 +184,7 @@ Result destroy(int entry, P context) {
   if (real(kEntry_cuCtxGetCurrent, &now) != kSuccess || now != context ||
       real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess)
     ordinal = -1;
+  forget_gate(reinterpret_cast<uint64_t>(context));
   const Result result = real(entry, context);
   if (result != kSuccess) return result;
   forget_context(reinterpret_cast<uint64_t>(context));
@@ -149,17 +195,26 @@ Result destroy(int entry, P context) {
 // The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
 uint64_t g_primary[kDevices * 4];
 
-Result leave_primary(int entry, I ordinal) {
-  const Result result = real(entry, ordinal);
-  if (result != kSuccess || ordinal >= kDevices * 4) return result;
+// A reference to the primary context, which the gate has forgotten, has gone; perhaps it was the last.
+void left_primary(I ordinal, uint64_t primary) {
   uint32_t flags = 0;
   int active = 0;
-  if (real(kEntry_cuDevicePrimaryCtxGetState, ordinal, &flags, &active) != kSuccess || active != 0)
-    return result;
-  if (const uint64_t context = __atomic_exchange_n(&g_primary[ordinal], uint64_t{0}, __ATOMIC_ACQ_REL))
-    forget_context(context);
+  if (real(kEntry_cuDevicePrimaryCtxGetState, ordinal, &flags, &active) != kSuccess || active != 0) {
+    if (primary != 0) know_context(primary);  // somebody else retains it
+    return;
+  }
+  __atomic_store_n(&g_primary[ordinal], uint64_t{0}, __ATOMIC_RELEASE);
+  if (primary != 0) forget_context(primary);
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
+}
+
+Result leave_primary(int entry, I ordinal) {
+  const uint64_t primary =
+      ordinal < kDevices * 4 ? __atomic_load_n(&g_primary[ordinal], __ATOMIC_ACQUIRE) : 0;
+  if (primary != 0) forget_gate(primary);
+  const Result result = real(entry, ordinal);
+  if (result == kSuccess && ordinal < kDevices * 4) left_primary(ordinal, primary);
   return result;
 }
 
@@ -171,16 +226,16 @@ using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the fu
 extern "C" {
 
 Result gpushare_hook_cuCtxCreate(P a, I b, I c) {
-  return after_create(real(kEntry_cuCtxCreate, a, b, c), a, c);
+  return create(kEntry_cuCtxCreate, c, a, b, c);
 }
 Result gpushare_hook_cuCtxCreate_v2(P a, I b, I c) {
-  return after_create(real(kEntry_cuCtxCreate_v2, a, b, c), a, c);
+  return create(kEntry_cuCtxCreate_v2, c, a, b, c);
 }
 Result gpushare_hook_cuCtxCreate_v3(P a, P b, I c, I d, I e) {
-  return after_create(real(kEntry_cuCtxCreate_v3, a, b, c, d, e), a, e);
+  return create(kEntry_cuCtxCreate_v3, e, a, b, c, d, e);
 }
 Result gpushare_hook_cuCtxCreate_v4(P a, P b, I c, I d) {
-  return after_create(real(kEntry_cuCtxCreate_v4, a, b, c, d), a, d);
+  return create(kEntry_cuCtxCreate_v4, d, a, b, c, d);
 }
 Result gpushare_hook_cuCtxDestroy(P a) {
   return destroy(kEntry_cuCtxDestroy, a);
@@ -199,19 +254,65 @@ Result gpushare_hook_cuCtxDetach(P a) {
 }
 
 Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
+  if (!join_daemon()) return kOutOfMemory;
   const Result result = real(kEntry_cuDevicePrimaryCtxRetain, out_context, ordinal);
   if (result != kSuccess || out_context == nullptr) return result;
   const auto context = reinterpret_cast<uint64_t>(*static_cast<void**>(out_context));
+  know_context(context);
   if (ordinal >= kDevices * 4 ||
       __atomic_exchange_n(&g_primary[ordinal], context, __ATOMIC_ACQ_REL) == context)
     return result;
   group();
   if (context_fits(static_cast<int>(ordinal))) return result;
   __atomic_store_n(&g_primary[ordinal], uint64_t{0}, __ATOMIC_RELEASE);
+  forget_gate(context);
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
   return kOutOfMemory;
+}
+// A green context retains its device's primary context.
+Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I flags) {
+  if (!join_daemon()) return kOutOfMemory;
+  const Result result = real(kEntry_cuGreenCtxCreate, out_green, resources, ordinal, flags);
+  if (result != kSuccess || out_green == nullptr) return result;
+  group();
+  void *const made = *static_cast<void**>(out_green), *context = nullptr, *primary = nullptr;
+  if (!context_fits(static_cast<int>(ordinal))) {
+    real(kEntry_cuGreenCtxDestroy, made);
+    uint64_t overhead = 0;
+    measure_overhead(static_cast<int>(ordinal), &overhead);
+    return kOutOfMemory;
+  }
+  if (real(kEntry_cuCtxFromGreenCtx, &context, made) != kSuccess || context == nullptr ||
+      ordinal >= kDevices * 4)
+    return result;
+  // It is active, so this only asks which it is.
+  if (real(kEntry_cuDevicePrimaryCtxRetain, &primary, ordinal) != kSuccess) return result;
+  real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
+  know_context(reinterpret_cast<uint64_t>(primary));
+  know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
+              static_cast<int32_t>(ordinal)});
+  return result;
+}
+Result gpushare_hook_cuGreenCtxDestroy(P green) {
+  void* context = nullptr;
+  if (real(kEntry_cuCtxFromGreenCtx, &context, green) != kSuccess) context = nullptr;
+  const Green known = green_of(reinterpret_cast<uint64_t>(context));
+  if (known.ordinal < 0) return real(kEntry_cuGreenCtxDestroy, green);
+  forget_gate(known.context);
+  forget_gate(known.primary);
+  // What these had in flight has no events any more.
+  __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
+  const Result result = real(kEntry_cuGreenCtxDestroy, green);
+  if (result == kSuccess) {
+    forget_context(known.context);
+    left_primary(static_cast<I>(known.ordinal), known.primary);
+  } else {
+    know_context(known.primary);
+    know_green(known);
+  }
+  return result;
 }
 Result gpushare_hook_cuDevicePrimaryCtxRelease(I a) {
   return leave_primary(kEntry_cuDevicePrimaryCtxRelease, a);

@@ -9,7 +9,8 @@ namespace gpushare::shim {
 
 struct Current {
   uint64_t context = 0;
-  int place = -1;  // of its device on the group's page; -1: unknown, not counted
+  int place =
+      -1;  // of its device on the group's page; -1: unknown, not counted; kUncounted: refused under a limit
 };
 // The device of the calling thread's context; place -1 without a context.
 Current current();
@@ -17,9 +18,12 @@ Current current();
 int only_place();
 // The place of the driver's device `ordinal`.
 int place_of(int ordinal);
+// The other way round; -1: no device of that place was asked for yet.
+int ordinal_of(int place);
 // The context is no more: what lived in it is discharged, and its number may come again.
 void forget_context(uint64_t context);
 // Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the limit leaves; `out_bytes` has it.
-bool measure_overhead(int ordinal, uint64_t* out_bytes);
+// `kept`: what pools are known to keep, which is not to count here.
+bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept = 0);
 
 }  // namespace gpushare::shim

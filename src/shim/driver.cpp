@@ -67,10 +67,12 @@ int visit(dl_phdr_info* object, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = object->dlpi_name != nullptr ? std::strrchr(object->dlpi_name, '/') : nullptr;
   const char* file = slash != nullptr ? slash + 1 : "";
-  // Until glibc 2.34 the functions were in a library of their own.
-  if (std::strncmp(file, "libc.so", 7) != 0 && std::strncmp(file, "libdl.so", 8) != 0 &&
-      std::strncmp(file, "libc-", 5) != 0 && std::strncmp(file, "libdl-", 6) != 0)
-    return 0;
+  // Until glibc 2.34 the functions were in libraries of their own.
+  bool known = false;
+  static const char* const names[] = {"libc.so", "libc-",         "libdl.so",
+                                      "libdl-",  "libpthread.so", "libpthread-"};
+  for (const char* name : names) known = known || std::strstr(file, name) == file;
+  if (!known) return 0;
   search->found = find_in(*object, search->name);
   return search->found != nullptr ? 1 : 0;
 }
@@ -138,6 +140,10 @@ void find_libc() {
 void* libc_dlsym(void* handle, const char* name) {
   return reinterpret_cast<void* (*)(void*, const char*)>(libc_function(&gpushare_shim_dlsym, "dlsym"))(handle,
                                                                                                        name);
+}
+void* libc_symbol(const char* name) {
+  void* slot = nullptr;
+  return libc_function(&slot, name);
 }
 bool libc_dladdr(const void* address, Dl_info* out_info) {
   // By name it would be a symbol of glibc 2.34, where it moved from libdl to libc.

@@ -12,6 +12,8 @@ namespace gpushare::shim {
 void find_libc();
 void* libc_dlsym(void* handle, const char* name);
 void* libc_dlopen(const char* path, int flags);
+// Any other function of the C library; null: there is none of that name.
+void* libc_symbol(const char* name);
 bool libc_dladdr(const void* address, Dl_info* out_info);
 
 // The driver's handle; null when there is none on this machine. `load` = false: only if the process has it already.

@@ -1,6 +1,6 @@
 // entries.S: what programs call. One small function for each row of driver_table.inc, which keeps every argument as it is:
 //   pass           jumps to the driver
-//   gate           jumps to the driver while the gate is open, else waits for the turn first
+//   gate           jumps to the driver while the gate is open, else to gpushare_gate_NAME, which waits for the turn
 //   count, charge  jumps to the function of the shim, gpushare_hook_NAME
 // x86-64, System V calling convention. No signature is needed: registers and stack arrive at the driver untouched.
 // SPDX-License-Identifier: Apache-2.0
@@ -74,8 +74,7 @@ gpushare_slot_\name:
   .quad gpushare_entry_\name
   .popsection
 .endm
-.macro entry_pass name
-  begin_entry \name
+.macro jump_to_driver name
   movq gpushare_slot_\name(%rip), %r11
   testq %r11, %r11
   jz 1f
@@ -83,6 +82,17 @@ gpushare_slot_\name:
 1:
   leaq gpushare_slot_\name(%rip), %r11
   jmp gpushare_resolve_and_jump
+.endm
+.macro entry_pass name
+  begin_entry \name
+  jump_to_driver \name
+  end_entry \name
+.endm
+.macro entry_gate name
+  begin_entry \name
+  cmpl $1, gpushare_shim_turn(%rip)
+  jne gpushare_gate_\name
+  jump_to_driver \name
   end_entry \name
 .endm
 .macro entry_hook name
@@ -91,6 +101,7 @@ gpushare_slot_\name:
   end_entry \name
 .endm
 
+  .hidden gpushare_shim_turn
   .pushsection .bss.gpushare_shim_real, "aw", @nobits
   .p2align 6
   .globl gpushare_shim_real
@@ -104,7 +115,7 @@ gpushare_shim_entries:
   .popsection
 
 #define ENTRY_pass entry_pass
-#define ENTRY_gate entry_pass
+#define ENTRY_gate entry_gate
 #define ENTRY_count entry_hook
 #define ENTRY_charge entry_hook
 #define GPUSHARE_ENTRY(cls, name, base, version, parameters, arguments) ENTRY_##cls name
@@ -149,8 +160,10 @@ gpushare_shim_entries:
   .cfi_endproc
   .size \name, . - \name
 .endm
+#ifndef GPUSHARE_SHIM_LINKED  // a test that calls the entries itself
   interposed dlsym, gpushare_shim_look_dlsym
   interposed dlvsym, gpushare_shim_look_dlvsym
   interposed dlopen, gpushare_shim_look_dlopen
+#endif
 
   .section .note.GNU-stack, "", @progbits

@@ -1,48 +1,97 @@
 // memory.cpp: every way of getting device memory, charged before the driver is asked where the size is known then, and given back when the
 // driver has freed it. Above the limit each answers with the driver's own out-of-memory code and does nothing.
 //
-// Bytes are counted as the program asks for them, rounded up to 512. What the driver keeps beyond that (fragments, pools that hold on to freed
-// memory) is part of the measured overhead (context.cpp). Managed memory counts in full wherever its pages are. Memory imported from
-// another process counts in both.
+// Bytes are counted as the program asks for them, rounded up to 512. What the driver keeps beyond that (fragments) is part of the measured
+// overhead (context.cpp). Pools that hold on to freed memory are asked, and trimmed, where a charge comes near the limit. Managed memory counts
+// in full wherever its pages are. Memory imported from another process counts in both.
 // SPDX-License-Identifier: Apache-2.0
+#include <sched.h>
+
 #include <cstdlib>
 #include <cstring>
 
 #include "shim/books.hpp"
 #include "shim/device.hpp"
+#include "shim/gate.hpp"
+#include "shim/spill.hpp"
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
 namespace {
 
-constexpr uint64_t kRounding = 512;
-
-uint64_t rounded(uint64_t bytes) {
-  return bytes > UINT64_MAX - kRounding ? bytes : (bytes + kRounding - 1) / kRounding * kRounding;
-}
 // a * b, or UINT64_MAX: more than any limit, and the driver refuses it too.
 uint64_t product(uint64_t a, uint64_t b) {
   uint64_t result = 0;
   return __builtin_mul_overflow(a, b, &result) ? UINT64_MAX : result;
 }
 
-Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at) {
-  Block block{};
-  block.kind = kind;
-  block.key = key;
-  block.bytes = bytes;
-  block.context = at.context;
-  block.references = 1;
-  block.device = static_cast<int8_t>(at.place);
-  return block;
+// ---- pools --------------------------------------------------------------------------------------------------------------------------
+
+constexpr uint32_t kPoolReserved = 5, kPoolUsed = 7;  // attributes
+uint32_t g_trimming;  // threads that call the driver with pools; none is destroyed meanwhile
+
+// Trims the pools of the device, and notes what they still keep. `wait`: memory whose free has not happened yet on its stream is waited for.
+__attribute__((noinline)) void trim_pools(int place, bool wait) {
+  const int ordinal = ordinal_of(place);
+  if (ordinal < 0) return;
+  constexpr int kRoom = 64;
+  uint64_t kept = 0;
+  for (int attempt = 0; attempt < (wait ? 2 : 1); ++attempt) {
+    if (attempt == 1 && real(kEntry_cuCtxSynchronize) != kSuccess) break;
+    uint64_t pools[kRoom] = {};
+    __atomic_add_fetch(&g_trimming, 1U, __ATOMIC_SEQ_CST);
+    int count = pools_of(place, &pools[0], kRoom - 1);
+    if (real(kEntry_cuDeviceGetDefaultMemPool, &pools[count], ordinal) == kSuccess && pools[count] != 0)
+      ++count;
+    kept = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto pool = reinterpret_cast<P>(pools[i]);
+      uint64_t reserved = 0, used = 0;
+      real(kEntry_cuMemPoolTrimTo, pool, L{0});
+      if (real(kEntry_cuMemPoolGetAttribute, pool, kPoolReserved, &reserved) == kSuccess &&
+          real(kEntry_cuMemPoolGetAttribute, pool, kPoolUsed, &used) == kSuccess && reserved > used)
+        kept += reserved - used;
+    }
+    __atomic_sub_fetch(&g_trimming, 1U, __ATOMIC_SEQ_CST);
+    if (kept == 0) break;
+  }
+  note_kept(place, kept);
+  uint64_t overhead = 0;
+  measure_overhead(ordinal, &overhead, kept);  // may have had what was trimmed
 }
+
+// What the pools keep fits too. Memory of a pool comes out of that first.
+bool leaves_room(int place, uint64_t bytes, bool pooled) {
+  uint64_t kept = kept_by_pools(place);
+  if (pooled) kept -= kept < bytes ? kept : bytes;
+  if (__builtin_expect(kept == 0, 1)) return true;
+  const uint64_t limit = limit_bytes(), held = held_bytes(place);
+  return held <= limit && kept <= limit - held;
+}
+
+// charge(), with regard to what pools keep of freed memory. Calls the driver only where that decides, and not while a stream is being captured.
+bool admit(int place, uint64_t bytes, bool pooled = false) {
+  const bool fits = charge(place, bytes);
+  if (__builtin_expect(!has_pools(place), 1)) return fits;
+  if (fits && leaves_room(place, bytes, pooled)) return true;
+  if (__atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return fits;
+  if (fits) discharge(place, bytes);
+  trim_pools(place, !pooled);
+  if (!charge(place, bytes)) return false;
+  if (leaves_room(place, bytes, pooled)) return true;
+  discharge(place, bytes);
+  return false;
+}
+
+// ---- blocks -------------------------------------------------------------------------------------------------------------------------
 
 // Charges, asks the driver by `call`, and notes the block whose key is then in `*out_key`.
 template <class Key, class Call>
-Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key, Call call) {
+Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key, Call call,
+               bool pooled = false) {
   if (at.place < 0 || out_key == nullptr) return call();
   bytes = rounded(bytes);
-  if (!charge(at.place, bytes)) return kOutOfMemory;
+  if (!admit(at.place, bytes, pooled)) return kOutOfMemory;
   const Result result = call();
   if (result != kSuccess) {
     discharge(at.place, bytes);
@@ -50,7 +99,10 @@ Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key
   }
   Key key;
   std::memcpy(&key, out_key, sizeof key);
-  insert(block_of(kind, static_cast<uint64_t>(key), bytes, at));
+  Block block = block_of(kind, static_cast<uint64_t>(key), bytes, at);
+  block.pooled = pooled;
+  if (pooled) add_pooled(at.place, bytes);
+  insert(block);
   return result;
 }
 
@@ -65,7 +117,20 @@ Result freed(Kind kind, uint64_t key, Call call) {
     insert(block);
     return result;
   }
-  discharge(block.device, block.bytes);
+  discharge(block);
+  return result;
+}
+
+// Memory that is freed by its address: a block of the device, one that lies on the host instead, or another process's.
+template <class Call>
+Result freed_memory(uint64_t address, Call call) {
+  Block block;
+  if (!take(Kind::memory, address, &block) && !take(Kind::opened, address, &block)) return call();
+  const Result result = block.spilled ? free_spilled(address) : call();
+  if (result == kSuccess)
+    discharge(block);
+  else
+    insert(block);
   return result;
 }
 
@@ -76,15 +141,15 @@ Result opened(Result result, const void* out_address, Call close) {
   uint64_t address = 0, base = 0, bytes = 0;
   std::memcpy(&address, out_address, sizeof address);
   Block block;
-  if (refer(Kind::memory, address, 1, &block) > 0) return result;
+  if (refer(Kind::opened, address, 1, &block) > 0) return result;
   const Current at = current();
   if (at.place < 0 || real(kEntry_cuMemGetAddressRange_v2, &base, &bytes, address) != kSuccess) return result;
   bytes = rounded(bytes);
-  if (!charge(at.place, bytes)) {
+  if (!admit(at.place, bytes)) {
     close(address);
     return kOutOfMemory;
   }
-  insert(block_of(Kind::memory, address, bytes, at));
+  insert(block_of(Kind::opened, address, bytes, at));
   return result;
 }
 
@@ -96,7 +161,7 @@ Result pitched(int entry, P out_address, P out_pitch, Word width, Word height, I
   const auto call = [&] { return real(entry, out_address, out_pitch, width, height, element); };
   if (at.place < 0 || out_address == nullptr || out_pitch == nullptr) return call();
   uint64_t bytes = rounded(product(rounded(width), height));
-  if (!charge(at.place, bytes)) return kOutOfMemory;
+  if (!admit(at.place, bytes)) return kOutOfMemory;
   const Result result = call();
   if (result != kSuccess) {
     discharge(at.place, bytes);
@@ -227,7 +292,7 @@ Result stream_ordered(int capturing, P out_address, uint64_t bytes, P stream, P 
     if (known.device < 0) return call();  // of the host
     at.place = known.device;
   }
-  return charged<uint64_t>(Kind::memory, at, bytes, out_address, call);
+  return charged<uint64_t>(Kind::memory, at, bytes, out_address, call, true);
 }
 
 // ---- virtual memory -----------------------------------------------------------------------------------------------------------------
@@ -300,16 +365,14 @@ Result instantiated(P out_exec, P graph, Call call) {
 template <class Word>
 Result memory_info(int entry, P out_free, P out_total) {
   const Result result = real(entry, out_free, out_total);
-  const uint64_t limit = limit_bytes();
-  if (result != kSuccess || limit == kNoLimit) return result;
+  if (result != kSuccess || !limited()) return result;
   int place = only_place();
   if (place < 0) place = current().place;
   if (place < 0) return result;
-  const uint64_t held = held_bytes(place), left = limit > held ? limit - held : 0;
-  if (auto* total = static_cast<Word*>(out_total); total != nullptr && *total > limit)
-    *total = static_cast<Word>(limit);
-  if (auto* free = static_cast<Word*>(out_free); free != nullptr && *free > left)
-    *free = static_cast<Word>(left);
+  auto *total = static_cast<Word*>(out_total), *free = static_cast<Word*>(out_free);
+  const Told told = tell(place, total != nullptr ? *total : 0, free != nullptr ? *free : 0);
+  if (total != nullptr) *total = static_cast<Word>(told.total);
+  if (free != nullptr) *free = static_cast<Word>(told.free);
   return result;
 }
 
@@ -317,8 +380,8 @@ template <class Word>
 Result total_memory(int entry, P out_bytes, I ordinal) {
   const Result result = real(entry, out_bytes, ordinal);
   auto* bytes = static_cast<Word*>(out_bytes);
-  if (result == kSuccess && bytes != nullptr && *bytes > limit_bytes())
-    *bytes = static_cast<Word>(limit_bytes());
+  if (result == kSuccess && bytes != nullptr && limited())
+    *bytes = static_cast<Word>(tell(place_of(static_cast<int>(ordinal)), *bytes, 0).total);
   return result;
 }
 
@@ -331,7 +394,10 @@ using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the fu
 extern "C" {
 
 HOOK(cuMemAlloc_v2)(P a, L b) {
-  return charged<uint64_t>(Kind::memory, current(), b, a, [&] { return real(kEntry_cuMemAlloc_v2, a, b); });
+  const Current at = current();
+  const Result result =
+      charged<uint64_t>(Kind::memory, at, b, a, [&] { return real(kEntry_cuMemAlloc_v2, a, b); });
+  return __builtin_expect(result != kOutOfMemory, 1) ? result : spill(at, b, a);
 }
 HOOK(cuMemAlloc)(P a, I b) {
   return charged<uint32_t>(Kind::memory, current(), b, a, [&] { return real(kEntry_cuMemAlloc, a, b); });
@@ -341,16 +407,21 @@ HOOK(cuMemAllocManaged)(P a, L b, I c) {
                            [&] { return real(kEntry_cuMemAllocManaged, a, b, c); });
 }
 HOOK(cuMemAllocPitch_v2)(P a, P b, L c, L d, I e) {
-  return pitched<uint64_t>(kEntry_cuMemAllocPitch_v2, a, b, c, d, e);
+  const Result result = pitched<uint64_t>(kEntry_cuMemAllocPitch_v2, a, b, c, d, e);
+  if (result != kOutOfMemory || a == nullptr || b == nullptr) return result;
+  const uint64_t pitch = rounded(c);
+  const Result spilled = spill(current(), product(pitch, d), a);
+  if (spilled == kSuccess) std::memcpy(b, &pitch, sizeof pitch);
+  return spilled;
 }
 HOOK(cuMemAllocPitch)(P a, P b, I c, I d, I e) {
   return pitched<uint32_t>(kEntry_cuMemAllocPitch, a, b, c, d, e);
 }
 HOOK(cuMemFree_v2)(L a) {
-  return freed(Kind::memory, a, [&] { return real(kEntry_cuMemFree_v2, a); });
+  return freed_memory(a, [&] { return real(kEntry_cuMemFree_v2, a); });
 }
 HOOK(cuMemFree)(I a) {
-  return freed(Kind::memory, a, [&] { return real(kEntry_cuMemFree, a); });
+  return freed_memory(a, [&] { return real(kEntry_cuMemFree, a); });
 }
 
 HOOK(cuMemAllocAsync)(P a, L b, P c) {
@@ -372,11 +443,11 @@ HOOK(cuMemAllocFromPoolAsync_ptsz)(P a, L b, P c, P d) {
 // Captured, the free happens when the graph runs: the block stays charged.
 HOOK(cuMemFreeAsync)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync, a, b); };
-  return is_capturing(kEntry_cuStreamIsCapturing, b) ? call() : freed(Kind::memory, a, call);
+  return is_capturing(kEntry_cuStreamIsCapturing, b) ? call() : freed_memory(a, call);
 }
 HOOK(cuMemFreeAsync_ptsz)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync_ptsz, a, b); };
-  return is_capturing(kEntry_cuStreamIsCapturing_ptsz, b) ? call() : freed(Kind::memory, a, call);
+  return is_capturing(kEntry_cuStreamIsCapturing_ptsz, b) ? call() : freed_memory(a, call);
 }
 // Which device (or the host) a pool takes memory from.
 HOOK(cuMemPoolCreate)(P a, P b) {
@@ -391,7 +462,10 @@ HOOK(cuMemPoolCreate)(P a, P b) {
   return result;
 }
 HOOK(cuMemPoolDestroy)(P a) {
-  return freed(Kind::pool, reinterpret_cast<uint64_t>(a), [&] { return real(kEntry_cuMemPoolDestroy, a); });
+  return freed(Kind::pool, reinterpret_cast<uint64_t>(a), [&] {
+    while (__atomic_load_n(&g_trimming, __ATOMIC_SEQ_CST) != 0) sched_yield();
+    return real(kEntry_cuMemPoolDestroy, a);
+  });
 }
 HOOK(cuMemPoolImportPointer)(P a, P b, P c) {
   return opened(real(kEntry_cuMemPoolImportPointer, a, b, c), a,
@@ -488,7 +562,7 @@ HOOK(cuMemMap)(L a, L b, L c, L d, L e) {
   const bool known = refer(Kind::handle, d, 1, &block) > 0;
   const uint64_t size = rounded(b);
   const bool imported = known && block.bytes == 0 && block.device >= 0;
-  if (imported && !charge(block.device, size)) {
+  if (imported && !admit(block.device, size)) {
     unrefer(d);
     return kOutOfMemory;
   }
@@ -536,14 +610,14 @@ HOOK(cuIpcOpenMemHandle_v2)(P a, B64 b, I c) {
 }
 HOOK(cuIpcCloseMemHandle)(L a) {
   Block block;
-  const int64_t left = refer(Kind::memory, a, -1, &block);
+  const int64_t left = refer(Kind::opened, a, -1, &block);
   const Result result = real(kEntry_cuIpcCloseMemHandle, a);
   if (left == 0 && result == kSuccess) discharge(block.device, block.bytes);
   if (left == 0 && result != kSuccess) {
     block.references = 1;
     insert(block);
   } else if (left > 0 && result != kSuccess) {
-    refer(Kind::memory, a, 1, &block);
+    refer(Kind::opened, a, 1, &block);
   }
   return result;
 }

@@ -74,11 +74,10 @@ int place_of_nvml(void* device) {
 }
 
 void fit(int place, uint64_t* total, uint64_t* free, uint64_t* used) {
-  const uint64_t limit = limit_bytes(), held = held_bytes(place);
-  if (*total > limit) *total = limit;
-  const uint64_t left = limit > held ? limit - held : 0;
-  if (*free > left) *free = left;
-  *used = held;
+  const Told told = tell(place, *total, *free);
+  *total = told.total;
+  *free = told.free;
+  *used = told.used;
 }
 
 }  // namespace

@@ -57,19 +57,30 @@ bool parse_bytes(const char* text, uint64_t* out_bytes) {
 const Settings& load_settings() {
   if (g_read) return g_settings;
   g_read = true;
-  g_settings.memory_bytes = kNoLimit;
   if (const char* fail = secure_getenv("GPUSHARE_SHIM_FAIL"); fail != nullptr)
     g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
   if (const char* group = secure_getenv("GPUSHARE_SHIM_GROUP"); group != nullptr)
     std::snprintf(g_settings.group, sizeof g_settings.group, "%s", group);
-  const char* memory = secure_getenv("GPUSHARE_MEMORY");
-  if (memory != nullptr && *memory != 0 && !parse_bytes(memory, &g_settings.memory_bytes)) {
-    g_settings.memory_bytes = kNoLimit;
+  const char* const consequence = g_settings.fails_closed ? "no memory is given (GPUSHARE_SHIM_FAIL=closed)"
+                                                          : "this process has no such limit";
+  const auto size = [consequence](const char* name, uint64_t otherwise) {
+    const char* text = secure_getenv(name);
+    uint64_t bytes = 0;
+    if (text == nullptr || *text == 0) return otherwise;
+    if (parse_bytes(text, &bytes)) return bytes;
     g_settings.broken = true;
-    log_line("GPUSHARE_MEMORY=%s is not a number of bytes, as 8G is: %s", memory,
-             g_settings.fails_closed ? "no memory is given (GPUSHARE_SHIM_FAIL=closed)"
-                                     : "this process has no limit");
+    log_line("%s=%s is not a number of bytes, as 8G is: %s", name, text, consequence);
+    return otherwise;
+  };
+  const uint64_t memory = size("GPUSHARE_MEMORY", kNoLimit);
+  uint64_t soft = size("GPUSHARE_SOFT", kNoLimit);
+  if (memory == kNoLimit && soft != kNoLimit) {
+    g_settings.broken = true;
+    log_line("GPUSHARE_SOFT is set and GPUSHARE_MEMORY is not: %s", consequence);
+    soft = kNoLimit;
   }
+  g_settings.limits = make_limits(
+      memory, soft, size("GPUSHARE_PINNED", memory == kNoLimit ? kNoLimit : default_pinned_bytes()));
   return g_settings;
 }
 

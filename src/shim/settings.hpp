@@ -1,17 +1,23 @@
 // settings.hpp: what the environment says. `gpushare exec` writes these variables; without it they may be set by hand.
 //   GPUSHARE_MEMORY          limit in bytes of each device, e.g. 8G
+//   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
+//   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
 //   GPUSHARE_SHIM_GROUP      file of the group's page, made by `gpushare exec`; its limit counts then
 //   GPUSHARE_SHIM_FAIL       closed: a program that cannot be held gets no memory; open (default): it runs without limits
 //   GPUSHARE_CUDA_DRIVER     the real driver
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/sysinfo.h>
+
 #include <cstdint>
+
+#include "shim/books.hpp"
 
 namespace gpushare::shim {
 
 struct Settings {
-  uint64_t memory_bytes;  // kNoLimit when not set
+  Limits limits;
   char group[256];
   bool fails_closed;
   bool broken;  // a value that cannot be read; said in the log
@@ -19,6 +25,11 @@ struct Settings {
 
 // Reads the environment, once.
 const Settings& load_settings();
+// A quarter of the host's memory.
+inline uint64_t default_pinned_bytes() {
+  struct sysinfo host {};
+  return sysinfo(&host) == 0 ? uint64_t{host.totalram} * host.mem_unit / 4 : kNoLimit;
+}
 // "512", "64K", "1.5GiB", "16G" (binary), "16GB" (decimal). False: none of these.
 bool parse_bytes(const char* text, uint64_t* out_bytes);
 

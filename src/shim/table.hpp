@@ -2,7 +2,7 @@
 // program and the CUDA driver: they count the program's memory against a limit and make its work wait for its turn.
 // docs/design/shim.md describes the whole; docs/shim.md is for operators.
 //
-// The folder includes nothing of the project's libraries and is linked into none of them. It runs inside programs with another C++ library, or
+// The folder includes nothing of the project's libraries but the daemon's wire format and leases (src/client/wire.hpp, lease.hpp), and is linked into none of them. It runs inside programs with another C++ library, or
 // none, and older C libraries: no constructors, no exceptions, no C++ runtime, no symbol newer than GLIBC_2.28, and no driver call while
 // a lock of the shim is held.
 //
@@ -34,7 +34,10 @@ enum : Result {
   kSuccess = 0,
   kInvalidValue = 1,
   kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kDeinitialized = 4,
   kNoDevice = 100,
+  kInvalidDevice = 101,
   kNotFound = 500,
   kNotSupported = 801,
 };

@@ -26,6 +26,8 @@ struct Running {
   uint32_t version = 0;  // of its entry in the heap
   double factor = 1;     // noise
   size_t config = InterferenceTable::kNone;
+  double batch_factor = 1;  // how much slower it makes progress alone than at its first batch size
+  uint64_t memory_bytes = 0;
   std::vector<uint32_t> devices;
 };
 
@@ -35,6 +37,13 @@ struct End {
   uint32_t version;
   bool operator>(const End& other) const { return at_s != other.at_s ? at_s > other.at_s : job > other.job; }
 };
+
+// Nearest rank.
+double rank(std::vector<double>& values, double p) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(std::max(1.0, std::ceil(p * static_cast<double>(values.size())))) - 1];
+}
 
 class Cluster {
  public:
@@ -64,6 +73,10 @@ class Cluster {
         const End end = ends_.top();
         ends_.pop();
         if (end.version != running_[end.job].version) continue;
+        // What ran beside each other until now is told of before it parts.
+        for (const uint32_t d : running_[end.job].devices)
+          if (here_[d].size() > 1)
+            for (const uint32_t job : here_[d]) observe(job);
         finish(end.job);
         --left;
       }
@@ -72,11 +85,7 @@ class Cluster {
         tell_device(later_[next_device_], true);
       for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
         scheduler_.arrived(static_cast<uint32_t>(next_arrival), jobs_[next_arrival], now_s_);
-      for (const uint32_t job : on_) {
-        advance(job);
-        const Running& entry = running_[job];
-        scheduler_.observed(job, entry.attained_s, entry.remaining_s, entry.slowdown, now_s_);
-      }
+      for (const uint32_t job : on_) observe(job);
       actions_.clear();
       const uint64_t begin_ns = now_ns_ ? now_ns_() : 0;
       tick_at_ = scheduler_.tick(now_s_, actions_);
@@ -100,7 +109,10 @@ class Cluster {
     for (uint32_t job = 0; job < jobs_.size(); ++job)
       if (result_.jobs[job].end_s < 0 && result_.jobs[job].reason.empty())
         result_.jobs[job].reason = "the scheduler never placed it to its end";
-    summarize();
+    summarize(jobs_, devices_.size(), busy_s_, result_);
+    result_.predictions = scheduler_.predictions();
+    std::vector<double> decisions(decision_ns_.begin(), decision_ns_.end());
+    result_.decision_ms_p99 = rank(decisions, 0.99) / 1e6;
     return std::move(result_);
   }
 
@@ -114,7 +126,7 @@ class Cluster {
       Running& entry = running_[j];
       entry.remaining_s = jobs_[j].work_s;
       if (options_.noise > 0) entry.factor = std::clamp(1 + options_.noise * normal(random), 0.2, 5.0);
-      if (options_.table != nullptr) entry.config = options_.table->find(jobs_[j].config);
+      configure(entry, jobs_[j], jobs_[j].batch);
       result_.jobs[j].arrival_s = jobs_[j].arrival_s;
       result_.jobs[j].work_s = jobs_[j].work_s;
     }
@@ -131,6 +143,19 @@ class Cluster {
                      [&](uint32_t a, uint32_t b) { return devices_[a].from_s < devices_[b].from_s; });
   }
 
+  // Memory, table entry and speed alone of a batch size; 0: the job has none.
+  void configure(Running& entry, const cluster::JobInfo& info, double batch) {
+    const cluster::JobInfo now = cluster::with_batch(info, batch);
+    const InterferenceTable* table = options_.table;
+    const size_t first = table == nullptr ? InterferenceTable::kNone : table->find(info.config);
+    entry.config = table == nullptr ? InterferenceTable::kNone : table->find(now.config);
+    entry.memory_bytes = now.memory_bytes;
+    const bool measured = entry.config != InterferenceTable::kNone && first != InterferenceTable::kNone;
+    entry.batch_factor = (measured ? table->alone_steps_per_s(first) / table->alone_steps_per_s(entry.config)
+                                   : cluster::assumed_iteration_factor(now)) *
+                         cluster::iterations_factor(now);
+  }
+
   void tell_device(uint32_t device, bool up) {
     scheduler_.device_changed(device, {devices_[device].memory_bytes, devices_[device].speed}, up, now_s_);
   }
@@ -141,6 +166,12 @@ class Cluster {
     entry.since_s = now_s_;
     entry.remaining_s = std::max(0.0, entry.remaining_s - passed * entry.speed);
     entry.attained_s += passed;
+  }
+
+  void observe(uint32_t job) {
+    advance(job);
+    const Running& entry = running_[job];
+    scheduler_.observed(job, entry.attained_s, entry.remaining_s, entry.slowdown, now_s_);
   }
 
   void mark(uint32_t device) {
@@ -158,7 +189,7 @@ class Cluster {
     for (const uint32_t d : entry.devices) {
       auto& here = here_[d];
       here.erase(std::find(here.begin(), here.end(), job));
-      used_bytes_[d] -= jobs_[job].memory_bytes;
+      used_bytes_[d] -= entry.memory_bytes;
       if (here.empty()) busy_s_ += now_s_ - busy_since_s_[d];
       if (want_spans_) result_.spans.push_back({job, d, entry.placed_s, now_s_});
       mark(d);
@@ -203,6 +234,25 @@ class Cluster {
         entry.opportunistic = action.opportunistic;
         for (const uint32_t d : entry.devices) mark(d);
         return {};
+      case Action::Kind::kReconfigure: {
+        const auto& sizes = jobs_[action.job].batch_sizes;
+        if (!entry.on) return wrong("it does not run");
+        if (std::find(sizes.begin(), sizes.end(), action.batch) == sizes.end())
+          return wrong("the batch size is none of its own");
+        advance(action.job);
+        for (const uint32_t d : entry.devices) used_bytes_[d] -= entry.memory_bytes;
+        configure(entry, jobs_[action.job], action.batch);
+        ++result_.reconfigured;
+        for (const uint32_t d : entry.devices) {
+          used_bytes_[d] += entry.memory_bytes;
+          mark(d);
+          if (used_bytes_[d] > devices_[d].memory_bytes) {
+            ++result_.oom;
+            return wrong("a device has not the memory for that batch size");
+          }
+        }
+        return {};
+      }
       case Action::Kind::kPlace:
         break;
     }
@@ -216,7 +266,7 @@ class Cluster {
               action.devices.begin() + static_cast<std::ptrdiff_t>(i))
         return wrong("a device is none, or there twice");
       if (devices_[d].from_s > now_s_) return wrong("a device is not up yet");
-      if (used_bytes_[d] + jobs_[action.job].memory_bytes > devices_[d].memory_bytes) {
+      if (used_bytes_[d] + entry.memory_bytes > devices_[d].memory_bytes) {
         ++result_.oom;
         return wrong("a device has not that much memory left");
       }
@@ -229,7 +279,7 @@ class Cluster {
     for (const uint32_t d : entry.devices) {
       if (here_[d].empty()) busy_since_s_[d] = now_s_;
       here_[d].push_back(action.job);
-      used_bytes_[d] += jobs_[action.job].memory_bytes;
+      used_bytes_[d] += entry.memory_bytes;
       mark(d);
     }
     on_.insert(std::lower_bound(on_.begin(), on_.end(), action.job), action.job);
@@ -265,7 +315,7 @@ class Cluster {
     }
     double slowdown = std::max(1.0, sum.empty() ? 1.0 : *std::max_element(sum.begin(), sum.end())) + excess;
     if (above > 0) slowdown /= std::clamp((1 - above) / std::max(own[main], 1e-6), kLeastSpeed, 1.0);
-    return slowdown;
+    return slowdown * self.batch_factor;
   }
 
   // Speeds of all jobs on devices whose jobs changed.
@@ -281,7 +331,7 @@ class Cluster {
     for (const uint32_t job : touched_) {
       Running& entry = running_[job];
       advance(job);
-      double slowest = 1e300, slowdown = 1;
+      double slowest = 1e300, slowdown = 0;
       for (const uint32_t d : entry.devices) {
         const double here = slowdown_on(job, d);
         slowdown = std::max(slowdown, here);
@@ -291,38 +341,6 @@ class Cluster {
       entry.speed = std::max(kLeastSpeed, slowest * entry.factor);
       ends_.push({now_s_ + entry.remaining_s / entry.speed, job, ++entry.version});
     }
-  }
-
-  void summarize() {
-    std::vector<double> completion, slowdown;
-    double first = cluster::kNever, last = 0, queue = 0;
-    for (size_t j = 0; j < jobs_.size(); ++j) {
-      const ClusterJobResult& job = result_.jobs[j];
-      first = std::min(first, job.arrival_s);
-      if (job.end_s < 0) continue;
-      last = std::max(last, job.end_s);
-      completion.push_back(job.end_s - job.arrival_s);
-      queue += job.start_s - job.arrival_s;
-      if (jobs_[j].guaranteed) slowdown.push_back(job.running_s / std::max(job.work_s, 1e-9));
-    }
-    result_.completed = completion.size();
-    if (completion.empty()) return;
-    const auto rank = [](std::vector<double>& values, double p) {
-      if (values.empty()) return 0.0;
-      std::sort(values.begin(), values.end());
-      return values[static_cast<size_t>(std::max(1.0, std::ceil(p * static_cast<double>(values.size())))) -
-                    1];
-    };
-    for (const double value : completion) result_.jct_mean_s += value;
-    result_.jct_mean_s /= static_cast<double>(completion.size());
-    result_.queue_mean_s = queue / static_cast<double>(completion.size());
-    result_.jct_p95_s = rank(completion, 0.95);
-    result_.slowdown_p99 = rank(slowdown, 0.99);
-    result_.makespan_s = last - first;
-    if (result_.makespan_s > 0)
-      result_.utilization = busy_s_ / (result_.makespan_s * static_cast<double>(devices_.size()));
-    std::vector<double> decisions(decision_ns_.begin(), decision_ns_.end());
-    result_.decision_ms_p99 = rank(decisions, 0.99) / 1e6;
   }
 
   const std::vector<cluster::JobInfo>& jobs_;
@@ -351,6 +369,43 @@ class Cluster {
 };
 
 }  // namespace
+
+void tell_known_pairs(const InterferenceTable& table, cluster::Scheduler& scheduler) {
+  const std::vector<std::string> names = table.names();
+  cluster::JobInfo job, other;
+  job.demands = other.demands = {InterferenceModel::kDefaultDemand};
+  for (size_t i = 0; i < names.size(); ++i)
+    for (size_t j = 0; j < names.size(); ++j) {
+      if (table.pair_rate(i, j) <= 0) continue;
+      job.config = names[i];
+      other.config = names[j];
+      scheduler.known_pair(job, other, 1 / table.pair_rate(i, j));
+    }
+}
+
+void summarize(const std::vector<cluster::JobInfo>& jobs, size_t devices, double busy_s,
+               ClusterResult& result) {
+  std::vector<double> completion, slowdown;
+  double first = cluster::kNever, last = 0, queue = 0;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const ClusterJobResult& job = result.jobs[j];
+    first = std::min(first, job.arrival_s);
+    if (job.end_s < 0) continue;
+    last = std::max(last, job.end_s);
+    completion.push_back(job.end_s - job.arrival_s);
+    queue += job.start_s - job.arrival_s;
+    if (jobs[j].guaranteed) slowdown.push_back(job.running_s / std::max(job.work_s, 1e-9));
+  }
+  result.completed = completion.size();
+  if (completion.empty()) return;
+  for (const double value : completion) result.jct_mean_s += value;
+  result.jct_mean_s /= static_cast<double>(completion.size());
+  result.queue_mean_s = queue / static_cast<double>(completion.size());
+  result.jct_p95_s = rank(completion, 0.95);
+  result.slowdown_p99 = rank(slowdown, 0.99);
+  result.makespan_s = last - first;
+  if (result.makespan_s > 0) result.utilization = busy_s / (result.makespan_s * static_cast<double>(devices));
+}
 
 base::Result<ClusterResult> run_cluster(const std::vector<cluster::JobInfo>& jobs,
                                         const std::vector<cluster::Device>& devices,

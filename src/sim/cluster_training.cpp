@@ -36,6 +36,8 @@ JobInfo info_of(const Job& job, uint32_t gang) {
   info.arrival_s = static_cast<double>(job.arrival_ns) / 1e9;
   info.work_s = job.work_ns() / 1e9;
   info.memory_bytes = job.persistent_bytes + job.ephemeral_bytes;
+  info.ephemeral_bytes = job.ephemeral_bytes;
+  info.iterations = std::max<uint64_t>(1, job.iterations);
   info.gang = gang;
   info.demands = {demand_of(job.demand)};
   info.priority = job.priority;
@@ -94,6 +96,7 @@ base::Result<TrainingJobs> read_muri(const std::vector<CsvRow>& rows, const std:
     info.arrival_s = submitted / 1e3 * options.time_scale;
     info.work_s = iterations * iteration_ms / 1e3;
     info.memory_bytes = kMuriMemoryBytes;
+    info.iterations = static_cast<uint64_t>(iterations);
     for (size_t k = 7; k < 10; ++k) {
       GPUSHARE_ASSIGN_OR_RETURN(const double busy, number(k, 0, 1e12));
       info.demands.push_back(std::min(1.0, busy / iteration_ms));
@@ -208,6 +211,15 @@ void write_result(const std::vector<JobInfo>& jobs, const ClusterResult& result,
   out["utilization"] = result.utilization;
   out["slowdown_p99"] = result.slowdown_p99;
   out["oom"] = result.oom;
+  if (result.reconfigured > 0) out["reconfigured"] = result.reconfigured;
+  if (const cluster::PredictionReport& told = result.predictions; told.observations > 0) {
+    const auto part = [](const cluster::PredictionReport::Part& values) {
+      return OrderedJson{
+          {"pairs", values.pairs}, {"error", values.error}, {"error_of_mean", values.mean_error}};
+    };
+    out["predictions"] = {
+        {"observations", told.observations}, {"early", part(told.early)}, {"late", part(told.late)}};
+  }
   OrderedJson not_completed = OrderedJson::array();
   for (size_t j = 0; j < jobs.size() && not_completed.size() < kMostNamed; ++j)
     if (result.jobs[j].end_s < 0)
@@ -226,18 +238,24 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
     const bool opportunistic = fields.one_of_or("class", {"guaranteed", "opportunistic"}, 0) == 1;
     info.guaranteed = fields.flag_or("guaranteed", !opportunistic);
     info.arrival_s = fields.number_or("arrival_s", {0, 1e10, false}, 0);
-    const auto iterations = static_cast<double>(fields.whole("iterations", 1, uint64_t{1} << 50));
-    info.work_s = iterations * fields.number("iteration_ms", {0, 1e10, true}) / 1e3;
-    info.memory_bytes = static_cast<uint64_t>(std::llround(
-        (fields.number("persistent_mb", {0, 1e9, false}) + fields.number("ephemeral_mb", {0, 1e9, false})) *
-        kMegabyte));
+    info.iterations = fields.whole("iterations", 1, uint64_t{1} << 50);
+    info.work_s = static_cast<double>(info.iterations) * fields.number("iteration_ms", {0, 1e10, true}) / 1e3;
+    const auto bytes = [&](const char* name) {
+      return static_cast<uint64_t>(std::llround(fields.number(name, {0, 1e9, false}) * kMegabyte));
+    };
+    info.memory_bytes = bytes("persistent_mb");
+    info.ephemeral_bytes = bytes("ephemeral_mb");
+    info.memory_bytes += info.ephemeral_bytes;
     info.gang = static_cast<uint32_t>(fields.whole_or("gang", 1, cluster::kMaxElements, 1));
     info.demands = {fields.number_or("demand", {0, 1, true}, InterferenceModel::kDefaultDemand)};
     info.priority = static_cast<int32_t>(fields.number_or("priority", {-1e6, 1e6, false}, 0));
     info.config = fields.text_or("config", "");
     fields.number_or("weight", kPositive, 1);
-    if (fields.has("batch_sizes")) fields.numbers("batch_sizes", 1, kPositive);
-    fields.number_or("noise_scale", kNotNegative, 0);
+    if (fields.has("batch_sizes")) {
+      info.batch_sizes = fields.numbers("batch_sizes", 1, kPositive);
+      info.batch = info.batch_sizes.front();
+    }
+    info.noise_scale = fields.number_or("noise_scale", kNotNegative, 0);
     jobs.push_back(std::move(info));
   });
   sort_by_arrival(jobs);
@@ -321,7 +339,7 @@ const cluster::Kind& training_kind() {
         "required": ["jobs"],
         "$defs": {
           "training_job": {
-            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes, noise_scale, weight and priority are read, and no scheduler uses them yet.",
+            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes: what iadeep may choose from, the first of which the other fields are of; ephemeral_mb is in proportion. noise_scale: of the gradient, in the unit of batch sizes. weight and priority are read, and no scheduler uses them yet.",
             "type": "object",
             "properties": {
               "name": {"$ref": "#/$defs/name"},

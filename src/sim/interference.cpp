@@ -114,6 +114,12 @@ size_t InterferenceTable::find(std::string_view config) const {
   return found == index_.end() ? kNone : found->second;
 }
 
+std::vector<std::string> InterferenceTable::names() const {
+  std::vector<std::string> out(alone_.size());
+  for (const auto& [name, index] : index_) out[index] = name;
+  return out;
+}
+
 InterferenceModel::InterferenceModel(std::span<const Job> jobs, const InterferenceTable* table) {
   std::map<std::pair<double, size_t>, uint64_t> kinds;
   entries_.reserve(jobs.size());

@@ -34,6 +34,7 @@ class InterferenceTable {
   // Speed of `config` beside `other` relative to alone; 0 when the pair was not measured.
   double pair_rate(size_t config, size_t other) const { return pairs_[config * alone_.size() + other]; }
   size_t size() const { return alone_.size(); }
+  std::vector<std::string> names() const;  // of the configurations, by index
   const std::string& device() const { return device_; }
 
  private:

@@ -141,6 +141,42 @@ static void owners(const char* device) {
   close_all(&f);
 }
 
+/* A submitted function: its iteration ends when it returns, and what it leaves allocated is to stay. */
+typedef struct submitted {
+  fixture* of;
+  gpushare_device_address kept, gone;
+} submitted;
+
+static int32_t keeps_a_block(void* user_data, gpushare_iteration iteration) {
+  submitted* const work = user_data;
+  const gpushare_allocator allocator = work->of->allocator;
+  gpushare_stream stream = NULL;
+  CHECK_STATUS(gpushare_iteration_get_stream(iteration, &stream), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_alloc(allocator, 3000, 0, GPUSHARE_NO_NATIVE_STREAM, &work->kept),
+               GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_keep_blocks(allocator, iteration), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_keep_blocks(allocator, iteration), GPUSHARE_OK);
+  CHECK(block_at(work->of->runtime, work->kept).promoted == 1);
+  CHECK_STATUS(gpushare_allocator_alloc(allocator, 5000, 0, GPUSHARE_NO_NATIVE_STREAM, &work->gone),
+               GPUSHARE_OK);
+  return GPUSHARE_OK;
+}
+
+static void keeping(const char* device) {
+  fixture f = open_all(device);
+  submitted work = {&f, 0, 0};
+  gpushare_ticket ticket = NULL;
+  CHECK_STATUS(gpushare_session_submit(f.session, keeps_a_block, &work, NULL, &ticket), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_wait(ticket, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_release(ticket), GPUSHARE_OK);
+  CHECK(block_at(f.runtime, work.kept).promoted == 1);
+  CHECK_STATUS(gpushare_allocator_free(f.allocator, work.gone, GPUSHARE_NO_NATIVE_STREAM),
+               GPUSHARE_NOT_FOUND); /* allocated after the call */
+  CHECK_STATUS(gpushare_allocator_free(f.allocator, work.kept, GPUSHARE_NO_NATIVE_STREAM), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_allocator_keep_blocks(f.allocator, NULL), GPUSHARE_INVALID_HANDLE);
+  close_all(&f);
+}
+
 static void learning(const char* device) {
   fixture f = open_all(device);
   gpushare_allocator_info info = GPUSHARE_ALLOCATOR_INFO_INIT;
@@ -492,6 +528,7 @@ int main(int argc, char** argv) {
   char cuda_device[1024];
   for (int i = 0; i < 2; ++i) {
     owners(devices[i]);
+    keeping(devices[i]);
     learning(devices[i]);
     limits(devices[i]);
     pools(devices[i]);
@@ -503,6 +540,7 @@ int main(int argc, char** argv) {
   if (argc > 1) {
     snprintf(cuda_device, sizeof cuda_device, "cuda?driver=%s", argv[1]);
     owners(cuda_device);
+    keeping(cuda_device);
     learning(cuda_device);
     pools(cuda_device);
     closing(cuda_device);

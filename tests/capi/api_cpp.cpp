@@ -1,6 +1,7 @@
 // The C++ API beside sessions and iterations: version, policies, log, backends, placement, plans, the out-of-memory callback.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
+#include <gpushare/gate.hpp>
 #include <gpushare/gpushare.hpp>
 #include <stdexcept>
 #include <string>
@@ -137,6 +138,30 @@ int main() {
   } catch (const std::exception& error) {
     check(std::string(error.what()) == "boom", error.what());
   }
+  need.cls = gs::opportunistic;
+  gs::Session spare_time = runtime.open_session(need);
+  const gs::Gate gate(spare_time);
+  gate.enter(std::chrono::milliseconds(1));
+  check(gate.info().open == 1 && gate.info().entries == 0, "nobody guaranteed has run: the flag says so");
+  gs::set_target_slowdown(runtime, 0.05);
+  gs::set_target_slowdown(session, 0.02);
+  {
+    gs::Iteration iteration = session.begin_iteration();
+    check(!gate.try_enter(nullptr, std::chrono::milliseconds(1)), "a guaranteed session learns");
+    check(gate.info().target_slowdown == 0.02 && gate.info().learning == 1, "its target");
+    iteration.end();
+  }
+  {
+    gs::Iteration iteration = spare_time.begin_iteration();
+    const gs::Stream stream = iteration.stream();
+    gate.enter(stream, std::chrono::milliseconds(1));
+    gate.done(std::chrono::milliseconds(1));
+  }
+  check(status_of([&] { gs::set_target_slowdown(spare_time, 0.1); }) == GPUSHARE_INVALID_ARGUMENT,
+        "for guaranteed ones");
+  spare_time.close();
+  check(status_of([&] { gate.enter(std::chrono::milliseconds(1)); }) == GPUSHARE_CANCELLED,
+        "its session is gone");
   session.close();
   runtime.close();
   allocator();

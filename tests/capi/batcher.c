@@ -139,9 +139,56 @@ static void costs(void) {
   CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
 }
 
+/* Numbers that come with requests: 10 tokens take 10 ms, 100 take 100. */
+static void features(void) {
+  gpushare_batcher batcher = NULL;
+  gpushare_batcher_params params = GPUSHARE_BATCHER_PARAMS_INIT;
+  gpushare_batcher_model model = GPUSHARE_BATCHER_MODEL_INIT;
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+  gpushare_batch batch = GPUSHARE_BATCH_INIT;
+  gpushare_profile profile = GPUSHARE_PROFILE_INIT;
+  double tokens = 0;
+  uint64_t ids[16], execution_ns = 10 * kMs, i;
+  uint32_t index = 0;
+  CHECK_STATUS(gpushare_batcher_create(&params, &batcher), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_add_model(batcher, &model, &index), GPUSHARE_OK);
+  request.feature_count = 1;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_INVALID_ARGUMENT); /* no features */
+  CHECK_STATUS(gpushare_batcher_observe_request(batcher, NULL, 1), GPUSHARE_INVALID_ARGUMENT);
+  request.features = &tokens;
+  request.feature_count = 9;
+  CHECK_STATUS(gpushare_batcher_observe_request(batcher, &request, 1), GPUSHARE_INVALID_ARGUMENT);
+  request.feature_count = 1;
+  request.model = 7;
+  CHECK_STATUS(gpushare_batcher_observe_request(batcher, &request, 1), GPUSHARE_INVALID_ARGUMENT);
+  request.model = index;
+  for (i = 0; i < 256; ++i) {
+    tokens = (double)(1 + i * 37 % 100);
+    CHECK_STATUS(gpushare_batcher_observe_request(batcher, &request, (uint64_t)tokens * kMs), GPUSHARE_OK);
+  }
+  request.deadline_ns = 30 * kMs;
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_NOT_READY);
+  tokens = 100;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_TIMED_OUT);
+  tokens = 10;
+  CHECK_STATUS(gpushare_batcher_arrive(batcher, &request, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_next(batcher, 0, 0, &batch, ids, 16), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_started(batcher, batch.id, 0), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_finished_run(batcher, batch.id, NULL, 1, 10 * kMs, 10 * kMs),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_finished_run(batcher, batch.id, &execution_ns, 4097, 10 * kMs, 10 * kMs),
+               GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_batcher_finished_run(batcher, batch.id, &execution_ns, 1, 10 * kMs, 10 * kMs),
+               GPUSHARE_OK);
+  CHECK_STATUS(gpushare_batcher_get_profile(batcher, index, 0, &profile), GPUSHARE_OK);
+  CHECK(profile.samples == 257);
+  CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
+}
+
 int main(void) {
   refusals();
   serves();
   costs();
+  features();
   return capi_result();
 }

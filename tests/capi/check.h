@@ -7,13 +7,15 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Callbacks check on threads of the library. Relaxed: a count must not order what a test does, or ThreadSanitizer would miss races. */
 static int check_count, check_failures;
+#define CHECK_ADD(counter) ((void)__atomic_add_fetch(&(counter), 1, __ATOMIC_RELAXED))
 
 #define CHECK(condition)                                                                           \
   do {                                                                                             \
-    ++check_count;                                                                                 \
+    CHECK_ADD(check_count);                                                                        \
     if (!(condition)) {                                                                            \
-      ++check_failures;                                                                            \
+      CHECK_ADD(check_failures);                                                                   \
       fprintf(stderr, "%s:%d: CHECK(%s) failed; last error: %s\n", __FILE__, __LINE__, #condition, \
               gpushare_last_error_message());                                                      \
     }                                                                                              \
@@ -23,9 +25,9 @@ static int check_count, check_failures;
 #define CHECK_STATUS(call, expected)                                                               \
   do {                                                                                             \
     const int32_t check_status = (call);                                                           \
-    ++check_count;                                                                                 \
+    CHECK_ADD(check_count);                                                                        \
     if (check_status != (expected)) {                                                              \
-      ++check_failures;                                                                            \
+      CHECK_ADD(check_failures);                                                                   \
       fprintf(stderr, "%s:%d: %s is %s, expected %s; last error: %s\n", __FILE__, __LINE__, #call, \
               gpushare_status_name(check_status), gpushare_status_name(expected),                  \
               gpushare_last_error_message());                                                      \

@@ -16,6 +16,7 @@ static gpushare_loader make_loader(gpushare_runtime runtime) {
   gpushare_loader_params params = GPUSHARE_LOADER_PARAMS_INIT;
   params.chunk_bytes = 65536;
   params.limit_bytes = 16 * MIB;
+  params.keep_ns = GPUSHARE_NO_TIMEOUT;
   CHECK_STATUS(gpushare_loader_create(runtime, &params, &loader), GPUSHARE_OK);
   return loader;
 }
@@ -104,7 +105,8 @@ static void loaders(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_loader_get_link(loader, &link), GPUSHARE_OK);
   CHECK(link.bytes_per_s > 0);
   CHECK_STATUS(gpushare_loader_get_info(loader, &info), GPUSHARE_OK);
-  CHECK(info.images == 0 && info.images_bytes == 0);
+  CHECK(info.images == 0 && info.images_bytes == 0 && info.kept_bytes == 0);
+  CHECK(info.limit_bytes == UINT64_MAX && info.keep_ns == 10000000000);
   CHECK_STATUS(gpushare_loader_get_info(loader, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_loader_get_link(loader, NULL), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
@@ -197,6 +199,8 @@ static void images(gpushare_runtime runtime) {
   fputs("e3069283 one\n", file);
   fclose(file);
   CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_MALFORMED_INPUT);
+  CHECK_STATUS(gpushare_loader_get_info(loader, &cache), GPUSHARE_OK);
+  CHECK(cache.kept_bytes == 65536 && cache.keep_ns == GPUSHARE_NO_TIMEOUT); /* the failed read's chunk */
   CHECK(strstr(gpushare_last_error_message(), "'two' is not listed") != NULL);
   file = fopen(sums, "a");
   fputs("364B3FB7 two\n", file); /* of "abc" */

@@ -90,6 +90,27 @@ class Cluster(ToolTest):
             for entry in result["results"]:
                 self.assertEqual((entry["objective"], entry["rounds"], len(entry["series"])), (objective, 12, 12))
 
+    def test_training_jobs_run_on_host_devices(self):
+        job = {"iterations": 12, "iteration_ms": 3, "persistent_mb": 4, "ephemeral_mb": 4, "demand": 0.4}
+        jobs = [dict(job, name=f"j{i}", config="AB"[i % 2], arrival_s=0.01 * i, **{"class": ("guaranteed", "opportunistic")[i % 2]},
+                     gang=2 if i == 3 else 1) for i in range(6)]
+        path = self.file("host.json", json.dumps({"version": 1, "kind": "training", "devices": [
+            {"id": "a", "memory_bytes": 2 ** 30}, {"id": "b", "memory_bytes": 2 ** 30, "speed": 2}], "jobs": jobs}))
+        names = "fifo,srtf,tiresias,antman,iadeep,pack,gpushare"
+        result = self.run_document(path, "--device", "host", "--scheduler", names, "--tell", "nothing", "--report", "out.html", "--timeline", "out.json")
+        self.assertEqual(result["device"], "host")
+        self.assertTrue(any("real work" in note for note in result["notes"]))
+        self.assertTrue(any("memory" in note for note in result["notes"]))
+        for row in result["results"]:
+            self.assertEqual((row["jobs"], row["completed"], row["oom"]), (6, 6, 0), row)
+            self.assertGreater(row["makespan_s"], 0)
+        self.assertIn("What ran where", (self.folder / "out.html").read_text())
+        self.refused(["cluster", "run", path, "--device", "host", "--noise", "0.1"], "--noise")
+        self.refused(["cluster", "run", path, "--device", "cuda"], "--device: 'cuda'")
+        self.refused(["cluster", "run", path, "--tell", "nothing"], "--tell")
+        self.refused(["cluster", "run", path, "--device", "host", "--tell", "all"], "--tell: 'all'")
+        self.refused(["cluster", "run", "examples/cluster/shares.json", "--device", "host"], "--device")
+
     def test_bad_usage_of_run(self):
         shares, trials = "examples/cluster/shares.json", "examples/cluster/trials.json"
         self.refused(["cluster", "run"], "a document, or a job file")

@@ -19,7 +19,7 @@ class Daemon(ToolTest):
             daemon = self.start("--policy", "priority")
             self.assertEqual((self.folder / "socket").stat().st_mode & 0o777, 0o600)
             status = json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
-            self.assertEqual(sorted(status), ["devices", "pid", "processes", "sessions", "socket", "uptime_s"])
+            self.assertEqual(sorted(status), ["devices", "images", "pid", "processes", "sessions", "socket", "uptime_s"])
             self.assertEqual(status["pid"], daemon.pid)
             self.assertEqual(status["devices"][0]["policy"], "priority")
             self.assertEqual(status["devices"][0]["capacity_bytes"], 64 << 20)
@@ -29,6 +29,21 @@ class Daemon(ToolTest):
             self.assertEqual(daemon.wait(timeout=60), 0)
             self.assertFalse((self.folder / "socket").exists())
             self.refused(["top", "--socket", "socket"], "no daemon answers", "gpushare daemon --socket", code=3)
+
+    def test_the_operator_sets_the_capacity(self):
+        self.start()
+
+        def capacity():
+            status = json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
+            return [status["devices"][0][key] for key in ("capacity_bytes", "effective_capacity_bytes")]
+
+        self.tool("daemon", "--socket", "socket", "--set-capacity", "32MiB", code=0)
+        self.assertEqual(capacity(), [32 << 20, 32 << 20])
+        self.refused(["daemon", "--socket", "socket", "--set-capacity", "65MiB"], "--set-capacity", "at most 64.00 MiB")
+        self.refused(["daemon", "--socket", "socket", "--set-capacity", "1MiB", "--device", "no"], "no device 'no'", code=None)
+        self.tool("daemon", "--socket", "socket", "--set-capacity", "0", code=0)
+        self.assertEqual(capacity(), [64 << 20, 64 << 20])
+        self.refused(["daemon", "--socket", "none", "--set-capacity", "1MiB"], "none", code=3)
 
     def test_a_killed_daemon_is_replaced(self):
         self.start().kill()

@@ -1,8 +1,8 @@
 // A process with one session on a shared device, for shared_processes.cpp:
-//   session_worker NAME POLICY_WEIGHT PRIORITY P_MIB E_MIB WORK_US ITERATIONS
+//   session_worker NAME POLICY_WEIGHT PRIORITY P_MIB E_MIB WORK_US ITERATIONS [MODEL CHECKSUM]
 // trains: each iteration checks its persistent bytes, writes them and its scratch memory, and computes for WORK_US. Prints
 // "ready" once it is admitted, then its iterations and device time at the end. ITERATIONS 0: until it is killed, or gets a
-// line on stdin. Exit 1 with the reason when anything goes wrong.
+// line on stdin. With MODEL it opens that image and compares its checksum in each iteration. Exit 1 with the reason when anything goes wrong.
 // SPDX-License-Identifier: Apache-2.0
 #include <poll.h>
 #include <unistd.h>
@@ -14,7 +14,9 @@
 #include <thread>
 
 #include "executor/runtime.hpp"
+#include "executor/shared_image.hpp"
 #include "support/bytes.hpp"
+#include "support/model_folder.hpp"
 
 using namespace gpushare;
 
@@ -33,7 +35,7 @@ bool told_to_stop() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 8) return 2;
+  if (argc != 8 && argc != 10) return 2;
   executor::RuntimeOptions options;
   options.device = "shared";
   auto runtime = executor::Runtime::open(std::move(options));
@@ -57,6 +59,14 @@ int main(int argc, char** argv) {
   const auto block = (*session)->alloc(memory::Kind::kModel, wanted.persistent_bytes, 0);
   if (!block.ok()) return fail("alloc", block.status());
   auto* const weights = reinterpret_cast<unsigned char*>(*block);
+  std::shared_ptr<executor::SharedImage> image;
+  if (argc == 10) {
+    executor::SharedImageOptions open;
+    open.path = argv[8];
+    auto opened = (*session)->open_image(open);
+    if (!opened.ok()) return fail("open_image", opened.status());
+    image = *opened;
+  }
   std::puts("ready");
   std::fflush(stdout);
   uint64_t done = 0;
@@ -73,6 +83,18 @@ int main(int argc, char** argv) {
     if (!test::all_are(weights, wanted.persistent_bytes, before))
       return fail("state", {GPUSHARE_INTERNAL, "the session's persistent bytes are others"});
     std::memset(weights, after, wanted.persistent_bytes);
+    if (image != nullptr) {
+      uint64_t sum = test::checksum(nullptr, 0);
+      for (uint32_t i = 0; i < image->layers().size(); ++i) {
+        const client::TableLayer& layer = image->layers()[i];
+        if (const base::Status there = image->wait(i, i + 1, GPUSHARE_NO_TIMEOUT); !there.ok())
+          return fail("wait", there);
+        sum = test::checksum(reinterpret_cast<const void*>(image->address() + layer.offset_bytes),
+                             layer.bytes, sum);
+      }
+      if (sum != std::strtoull(argv[9], nullptr, 10))
+        return fail("image", {GPUSHARE_INTERNAL, "the image's bytes are others"});
+    }
     if (wanted.ephemeral_bytes > 0) {
       const auto scratch = (*iteration)->alloc(wanted.ephemeral_bytes, 0);
       if (!scratch.ok()) return fail("scratch", scratch.status());

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/model_folder.hpp"
 #include "support/random.hpp"
 #include "support/shared_service.hpp"
 
@@ -151,6 +152,40 @@ TEST_CASE("processes that are killed give everything back, and harm nobody") {
   CHECK(bystander.wait() == 0);
   eventually([&] { return all_back(shared); });
   eventually([&] { return open_descriptors() == descriptors + 2; });  // the pipes of the bystander
+}
+
+TEST_CASE("processes that read images are killed, and the others' images stay right") {
+  // Room for one image of 5 MiB and the sessions; a load takes about 10 ms, so kills fall into loads too.
+  SharedService shared([](auto& options) {
+    options.devices = {"host?total_bytes=268435456&granularity=65536&copy_gbps=0.5"};
+    options.capacity_bytes = 12 << 20;
+  });
+  Random random(seed());
+  INFO("seed " << seed());
+  ModelFolder folder;
+  std::string paths[2], sums[2];
+  for (int i = 0; i < 2; ++i) {
+    std::vector<std::string> contents;
+    paths[i] = folder.make(std::string(1, static_cast<char>('a' + i)) + ".safetensors",
+                           {1 << 20, 2 << 20, 1 << 20, 1 << 20}, random, &contents);
+    uint64_t sum = checksum(nullptr, 0);
+    for (const std::string& bytes : contents) sum = checksum(bytes.data(), bytes.size(), sum);
+    sums[i] = std::to_string(sum);
+  }
+  const uint64_t kills = number_from("GPUSHARE_TEST_KILLS", 12);
+  Worker bystander({"bystander", "1", "0", "1", "1", "100", "0", paths[0], sums[0]});
+  CHECK(bystander.line() == "ready\n");
+  for (uint64_t i = 0; i < kills; ++i) {
+    const size_t which = uniform(random, 0, 1);
+    Worker victim({"victim", "1", "0", "1", "1", "100", "0", paths[which], sums[which]});
+    if (uniform(random, 0, 3) != 0) (void)victim.line();
+    std::this_thread::sleep_for(std::chrono::microseconds(uniform(random, 0, 40'000)));
+    victim.kill();
+  }
+  bystander.tell_to_stop();
+  CHECK(bystander.line() != "");
+  CHECK(bystander.wait() == 0);
+  eventually([&] { return all_back(shared) && shared.status().images.empty(); });
 }
 
 TEST_CASE("a child that keeps the socket open does not keep its dead parent's bytes") {

@@ -224,7 +224,10 @@ TEST_CASE("a thread that is cancelled while it waits for its turn loses no turn"
       if (gpushare_iteration_begin(session, timed ? uint64_t{1} << 40 : GPUSHARE_NO_TIMEOUT, &iteration) ==
           GPUSHARE_OK)
         (void)gpushare_iteration_end(iteration);  // the turn was there before it was cancelled
-      pthread_testcancel();
+      for (;;) {
+        pthread_testcancel();
+        a_moment();
+      }
     });
     while (!begun) a_moment();
     if (i % 2 == 0) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fuzz/c_api_input.hpp"
+#include "gpushare/gate.h"
 
 namespace gpushare::fuzz {
 
@@ -69,6 +70,15 @@ inline int32_t queue_call(Queues& handles, gpushare_runtime runtime, gpushare_se
     case 4:
       return gpushare_request_queue_cancel(queue, input.byte());
     case 5:
+      if (input.byte() % 3 == 0) {
+        gpushare_request known = GPUSHARE_REQUEST_INIT;
+        const double features[2] = {input.number(), input.number()};
+        known.model = input.byte() % 3;
+        known.application = input.byte() % 5;
+        known.features = features;
+        known.feature_count = input.byte() % 3;
+        return gpushare_request_queue_observe_request(queue, &known, input.size());
+      }
       return input.byte() % 2 == 0
                  ? gpushare_request_queue_observe(queue, input.byte() % 3, input.byte() % 5, input.size())
                  : gpushare_request_queue_observe_batch(queue, input.byte() % 3, input.byte(), input.size(),
@@ -158,6 +168,26 @@ inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& inpu
   return status != GPUSHARE_OK ? status : finished;
 }
 
+// A gate, and calls on it that do not wait.
+inline int32_t gate_call(gpushare_runtime runtime, gpushare_session session, gpushare_stream stream,
+                         Input& input) {
+  gpushare_gate gate = nullptr;
+  const uint32_t* flag = nullptr;
+  (void)gpushare_runtime_set_target_slowdown(runtime, input.number());
+  (void)gpushare_session_set_target_slowdown(session, input.number());
+  const int32_t status = gpushare_gate_open(session, &gate);
+  if (status != GPUSHARE_OK) return status;
+  require(gpushare_gate_get_flag(gate, &flag) == GPUSHARE_OK && *flag <= 1, "a gate has a flag");
+  const uint64_t ns = input.size();
+  const int32_t entered = gpushare_gate_enter(gate, input.byte() % 2 == 0 ? stream : nullptr, ns, 0);
+  if (input.byte() % 2 == 0) (void)gpushare_gate_done(gate, ns);
+  gpushare_gate_info info = GPUSHARE_GATE_INFO_INIT;
+  require(gpushare_gate_get_info(gate, &info) == GPUSHARE_OK && info.share >= 0 && info.share <= 1,
+          "a gate's share");
+  require(gpushare_gate_release(gate) == GPUSHARE_OK, "a gate is released");
+  return entered;
+}
+
 // One call on an allocator. Blocks that come from it go to `addresses`, whose others it may free as well.
 inline int32_t allocator_call(std::vector<gpushare_allocator>& allocators, gpushare_runtime runtime,
                               gpushare_session session, gpushare_stream stream,
@@ -199,7 +229,8 @@ inline int32_t allocator_call(std::vector<gpushare_allocator>& allocators, gpush
       return gpushare_allocator_get_base(allocator, address, &base, &bytes);
     }
     case 8:
-      return gpushare_allocator_end_iteration(allocator, iteration);
+      return input.byte() % 2 == 0 ? gpushare_allocator_end_iteration(allocator, iteration)
+                                   : gpushare_allocator_keep_blocks(allocator, iteration);
     case 9:
       return input.byte() % 4 == 0 ? gpushare_allocator_close_session(allocator, session) : GPUSHARE_OK;
     case 10: {
@@ -239,6 +270,76 @@ inline int32_t allocator_call(std::vector<gpushare_allocator>& allocators, gpush
       return status;
     }
   }
+}
+
+// One call on an elastic range. It may wait for a moment where the session answers at once.
+inline int32_t range_call(std::vector<gpushare_range>& ranges, gpushare_session session, bool may_wait,
+                          Input& input) {
+  const gpushare_range range = choose(ranges, input);
+  const uint64_t part = input.byte() % 16 * (uint64_t{2} << 20);
+  switch (input.byte() % 5) {
+    case 0: {
+      if (ranges.size() == 4 || !may_wait) return GPUSHARE_OK;
+      static int32_t gives[2] = {0, 1};
+      gpushare_range_params params = GPUSHARE_RANGE_PARAMS_INIT;
+      params.reserved_bytes = input.byte() % 2 == 0 ? input.size() : uint64_t{64} << 20;
+      params.price_ns_per_byte = input.number();
+      params.answer_ns = 1000;
+      params.user_data = &gives[input.byte() % 2];
+      if (input.byte() % 2 == 0)
+        params.give_back = [](void* answer, uint64_t bytes, uint64_t) {
+          return *static_cast<const int32_t*>(answer) == 0 ? bytes : GPUSHARE_RANGE_NO_ANSWER;
+        };
+      gpushare_range opened = nullptr;
+      const int32_t status = gpushare_range_open(session, &params, &opened);
+      if (status == GPUSHARE_OK) ranges.push_back(opened);
+      return status;
+    }
+    case 1:
+      return input.byte() % 8 == 0 ? gpushare_range_close(range) : GPUSHARE_OK;
+    case 2:
+      return gpushare_range_commit(range, part, input.byte() % 8 == 0 ? input.size() : uint64_t{4} << 20,
+                                   input.byte() % 8 == 0 ? 1000 : 0);
+    case 3:
+      return gpushare_range_decommit(range, part, input.byte() % 8 == 0 ? input.size() : uint64_t{4} << 20);
+    default: {
+      gpushare_range_info info = GPUSHARE_RANGE_INFO_INIT;
+      return gpushare_range_get_info(range, &info);
+    }
+  }
+}
+
+// Without a daemon there are no shared images: opening is refused, and so are forged ones.
+inline int32_t shared_image_call(gpushare_session session, Input& input) {
+  gpushare_shared_image image = reinterpret_cast<gpushare_shared_image>(input.size());
+  int32_t status = GPUSHARE_OK;
+  switch (input.byte() % 5) {
+    case 0: {
+      gpushare_shared_image_params params = GPUSHARE_SHARED_IMAGE_PARAMS_INIT;
+      params.path = input.byte() % 2 == 0 ? "/dev/null" : nullptr;
+      params.iteration_ns = input.size();
+      params.timeout_ns = 0;
+      status = gpushare_session_open_shared_image(session, &params, &image);
+      break;
+    }
+    case 1:
+      status = gpushare_shared_image_release(image);
+      break;
+    case 2:
+      status = gpushare_shared_image_wait(image, input.byte(), input.byte(), 0);
+      break;
+    case 3: {
+      gpushare_shared_image_info info = GPUSHARE_SHARED_IMAGE_INFO_INIT;
+      status = gpushare_shared_image_get_info(image, &info);
+      break;
+    }
+    default: {
+      gpushare_layer_info info = GPUSHARE_LAYER_INFO_INIT;
+      status = gpushare_shared_image_get_layer(image, input.byte(), &info);
+    }
+  }
+  require(status != GPUSHARE_OK, "there are no shared images");
+  return status;
 }
 
 inline int32_t session_setting(gpushare_session session, Input& input) {

@@ -1,6 +1,7 @@
 // Sequences of C calls from bytes: any order, any handle (live, stale, of another type, random), any size. The library must answer
 // every one with a status, keep its invariants, and leave nothing behind.
 // SPDX-License-Identifier: Apache-2.0
+#include <gpushare/bulk.h>
 #include <gpushare/gpushare.h>
 #include <algorithm>
 
@@ -58,6 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<gpushare_ticket> tickets;
   std::vector<gpushare_stream> streams;
   std::vector<gpushare_allocator> allocators;
+  std::vector<gpushare_range> ranges;
   Queues serving;
   std::vector<gpushare_loader> loaders;
   std::vector<gpushare_image> images;
@@ -147,6 +149,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             gpushare_iteration_keep(choose(iterations, input), addresses[input.byte() % addresses.size()]);
         break;
       case 13:
+        if (input.byte() % 4 == 0) {
+          const uint64_t sizes[3] = {input.block_size(), input.block_size(), input.block_size()};
+          gpushare_device_address several[3] = {};
+          (void)gpushare_iteration_alloc_many(choose(iterations, input), 3, sizes, 0, several);
+          several[input.byte() % 3] = addresses[input.byte() % addresses.size()];
+          (void)gpushare_memory_free_many(choose(runtimes, input), 3, several, nullptr);
+        }
         status = gpushare_memory_free(choose(runtimes, input), addresses[input.byte() % addresses.size()]);
         break;
       case 14: {
@@ -344,6 +353,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       }
       case 38:
+        if (input.byte() % 2 == 0) {
+          const gpushare_session owner = choose(sessions, input);
+          status = range_call(ranges, owner, answers_at_once(owner, open), input);
+          break;
+        }
+        if (input.byte() % 4 == 0) {
+          status = gate_call(choose(runtimes, input), choose(sessions, input), choose(streams, input), input);
+          break;
+        }
+        if (input.byte() % 8 == 0) {
+          status = shared_image_call(choose(sessions, input), input);
+          break;
+        }
         status = input.byte() % 2 == 0 ? gpushare_runtime_synchronize(choose(runtimes, input), 0)
                                        : gpushare_runtime_drain(choose(runtimes, input), 0);
         break;
@@ -369,6 +391,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (gpushare_iteration iteration : iterations) (void)gpushare_iteration_end(iteration);
   for (gpushare_allocator allocator : allocators) (void)gpushare_allocator_release(allocator);
   for (gpushare_switcher switcher : switchers) (void)gpushare_switcher_release(switcher);
+  for (gpushare_range range : ranges) (void)gpushare_range_close(range);
   for (gpushare_session session : sessions) (void)gpushare_session_close(session);
   for (gpushare_request_queue queue : serving.queues) (void)gpushare_request_queue_close(queue);
   require(serving.unanswered == 0, "every accepted request was answered");

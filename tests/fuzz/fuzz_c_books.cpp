@@ -262,15 +262,27 @@ int32_t batcher_call(Books& books, Input& input) {
       break;
     }
     case 7: {
+      const uint64_t execution[3] = {input.size(), input.size(), 0};
       const uint8_t what = input.byte() % 4;
       status = what == 0   ? gpushare_batcher_started(batcher, batch, books.now_ns)
                : what == 1 ? gpushare_batcher_rejected(batcher, batch, books.now_ns)
-                           : gpushare_batcher_finished(batcher, batch, input.size(), books.now_ns);
+               : what == 2 ? gpushare_batcher_finished(batcher, batch, input.size(), books.now_ns)
+                           : gpushare_batcher_finished_run(batcher, batch, execution, input.byte() % 4,
+                                                           input.size(), books.now_ns);
       break;
     }
-    case 8:
-      status = gpushare_batcher_observe(batcher, input.byte() % 3, input.byte() % 5, input.size());
+    case 8: {
+      gpushare_request known = GPUSHARE_REQUEST_INIT;
+      const double features[2] = {input.number(), input.number()};
+      known.model = input.byte() % 3;
+      known.application = input.byte() % 5;
+      known.features = features;
+      known.feature_count = input.byte() % 3;
+      status = known.feature_count == 0
+                   ? gpushare_batcher_observe(batcher, known.model, known.application, input.size())
+                   : gpushare_batcher_observe_request(batcher, &known, input.size());
       break;
+    }
     case 9:
       status =
           gpushare_batcher_observe_batch(batcher, input.byte() % 3, input.byte(), input.size(), input.size());

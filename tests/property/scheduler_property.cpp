@@ -23,10 +23,45 @@ struct Model {
   bool paging = false;
 };
 
+// A cache as its driver knows it.
+struct CacheModel {
+  uint64_t first_part = 0;
+  uint32_t users = 0;
+  bool held = false;
+  bool dropping = false;
+};
+
 class Driver {
  public:
   Driver(test::Random& random, std::unique_ptr<Policy> policy, SchedulerOptions options, uint32_t depth)
-      : random_(random), scheduler_(options, std::move(policy)), options_(options), depth_(depth) {}
+      : random_(random), scheduler_(options, std::move(policy)), options_(options), depth_(depth) {
+    uint64_t last = 0;  // each second one is the rest of the one before
+    for (uint64_t id = kFirstCache; id < kFirstCache + 6; ++id) {
+      const uint64_t first_part = id % 2 != 0 ? last : 0;
+      const uint64_t bytes = test::uniform(random_, 0, options.capacity_bytes / 2);
+      REQUIRE(scheduler_.add_cache(id, bytes, static_cast<double>(bytes), first_part).ok());
+      caches_[id].first_part = first_part;
+      last = id;
+    }
+  }
+
+  // Wants or lets go of a cache, and with it its first part; or ends a drop.
+  void step_caches() {
+    auto chosen = caches_.begin();
+    std::advance(chosen, static_cast<long>(test::uniform(random_, 0, caches_.size() - 1)));
+    auto& [id, cache] = *chosen;
+    if (cache.dropping) {
+      cache.dropping = cache.held = false;
+      scheduler_.cache_dropped(id, now_);
+    } else if (cache.users > 0 && test::uniform(random_, 0, 1) != 0) {
+      let_go(id);
+    } else if (cache.users < 3) {
+      ++cache.users;
+      if (cache.first_part != 0) scheduler_.want_cache(cache.first_part, last_id_, now_);
+      scheduler_.want_cache(id, last_id_, now_);
+    }
+    carry_out();
+  }
 
   void set_policy(std::unique_ptr<Policy> policy) {
     scheduler_.set_policy(std::move(policy), now_);
@@ -110,6 +145,9 @@ class Driver {
       case 7:
         if (model.flying == 0 && test::uniform(random_, 0, 40) == 0) leave(id);
         break;
+      case 8:
+        if (test::uniform(random_, 0, 1) != 0) step_caches();
+        [[fallthrough]];
       default:
         run_lanes();
         (void)finish_one();
@@ -128,6 +166,7 @@ class Driver {
   // What is in flight finishes and copies end, nothing new starts: promises have then fallen to the capacity, as far as
   // sessions can be paged out.
   void rest() {
+    nobody_wants_caches();
     int rounds = 0;
     for (bool moved = true; moved;) {
       moved = false;
@@ -140,6 +179,7 @@ class Driver {
         scheduler_.page_done(id, now_);
         break;
       }
+      moved = end_one_drop() || moved;
       carry_out();
     }
     if (options_.paging) REQUIRE(scheduler_.promised_bytes() <= scheduler_.capacity().target_bytes);
@@ -148,6 +188,7 @@ class Driver {
   // Everybody runs to the end; false if that takes too long.
   bool drain() {
     set_capacity(options_.capacity_bytes);
+    nobody_wants_caches();
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
       for (auto& [id, model] : sessions_) {
@@ -164,12 +205,14 @@ class Driver {
       carry_out();
       run_lanes();
       (void)finish_one();
+      (void)end_one_drop();
       std::set<SessionId> done;
       for (const auto& [id, model] : sessions_)
         if (model.left == 0 && !model.ready && model.flying == 0) done.insert(id);
       for (const SessionId id : done) leave(id);
       carry_out();
     }
+    for (const auto& [id, cache] : caches_) scheduler_.remove_cache(id, now_);
     return sessions_.empty();
   }
 
@@ -197,6 +240,29 @@ class Driver {
       flights_[lane].push_back(*picked);
       scheduler_.dispatched(*picked, lane, now_);
     }
+  }
+
+  void nobody_wants_caches() {
+    for (const auto& [id, cache] : caches_)
+      while (caches_.at(id).users > 0) let_go(id);
+    carry_out();
+  }
+
+  void let_go(uint64_t id) {
+    CacheModel& cache = caches_.at(id);
+    --cache.users;
+    scheduler_.unwant_cache(id, now_);
+    if (cache.first_part != 0) scheduler_.unwant_cache(cache.first_part, now_);
+  }
+
+  bool end_one_drop() {
+    for (auto& [id, cache] : caches_) {
+      if (!cache.dropping) continue;
+      cache.dropping = cache.held = false;
+      scheduler_.cache_dropped(id, now_);
+      return true;
+    }
+    return false;
   }
 
   bool finish_one() {
@@ -234,6 +300,17 @@ class Driver {
         case ActionKind::kPageIn:
           sessions_.at(action.session).paging = true;
           break;
+        case ActionKind::kFillCache:
+          REQUIRE_FALSE(caches_.at(action.session).held);
+          caches_.at(action.session).held = true;
+          break;
+        case ActionKind::kDropCache: {
+          CacheModel& cache = caches_.at(action.session);
+          REQUIRE(cache.held);
+          REQUIRE(cache.users == 0);
+          cache.dropping = true;
+          break;
+        }
         case ActionKind::kMove:
           break;
       }
@@ -256,7 +333,9 @@ class Driver {
   Limit last_{options_.capacity_bytes, options_.capacity_bytes};
   uint64_t now_ = 0;
   SessionId last_id_ = 0;
+  static constexpr uint64_t kFirstCache = 1'000'000;
   std::map<SessionId, Model> sessions_;
+  std::map<uint64_t, CacheModel> caches_;
   std::map<LaneId, std::vector<SessionId>> flights_;
 };
 

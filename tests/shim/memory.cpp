@@ -2,6 +2,7 @@
 // comes back when it is freed. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,28 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "doubles/cuda_recorder/recorder.h"
-#include "shim/table.hpp"
 #include "support/catch.hpp"
-
-using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the kinds of parameters
+#include "through_shim.hpp"
 
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20, kLimit = 1024 * kMiB;
 
-void* driver() {
-  static void* handle = dlopen(std::getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-  return handle;
-}
-template <class... A>
-Result cu(const char* name, A... arguments) {
-  return reinterpret_cast<Result (*)(A...)>(dlsym(driver(), name))(arguments...);
-}
-template <class F>
-F control(const char* name) {
-  return reinterpret_cast<F>(dlsym(driver(), name));
-}
 uint64_t free_bytes() {
   uint64_t free = 0, total = 0;
   REQUIRE(cu("cuMemGetInfo_v2", &free, &total) == kSuccess);
@@ -159,10 +145,9 @@ TEST_CASE("a free that the driver refuses leaves the block counted") {
   uint64_t address = 0;
   REQUIRE(cu("cuMemAlloc_v2", &address, 100 * kMiB) == kSuccess);
   const uint64_t left = free_bytes();
-  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
-  arm(find_entry("cuMemFree_v2"), 1);
+  arm("cuMemFree_v2", 1);
   CHECK(cu("cuMemFree_v2", address) == kInvalidValue);
-  arm(-1, 0);
+  arm(nullptr, 0);
   CHECK(free_bytes() == left);
   CHECK(cu("cuMemFree_v2", address) == kSuccess);
   CHECK(free_bytes() == kLimit);
@@ -172,11 +157,10 @@ TEST_CASE("a free that the driver refuses leaves the block counted") {
 
 TEST_CASE("an allocation that the driver refuses is not counted") {
   uint64_t address = 0;
-  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
   for (const char* name : {"cuMemAlloc_v2", "cuMemAllocAsync"}) {
-    arm(find_entry(name), 719);
+    arm(name, 719);
     CHECK(cu(name, &address, 100 * kMiB, no_pointer()) == 719);
-    arm(-1, 0);
+    arm(nullptr, 0);
     CHECK(free_bytes() == kLimit);
   }
 }
@@ -216,10 +200,9 @@ TEST_CASE("physical memory is held by its handle and by every mapping") {
   // One call takes both mappings.
   REQUIRE(cu("cuMemUnmap", base, 128 * kMiB) == kSuccess);
   CHECK(free_bytes() == kLimit - 64 * kMiB);
-  const auto arm = control<decltype(&recorder_arm)>("recorder_arm");
-  arm(find_entry("cuMemRelease"), 719);  // refused: nothing changes
+  arm("cuMemRelease", 719);  // refused: nothing changes
   CHECK(cu("cuMemRelease", handle) == 719);
-  arm(-1, 0);
+  arm(nullptr, 0);
   CHECK(free_bytes() == kLimit - 64 * kMiB);
   CHECK(cu("cuMemRelease", handle) == kSuccess);
   CHECK(free_bytes() == kLimit);
@@ -228,7 +211,7 @@ TEST_CASE("physical memory is held by its handle and by every mapping") {
 TEST_CASE("memory of other processes counts when it is opened or mapped") {
   const uint64_t at_first = free_bytes();
   uint64_t address = 0, handle = 0;
-  REQUIRE(cu("cuIpcOpenMemHandle_v2", &address, B64{}, 1U) == kSuccess);
+  REQUIRE(cu("cuIpcOpenMemHandle_v2", &address, gpushare::shim::B64{}, 1U) == kSuccess);
   CHECK(free_bytes() == at_first - 64 * kMiB);
   REQUIRE(cu("cuIpcCloseMemHandle", address) == kSuccess);
   CHECK(free_bytes() == at_first);
@@ -252,6 +235,83 @@ TEST_CASE("allocations on a stream that is captured are charged with the graph, 
   CHECK(free_bytes() == at_first);
   CHECK(cu("cuMemFreeAsync", address, no_pointer()) == kSuccess);
   control<decltype(&recorder_set_capturing)>("recorder_set_capturing")(0);
+  CHECK(free_bytes() == at_first);
+}
+
+TEST_CASE(
+    "what pools keep of freed memory is trimmed before the limit is exceeded, and the driver is asked only "
+    "then") {
+  const auto pools = control<decltype(&recorder_set_pools)>("recorder_set_pools");
+  const auto physical = control<decltype(&recorder_used_bytes)>("recorder_used_bytes");
+  const uint64_t at_first = free_bytes(), used_at_first = physical();
+  const auto count = control<decltype(&recorder_trims)>("recorder_trims");
+  const auto trims = [count, before = count()] { return count() - before; };
+  const auto used = [&] { return physical() - used_at_first; };
+  const auto get = [](const char* name, uint64_t mebibytes) {
+    uint64_t address = 0;
+    return cu(name, &address, mebibytes * kMiB, no_pointer()) == kSuccess ? address : 0;
+  };
+  const auto keep = [&](uint64_t mebibytes) {
+    const uint64_t address = get("cuMemAllocAsync", mebibytes);
+    REQUIRE(address != 0);
+    REQUIRE(cu("cuMemFreeAsync", address, no_pointer()) == kSuccess);
+  };
+  pools(1);
+  // A program that takes again what it gave to its pool.
+  for (int i = 0; i < 5; ++i) keep(600 + static_cast<uint64_t>(i) * 50);
+  CHECK(used() == 800 * kMiB);
+  uint64_t address = get("cuMemAlloc_v2", 200);
+  REQUIRE(address != 0);
+  CHECK(trims() == 0);
+  // Other memory, for which the pool has to give back what it keeps.
+  uint64_t other = get("cuMemAlloc_v2", 300);
+  REQUIRE(other != 0);
+  CHECK(trims() == 1);
+  CHECK(used() == 500 * kMiB);
+  REQUIRE(cu("cuMemFree_v2", other) == kSuccess);
+  // Pools that the program has made are asked too, while they live.
+  const Properties properties{1, 0, 1, 0, {}};
+  void* pool = nullptr;
+  REQUIRE(cu("cuMemPoolCreate", &pool, &properties) == kSuccess);
+  keep(600);
+  REQUIRE(cu("cuMemFree_v2", get("cuMemAlloc_v2", 500)) == kSuccess);
+  CHECK(trims() == 3);
+  REQUIRE(cu("cuMemPoolDestroy", pool) == kSuccess);
+  // Memory whose free has not happened yet on its stream is waited for.
+  pools(2);
+  keep(600);
+  REQUIRE(cu("cuMemFree_v2", get("cuMemAlloc_v2", 500)) == kSuccess);
+  CHECK(trims() == 5);
+  CHECK(used() == 200 * kMiB);
+  // Not while a stream is being captured, which that would end.
+  keep(600);
+  REQUIRE(cu("cuStreamBeginCapture_v2", no_pointer(), 0U) == kSuccess);
+  REQUIRE(cu("cuMemFree_v2", get("cuMemAlloc_v2", 500)) == kSuccess);
+  REQUIRE(cu("cuStreamEndCapture", no_pointer(), static_cast<void*>(&pool)) == kSuccess);
+  CHECK(trims() == 5);
+  // What a pool does not give back counts.
+  pools(3);
+  keep(600);
+  CHECK(get("cuMemAlloc_v2", 300) == 0);
+  CHECK(used() == 800 * kMiB);
+  // Blocks of the pool come out of it, also those for which it has to grow.
+  other = get("cuMemAllocAsync", 700);
+  REQUIRE(other != 0);
+  CHECK(used() == 900 * kMiB);
+  REQUIRE(cu("cuMemFreeAsync", other, no_pointer()) == kSuccess);
+  pools(1);
+  // What was measured as a module's does not count twice.
+  keep(600);
+  void* module = nullptr;
+  REQUIRE(cu("cuModuleLoadData", &module, no_pointer()) == kSuccess);
+  CHECK(free_bytes() <= at_first - 800 * kMiB);
+  other = get("cuMemAllocAsync", 700);
+  REQUIRE(other != 0);
+  CHECK(used() == 900 * kMiB);
+  REQUIRE(cu("cuMemFree_v2", other) == kSuccess);
+  REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
+  cu("cuModuleUnload", module);
+  pools(0);
   CHECK(free_bytes() == at_first);
 }
 
@@ -292,6 +352,53 @@ TEST_CASE("the context's own memory is measured, and one that does not fit is re
   REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
 }
 
+TEST_CASE("a green context is measured, and its memory is that of the primary context") {
+  const uint64_t at_first = free_bytes();
+  const auto overhead = control<decltype(&recorder_set_overhead)>("recorder_set_overhead");
+  void *green = nullptr, *context = nullptr, *primary = nullptr;
+  overhead(2000 * kMiB, 0);
+  CHECK(cu("cuGreenCtxCreate", &green, no_pointer(), 0U, 1U) == kOutOfMemory);
+  overhead(0, 0);
+  CHECK(cu("cuDevicePrimaryCtxRetain", &primary, 0U) == kSuccess);
+  CHECK(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  overhead(300 * kMiB, 0);
+  arm("cuGreenCtxCreate", 719);
+  CHECK(cu("cuGreenCtxCreate", &green, no_pointer(), 0U, 1U) == 719);
+  arm(nullptr, 0);
+  REQUIRE(cu("cuGreenCtxCreate", &green, no_pointer(), 0U, 1U) == kSuccess);
+  const uint64_t alone = free_bytes();
+  CHECK(alone <= at_first - 300 * kMiB);
+  REQUIRE(cu("cuCtxFromGreenCtx", &context, green) == kSuccess);
+  REQUIRE(cu("cuCtxSetCurrent", context) == kSuccess);
+  uint64_t address = 0;
+  REQUIRE(cu("cuMemAlloc_v2", &address, 100 * kMiB) == kSuccess);
+  CHECK(free_bytes() == alone - 100 * kMiB);
+  REQUIRE(cu("cuCtxSetCurrent", no_pointer()) == kSuccess);
+  // The program retains the primary context too: what was allocated outlives the green one.
+  REQUIRE(cu("cuDevicePrimaryCtxRetain", &primary, 0U) == kSuccess);
+  arm("cuGreenCtxDestroy", 719);
+  CHECK(cu("cuGreenCtxDestroy", green) == 719);
+  arm(nullptr, 0);
+  REQUIRE(cu("cuGreenCtxDestroy", green) == kSuccess);
+  CHECK(free_bytes() == alone - 100 * kMiB);
+  REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
+  CHECK(free_bytes() == alone);
+  // With the last reference to the primary context everything goes, here the green context's.
+  REQUIRE(cu("cuGreenCtxCreate", &green, no_pointer(), 0U, 1U) == kSuccess);
+  REQUIRE(cu("cuCtxSetCurrent", context) == kSuccess);
+  REQUIRE(cu("cuMemAlloc_v2", &address, 100 * kMiB) == kSuccess);
+  REQUIRE(cu("cuCtxSetCurrent", no_pointer()) == kSuccess);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  CHECK(free_bytes() == alone - 100 * kMiB);
+  REQUIRE(cu("cuGreenCtxDestroy", green) == kSuccess);
+  // The double keeps the block, which now is overhead.
+  REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
+  overhead(0, 0);
+  REQUIRE(cu("cuDevicePrimaryCtxRetain", &primary, 0U) == kSuccess);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  CHECK(free_bytes() >= at_first);
+}
+
 TEST_CASE("limits hold while NVML does not answer") {
   control<decltype(&recorder_set_nvml)>("recorder_set_nvml")(0);
   void* context = nullptr;
@@ -302,6 +409,7 @@ TEST_CASE("limits hold while NVML does not answer") {
   control<decltype(&recorder_set_nvml)>("recorder_set_nvml")(1);
 }
 
+#ifndef GPUSHARE_SHIM_LINKED  // NVML is found by dlsym, which is not overridden then
 TEST_CASE("every question for memory has the same answer") {
   uint64_t address = 0, total = 0, memory[3] = {}, memory_v2[5] = {};
   const uint64_t at_first = free_bytes();
@@ -321,7 +429,41 @@ TEST_CASE("every question for memory has the same answer") {
   CHECK(memory_v2[4] == memory[2]);
   REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
 }
+#endif
 
+TEST_CASE("pinned host memory has a limit of its own") {
+  // A quarter of the host's memory, as nothing else is set.
+  const auto host_bytes = control<decltype(&recorder_host_bytes)>("recorder_host_bytes");
+  struct sysinfo host {};
+  REQUIRE(sysinfo(&host) == 0);
+  const uint64_t limit = uint64_t{host.totalram} * host.mem_unit / 4 / 4096 * 4096;
+  const uint64_t at_first = free_bytes();
+  std::vector<char> own(64);
+  for (const char* name : {"cuMemHostAlloc", "cuMemAllocHost_v2"}) {
+    INFO(name);
+    void *first = nullptr, *second = nullptr;
+    REQUIRE(cu(name, &first, limit - 8192, 0U) == kSuccess);
+    CHECK(cu(name, &second, uint64_t{16384}, 0U) == kOutOfMemory);
+    CHECK(cu("cuMemHostRegister_v2", static_cast<void*>(own.data()), uint64_t{16384}, 0U) == kOutOfMemory);
+    CHECK(cu("cuMemHostRegister_v2", static_cast<void*>(own.data()), uint64_t{4096}, 0U) == kSuccess);
+    CHECK(host_bytes() == limit - 8192);
+    CHECK(free_bytes() == at_first);
+    arm("cuMemFreeHost", 719);
+    CHECK(cu("cuMemFreeHost", first) == 719);
+    arm(nullptr, 0);
+    CHECK(cu(name, &second, uint64_t{16384}, 0U) == kOutOfMemory);
+    REQUIRE(cu("cuMemHostUnregister", static_cast<void*>(own.data())) == kSuccess);
+    REQUIRE(cu("cuMemFreeHost", first) == kSuccess);
+    arm(name, 304);
+    CHECK(cu(name, &second, limit - 4096, 0U) == 304);
+    arm(nullptr, 0);
+    CHECK(cu(name, &second, limit - 4096, 0U) == kSuccess);
+    REQUIRE(cu("cuMemFreeHost", second) == kSuccess);
+  }
+  CHECK(host_bytes() == 0);
+}
+
+#ifndef GPUSHARE_SHIM_LINKED  // a child of fork may hang in a sanitizer's allocator
 TEST_CASE("a child of fork has books of its own") {
   const uint64_t at_first = free_bytes();
   uint64_t address = 0;
@@ -329,8 +471,8 @@ TEST_CASE("a child of fork has books of its own") {
   const pid_t child = fork();
   if (child == 0) {
     uint64_t free = 0, total = 0, mine = 0;
-    const auto get = reinterpret_cast<Result (*)(uint64_t*, uint64_t)>(dlsym(driver(), "cuMemAlloc_v2"));
-    const auto info = reinterpret_cast<Result (*)(uint64_t*, uint64_t*)>(dlsym(driver(), "cuMemGetInfo_v2"));
+    const auto get = reinterpret_cast<Result (*)(uint64_t*, uint64_t)>(entry("cuMemAlloc_v2"));
+    const auto info = reinterpret_cast<Result (*)(uint64_t*, uint64_t*)>(entry("cuMemGetInfo_v2"));
     if (info(&free, &total) != kSuccess || free != kLimit) _exit(1);
     if (get(&mine, 700 * kMiB) != kSuccess) _exit(2);
     if (get(&mine, 700 * kMiB) != kOutOfMemory) _exit(3);
@@ -343,6 +485,7 @@ TEST_CASE("a child of fork has books of its own") {
   CHECK(free_bytes() == at_first - 600 * kMiB);
   REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
 }
+#endif
 
 TEST_CASE("threads that allocate at once never get more than the limit, and lose nothing") {
   const uint64_t at_first = free_bytes();

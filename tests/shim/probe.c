@@ -1,7 +1,7 @@
 /* A CUDA program as the shim meets it: finds the driver in one of several ways, asks for memory, prints the driver's answers.
  *
  *   probe WAY ACTION...      WAY: soname, path, default, next, deepbind, table, linked
- *   ACTION: a number of MiB to allocate (prints the result), info (prints total and free MiB), threads (16 threads that all begin with the
+ *   ACTION: a number of MiB to allocate (prints the result), pin:MiB (the same of the host's memory), wait (for a line of input), info (prints total and free MiB), threads (16 threads that all begin with the
  *   driver at once, each allocating 100 MiB; prints how many got it), hold (waits for ever), churn (allocates and frees for ever), launch
  *   (threads launch kernels while the process exits)
  * SPDX-License-Identifier: Apache-2.0 */
@@ -116,6 +116,13 @@ int main(int argc, char** argv) {
       for (int t = 0; t < 4; ++t) pthread_create(&thread, NULL, launcher, NULL);
       usleep(20000);
       return 7; /* with the threads inside the driver */
+    } else if (strncmp(argv[i], "pin:", 4) == 0) {
+      int (*pin)(void**, uint64_t, unsigned);
+      void* pinned;
+      *(void**)&pin = g_find("cuMemHostAlloc");
+      printf("%d\n", pin(&pinned, strtoull(argv[i] + 4, NULL, 10) << 20, 0));
+    } else if (strcmp(argv[i], "wait") == 0) {
+      if (getchar() == EOF) return 4;
     } else if (strcmp(argv[i], "info") == 0) {
       int (*info)(uint64_t*, uint64_t*);
       *(void**)&info = g_find("cuMemGetInfo_v2");

@@ -17,11 +17,11 @@ import atexit as _atexit
 from ._arrays import DeviceArray
 from ._cffi import ffi
 from ._heap import Heap, solve_placement
-from ._loader import Image, Loader, Model, Switcher, SwitcherIteration, solve_plan
+from ._loader import Image, Loader, Model, SharedImage, Switcher, SwitcherIteration, solve_plan
 from ._native import (AlreadyExists, CallbackFailed, Cancelled, DeviceLost, DeviceOutOfMemory, Error, ExceedsCapacity, HostOutOfMemory,
                       InvalidArgument, InvalidHandle, InvalidState, IoError, MalformedInput, NotFound, NotReady, OutOfMemory, QueueFull,
                       QuotaExceeded, TimedOut, Unavailable, Unsupported, lib, version)
-from ._runtime import (GUARANTEED, OPPORTUNISTIC, Block, Iteration, Policy, Runtime, Session, SideStream, Stream, Ticket, devices,
+from ._runtime import (GUARANTEED, OPPORTUNISTIC, Block, Gate, Iteration, Policy, Runtime, Session, SideStream, Stream, Ticket, devices,
                        load_backend, policies, set_log)
 from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
 

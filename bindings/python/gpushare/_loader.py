@@ -144,6 +144,44 @@ class Model(Closable):
             super().close()
 
 
+class SharedImage(Closable):
+    """An image that the daemon shares with sessions of a runtime on the device "shared". Iterations of the session read it.
+
+    The daemon reads the file once, brings it to the device once, and takes it away between iterations when others need the room.
+    """
+
+    def __init__(self, session: Session, path: Union[str, "os.PathLike[str]"], iteration_ns: int = 0,
+                 timeout: Optional[float] = None) -> None:
+        text = ffi.new("char[]", os.fsencode(path))
+        self.runtime = session.runtime
+        self._views: Any = set()
+        out = ffi.new("gpushare_shared_image*")
+        params = struct("gpushare_shared_image_params", path=text, iteration_ns=iteration_ns)
+
+        def open_within(slice_ns: int) -> int:
+            params.timeout_ns = slice_ns
+            return lib.gpushare_session_open_shared_image(session.handle, params, out)
+
+        wait(open_within, timeout)
+        self._own(out[0], lib.gpushare_shared_image_release, session)
+
+    def wait(self, first: int = 0, end: Optional[int] = None, timeout: Optional[float] = None) -> None:
+        """Blocks until layers [first, end) are on the device, by default all. Inside an iteration of the session."""
+        last = self.info()["layers"] if end is None else end
+        wait(lambda slice_ns: lib.gpushare_shared_image_wait(self.handle, first, last, slice_ns), timeout)
+
+    def info(self) -> dict[str, Any]:
+        info = struct("gpushare_shared_image_info")
+        check(lib.gpushare_shared_image_get_info(self.handle, info))
+        return as_dict(info)
+
+    def layer(self, index: int) -> dict[str, Any]:
+        """Name, bytes and device address of a layer, and whether it has arrived."""
+        info = struct("gpushare_layer_info")
+        check(lib.gpushare_shared_image_get_layer(self.handle, index, info))
+        return as_dict(info)
+
+
 class _Layer:
     """A layer's memory, as an array needs to know it."""
 
@@ -160,11 +198,12 @@ class Loader(Closable):
 
     def __init__(self, runtime: Runtime, *, limit_bytes: Bytes = 0, reads_in_flight: int = 0, chunk_bytes: Bytes = 0,
                  read_bytes: Bytes = 0, read_path: str = "auto", drop_page_cache: bool = False,
-                 link: Optional[Mapping[str, int]] = None) -> None:
+                 link: Optional[Mapping[str, int]] = None, keep_ns: int = 0) -> None:
         costs = ffi.NULL if link is None else _link(link)
         params = struct("gpushare_loader_params", reads_in_flight=reads_in_flight, limit_bytes=size_in_bytes(limit_bytes),
                         chunk_bytes=size_in_bytes(chunk_bytes), read_bytes=size_in_bytes(read_bytes),
-                        read_path=one_of("read_path", read_path, _READ_PATHS), drop_page_cache=int(drop_page_cache), link=costs)
+                        read_path=one_of("read_path", read_path, _READ_PATHS), drop_page_cache=int(drop_page_cache), link=costs,
+                        keep_ns=keep_ns)
         out = ffi.new("gpushare_loader*")
         check(lib.gpushare_loader_create(runtime.handle, params, out))
         self.runtime = runtime

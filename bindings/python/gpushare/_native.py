@@ -195,7 +195,7 @@ def as_dict(value: Any) -> dict[str, Any]:
     """The fields of a struct as Python values; struct_size and reserved fields are left out."""
     result: dict[str, Any] = {}
     for name, field in ffi.typeof(value[0]).fields:
-        if name == "struct_size" or name.startswith("reserved"):
+        if name in ("struct_size", "reserved"):
             continue
         content = getattr(value, name)
         if isinstance(content, ffi.CData):

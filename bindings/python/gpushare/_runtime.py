@@ -8,7 +8,7 @@ import os
 import types
 import warnings
 import weakref
-from typing import Any, Callable, Iterator, Optional, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
 
 from . import _arrays
 from ._cffi import ffi
@@ -94,6 +94,15 @@ def _on_progress(data: Any, progress: Any) -> None:
         ffi.from_handle(data)(types.SimpleNamespace(**as_dict(progress)))
     except BaseException:
         _log.exception("a progress function raised")
+
+
+@ffi.callback("uint64_t(void*, uint64_t, uint64_t)")
+def _on_give_back(data: Any, nbytes: int, within_ns: int) -> int:
+    try:
+        return int(ffi.from_handle(data)(nbytes, within_ns / 1e9))
+    except BaseException:
+        _log.exception("a range's give_back raised")
+        return 2**64 - 1  # GPUSHARE_RANGE_NO_ANSWER
 
 
 @ffi.callback("int32_t(void*, uint64_t, uint64_t)")
@@ -349,6 +358,13 @@ class Iteration:
         check(lib.gpushare_iteration_alloc(self.handle, count, alignment, out))
         return Block(self, self.session.runtime, out[0], count)
 
+    def alloc_many(self, sizes: Sequence[Bytes], alignment: int = 0) -> List[Block]:
+        """Ephemeral memory for each of the sizes in one call, all or none."""
+        counts = [size_in_bytes(each) for each in sizes]
+        out = ffi.new("gpushare_device_address[]", max(len(counts), 1))
+        check(lib.gpushare_iteration_alloc_many(self.handle, len(counts), counts, alignment, out))
+        return [Block(self, self.session.runtime, out[i], count) for i, count in enumerate(counts)]
+
     def array(self, shape: Any, dtype: Any = "<f4") -> Any:
         """An ephemeral array: numpy's on the host device, else a DeviceArray. Its contents are undefined at first.
 
@@ -451,6 +467,74 @@ class Ticket(Closable):
         return asyncio.get_running_loop().run_in_executor(None, self.result).__await__()
 
 
+class Range(Closable):
+    """An elastic range: addresses of a session that memory is committed behind and decommitted from, in granules, by any thread.
+
+    `give_back(nbytes, seconds)` is called on a thread of the range when another range waits for memory. It returns how many bytes it
+    gives by then, and 0 declines. A range that does not answer in time keeps its bytes, and its session counts as opportunistic."""
+
+    def __init__(self, session: "Session", reserved: Bytes, give_back: Optional[Callable[[int, float], int]], name: str, answer: float,
+                 price: float) -> None:
+        self._handles = Handles()
+        params = struct("gpushare_range_params", reserved_bytes=size_in_bytes(reserved), answer_ns=int(answer * 1e9),
+                        price_ns_per_byte=price)
+        if name:
+            encoded = ffi.new("char[]", name.encode())
+            params.name = encoded
+        if give_back is not None:
+            params.give_back = _on_give_back
+            params.user_data = self._handles.hold(give_back)
+        out = ffi.new("gpushare_range*")
+        check(lib.gpushare_range_open(session.handle, params, out))
+        self._own(out[0], lib.gpushare_range_close, session)
+
+    def commit(self, offset: int, nbytes: Bytes, timeout: Optional[float] = 0.0) -> None:
+        """Puts memory behind [offset, offset + nbytes). Waits for room as long as `timeout` says; None: without end."""
+        count = size_in_bytes(nbytes)
+        if timeout == 0:
+            check(lib.gpushare_range_commit(self.handle, offset, count, 0))
+        else:
+            wait(lambda slice_ns: lib.gpushare_range_commit(self.handle, offset, count, slice_ns), timeout)
+
+    def decommit(self, offset: int, nbytes: Bytes) -> None:
+        """Gives the memory behind [offset, offset + nbytes) back."""
+        check(lib.gpushare_range_decommit(self.handle, offset, size_in_bytes(nbytes)))
+
+    def info(self) -> dict[str, Any]:
+        """Address, bytes and counts, as gpushare_range_info."""
+        info = struct("gpushare_range_info")
+        check(lib.gpushare_range_get_info(self.handle, info))
+        return as_dict(info)
+
+
+class Gate(Closable):
+    """Holds the launches of an opportunistic session to what guaranteed sessions leave. Made by `Session.gate`."""
+
+    def __init__(self, session: "Session", handle: Any) -> None:
+        self._own(handle, lib.gpushare_gate_release, session)
+        out = ffi.new("const uint32_t**")
+        check(lib.gpushare_gate_get_flag(handle, out))
+        self._flag = out[0]
+
+    def enter(self, seconds: float, stream: Any = None, timeout: Optional[float] = None) -> None:
+        """Returns when work that takes about `seconds` alone may be launched on `stream` (a `Stream`; None: `done` says when it is done)."""
+        gate = self.handle  # raises when closed: then there is no flag either
+        if self._flag[0] == 0:
+            return
+        native = ffi.NULL if stream is None else stream.handle
+        wait(lambda slice_ns: lib.gpushare_gate_enter(gate, native, nanoseconds(seconds), slice_ns), timeout)
+
+    def done(self, seconds: float) -> None:
+        """Work that was let in without a stream is done."""
+        check(lib.gpushare_gate_done(self.handle, nanoseconds(seconds)))
+
+    def info(self) -> dict[str, Any]:
+        """What is allowed now, and what is known of the guaranteed session that limits most, as gpushare_gate_info."""
+        info = struct("gpushare_gate_info")
+        check(lib.gpushare_gate_get_info(self.handle, info))
+        return as_dict(info)
+
+
 class Session(Closable):
     """One job: its memory and its turns. Made by `Runtime.open_session`."""
 
@@ -506,6 +590,11 @@ class Session(Closable):
         """A persistent array: numpy's on the host device, else a DeviceArray. Its contents are undefined at first."""
         return self.alloc(_array_bytes(shape, dtype), kind).array(shape, dtype)
 
+    def range(self, reserved: Bytes, give_back: Optional[Callable[[int, float], int]] = None, name: str = "", answer: float = 0.0,
+              price: float = 0.0) -> "Range":
+        """Reserves addresses for an elastic range. See Range."""
+        return Range(self, reserved, give_back, name, answer, price)
+
     def wait_admitted(self, timeout: Optional[float] = None) -> None:
         """Blocks until the session is resident."""
         wait(lambda slice_ns: lib.gpushare_session_wait_admitted(self.handle, slice_ns), timeout)
@@ -535,6 +624,16 @@ class Session(Closable):
         result = as_dict(info)
         result["state"] = _STATES.get(result["state"], result["state"])
         return result
+
+    def set_target_slowdown(self, target: float) -> None:
+        """The slowdown that a guaranteed session accepts from opportunistic ones that launch through gates; 0: the runtime's."""
+        check(lib.gpushare_session_set_target_slowdown(self.handle, target))
+
+    def gate(self) -> "Gate":
+        """What the launches of this session go through; see `Gate`."""
+        out = ffi.new("gpushare_gate*")
+        check(lib.gpushare_gate_open(self.handle, out))
+        return Gate(self, out[0])
 
     def explain_wait(self) -> str:
         """One sentence, for people: what the session's next iteration waits for, or that it waits for nothing."""
@@ -627,6 +726,10 @@ class Runtime(Closable):
                                         alignment, out))
         return Block(self, self, out[0], count)
 
+    def free_many(self, blocks: Sequence[Block]) -> None:
+        """Frees the blocks in one call, as Block.free does. Raises for the first that cannot be freed, when the others have been."""
+        check(lib.gpushare_memory_free_many(self.handle, len(blocks), [block.address for block in blocks], ffi.NULL))
+
     def create_stream(self, priority: int = 0) -> SideStream:
         """A stream outside all lanes."""
         out = ffi.new("gpushare_stream*")
@@ -646,6 +749,10 @@ class Runtime(Closable):
         `effective_capacity_bytes`.
         """
         check(lib.gpushare_runtime_set_capacity(self.handle, size_in_bytes(capacity_bytes)))
+
+    def set_target_slowdown(self, target: float) -> None:
+        """The slowdown that guaranteed sessions without a target of their own accept from opportunistic ones; 0: 1%."""
+        check(lib.gpushare_runtime_set_target_slowdown(self.handle, target))
 
     def set_out_of_memory_function(self, function: Optional[Callable[[int, int], bool]]) -> None:
         """`function(session_id, bytes)` is asked before an allocation fails: it frees something and returns True, or False."""

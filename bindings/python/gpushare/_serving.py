@@ -39,13 +39,16 @@ def _batcher_model(batch_sizes: Optional[Sequence[int]], c0_ns: int, c1: float) 
 
 
 def _request(model: int, request_id: int, application: int, arrival_ns: int, deadline_ns: int, cost: float,
-             later_steps: Sequence[tuple[int, float]]) -> tuple[Any, Any]:
+             later_steps: Sequence[tuple[int, float]], features: Sequence[float] = ()) -> tuple[Any, Any]:
     steps = ffi.new("gpushare_cost_step[]", [{"after_ns": after, "cost": price} for after, price in later_steps] or 1)
     request = struct("gpushare_request", model=model, id=request_id, application=application, arrival_ns=arrival_ns,
                      deadline_ns=deadline_ns, cost=cost)
     if later_steps:
         request.later_steps, request.later_step_count = steps, len(later_steps)
-    return request, steps
+    numbers = ffi.new("double[]", list(features) or 1)
+    if len(features) != 0:
+        request.features, request.feature_count = numbers, len(features)
+    return request, (steps, numbers)
 
 
 class Outcome:
@@ -169,14 +172,19 @@ class RequestQueue(Closable):
         return out[0]
 
     def submit(self, payload: Any = None, *, deadline: float, model: int = 0, application: int = 0, cost: float = 1.0,
-               later_steps: Sequence[tuple[int, float]] = (), request_id: Optional[int] = None) -> concurrent.futures.Future:
+               later_steps: Sequence[tuple[int, float]] = (), request_id: Optional[int] = None,
+               features: Sequence[float] = ()) -> concurrent.futures.Future:
         """Hands a request in, to be served within `deadline` seconds from now, and returns a future of its Outcome.
+
+        `features` are numbers that its execution time depends on and that are known now: tokens of the prompt, steps, pixels.
+        As many and in the same order for all requests of an application.
 
         The future raises TimedOut for a request that was dropped, Cancelled, or CallbackFailed when its batch failed. Raises
         QueueFull, or TimedOut at once if the request cannot finish in time. `asyncio.wrap_future` makes it awaitable.
         """
         number = next(self._ids) if request_id is None else request_id
-        request, keep = _request(model, number, application, 0, now_ns() + nanoseconds(deadline), cost, later_steps)
+        request, keep = _request(model, number, application, 0, now_ns() + nanoseconds(deadline), cost, later_steps,
+                                 features)
         held = _Request(payload)
         handle = _calls.hold(held)
         status = lib.gpushare_request_queue_submit(self.handle, request, _on_answer, handle)
@@ -199,9 +207,14 @@ class RequestQueue(Closable):
         """Refuses new requests from now on and waits until all accepted ones are answered."""
         wait(lambda slice_ns: lib.gpushare_request_queue_drain(self.handle, slice_ns), timeout)
 
-    def observe(self, model: int, application: int, seconds: float) -> None:
-        """Tells what a request of this application takes alone."""
-        check(lib.gpushare_request_queue_observe(self.handle, model, application, int(seconds * 1e9)))
+    def observe(self, model: int, application: int, seconds: float, features: Sequence[float] = ()) -> None:
+        """Tells what a request of this application, with these features, takes alone."""
+        if not features:
+            check(lib.gpushare_request_queue_observe(self.handle, model, application, int(seconds * 1e9)))
+            return
+        request, keep = _request(model, 0, application, 0, 0, 1.0, (), features)
+        check(lib.gpushare_request_queue_observe_request(self.handle, request, int(seconds * 1e9)))
+        del keep
 
     def observe_batch(self, model: int, count: int, longest: float, device_time: float) -> None:
         """Tells what a batch of `count` took whose longest request takes `longest` seconds alone."""
@@ -239,9 +252,10 @@ class Batcher(Closable):
         return out[0]
 
     def arrive(self, request_id: int, *, now_ns: int, deadline_ns: int, model: int = 0, application: int = 0,
-               arrival_ns: Optional[int] = None, cost: float = 1.0, later_steps: Sequence[tuple[int, float]] = ()) -> None:
+               arrival_ns: Optional[int] = None, cost: float = 1.0, later_steps: Sequence[tuple[int, float]] = (),
+               features: Sequence[float] = ()) -> None:
         request, keep = _request(model, request_id, application, now_ns if arrival_ns is None else arrival_ns, deadline_ns, cost,
-                                 later_steps)
+                                 later_steps, features)
         check(lib.gpushare_batcher_arrive(self.handle, request, now_ns))
         del keep
 
@@ -266,11 +280,22 @@ class Batcher(Closable):
     def finished(self, batch_id: int, device_ns: int, now_ns: int) -> None:
         check(lib.gpushare_batcher_finished(self.handle, batch_id, device_ns, now_ns))
 
+    def finished_run(self, batch_id: int, device_ns: int, now_ns: int, execution_ns: Sequence[int] = ()) -> None:
+        """In place of finished() and the observe functions: also what the members took alone, where that is known."""
+        check(lib.gpushare_batcher_finished_run(self.handle, batch_id, ffi.new("uint64_t[]", list(execution_ns)),
+                                                len(execution_ns), device_ns, now_ns))
+
     def rejected(self, batch_id: int, now_ns: int) -> None:
         check(lib.gpushare_batcher_rejected(self.handle, batch_id, now_ns))
 
-    def observe(self, model: int, application: int, execution_ns: int) -> None:
-        check(lib.gpushare_batcher_observe(self.handle, model, application, execution_ns))
+    def observe(self, model: int, application: int, execution_ns: int, features: Sequence[float] = ()) -> None:
+        """Tells what a request of this application, with these features, takes alone."""
+        if not features:
+            check(lib.gpushare_batcher_observe(self.handle, model, application, execution_ns))
+            return
+        request, keep = _request(model, 0, application, 0, 0, 1.0, (), features)
+        check(lib.gpushare_batcher_observe_request(self.handle, request, execution_ns))
+        del keep
 
     def observe_batch(self, model: int, count: int, longest_ns: int, device_ns: int) -> None:
         check(lib.gpushare_batcher_observe_batch(self.handle, model, count, longest_ns, device_ns))

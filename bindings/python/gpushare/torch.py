@@ -11,6 +11,9 @@ On CUDA all of PyTorch's device memory comes from gpushare, so the first session
 device memory: PyTorch cannot change its allocator afterwards. Memory allocated inside an iteration is ephemeral; what is still alive at
 its end is kept, and from the third iteration on expected. On the CPU (`device="host"`) sessions take turns, and their memory stays
 PyTorch's.
+
+Inside the `with` block of a session PyTorch's current stream is one of the session's own; inside an iteration it is the lane's. Each waits,
+on the device, for the work of the one before.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -18,17 +21,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import json
+import pathlib
 import re
 import threading
+import time
 import warnings
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
 from ._cffi import ffi
-from ._native import Closable, Error, InvalidState, Unavailable, as_dict, check, find_library, lib, struct, wait
+from ._loader import Loader, Model
+from ._native import Closable, Error, InvalidArgument, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
 from ._runtime import Bytes, Runtime, Stream, session_params
+from ._serving import RequestQueue
 
 FIRST_VERSION, LAST_VERSION = (2, 11), (2, 15)
 
@@ -78,6 +86,9 @@ class _Device:
         self.index = self.runtime._device_index
         self.allocator = Allocator(self.runtime)
         self.native: Any = None
+        self._homes: list[Any] = []  # streams of sessions between iterations that no session has now
+        self._all_homes: list[Any] = []
+        self._streams: dict[int, Any] = {}
         if self.on_cuda:
             try:
                 self.native = _install(self)
@@ -86,11 +97,51 @@ class _Device:
                 self.runtime.close()
                 raise
 
-    def close(self) -> None:
-        if self.native is not None:
-            self.native.gpushare_torch_attach(self.index, None)
-        self.allocator.close()
-        self.runtime.close()
+    def take_home(self) -> Any:
+        """A stream outside all lanes. Given back when its session's block ends, but never released before the device is closed: tensors
+        that were made on it name it when they are freed."""
+        with _mutex:
+            if self._homes:
+                return self._homes.pop()
+        home = self.runtime.create_stream()
+        self._all_homes.append(home)
+        return home
+
+    def give_home(self, home: Any) -> None:
+        with _mutex:
+            self._homes.append(home)
+
+    def torch_stream(self, native: int) -> Any:
+        """PyTorch's object for a native stream."""
+        stream = self._streams.get(native)
+        if stream is None:
+            stream = self._streams[native] = torch.cuda.ExternalStream(native, device=torch.device("cuda", self.index))
+        return stream
+
+    def retire(self) -> None:
+        """When the process ends. A GPU's streams stay: PyTorch still names them when it frees pinned memory that was copied on them."""
+        if self.native is None:
+            self.allocator.close()
+            self.runtime.close()
+            return
+        self.native.gpushare_torch_attach(self.index, None)
+        for kept in (self.runtime, self.allocator, *self._all_homes):
+            kept._finalizer.detach()
+
+
+class _OnStream:
+    """PyTorch's current stream of this thread is another one. It comes after the one before, and that one after it."""
+
+    def __init__(self, device: _Device, native: int) -> None:
+        self._outer = torch.cuda.current_stream(device.index)
+        self._inner = device.torch_stream(native)
+        self._inner.wait_stream(self._outer)
+        self._current = torch.cuda.stream(self._inner)
+        self._current.__enter__()
+
+    def leave(self) -> None:
+        self._current.__exit__(None, None, None)
+        self._outer.wait_stream(self._inner)
 
 
 _devices: dict[str, _Device] = {}
@@ -156,7 +207,7 @@ def _close_all() -> None:
             session._shut()
     for device in devices:
         with contextlib.suppress(Error):
-            device.close()
+            device.retire()
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
@@ -176,6 +227,9 @@ class Session(Closable):
         del keep
         self._open: Optional[_Step] = None
         self._detach: list[Callable[[], None]] = []
+        self._home: Any = None
+        self._lane: Any = None  # the stream of the open iteration
+        self._on_home: Any = None
         self._error: Optional[BaseException] = None
         allocator = device.allocator
         # Closed with its last tensor: nothing that PyTorch still holds vanishes.
@@ -237,17 +291,32 @@ class Session(Closable):
         self._shut()
 
     def __enter__(self) -> "Session":
+        if self in _bound() or self._home is not None:
+            raise InvalidState(f"the 'with' block of session '{self.name}' is open already", lib.GPUSHARE_INVALID_STATE)
         check(lib.gpushare_allocator_bind_thread(self.allocator.handle, self.handle))
         _bound().append(self)
+        if self._shared.on_cuda:
+            # Threads that never called gpushare, as autograd's, find the session by this stream between iterations.
+            self._home = self._shared.take_home()
+            native = self._home.native
+            check(lib.gpushare_allocator_adopt_stream(self.allocator.handle, self.handle, ffi.cast("void*", native)))
+            self._on_home = _OnStream(self._shared, native)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         stack = _bound()
         stack.remove(self)
-        outer = next((session for session in reversed(stack) if session.allocator is self.allocator and not session.closed), None)
-        lib.gpushare_allocator_bind_thread(self.allocator.handle, ffi.NULL if outer is None else outer.handle)
+        _rebind(self.allocator)
         if error is not None:
             self._end(error)
+        while self._detach:
+            self._detach.pop()()
+        self._end(None)  # an iteration of attach(): on the stream that its `with` block was entered on
+        if self._on_home is not None:
+            self._on_home.leave()
+            lib.gpushare_allocator_forget_stream(self.allocator.handle, ffi.cast("void*", self._home.native))
+            self._shared.give_home(self._home)
+            self._on_home = self._home = None
         self.close()
 
 
@@ -271,10 +340,9 @@ class _Step:
         try:
             stream = ffi.new("gpushare_stream*")
             check(lib.gpushare_iteration_get_stream(self._handle, stream))
-            lane = Stream(session.runtime, stream[0])
+            lane = session._lane = Stream(session.runtime, stream[0])
             if session._shared.on_cuda:
-                self._stream = torch.cuda.stream(torch.cuda.ExternalStream(lane.native, device=session.device))
-                self._stream.__enter__()
+                self._stream = _OnStream(session._shared, lane.native)
             else:
                 lane.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
         except BaseException as error:
@@ -286,9 +354,9 @@ class _Step:
         session, handle = self._session, self._handle
         if handle is None:
             return
-        self._handle = session._open = None
+        self._handle = session._open = session._lane = None
         if self._stream is not None:
-            self._stream.__exit__(kind, error, trace)
+            self._stream.leave()
             self._stream = None
         if error is None or kind is GeneratorExit:
             status = lib.gpushare_allocator_end_iteration(session.allocator.handle, handle)
@@ -312,6 +380,18 @@ def _bound() -> list[Session]:
     return _local.sessions
 
 
+def _rebind(allocator: Allocator) -> None:
+    """Binds the calling thread to the session of its innermost `with` block."""
+    outer = next((session for session in reversed(_bound()) if session.allocator is allocator and not session.closed), None)
+    lib.gpushare_allocator_bind_thread(allocator.handle, ffi.NULL if outer is None else outer.handle)
+
+
+def _innermost(session: Optional[Session], what: str) -> Session:
+    if session is None and not _bound():
+        raise InvalidState(f"{what} needs a session: call it inside 'with gt.session(...)', or pass one", lib.GPUSHARE_INVALID_STATE)
+    return session or _bound()[-1]
+
+
 def session(name: str, *, device: Optional[str] = None, policy: Optional[str] = None, capacity_bytes: Bytes = 0, **options: Any) -> Session:
     """Opens a session: `with gt.session("resnet", memory="8G", weight=2) as s: ...`.
 
@@ -327,11 +407,264 @@ def attach(optimizer: Any, to: Optional[Session] = None) -> None:
 
     For the session of the innermost `with` block of the calling thread, or `to`. The loop runs on the calling thread.
     """
-    if to is None:
-        if not _bound():
-            raise InvalidState("attach() needs a session: call it inside 'with gt.session(...)', or pass to=", lib.GPUSHARE_INVALID_STATE)
-        to = _bound()[-1]
-    to.attach(optimizer)
+    _innermost(to, "attach()").attach(optimizer)
+
+
+class Server:
+    """A model behind a request queue: requests with deadlines are answered in batches, each an iteration of the session. Made by `serve`."""
+
+    def __init__(self, model: Any, session: Session, policy: Optional[str], batch_sizes: Optional[Sequence[int]],
+                 call: Callable[[Any, list], Sequence[Any]], settings: dict[str, Any]) -> None:
+        self.model = model
+        self.session = session
+        self._call = call
+        if session._shared.on_cuda:
+            torch.cuda.current_stream(session._shared.index).synchronize()  # batches run on other threads: the weights are there
+        self.queue = RequestQueue(session.runtime, policy, **settings)
+        self.queue.add_model(session, self._run, batch_sizes=batch_sizes)  # type: ignore[arg-type]
+
+    def _run(self, iteration: Any, batch: Any) -> Sequence[Any]:
+        shared = self.session._shared
+        with torch.inference_mode():
+            if not shared.on_cuda:
+                iteration.stream.synchronize()  # PyTorch's CPU kernels run at once, not in stream order
+                return self._call(self.model, batch.payloads)
+            with torch.cuda.stream(shared.torch_stream(iteration.stream.native)):
+                results = [_to_host(result) for result in self._call(self.model, batch.payloads)]
+            # What PyTorch or the model made and holds, such as workspaces, outlives the batch.
+            check(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle))
+            return results
+
+    def measure(self, payload: Any, repeats: int = 3) -> float:
+        """Runs one request `repeats` times as iterations of the session, tells the queue what the last took, and returns that in seconds.
+
+        The queue then refuses requests that cannot be in time. Call it before the first request.
+        """
+        seconds = 0.0
+        for _ in range(repeats):
+            with self.session.iteration(), torch.inference_mode():
+                begin = time.perf_counter()
+                for result in self._call(self.model, [payload]):
+                    _to_host(result)
+                seconds = time.perf_counter() - begin
+        self.queue.observe(0, 0, seconds)
+        return seconds
+
+    def submit(self, payload: Any, *, deadline: float, **request: Any) -> Any:
+        """Hands a request in, to be answered within `deadline` seconds: a future of its Outcome; see RequestQueue.submit."""
+        return self.queue.submit(payload, deadline=deadline, **request)
+
+    def __call__(self, payload: Any, *, deadline: float = 60.0) -> Any:
+        """Submits a request and waits for its result."""
+        return self.submit(payload, deadline=deadline).result().result
+
+    async def ask(self, payload: Any, *, deadline: float, **request: Any) -> Any:
+        """Submits a request and awaits its result."""
+        return await self.queue.ask(payload, deadline=deadline, **request)
+
+    def close(self) -> None:
+        """Refuses new requests; those that still wait are answered as cancelled. The session stays open."""
+        self.queue.close()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+def _to_host(result: Any) -> Any:
+    return result.cpu() if isinstance(result, torch.Tensor) else result
+
+
+def _call_stacked(model: Any, payloads: list) -> Sequence[Any]:
+    device = next((tensor.device for tensor in model.parameters()), None)
+    return model(torch.stack(payloads).to(device)).unbind(0)
+
+
+def serve(model: Any, *, to: Optional[Session] = None, policy: Optional[str] = None, batch_sizes: Optional[Sequence[int]] = None,
+          call: Callable[[Any, list], Sequence[Any]] = _call_stacked, **settings: Any) -> Server:
+    """Serves a model from the session `to`, by default that of the innermost `with` block: `with gt.serve(model) as server: server(x)`.
+
+    A request is one input tensor without the batch's dimension; its result is the row of the output, on the CPU. `call(model, payloads)`
+    does otherwise: it gets the requests of a batch and returns one result for each. Batches run on threads of gpushare. `policy`,
+    `batch_sizes` and `settings`: as RequestQueue and RequestQueue.add_model.
+    """
+    return Server(model, _innermost(to, "serve()"), policy, batch_sizes, call, settings)
+
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+           "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+
+
+def _safetensors(path: pathlib.Path) -> dict[str, Any]:
+    """Names, dtypes and shapes that a .safetensors file, or an index of shards, declares."""
+    if path.suffix == ".json":
+        files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        return {name: entry for file in files for name, entry in _safetensors(path.parent / file).items()}
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+class Weights:
+    """Weights under way from a file to a model: `load` made it. `wait()` waits for all of them."""
+
+    def __init__(self, loader: Loader, model: Model) -> None:
+        self._loader = loader
+        self._model = model
+
+    def arrive(self, first: int, end: int, session: Session) -> None:
+        """Work that is enqueued from now on, on the current stream, comes after the arrival of the layers."""
+        stream = session._lane or session._home
+        if stream is not None and session._shared.on_cuda and torch.cuda.current_stream().cuda_stream == stream.native:
+            self._model.make_usable(stream, first, end)
+        else:
+            for layer in range(first, end):
+                self._model.wait(layer)
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Blocks until the last layer has arrived."""
+        self._model.wait(timeout=timeout)
+
+    def info(self) -> dict[str, Any]:
+        """How far it is; gpushare_model_info."""
+        return self._model.info()
+
+
+class _FirstPass:
+    """A module's hook until its weights have arrived."""
+
+    def __init__(self, module: Any, weights: Weights, session: Session, layers: list[int]) -> None:
+        self._weights, self._session, self._layers = weights, session, layers
+        self.handle = module.register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        self.handle.remove()
+        for layer in self._layers:
+            self._weights.arrive(layer, layer + 1, self._session)
+
+
+def _unload(give_back: Callable[..., None], arguments: tuple, allocator: Allocator, anchor: int) -> None:
+    give_back(*arguments)
+    if not allocator.closed:  # a session that was to be closed with its last block is closed now
+        lib.gpushare_allocator_free(allocator.handle, anchor, _NO_STREAM)
+
+
+_NO_STREAM = ffi.cast("void*", 2**64 - 1)
+
+
+def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optional[Loader] = None, order: Optional[Sequence[str]] = None) -> Weights:
+    """Loads a .safetensors file (or an index of shards) into `model`, whose parameters may be on the meta device, and returns at once.
+
+    The weights go to memory of the session `to`, by default that of the innermost `with` block, in the order of the model's state_dict or
+    `order`; each module's first forward pass waits for its own weights alone, so the first pass runs while later layers are under way.
+    Code that reads parameters before a forward pass calls `wait()` first. Parameters and buffers are replaced: make optimizers afterwards.
+    `loader`: keeps files in host memory for the next load; by default one for this call.
+    """
+    session = _innermost(to, "load()")
+    path = pathlib.Path(path)
+    declared = _safetensors(path)
+    owners: dict[str, tuple[Any, str]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name in (*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)):
+            if getattr(module, name) is not None:
+                owners[f"{prefix}.{name}" if prefix else name] = (module, name)
+    wanted = {name: getattr(*owner) for name, owner in owners.items()}
+    given = {id(tensor) for name, tensor in wanted.items() if name in declared}
+    missing = [name for name, tensor in wanted.items() if id(tensor) not in given]
+    unexpected = [name for name in declared if name not in wanted]
+    if missing or unexpected:
+        raise InvalidArgument(f"{path} and the model do not match: missing in the file {missing[:5]}, not in the model {unexpected[:5]} "
+                              f"({len(missing)} and {len(unexpected)} in all)", lib.GPUSHARE_INVALID_ARGUMENT)
+    for name, entry in declared.items():
+        tensor = wanted[name]
+        if _DTYPES.get(entry["dtype"]) != str(tensor.dtype).removeprefix("torch.") or list(tensor.shape) != entry["shape"]:
+            raise InvalidArgument(f"{name} is {entry['dtype']} {entry['shape']} in {path}, and {tensor.dtype} {list(tensor.shape)} in the model",
+                                  lib.GPUSHARE_INVALID_ARGUMENT)
+    loader = loader or Loader(session.runtime)
+    image = loader.open(path, order=order or [name for name in wanted if name in declared])
+    weights = Weights(loader, loader.load(session, image))  # type: ignore[arg-type]
+    loaded = weights._model
+    allocator, anchor = session.allocator, ffi.new("gpushare_device_address*")
+    check(lib.gpushare_allocator_bind_thread(allocator.handle, session.handle))
+    try:
+        check(lib.gpushare_allocator_alloc(allocator.handle, 1, 0, _NO_STREAM, anchor))
+    finally:
+        _rebind(allocator)
+    _, give_back, arguments, _ = loaded._finalizer.detach()
+    loaded._finalizer = weakref.finalize(loaded, _unload, give_back, arguments, allocator, anchor[0])
+    made: dict[int, Any] = {}
+    layers_of: dict[Any, list[int]] = {}
+    for index in range(loaded.info()["layers"]):
+        name = loaded.layer(index)["name"]
+        old = wanted[name]
+        if old.numel() > 0:
+            raw = loaded.array(index, old.numel() * old.element_size(), "|u1")
+            tensor = torch.as_tensor(raw, device=session.device).view(old.dtype).view(old.shape)
+        else:
+            tensor = torch.empty_like(old, device=session.device)
+        made[id(old)] = torch.nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, torch.nn.Parameter) else tensor
+        for tied, other in wanted.items():
+            if other is old:
+                layers_of.setdefault(owners[tied][0], []).append(index)
+    for name, (module, attribute) in owners.items():
+        setattr(module, attribute, made[id(wanted[name])])
+    for module, layers in layers_of.items():
+        _FirstPass(module, weights, session, sorted(layers))
+    return weights
+
+
+class Pool:
+    """Device memory for one purpose, such as a KV cache: tensors that are made in `with pool.use():` by its thread lie side by side in
+    memory of the thread's session, outlive iterations, and their bytes are used again by this pool alone until it is closed.
+
+    In place of torch.cuda.MemPool, which cannot be made once the allocator has been changed, and keeps it from being changed.
+    """
+
+    def __init__(self, of: Optional[Session] = None) -> None:
+        """`of`: a session of the device, by default that of the innermost `with` block of the calling thread."""
+        session = _innermost(of, "a pool")
+        if not session._shared.on_cuda:
+            raise Unsupported("pools are of CUDA memory; on the host device memory is PyTorch's", lib.GPUSHARE_UNSUPPORTED)
+        self._allocator = session.allocator
+        self.id = torch.cuda.graph_pool_handle()  # the next free number
+        self._begin()
+        self._end()
+
+    def _begin(self) -> None:
+        check(lib.gpushare_allocator_begin_pool(self._allocator.handle, *self.id, ffi.NULL, ffi.NULL, ffi.NULL))
+
+    def _end(self) -> None:
+        check(lib.gpushare_allocator_end_pool(self._allocator.handle, *self.id))
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Allocations of the calling thread come from the pool."""
+        if self.id is None:
+            raise InvalidState("this Pool is closed", lib.GPUSHARE_INVALID_STATE)
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+            check(lib.gpushare_allocator_release_pool(self._allocator.handle, *self.id))
+
+    def close(self) -> None:
+        """The pool's memory returns: at once where no tensor lies, the rest with its tensors."""
+        number, self.id = self.id, None
+        if number is not None and not self._allocator.closed:
+            lib.gpushare_allocator_release_pool(self._allocator.handle, *number)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be ending
+            self.close()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

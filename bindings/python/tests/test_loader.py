@@ -90,3 +90,9 @@ def test_the_heap_and_packing():
     assert gpushare.solve_placement([]) == ([], 0)
     with pytest.raises(gpushare.InvalidArgument):
         gpushare.solve_placement([(2, 1, 64)])
+
+
+def test_images_are_shared_by_a_daemon_alone(session, tensors, tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(gpushare.Unsupported):
+        gpushare.SharedImage(session, tmp_path / "model.safetensors")

@@ -97,9 +97,9 @@ def test_every_function_of_the_abi_is_wrapped():
                 text += source.read()
     with open(os.path.join(here, "..", "..", "..", "c_api", "exports.txt"), encoding="utf-8") as file:
         names = {line.split("@")[0] for line in file if line.startswith("gpushare_")}
-    # A backend is a table of C functions; processes attached to the daemon use their own calls; a framework's allocator is called
+    # A backend is a table of C functions; a framework's allocator is called
     # by the framework's C++ for each block (gpushare.torch loads one); the version is text.
-    excused = {name for name in names if name.startswith(("gpushare_worker_", "gpushare_allocator_"))} | {
+    excused = {name for name in names if name.startswith("gpushare_allocator_")} | {
         "gpushare_backend_register", "gpushare_version", "gpushare_last_error_message"}
     assert {name for name in names - excused if f"lib.{name}" not in text} == set()
 

@@ -25,6 +25,31 @@ def test_an_iteration_computes_in_ephemeral_and_persistent_arrays(session):
     assert info["state"] == "resident"
 
 
+def test_elastic_ranges_trade_memory(runtime):
+    capacity = runtime.info()["capacity_bytes"]
+    given = []
+    with runtime.open_session("one", ephemeral_bytes="1M") as one, runtime.open_session("two", ephemeral_bytes="1M") as two:
+
+        def give_back(nbytes, seconds):
+            assert seconds <= 60
+            info = first.info()
+            part = min(nbytes, info["committed_bytes"])
+            first.decommit(info["committed_bytes"] - part, part)
+            given.append(part)
+            return part
+
+        with one.range(capacity, give_back, name="kv", answer=60.0) as first, two.range(capacity) as second:
+            granule = first.info()["granule_bytes"]
+            most = capacity // granule * 3 // 4 * granule
+            first.commit(0, most)
+            with pytest.raises(gpushare.DeviceOutOfMemory, match="can be promised"):
+                second.commit(0, most)
+            second.commit(0, most, timeout=60.0)
+            assert sum(given) > 0
+            assert first.info()["committed_bytes"] == most - sum(given)
+            second.decommit(0, most)
+
+
 def test_leaving_a_loop_over_iterations_ends_the_iteration(session):
     for iteration in session.iterations():
         iteration.alloc("1K")
@@ -115,6 +140,11 @@ def test_side_streams(runtime, session):
 
 def test_blocks_know_their_owner_and_can_be_kept(session):
     with session.iteration() as iteration:
+        several = iteration.alloc_many(["4K", 100, "1M"])
+        assert [each.nbytes for each in several] == [4096, 100, 1 << 20]
+        iteration.session.runtime.free_many(several)
+        with pytest.raises(gpushare.Error):
+            iteration.session.runtime.free_many(several[:1])
         block = iteration.keep(iteration.alloc("64K"))
         array = block.array((16384,))
         array[:] = 5
@@ -345,6 +375,29 @@ def test_capacity_and_quota_change_at_run_time():
         assert session.info()["quota_bytes"] == session.info()["effective_quota_bytes"] == 8 << 20
         runtime.set_capacity(0)
         assert runtime.info()["capacity_bytes"] == 64 << 20
+
+
+def test_a_gate_is_closed_beside_a_guaranteed_iteration():
+    with gpushare.Runtime("host", capacity_bytes="64M", policy="pack") as runtime:
+        sure = runtime.open_session("sure", persistent_bytes="1M", ephemeral_bytes="1M")
+        spare = runtime.open_session("spare", session_class="opportunistic", persistent_bytes="1M", ephemeral_bytes="1M")
+        runtime.set_target_slowdown(0.05)
+        sure.set_target_slowdown(0.02)
+        with pytest.raises(gpushare.InvalidArgument):
+            spare.set_target_slowdown(0.02)
+        gate = spare.gate()
+        gate.enter(0.001)
+        assert gate.info()["open"] == 1 and gate.info()["entries"] == 0
+        with sure.iteration():
+            with pytest.raises(gpushare.TimedOut):
+                gate.enter(0.001, timeout=0)
+            assert gate.info()["learning"] == 1 and gate.info()["target_slowdown"] == 0.02
+        with spare.iteration() as iteration:
+            gate.enter(0.001, stream=iteration.stream)
+        gate.done(0.001)
+        gate.close()
+        with pytest.raises(gpushare.InvalidState):
+            gate.enter(0.001)
 
 
 def test_a_policy_that_raises_leaves_the_lane_idle_and_is_logged(caplog):

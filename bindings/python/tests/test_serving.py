@@ -90,6 +90,25 @@ def test_the_batcher_alone():
         assert batcher.profile(0, 0)["samples"] >= 1
 
 
+def test_features_tell_the_short_from_the_long():
+    with gpushare.Batcher() as batcher:
+        batcher.add_model()
+        for number in range(256):
+            tokens = 1 + number * 37 % 100
+            batcher.observe(0, 0, tokens * 1_000_000, features=[tokens])
+        assert batcher.next(0)[0] is None
+        with pytest.raises(gpushare.TimedOut):
+            batcher.arrive(1, now_ns=0, deadline_ns=30_000_000, features=[100])
+        batcher.arrive(2, now_ns=0, deadline_ns=30_000_000, features=[10])
+        with pytest.raises(gpushare.InvalidArgument, match="application 0 of model 0 has 1"):
+            batcher.arrive(3, now_ns=0, deadline_ns=30_000_000, features=[10, 10])
+        batch, _ = batcher.next(0)
+        assert batch is not None
+        batcher.started(batch["id"], 0)
+        batcher.finished_run(batch["id"], 10_000_000, 10_000_000, [10_000_000])
+        assert batcher.profile(0, 0)["samples"] == 257
+
+
 def test_histograms_and_the_score_queue():
     with gpushare.Histogram() as histogram:
         for number in range(1_000):

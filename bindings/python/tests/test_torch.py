@@ -31,14 +31,17 @@ def change_current_allocator(plugged):
     if current: raise RuntimeError("Can't swap an already initialized allocator")
     current.append(plugged)
 streams = [None]
+waits = []
 class ExternalStream:
     def __init__(self, native, device): self.native = native
+    def wait_stream(self, other): waits.append((self.native, other.native))
 @contextlib.contextmanager
 def stream(of):
     streams.append(of.native)
     try: yield
     finally: streams.pop()
 fake.cuda = types.SimpleNamespace(is_available=lambda: False, ExternalStream=ExternalStream, stream=stream,
+    current_stream=lambda index: ExternalStream(streams[-1], index),
     memory=types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator, change_current_allocator=change_current_allocator))
 sys.modules["torch"] = fake
 class Tensor:
@@ -129,7 +132,8 @@ def test_cuda_tensors_are_the_sessions():
             weights = Tensor(1 << 20)
             for step in range(4):
                 with s.iteration():
-                    assert streams[-1] is not None
+                    # The lane's stream, which waits for the session's own.
+                    assert streams[-1] not in (None, streams[-2]) and waits[-1] == (streams[-1], streams[-2])
                     gradient = Tensor(1 << 20)
                     scratch = [Tensor(2 << 20) for _ in range(3)]
                     del scratch

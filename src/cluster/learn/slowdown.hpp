@@ -1,13 +1,16 @@
-// slowdown.hpp: how much slower jobs run beside others, learned from what was observed, pair by pair.
+// slowdown.hpp: how much slower jobs make progress beside others, learned from what was observed, pair by pair.
 //
-// A job's slowdown beside a set is 1 + the sum of its excess beside each. The excess of a pair that was seen is the mean of what was seen;
-// of one that was not, what their demands say (the most demanded resource is shared in proportion), mixed with the mean error of that
-// guess so far. The spread is that of the observations, and of the guesses for a pair that was not seen.
+// A pair that was seen has the mean of what was seen. Of one that was not, the logarithm of the slowdown is predicted as what is known
+// beforehand (the most demanded resource is shared in proportion to demand; a larger batch takes longer), plus a sum of five learned
+// effects: of all pairs, of the job's model and configuration (how sensitive it is), and of the neighbour's (how much it presses). Ridge
+// regression, so that an effect that few observations tell of stays near that of its model, and that near nothing. Its uncertainty is the
+// error of the predictions made so far for pairs not seen then, widened where job or neighbour are new.
+// Plain values; one thread; deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -18,56 +21,57 @@ namespace gpushare::cluster {
 class SlowdownModel {
  public:
   struct Estimate {
-    double mean = 0;    // of the excess over 1
+    double mean = 0;    // of the slowdown less 1; below 0 where a batch size is better than the first
     double spread = 0;  // one standard deviation
   };
 
-  // `job` ran `slowdown` times slower beside `other` alone.
-  void observe(const JobInfo& job, const JobInfo& other, double slowdown) {
-    const double excess = slowdown - 1, guess = guessed(job, other);
-    add(errors_, excess - guess);
-    if (!job.config.empty() && !other.config.empty()) add(pairs_[job.config + '\n' + other.config], excess);
-  }
+  // `job` made progress `slowdown` (> 0) times slower beside `other` alone.
+  void observe(const JobInfo& job, const JobInfo& other, double slowdown);
+  // The same, measured before: not part of predictions().
+  void know(const JobInfo& job, const JobInfo& other, double slowdown);
 
-  Estimate excess(const JobInfo& job, const JobInfo& other) const {
-    if (!job.config.empty() && !other.config.empty()) {
-      const auto at = pairs_.find(job.config + '\n' + other.config);
-      if (at != pairs_.end()) return {at->second.mean, deviation(at->second) / std::sqrt(at->second.count)};
-    }
-    // Some pairs only tell how well guesses do; the bias is trusted as they become many.
-    const double trust = errors_.count / (errors_.count + 5);
-    return {std::max(0.0, guessed(job, other) + trust * errors_.mean),
-            errors_.count < 2 ? 0.1 : deviation(errors_)};
-  }
+  Estimate excess(const JobInfo& job, const JobInfo& other) const;
+  bool seen(const JobInfo& job, const JobInfo& other) const;
+  PredictionReport predictions() const;
 
-  bool seen(const JobInfo& job, const JobInfo& other) const {
-    return pairs_.count(job.config + '\n' + other.config) > 0;
-  }
-
-  // What demands alone say.
-  static double guessed(const JobInfo& job, const JobInfo& other) {
-    double most = 1;
-    for (size_t r = 0; r < job.demands.size() && r < other.demands.size(); ++r)
-      most = std::max(most, job.demands[r] + other.demands[r]);
-    return most - 1;
-  }
+  // What demands alone say, less 1.
+  static double guessed(const JobInfo& job, const JobInfo& other);
 
  private:
-  struct Seen {
-    double count = 0, mean = 0, squares = 0;
+  struct Effect {
+    double value = 0, sum = 0, count = 0;
   };
-  static void add(Seen& seen, double value) {
-    ++seen.count;
-    const double off = value - seen.mean;
-    seen.mean += off / seen.count;
-    seen.squares += off * (value - seen.mean);
-  }
-  static double deviation(const Seen& seen) {
-    return seen.count < 2 ? 0.1 : std::sqrt(seen.squares / (seen.count - 1));
-  }
+  // What a name stands for: its configuration and its model, as indices into effects.
+  struct Name {
+    size_t config, model;
+  };
+  struct Pair {
+    size_t job, other;                        // indices into names_
+    double count = 0, mean = 0, squares = 0;  // of the logarithm less what is known beforehand
+  };
+  static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  std::unordered_map<std::string, Seen> pairs_;
-  Seen errors_;
+  size_t name_of(std::string_view config);
+  size_t find(std::string_view config) const;
+  void add(size_t job, size_t other, double residual);
+  void fit();
+  double effects(size_t job, size_t other) const;
+  double predicted(const JobInfo& job, const JobInfo& other, size_t name, size_t other_name,
+                   double* spread) const;
+  static double beforehand(const JobInfo& job, const JobInfo& other);
+
+  std::unordered_map<std::string, size_t> index_, models_;
+  std::vector<Name> names_;
+  std::vector<Effect> sensitive_, pressing_;              // by configuration: names_[].config
+  std::vector<Effect> model_sensitive_, model_pressing_;  // by model
+  double all_ = 0;
+  std::unordered_map<uint64_t, size_t> pair_index_;
+  std::vector<Pair> pairs_;
+  size_t fitted_ = 0;                       // pairs at the last fit
+  double errors_ = 0, squared_errors_ = 0;  // of predictions, in logarithms
+  uint64_t nameless_ = 0;                   // observations of jobs without a configuration
+  double observed_sum_ = 0;
+  PredictionReport report_;
 };
 
 }  // namespace gpushare::cluster

@@ -17,6 +17,7 @@ struct BookJob {
   double attained_s = 0;
   double remaining_s = 0;
   double slowdown = 1;
+  bool measured = false;  // `slowdown`, since its batch size or its neighbours changed
   double waiting_since_s = 0;
   std::vector<DeviceIndex> devices;
 };
@@ -70,7 +71,7 @@ class Book : public Scheduler {
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double) override {
     jobs_[job].attained_s = attained_s;
     jobs_[job].remaining_s = remaining_s;
-    jobs_[job].slowdown = slowdown;
+    if (slowdown > 0) jobs_[job].slowdown = slowdown;
   }
   void finished(JobId job, double) override {
     leave(job);
@@ -104,6 +105,15 @@ class Book : public Scheduler {
     leave(job);
     jobs_[job].waiting_since_s = now_s;
     actions.push_back({Action::Kind::kPause, job, {}, false, ""});
+  }
+  // A running job goes on with another batch size; it fits.
+  void reconfigure(JobId job, double batch, std::vector<Action>& actions) {
+    BookJob& entry = jobs_[job];
+    const uint64_t before = entry.info.memory_bytes;
+    entry.info = with_batch(std::move(entry.info), batch);
+    for (const DeviceIndex device : entry.devices)
+      devices_[device].used_bytes += entry.info.memory_bytes - before;
+    actions.push_back({Action::Kind::kReconfigure, job, {}, false, "", batch});
   }
   void leave(JobId job) {
     BookJob& entry = jobs_[job];

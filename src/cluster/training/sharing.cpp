@@ -5,6 +5,7 @@
 #include <set>
 
 #include "cluster/learn/slowdown.hpp"
+#include "cluster/training/batch_tuner.hpp"
 #include "cluster/training/schedulers.hpp"
 
 namespace gpushare::cluster {
@@ -16,12 +17,17 @@ constexpr size_t kMostOnDevice = 48;  // clients of one MPS server
 // Jobs in the order of arrival, with what is learned of pairs.
 class Sharing : public Book {
  public:
+  void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
+    slowdowns_.know(job, other, slowdown);
+  }
+  PredictionReport predictions() const override { return slowdowns_.predictions(); }
   void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) override {
     Book::observed(job, attained_s, remaining_s, slowdown, now_s);
+    if (!(slowdown > 0)) return;
+    jobs_[job].measured = true;
     // Only a job beside exactly one other tells of a pair.
     const BookJob& entry = jobs_[job];
     const JobId* other = nullptr;
-    size_t crowded = 0;
     for (const DeviceIndex d : entry.devices) {
       const std::vector<JobId>& here = devices_[d].jobs;
       if (here.size() > 2) return;
@@ -29,11 +35,10 @@ class Sharing : public Book {
         const JobId* beside = here[0] == job ? &here[1] : &here[0];
         if (other != nullptr && *beside != *other) return;
         other = beside;
-        ++crowded;
       }
     }
     if (other != nullptr && !entry.opportunistic && !jobs_[*other].opportunistic &&
-        learned_.insert({job, *other}).second)
+        learned_.emplace(job, *other, entry.info.batch, jobs_[*other].info.batch).second)
       slowdowns_.observe(entry.info, jobs_[*other].info, slowdown);
   }
 
@@ -56,11 +61,89 @@ class Sharing : public Book {
     return out;
   }
 
+  // Batch sizes: what was measured is learned from, and devices whose jobs have changed, or are being tuned, get the next sizes. Only jobs
+  // of one device are tuned. Returns when it wants to be asked again.
+  double tune(double now_s, std::vector<Action>& actions) {
+    double again = kNever;
+    if (tuned_.size() < devices_.size()) tuned_.resize(devices_.size());
+    for (DeviceIndex d = 0; d < devices_.size(); ++d) {
+      const std::vector<JobId>& here = devices_[d].jobs;
+      Tuned& state = tuned_[d];
+      if (here != state.jobs) state = {here, now_s, false, false};
+      const bool can = !here.empty() && std::all_of(here.begin(), here.end(), [&](JobId job) {
+        return jobs_[job].info.gang == 1 && !jobs_[job].opportunistic;
+      }) && std::any_of(here.begin(), here.end(), [&](JobId job) {
+        return jobs_[job].info.batch_sizes.size() > 1;
+      });
+      if (!can || state.ended) continue;
+      if (state.running && now_s < state.until_s) {
+        again = std::min(again, state.until_s);
+        continue;
+      }
+      std::vector<JobInfo> infos;
+      std::vector<double> slowdowns;
+      bool all = true;
+      for (const JobId job : here) {
+        infos.push_back(jobs_[job].info);
+        slowdowns.push_back(jobs_[job].slowdown);
+        all = all && jobs_[job].measured;
+      }
+      if (state.running && !all) {  // nothing was measured yet
+        state.until_s = now_s + kRoundS;
+        again = std::min(again, state.until_s);
+        continue;
+      }
+      if (state.running) tuner_.measured(infos, slowdowns);
+      const std::vector<double> sizes = tuner_.next(
+          infos, devices_[d].info.memory_bytes,
+          [&](const std::vector<JobInfo>& jobs) {
+            std::vector<double> out;
+            for (size_t i = 0; i < jobs.size(); ++i) {
+              double slowdown = assumed_iteration_factor(jobs[i]) * iterations_factor(jobs[i]);
+              if (jobs.size() > 1) {
+                double sum = 0, alone = slowdown;
+                for (size_t k = 0; k < jobs.size(); ++k)
+                  if (k != i) sum += (1 + slowdowns_.excess(jobs[i], jobs[k]).mean) / alone - 1;
+                slowdown *= std::max(1.0, 1 + sum);
+              }
+              out.push_back(slowdown);
+            }
+            return out;
+          },
+          &state.ended);
+      for (const bool growing : {false, true})  // what shrinks makes room
+        for (size_t i = 0; i < here.size(); ++i)
+          if (sizes[i] != infos[i].batch && (sizes[i] > infos[i].batch) == growing)
+            reconfigure(here[i], sizes[i], actions);
+      for (const JobId job : here) jobs_[job].measured = false;
+      state.running = true;
+      state.until_s = now_s + kRoundS;
+      if (!state.ended) again = std::min(again, state.until_s);
+    }
+    return again;
+  }
+
+  // How much slower than alone at the same batch size, less 1.
+  SlowdownModel::Estimate interference(const JobInfo& job, const JobInfo& other) const {
+    SlowdownModel::Estimate told = slowdowns_.excess(job, other);
+    const double alone = assumed_iteration_factor(job) * iterations_factor(job);
+    return {std::max(0.0, (1 + told.mean) / alone - 1), told.spread / alone};
+  }
+
   std::set<JobId> queue_;
   SlowdownModel slowdowns_;
+  BatchTuner tuner_;
 
  private:
-  std::set<std::pair<JobId, JobId>> learned_;  // a pair tells once
+  static constexpr double kRoundS = 10;  // in which sizes are measured
+  struct Tuned {
+    std::vector<JobId> jobs;
+    double until_s = 0;
+    bool running = false;  // sizes are being measured
+    bool ended = false;
+  };
+  std::vector<Tuned> tuned_;
+  std::set<std::tuple<JobId, JobId, double, double>> learned_;  // a pair tells once
 };
 
 class Pack final : public Sharing {
@@ -151,7 +234,7 @@ class AntMan final : public Sharing {
 // there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the newcomer.
 class IaDeep final : public Sharing {
  public:
-  double tick(double, std::vector<Action>& actions) override {
+  double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
     for (auto at = queue_.begin(); at != queue_.end();) {
       const JobId job = *at;
@@ -164,7 +247,7 @@ class IaDeep final : public Sharing {
       at = queue_.erase(at);
       enter(job, std::move(devices), false, actions);
     }
-    return kNever;
+    return tune(now_s, actions);
   }
 
  private:
@@ -174,10 +257,10 @@ class IaDeep final : public Sharing {
     std::vector<double> excess;
     double own = 0, lost = 0, sum = 0;
     for (const JobId job : here) {
-      double e = slowdowns_.excess(jobs_[job].info, jobs_[newcomer].info).mean;
-      own += slowdowns_.excess(jobs_[newcomer].info, jobs_[job].info).mean;
+      double e = interference(jobs_[job].info, jobs_[newcomer].info).mean;
+      own += interference(jobs_[newcomer].info, jobs_[job].info).mean;
       for (const JobId other : here)
-        if (other != job) e += slowdowns_.excess(jobs_[job].info, jobs_[other].info).mean;
+        if (other != job) e += interference(jobs_[job].info, jobs_[other].info).mean;
       excess.push_back(e);
     }
     excess.push_back(own);
@@ -203,6 +286,7 @@ class Best final : public Sharing {
   static constexpr double kPreemptRatio = 0.5;
   static constexpr double kWorthSlowdown = 1.6;  // from which on a pair of opportunistic jobs is looked at
   static constexpr double kLeastGain = 1.02;     // of a pair's 1/slowdown summed, for it to stay
+  static constexpr size_t kMostTogether = 4;     // jobs on a device
   static constexpr size_t kDevicesPerTry = 8;    // one pair is tried at a time for so many devices
 
  public:
@@ -214,7 +298,7 @@ class Best final : public Sharing {
     Sharing::observed(job, attained_s, remaining_s, slowdown, now_s);
     const BookJob& entry = jobs_[job];
     const double limit = entry.info.guaranteed ? kGuaranteedLimit : kWorthSlowdown;
-    if (!entry.opportunistic && slowdown > limit) crowded_.push_back(job);
+    if (!entry.opportunistic && slowdown > 0 && slowed(job) > limit) crowded_.push_back(job);
   }
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
@@ -241,13 +325,15 @@ class Best final : public Sharing {
                                    return action.kind == Action::Kind::kResize && !jobs_[action.job].running;
                                  }),
                   actions.end());
-    return kNever;
+    return tune(now_s, actions);
   }
 
  private:
   static constexpr size_t kMostFailures =
       64;  // jobs that found no place, after which the rest waits for the next event
 
+  // Against alone with its best batch size.
+  double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
   double key(JobId job) const { return jobs_[job].remaining_s * jobs_[job].info.gang; }
   void waiting_again(JobId job, double) override {
     running_.erase(job);
@@ -260,15 +346,19 @@ class Best final : public Sharing {
       if (!jobs_[job].running) continue;
       JobId leaver = job;
       bool beside = false;
-      for (const DeviceIndex d : jobs_[job].devices)
+      for (const DeviceIndex d : jobs_[job].devices) {
+        double speeds = 0;
+        for (const JobId other : devices_[d].jobs)
+          if (!jobs_[other].opportunistic) speeds += 1 / slowed(other);
         for (const JobId other : devices_[d].jobs) {
           if (other == job || jobs_[other].opportunistic) continue;
-          const bool worth = !jobs_[job].info.guaranteed && !jobs_[other].info.guaranteed &&
-                             1 / jobs_[job].slowdown + 1 / jobs_[other].slowdown >= kLeastGain;
+          const bool worth =
+              !jobs_[job].info.guaranteed && !jobs_[other].info.guaranteed && speeds >= kLeastGain;
           if (worth) continue;
           beside = true;
           if (key(other) > key(leaver)) leaver = other;
         }
+      }
       if (!beside) continue;
       pause(leaver, now_s, actions);
       running_.erase(leaver);
@@ -313,20 +403,20 @@ class Best final : public Sharing {
   double cost(JobId newcomer, DeviceIndex d) const {
     const std::vector<JobId>& here = devices_[d].jobs;
     if (here.empty()) return 0;
-    if (here.size() > 1) return kNever;
+    if (here.size() > 1) return crowd_cost(newcomer, here);
     const JobId host = here[0];
     const JobInfo &own = jobs_[newcomer].info, &there = jobs_[host].info;
     if (own.guaranteed != there.guaranteed) {
       const double left = own.guaranteed ? left_by(own, there) : left_by(there, own);
-      // A guaranteed job takes the place in any case; an opportunistic one where it is worth its memory.
-      return own.guaranteed || 1 + left >= kPairGain ? 1 - left + 1e-3 : kNever;
+      // Where the opportunistic one gets next to nothing, it is no pair: whoever needs much less may pause the other.
+      return 1 + left >= kPairGain ? 1 - left + 1e-3 : kNever;
     }
-    const auto on_host = slowdowns_.excess(there, own);
-    const auto on_newcomer = slowdowns_.excess(own, there);
+    const auto on_host = interference(there, own);
+    const auto on_newcomer = interference(own, there);
     const double host_slowdown = 1 + on_host.mean + on_host.spread,
                  own_slowdown = 1 + on_newcomer.mean + on_newcomer.spread;
     const double speed = 1 / host_slowdown + 1 / own_slowdown;
-    if (speed < kPairGain) {
+    if (speed < (own.guaranteed ? kPairGain : pair_gain())) {
       const bool trial = !own.guaranteed && own.gang == 1 && there.gang == 1 && !own.config.empty() &&
                          !there.config.empty() && tries_ < 1 + devices_.size() / kDevicesPerTry &&
                          !slowdowns_.seen(own, there);
@@ -334,6 +424,32 @@ class Best final : public Sharing {
     }
     if (own.guaranteed && std::max(host_slowdown, own_slowdown) > kGuaranteedLimit) return kNever;
     return 2 - speed + 1e-3;
+  }
+
+  // The same beside several opportunistic jobs: the sum of speeds must gain what a pair must. Slowdowns add up.
+  double crowd_cost(JobId newcomer, const std::vector<JobId>& here) const {
+    if (here.size() >= kMostTogether || jobs_[newcomer].info.guaranteed) return kNever;
+    double before = 0, after = 0, own = 1;
+    for (const JobId job : here) {
+      const JobInfo& info = jobs_[job].info;
+      if (info.guaranteed || jobs_[job].opportunistic || info.gang > 1) return kNever;
+      double slowdown = 1;
+      for (const JobId other : here)
+        if (other != job) slowdown += upper(interference(info, jobs_[other].info));
+      before += 1 / slowdown;
+      after += 1 / (slowdown + upper(interference(info, jobs_[newcomer].info)));
+      own += upper(interference(jobs_[newcomer].info, info));
+    }
+    after += 1 / own;
+    return after - before >= pair_gain() - 1 ? static_cast<double>(here.size()) + 1 - after + 1e-3 : kNever;
+  }
+  static double upper(const SlowdownModel::Estimate& told) { return told.mean + told.spread; }
+
+  // The least sum of speeds with which two jobs of the same length beside each other end sooner in the mean than one after the other, where
+  // n jobs a device are to run: (n + 2)/(n + 1).
+  double pair_gain() const {
+    const double n = 2 + static_cast<double>(order_.size()) / static_cast<double>(devices_.size());
+    return std::max(kPairGain, (n + 2) / (n + 1));
   }
 
   bool place(JobId job, double now_s, std::vector<Action>& actions) {

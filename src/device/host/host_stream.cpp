@@ -344,19 +344,19 @@ base::Status Event::make_wait(Stream& stream) {
   return stream.enqueue(std::move(op));
 }
 
-base::Result<uint64_t> Event::passed_time() {
+base::Status Event::passed_time(uint64_t* out_ns) {
   base::MutexLock lock(mutex_);
-  if (!timing_)
-    return base::Status(GPUSHARE_INVALID_STATE, "the event was created without GPUSHARE_EVENT_TIMING");
-  if (point_.stream == nullptr) return base::Status(GPUSHARE_INVALID_STATE, "the event was never recorded");
+  if (!timing_) return {GPUSHARE_INVALID_STATE, "the event was created without GPUSHARE_EVENT_TIMING"};
+  if (point_.stream == nullptr) return {GPUSHARE_INVALID_STATE, "the event was never recorded"};
   if (!point_.stream->passed(point_.sequence)) return not_ready();
-  GPUSHARE_RETURN_IF_ERROR(point_.stream->failure_at(point_.sequence));
-  return time_ns_;
+  *out_ns = time_ns_;
+  return point_.stream->failure_at(point_.sequence);
 }
 
 base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t start_ns, start.passed_time());
-  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t end_ns, end.passed_time());
+  uint64_t start_ns = 0, end_ns = 0;
+  GPUSHARE_RETURN_IF_ERROR(start.passed_time(&start_ns));
+  GPUSHARE_RETURN_IF_ERROR(end.passed_time(&end_ns));
   if (end_ns < start_ns)
     return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
   return end_ns - start_ns;

@@ -143,7 +143,7 @@ class Event : public std::enable_shared_from_this<Event> {
     uint64_t sequence = 0;
   };
   Point point();
-  base::Result<uint64_t> passed_time();
+  base::Status passed_time(uint64_t* out_ns);
 
   Device& device_;
   const bool timing_;

@@ -118,10 +118,9 @@ class RequestServer::Impl {
     }
     // Room for its outcome, before the batcher holds it: nothing may fail in between, nor when it is answered.
     answers_.reserve(entries_.size() + 1);
-    const auto entry = entries_
-                           .try_emplace(request.id, Entry{request.deadline_ns, request.application, tag,
-                                                          std::move(answer), Stage::kWaiting})
-                           .first;
+    const auto entry =
+        entries_.try_emplace(request.id, Entry{request.deadline_ns, tag, std::move(answer), Stage::kWaiting})
+            .first;
     const uint64_t now = base::host_now_ns();
     base::Status status;
     try {
@@ -162,11 +161,11 @@ class RequestServer::Impl {
     }
   }
 
-  void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
+  base::Status observe(const Request& request, uint64_t execution_ns) {
     base::MutexLock lock(mutex_);
-    if (given_up_) return;
+    if (given_up_) return no_memory_;
     try {
-      batcher_->observe(model, application, execution_ns);
+      return batcher_->observe_request(request, execution_ns);
     } catch (...) {
       give_up();
       throw;
@@ -255,7 +254,6 @@ class RequestServer::Impl {
   enum class Stage : uint8_t { kWaiting, kRunning, kDue };  // due: its outcome is in answers_
   struct Entry {
     uint64_t deadline_ns;
-    uint32_t application;
     void* tag;
     Answer answer;
     Stage stage;
@@ -426,7 +424,6 @@ class RequestServer::Impl {
   // The thread that runs batches. It asks for the next one itself, so that the device does not wait until
   // another thread has woken.
   void run_batches() {
-    std::vector<uint32_t> applications;
     BatchReport told;
     base::MutexLock lock(mutex_);
     while (true) {
@@ -457,12 +454,9 @@ class RequestServer::Impl {
       told.server = this;
       base::Status status;
       try {
-        applications.clear();
         told.tags.clear();
         for (RequestId id : batch.requests) {
-          const Entry& entry = entries_.find(id)->second;
-          applications.push_back(entry.application);
-          told.tags.push_back(entry.tag);
+          told.tags.push_back(entries_.find(id)->second.tag);
         }
         told.execution_ns.assign(batch.requests.size(), 0);
       } catch (...) {
@@ -477,9 +471,10 @@ class RequestServer::Impl {
       try {
         if (status.ok() && !given_up_) {
           told.execution_ns.resize(batch.requests.size());
-          batcher_->observe_run(batch.model, applications, told.execution_ns, took);
+          batcher_->finished_run(batch.id, told.execution_ns, took, end);
+        } else if (!given_up_) {
+          batcher_->finished(batch.id, took, end);
         }
-        if (!given_up_) batcher_->finished(batch.id, took, end);
       } catch (...) {
         give_up();
       }
@@ -600,8 +595,8 @@ base::Status RequestServer::submit(const Request& request, Answer answer, void* 
 bool RequestServer::cancel(RequestId id) {
   return impl_->cancel(id);
 }
-void RequestServer::observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
-  impl_->observe(model, application, execution_ns);
+base::Status RequestServer::observe(const Request& request, uint64_t execution_ns) {
+  return impl_->observe(request, execution_ns);
 }
 void RequestServer::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
   impl_->observe_batch(model, k, longest_ns, device_ns);

@@ -111,7 +111,7 @@ class RequestServer {
   // True if it was waiting; its outcome follows. False if its batch is under way or over.
   bool cancel(sched::slo::RequestId id);
   // See Batcher: what is known beforehand.
-  void observe(uint32_t model, uint32_t application, uint64_t execution_ns);
+  base::Status observe(const sched::slo::Request& request, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
   base::Result<sched::slo::Profile> profile(uint32_t model, uint32_t application);
   RequestServerStats stats() const;

@@ -39,6 +39,9 @@ struct Request {
   double cost = 1;                    // of missing the deadline
   std::vector<CostStep> later_steps;  // further costs of missing later deadlines (C.2 of Orloj); usually none
   uint64_t execution_ns = 0;          // alone; read by clairvoyant only
+  // Numbers known at its arrival that its execution time depends on (tokens, steps); up to FeatureModel::kMaxFeatures
+  // finite ones, as many and in the same order for all requests of an application. None: the application alone tells.
+  std::vector<double> features;
 };
 
 enum class DropReason : uint32_t {
@@ -144,10 +147,16 @@ class Batcher {
   // A batch handed out by next() has started, finished, or was refused because its latest start had passed.
   virtual void started(BatchId id, uint64_t now_ns) = 0;
   virtual void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) = 0;
+  // observe_run for the members of the batch, whose features it knows, and finished.
+  virtual void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
+                            uint64_t now_ns) = 0;
   virtual void rejected(BatchId id, uint64_t now_ns) = 0;
   // Execution time alone of a request of this application: from a profiler, beforehand or of finished
   // requests.
   virtual void observe(uint32_t model, uint32_t application, uint64_t execution_ns) = 0;
+  // The same of a request with features; of the request only model, application and features are read. Errors: as
+  // arrive's of these.
+  virtual base::Status observe_request(const Request& request, uint64_t execution_ns) = 0;
   // Measured duration of a batch of k whose longest takes longest_ns alone.
   virtual void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) = 0;
   // A finished batch as a whole: its members' applications, and what each took or would take alone where that

@@ -110,9 +110,7 @@ base::Status BatcherBase::admit(const Held& held, uint64_t now_ns) {
 
 base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
   const auto id = static_cast<unsigned long long>(request.id);
-  if (request.model >= knowledge_.models())
-    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("request %llu names model %u of %zu", id,
-                                                                request.model, knowledge_.models()));
+  GPUSHARE_RETURN_IF_ERROR(check_kind(request));
   if (!(request.cost > 0) || !std::isfinite(request.cost))
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("request %llu has cost %g, not a finite number > 0", id, request.cost));
@@ -132,7 +130,7 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
     return base::Status(GPUSHARE_ALREADY_EXISTS, base::format("request %llu is held already", id));
   Held held;
   held.request = request;
-  held.application = knowledge_.application(request.model, request.application);
+  held.application = knowledge_.classify(request.model, request.application, request.features);
   knowledge_.arrived(request.model, held.application);
   if (base::Status admitted = admit(held, now_ns); !admitted.ok()) {
     count_decided(1, 1);
@@ -140,6 +138,29 @@ base::Status BatcherBase::arrive(const Request& request, uint64_t now_ns) {
   }
   Held& kept = held_.emplace(request.id, std::move(held)).first->second;
   enter(kept, now_ns);
+  return base::ok_status();
+}
+
+base::Status BatcherBase::check_kind(const Request& request) {
+  const auto id = static_cast<unsigned long long>(request.id);
+  if (request.model >= knowledge_.models())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, base::format("request %llu names model %u of %zu", id,
+                                                                request.model, knowledge_.models()));
+  if (request.features.empty()) return base::ok_status();
+  if (request.features.size() > FeatureModel::kMaxFeatures)
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("request %llu has %zu features, allowed are up to %zu", id,
+                                     request.features.size(), FeatureModel::kMaxFeatures));
+  for (size_t i = 0; i < request.features.size(); ++i)
+    if (!std::isfinite(request.features[i]))
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("request %llu: feature %zu is %g, not a finite number", id, i, request.features[i]));
+  const size_t known = knowledge_.features(request.model, request.application);
+  if (known != 0 && known != request.features.size())
+    return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                        base::format("request %llu has %zu features, but application %u of model %u has %zu",
+                                     id, request.features.size(), request.application, request.model, known));
   return base::ok_status();
 }
 
@@ -168,6 +189,14 @@ void BatcherBase::finished(BatchId id, uint64_t device_ns, uint64_t now_ns) {
   batch_finished(flight, device_ns, now_ns);
 }
 
+void BatcherBase::finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
+                               uint64_t now_ns) {
+  const auto at = flights_.find(id);
+  if (at == flights_.end()) return;
+  knowledge_.observe_run(at->second.model, at->second.members, execution_ns, device_ns);
+  finished(id, device_ns, now_ns);
+}
+
 void BatcherBase::rejected(BatchId id, uint64_t /*now_ns*/) {
   const auto at = in_flight_.find(id);
   if (at == in_flight_.end()) return;
@@ -181,13 +210,24 @@ void BatcherBase::observe(uint32_t model, uint32_t application, uint64_t executi
   if (model < knowledge_.models()) knowledge_.observe(model, application, execution_ns);
 }
 
+base::Status BatcherBase::observe_request(const Request& request, uint64_t execution_ns) {
+  GPUSHARE_RETURN_IF_ERROR(check_kind(request));
+  const uint32_t index = knowledge_.classify(request.model, request.application, request.features);
+  knowledge_.observe_member(request.model, {index, request.application, request.features}, execution_ns);
+  return base::ok_status();
+}
+
 void BatcherBase::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) {
   if (model < knowledge_.models()) knowledge_.observe_batch(model, k, longest_ns, device_ns);
 }
 
 void BatcherBase::observe_run(uint32_t model, std::span<const uint32_t> applications,
                               std::span<const uint64_t> execution_ns, uint64_t device_ns) {
-  if (model < knowledge_.models()) knowledge_.observe_run(model, applications, execution_ns, device_ns);
+  if (model >= knowledge_.models()) return;
+  std::vector<Knowledge::Member> members;
+  members.reserve(applications.size());
+  for (uint32_t each : applications) members.push_back({knowledge_.application(model, each), each, {}});
+  knowledge_.observe_run(model, members, execution_ns, device_ns);
 }
 
 base::Result<Profile> BatcherBase::profile(uint32_t model, uint32_t application) {
@@ -263,6 +303,8 @@ Batch BatcherBase::make_batch(uint32_t model, std::vector<RequestId> ids, double
         std::min(flight.slo_ns, request.deadline_ns - std::min(request.deadline_ns, request.arrival_ns));
     flight.deadlines.emplace_back(request.deadline_ns, request.cost);
     leave(at->second);
+    flight.members.push_back(
+        {at->second.application, request.application, std::move(at->second.request.features)});
     held_.erase(at);
   }
   batch.requests = std::move(ids);

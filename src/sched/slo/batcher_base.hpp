@@ -25,8 +25,11 @@ class BatcherBase : public Batcher {
   bool cancel(RequestId id, uint64_t now_ns) override;
   void started(BatchId id, uint64_t now_ns) override;
   void finished(BatchId id, uint64_t device_ns, uint64_t now_ns) override;
+  void finished_run(BatchId id, std::span<const uint64_t> execution_ns, uint64_t device_ns,
+                    uint64_t now_ns) override;
   void rejected(BatchId id, uint64_t now_ns) override;
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) override;
+  base::Status observe_request(const Request& request, uint64_t execution_ns) override;
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns) override;
   void observe_run(uint32_t model, std::span<const uint32_t> applications,
                    std::span<const uint64_t> execution_ns, uint64_t device_ns) override;
@@ -47,6 +50,7 @@ class BatcherBase : public Batcher {
     uint64_t slo_ns = 0;  // shortest deadline - arrival of its requests
     uint64_t expected_ns = 0;
     std::vector<std::pair<uint64_t, double>> deadlines;  // and costs
+    std::vector<Knowledge::Member> members;
   };
 
   // ---- a policy's part
@@ -78,6 +82,8 @@ class BatcherBase : public Batcher {
   Knowledge knowledge_;
 
  private:
+  // What the request says of itself: model, number of features, their values.
+  base::Status check_kind(const Request& request);
   void count_decided(size_t requests, double misses);
 
   std::string name_;

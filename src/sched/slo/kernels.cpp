@@ -13,7 +13,7 @@
 namespace gpushare::sched::slo {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 // The line in `mask` with the greatest alpha, which stays ahead the longest.
 inline size_t steepest(const double* alpha, unsigned mask) {
@@ -48,7 +48,7 @@ size_t node_portable(const double* alpha, const double* beta, double w, double* 
       winner = i;
     }
   }
-  double first = kInfinity;
+  double first = kUnbounded;
   for (size_t i = 0; i < kNodeWidth; ++i)
     if (alpha[i] > alpha[winner])
       first = std::min(first, (beta[winner] - beta[i]) / (alpha[i] - alpha[winner]));
@@ -87,7 +87,7 @@ __attribute__((target("avx2"))) size_t best_of_avx2(const double* alpha, const d
                                                     double w) {
   if (n < 8) return best_of_portable(alpha, beta, n, w);
   const __m256d at = _mm256_set1_pd(w);
-  __m256d best0 = _mm256_set1_pd(-kInfinity), best1 = best0;
+  __m256d best0 = _mm256_set1_pd(-kUnbounded), best1 = best0;
   __m256i where0 = _mm256_setzero_si256(), where1 = where0;
   __m256i here = _mm256_set_epi64x(3, 2, 1, 0);
   const __m256i four = _mm256_set1_epi64x(4);
@@ -154,7 +154,7 @@ __attribute__((target("avx2"))) size_t node_avx2(const double* alpha, const doub
   const size_t winner = steepest(alpha, mask);
   const __m256d winner_alpha = _mm256_set1_pd(alpha[winner]);
   const __m256d winner_beta = _mm256_set1_pd(beta[winner]);
-  __m256d first = _mm256_set1_pd(kInfinity);
+  __m256d first = _mm256_set1_pd(kUnbounded);
   const __m256d never = first;
   for (int i = 0; i < 4; ++i) {
     const __m256d rise = _mm256_sub_pd(a[i], winner_alpha);
@@ -202,7 +202,7 @@ __attribute__((target("avx512f"))) size_t best_of_avx512(const double* alpha, co
                                                          double w) {
   if (n < 8) return best_of_portable(alpha, beta, n, w);
   const __m512d at = _mm512_set1_pd(w);
-  __m512d best0 = _mm512_set1_pd(-kInfinity), best1 = best0;
+  __m512d best0 = _mm512_set1_pd(-kUnbounded), best1 = best0;
   __m512i where0 = _mm512_setzero_si512(), where1 = where0;
   __m512i here = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i eight = _mm512_set1_epi64(8);
@@ -256,10 +256,10 @@ __attribute__((target("avx512f"))) size_t node_avx512(const double* alpha, const
   const __mmask8 up0 = _mm512_cmp_pd_mask(r0, _mm512_setzero_pd(), _CMP_GT_OQ);
   const __mmask8 up1 = _mm512_cmp_pd_mask(r1, _mm512_setzero_pd(), _CMP_GT_OQ);
   if ((up0 | up1) == 0) {
-    *until = kInfinity;
+    *until = kUnbounded;
     return winner;
   }
-  const __m512d never = _mm512_set1_pd(kInfinity);
+  const __m512d never = _mm512_set1_pd(kUnbounded);
   const __m512d c0 = _mm512_mask_div_pd(never, up0, _mm512_sub_pd(winner_beta, b0), r0);
   const __m512d c1 = _mm512_mask_div_pd(never, up1, _mm512_sub_pd(winner_beta, b1), r1);
   *until = _mm512_reduce_min_pd(_mm512_min_pd(c0, c1));

@@ -63,18 +63,39 @@ base::Result<uint32_t> Knowledge::add_model(const ModelSpec& spec) {
   return static_cast<uint32_t>(models_.size() - 1);
 }
 
-uint32_t Knowledge::application(uint32_t model, uint32_t number) {
+uint32_t Knowledge::application(uint32_t model, uint64_t key) {
   Model& of = models_[model];
-  const auto known = of.index_of.find(number);
+  const auto known = of.index_of.find(key);
   if (known != of.index_of.end()) return known->second;
   if (of.applications.size() == kMaxApplications) return kMaxApplications - 1;
   const auto index = static_cast<uint32_t>(of.applications.size());
   of.briefs.reserve(of.briefs.size() + 1);
-  of.index_of.emplace(number, index);
-  of.applications.emplace_back(number, options_.histogram);
+  of.index_of.emplace(key, index);
+  of.applications.emplace_back(options_.histogram);
   of.briefs.emplace_back();
   of.fresh_application = true;
   return index;
+}
+
+uint32_t Knowledge::classify(uint32_t model, uint32_t number, std::span<const double> features) {
+  if (features.empty()) return application(model, number);
+  Model& of = models_[model];
+  const FeatureModel& known = of.by_features.try_emplace(number, features.size()).first->second;
+  if (!known.ready()) return application(model, number);
+  const uint32_t class_number = known.class_of(features);
+  const uint64_t key = uint64_t{class_number} << 32 | number;
+  const bool fresh = !of.index_of.contains(key);
+  const uint32_t index = application(model, key);
+  if (!fresh || of.applications[index].histogram.count() > 0) return index;
+  first_ns_.clear();
+  known.first_durations_ns(class_number, first_ns_);
+  for (uint64_t each : first_ns_) record(of, index, each);
+  return index;
+}
+
+size_t Knowledge::features(uint32_t model, uint32_t number) const {
+  const auto at = models_[model].by_features.find(number);
+  return at == models_[model].by_features.end() ? 0 : at->second.features();
 }
 
 void Knowledge::arrived(uint32_t model, uint32_t application_index) {
@@ -89,10 +110,25 @@ void Knowledge::arrived(uint32_t model, uint32_t application_index) {
 
 void Knowledge::observe(uint32_t model, uint32_t number, uint64_t execution_ns) {
   Model& of = models_[model];
-  const uint32_t index = this->application(model, number);
+  record(of, application(model, number), execution_ns);
+  of.pooled.record(execution_ns);
+}
+
+void Knowledge::observe_member(uint32_t model, const Member& member, uint64_t execution_ns) {
+  Model& of = models_[model];
+  record(of, member.application, execution_ns);
+  of.pooled.record(execution_ns);
+  if (member.features.empty()) return;
+  of.by_features.try_emplace(member.number, member.features.size())
+      .first->second.observe(member.features, execution_ns);
+  // The application keeps all of its times: its profile, and what a request without features is judged by.
+  const uint32_t whole = application(model, member.number);
+  if (whole != member.application) record(of, whole, execution_ns);
+}
+
+void Knowledge::record(Model& of, uint32_t index, uint64_t execution_ns) {
   Application& application = of.applications[index];
   application.histogram.record(execution_ns);
-  of.pooled.record(execution_ns);
   if (application.histogram.count() <= 4) of.fresh_application = true;
   ++of.records;
   ++application.records;
@@ -110,46 +146,46 @@ void Knowledge::observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, u
   models_[model].time.observe(k, static_cast<double>(longest_ns), static_cast<double>(device_ns));
 }
 
-void Knowledge::observe_run(uint32_t model, std::span<const uint32_t> applications,
+void Knowledge::observe_run(uint32_t model, std::span<const Member> members,
                             std::span<const uint64_t> execution_ns, uint64_t device_ns) {
-  if (applications.empty() || device_ns == 0) return;
-  bool all = execution_ns.size() == applications.size();
+  if (members.empty() || device_ns == 0) return;
+  bool all = execution_ns.size() == members.size();
   uint64_t longest = 0;
-  for (size_t i = 0; i < applications.size() && i < execution_ns.size(); ++i) {
+  for (size_t i = 0; i < members.size() && i < execution_ns.size(); ++i) {
     all = all && execution_ns[i] != 0;
     if (execution_ns[i] == 0) continue;
-    observe(model, applications[i], execution_ns[i]);
+    observe_member(model, members[i], execution_ns[i]);
     longest = std::max(longest, execution_ns[i]);
   }
   if (all)
-    observe_batch(model, static_cast<uint32_t>(applications.size()), longest, device_ns);
+    observe_batch(model, static_cast<uint32_t>(members.size()), longest, device_ns);
   else if (longest == 0)
-    infer_run(model, applications, static_cast<double>(device_ns));
+    infer_run(model, members, static_cast<double>(device_ns));
 }
 
-void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications, double device_ns) {
+void Knowledge::infer_run(uint32_t model, std::span<const Member> members, double device_ns) {
   refresh(model);
   Model& of = models_[model];
-  const auto k = static_cast<uint32_t>(applications.size());
+  const auto k = static_cast<uint32_t>(members.size());
   const bool known = !of.mix_alone.empty();
   // Told nothing at all, suppose that half of the first batch's time does not depend on its size: who supposes
   // that larger batches gain nothing never tries one.
   if (!known && of.spec.learn && of.spec.c0_ns == 0 && of.time.c0_ns() == 0)
     of.time = BatchTimeModel(device_ns / 2, of.time.c1() / 2);
-  members_.clear();
-  for (uint32_t each : applications)
-    members_.push_back(&of.alone(application(model, each)));  // the mixture if it is new
-  if (known) of.time.observe(k, expected_longest_ns(members_), device_ns, kInferredSpread);
+  drawn_from_.clear();
+  for (const Member& each : members)
+    drawn_from_.push_back(&of.alone(each.application));  // the mixture if it is new
+  if (known) of.time.observe(k, expected_longest_ns(drawn_from_), device_ns, kInferredSpread);
   const double longest = (device_ns - of.time.c0_ns()) / (std::max(of.time.c1(), 1e-12) * k);
   if (!(longest >= 1)) return;  // shorter than c0: it tells of c0 alone
   if (k == 1 || !known) {
-    for (uint32_t each : applications) observe(model, each, base::to_uint64(longest));
+    for (const Member& each : members) observe_member(model, each, base::to_uint64(longest));
     return;
   }
   // P(member i is the longest | the longest took this) is in proportion to f_i / F_i there.
   chances_.clear();
   double total = 0;
-  for (const Distribution* each : members_) {
+  for (const Distribution* each : drawn_from_) {
     const double rise = each->cdf(longest * 1.02) - each->cdf(longest * 0.98);
     chances_.push_back((rise + 1e-9) / (each->cdf(longest) + 1e-9));
     total += chances_.back();
@@ -158,13 +194,14 @@ void Knowledge::infer_run(uint32_t model, std::span<const uint32_t> applications
   for (double left = unit_random() * total; who + 1 < k && left >= chances_[who]; ++who)
     left -= chances_[who];
   for (size_t i = 0; i < k; ++i) {
-    const double below = members_[i]->cdf(longest);
-    const double took =
-        i == who || below <= 0 ? longest : std::min(longest, members_[i]->quantile_ns(unit_random() * below));
+    const double below = drawn_from_[i]->cdf(longest);
+    const double took = i == who || below <= 0
+                            ? longest
+                            : std::min(longest, drawn_from_[i]->quantile_ns(unit_random() * below));
     chances_[i] = std::max(took, 1.0);
   }
-  // Not before all are drawn: recording may refresh what members_ points to.
-  for (size_t i = 0; i < k; ++i) observe(model, applications[i], base::to_uint64(chances_[i]));
+  // Not before all are drawn: recording may refresh what drawn_from_ points to.
+  for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
 }
 
 double Knowledge::unit_random() {

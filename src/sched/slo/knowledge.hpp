@@ -16,6 +16,7 @@
 #include "sched/slo/batch_time.hpp"
 #include "sched/slo/batcher.hpp"
 #include "sched/slo/distribution.hpp"
+#include "sched/slo/feature_model.hpp"
 #include "sched/slo/histogram.hpp"
 
 namespace gpushare::sched::slo {
@@ -28,8 +29,7 @@ class Knowledge {
   static constexpr size_t kMaxApplications = 1u << 16;
   static constexpr double kLeastQuantile = 0.01;
   struct Application {
-    Application(uint32_t n, const HistogramOptions& options) : number(n), histogram(options) {}
-    uint32_t number;
+    explicit Application(const HistogramOptions& options) : histogram(options) {}
     Histogram histogram;
     Distribution own;      // of the histogram when last refreshed; empty while there are no samples
     double share = 0;      // of the arrivals, in units of Model::share_unit
@@ -46,12 +46,20 @@ class Knowledge {
     uint64_t revision = 0;
     bool known() const { return revision != 0; }
   };
+  // A request as what is learned from it sees it.
+  struct Member {
+    uint32_t application = 0;  // index: of the caller's application, or of a class of it
+    uint32_t number = 0;       // the caller's
+    std::vector<double> features;
+  };
   struct Model {
     ModelSpec spec;
     BatchTimeModel time;
     std::deque<Application> applications;  // stable addresses
-    base::FlatHashMap<uint32_t, uint32_t> index_of;
-    std::vector<Brief> briefs;  // by application index
+    base::FlatHashMap<uint64_t, uint32_t>
+        index_of;  // by the caller's number, and in the upper half the class by features
+    base::FlatHashMap<uint32_t, FeatureModel> by_features;  // of applications whose requests have features
+    std::vector<Brief> briefs;                              // by application index
     std::vector<uint32_t> due;  // applications to compute anew at the next refresh
     // The distribution of any request, also used for an application without samples. Up to kExactMixture
     // applications it is their mixture by observed shares, beyond that the distribution of the last durations
@@ -84,32 +92,40 @@ class Knowledge {
   Model& model(uint32_t index) { return models_[index]; }
   const Model& model(uint32_t index) const { return models_[index]; }
   // Index of the application within the model, made if new.
-  uint32_t application(uint32_t model, uint32_t number);
+  uint32_t application(uint32_t model, uint64_t key);
+  // The same of the class that a request with these features belongs to, made if new; without features, and until enough
+  // is known of them, the application itself.
+  uint32_t classify(uint32_t model, uint32_t number, std::span<const double> features);
+  // How many features the application's requests have; 0: none seen that has any.
+  size_t features(uint32_t model, uint32_t number) const;
   // One more request of it has arrived.
   void arrived(uint32_t model, uint32_t application_index);
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
+  void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
   // A finished batch; see Batcher::observe_run. Where its members' times alone are not told they are inferred
   // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k); which
   // one that was is drawn in proportion to its chance, and the others from their distributions below it
   // (stochastic EM). c0 and c1 are fitted to the expected longest. Scaling all times up and c1 down by as
   // much changes nothing that can be measured, so c1 and the times then mean something together only.
-  void observe_run(uint32_t model, std::span<const uint32_t> applications,
-                   std::span<const uint64_t> execution_ns, uint64_t device_ns);
+  void observe_run(uint32_t model, std::span<const Member> members, std::span<const uint64_t> execution_ns,
+                   uint64_t device_ns);
   // Recomputes the distributions if enough has changed; true if it did. Its cost is bounded by what was recorded since,
   // not by the number of applications.
   bool refresh(uint32_t model);
 
  private:
   void update_mixture(Model& of);
-  void infer_run(uint32_t model, std::span<const uint32_t> applications, double device_ns);
+  void record(Model& of, uint32_t index, uint64_t execution_ns);
+  void infer_run(uint32_t model, std::span<const Member> members, double device_ns);
   double unit_random();  // in (0, 1)
 
   BatcherOptions options_;
   std::deque<Model> models_;
   uint64_t random_ = 0x9e3779b97f4a7c15u;
-  std::vector<const Distribution*> members_;  // scratch of infer_run
+  std::vector<const Distribution*> drawn_from_;  // scratch of infer_run
   std::vector<double> chances_;
+  std::vector<uint64_t> first_ns_;  // scratch of classify
 };
 
 }  // namespace gpushare::sched::slo

@@ -8,6 +8,7 @@
 
 #include "base/saturate.hpp"
 #include "base/units.hpp"
+#include "sched/slo/feature_model.hpp"
 #include "sim/csv.hpp"
 
 namespace gpushare::sim {
@@ -20,7 +21,7 @@ base::Status invalid(std::string_view text) {
   return base::Status(GPUSHARE_INVALID_ARGUMENT,
                       base::format("synthetic requests '%.*s': allowed are modes:1 to modes:8, "
                                    "bimodal:SD1[/SD2] with deviations above 0 "
-                                   "and up to 5, and static:MS",
+                                   "and up to 5, numeric:SD with a deviation of 0 to 1, and static:MS",
                                    static_cast<int>(text.size()), text.data()));
 }
 
@@ -82,6 +83,12 @@ base::Result<SyntheticSpec> parse_synthetic(std::string_view text) {
     spec.modes = {{kRangeUnits / 4, *first}, {kRangeUnits * 3 / 4, *second}};
     return spec;
   }
+  if (kind == "numeric") {
+    const base::Result<double> sd = base::parse_double(rest);
+    if (!sd.ok() || !(*sd >= 0 && *sd <= 1)) return invalid(text);
+    spec.numeric_sd = *sd;
+    return spec;
+  }
   if (kind == "static") {
     const base::Result<double> ms = base::parse_double(rest);
     if (!ms.ok() || !(*ms > 0 && *ms <= 1e6)) return invalid(text);
@@ -102,6 +109,13 @@ double draw_units(const Mode& mode, std::mt19937_64& random) {
   return units;
 }
 
+// The feature is written to `request` if there is one.
+double draw_numeric_units(double sd, std::mt19937_64& random, TimedRequest* request) {
+  const double x = std::uniform_real_distribution<double>(kLeastUnits, kLeastUnits + kRangeUnits)(random);
+  if (request != nullptr) request->features = {x};
+  return sd == 0 ? x : std::max(kLeastUnits, x * std::normal_distribution<double>(1, sd)(random));
+}
+
 size_t draw_mode(const SyntheticSpec& spec, std::mt19937_64& random) {
   double total = 0;
   for (const Mode& mode : spec.modes) total += mode.share;
@@ -112,10 +126,10 @@ size_t draw_mode(const SyntheticSpec& spec, std::mt19937_64& random) {
 }
 
 const std::vector<std::string> kOwnHeader = {"arrival_s", "application", "exec_ms"};
-const std::vector<std::string> kOwnHeaderWithSlo = {"arrival_s", "application", "exec_ms", "slo_ms"};
 const std::vector<std::string> kTokenHeader = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
 constexpr double kMostSeconds = 1e9;
 constexpr double kMostMs = 1e9;
+constexpr double kMostFeature = 1e15;
 constexpr uint64_t kMostTokens = 10'000'000;
 
 // One row's fields by column, for errors that say where.
@@ -153,7 +167,27 @@ uint64_t at_least_one_ns(double ms) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(ms * 1e6));
 }
 
-base::Result<TimedRequest> parse_own(const Fields& fields, bool with_slo,
+// The columns of our own layout, or 0 if the header is another's.
+struct OwnLayout {
+  bool matches = false;
+  bool with_slo = false;
+  size_t features = 0;
+};
+OwnLayout own_layout(const std::vector<std::string>& header) {
+  OwnLayout layout;
+  if (header.size() < kOwnHeader.size() || !std::equal(kOwnHeader.begin(), kOwnHeader.end(), header.begin()))
+    return layout;
+  size_t at = kOwnHeader.size();
+  layout.with_slo = at < header.size() && header[at] == "slo_ms";
+  if (layout.with_slo) ++at;
+  layout.features = header.size() - at;
+  layout.matches = layout.features <= sched::slo::FeatureModel::kMaxFeatures &&
+                   std::all_of(header.begin() + static_cast<ptrdiff_t>(at), header.end(),
+                               [](const std::string& name) { return name.starts_with("feature"); });
+  return layout;
+}
+
+base::Result<TimedRequest> parse_own(const Fields& fields, const OwnLayout& layout,
                                      std::map<std::string, uint32_t>& applications) {
   TimedRequest request;
   GPUSHARE_ASSIGN_OR_RETURN(const double arrival_s, fields.number(0, kMostSeconds, false));
@@ -163,9 +197,14 @@ base::Result<TimedRequest> parse_own(const Fields& fields, bool with_slo,
   request.execution_ns = at_least_one_ns(execution_ms);
   request.application =
       applications.try_emplace(fields.text(1), static_cast<uint32_t>(applications.size())).first->second;
-  if (with_slo) {
+  if (layout.with_slo) {
     GPUSHARE_ASSIGN_OR_RETURN(const double slo_ms, fields.number(3, kMostMs, true));
     request.slo_ns = at_least_one_ns(slo_ms);
+  }
+  for (size_t i = 0; i < layout.features; ++i) {
+    GPUSHARE_ASSIGN_OR_RETURN(const double value,
+                              fields.number(kOwnHeader.size() + layout.with_slo + i, kMostFeature, false));
+    request.features.push_back(value);
   }
   return request;
 }
@@ -182,6 +221,7 @@ base::Result<TimedRequest> parse_tokens(const Fields& fields, const TokenRule& r
                                                1e6) +
                          1;
   while ((context >> request.application) > 1) ++request.application;
+  request.features = {static_cast<double>(context)};
   return request;
 }
 
@@ -191,7 +231,9 @@ double mean_execution_ns(const SyntheticSpec& spec) {
   std::mt19937_64 random(12345);
   double sum = 0;
   constexpr int kDraws = 20'000;
-  for (int i = 0; i < kDraws; ++i) sum += draw_units(spec.modes[draw_mode(spec, random)], random);
+  for (int i = 0; i < kDraws; ++i)
+    sum += spec.numeric_sd >= 0 ? draw_numeric_units(spec.numeric_sd, random, nullptr)
+                                : draw_units(spec.modes[draw_mode(spec, random)], random);
   return sum / kDraws * spec.unit_ms * 1e6;
 }
 
@@ -210,6 +252,11 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
     }
     now += gap(gaps) / rate;
     request.arrival_ns = base::to_uint64(now / options.rate_per_s * 1e9);
+    if (spec.numeric_sd >= 0) {
+      request.execution_ns =
+          static_cast<uint64_t>(draw_numeric_units(spec.numeric_sd, work, &request) * spec.unit_ms * 1e6);
+      continue;
+    }
     const size_t mode = draw_mode(spec, work);
     request.application = static_cast<uint32_t>(mode);
     request.execution_ns = static_cast<uint64_t>(draw_units(spec.modes[mode], work) * spec.unit_ms * 1e6);
@@ -223,14 +270,15 @@ base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, co
   if (rows.empty())
     return base::Status(GPUSHARE_MALFORMED_INPUT, file + ": the file is empty; expected a header line");
   const std::vector<std::string>& header = rows.front().fields;
-  const bool tokens = header == kTokenHeader, with_slo = header == kOwnHeaderWithSlo;
-  if (!tokens && !with_slo && header != kOwnHeader)
-    return base::Status(
-        GPUSHARE_MALFORMED_INPUT,
-        base::format(
-            "%s:%zu: header: no known layout; there are 'arrival_s,application,exec_ms[,slo_ms]' and "
-            "'TIMESTAMP,ContextTokens,GeneratedTokens'",
-            file.c_str(), rows.front().line));
+  const bool tokens = header == kTokenHeader;
+  const OwnLayout own = own_layout(header);
+  if (!tokens && !own.matches)
+    return base::Status(GPUSHARE_MALFORMED_INPUT,
+                        base::format("%s:%zu: header: no known layout; there are "
+                                     "'arrival_s,application,exec_ms[,slo_ms][,feature...]' "
+                                     "(up to eight columns that begin with 'feature') and "
+                                     "'TIMESTAMP,ContextTokens,GeneratedTokens'",
+                                     file.c_str(), rows.front().line));
   std::vector<TimedRequest> requests;
   std::map<std::string, uint32_t> applications;
   uint64_t first_ns = 0;
@@ -247,7 +295,7 @@ base::Result<std::vector<TimedRequest>> parse_requests(std::string_view text, co
       request.arrival_ns -= first_ns;
       requests.push_back(request);
     } else {
-      GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, with_slo, applications));
+      GPUSHARE_ASSIGN_OR_RETURN(const TimedRequest request, parse_own(fields, own, applications));
       requests.push_back(request);
     }
   }

@@ -18,8 +18,9 @@ namespace gpushare::sim {
 struct TimedRequest {
   uint64_t arrival_ns = 0;
   uint32_t application = 0;
-  uint64_t execution_ns = 0;  // alone
-  uint64_t slo_ns = 0;        // 0: a multiple of the P99 execution time, chosen by the experiment
+  uint64_t execution_ns = 0;          // alone
+  uint64_t slo_ns = 0;                // 0: a multiple of the P99 execution time, chosen by the experiment
+  std::vector<double> features = {};  // numbers known at its arrival that its execution time may depend on
 };
 
 // An execution-time distribution as a mixture of normal modes, one application each, cut below half a unit.
@@ -32,10 +33,13 @@ struct Mode {
 struct SyntheticSpec {
   std::string name;
   std::vector<Mode> modes;
+  // If not negative, in place of modes: one application, whose requests have one feature x, evenly between half and
+  // twenty and a half, and take x units times a normal factor of mean 1 and this deviation.
+  double numeric_sd = -1;
   double unit_ms = 50;
 };
 
-// "modes:N" (N = 1..8, the cases of Orloj's table C.2), "bimodal:SD1[/SD2]" (table C.1), "static:MS". Errors:
+// "modes:N" (N = 1..8, the cases of Orloj's table C.2), "bimodal:SD1[/SD2]" (table C.1), "numeric:SD", "static:MS". Errors:
 // INVALID_ARGUMENT with what is allowed.
 base::Result<SyntheticSpec> parse_synthetic(std::string_view text);
 
@@ -51,10 +55,10 @@ struct ArrivalOptions {
 std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& options);
 double mean_execution_ns(const SyntheticSpec& spec);
 
-// CSV with the header arrival_s,application,exec_ms[,slo_ms]; applications are any words, numbered in order
-// of appearance. Or the public layout TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time
+// CSV with the header arrival_s,application,exec_ms[,slo_ms][,feature...]; applications are any words, numbered in order
+// of appearance; up to eight further columns whose names begin with 'feature' are numbers. Or the public layout TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time
 // is made by the rule context * prefill_ms_per_token + generated * decode_ms_per_token, and the application
-// is the octave of the context length. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column; those of
+// is the octave of the context length, and the context length the only feature. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column; those of
 // read_text.
 struct TokenRule {
   double prefill_ms_per_token = 0.25;

@@ -47,7 +47,7 @@ class Run {
   }
 
   base::Result<ServingResult> run() {
-    warm_up();
+    GPUSHARE_RETURN_IF_ERROR(warm_up());
     size_t next_arrival = 0;
     while (true) {
       uint64_t at = wake_ns_;
@@ -78,18 +78,21 @@ class Run {
   }
 
  private:
-  void warm_up() {
+  base::Status warm_up() {
     // The offline profile: samples spread over the whole list, of each application, not those about to be
     // served in order.
-    std::map<uint32_t, std::vector<uint64_t>> by_application;
+    std::map<uint32_t, std::vector<size_t>> by_application;
     const size_t seen =
         options_.warm_from == 0 ? requests_.size() : std::min(options_.warm_from, requests_.size());
-    for (size_t i = 0; i < seen; ++i) by_application[application_of(i)].push_back(requests_[i].execution_ns);
-    for (const auto& [application, times] : by_application) {
-      const size_t take = std::min(options_.warm_samples, times.size());
-      for (size_t i = 0; i < take; ++i)
-        batcher_.observe(model_of(application), application, times[i * times.size() / take]);
+    for (size_t i = 0; i < seen; ++i) by_application[application_of(i)].push_back(i);
+    for (const auto& [application, members] : by_application) {
+      const size_t take = std::min(options_.warm_samples, members.size());
+      for (size_t i = 0; i < take; ++i) {
+        const size_t which = members[i * members.size() / take];
+        GPUSHARE_RETURN_IF_ERROR(batcher_.observe_request(request_of(which), requests_[which].execution_ns));
+      }
     }
+    return {};
   }
   uint32_t application_of(size_t i) const { return options_.labels ? requests_[i].application : 0; }
   uint32_t model_of(uint32_t application) const { return options_.model_per_application ? application : 0; }
@@ -105,11 +108,16 @@ class Run {
                                      ? request.slo_ns
                                      : base::to_uint64(std::min(options_.slo_x_p99 * p99_ns_, kMostTotalNs)));
   }
-  void arrive(size_t i) {
+  Request request_of(size_t i) const {
     Request request;
     request.id = i;
     request.application = application_of(i);
     request.model = model_of(request.application);
+    if (options_.features) request.features = requests_[i].features;
+    return request;
+  }
+  void arrive(size_t i) {
+    Request request = request_of(i);
     request.arrival_ns = requests_[i].arrival_ns;
     request.deadline_ns = deadline_ns(i);
     request.execution_ns = requests_[i].execution_ns;
@@ -143,21 +151,20 @@ class Run {
     last_end_ns_ = end_ns_;
     ++result_.batches;
     ++result_.batch_sizes[current_.requests.size()];
-    applications_.clear();
+    execution_ns_.clear();
     for (uint64_t id : current_.requests) {
       ++answered_[id];
       (end_ns_ <= deadline_ns(id) ? result_.finished_in_time : result_.finished_late) += 1;
       latencies_.push_back(end_ns_ - requests_[id].arrival_ns);
-      applications_.push_back(application_of(id));
-      if (options_.profile && !options_.infer)
-        batcher_.observe(current_.model, application_of(id), requests_[id].execution_ns);
+      if (!options_.infer) execution_ns_.push_back(requests_[id].execution_ns);
     }
-    if (options_.infer)
-      batcher_.observe_run(current_.model, applications_, {}, took);
-    else
+    if (options_.infer || options_.profile) {
+      batcher_.finished_run(current_.id, execution_ns_, took, now_ns_);
+    } else {
       batcher_.observe_batch(current_.model, static_cast<uint32_t>(current_.requests.size()), longest_ns_,
                              took);
-    batcher_.finished(current_.id, took, now_ns_);
+      batcher_.finished(current_.id, took, now_ns_);
+    }
     result_.signals = batcher_.signals();
   }
   void ask() {
@@ -214,7 +221,7 @@ class Run {
   std::vector<uint32_t> answered_;
   std::vector<uint64_t> latencies_;
   std::vector<Drop> drops_;
-  std::vector<uint32_t> applications_;  // of the batch that finished
+  std::vector<uint64_t> execution_ns_;  // of the members of the batch that finished
   std::deque<Batch> waiting_;
   Batch current_;
   bool running_ = false;

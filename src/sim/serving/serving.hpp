@@ -27,6 +27,7 @@ struct ServingOptions {
   bool infer = false;    // instead tell the duration of each batch alone: what its members took is inferred
   bool told_batch_time = true;  // the batcher starts from c0 and c1; otherwise from 0 and 1
   bool labels = true;           // tell the batcher each request's application; otherwise all are of one
+  bool features = false;        // tell the batcher each request's features
   bool model_per_application = false;  // each application is a model of its own on the device
   bool time_decisions = false;
   std::vector<uint32_t> batch_sizes{1, 2, 4, 8, 16};

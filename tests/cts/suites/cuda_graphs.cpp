@@ -1,40 +1,15 @@
 // Of the cuda programs alone: what ops do while a stream captures a CUDA graph (docs/design/device-cuda.md). The capture is the driver's,
 // which the test opens as the backend does.
 // SPDX-License-Identifier: Apache-2.0
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <thread>
 
 #include "cts.hpp"
-#include "device/cuda/driver_api.hpp"
+#include "cuda_driver.hpp"
 
 namespace gpushare::cts {
 namespace {
 
-using namespace device::cuda::api;  // NOLINT(google-build-using-namespace): the driver's own type names
 using CUgraphExec = struct CUgraphExec_st*;
-
-void* driver_library() {
-  std::string path;
-  const std::string spec = device_spec();
-  if (const size_t at = spec.find("driver="); at != std::string::npos) {
-    path = spec.substr(at + 7, spec.find('&', at) - at - 7);
-  } else if (const char* named = std::getenv("GPUSHARE_CUDA_DRIVER"); named != nullptr) {
-    path = named;
-  }
-  void* library = dlopen(path.empty() ? "libcuda.so.1" : path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  REQUIRE(library != nullptr);
-  return library;
-}
-
-template <class Function>
-Function* symbol(const char* name) {
-  auto* found = reinterpret_cast<Function*>(dlsym(driver_library(), name));
-  INFO(name);
-  REQUIRE(found != nullptr);
-  return found;
-}
 
 // The user's side: the primary context is current to this thread, and a stream of the device captures.
 struct Capturing {

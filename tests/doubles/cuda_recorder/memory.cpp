@@ -1,8 +1,11 @@
 // memory.cpp: the entry points that keep books: contexts, memory, what programs are told about it, symbols.
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -22,8 +25,13 @@ struct Books {
   uint64_t used = 0;
   uint64_t contexts = 0, modules = 0;
   uint64_t context_bytes = 0, module_bytes = 0;
-  uint64_t primary = 0;      // references
-  uint64_t graph_bytes = 0;  // of the only node of every graph
+  uint64_t primary = 0;               // references
+  uint64_t graph_bytes = 0;           // of the only node of every graph
+  std::map<uint64_t, uint64_t> host;  // pinned memory: real addresses, of which no byte is used
+  uint64_t host_bytes = 0;
+  int pools = 0;  // as recorder_set_pools() says
+  uint64_t kept = 0, trims = 0;
+  uint64_t host_offset = 0;  // between a pinned block's address and the device's for it
 };
 Books& books() {
   static Books* all = [] {
@@ -37,10 +45,25 @@ Books& books() {
 int g_capturing = 0;
 bool g_nvml = true;
 
+uint64_t in_use(const Books& b) {
+  return b.used + b.kept + b.contexts * b.context_bytes + b.modules * b.module_bytes;
+}
+// The shared device learns what this process has.
+void tell(const Books& b) {
+  if (device::on()) device::set_memory(in_use(b), false);
+}
+uint64_t total_bytes() {
+  return device::on() ? device::total_bytes() : kTotalBytes;
+}
+uint64_t used_bytes() {
+  return device::on() ? device::used_bytes() : recorder_used_bytes();
+}
+
 uint64_t allocate(uint64_t bytes) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
-  if (bytes > kTotalBytes - b.used) return 0;
+  if (bytes > total_bytes() - b.used || (device::on() && !device::set_memory(in_use(b) + bytes, true)))
+    return 0;
   const uint64_t address = b.next;
   b.next += (bytes + 4095) / 4096 * 4096 + 4096;
   b.used += bytes;
@@ -61,7 +84,43 @@ Result release(uint64_t address) {
   if (it == b.live.end()) return kInvalidValue;
   b.used -= it->second;
   b.live.erase(it);
+  tell(b);
   return kSuccess;
+}
+Result get_pooled(void* out, uint64_t bytes) {
+  {
+    Books& b = books();
+    const std::lock_guard lock(b.mutex);
+    b.kept -= std::min(b.kept, bytes);
+  }
+  return get(out, bytes);
+}
+Result release_pooled(uint64_t address) {
+  Books& b = books();
+  {
+    const std::lock_guard lock(b.mutex);
+    const auto it = b.live.find(address);
+    if (b.pools != 0 && it != b.live.end()) b.kept += it->second;
+  }
+  return release(address);
+}
+Result pin(void* out, uint64_t bytes) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return kOutOfMemory;
+  b.host[reinterpret_cast<uint64_t>(memory)] = bytes;
+  b.host_bytes += bytes;
+  std::memcpy(out, &memory, sizeof memory);
+  return kSuccess;
+}
+// The pinned block in which an address lies; its end if there is none.
+std::map<uint64_t, uint64_t>::iterator pinned(uint64_t address) {
+  Books& b = books();
+  auto it = b.host.upper_bound(address);
+  if (it == b.host.begin() || address - std::prev(it)->first >= std::prev(it)->second) return b.host.end();
+  return std::prev(it);
 }
 uint64_t number(void* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
@@ -69,11 +128,29 @@ uint64_t number(void* pointer) {
 Result made_context(void* out) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
+  if (device::on() && !device::set_memory(in_use(b) + b.context_bytes, true)) return kOutOfMemory;
   ++b.contexts;
   void* context = reinterpret_cast<void*>(uintptr_t{0x1000});
   if (out != nullptr) std::memcpy(out, &context, sizeof context);
   return kSuccess;
 }
+
+// The green context, current to at most one thread.
+constexpr uintptr_t kGreen = 0x3000;
+constexpr Result kInUse = 216;
+std::atomic<int> g_green_holders{0};
+struct GreenOfThread {
+  bool is_current = false;
+  bool make_current(bool now) {
+    int none = 0;
+    if (now && !is_current && !g_green_holders.compare_exchange_strong(none, 1)) return false;
+    if (!now && is_current) g_green_holders = 0;
+    is_current = now;
+    return true;
+  }
+  ~GreenOfThread() { make_current(false); }
+};
+thread_local GreenOfThread t_green;
 
 }  // namespace
 
@@ -82,35 +159,65 @@ Result made_context(void* out) {
     RECORDER_NOTE(name, __VA_ARGS__)
 
 // clang-format off
-BODY(cuCtxGetCurrent, (P a), a) *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x1000}); return kSuccess; }
+BODY(cuCtxGetCurrent, (P a), a) *static_cast<void**>(a) = t_green.is_current ? reinterpret_cast<void*>(kGreen + 1) : reinterpret_cast<void*>(uintptr_t{0x1000}); return kSuccess; }
+BODY(cuCtxSetCurrent, (P a), a) return t_green.make_current(number(a) == kGreen + 1) ? kSuccess : kInUse; }
+// All green contexts are one.
+BODY(cuGreenCtxCreate, (P a, P b, I c, I d), a, b, c, d)
+  const uintptr_t green = kGreen; std::memcpy(a, &green, sizeof green); return books().primary++ == 0 ? made_context(nullptr) : kSuccess; }
+BODY(cuCtxFromGreenCtx, (P a, P b), a, b) *static_cast<void**>(a) = number(b) == kGreen ? reinterpret_cast<void*>(kGreen + 1) : nullptr; return kSuccess; }
+BODY(cuGreenCtxDestroy, (P a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; tell(books()); return kSuccess; }
 BODY(cuDeviceGetCount, (P a), a) *static_cast<int*>(a) = 1; return kSuccess; }
 BODY(cuCtxGetDevice, (P a), a) *static_cast<int*>(a) = 0; return kSuccess; }
-BODY(cuDeviceGetPCIBusId, (P a, I b, I c), a, b, c) std::strncpy(static_cast<char*>(a), kAddress, b); return kSuccess; }
-BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing; return kSuccess; }
-BODY(cuStreamIsCapturing_ptsz, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing; return kSuccess; }
+BODY(cuDeviceGetPCIBusId, (P a, I b, I c), a, b, c) if (std::getenv("RECORDER_NO_ADDRESS") != nullptr) return 999; std::strncpy(static_cast<char*>(a), kAddress, b); return kSuccess; }
+BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, false); return kSuccess; }
+BODY(cuStreamIsCapturing_ptsz, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, true); return kSuccess; }
 BODY(cuCtxCreate_v2, (P a, I b, I c), a, b, c) return made_context(a); }
 BODY(cuCtxCreate_v4, (P a, P b, I c, I d), a, b, c, d) return made_context(a); }
 // All contexts are one: with any that is destroyed go all blocks.
 BODY(cuCtxDestroy_v2, (P a), a)
-  const std::lock_guard lock(books().mutex); --books().contexts; books().live.clear(); books().used = 0; return kSuccess; }
+  const std::lock_guard lock(books().mutex); --books().contexts; books().live.clear(); books().used = 0; tell(books());
+  for (const auto& [address, bytes] : books().host) munmap(reinterpret_cast<P>(address), bytes);
+  books().host.clear(); books().host_bytes = 0; return kSuccess; }
 BODY(cuDevicePrimaryCtxRetain, (P a, I b), a, b) return books().primary++ == 0 ? made_context(a) : kSuccess; }
-BODY(cuDevicePrimaryCtxRelease_v2, (I a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; return kSuccess; }
+BODY(cuDevicePrimaryCtxRelease_v2, (I a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; tell(books()); return kSuccess; }
 BODY(cuDevicePrimaryCtxGetState, (I a, P b, P c), a, b, c) *static_cast<int*>(c) = books().primary > 0; return kSuccess; }
-BODY(cuModuleLoadData, (P a, P b), a, b) ++books().modules; *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
-BODY(cuModuleUnload, (P a), a) --books().modules; return kSuccess; }
+BODY(cuModuleLoadData, (P a, P b), a, b) ++books().modules; tell(books()); *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
+BODY(cuModuleUnload, (P a), a) --books().modules; tell(books()); return kSuccess; }
 
 BODY(cuMemAlloc_v2, (P a, L b), a, b) return get(a, b); }
 BODY(cuMemAllocManaged, (P a, L b, I c), a, b, c) return get(a, b); }
-BODY(cuMemAllocAsync, (P a, L b, P c), a, b, c) return get(a, b); }
-BODY(cuMemAllocAsync_ptsz, (P a, L b, P c), a, b, c) return get(a, b); }
-BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get(a, b); }
-BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get(a, b); }
+BODY(cuMemAllocAsync, (P a, L b, P c), a, b, c) return get_pooled(a, b); }
+BODY(cuMemAllocAsync_ptsz, (P a, L b, P c), a, b, c) return get_pooled(a, b); }
+BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b); }
+BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b); }
 BODY(cuMemPoolCreate, (P a, P b), a, b) return get(a, 0); }
+// All pools are one, and none is in use: what is reserved is kept.
+BODY(cuDeviceGetDefaultMemPool, (P a, I b), a, b) *static_cast<uint64_t*>(a) = 0x4000; return kSuccess; }
+BODY(cuMemPoolTrimTo, (P a, L b), a, b) const std::lock_guard lock(books().mutex); ++books().trims; if (books().pools == 1) books().kept = 0; return kSuccess; }
+BODY(cuMemPoolGetAttribute, (P a, I b, P c), a, b, c) *static_cast<uint64_t*>(c) = b == 5 ? books().kept : 0; return kSuccess; }
 BODY(cuMemAllocPitch_v2, (P a, P b, L c, L d, I e), a, b, c, d, e)
   const uint64_t pitch = (c + 511) / 512 * 512; std::memcpy(b, &pitch, sizeof pitch); return get(a, pitch * d); }
-BODY(cuMemFree_v2, (L a), a) return release(a); }
-BODY(cuMemFreeAsync, (L a, P b), a, b) return release(a); }
-BODY(cuMemFreeAsync_ptsz, (L a, P b), a, b) return release(a); }
+BODY(cuMemFree_v2, (L a), a) if (device::on()) device::wait_all(); return release(a); }
+BODY(cuMemFreeAsync, (L a, P b), a, b) return release_pooled(a); }
+BODY(cuMemFreeAsync_ptsz, (L a, P b), a, b) return release_pooled(a); }
+BODY(cuMemHostAlloc, (P a, L b, I c), a, b, c) return pin(a, b); }
+BODY(cuMemAllocHost_v2, (P a, L b), a, b) return pin(a, b); }
+BODY(cuMemFreeHost, (P a), a)
+  const std::lock_guard lock(books().mutex); const auto it = books().host.find(number(a)); if (it == books().host.end()) return kInvalidValue;
+  munmap(a, it->second); books().host_bytes -= it->second; books().host.erase(it); return kSuccess; }
+BODY(cuMemHostGetDevicePointer_v2, (P a, P b, I c), a, b, c)
+  const uint64_t address = number(b) + books().host_offset; std::memcpy(a, &address, sizeof address); return kSuccess; }
+// Attributes: 2 the type of memory (1 host, 2 device), 4 the host's pointer, which memory of the device has not got.
+BODY(cuPointerGetAttribute, (P a, I b, L c), a, b, c)
+  const std::lock_guard lock(books().mutex); const bool host = pinned(c) != books().host.end();
+  if (b == 2) { const uint32_t type = host ? 1 : 2; std::memcpy(a, &type, sizeof type); }
+  if (b == 4 && !host) return kInvalidValue;
+  if (b == 4) std::memcpy(a, &c, sizeof c);
+  return kSuccess; }
+BODY(cuPointerGetAttributes, (I a, P b, P c, L d), a, b, c, d)
+  for (I i = 0; i < a && i < 8; ++i)
+    if (P to = static_cast<P*>(c)[i]; to != nullptr && cuPointerGetAttribute(to, static_cast<I*>(b)[i], d) != kSuccess) std::memset(to, 0, 8);
+  return kSuccess; }
 BODY(cuArrayCreate_v2, (P a, P b), a, b)
   const auto* words = static_cast<const uint64_t*>(b); return get(a, words[0] * (words[1] ? words[1] : 1) * 4); }
 BODY(cuArray3DCreate_v2, (P a, P b), a, b)
@@ -136,24 +243,25 @@ BODY(cuGraphGetNodes, (P a, P b, P c), a, b, c)
 BODY(cuGraphNodeGetType, (P a, P b), a, b) *static_cast<int*>(b) = 10; return kSuccess; }
 BODY(cuGraphMemAllocNodeGetParams, (P a, P b), a, b)
   const int words[] = {1, 0, 1, 0}; std::memcpy(b, words, sizeof words); std::memcpy(static_cast<char*>(b) + 104, &books().graph_bytes, 8); return kSuccess; }
-BODY(cuGraphInstantiateWithFlags, (P a, P b, L c), a, b, c) return get(a, 0); }
-BODY(cuGraphExecDestroy, (P a), a) return release(number(a)); }
+BODY(cuGraphInstantiateWithFlags, (P a, P b, L c), a, b, c)
+  const Result result = get(a, 0); if (result == kSuccess) instantiated(*static_cast<void**>(a), b); return result; }
+BODY(cuGraphExecDestroy, (P a), a) exec_destroyed(a); return release(number(a)); }
 // clang-format on
 
 RECORDER_API uint64_t recorder_used_bytes() {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
-  return b.used + b.contexts * b.context_bytes + b.modules * b.module_bytes;
+  return in_use(b);
 }
 RECORDER_API Result cuMemGetInfo_v2(P a, P b) {
   RECORDER_NOTE(cuMemGetInfo_v2, a, b)
-  if (a != nullptr) *static_cast<uint64_t*>(a) = kTotalBytes - recorder_used_bytes();
-  if (b != nullptr) *static_cast<uint64_t*>(b) = kTotalBytes;
+  if (a != nullptr) *static_cast<uint64_t*>(a) = total_bytes() - used_bytes();
+  if (b != nullptr) *static_cast<uint64_t*>(b) = total_bytes();
   return kSuccess;
 }
 RECORDER_API Result cuDeviceTotalMem_v2(P a, I b) {
   RECORDER_NOTE(cuDeviceTotalMem_v2, a, b)
-  *static_cast<uint64_t*>(a) = kTotalBytes;
+  *static_cast<uint64_t*>(a) = total_bytes();
   return kSuccess;
 }
 
@@ -215,17 +323,31 @@ RECORDER_API int nvmlDeviceGetPciInfo_v3(void*, char* info) {
 }
 RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void*, uint32_t* count, char* processes) {
   if (!g_nvml || *count < 1) return 9;
-  *count = 1;
-  const auto process = static_cast<uint32_t>(getpid());
-  const uint64_t used = recorder_used_bytes();
-  std::memcpy(processes, &process, sizeof process);
-  std::memcpy(processes + 8, &used, sizeof used);
-  return 0;
+  recorder_process all[32] = {};
+  int live = 1;
+  if (device::on()) {
+    recorder_device device;
+    const int known = recorder_device_read(std::getenv("RECORDER_DEVICE"), &device, all, 32);
+    live = 0;
+    for (int i = 0; i < known; ++i)
+      if (all[i].alive != 0) all[live++] = all[i];
+  } else {
+    all[0].pid = getpid();
+    all[0].memory_bytes = recorder_used_bytes();
+  }
+  constexpr uint32_t kInsufficientSize = 7;
+  const uint32_t room = *count;
+  *count = static_cast<uint32_t>(live);
+  for (uint32_t i = 0; i < *count && i < room; ++i) {
+    std::memcpy(processes + 24 * i, &all[i].pid, sizeof all[i].pid);
+    std::memcpy(processes + 24 * i + 8, &all[i].memory_bytes, sizeof all[i].memory_bytes);
+  }
+  return room < *count ? kInsufficientSize : 0;
 }
 RECORDER_API int nvmlDeviceGetMemoryInfo(void*, uint64_t* memory) {
-  const uint64_t used = recorder_used_bytes();
-  memory[0] = kTotalBytes;
-  memory[1] = kTotalBytes - used;
+  const uint64_t used = used_bytes();
+  memory[0] = total_bytes();
+  memory[1] = memory[0] - used;
   memory[2] = used;
   return 0;
 }
@@ -242,6 +364,23 @@ RECORDER_API int nvmlDeviceGetMemoryInfo_v2(void* device, uint64_t* memory) {
 RECORDER_API void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes) {
   books().context_bytes = context_bytes;
   books().module_bytes = module_bytes;
+}
+RECORDER_API uint64_t recorder_host_bytes() {
+  const std::lock_guard lock(books().mutex);
+  return books().host_bytes;
+}
+RECORDER_API void recorder_set_host_offset(uint64_t bytes) {
+  books().host_offset = bytes;
+}
+void recorder::pools_synchronized() {
+  if (books().pools == 2) books().pools = 1;
+}
+RECORDER_API void recorder_set_pools(int mode) {
+  books().pools = mode;
+  books().kept = 0;
+}
+RECORDER_API uint64_t recorder_trims() {
+  return books().trims;
 }
 RECORDER_API void recorder_set_capturing(int capturing) {
   g_capturing = capturing;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstring>
+#include <type_traits>
 
+#include "device.hpp"
 #include "recorder.h"
 #include "shim/table.hpp"
 
@@ -27,17 +29,50 @@ void note(int entry, A... arguments) {
   ((std::memcpy(g_last.values[g_last.arguments++], &arguments, sizeof arguments)), ...);
 }
 
-// A body that does nothing but record.
+// An argument of a copy or fill, by what it may be: a handle, a number, something else.
+struct Argument {
+  char kind;  // 'P', 'L' or 0
+  uint64_t value;
+};
+inline Argument argument(P value) {
+  return {'P', reinterpret_cast<uint64_t>(value)};
+}
+template <class T>
+Argument argument(T value) {
+  if constexpr (std::is_integral_v<T>)
+    return {'L', value};
+  else
+    return {0, 0};
+}
+// work.cpp: copies, fills and the like on the shared device. Bytes and stream are found by the name and the kinds of the arguments.
+Result transfer(int entry, const Argument* arguments, int count);
+
+// A body that does nothing but record, and gives the shared device its work where there is one.
 template <int entry, Class cls>
 struct Body {
   template <class... A>
   static Result call(A... arguments) {
     if (cls == Class::gate) g_work.fetch_add(1, std::memory_order_relaxed);
-    if (__builtin_expect(g_armed != entry, 1)) return kSuccess;
-    note(entry, arguments...);
-    return g_result;
+    if (__builtin_expect(g_armed == entry, 0)) {
+      note(entry, arguments...);
+      if (g_result != 0) return g_result;
+    }
+    if constexpr (cls == Class::gate && sizeof...(A) > 0) {
+      if (device::on()) {
+        const Argument all[] = {argument(arguments)...};
+        return transfer(entry, all, sizeof...(A));
+      }
+    }
+    return kSuccess;
   }
 };
+
+// memory.cpp: the context was synchronised.
+void pools_synchronized();
+// work.cpp: whether that stream is captured; graphs and what is made of them.
+bool is_capturing(P stream, bool per_thread);
+void instantiated(P exec, P graph);
+void exec_destroyed(P exec);
 
 }  // namespace recorder
 

@@ -142,6 +142,14 @@ STANDIN_API CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
+STANDIN_API CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  STANDIN_ENTRY(cuDeviceGetPCIBusId);
+  if (!valid_device(device) || length < 13)
+    return call.misuse(CUDA_ERROR_INVALID_VALUE, "no such device, or no room");
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(device + 1) & 0xff);
+  return CUDA_SUCCESS;
+}
+
 STANDIN_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   STANDIN_ENTRY(cuDeviceTotalMem);
   if (!valid_device(device)) return call.misuse(CUDA_ERROR_INVALID_DEVICE, "no such device");

@@ -25,7 +25,9 @@ extern "C" {
  *   copy_bytes_per_s    0        bandwidth of copies between host and device; 0 = as fast as memory
  *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit
  *   serial_host_functions 1      host functions of all streams of a context run one at a time, as the driver may;
- *                                0 = a thread a stream */
+ *                                0 = a thread a stream
+ *   leaks               1        objects alive at exit end the process with status 99; 0 = they may: PyTorch never
+ *                                releases its context and streams */
 int standin_configure(const char* key, uint64_t value);
 
 /* ---- faults on demand

@@ -11,6 +11,7 @@ using namespace standin;  // NOLINT(google-build-using-namespace): entry points 
 // The entry points beyond those that the backend uses: X(name, exported name, version).
 #define STANDIN_MORE_SYMBOLS(X)                                      \
   X(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020)                     \
+  X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010)                  \
   X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000)    \
   X(cuCtxCreate, cuCtxCreate_v2, 3020)                               \
   X(cuCtxDestroy, cuCtxDestroy_v2, 4000)                             \
@@ -33,6 +34,7 @@ using namespace standin;  // NOLINT(google-build-using-namespace): entry points 
   X(cuLaunchKernel, cuLaunchKernel, 4000)                            \
   X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010)            \
   X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040) \
+  X(cuGraphGetNodes, cuGraphGetNodes, 10000)                         \
   X(cuGraphLaunch, cuGraphLaunch, 10000)                             \
   X(cuGraphExecDestroy, cuGraphExecDestroy, 10000)                   \
   X(cuGetErrorName, cuGetErrorName, 6000)

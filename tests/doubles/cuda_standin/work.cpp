@@ -280,6 +280,17 @@ STANDIN_API CUresult cuGraphInstantiateWithFlags(CUgraphExec* out_exec, CUgraph 
   return CUDA_SUCCESS;
 }
 
+// The nodes themselves have no handles.
+STANDIN_API CUresult cuGraphGetNodes(CUgraph handle, void** nodes, size_t* count) {
+  STANDIN_ENTRY(cuGraphGetNodes);
+  const auto it = world().graphs.find(handle);
+  if (it == world().graphs.end() || !it->second->alive())
+    return call.misuse(CUDA_ERROR_INVALID_HANDLE, "not a live graph");
+  if (nodes != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  *count = it->second->nodes.size();
+  return CUDA_SUCCESS;
+}
+
 STANDIN_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
   STANDIN_ENTRY(cuGraphLaunch);
   Stream* stream = call.stream(stream_handle);

@@ -26,10 +26,10 @@ struct Raw {
     return send(client::bytes_of(message));
   }
   // The next message that is no event; empty once the daemon has closed the connection.
-  std::vector<std::byte> answer() {
+  std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) {
     std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
     for (;;) {
-      const auto message = client::receive_message(socket.get(), buffer);
+      const auto message = client::receive_message(socket.get(), buffer, descriptors);
       if (message.status().code() == GPUSHARE_NOT_READY) {
         REQUIRE_OK(client::wait_readable(socket.get(), base::Deadline::after(30'000'000'000)));
         continue;
@@ -43,20 +43,36 @@ struct Raw {
   }
   int32_t hello() {
     REQUIRE(say(client::make_message<client::Hello>(MessageType::kHello)));
-    return client::fields_of<client::Welcome>(answer()).code;
+    std::vector<client::Descriptor> descriptors;
+    const int32_t code = client::fields_of<client::Welcome>(answer(&descriptors)).code;
+    if (descriptors.size() == 1) page = *client::LeasePage::open(std::move(descriptors.front()));
+    return code;
+  }
+  void tell(MessageType type, uint64_t session, uint64_t value = 0) {
+    REQUIRE(say(client::make_session_message(type, session, value)));
+  }
+  client::Lease& lease() const { return page->lease(0); }  // of the first session
+  void await(client::LeaseState state) const {
+    while (lease().look().state != state) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  void give_back(bool ready_again) {
+    REQUIRE(lease().change(lease().look(), client::LeaseState::kFree));
+    tell(MessageType::kReturned, 1, ready_again ? 1 : 0);
   }
   int32_t call(const client::Arrive& message) {
     REQUIRE(say(message));
     return client::fields_of<client::Reply>(answer()).code;
   }
   client::Descriptor socket;
+  std::shared_ptr<client::LeasePage> page;
 };
 
-client::Arrive arrive(uint64_t session, uint64_t persistent_bytes) {
+client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64_t group = 0) {
   auto message = client::make_message<client::Arrive>(MessageType::kArrive, 1);
   message.session = session;
   message.persistent_bytes = persistent_bytes;
   message.flags = client::kMayQueue | client::kMayPage;
+  message.group = group;
   client::put_text(message.name, "raw");
   return message;
 }
@@ -77,7 +93,7 @@ TEST_CASE("a message is checked before anything is believed") {
   bad = good;
   bad.header.major = 2;
   CHECK(code(bad, sizeof(bad)) == GPUSHARE_UNSUPPORTED);
-  for (const uint16_t type : {uint16_t{0}, uint16_t{27}, uint16_t{9999}}) {
+  for (const uint16_t type : {uint16_t{0}, uint16_t{35}, uint16_t{9999}}) {
     bad = good;
     bad.header.type = type;
     CHECK(code(bad, sizeof(bad)) == GPUSHARE_MALFORMED_INPUT);
@@ -186,6 +202,56 @@ TEST_CASE("limits of one user") {
   CHECK(idle.answer().empty());
 }
 
+TEST_CASE("sessions of a group have memory and turns together") {
+  using client::LeaseState;
+  constexpr uint64_t kMiB = 1 << 20;
+  SharedService shared;  // 64 MiB
+  Raw a(shared), b(shared), other(shared);
+  for (Raw* raw : {&a, &b, &other}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  const auto promised = [&] { return shared.status().devices[0].promised_bytes; };
+  REQUIRE(a.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_OK);
+  REQUIRE(b.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_OK);
+  CHECK(promised() == 40 * kMiB);
+  REQUIRE(other.call(arrive(1, 20 * kMiB)) == GPUSHARE_OK);
+  auto more = arrive(2, 40 * kMiB, 8);
+  more.flags = 0;
+  CHECK(other.call(more) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+
+  // Side by side, until somebody else wants the device; then it is free when both are done.
+  a.tell(MessageType::kReady, 1);
+  a.await(LeaseState::kBusy);
+  b.tell(MessageType::kReady, 1);
+  b.await(LeaseState::kBusy);
+  CHECK(a.lease().look().state == LeaseState::kBusy);
+  other.tell(MessageType::kReady, 1);
+  a.await(LeaseState::kWanted);
+  b.await(LeaseState::kWanted);
+  a.lease().account(1, 1);
+  a.give_back(true);
+  for (int look = 0; look < 20; ++look) {
+    REQUIRE(shared.status().devices[0].turns == 1);
+    REQUIRE(other.lease().look().state == LeaseState::kFree);
+  }
+  b.give_back(true);
+  other.await(LeaseState::kWanted);
+  CHECK(a.lease().look().state == LeaseState::kFree);
+  other.give_back(false);
+  a.await(LeaseState::kBusy);
+  b.await(LeaseState::kBusy);
+  CHECK(shared.service->devices()[0]->sessions() == 2);
+
+  // The claim is the last member's too.
+  a.tell(MessageType::kLeave, 1);
+  while (shared.status().sessions.size() != 2) {
+  }
+  CHECK(promised() == 60 * kMiB);
+  CHECK(b.lease().look().state == LeaseState::kBusy);
+  b.tell(MessageType::kLeave, 1);
+  while (shared.status().sessions.size() != 1) {
+  }
+  CHECK(promised() == 20 * kMiB);
+}
+
 TEST_CASE("random and mutated messages harm nobody else") {
   SharedService shared([](auto& options) {
     options.lease_ns = 20'000'000;  // a turn that a hostile session got is soon the bystander's
@@ -207,11 +273,11 @@ TEST_CASE("random and mutated messages harm nobody else") {
       if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
       if (raw == nullptr) continue;
     }
-    const auto type = static_cast<MessageType>(uniform(random, 1, 27));
+    const auto type = static_cast<MessageType>(uniform(random, 1, 35));
     std::array<std::byte, sizeof(client::Arrive)> bytes{};
     size_t count = sizeof(client::SessionMessage);
     if (type == MessageType::kArrive) {
-      const auto message = arrive(uniform(random, 0, 5), uniform(random, 0, 40 << 20));
+      const auto message = arrive(uniform(random, 0, 5), uniform(random, 0, 40 << 20), uniform(random, 0, 2));
       count = sizeof(message);
       std::memcpy(bytes.data(), &message, count);
     } else {

@@ -3,12 +3,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/image.hpp"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
+#include "loader/file.hpp"
 #include "loader/transmission.hpp"
 #include "support/catch.hpp"
 #include "support/model_folder.hpp"
@@ -146,6 +152,188 @@ TEST_CASE("the cache keeps to its limit, shares reads, and notices a replaced fi
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(good == 200);
+}
+
+namespace {
+
+double all_available() {
+  return 1;
+}
+
+double none_available() {
+  return 0;
+}
+
+// Whatever else this machine does.
+constexpr loader::KeepOptions kKeepAll = {.ns = UINT64_MAX, .available_share = all_available};
+
+// Loads the model and releases it; returns what the pool keeps then.
+uint64_t kept_after_load(loader::ChunkPool& pool, const std::string& path) {
+  {
+    const auto image = loader::load_image(pool, path, {});
+    REQUIRE(image.ok());
+  }
+  return pool.kept_bytes();
+}
+
+void wait_until_kept(const loader::ChunkPool& pool, uint64_t bytes) {
+  while (pool.kept_bytes() != bytes) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+TEST_CASE(
+    "chunks of a released image are kept for the next, until they are old, too many, or memory is short") {
+  test::Random random(test::seed());
+  const test::ModelFolder folder;
+  const std::string path = folder.make("m.safetensors", {200'000}, random);
+  auto device = *device::Device::open("host");
+  {
+    loader::ChunkPool pool(*device, 64 << 10, kKeepAll);
+    const auto image = *loader::load_image(pool, path, {});
+    CHECK(pool.kept_bytes() == 0);
+    CHECK(kept_after_load(pool, path) == 4 * (64 << 10));
+    // A third image takes all that the second one left.
+    const auto third = *loader::load_image(pool, path, {});
+    CHECK(pool.kept_bytes() == 0);
+    CHECK(kept_after_load(pool, path) == 4 * (64 << 10));
+    pool.trim();
+    CHECK(pool.kept_bytes() == 0);
+  }
+  {
+    loader::ChunkPool pool(*device, 64 << 10, {.ns = 1, .available_share = all_available});
+    for (int i = 0; i < 3; ++i) {
+      kept_after_load(pool, path);
+      wait_until_kept(pool, 0);
+    }
+  }
+  {
+    loader::ChunkPool pool(*device, 64 << 10,
+                           {.bytes = 130'000, .ns = UINT64_MAX, .available_share = all_available});
+    for (int i = 0; i < 3; ++i) {
+      kept_after_load(pool, path);
+      wait_until_kept(pool, 64 << 10);
+    }
+  }
+  {
+    loader::ChunkPool pool(*device, 64 << 10, {.ns = UINT64_MAX, .available_share = none_available});
+    kept_after_load(pool, path);
+    wait_until_kept(pool, 0);
+  }
+  // All was given back, or the device would not close.
+  CHECK(device->close().ok());
+}
+
+TEST_CASE("images and kept chunks together stay within the cache's limit") {
+  test::Random random(test::seed());
+  const test::ModelFolder folder;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < 5; ++i)
+    paths.push_back(folder.make("m" + std::to_string(i) + ".safetensors", {20'000 * (i + 1)}, random));
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 16 << 10, kKeepAll);
+  loader::ImageCache cache(pool, 200'000, {});
+  std::vector<std::shared_ptr<const loader::Image>> held;
+  for (int i = 0; i < 300; ++i) {
+    if (const auto image = cache.get(paths[random() % paths.size()]); image.ok()) held.push_back(*image);
+    CHECK(cache.bytes() + pool.kept_bytes() <= 200'000);
+    if (held.size() > random() % 3) held.erase(held.begin());
+  }
+}
+
+TEST_CASE("chunks that are used again never show an earlier image's bytes") {
+  test::Random random(test::seed());
+  const test::ModelFolder folder;
+  std::vector<std::string> secret, contents;
+  const std::string before = folder.make("before.safetensors", {300'000}, random, &secret);
+  const std::string path = folder.make("m.safetensors", {100, 5000, 70'001, 100'000}, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10, kKeepAll);
+  CHECK(kept_after_load(pool, before) > 0);
+  static std::atomic<int> reads_left;
+  for (int good = 0; good < 3; ++good) {
+    // A read that fails leaves no image.
+    reads_left = good + 2;  // the header takes two
+    loader::set_read_function([](int descriptor, void* out, size_t bytes, off_t offset) -> ssize_t {
+      if (--reads_left >= 0) return ::pread(descriptor, out, bytes, offset);
+      errno = EIO;
+      return -1;
+    });
+    ReadOptions options;
+    options.read_bytes = 4096;
+    const auto failed = loader::load_image(pool, path, options);
+    loader::set_read_function(nullptr);
+    CHECK(failed.status().code() == GPUSHARE_IO_ERROR);
+  }
+  const auto image = *loader::load_image(pool, path, {});
+  std::string all;
+  for (const auto& piece : image->pieces(0, image->bytes())) all.append(piece.host, piece.bytes);
+  std::string expected;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    expected.resize(image->begin_of(i), '\0');  // what lies between layers is sent with them
+    expected += contents[i];
+  }
+  CHECK(all == expected);
+}
+
+TEST_CASE("direct reads go straight to the image's chunks where its bytes lie as in the file") {
+  test::Random random(test::seed());
+  const test::ModelFolder folder;
+  const std::vector<size_t> sizes = {256, 300'032, 4096, 70'144, 1'000'192};
+  std::vector<std::string> contents;
+  const std::string path = folder.make("m.safetensors", sizes, random, &contents);
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10);
+  static std::mutex mutex;
+  static std::vector<std::pair<uintptr_t, size_t>> reads;
+  reads.clear();
+  loader::set_read_function([](int descriptor, void* out, size_t bytes, off_t offset) -> ssize_t {
+    const std::lock_guard<std::mutex> lock(mutex);
+    reads.emplace_back(reinterpret_cast<uintptr_t>(out), bytes);
+    return ::pread(descriptor, out, bytes, offset);
+  });
+  ReadOptions options;
+  options.path = ReadOptions::Path::kDirect;
+  options.read_bytes = 100'000;
+  const auto image = *loader::load_image(pool, path, options);
+  loader::set_read_function(nullptr);
+  for (size_t i = 0; i < sizes.size(); ++i) CHECK(bytes_of(*image, i) == contents[i]);
+  const auto pieces = image->pieces(0, image->bytes());
+  uint64_t straight = 0, all = 0;
+  for (const auto& [out, bytes] : reads) {
+    all += bytes;
+    for (const auto& piece : pieces) {
+      const auto begin = reinterpret_cast<uintptr_t>(piece.host);
+      if (out >= begin && out < begin + piece.bytes) straight += bytes;
+    }
+  }
+  // The two ends of the file's data lie in blocks of which the image has only a part.
+  CHECK(straight + 3 * 4096 >= image->bytes());
+  CHECK(straight <= image->bytes());
+  // No byte is read twice but for those ends and the header.
+  CHECK(all <= image->bytes() + 4 * 4096);
+}
+
+TEST_CASE("direct reads give the file's bytes wherever tensors and chunks begin and end") {
+  test::Random random(test::seed());
+  auto device = *device::Device::open("host");
+  loader::ChunkPool pool(*device, 64 << 10);
+  for (int round = 0; round < 30; ++round) {
+    const test::ModelFolder folder;
+    std::vector<size_t> sizes;
+    // Every other time sizes that keep the file's alignment; at times exactly whole chunks, which leave no room for a lead.
+    for (size_t i = 0; i < 1 + random() % 6; ++i)
+      sizes.push_back(round % 2 == 0 ? random() % 600 * 256 : random() % 100'000);
+    if (round % 5 == 0) sizes = {128 << 10};
+    std::vector<std::string> contents;
+    const std::string path = folder.make("m.safetensors", sizes, random, &contents);
+    ReadOptions options;
+    options.path = ReadOptions::Path::kDirect;
+    options.read_bytes = 4096 + random() % 60'000;
+    const auto image = *loader::load_image(pool, path, options);
+    CHECK(image->held_bytes() == (image->bytes() + (64 << 10) - 1) / (64 << 10) * (64 << 10));
+    for (size_t i = 0; i < sizes.size(); ++i) REQUIRE(bytes_of(*image, i) == contents[i]);
+  }
 }
 
 TEST_CASE("a transmission delivers every byte, in groups, each usable before the next is there") {

@@ -58,6 +58,12 @@ std::vector<std::string> actions(Scheduler& scheduler) {
       case ActionKind::kPageIn:
         out.push_back("in " + session + "@" + lane);
         break;
+      case ActionKind::kFillCache:
+        out.push_back("fill " + session);
+        break;
+      case ActionKind::kDropCache:
+        out.push_back("drop " + session);
+        break;
       case ActionKind::kMove:
         out.push_back("move " + session + "@" + lane);
         break;

@@ -197,3 +197,66 @@ TEST_CASE("job files: gangs of the first layout, Muri's and Gavel's traces") {
             .message()
             .find(":2: gang: 'none' must be a number") != std::string::npos);
 }
+
+TEST_CASE("iadeep and gpushare choose batch sizes, within memory and by what the table measured alone") {
+  // Twice the batch takes no longer here, so that it pays; four times needs more memory than there is.
+  const auto table = sim::InterferenceTable::parse(
+      R"x({"p100": {"('M (batch size 8)', 1)": {"null": 10}, "('M (batch size 16)', 1)": {"null": 10}, "('M (batch size 32)', 1)": {"null": 10}}})x",
+      "table");
+  REQUIRE(table.ok());
+  sim::ClusterOptions options;
+  options.table = &*table;
+  JobInfo job = training_job(0, 1000, 1, 6 * kGiB);
+  job.guaranteed = false;
+  job.config = "M (batch size 8)";
+  job.batch = 8;
+  job.batch_sizes = {8, 16, 32};
+  job.noise_scale = 1e6;  // a larger batch is worth all of its samples
+  job.ephemeral_bytes = 5 * kGiB;
+  const double alone = played("fifo", {job}, 1, options).makespan_s;
+  CHECK(alone == Approx(1000));
+  for (const char* scheduler : {"iadeep", "gpushare"}) {
+    INFO(scheduler);
+    const auto result = played(scheduler, {job}, 1, options);
+    CHECK(result.oom == 0);
+    CHECK(result.reconfigured >= 1);
+    CHECK(result.makespan_s < 600);
+    CHECK(result.makespan_s >= 499);
+  }
+}
+
+TEST_CASE("what was measured before is told to schedulers, and predictions are judged") {
+  const auto table = sim::InterferenceTable::parse(
+      R"x({"p100": {"('A', 1)": {"null": 10, "('B', 1)": [9, 8]}, "('B', 1)": {"null": 10, "('A', 1)": [8, 9]}}})x",
+      "table");
+  REQUIRE(table.ok());
+  CHECK(table->names() == std::vector<std::string>{"A", "B"});
+  std::vector<JobInfo> jobs = {training_job(0, 100), training_job(0, 100)};
+  for (size_t j = 0; j < 2; ++j) {
+    jobs[j].guaranteed = false;
+    jobs[j].config = j == 0 ? "A" : "B";
+  }
+  sim::ClusterOptions options;
+  options.table = &*table;
+  const auto told = cluster::make_training_scheduler("iadeep");
+  sim::tell_known_pairs(*table, *told);
+  const auto together = sim::run_cluster(jobs, sixteen_gib(1), *told, options);
+  REQUIRE(together.ok());
+  CHECK(together->makespan_s < 150);  // it knows that they hardly slow each other
+  CHECK(played("iadeep", jobs, 1, options).makespan_s == Approx(200));  // by demands alone it waits
+  CHECK(together->predictions.observations == 2);
+  CHECK(together->predictions.early.pairs == 0);
+}
+
+TEST_CASE("gpushare puts up to four light jobs on a device, and heavy ones one after the other") {
+  std::vector<JobInfo> jobs(5, training_job(0, 100, 1, kGiB, 0.2));
+  for (JobInfo& job : jobs) job.guaranteed = false;
+  const auto light = played("gpushare", jobs, 1);
+  for (size_t j = 0; j < 4; ++j) CHECK(light.jobs[j].start_s == 0);
+  CHECK(light.jobs[3].end_s == Approx(100));
+  CHECK(light.makespan_s == Approx(200));
+  for (JobInfo& job : jobs) job.demands = {0.9};
+  const auto heavy = played("gpushare", jobs, 1);
+  CHECK(heavy.makespan_s == Approx(500));
+  CHECK(heavy.jobs[0].end_s == Approx(100));
+}

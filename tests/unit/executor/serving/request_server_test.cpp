@@ -80,7 +80,11 @@ TEST_CASE("four producers under every policy: each request is answered exactly o
     }) == 0);
     const auto answer = [&](const RequestOutcome& outcome) { (*answers)(outcome); };
     for (uint32_t application = 0; application < 3; ++application)
-      for (int i = 0; i < 32; ++i) (*server)->observe(0, application, 20'000);
+      for (int i = 0; i < 32; ++i) {
+        Request known;
+        known.application = application;
+        REQUIRE((*server)->observe(known, 20'000).ok());
+      }
     std::atomic<size_t> refused{0};
     std::vector<std::thread> producers;
     for (size_t p = 0; p < kProducers; ++p)

@@ -60,6 +60,17 @@ TEST_CASE("names, models and requests that are refused") {
     r = request(1, 0, 1000, 0, 0);
     CHECK(batcher->arrive(r, 0).code() == GPUSHARE_INVALID_ARGUMENT);
     r = request(1, 0, 1000);
+    r.features.assign(9, 1);
+    CHECK(batcher->arrive(r, 0).code() == GPUSHARE_INVALID_ARGUMENT);
+    r.features = {1, NAN};
+    CHECK(batcher->arrive(r, 0).message().find("feature 1 is nan") != std::string::npos);
+    CHECK(batcher->observe_request(r, 1).code() == GPUSHARE_INVALID_ARGUMENT);
+    r.features = {1, 2};
+    CHECK(batcher->observe_request(r, 10 * kMs).ok());
+    r.features = {1};
+    CHECK(batcher->arrive(r, 0).message().find("has 1 features, but application 0 of model 0 has 2") !=
+          std::string::npos);
+    r = request(1, 0, 1000);
     r.later_steps = {{-1, 1}};
     CHECK(batcher->arrive(r, 0).code() == GPUSHARE_INVALID_ARGUMENT);
     CHECK(batcher->arrive(request(1, 0, 1000), 0).ok());
@@ -76,6 +87,7 @@ TEST_CASE("names, models and requests that are refused") {
     CHECK(batcher->pending() == 0);
     CHECK_FALSE(batcher->next(0, 0).batch.has_value());
     batcher->finished(12345, 1, 1);  // unknown batches are ignored
+    batcher->finished_run(12345, {}, 1, 1);
     batcher->rejected(12345, 1);
     batcher->started(12345, 1);
     batcher->observe(9, 0, 1);
@@ -90,6 +102,64 @@ TEST_CASE("gpushare refuses the hopeless at the door and says by how much") {
   CHECK(status.code() == GPUSHARE_TIMED_OUT);
   CHECK(status.message().find("30.000 ms") != std::string::npos);
   CHECK(batcher->arrive(request(2, 0, 70, 1), 0).ok());
+}
+
+TEST_CASE("features tell the short from the long where the application does not") {
+  for (const bool told : {false, true}) {
+    auto batcher = std::move(*make_batcher("gpushare"));
+    REQUIRE(batcher->add_model({.c0_ns = 10e6, .c1 = 0.5}).ok());
+    Request r = request(0, 0, 0);
+    for (uint64_t i = 0; i < 256; ++i) {
+      const uint64_t tokens = 1 + i * 37 % 100;
+      if (told) r.features = {static_cast<double>(tokens), 1};  // a feature that never changes does no harm
+      CHECK(batcher->observe_request(r, tokens * kMs).ok());
+    }
+    (void)batcher->next(0, 0);
+    r.deadline_ns = 30 * kMs;
+    const auto arrives = [&](RequestId id, double tokens) {
+      r.id = id;
+      if (told) r.features = {tokens, 1};
+      return batcher->arrive(r, 0).code();
+    };
+    // 10 ms + half the time alone: 90 tokens are hopeless, 5 are not.
+    CHECK(arrives(1, 90) == (told ? GPUSHARE_TIMED_OUT : GPUSHARE_OK));
+    CHECK(arrives(2, 5) == GPUSHARE_OK);
+    // A number of tokens that was never seen has its prediction's distribution.
+    CHECK(arrives(3, 250) == (told ? GPUSHARE_TIMED_OUT : GPUSHARE_OK));
+    CHECK(batcher->profile(0, 0)->samples == 256);  // of all its requests
+  }
+}
+
+TEST_CASE("features are learned from what batches took, told by member or not") {
+  for (const bool by_member : {true, false}) {
+    INFO(by_member);
+    auto batcher = std::move(*make_batcher("gpushare"));
+    REQUIRE(batcher->add_model({.c0_ns = 5e6, .c1 = 1, .batch_sizes = {1}}).ok());
+    uint64_t now = 0;
+    const auto run = [&](RequestId id, double tokens, uint64_t deadline) {
+      Request r;
+      r.id = id;
+      r.arrival_ns = now;
+      r.deadline_ns = deadline;
+      r.features = {tokens};
+      const base::Status status = batcher->arrive(r, now);
+      if (!status.ok()) return status.code();
+      const Decision decision = batcher->next(now, 0);
+      if (!decision.batch.has_value())
+        return int32_t{GPUSHARE_TIMED_OUT};  // more likely to miss than not: it is held back
+      const auto alone = static_cast<uint64_t>(tokens * 1e6);
+      const uint64_t took = 5 * kMs + alone;
+      batcher->started(decision.batch->id, now);
+      now += took;
+      const std::vector<uint64_t> execution_ns(by_member ? 1 : 0, alone);
+      batcher->finished_run(decision.batch->id, execution_ns, took, now);
+      return status.code();
+    };
+    for (RequestId id = 0; id < 200; ++id)
+      REQUIRE(run(id, static_cast<double>(1 + id * 37 % 100), now + 10'000 * kMs) == GPUSHARE_OK);
+    CHECK(run(200, 90, now + 50 * kMs) == GPUSHARE_TIMED_OUT);
+    CHECK(run(201, 20, now + 50 * kMs) == GPUSHARE_OK);
+  }
 }
 
 TEST_CASE("gpushare does not pad short requests to a long one that is not worth it") {
@@ -222,6 +292,7 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
           r.deadline_ns = now + uniform(random, 0, 400) * kMs;
           r.execution_ns = uniform(random, 1, 60) * kMs;
           r.cost = static_cast<double>(uniform(random, 1, 3));
+          if (r.application % 3 == 0) r.features = {static_cast<double>(r.execution_ns / kMs), 1e9};
           if (uniform(random, 0, 5) == 0)
             r.later_steps = {{static_cast<double>(uniform(random, 0, 300)) * 1e6, 2}};
           if (batcher->arrive(r, now).ok()) waiting[r.id] = r.model;
@@ -239,11 +310,17 @@ TEST_CASE("random calls: nothing lost, nothing answered twice, batches within th
             batcher->started(batch.id, now);
             const uint64_t took = uniform(random, 1, 80) * kMs;
             now += took;
-            batcher->observe(batch.model, static_cast<uint32_t>(uniform(random, 0, 70)),
-                             uniform(random, 1, 60) * kMs);
-            batcher->observe_batch(batch.model, static_cast<uint32_t>(batch.requests.size()), took / 2 + 1,
-                                   took);
-            batcher->finished(batch.id, took, now);
+            if (uniform(random, 0, 1) == 0) {
+              const std::vector<uint64_t> execution_ns(uniform(random, 0, batch.requests.size()),
+                                                       took / 2 + 1);
+              batcher->finished_run(batch.id, execution_ns, took, now);
+            } else {
+              batcher->observe(batch.model, static_cast<uint32_t>(uniform(random, 0, 70)),
+                               uniform(random, 1, 60) * kMs);
+              batcher->observe_batch(batch.model, static_cast<uint32_t>(batch.requests.size()), took / 2 + 1,
+                                     took);
+              batcher->finished(batch.id, took, now);
+            }
           }
         }
         drops();

@@ -6,6 +6,7 @@
 
 #include "sched/slo/batch_time.hpp"
 #include "sched/slo/distribution.hpp"
+#include "sched/slo/feature_model.hpp"
 #include "sched/slo/histogram.hpp"
 #include "sched/slo/score.hpp"
 #include "sched/slo/score_queue.hpp"
@@ -316,4 +317,68 @@ TEST_CASE("score queues equal brute force over seven days, with time standing st
     const ScoreCurve other_rate(Distribution::point(1e6), 1e6, 2e-10);
     CHECK(queue->add_class(other_rate).ok() == (backend == ScoreBackend::kSlackIndex));
   }
+}
+
+TEST_CASE("a line through features: found exactly without noise, closely with it, and never out of range") {
+  Random random(gpushare::test::seed());
+  INFO("seed " << gpushare::test::seed());
+  std::uniform_real_distribution<double> unit(0, 1);
+  std::normal_distribution<double> normal(0, 1);
+  for (const double noise : {0.0, 0.3}) {
+    FeatureModel model(3);
+    CHECK(model.class_of(std::vector<double>{1, 1, 1}) == 0);
+    const auto draw = [&] {
+      return std::vector<double>{unit(random) * 4000, unit(random) * 1e-3, 0};
+    };  // of any size; one always 0
+    const auto truth = [](const std::vector<double>& x) { return 2e6 + 5e3 * x[0] + 1e10 * x[1]; };
+    for (int i = 0; i < 4000; ++i) {
+      const std::vector<double> x = draw();
+      model.observe(x, static_cast<uint64_t>(truth(x) * std::max(0.2, 1 + noise * normal(random))));
+    }
+    REQUIRE(model.ready());
+    double worst = 0;
+    for (int i = 0; i < 200; ++i) {
+      const std::vector<double> x = draw();
+      worst = std::max(worst, std::abs(model.predict_ns(x) / truth(x) - 1));
+    }
+    CHECK(worst < (noise == 0 ? 1e-3 : 0.15));
+    // Durations of a class before it has any: around the prediction, as wide as the noise.
+    const std::vector<double> x = draw();
+    std::vector<uint64_t> first;
+    model.first_durations_ns(model.class_of(x), first);
+    REQUIRE(first.size() == FeatureModel::kFirstDurations);
+    CHECK(std::is_sorted(first.begin(), first.end()));
+    CHECK(static_cast<double>(first[8]) / truth(x) > 0.8);
+    CHECK(static_cast<double>(first[8]) / truth(x) < 1.2);
+    CHECK((static_cast<double>(first.back() - first.front()) > 0.5 * truth(x)) == (noise > 0));
+    // Far outside what was seen.
+    CHECK(model.predict_ns(std::vector<double>{1e300, 0, 0}) < 1e9);
+    CHECK(model.predict_ns(std::vector<double>{-1e300, 0, 0}) >= 1);
+    CHECK(model.predict_ns(std::vector<double>{INFINITY, -INFINITY, 0}) >= 1);
+  }
+}
+
+TEST_CASE("features so large that nothing can be computed of them do no harm") {
+  FeatureModel model(1);
+  const auto x = [](int i) { return std::vector<double>{i % 2 == 0 ? 1e300 : -1e300}; };
+  for (int i = 0; i < 100; ++i) model.observe(x(i), 1000 + static_cast<uint64_t>(i));
+  for (int i = 0; model.ready() && i < 2; ++i) {
+    CHECK(model.predict_ns(x(i)) >= 500);
+    CHECK(model.predict_ns(x(i)) <= 2200);
+  }
+}
+
+TEST_CASE("the line follows a change of what features mean") {
+  FeatureModel model(1);
+  const auto observe = [&model](double per_token) {
+    for (int i = 0; i < 12'000; ++i) {
+      const double x = 1 + i * 37 % 100;
+      model.observe(std::vector<double>{x}, static_cast<uint64_t>(x * per_token));
+    }
+  };
+  observe(1e6);
+  observe(3e6);
+  const double now = model.predict_ns(std::vector<double>{50});
+  CHECK(now > 140e6);
+  CHECK(now < 160e6);
 }

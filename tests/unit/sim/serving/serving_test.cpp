@@ -512,3 +512,48 @@ TEST_CASE("one application a model, as clockwork has it") {
   for (const char* policy : {"clockwork", "gpushare", "orloj-own"})
     CHECK(serve(requests, policy, options).ok());
 }
+
+TEST_CASE("requests bring features: drawn, from our columns, from tokens") {
+  const auto spec = parse_synthetic("numeric:0.1");
+  REQUIRE(spec.ok());
+  CHECK(parse_synthetic("numeric:-1").status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(parse_synthetic("numeric:2").status().code() == GPUSHARE_INVALID_ARGUMENT);
+  const std::vector<TimedRequest> drawn = draw(*spec, {.requests = 2000, .rate_per_s = 10});
+  for (const TimedRequest& request : drawn) {
+    REQUIRE(request.features.size() == 1);
+    const double units = static_cast<double>(request.execution_ns) / (spec->unit_ms * 1e6);
+    REQUIRE(units / request.features[0] > 0.4);
+    REQUIRE(units / request.features[0] < 1.6);
+  }
+  const auto read =
+      parse_requests("arrival_s,application,exec_ms,slo_ms,feature,feature_steps\n0,a,10,50,3,20\n", "f");
+  REQUIRE(read.ok());
+  CHECK(read->front().features == std::vector<double>{3, 20});
+  const auto bad = parse_requests("arrival_s,application,exec_ms,feature\n0,a,10,x\n", "f");
+  CHECK(bad.status().message().find("f:2: feature: 'x'") != std::string::npos);
+  CHECK(parse_requests("arrival_s,application,exec_ms,steps\n0,a,10,1\n", "f").status().code() ==
+        GPUSHARE_MALFORMED_INPUT);
+  const auto tokens =
+      parse_requests("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,374,44\n", "f");
+  REQUIRE(tokens.ok());
+  CHECK(tokens->front().features == std::vector<double>{374});
+}
+
+TEST_CASE("features let more requests finish in time than an application alone") {
+  const auto spec = parse_synthetic("numeric:0.1");
+  ServingOptions options;
+  options.c0_ns = 0.9 * mean_execution_ns(*spec);
+  options.c1 = 0.1;
+  const std::vector<TimedRequest> requests =
+      draw(*spec,
+           {.requests = 1500, .rate_per_s = 4e9 / mean_execution_ns(*spec), .seed = gpushare::test::seed()});
+  INFO("seed " << gpushare::test::seed());
+  double rate[2];
+  for (const bool told : {false, true}) {
+    options.features = told;
+    const auto served = serve(requests, "gpushare", options);
+    REQUIRE(served.ok());
+    rate[told] = served->finish_rate;
+  }
+  CHECK(rate[1] > rate[0]);
+}

@@ -1,0 +1,83 @@
+// lease.hpp: the memory that the daemon shares with one process: a lease on the turn for each of its sessions, and
+// what it measured. While nobody else wants the device, an iteration begins and ends by loads and stores here. Without any of the project's
+// libraries or the C++ runtime, for src/shim; lease_page.hpp makes and maps the memory.
+//
+// A lease is one word, epoch and state. The daemon alone makes epochs. A state changes so:
+//
+//   free  -> busy    daemon: the turn is this session's, for the iteration that it waits with
+//   busy  -> idle    process: nothing in flight; it keeps the turn for its next iteration
+//   idle  -> busy    process: the next iteration, without a message
+//   idle  -> free    daemon: somebody else wants the turn
+//   busy  -> wanted  daemon: the same, but work is in flight: the process gives back when it has drained
+//   wanted -> free   process: given back; a Returned message follows
+//   any   -> free    daemon, with a new epoch: the process kept the turn too long
+//
+// Each change is one compare-and-swap of the whole word, so a process that was slow cannot touch a later lease. Nothing
+// that the process writes is trusted: service is bounded by the time for which the daemon granted the turn.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace gpushare::client {
+
+inline constexpr uint32_t kLeaseSlots = 256;  // sessions of one process
+
+enum class LeaseState : uint64_t { kFree = 0, kIdle = 1, kBusy = 2, kWanted = 3 };
+
+// The lease of one session.
+class alignas(64) Lease {
+ public:
+  struct Word {
+    uint64_t epoch = 0;
+    LeaseState state = LeaseState::kFree;
+  };
+  Word look() const {
+    const uint64_t bits = word_.load(std::memory_order_acquire);
+    return {bits >> 2, static_cast<LeaseState>(bits & 3)};
+  }
+  // False if the word has changed since it was `seen`.
+  bool change(Word seen, LeaseState to) {
+    uint64_t bits = pack(seen);
+    return word_.compare_exchange_strong(bits, pack({seen.epoch, to}), std::memory_order_acq_rel);
+  }
+
+  // ---- the daemon
+  void set(Word word) { word_.store(pack(word), std::memory_order_release); }
+  // Host time (CLOCK_MONOTONIC) up to which the process may begin iterations without asking.
+  void extend(uint64_t until_ns) { until_ns_.store(until_ns, std::memory_order_relaxed); }
+  uint64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
+  uint64_t iterations() const { return iterations_.load(std::memory_order_relaxed); }
+  void reset() {
+    service_ns_.store(0, std::memory_order_relaxed);
+    iterations_.store(0, std::memory_order_relaxed);
+  }
+
+  // ---- the process
+  uint64_t until_ns() const { return until_ns_.load(std::memory_order_relaxed); }
+  void account(uint64_t service_ns, uint64_t iterations) {
+    service_ns_.fetch_add(service_ns, std::memory_order_relaxed);
+    iterations_.fetch_add(iterations, std::memory_order_relaxed);
+  }
+
+ private:
+  static uint64_t pack(Word word) { return word.epoch << 2 | static_cast<uint64_t>(word.state); }
+
+  std::atomic<uint64_t> word_;
+  std::atomic<uint64_t> until_ns_;
+  std::atomic<uint64_t> service_ns_;  // of all iterations since the session arrived
+  std::atomic<uint64_t> iterations_;
+};
+static_assert(sizeof(Lease) == 64 && std::atomic<uint64_t>::is_always_lock_free);
+
+inline constexpr uint64_t kLeasePageMark = 0x4750534c31ull;  // "GPSL1"
+// The whole memory. Its size is sealed: neither side can make the other's next look a bus error.
+struct LeaseMemory {
+  std::atomic<uint64_t> mark;
+  std::atomic<uint64_t> promised_bytes;
+  std::atomic<uint64_t> capacity_bytes;  // that may be promised; 0 = not said
+  Lease leases[kLeaseSlots];
+};
+
+}  // namespace gpushare::client

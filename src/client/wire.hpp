@@ -1,0 +1,185 @@
+// wire.hpp: the messages on the daemon's socket as they are in memory: types, fields, sizes. Without any of the project's libraries or the C++ runtime,
+// for src/shim; protocol.hpp has the rules and the checks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace gpushare::client {
+
+inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
+inline constexpr uint16_t kProtocolMajor = 1;
+inline constexpr uint16_t kProtocolMinor = 3;
+
+enum class MessageType : uint16_t {
+  kHello = 1,
+  kWelcome,
+  kReply,
+  kArrive,
+  kNeed,
+  kRoom,
+  kStatusRequest,
+  // Messages about one session, from the process to the daemon.
+  kReady,
+  kNotReady,
+  kReturned,
+  kWake,
+  kAllowPaging,
+  kLeave,
+  kUnplaced,
+  kPageDone,
+  kPageOutFailed,
+  kRoomUsed,
+  kSetPriority,
+  kSetWeight,
+  kSetRemaining,
+  // Messages about one session, from the daemon to the process.
+  kGranted,
+  kWanted,
+  kAdmit,
+  kPageOut,
+  kPageIn,
+  kRoomMade,
+  // Since minor version 2. From the process to the daemon.
+  kSetClass,
+  // Since minor version 3: images. From the process to the daemon, then from the daemon.
+  kImageOpen,
+  kImageClose,
+  kImageUnmapped,
+  kImageOpened,
+  kImageHere,
+  kImageGone,
+  // From the operator's tool, instead of Hello.
+  kSetCapacity,
+};
+
+struct Header {
+  uint32_t mark = kProtocolMark;
+  uint16_t major = kProtocolMajor;
+  uint16_t type = 0;
+  uint32_t bytes = 0;  // of the whole message
+  uint32_t sequence = 0;
+};
+
+struct Hello {
+  Header header;
+  uint16_t minor = kProtocolMinor;
+  uint16_t reserved[3] = {};
+  uint64_t instance =
+      0;  // a number of this runtime's choice: it comes back under it after the connection broke
+  char device[256] = {};  // which of the daemon's devices; empty = the first
+  char program[64] = {};  // for people
+};
+
+struct Welcome {
+  Header header;
+  int32_t code = 0;  // of status.h; unless it is OK, nothing but text counts
+  uint16_t minor = kProtocolMinor;
+  uint16_t reserved = 0;
+  uint64_t capacity_bytes = 0;
+  uint32_t slots = 0;  // in the page of leases
+  uint32_t reserved_2 = 0;
+  char device[256] = {};  // what the process opens
+  char policy[32] = {};
+  char text[512] = {};  // why not
+};
+
+// Flags of Arrive.
+inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
+inline constexpr uint32_t kRunning =
+    4;  // declared anew to a restarted daemon while an iteration is under way
+
+struct Arrive {
+  Header header;
+  uint64_t session = 0;  // the process's number of it
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+  uint64_t remaining_ns = 0;
+  uint64_t iterations_total = 0;
+  double weight = 1.0;
+  int32_t priority = 0;
+  uint32_t cls = 0;
+  uint32_t flags = 0;
+  uint32_t reserved = 0;
+  char name[64] = {};
+  // Since 1.1. Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns are of all of them
+  // together, as the first declares them.
+  uint64_t group = 0;
+};
+
+struct Need {
+  Header header;
+  uint64_t session = 0;
+  uint64_t persistent_bytes = 0;
+  uint64_t ephemeral_bytes = 0;
+};
+
+// Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
+// ready again; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetRemaining nanoseconds; else 0.
+struct SessionMessage {
+  Header header;
+  uint64_t session = 0;
+  uint64_t value = 0;
+};
+
+// Opens the image of a model for a session. The daemon reads the file as its own user.
+struct ImageOpen {
+  Header header;
+  uint64_t session = 0;
+  uint64_t image = 0;         // the process's number of it
+  uint64_t iteration_ns = 0;  // how long an iteration is likely to execute; 0 = as long as the load
+  char path[4096] = {};       // absolute
+};
+
+struct ImageOpened {
+  Header header;
+  uint64_t image = 0;
+  uint64_t image_bytes = 0;
+  uint64_t region_bytes = 0;  // of the memory that comes with ImageHere
+  int32_t code = 0;           // of status.h; unless it is OK, nothing but text counts
+  uint32_t layers = 0;
+  char text[512] = {};
+};
+
+// ImageHere, ImageClose, ImageUnmapped, ImageGone are SessionMessages: `value` is the image's number. Of ImageHere
+// `session` is the number of bytes in its first descriptor; what is left of the region is in a second.
+
+struct SetCapacity {
+  Header header;
+  uint64_t bytes = 0;  // 0 = all that the daemon began with
+  char device[256] = {};
+};
+
+struct StatusRequest {
+  Header header;
+};
+
+struct Reply {
+  Header header;
+  int32_t code = 0;
+  uint32_t value = 0;  // of Arrive: the session's slot in the page of leases
+  char text[512] = {};
+};
+
+// The largest message.
+inline constexpr size_t kMaxMessageBytes = sizeof(ImageOpen);
+
+template <class T>
+T make_message(MessageType type, uint32_t sequence = 0) {
+  T out{};
+  out.header.type = static_cast<uint16_t>(type);
+  out.header.bytes = sizeof(T);
+  out.header.sequence = sequence;
+  return out;
+}
+// The fields of a message of `bytes` bytes; those that did not come are zero.
+template <class T>
+T fields_of(const void* message, size_t bytes) {
+  T out{};
+  std::memcpy(static_cast<void*>(&out), message, bytes < sizeof(T) ? bytes : sizeof(T));
+  return out;
+}
+
+}  // namespace gpushare::client

@@ -1,0 +1,150 @@
+// images.hpp: the images of one device: read once, loaded into memory of the daemon, and shared with processes for reading
+// only. Whether an image is on the device is the scheduler's decision: its first layers and its rest are two caches
+// (sched::Scheduler::add_cache), wanted by a session from before its turn until after it, and kept for speed alone otherwise.
+//
+// A session with images gets a turn only once all of them are on the device or on their way, and its process has been sent
+// their memory. Sessions are given their images one after the other, so that no two can wait for each other. Memory is
+// given back only when every process that has it mapped says that it has not, or is dead.
+//
+// The service's thread calls everything. A thread of its own opens the device, with the first image, and reads files.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/status.hpp"
+#include "client/board.hpp"
+#include "client/images.hpp"
+#include "client/protocol.hpp"
+#include "client/status.hpp"
+#include "daemon/model.hpp"
+#include "device/device.hpp"
+#include "loader/image.hpp"
+#include "loader/profile.hpp"
+#include "sched/scheduler.hpp"
+
+namespace gpushare::daemon {
+
+struct Process;
+struct RemoteSession;
+
+// An image as one session has it open.
+struct ImageUse {
+  uint64_t number = 0;  // the process's
+  Process* process = nullptr;
+  RemoteSession* session = nullptr;  // null: it has left
+  std::shared_ptr<Model> model;      // null: it is being read
+  std::shared_ptr<client::Board> board;
+  uint64_t iteration_ns = 0;
+  bool mapped = false;  // by its process, or on its way there
+  bool going = false;   // the process is to unmap it
+  uint64_t going_since_ns = 0;
+  bool overdue = false;  // that was said
+  bool stuck = false;    // it cannot be told: the image stays until it is dead
+};
+
+class Images {
+ public:
+  // `wake` is called by other threads when step() has something to do.
+  Images(std::string device, uint64_t limit_bytes, sched::Scheduler& scheduler, uint64_t& next_id,
+         std::function<void()> wake);
+  ~Images();
+  Images(const Images&) = delete;
+  Images& operator=(const Images&) = delete;
+
+  // Errors end in an ImageOpened of their own, later.
+  void open(Process& process, RemoteSession& session, const client::ImageOpen& message);
+  // The process has unmapped it: to give it back, or because the daemon asked.
+  void close(Process& process, uint64_t number);
+  void unmapped(Process& process, uint64_t number);
+  void left(RemoteSession& session);
+  void died(Process& process);
+  // Its process cannot be told to unmap: what it has mapped stays until it is dead.
+  void disconnected(Process& process);
+
+  bool in_use(const Process& process) const;  // it has images mapped
+  // Processes that were asked `lease_ns` ago or more to unmap an image, each image told once. *next_ns falls to when to look again.
+  std::vector<const Process*> overdue(uint64_t now_ns, uint64_t lease_ns, uint64_t* next_ns);
+
+  // Sets a session aside until it has its images.
+  void ask(RemoteSession& session);
+  // Its turn is over, or it does not want one any more.
+  void let_go(RemoteSession& session);
+  // Whether images are in the way of a turn.
+  static bool lacks(const RemoteSession& session);
+
+  // The scheduler's decisions.
+  void fill(uint64_t cache);
+  void drop(uint64_t cache);
+  // Looks what has been read and what has arrived, and gives sessions their images: those in *out_ready have them now. True
+  // if the scheduler may have decided something meanwhile.
+  bool step(std::vector<RemoteSession*>* out_ready);
+  bool loading() const;  // call step() again soon: a load that fails tells nobody
+  std::vector<client::ImageStatus> status() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Model> model;
+    uint64_t first = 0, rest = 0;  // caches; first is 0 without a prefix
+    uint64_t user = 0;             // who may share it
+    base::Status failure;          // why it could not be loaded: it goes once nobody wants it
+    uint64_t users = 0;            // sessions that want it
+  };
+  struct Read {
+    uint64_t process = 0, number = 0;
+    std::string path;
+    base::Result<std::shared_ptr<const loader::Image>> image = base::Status();
+  };
+  void read_images();
+  base::Status open_device();
+  base::Status finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image);
+  base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
+                                 uint64_t iteration_ns);
+  Entry* entry_of(uint64_t cache);
+  Entry* entry_of(const Model& model);
+  std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execute_ns) const;
+  base::Status load(Entry& entry, uint64_t execute_ns);
+  void fail(Entry& entry, const base::Status& why);
+  static bool ask_to_unmap(ImageUse& use);  // false: its process does not read
+  // Gives back what may go and is not mapped any more.
+  void settle(Entry& entry);
+  bool mapped(const Model& model) const;
+  bool there(const RemoteSession& session);
+  bool want(RemoteSession& session);  // false: it did all before
+  void unwant(RemoteSession& session);
+  bool share(ImageUse& use);
+  void answer(const ImageUse& use, const base::Status& status, std::span<const int> descriptors = {});
+  void forget_unused();
+
+  const std::string spec_;
+  const uint64_t limit_bytes_;
+  sched::Scheduler& scheduler_;
+  uint64_t& next_id_;
+  const std::function<void()> wake_;
+  std::unique_ptr<device::Device> device_;  // with the first image
+  device::Stream link_stream_;
+  loader::LinkCosts link_{0.010, 12e6, 0.020};  // assumed until a load has been measured
+  bool link_measured_ = false;
+  std::unique_ptr<loader::ChunkPool> pool_;
+  std::unique_ptr<loader::ImageCache> cache_;
+  std::list<Entry> entries_;
+  std::list<std::unique_ptr<ImageUse>> uses_;
+  std::deque<RemoteSession*> line_;  // set aside
+
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::list<Read> to_read_ GPUSHARE_GUARDED_BY(mutex_);
+  std::list<Read> read_ GPUSHARE_GUARDED_BY(mutex_);
+  bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;
+  std::thread reader_;  // started with the first image
+};
+
+}  // namespace gpushare::daemon

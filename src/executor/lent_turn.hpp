@@ -1,0 +1,175 @@
+// lent_turn.hpp: the turn of a device that nobody else wants, and the lock of a runtime's books. Not for other folders.
+//
+// A session whose iteration has ended while no other session waits, runs or moves keeps its turn: the turn is lent to it. Its next
+// iterations begin and end by one compare-and-swap each, without the lock and without the scheduler. Whoever takes the lock
+// takes the turn back first and enters into the books what has run meanwhile, so code that holds the lock never sees a lent turn.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "base/mutex.hpp"
+
+namespace gpushare::executor {
+
+class RuntimeImpl;
+class SessionImpl;
+struct InFlight;
+struct LaneSlot;
+
+// One word says the state and counts the iterations of all loans. The lender holds the runtime's lock; the borrower is the thread that
+// begins or ends an iteration of the session.
+//
+//   none -> idle    lender
+//   idle -> busy    borrower: an iteration begins
+//   busy -> idle    borrower: it has ended, and its device work is done; the count rises by one
+//   idle -> none    lender: takes the turn back
+//   busy -> none    lender: the same; the iteration under way is from now on an ordinary one
+//
+// The count never falls, so a word that was seen once does not come again.
+class LentTurn {
+ public:
+  // What the iterations of a loan have used.
+  struct Totals {
+    uint64_t service_ns = 0, planned = 0, peak_bytes = 0;
+  };
+  struct Borrowed {
+    LaneSlot* lane = nullptr;
+    InFlight* slot = nullptr;
+    uint64_t word = 0;  // for give_back()
+  };
+  struct Ended {
+    SessionImpl* session = nullptr;
+    LaneSlot* lane = nullptr;
+    uint64_t iterations = 0;
+    bool busy = false;  // one more is under way
+    Totals totals;
+  };
+
+  // ---- the lender, under the runtime's lock
+  void lend(SessionImpl& session, LaneSlot& lane, InFlight& slot) {
+    const uint64_t count = word_.load(std::memory_order_relaxed) / kStates;
+    session_.store(&session, std::memory_order_relaxed);
+    lane_.store(&lane, std::memory_order_relaxed);
+    slot_.store(&slot, std::memory_order_relaxed);
+    first_ = count;
+    store(count, {});
+    word_.store(count * kStates + kIdle, std::memory_order_release);
+    lent_ = true;
+  }
+  bool lent() const { return lent_; }
+  Ended take_back() {
+    lent_ = false;
+    uint64_t word = word_.load(std::memory_order_acquire);
+    while (!word_.compare_exchange_weak(word, word / kStates * kStates + kNone, std::memory_order_acq_rel)) {
+    }
+    const uint64_t count = word / kStates;
+    const Cell& cell = cells_[count % 2];
+    return {session_.load(std::memory_order_relaxed),
+            lane_.load(std::memory_order_relaxed),
+            count - first_,
+            word % kStates == kBusy,
+            {cell.service_ns.load(std::memory_order_relaxed), cell.planned.load(std::memory_order_relaxed),
+             cell.peak_bytes.load(std::memory_order_relaxed)}};
+  }
+
+  // ---- the borrower, without the lock
+  std::optional<Borrowed> borrow(const SessionImpl& session) {
+    uint64_t word = word_.load(std::memory_order_acquire);
+    if (word % kStates != kIdle || session_.load(std::memory_order_relaxed) != &session) return std::nullopt;
+    const Borrowed borrowed{lane_.load(std::memory_order_relaxed), slot_.load(std::memory_order_relaxed),
+                            word - kIdle + kBusy};
+    if (!word_.compare_exchange_strong(word, borrowed.word, std::memory_order_acq_rel)) return std::nullopt;
+    return borrowed;
+  }
+  // False if the turn has been taken back: the iteration ends by the books.
+  bool give_back(uint64_t borrowed, const Totals& iteration) {
+    if (word_.load(std::memory_order_relaxed) != borrowed) return false;
+    const uint64_t count = borrowed / kStates;
+    const Cell& before = cells_[count % 2];
+    store(count + 1, {before.service_ns.load(std::memory_order_relaxed) + iteration.service_ns,
+                      before.planned.load(std::memory_order_relaxed) + iteration.planned,
+                      std::max(before.peak_bytes.load(std::memory_order_relaxed), iteration.peak_bytes)});
+    return word_.compare_exchange_strong(borrowed, (count + 1) * kStates + kIdle, std::memory_order_acq_rel);
+  }
+
+ private:
+  static constexpr uint64_t kNone = 0, kIdle = 1, kBusy = 2, kStates = 4;
+  // The totals up to the count of its parity: the borrower writes the next one while the lender may read this one.
+  struct Cell {
+    std::atomic<uint64_t> service_ns{0}, planned{0}, peak_bytes{0};
+  };
+  void store(uint64_t count, const Totals& totals) {
+    Cell& cell = cells_[count % 2];
+    cell.service_ns.store(totals.service_ns, std::memory_order_relaxed);
+    cell.planned.store(totals.planned, std::memory_order_relaxed);
+    cell.peak_bytes.store(totals.peak_bytes, std::memory_order_relaxed);
+  }
+
+  alignas(64) std::atomic<uint64_t> word_{kNone};
+  std::atomic<SessionImpl*> session_{nullptr};
+  std::atomic<LaneSlot*> lane_{nullptr};
+  std::atomic<InFlight*> slot_{nullptr};
+  std::array<Cell, 2> cells_;
+  // Of the lender alone.
+  alignas(64) uint64_t first_ = 0;
+  bool lent_ = false;
+};
+
+// The lock of a runtime's books. Taking it, and coming back from a wait, takes a lent turn back.
+class GPUSHARE_CAPABILITY("mutex") Books : private base::Mutex {
+ public:
+  explicit Books(RuntimeImpl& runtime) : runtime_(runtime) {}
+  void lock() GPUSHARE_ACQUIRE() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    base::Mutex::lock();
+    if (turn_.lent()) settle_turn();
+  }
+  void unlock() GPUSHARE_RELEASE() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { base::Mutex::unlock(); }
+  void wait(base::ConditionVariable& changed) GPUSHARE_REQUIRES(this) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    changed.wait(*this);
+    if (turn_.lent()) settle_turn();
+  }
+  // False when the time point passed first.
+  bool wait_until(base::ConditionVariable& changed, std::chrono::steady_clock::time_point deadline)
+      GPUSHARE_REQUIRES(this) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    const bool in_time = changed.wait_until(*this, deadline);
+    if (turn_.lent()) settle_turn();
+    return in_time;
+  }
+  LentTurn& turn() { return turn_; }
+
+ private:
+  void settle_turn();  // dispatch.cpp; with the lock held
+
+  RuntimeImpl& runtime_;
+  LentTurn turn_;
+};
+
+class GPUSHARE_SCOPED_CAPABILITY BooksLock {
+ public:
+  explicit BooksLock(Books& books) GPUSHARE_ACQUIRE(books) : books_(books) { books_.lock(); }
+  ~BooksLock() GPUSHARE_RELEASE() {
+    if (held_) books_.unlock();
+  }
+  BooksLock(const BooksLock&) = delete;
+  BooksLock& operator=(const BooksLock&) = delete;
+  void unlock() GPUSHARE_RELEASE() {
+    held_ = false;
+    books_.unlock();
+  }
+  void lock() GPUSHARE_ACQUIRE() {
+    books_.lock();
+    held_ = true;
+  }
+
+ private:
+  Books& books_;
+  bool held_ = true;
+};
+
+}  // namespace gpushare::executor

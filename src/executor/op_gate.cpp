@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/op_gate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "executor/runtime.hpp"
+
+namespace gpushare::executor {
+
+// ---- OpGate
+
+void OpGate::began(uint64_t session, double target_slowdown, uint64_t now_ns) {
+  base::MutexLock lock(mutex_);
+  if (guaranteed_.insert(session).second)
+    controller_.arrive(session, sched::SessionClass::kGuaranteed, 1, target_slowdown);
+  controller_.began(session, now_ns);
+  changed();
+}
+
+void OpGate::finished(uint64_t session, uint64_t device_ns, uint64_t now_ns) {
+  base::MutexLock lock(mutex_);
+  for (LaunchGate* gate : gates_) {
+    if (!gate->always_open_) controller_.set_wants(gate->session_, gate->used_ || gate->waiting_ > 0);
+    gate->used_ = false;
+  }
+  controller_.finished(session, device_ns, now_ns);
+  changed();
+}
+
+void OpGate::left(uint64_t session) {
+  base::MutexLock lock(mutex_);
+  guaranteed_.erase(session);
+  controller_.leave(session);
+  changed();
+}
+
+void OpGate::set_target(uint64_t session, double target_slowdown) {
+  base::MutexLock lock(mutex_);
+  controller_.set_target(session, target_slowdown);
+}
+
+void OpGate::set_weight(uint64_t session, double weight) {
+  base::MutexLock lock(mutex_);
+  controller_.set_weight(session, weight);
+}
+
+void OpGate::set_default_target(double target_slowdown) {
+  base::MutexLock lock(mutex_);
+  sched::OpControllerOptions options = controller_.options();
+  options.target_slowdown = target_slowdown;
+  controller_.set_options(options);
+}
+
+void OpGate::changed() {
+  if (version_ == controller_.version()) return;
+  version_ = controller_.version();
+  for (LaunchGate* gate : gates_) {
+    const bool open = gate->always_open_ || controller_.allowance(gate->session_).open();
+    gate->closed_.store(open ? 0 : 1, std::memory_order_relaxed);
+  }
+  changed_.notify_all();
+}
+
+// ---- LaunchGate
+
+base::Result<std::shared_ptr<LaunchGate>> LaunchGate::make(std::shared_ptr<OpGate> of, device::Device& device,
+                                                           uint64_t session, std::string name, double weight,
+                                                           bool always_open) {
+  std::shared_ptr<LaunchGate> gate(new LaunchGate(std::move(of), session, std::move(name), always_open));
+  if (!always_open) {
+    for (Mark& mark : gate->marks_) {
+      GPUSHARE_ASSIGN_OR_RETURN(mark.event, device.create_event());
+    }
+  }
+  gate->users_.open();
+  OpGate& op = *gate->of_;
+  base::MutexLock lock(op.mutex_);
+  op.gates_.push_back(gate.get());
+  if (always_open) return gate;
+  op.controller_.arrive(session, sched::SessionClass::kOpportunistic, weight);
+  op.controller_.set_wants(session, false);
+  op.version_ = 0;
+  op.changed();
+  return gate;
+}
+
+LaunchGate::~LaunchGate() {
+  base::MutexLock lock(of_->mutex_);
+  std::erase(of_->gates_, this);
+}
+
+void LaunchGate::end() noexcept {
+  base::MutexLock lock(of_->mutex_);
+  ended_ = true;
+  closed_.store(1, std::memory_order_relaxed);
+  of_->changed_.notify_all();
+}
+
+void LaunchGate::shut() {
+  end();
+  users_.close();
+  for (Mark& mark : marks_) const device::Event gone = std::move(mark.event);
+}
+
+base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
+  const GatePass pass(users_);
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  OpGate& op = *of_;
+  base::MutexLock lock(op.mutex_);
+  ++entries_;
+  uint64_t waiting_since_ns = 0;
+  struct Waiting {
+    ~Waiting() {
+      if (since_ns == 0) return;
+      --gate.waiting_;
+      gate.waited_ns_ += base::host_now_ns() - since_ns;
+    }
+    LaunchGate& gate;
+    uint64_t& since_ns;
+  };
+  const Waiting waiting{*this, waiting_since_ns};  // destroyed with the lock held
+  for (;;) {
+    if (!pass || ended_)
+      return {GPUSHARE_CANCELLED, "session '" + name_ + "' has ended, and its gate lets nothing in any more"};
+    if (always_open_) return {};
+    if (!used_) {
+      used_ = true;
+      op.controller_.set_wants(session_, true);  // an iteration that is under way now goes on alone
+      op.changed();
+    }
+    const sched::OpController::Allowance allowed = op.controller_.allowance(session_);
+    if (allowed.open()) {
+      in_flight_ns_ = unmarked_ns_ = 0;
+      marked_ = 0;
+      debt_ns_ = 0;
+      return {};
+    }
+    const uint64_t now_ns = base::host_now_ns();
+    if (allowed.share >= 1)
+      debt_ns_ = 0;
+    else
+      debt_ns_ = std::max(
+          0.0, debt_ns_ - allowed.share * static_cast<double>(now_ns - std::min(now_ns, paid_at_ns_)));
+    paid_at_ns_ = now_ns;
+    if (allowed.share > 0 && debt_ns_ <= 0) {
+      if (in_flight_ns_ == 0 || in_flight_ns_ + ns <= allowed.in_flight_ns) {
+        in_flight_ns_ += ns;
+        unmarked_ns_ += ns;
+        debt_ns_ += static_cast<double>(ns);
+        op.controller_.progressed(session_, ns);
+        return {};
+      }
+      if (!draining_ && (marked_ > 0 || (stream != nullptr && unmarked_ns_ > 0))) {
+        base::Status drained = drain(lock, stream, timeout_ns == 0 || NoWaitScope::active());
+        if (drained.ok()) continue;
+        if (drained.code() != GPUSHARE_NOT_READY) return drained;
+      }
+    }
+    if (timeout_ns == 0 || deadline.passed())
+      return {GPUSHARE_TIMED_OUT, base::format("session '%s' may use %.1f%% of the device's time and have "
+                                               "%.3f ms of work on it now, beside guaranteed "
+                                               "sessions: ask again, or wait longer",
+                                               name_.c_str(), 100 * allowed.share,
+                                               static_cast<double>(allowed.in_flight_ns) * 1e-6)};
+    if (NoWaitScope::active())
+      return {GPUSHARE_INVALID_STATE,
+              "a gate cannot be waited for inside a function that the device or the runtime waits for"};
+    if (waiting_since_ns == 0) {
+      waiting_since_ns = now_ns;
+      ++waiting_;
+      ++waits_;
+    }
+    if (allowed.share > 0 && debt_ns_ > 0) {
+      const auto until_paid =
+          std::chrono::steady_clock::now() +
+          std::chrono::nanoseconds(1 + static_cast<int64_t>(std::min(1e18, debt_ns_ / allowed.share)));
+      op.changed_.wait_until(op.mutex_, deadline.never() ? until_paid : std::min(until_paid, deadline.at()));
+    } else if (deadline.never()) {
+      op.changed_.wait(op.mutex_);
+    } else {
+      op.changed_.wait_until(op.mutex_, deadline.at());
+    }
+  }
+}
+
+base::Status LaunchGate::drain(base::MutexLock& lock, const Stream* stream, bool poll) {
+  draining_ = true;
+  base::Status status;
+  if (stream != nullptr && unmarked_ns_ > 0 && marked_ < kMarks) {
+    Mark& mark = marks_[(first_mark_ + marked_) % kMarks];
+    mark.ns = unmarked_ns_;
+    lock.unlock();
+    status = stream->with_device_stream([&](const device::Stream& on) { return on.record(mark.event); });
+    lock.lock();
+    if (status.ok()) {
+      // The gate may have been open meanwhile, and have forgotten what was in flight.
+      unmarked_ns_ -= std::min(unmarked_ns_, mark.ns);
+      ++marked_;
+    }
+  }
+  if (status.ok() && marked_ > 0) {
+    Mark& mark = marks_[first_mark_];
+    lock.unlock();
+    status = poll ? mark.event.query() : mark.event.synchronize();
+    lock.lock();
+    if (marked_ > 0 && status.code() != GPUSHARE_NOT_READY) {
+      in_flight_ns_ -= std::min(in_flight_ns_, mark.ns);
+      first_mark_ = (first_mark_ + 1) % kMarks;
+      --marked_;
+    }
+  }
+  draining_ = false;
+  of_->changed_.notify_all();
+  return status;
+}
+
+void LaunchGate::done(uint64_t ns) {
+  base::MutexLock lock(of_->mutex_);
+  in_flight_ns_ -= std::min(in_flight_ns_, ns);
+  unmarked_ns_ -= std::min(unmarked_ns_, ns);
+  of_->changed_.notify_all();
+}
+
+GateInfo LaunchGate::info() {
+  OpGate& op = *of_;
+  base::MutexLock lock(op.mutex_);
+  GateInfo info;
+  const auto allowed = always_open_ ? sched::OpController::Allowance{} : op.controller_.allowance(session_);
+  info.share = allowed.share;
+  info.in_flight_limit_ns = allowed.in_flight_ns;
+  info.in_flight_ns = in_flight_ns_;
+  info.entries = entries_;
+  info.waits = waits_;
+  info.waited_ns = waited_ns_;
+  info.open = closed_.load(std::memory_order_relaxed) == 0;
+  for (const uint64_t id : op.guaranteed_) {
+    const auto estimate = op.controller_.estimate(id);
+    if (info.guaranteed_id != 0 && estimate.credit >= info.estimate.credit) continue;
+    info.guaranteed_id = id;
+    info.estimate = estimate;
+  }
+  return info;
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,123 @@
+// op_gate.hpp: holds launches of opportunistic sessions to what sched::OpController allows. Not for other folders but c_api.
+//
+// The runtime tells when iterations of guaranteed sessions begin and end on the device; an opportunistic session asks its LaunchGate
+// before each launch. While no guaranteed session is known a flag says that there is nothing to ask.
+//
+// Lock order: the runtime's lock, then OpGate's. OpGate's is never held while the device works or a stream is used.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "device/device.hpp"
+#include "executor/gate.hpp"
+#include "sched/op_controller.hpp"
+
+namespace gpushare::executor {
+
+class LaunchGate;
+class Stream;
+
+// Of one runtime. Threads: any.
+class OpGate {
+ public:
+  // ---- the runtime, with its lock held; guaranteed sessions
+  void began(uint64_t session, double target_slowdown, uint64_t now_ns);
+  void finished(uint64_t session, uint64_t device_ns, uint64_t now_ns);
+  void left(uint64_t session);  // of any class
+  void set_target(uint64_t session, double target_slowdown);
+  void set_weight(uint64_t session, double weight);
+  void set_default_target(double target_slowdown);
+
+ private:
+  friend class LaunchGate;
+  void changed() GPUSHARE_REQUIRES(mutex_);  // flags and waiting launches follow the controller
+
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  sched::OpController controller_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t version_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> guaranteed_ GPUSHARE_GUARDED_BY(mutex_);
+  std::vector<LaunchGate*> gates_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+struct GateInfo {
+  double share = 1;                 // of the time that is allowed now
+  uint64_t in_flight_limit_ns = 0;  // UINT64_MAX: none
+  uint64_t in_flight_ns = 0;        // entered and not known to be done
+  uint64_t entries = 0, waits = 0,
+           waited_ns = 0;  // entries that found it closed, those that waited, and how long
+  bool open = true;
+  // The guaranteed session with the least credit; 0: there is none.
+  uint64_t guaranteed_id = 0;
+  sched::OpController::Estimate estimate;
+};
+
+// The gate of one session. Threads: any. Outlives its session as an object; entering then fails.
+class LaunchGate {
+ public:
+  // `always_open`: of a guaranteed session. Makes its events on `device`, which outlives shut().
+  static base::Result<std::shared_ptr<LaunchGate>> make(std::shared_ptr<OpGate> of, device::Device& device,
+                                                        uint64_t session, std::string name, double weight,
+                                                        bool always_open);
+  ~LaunchGate();
+  LaunchGate(const LaunchGate&) = delete;
+  LaunchGate& operator=(const LaunchGate&) = delete;
+
+  // Nonzero: enter() has something to decide.
+  const std::atomic<uint32_t>& closed() const { return closed_; }
+  // Returns when work that takes `ns` may be launched. `stream`: where it will be; the gate then finds out by events when it is done.
+  // Null: done() says so. Errors: TIMED_OUT, CANCELLED (the session ends), INVALID_STATE (in a NoWaitScope it would wait; the
+  // stream is gone), the device's.
+  base::Status enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns);
+  void done(uint64_t ns);
+  GateInfo info();
+
+  // The session ends: waiting calls return. Does not wait.
+  void end() noexcept;
+  // Waits until nobody is inside, and gives the events back. After end().
+  void shut();
+
+ private:
+  friend class OpGate;
+  struct Mark {
+    device::Event event;
+    uint64_t ns = 0;  // of work that is done when the event has passed
+  };
+  LaunchGate(std::shared_ptr<OpGate> of, uint64_t session, std::string name, bool always_open)
+      : of_(std::move(of)), session_(session), name_(std::move(name)), always_open_(always_open) {}
+  // Waits for the oldest work in flight, marking it first if need be. Releases the lock meanwhile.
+  // NOT_READY with `poll`, which does not wait.
+  base::Status drain(base::MutexLock& lock, const Stream* stream,
+                     bool poll) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+
+  const std::shared_ptr<OpGate> of_;
+  const uint64_t session_;
+  const std::string name_;
+  const bool always_open_;
+  std::atomic<uint32_t> closed_{0};
+  Gate users_;  // of the events
+  // Guarded by of_->mutex_.
+  static constexpr size_t kMarks = 4;
+  std::array<Mark, kMarks> marks_;
+  size_t first_mark_ = 0, marked_ = 0;
+  bool draining_ = false;  // a thread is in drain()
+  bool ended_ = false;
+  uint64_t in_flight_ns_ = 0, unmarked_ns_ = 0;
+  double debt_ns_ = 0;  // work let in that the share has not paid for yet
+  uint64_t paid_at_ns_ = 0;
+  uint64_t entries_ = 0, waits_ = 0, waited_ns_ = 0;
+  bool used_ = false;  // since a guaranteed iteration ended
+  uint32_t waiting_ = 0;
+};
+
+}  // namespace gpushare::executor

@@ -1,0 +1,443 @@
+// Elastic ranges: commit and decommit, who waits for room in which order, and the thread that asks a range's owner.
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/range.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+
+#include "base/cancel.hpp"
+#include "base/log.hpp"
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+#include "memory/elastic_range.hpp"
+
+namespace gpushare::executor {
+namespace {
+
+constexpr uint64_t kAnswerNs = 100'000'000;
+constexpr double kCopyNsPerByte = 0.2;  // out and back in, as the scheduler prices paging
+// How long a waiting commit sleeps unless a range gives something: room also comes from sessions, lanes and other processes.
+constexpr uint64_t kLookAgainNs = 10'000'000;
+// Those who declined are asked again so long after.
+constexpr uint64_t kAskAgainNs = 50'000'000;
+
+}  // namespace
+
+// A commit that waits for room. In the runtime's list from its first refusal on; it leaves with all that it asked for.
+struct RangeWait {
+  RangeImpl* range = nullptr;
+  uint64_t want = 0;
+  uint64_t bytes = 0;
+  uint64_t since_ns = 0;
+  uint64_t asked_ns = 0;  // when `want` was numbered
+  bool made_room = false;
+  std::string silent;  // who did not answer
+};
+
+class RangeImpl final : public Range {
+ public:
+  RangeImpl(std::shared_ptr<SessionImpl> session, RangeOptions options)
+      : session_(std::move(session)), runtime_(*session_->runtime_), options_(std::move(options)) {}
+  ~RangeImpl() override {
+    const base::Status ignored = close();  // unless it was
+  }
+  base::Status open();
+
+  base::Status close() override;
+  base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) override;
+  base::Status decommit(uint64_t offset_bytes, uint64_t bytes) override;
+  RangeInfo info() const override;
+
+  const SessionImpl* session() const { return session_.get(); }
+  const std::string& name() const { return options_.name; }
+  std::string describe() const {
+    return "elastic range '" + name() + "' of session '" + session_->name() + "'";
+  }
+  // Under the runtime's lock.
+  void request(const sched::RangeRequest& request, uint64_t now_ns);
+  void keeps_silent() { ++info_.silences; }
+  uint64_t answer_ns() const { return options_.answer_ns; }
+
+ private:
+  friend class RuntimeImpl;
+  base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away);
+  base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline);
+  void leave(RangeWait& wait);
+  void changed(uint64_t committed_bytes);
+  void run();
+  base::Status is_closed() const {
+    return {GPUSHARE_INVALID_STATE, describe() + " is closed, or its session has ended"};
+  }
+
+  const std::shared_ptr<SessionImpl> session_;
+  RuntimeImpl& runtime_;  // the session's
+  RangeOptions options_;
+  memory::ElasticRange* memory_ = nullptr;  // for those who have passed gate_ and the session's heap_gate_
+  mutable Gate gate_;
+  sched::RangeId id_ = 0;
+
+  // Guarded by the runtime's lock.
+  bool closed_ = true;
+  RangeInfo info_;
+
+  base::Mutex close_mutex_;  // one close at a time
+  base::ServiceThread thread_;
+  base::Mutex thread_mutex_;
+  base::ConditionVariable asked_;
+  std::atomic<std::thread::id> thread_id_{};
+  bool stop_ GPUSHARE_GUARDED_BY(thread_mutex_) = false;
+  bool has_request_ GPUSHARE_GUARDED_BY(thread_mutex_) = false;
+  uint64_t request_bytes_ GPUSHARE_GUARDED_BY(thread_mutex_) = 0;
+  uint64_t request_deadline_ns_ GPUSHARE_GUARDED_BY(thread_mutex_) = 0;
+};
+
+base::Result<std::shared_ptr<Range>> SessionImpl::open_range(RangeOptions options) {
+  auto range = std::make_shared<RangeImpl>(shared_from_this(), std::move(options));
+  GPUSHARE_RETURN_IF_ERROR(range->open());
+  return std::shared_ptr<Range>(std::move(range));
+}
+
+base::Status RangeImpl::open() {
+  const Stay stay(runtime_);
+  if (!stay) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  if (options_.answer_ns == 0) options_.answer_ns = kAnswerNs;
+  if (options_.price_ns_per_byte == 0) options_.price_ns_per_byte = kCopyNsPerByte;
+  {
+    BooksLock lock(runtime_.mutex_);
+    id_ = runtime_.next_range_++;
+  }
+  if (options_.name.empty()) options_.name = "range-" + std::to_string(id_);
+  for (;;) {
+    base::MutexLock lock(session_->range_mutex_);
+    const GatePass pass(session_->heap_gate_);
+    if (pass) {
+      auto opened =
+          runtime_.memory_->open_range(*session_->heap_.load(), options_.name, options_.reserved_bytes);
+      if (!opened.ok()) {
+        runtime_.note(opened.status());
+        return opened.status();
+      }
+      memory_ = *opened;
+      session_->ranges_.push_back(memory_);
+      break;
+    }
+    lock.unlock();
+    GPUSHARE_RETURN_IF_ERROR(session_->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  }
+  if (options_.give_back) {
+    try {
+      thread_ = base::ServiceThread([this] { run(); });
+    } catch (const std::system_error& error) {
+      base::MutexLock lock(session_->range_mutex_);
+      if (std::erase(session_->ranges_, memory_) > 0) runtime_.memory_->close_range(memory_);
+      return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start a range's thread: ") + error.what(),
+              error.code().value()};
+    }
+  }
+  gate_.open();
+  Section lock(runtime_);
+  closed_ = false;
+  runtime_.elastic_.open(id_, {session_->id_, session_->options_.cls,
+                               options_.give_back ? options_.answer_ns : 0, options_.price_ns_per_byte});
+  runtime_.ranges_[id_] = this;
+  return {};
+}
+
+base::Status RangeImpl::close() {
+  if (thread_id_.load() == std::this_thread::get_id())
+    return {GPUSHARE_INVALID_STATE, describe() + " cannot be closed by its own function"};
+  base::MutexLock closing(close_mutex_);
+  {
+    Section lock(runtime_);
+    if (closed_) return is_closed();
+    closed_ = true;
+    runtime_.elastic_.close(id_);
+    runtime_.ranges_.erase(id_);
+    runtime_.refresh_class(*session_);
+    runtime_.range_room_.notify_all();
+  }
+  if (thread_.joinable()) {
+    {
+      base::MutexLock lock(thread_mutex_);
+      stop_ = true;
+    }
+    asked_.notify_all();
+    thread_.join();
+  }
+  gate_.close();
+  base::MutexLock growing(session_->grow_mutex_);
+  uint64_t bytes = 0;
+  {
+    base::MutexLock lock(session_->range_mutex_);
+    // Those of a session that has ended went with it.
+    const GatePass pass(session_->heap_gate_);
+    if (!pass || std::erase(session_->ranges_, memory_) == 0) return {};
+    bytes = memory_->committed_bytes();
+    runtime_.memory_->close_range(memory_);
+    if (runtime_.gives_back_) (void)runtime_.memory_->trim();
+  }
+  session_->shrink_range(bytes);
+  BooksLock lock(runtime_.mutex_);
+  runtime_.range_room_.notify_all();
+  return {};
+}
+
+base::Status RangeImpl::commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) {
+  const Stay stay(runtime_);
+  if (!stay) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  const bool may_wait = timeout_ns > 0 && !NoWaitScope::active() && !CallbackScope::active();
+  struct Leaving {
+    ~Leaving() { range.leave(wait); }
+    RangeImpl& range;
+    RangeWait wait{};
+  } leaving{*this};
+  RangeWait& wait = leaving.wait;
+  wait.range = this;
+  for (;;) {
+    bool away = false;
+    base::Status status = try_commit(offset_bytes, bytes, wait, &away);
+    if (status.ok()) return status;
+    if (away) {
+      const uint64_t left_ns = deadline.never() ? GPUSHARE_NO_TIMEOUT : deadline.left_ns();
+      GPUSHARE_RETURN_IF_ERROR(session_->wait_admitted(may_wait ? left_ns : 0));
+      continue;
+    }
+    if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+      runtime_.note(status);
+      return status;
+    }
+    if (!may_wait) return status.with_context(describe());
+    if (deadline.passed())
+      return {GPUSHARE_TIMED_OUT, describe() + " waited " + base::format_duration_ns(timeout_ns) + " for " +
+                                      base::format_bytes(wait.bytes) + ": " + status.message() +
+                                      (wait.silent.empty() ? "" : "; no answer from " + wait.silent)};
+    GPUSHARE_RETURN_IF_ERROR(wait_for_room(wait, deadline));
+  }
+}
+
+base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away) {
+  base::MutexLock growing(session_->grow_mutex_);
+  uint64_t missing = 0;
+  {
+    const GatePass pass(gate_), heap(session_->heap_gate_);
+    if (!pass || !heap) return is_closed();
+    GPUSHARE_ASSIGN_OR_RETURN(missing, memory_->missing_bytes(offset_bytes, bytes));
+    if (missing == 0) return {};
+  }
+  {
+    // Whoever waits already goes first, unless it is of a lower class.
+    BooksLock lock(runtime_.mutex_);
+    wait.bytes = missing;  // which others read
+    const RangeWait* first = runtime_.range_waits_.empty() ? nullptr : runtime_.range_waits_.front();
+    if (first != nullptr && first != &wait && first->range->session_->options_.cls <= session_->options_.cls)
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+              first->range->describe() + " waits for " + base::format_bytes(first->bytes) + " before it"};
+  }
+  uint64_t committed = 0;
+  GPUSHARE_RETURN_IF_ERROR(session_->grow_range(missing, [&]() -> base::Status {
+    const GatePass pass(gate_), resident(session_->residence_gate_);
+    if (!pass) return is_closed();
+    *out_away = !resident;
+    if (!resident) return {GPUSHARE_INVALID_STATE, describe() + " is paged out"};
+    base::Status status = memory_->commit(offset_bytes, bytes);
+    committed = memory_->committed_bytes();
+    return status;
+  }));
+  changed(committed);
+  return {};
+}
+
+base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& deadline) {
+  RuntimeImpl& runtime = runtime_;
+  bool may_page = false;
+  {
+    Outbox outbox(runtime);
+    Section lock(runtime);
+    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*session_));
+    if (closed_) return is_closed();
+    const uint64_t now_ns = base::host_now_ns();
+    if (wait.want == 0) {
+      wait.want = runtime.next_want_++;
+      wait.since_ns = wait.asked_ns = now_ns;
+      ++info_.waits;
+      const auto at = std::find_if(runtime.range_waits_.begin(), runtime.range_waits_.end(),
+                                   [this](const RangeWait* other) {
+                                     return other->range->session_->options_.cls > session_->options_.cls;
+                                   });
+      runtime.range_waits_.insert(at, &wait);
+    }
+    uint64_t next_ns = base::add_saturated(now_ns, kLookAgainNs);
+    if (runtime.range_waits_.front() == &wait) {
+      for (const sched::RangeRequest& silent : runtime.elastic_.expire(now_ns))
+        runtime.keeps_silent(silent, wait, outbox);
+      // What is free already may be too little, or in use by the device.
+      const uint64_t free = runtime.free_bytes();
+      const uint64_t missing = free < wait.bytes ? wait.bytes - free : wait.bytes;
+      // Who declined may have bytes to spare by now.
+      if (now_ns - wait.asked_ns >= kAskAgainNs && runtime.elastic_.on_the_way_bytes(wait.want) == 0) {
+        wait.want = runtime.next_want_++;
+        wait.asked_ns = now_ns;
+      }
+      const auto requests = runtime.elastic_.ask(id_, wait.want, missing, now_ns);
+      for (const sched::RangeRequest& request : requests)
+        runtime.ranges_.at(request.range)->request(request, now_ns);
+      may_page = requests.empty() && runtime.elastic_.on_the_way_bytes(wait.want) == 0;
+      next_ns = std::min(next_ns, runtime.elastic_.next_deadline_ns());
+    }
+    if (!may_page) {
+      const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
+      runtime.wait(runtime.range_room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline,
+                   outbox);
+      return {};
+    }
+  }
+  // Nobody is left to ask: sessions of lower rank are paged out.
+  if (session_->make_room(wait.bytes)) {
+    wait.made_room = true;
+    return {};
+  }
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  const base::Deadline soon = base::Deadline::after(kLookAgainNs);
+  runtime.wait(runtime.range_room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  return {};
+}
+
+void RangeImpl::leave(RangeWait& wait) {
+  if (wait.want == 0) return;
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  std::erase(runtime_.range_waits_, &wait);
+  runtime_.elastic_.withdraw(wait.want);
+  const uint64_t waited_ns = base::host_now_ns() - wait.since_ns;
+  info_.waited_ns += waited_ns;
+  info_.longest_wait_ns = std::max(info_.longest_wait_ns, waited_ns);
+  if (wait.made_room && runtime_.check_open().ok()) {
+    runtime_.authority_->room_used(runtime_.now());
+    runtime_.settle(nullptr, outbox);
+  }
+  runtime_.range_room_.notify_all();  // it is the next one's turn
+}
+
+base::Status RangeImpl::decommit(uint64_t offset_bytes, uint64_t bytes) {
+  base::MutexLock growing(session_->grow_mutex_);
+  uint64_t freed = 0, committed = 0;
+  {
+    const GatePass pass(gate_), heap(session_->heap_gate_);
+    if (!pass || !heap) return is_closed();
+    GPUSHARE_ASSIGN_OR_RETURN(freed, memory_->decommit(offset_bytes, bytes));
+    if (freed == 0) return {};
+    committed = memory_->committed_bytes();
+    if (runtime_.gives_back_) (void)runtime_.memory_->trim();
+  }
+  session_->shrink_range(freed);
+  changed(committed);
+  return {};
+}
+
+void RangeImpl::changed(uint64_t committed_bytes) {
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  if (closed_) return;
+  info_.peak_bytes = std::max(info_.peak_bytes, committed_bytes);
+  runtime_.elastic_.set_bytes(id_, committed_bytes);
+  runtime_.refresh_class(*session_);
+  if (!runtime_.range_waits_.empty()) runtime_.range_room_.notify_all();
+}
+
+RangeInfo RangeImpl::info() const {
+  RangeInfo info;
+  {
+    BooksLock lock(runtime_.mutex_);
+    info = info_;
+    info.silent = runtime_.elastic_.silent(id_);
+  }
+  const GatePass pass(gate_), heap(session_->heap_gate_);
+  if (!pass || !heap) return info;
+  info.address = memory_->address();
+  info.reserved_bytes = memory_->reserved_bytes();
+  info.granule_bytes = memory_->granule_bytes();
+  info.committed_bytes = memory_->committed_bytes();
+  return info;
+}
+
+void RangeImpl::request(const sched::RangeRequest& request, uint64_t now_ns) {
+  ++info_.requests;
+  info_.requested_bytes += request.bytes;
+  {
+    base::MutexLock lock(thread_mutex_);
+    has_request_ = true;
+    request_bytes_ = request.bytes;
+    request_deadline_ns_ = std::max(request.deadline_ns, now_ns);
+  }
+  asked_.notify_all();
+}
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+void RangeImpl::run() {
+  thread_id_.store(std::this_thread::get_id());
+  for (;;) {
+    uint64_t bytes = 0, within_ns = 0;
+    {
+      base::MutexLock lock(thread_mutex_);
+      while (!stop_ && !has_request_) asked_.wait(thread_mutex_);
+      if (stop_) return;
+      has_request_ = false;
+      bytes = request_bytes_;
+      within_ns = request_deadline_ns_ - std::min(request_deadline_ns_, base::host_now_ns());
+    }
+    const Stay stay(runtime_);
+    if (!stay) continue;
+    uint64_t answer = sched::ElasticRanges::kNoAnswer;
+    {
+      const CallbackScope scope;
+      try {
+        answer = options_.give_back(bytes, within_ns);
+      } catch (const std::exception& error) {
+        base::log(base::kWarning, "the function of " + describe() + " threw: " + error.what());
+      } catch (const base::ForcedUnwind&) {
+        base::thread_ends() = true;
+        throw;
+      } catch (...) {
+        base::log(base::kWarning, "the function of " + describe() + " threw");
+      }
+    }
+    BooksLock lock(runtime_.mutex_);
+    runtime_.elastic_.answer(id_, answer);
+    runtime_.range_room_.notify_all();
+  }
+}
+
+// The session's class, or the lower one while a range of it is silent.
+void RuntimeImpl::refresh_class(SessionImpl& session) {
+  const bool silent = elastic_.session_silent(session.id_);
+  if (session.silent_ == silent || session.torn_down_ || collapsed_) return;
+  session.silent_ = silent;
+  authority_->set_class(session.id_, silent ? sched::SessionClass::kOpportunistic : session.options_.cls,
+                        now());
+}
+
+void RuntimeImpl::keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox) {
+  const auto found = ranges_.find(request.range);
+  if (found == ranges_.end()) return;
+  RangeImpl& range = *found->second;
+  range.keeps_silent();
+  const std::string who = range.describe() + ", asked for " + base::format_bytes(request.bytes) + " within " +
+                          base::format_duration_ns(range.answer_ns()) + ", which counts as opportunistic now";
+  base::log(base::kWarning, "no answer from " + who);
+  wait.silent += (wait.silent.empty() ? "" : ", ") + who;
+  wait.range->info_.unanswered_by = range.session()->id_;
+  refresh_class(*range.session_);
+  settle(nullptr, outbox);
+}
+
+void RuntimeImpl::forget_ranges(const SessionImpl& session) {
+  for (const auto& [id, range] : ranges_)
+    if (range->session() == &session) elastic_.close(id);
+  range_room_.notify_all();
+}
+
+}  // namespace gpushare::executor

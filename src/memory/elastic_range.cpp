@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/elastic_range.hpp"
+
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "memory/persistent_heap.hpp"
+
+namespace gpushare::memory {
+namespace {
+
+// The index keeps 8 bytes for each 2 MiB of addresses.
+constexpr uint64_t kMaxReservedBytes = uint64_t{1} << 40;
+
+base::Status closed() {
+  return {GPUSHARE_INVALID_STATE, "the elastic range is closed"};
+}
+
+}  // namespace
+
+base::Status ElasticRange::open(const PersistentHeapImpl& heap, std::string name, uint64_t bytes) {
+  base::MutexLock control(control_);
+  if (bytes == 0 || bytes > kMaxReservedBytes)
+    return {GPUSHARE_INVALID_ARGUMENT, "an elastic range reserves more than 0 bytes and at most " +
+                                           base::format_bytes(kMaxReservedBytes)};
+  bytes = round_up(bytes, granule_bytes());
+  Range range;
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, &range));
+  heap_ = &heap;
+  if (auto status = shared_.index.set(range.base, bytes, this); !status.ok()) {
+    shared_.layout->close_sparse(range);
+    return status;
+  }
+  range_ = range;
+  reserved_bytes_ = bytes;
+  state_ = State::kResident;
+  ShortLockGuard lock(lock_);
+  name_ = std::move(name);
+  committed_.assign(bytes / granule_bytes(), false);
+  committed_bytes_ = 0;
+  return {};
+}
+
+void ElasticRange::close() {
+  base::MutexLock control(control_);
+  if (state_ == State::kClosed) return;
+  const size_t count = reserved_bytes_ / granule_bytes();
+  const FenceList last = fences();
+  shared_.index.clear(range_.base, reserved_bytes_);
+  (void)mark(0, count, false);
+  if (state_ != State::kOut) shared_.layout->decommit(range_, 0, count, last);
+  shared_.layout->close_sparse(range_);
+  shared_.spill->chunks().give(chunks_);
+  saved_.clear();
+  state_ = State::kClosed;
+  ShortLockGuard lock(lock_);
+  committed_.clear();
+  uses_.clear();
+}
+
+uint64_t ElasticRange::committed_bytes() const {
+  ShortLockGuard lock(lock_);
+  return committed_bytes_;
+}
+
+std::string ElasticRange::name() const {
+  ShortLockGuard lock(lock_);
+  return name_;
+}
+
+base::Status ElasticRange::check_part(uint64_t offset, uint64_t bytes) const {
+  const uint64_t granule = granule_bytes();
+  if (bytes > 0 && offset % granule == 0 && bytes % granule == 0 && offset <= reserved_bytes_ &&
+      bytes <= reserved_bytes_ - offset)
+    return {};
+  return {
+      GPUSHARE_INVALID_ARGUMENT,
+      base::format("[%llu, %llu + %llu) is not a part of the range of %llu bytes in whole granules of %llu",
+                   static_cast<unsigned long long>(offset), static_cast<unsigned long long>(offset),
+                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(reserved_bytes_),
+                   static_cast<unsigned long long>(granule))};
+}
+
+base::Result<uint64_t> ElasticRange::missing_bytes(uint64_t offset, uint64_t bytes) const {
+  GPUSHARE_RETURN_IF_ERROR(check_part(offset, bytes));
+  const uint64_t granule = granule_bytes();
+  ShortLockGuard lock(lock_);
+  if (committed_.empty()) return closed();
+  const auto begin = committed_.begin() + static_cast<ptrdiff_t>(offset / granule);
+  return static_cast<uint64_t>(std::count(begin, begin + static_cast<ptrdiff_t>(bytes / granule), false)) *
+         granule;
+}
+
+uint64_t ElasticRange::mark(size_t first, size_t count, bool committed) {
+  uint64_t bytes = 0;
+  {
+    ShortLockGuard lock(lock_);
+    for (size_t i = first; i < first + count; ++i) {
+      if (committed_[i] == committed) continue;
+      committed_[i] = committed;
+      bytes += granule_bytes();
+    }
+    committed_bytes_ = committed ? committed_bytes_ + bytes : committed_bytes_ - bytes;
+  }
+  if (committed) {
+    shared_.persistent_bytes.fetch_add(bytes, std::memory_order_relaxed);
+    shared_.note_peak();
+  } else {
+    shared_.persistent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  }
+  return bytes;
+}
+
+FenceList ElasticRange::fences() const {
+  FenceList out;
+  {
+    ShortLockGuard lock(lock_);
+    out = uses_;
+  }
+  if (const device::Stream* stream = home_stream()) out.push_back(shared_.fences.at_end_of(*stream));
+  return out;
+}
+
+base::Status ElasticRange::commit(uint64_t offset, uint64_t bytes) {
+  base::MutexLock control(control_);
+  if (state_ == State::kClosed) return closed();
+  if (state_ != State::kResident) return {GPUSHARE_INVALID_STATE, "the elastic range is paged out"};
+  GPUSHARE_RETURN_IF_ERROR(check_part(offset, bytes));
+  const size_t first = offset / granule_bytes(), count = bytes / granule_bytes();
+  FenceList before;
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit(range_, first, count, &before, nullptr));
+  // Uses from before its decommit, by the session itself: on its stream the device waits for those, without one the host.
+  prune(before);
+  if (const device::Stream* stream = home_stream())
+    order_all(before, *stream);
+  else
+    wait_all(before);
+  (void)mark(first, count, true);
+  return {};
+}
+
+base::Result<uint64_t> ElasticRange::decommit(uint64_t offset, uint64_t bytes) {
+  base::MutexLock control(control_);
+  if (state_ == State::kClosed) return closed();
+  GPUSHARE_RETURN_IF_ERROR(check_part(offset, bytes));
+  const size_t first = offset / granule_bytes(), count = bytes / granule_bytes();
+  if (state_ != State::kOut) {
+    FenceList last;
+    if (const device::Stream* stream = home_stream()) {
+      GPUSHARE_ASSIGN_OR_RETURN(FencePtr end, shared_.fences.mark(*stream));
+      last.push_back(std::move(end));
+    }
+    {
+      ShortLockGuard lock(lock_);
+      prune(uses_);
+      last.insert(last.end(), uses_.begin(), uses_.end());
+    }
+    shared_.layout->decommit(range_, first, count, last);
+  }
+  std::erase_if(saved_,
+                [&](const Saved& part) { return part.granule >= first && part.granule < first + count; });
+  return mark(first, count, false);
+}
+
+base::Status ElasticRange::copy(const std::vector<Saved>& parts, const device::Stream& stream, bool out) {
+  for (const Saved& part : parts) {
+    const Address begin = range_.base + part.granule * granule_bytes();
+    for (uint64_t done = 0; done < granule_bytes();) {
+      const uint64_t at = part.at + done;
+      const uint64_t bytes = std::min(HostChunks::kBytes - at % HostChunks::kBytes, granule_bytes() - done);
+      const auto host =
+          reinterpret_cast<uintptr_t>(chunks_[at / HostChunks::kBytes] + at % HostChunks::kBytes);
+      GPUSHARE_RETURN_IF_ERROR(out ? stream.copy(host, begin + done, bytes, GPUSHARE_COPY_DEVICE_TO_HOST)
+                                   : stream.copy(begin + done, host, bytes, GPUSHARE_COPY_HOST_TO_DEVICE));
+      done += bytes;
+    }
+  }
+  return {};
+}
+
+base::Status ElasticRange::save(const device::Stream& stream) {
+  base::MutexLock control(control_);
+  if (state_ != State::kResident) return closed();
+  saved_.clear();
+  spoilt_ = false;
+  {
+    ShortLockGuard lock(lock_);
+    for (size_t i = 0; i < committed_.size(); ++i)
+      if (committed_[i]) saved_.push_back({i, saved_.size() * granule_bytes()});
+  }
+  order_all(fences(), stream);
+  base::Status status = shared_.spill->chunks().take(saved_.size() * granule_bytes(), &chunks_);
+  if (status.ok()) {
+    status = copy(saved_, stream, true);
+    // Even after a failure: copies enqueued before it still write to the chunks.
+    const base::Status finished = stream.synchronize();
+    if (status.ok()) status = finished;
+  }
+  if (!status.ok()) {
+    shared_.spill->chunks().give(chunks_);
+    saved_.clear();
+    return status.with_context("paging out elastic range '" + name() + "'");
+  }
+  state_ = State::kSaved;
+  return {};
+}
+
+void ElasticRange::drop() {
+  base::MutexLock control(control_);
+  if (state_ != State::kSaved) return;
+  // The copy came after everything that used the bytes.
+  shared_.layout->decommit(range_, 0, reserved_bytes_ / granule_bytes(), {});
+  shared_.paged_out_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
+  state_ = State::kOut;
+}
+
+base::Status ElasticRange::restore(const device::Stream& stream) {
+  base::MutexLock control(control_);
+  if (state_ == State::kResident) return {};  // opened meanwhile
+  if (state_ != State::kOut) return closed();
+  std::vector<Saved> lost;
+  base::Status status;
+  FenceList before;
+  for (size_t i = 0; i < saved_.size() && status.ok();) {
+    size_t end = i + 1;  // of a run
+    while (end < saved_.size() && saved_[end].granule == saved_[end - 1].granule + 1) ++end;
+    std::vector<bool> intact;
+    status = shared_.layout->commit(range_, saved_[i].granule, end - i, &before, &intact);
+    for (size_t k = i; k < end && status.ok(); ++k)
+      if (spoilt_ || !intact[k - i]) lost.push_back(saved_[k]);
+    i = end;
+  }
+  if (status.ok()) {
+    order_all(before, stream);
+    status = copy(lost, stream, false);
+    const base::Status finished = stream.synchronize();
+    if (status.ok()) status = finished;
+  }
+  if (!status.ok()) {
+    spoilt_ = true;
+    shared_.layout->decommit(range_, 0, reserved_bytes_ / granule_bytes(), {});
+    return status.with_context("paging in elastic range '" + name() + "'");
+  }
+  shared_.paged_in_bytes.fetch_add(saved_.size() * granule_bytes(), std::memory_order_relaxed);
+  spoilt_ = false;
+  state_ = State::kSaved;
+  return {};
+}
+
+void ElasticRange::forget() {
+  base::MutexLock control(control_);
+  if (state_ != State::kSaved) return;
+  shared_.spill->chunks().give(chunks_);
+  saved_.clear();
+  state_ = State::kResident;
+}
+
+base::Status ElasticRange::free_block(Address address) {
+  return {GPUSHARE_NOT_FOUND,
+          base::format("device address %#llx lies in elastic range '%s': decommit its granule instead",
+                       static_cast<unsigned long long>(address), name().c_str())};
+}
+
+bool ElasticRange::find_block(Address address, BlockInfo* out_info) {
+  ShortLockGuard lock(lock_);
+  const uint64_t granule = granule_bytes();
+  const size_t index = (address - range_.base) / granule;
+  if (address < range_.base || index >= committed_.size() || !committed_[index]) return false;
+  *out_info = {range_.base + index * granule, granule, Kind::kFramework, heap_->session()};
+  return true;
+}
+
+base::Status ElasticRange::add_use(Address address, const FencePtr& use) {
+  BlockInfo ignored;
+  if (!find_block(address, &ignored)) return no_such_block(address);
+  ShortLockGuard lock(lock_);
+  if (std::find(uses_.begin(), uses_.end(), use) != uses_.end()) return {};
+  if (uses_.size() >= 8) prune(uses_);
+  uses_.push_back(use);
+  return {};
+}
+
+const device::Stream* ElasticRange::home_stream() const {
+  return heap_->stream();
+}
+
+bool ElasticRange::is_home(const void* native) const {
+  return heap_->is_home(native);
+}
+
+void ElasticRange::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
+  SegmentSnapshot segment;
+  ShortLockGuard lock(lock_);
+  if (committed_.empty()) return;
+  const uint64_t granule = granule_bytes();
+  segment.address = range_.base;
+  segment.bytes = committed_.size() * granule;
+  segment.session = heap_->session();
+  segment.name = "elastic range " + name_;
+  for (size_t i = 0; i < committed_.size(); ++i) {
+    if (!committed_[i]) continue;
+    const Address at = range_.base + i * granule;
+    if (!segment.blocks.empty() && segment.blocks.back().address + segment.blocks.back().bytes == at)
+      segment.blocks.back().bytes += granule;
+    else
+      segment.blocks.push_back({at, granule, Kind::kFramework, segment.session});
+  }
+  out_segments->push_back(std::move(segment));
+}
+
+std::string ElasticRange::check() const {
+  ShortLockGuard lock(lock_);
+  const auto count = static_cast<uint64_t>(std::count(committed_.begin(), committed_.end(), true));
+  return count * granule_bytes() == committed_bytes_ ? "" : "elastic range: committed bytes do not add up";
+}
+
+}  // namespace gpushare::memory

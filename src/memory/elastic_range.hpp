@@ -1,0 +1,104 @@
+// elastic_range.hpp: a large range of device addresses of a session, behind any granules of which it has memory: for what grows and
+// shrinks while a job runs (KV caches, embedding tables). Granules are committed and decommitted one by one; the caller has had the
+// bytes promised before (sched::Authority::set_need) and gives the promise back afterwards.
+//
+// Nothing waits for the device but commit, and that only where every other granule of the layout is in use by device work. Decommit is
+// ordered by fences: the bytes go to somebody else after the work that the session's stream has now, and after the uses on other
+// streams that record_use has recorded for addresses in the range.
+//
+// Paging goes in halves, because a session has several ranges and a heap, which go out and come in together or not at all: save, drop,
+// restore, forget. Until drop, and from restore on, the bytes are on the device; from save until forget they are in host memory.
+//
+// Locks: control_ serialises all that changes the range and is held across driver calls; lock_ is for finding out about an address.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "memory/block_owner.hpp"
+#include "memory/short_lock.hpp"
+#include "memory/spill.hpp"  // Shared has one
+
+namespace gpushare::memory {
+
+class PersistentHeapImpl;
+
+class ElasticRange final : public BlockOwner {
+ public:
+  explicit ElasticRange(Shared& shared) : shared_(shared) {}
+
+  // Life cycle, for DeviceMemory. Objects are pooled and never destroyed before it. open: errors INVALID_ARGUMENT, UNSUPPORTED
+  // (contiguous layout), the device's. close: the next user of the bytes is ordered after the session's stream and recorded uses.
+  base::Status open(const PersistentHeapImpl& heap, std::string name, uint64_t bytes);
+  void close();
+
+  Address address() const { return range_.base; }
+  uint64_t reserved_bytes() const { return reserved_bytes_; }
+  uint64_t granule_bytes() const { return shared_.layout->granularity_bytes(); }
+  uint64_t committed_bytes() const;
+  // Of [offset, offset + bytes), those without memory. Errors: INVALID_ARGUMENT (not whole granules within the range, or none).
+  base::Result<uint64_t> missing_bytes(uint64_t offset, uint64_t bytes) const;
+  // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Errors: INVALID_ARGUMENT,
+  // INVALID_STATE (closed, paged out), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
+  base::Status commit(uint64_t offset, uint64_t bytes);
+  // Gives the memory of those that have some back, also while they are paged out. Returns how many bytes these are. Errors:
+  // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
+  base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
+
+  // Copies what is committed to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's: nothing has changed.
+  base::Status save(const device::Stream& stream);
+  // Gives the saved bytes' device memory back.
+  void drop();
+  // Puts memory behind the dropped granules and copies back what was lost, and waits. Errors: DEVICE_OUT_OF_MEMORY, the stream's:
+  // nothing has changed.
+  base::Status restore(const device::Stream& stream);
+  // Gives the host memory of save() back; the bytes are on the device.
+  void forget();
+
+  // BlockOwner: an address within a committed granule stands for the granule; it cannot be freed.
+  base::Status free_block(Address address) override;
+  base::Status add_use(Address address, const FencePtr& use) override;
+  bool find_block(Address address, BlockInfo* out_info) override;
+  const device::Stream* home_stream() const override;
+  bool is_home(const void* native) const override;
+
+  std::string name() const;
+  void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
+  std::string check() const;
+
+ private:
+  struct Saved {
+    size_t granule;
+    uint64_t at;  // in the chunks
+  };
+  enum class State : uint8_t { kClosed, kResident, kSaved, kOut };
+
+  base::Status check_part(uint64_t offset, uint64_t bytes) const;
+  // [first, first + count) have memory from now on, or none. Returns for how many bytes that is new.
+  uint64_t mark(size_t first, size_t count, bool committed);
+  FenceList fences() const;
+  base::Status copy(const std::vector<Saved>& parts, const device::Stream& stream, bool out)
+      GPUSHARE_REQUIRES(control_);
+
+  Shared& shared_;
+  mutable base::Mutex control_;
+  State state_ GPUSHARE_GUARDED_BY(control_) = State::kClosed;
+  std::vector<Saved> saved_ GPUSHARE_GUARDED_BY(control_);
+  // What is mapped may be half written: a restore failed.
+  bool spoilt_ GPUSHARE_GUARDED_BY(control_) = false;
+  std::vector<uint8_t*> chunks_ GPUSHARE_GUARDED_BY(control_);
+  Range range_;  // while open, constant; so the next two
+  uint64_t reserved_bytes_ = 0;
+  const PersistentHeapImpl* heap_ = nullptr;
+
+  mutable ShortLock lock_;
+  std::string name_ GPUSHARE_GUARDED_BY(lock_);
+  std::vector<bool> committed_ GPUSHARE_GUARDED_BY(lock_);  // empty while closed
+  uint64_t committed_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  FenceList uses_ GPUSHARE_GUARDED_BY(lock_);
+};
+
+}  // namespace gpushare::memory

@@ -1,0 +1,52 @@
+// lane_door.hpp: the way to a lane's blocks for callers that hold nothing but a pass: no pin, no gate, one lock.
+//
+// A door has the lane's lock and says which iteration of the lane is open. Doors are never destroyed, so whoever has an old pass may
+// come to the door of a lane that is gone: the lock is still a lock, and the key on the pass is no longer the one at the door.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/thread_local.hpp"
+#include "memory/device_memory.hpp"
+#include "memory/short_lock.hpp"
+
+namespace gpushare::memory {
+
+class LaneImpl;
+
+// All methods may be called from any thread at any time, with any pass that a door of this process ever gave.
+class alignas(64) LaneDoor {
+ public:
+  // The block of an allocation or free at the door, or false: nothing has happened, and the ordinary call does it or says why not. Throws bad_alloc.
+  bool alloc(uint64_t key, uint64_t bytes, uint64_t alignment, Address* out);
+  bool free(uint64_t key, const void* owner, Address address);
+  // The first `count` of the requests, under one lock for some of them together; returns how many were served.
+  size_t alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment, Address* out);
+  size_t free_many(uint64_t key, const void* owner, const Address* addresses, size_t count);
+
+  // Where the calling thread allocated last: most of its frees are of that iteration. Empty in the child of a fork.
+  static LanePass& last_pass() {
+    static GPUSHARE_THREAD_LOCAL LanePass pass;
+    return pass;
+  }
+
+ private:
+  friend class LaneImpl;
+
+  // A door that no lane has. Throws bad_alloc.
+  static LaneDoor& take(LaneImpl& lane, const void* owner);
+  void give_back() noexcept;
+
+  ShortLock lock_;
+  std::atomic<uint64_t> key_{0};  // of the open iteration; 0: none. Changes under the lock
+  uint64_t last_key_ = 0;         // guarded by the lock, as the next two are
+  LaneImpl* lane_ = nullptr;
+  const void* owner_ = nullptr;  // DeviceMemoryOptions::owner
+  LaneDoor* next_ = nullptr;     // of those without a lane
+};
+
+}  // namespace gpushare::memory

@@ -1,0 +1,92 @@
+// coordinator.hpp: which jobs may use one device, in which class, and with how many bytes.
+//
+// Guaranteed jobs get all bytes that they asked for, or wait. Opportunistic jobs share what guaranteed ones leave, by weight, down to a
+// least amount each. A guaranteed job that has waited long starts as opportunistic where there is room, and is upgraded when its bytes
+// are free. An opportunistic job that is content to be upgraded becomes guaranteed when nobody guaranteed waits, and is demoted
+// when one comes that needs its room.
+//
+// No thread, no clock, no device: times come in as arguments, decisions go out as actions.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+struct CoordinatorOptions {
+  uint64_t capacity_bytes = 0;
+  uint32_t max_guaranteed = 1;     // at once; several slow each other, which no gate prevents
+  uint32_t max_opportunistic = 4;  // at once
+  uint64_t long_wait_ns =
+      600'000'000'000;  // after which a guaranteed job that waits may start as opportunistic
+};
+
+struct CoordinatedJob {
+  SessionId id = kNoSession;
+  SessionClass cls = SessionClass::kGuaranteed;
+  uint64_t bytes = 0;        // that it wants on the device
+  uint64_t least_bytes = 0;  // with which it can still run, the rest on the host; at most `bytes`
+  double weight = 1;
+  bool may_upgrade = false;  // an opportunistic one that becomes guaranteed when there is room
+};
+
+struct CoordinatorAction {
+  enum class Kind : uint8_t {
+    kStart,     // in class `cls`, with `limit_bytes`
+    kReclass,   // a running job is of class `cls` from now on (upgrade, demotion), with `limit_bytes`
+    kSetLimit,  // its bytes on the device
+    kStop,      // there is no room for its least bytes any more; it waits again
+  } kind;
+  SessionId id = kNoSession;
+  SessionClass cls = SessionClass::kGuaranteed;
+  uint64_t limit_bytes = 0;
+};
+
+// Threads: none; one caller at a time.
+class Coordinator {
+ public:
+  explicit Coordinator(CoordinatorOptions options) : options_(options) {}
+
+  // INVALID_ARGUMENT is the caller's to check: bytes above the capacity are never guaranteed (`fits` says so).
+  bool fits(const CoordinatedJob& job) const { return job.least_bytes <= options_.capacity_bytes; }
+  void arrive(const CoordinatedJob& job, uint64_t now_ns);
+  void leave(SessionId id, uint64_t now_ns);
+  void set_capacity(uint64_t bytes, uint64_t now_ns);
+  // Looks again at who has waited long; call at the time that look_again_ns says.
+  void tick(uint64_t now_ns) { settle(now_ns); }
+  uint64_t look_again_ns() const { return look_again_ns_; }
+
+  // What has been decided since the last call, in order: limits fall and jobs stop before others start with the room.
+  std::vector<CoordinatorAction> take_actions();
+
+  struct View {
+    bool running = false;
+    SessionClass cls = SessionClass::kGuaranteed;  // as it runs
+    uint64_t limit_bytes = 0;
+  };
+  View view(SessionId id) const;
+  // Empty when the invariants hold. For tests.
+  std::string check() const;
+
+ private:
+  struct Entry {
+    CoordinatedJob job;
+    uint64_t waiting_since_ns = 0;
+    bool running = false, waited_long = false;
+    SessionClass cls = SessionClass::kGuaranteed;
+    uint64_t limit_bytes = 0;
+  };
+  void settle(uint64_t now_ns);
+
+  CoordinatorOptions options_;
+  std::map<SessionId, Entry> jobs_;  // in order of arrival
+  std::vector<CoordinatorAction> actions_;
+  uint64_t look_again_ns_ = kUnknown;
+};
+
+}  // namespace gpushare::sched

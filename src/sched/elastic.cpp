@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/elastic.hpp"
+
+#include <algorithm>
+
+#include "base/saturate.hpp"
+#include "sched/claims.hpp"
+
+namespace gpushare::sched {
+
+void ElasticRanges::open(RangeId id, const RangeSpec& spec) {
+  ranges_[id].spec = spec;
+}
+
+void ElasticRanges::close(RangeId id) {
+  ranges_.erase(id);
+}
+
+void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
+  const auto found = ranges_.find(id);
+  if (found == ranges_.end()) return;
+  Record& range = found->second;
+  if (bytes < range.bytes) {
+    range.silent = false;
+    range.given_bytes += range.bytes - bytes;
+    if (range.asked && range.still_owed() == 0) range.asked = false;
+  }
+  range.bytes = bytes;
+}
+
+std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns) {
+  const auto asking = ranges_.find(asker);
+  if (asking == ranges_.end()) return {};
+  const uint64_t coming = on_the_way_bytes(want);
+  if (bytes <= coming) return {};
+  uint64_t missing = bytes - coming;
+  std::vector<Record*> candidates;
+  std::vector<RangeId> ids;
+  std::vector<Claim> claims;
+  for (auto& [id, range] : ranges_) {
+    if (id == asker || range.asked || range.silent || range.bytes == 0 || range.spec.answer_ns == 0) continue;
+    if (range.asked_for == want) continue;
+    const bool opportunistic = range.spec.cls == SessionClass::kOpportunistic;
+    if (!opportunistic && asking->second.spec.cls == SessionClass::kOpportunistic) continue;
+    candidates.push_back(&range);
+    ids.push_back(id);
+    claims.push_back({range.bytes, opportunistic ? 0U : 1U,
+                      range.spec.price_ns_per_byte * static_cast<double>(range.bytes)});
+  }
+  std::vector<size_t> chosen = choose_claims(claims, missing);
+  const bool all = chosen.empty() || hurried_want_ == want;
+  if (all) {
+    chosen.resize(candidates.size());
+    for (size_t i = 0; i < chosen.size(); ++i) chosen[i] = i;
+  }
+  // The dearest of the highest rank is asked last, so for no more than the rest.
+  std::sort(chosen.begin(), chosen.end(), [&](size_t a, size_t b) {
+    if (claims[a].rank != claims[b].rank) return claims[a].rank < claims[b].rank;
+    const double price_a = candidates[a]->spec.price_ns_per_byte,
+                 price_b = candidates[b]->spec.price_ns_per_byte;
+    return price_a != price_b ? price_a < price_b : ids[a] < ids[b];
+  });
+  std::vector<RangeRequest> requests;
+  for (const size_t i : chosen) {
+    Record& range = *candidates[i];
+    const uint64_t part = std::min(missing, range.bytes);
+    if (part == 0) break;
+    // After a silence nobody is relied on: each is asked for all that it could give.
+    if (hurried_want_ != want) missing -= part;
+    range.asked = true;
+    range.asker = asker;
+    range.asked_for = want;
+    range.owed_bytes = part;
+    range.given_bytes = 0;
+    range.deadline_ns = base::add_saturated(now_ns, range.spec.answer_ns);
+    requests.push_back({ids[i], asker, part, range.deadline_ns});
+  }
+  return requests;
+}
+
+void ElasticRanges::answer(RangeId id, uint64_t bytes) {
+  const auto found = ranges_.find(id);
+  if (found == ranges_.end() || !found->second.asked) return;
+  Record& range = found->second;
+  if (bytes == kNoAnswer) {
+    range.deadline_ns = 0;  // expires at once
+    return;
+  }
+  range.owed_bytes = std::min(bytes, range.owed_bytes);
+  if (range.still_owed() == 0) range.asked = false;
+}
+
+std::vector<RangeRequest> ElasticRanges::expire(uint64_t now_ns) {
+  std::vector<RangeRequest> out;
+  for (auto& [id, range] : ranges_) {
+    if (!range.asked || range.deadline_ns > now_ns) continue;
+    range.asked = false;
+    range.silent = true;
+    hurried_want_ = range.asked_for;
+    out.push_back({id, range.asker, range.still_owed(), range.deadline_ns});
+  }
+  return out;
+}
+
+void ElasticRanges::withdraw(uint64_t want) {
+  for (auto& [id, range] : ranges_)
+    if (range.asked && range.asked_for == want) range.asked = false;
+}
+
+uint64_t ElasticRanges::next_deadline_ns() const {
+  uint64_t next = UINT64_MAX;
+  for (const auto& [id, range] : ranges_)
+    if (range.asked) next = std::min(next, range.deadline_ns);
+  return next;
+}
+
+uint64_t ElasticRanges::on_the_way_bytes(uint64_t want) const {
+  uint64_t sum = 0;
+  for (const auto& [id, range] : ranges_)
+    if (range.asked && range.asked_for == want) sum = base::add_saturated(sum, range.still_owed());
+  return sum;
+}
+
+bool ElasticRanges::silent(RangeId id) const {
+  const auto found = ranges_.find(id);
+  return found != ranges_.end() && found->second.silent;
+}
+
+bool ElasticRanges::session_silent(SessionId session) const {
+  return std::any_of(ranges_.begin(), ranges_.end(), [session](const auto& each) {
+    return each.second.spec.session == session && each.second.silent;
+  });
+}
+
+}  // namespace gpushare::sched

@@ -1,0 +1,85 @@
+// elastic.hpp: which elastic ranges are asked to give bytes back when another one waits for memory, and what follows from their answers.
+//
+// A range that waits asks ranges of its own class and of lower ones, chosen by rank and price (claims.hpp): silent ranges are not asked,
+// opportunistic ones before guaranteed ones. A request has a deadline. A range answers by giving the bytes, or by saying how many it
+// will give before the deadline: 0 declines. A range that does neither keeps its bytes and is *silent*: its session counts as
+// opportunistic, so that it may be paged out, until the range gives bytes again. After a first silence all others are asked at once;
+// so a wait sees at most two deadlines pass, whoever keeps silent.
+//
+// It only decides: the driver calls the owners and tells it what they do. Threads: the driver serialises calls. Cost: O(ranges log ranges)
+// for each time that somebody asks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+using RangeId = uint64_t;
+
+struct RangeSpec {
+  SessionId session = kNoSession;
+  SessionClass cls = SessionClass::kGuaranteed;  // of its session
+  uint64_t answer_ns = 0;                        // time it has to answer; 0: it cannot be asked
+  double price_ns_per_byte = 0;                  // what giving back and restoring a byte costs its owner
+};
+
+struct RangeRequest {
+  RangeId range = 0;
+  RangeId asker = 0;
+  uint64_t bytes = 0;
+  uint64_t deadline_ns = 0;
+};
+
+class ElasticRanges {
+ public:
+  static constexpr uint64_t kNoAnswer = UINT64_MAX;
+
+  void open(RangeId id, const RangeSpec& spec);
+  // What it was asked for is asked of others when its asker asks again.
+  void close(RangeId id);
+  // Its bytes now. A fall counts for the request that it has.
+  void set_bytes(RangeId id, uint64_t bytes);
+
+  // `asker` misses `bytes` to commit what it wants. Returns the requests to be delivered now; empty when enough is on its way or nobody
+  // is left to ask. `want` numbers the wait: nobody is asked twice for it.
+  std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns);
+  // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already included, or kNoAnswer.
+  // Ignored if the request is over.
+  void answer(RangeId id, uint64_t bytes);
+  // Requests whose deadline has passed or that got kNoAnswer are over. Returns those whose range is silent now.
+  std::vector<RangeRequest> expire(uint64_t now_ns);
+  // The wait is over; its requests stand no longer, and nobody is silent for them.
+  void withdraw(uint64_t want);
+
+  // The earliest deadline of a request, UINT64_MAX without one.
+  uint64_t next_deadline_ns() const;
+  // Bytes that the wait's requests may still bring.
+  uint64_t on_the_way_bytes(uint64_t want) const;
+  bool silent(RangeId id) const;
+  // A range of it is.
+  bool session_silent(SessionId session) const;
+
+ private:
+  struct Record {
+    RangeSpec spec;
+    uint64_t bytes = 0;
+    bool silent = false;
+    uint64_t asked_for = 0;  // the want that it was asked for last
+    // The request it has.
+    bool asked = false;
+    RangeId asker = 0;
+    uint64_t owed_bytes = 0;   // as asked, then as answered
+    uint64_t given_bytes = 0;  // since it was asked
+    uint64_t deadline_ns = 0;
+    uint64_t still_owed() const { return owed_bytes > given_bytes ? owed_bytes - given_bytes : 0; }
+  };
+  std::map<RangeId, Record> ranges_;  // ordered: the same decisions every time
+  uint64_t hurried_want_ = 0;         // somebody was silent for it
+};
+
+}  // namespace gpushare::sched

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/op_controller.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/status.hpp"
+
+namespace gpushare::sched {
+namespace {
+
+constexpr double kAloneGain = 1.0 / 256, kCostGain = 1.0 / 64;
+// Deviations of an iteration's time alone that are taken for noise.
+constexpr double kNoise = 3;
+// A choice is known after so many samples.
+constexpr double kKnownSamples = 4;
+// Shares never tried are taken to be a little better than the line between their neighbours: they come to be tried.
+constexpr double kOptimism = 0.95;
+constexpr size_t kFirstShare = 2;  // the first that is tried: a sixteenth
+// Credit that may be gathered, in iterations at the target.
+constexpr double kMostIterations = 64;
+// Until the error of the time alone is below this part of the target, one iteration of three runs alone.
+constexpr double kPrecise = 0.2;
+constexpr uint32_t kImpreciseEvery = 3;
+// The part of the target that is given away. The rest is for what the first iterations of a choice cost more than was thought.
+constexpr double kAim = 0.95;
+// A difference between what was measured and the target is made good within about so many iterations.
+constexpr double kBalanceIterations = 512;
+// What the floor looks back at: a thousand iterations.
+constexpr double kForget = 0.999;
+// Work that may be on the device at once, at least: a few launches.
+constexpr uint64_t kLeastInFlightNs = 20'000;
+
+}  // namespace
+
+double OpController::share_at(size_t index) {
+  return index < kFirstShare ? (index == 0 ? 1.0 / 64 : 1.0 / 32) : static_cast<double>(index - 1) / 16;
+}
+
+void OpController::Mean::add(double sample, double least_gain) {
+  ++count;
+  const double gain = std::max(1 / count, least_gain);
+  value += gain * (sample - value);
+  square += gain * (sample * sample - square);
+}
+
+double OpController::Mean::deviation() const {
+  return std::sqrt(std::max(0.0, square - value * value));
+}
+
+// One standard error of the time alone, relative to it.
+double OpController::error_of(const Guaranteed& g) const {
+  const double samples = std::min(g.alone.count, 2 / kAloneGain);
+  if (samples < 2 || g.alone.value <= 0) return 1;
+  return g.alone.deviation() / g.alone.value / std::sqrt(samples - 1);
+}
+
+// The mean cost to choose by.
+double OpController::aim_of(const Guaranteed& g) const {
+  const double aim = kAim * target_of(g);
+  return std::clamp(aim + g.balance / kBalanceIterations, aim / 4, aim * 1.25);
+}
+
+void OpController::learn(Guaranteed& g) const {
+  g.alone = {};
+  g.learn_left = std::max(1U, options_.learn_iterations);
+  g.pause_left = g.since_alone = g.odd = 0;
+  g.odd_sum = g.credit = g.balance = g.excess = g.excess_square = 0;
+  g.iterations = 0;
+  // What was learned about interference is a guess for the new phase.
+  for (auto& [who, curve] : g.curves)
+    for (Choice& choice : curve) {
+      choice.cost.count = std::min(choice.cost.count, 1.0);
+      choice.work.count = std::min(choice.work.count, 1.0);
+    }
+}
+
+void OpController::arrive(SessionId id, SessionClass cls, double weight, double target_slowdown) {
+  if (cls == SessionClass::kGuaranteed) {
+    Guaranteed& g = guaranteed_[id];
+    g.target = target_slowdown;
+    g.wanted = {kNoSession, kAlone};
+    learn(g);
+    ++version_;
+    apply();
+  } else {
+    opportunistic_[id].weight = weight;
+    opportunistic_changed();
+  }
+}
+
+// Somebody is there who was not reckoned with: nothing runs beside the iterations that are on the device.
+void OpController::opportunistic_changed() {
+  for (auto& [id, g] : guaranteed_)
+    if (g.in_flight > 0) g.wanted = {kNoSession, kAlone};
+  apply();
+}
+
+void OpController::leave(SessionId id) {
+  ++version_;
+  guaranteed_.erase(id);
+  if (opportunistic_.erase(id) > 0) {
+    // What was learned of all together was learned with this session.
+    for (auto& [other, g] : guaranteed_) {
+      g.curves.erase(id);
+      g.curves.erase(kNoSession);
+    }
+  }
+  apply();
+}
+
+void OpController::set_weight(SessionId id, double weight) {
+  const auto found = opportunistic_.find(id);
+  if (found != opportunistic_.end()) found->second.weight = weight;
+}
+
+void OpController::set_target(SessionId id, double target_slowdown) {
+  const auto found = guaranteed_.find(id);
+  if (found != guaranteed_.end()) found->second.target = target_slowdown;
+}
+
+void OpController::set_wants(SessionId id, bool wants) {
+  const auto found = opportunistic_.find(id);
+  if (found == opportunistic_.end() || found->second.wants == wants) return;
+  found->second.wants = wants;
+  if (wants) opportunistic_changed();
+}
+
+bool OpController::anyone_wants() const {
+  return std::any_of(opportunistic_.begin(), opportunistic_.end(),
+                     [](const auto& each) { return each.second.wants; });
+}
+
+// The share that was in force, summed over time up to now.
+double OpController::share_until(uint64_t now_ns) {
+  if (now_ns > now_ns_) {
+    if (force_.share != kAlone) share_ns_ += share_at(force_.share) * static_cast<double>(now_ns - now_ns_);
+    now_ns_ = now_ns;
+  }
+  return share_ns_;
+}
+
+// The device goes on with an iteration of the session, under a choice of its own if there is one.
+void OpController::start(Guaranteed& g) {
+  if (g.in_flight > 0) g.wanted = decide(g);
+  apply();
+  g.since_ns = now_ns_;
+  g.share_ns = share_ns_;
+  g.during = force_;
+  g.mixed = false;
+  g.shared = force_.share != kAlone && anyone_wants();
+  g.single = force_.who != kNoSession;
+}
+
+void OpController::began(SessionId id, uint64_t now_ns, uint64_t in_flight_ns) {
+  const auto found = guaranteed_.find(id);
+  if (found == guaranteed_.end()) return;
+  Guaranteed& g = found->second;
+  if (g.in_flight++ > 0) return;
+  share_until(now_ns);
+  if (in_flight_ns > 0 && g.alone.value > 0 && g.learn_left == 0)
+    g.credit -= static_cast<double>(in_flight_ns) / g.alone.value;
+  for (auto& [other, each] : opportunistic_) each.work = 0;
+  start(g);
+}
+
+void OpController::finished(SessionId id, uint64_t device_ns, uint64_t now_ns) {
+  const auto found = guaranteed_.find(id);
+  if (found == guaranteed_.end() || found->second.in_flight == 0) return;
+  Guaranteed& g = found->second;
+  --g.in_flight;
+  share_until(now_ns);
+  if (device_ns > 0) measure(g, static_cast<double>(device_ns), now_ns);
+  for (auto& [other, each] : opportunistic_) each.work = 0;
+  start(g);
+}
+
+void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
+  const double elapsed = std::max(1.0, static_cast<double>(now_ns - std::min(now_ns, g.since_ns)));
+  if (g.learn_left > 0) {
+    // Work that was on the device when the session came may be in the first.
+    if (!g.shared && !g.mixed && !(g.learn_left == options_.learn_iterations && g.learn_left > 1))
+      g.alone.add(device_ns, kAloneGain);
+    if (--g.learn_left == 0 && g.alone.count == 0) g.learn_left = 1;
+    return;
+  }
+  for (auto& [id, each] : opportunistic_) each.total *= kForget;
+  const double relative = device_ns / g.alone.value;
+  const double noise = g.alone.deviation() / g.alone.value;
+  const double target = target_of(g);
+  ++g.iterations;
+  g.excess += relative - 1;
+  g.excess_square += (relative - 1) * (relative - 1);
+  const double cap = std::max(kMostIterations * target, g.cap);
+  g.credit = std::min(g.credit + aim_of(g), cap);
+  g.balance = std::min(g.balance + kAim * target, kMostIterations * target);
+  if (!g.shared) {
+    g.since_alone = 0;
+    if (g.pause_left > 0) --g.pause_left;
+    if (std::abs(relative - 1) > std::max(options_.change, kNoise * noise)) {
+      g.odd_sum += device_ns;
+      if (++g.odd >= 2) {  // not one iteration that was disturbed, but a new phase
+        const double first = g.odd_sum / g.odd;
+        const uint32_t seen = g.odd;
+        learn(g);
+        g.alone.add(first, kAloneGain);
+        g.learn_left = std::max(1U, g.learn_left - std::min(g.learn_left, seen));
+        return;
+      }
+      g.pause_left = std::max(g.pause_left, 1U);
+    } else {
+      g.odd = 0;
+      g.odd_sum = 0;
+      g.alone.add(device_ns, kAloneGain);
+    }
+  } else {
+    ++g.since_alone;
+    double work = 0;
+    for (const auto& [id, each] : opportunistic_) work += each.weight * each.work;
+    // Nobody used the share; but what was let in before may have run still. It tells nothing of either.
+    if (work <= 0 && guaranteed_.size() == 1) return;
+    const double cost = relative - 1;
+    double charge = cost;
+    Pick during = g.during;
+    if (g.mixed && !g.single) {  // the mean of the shares that were in force
+      const double mean = (share_ns_ - g.share_ns) / elapsed;
+      during = {kNoSession, 0};
+      while (during.share + 1 < kShares && share_at(during.share + 1) <= mean * 1.2) ++during.share;
+      if (mean < share_at(0) / 2) during.share = kAlone;
+    }
+    if (!(g.mixed && g.single) && during.share != kAlone) {
+      Choice& choice = g.curves[during.who][during.share];
+      const bool known = choice.cost.count >= kKnownSamples;
+      // Longer or shorter than this choice explains: a change of phase, or not? Iterations alone will tell.
+      if (known && std::abs(cost - choice.cost.value) >
+                       std::max(options_.change, kNoise * noise) * (1 + choice.cost.value))
+        g.pause_left = std::max(1U, options_.learn_iterations);
+      choice.cost.add(cost, kCostGain);
+      // What is charged is the mean, not the noise of this iteration; but what noise does not explain is charged as it is.
+      if (known && std::abs(cost - choice.cost.value) <= kNoise * noise) charge = choice.cost.value;
+      choice.work.add(work / elapsed, kCostGain);
+    }
+    g.credit = std::min(g.credit - charge, cap);
+    g.balance -= cost + options_.confidence * error_of(g);
+  }
+}
+
+void OpController::progressed(SessionId id, uint64_t work_ns) {
+  const auto found = opportunistic_.find(id);
+  if (found == opportunistic_.end()) return;
+  const auto work = static_cast<double>(work_ns);
+  found->second.work += work;
+  found->second.total += work;
+}
+
+// The shares of `who` that may be chosen, with what is known of them or follows from their neighbours.
+void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
+                             std::vector<Point>& out) const {
+  static const Curve kNothing{};
+  const double noise = g.alone.value > 0 ? g.alone.deviation() / g.alone.value : 1;
+  const auto found = g.curves.find(who);
+  const Curve& curve = found == g.curves.end() ? kNothing : found->second;
+  size_t below = kShares;  // the last measured
+  double below_cost = 0, below_work = 0;
+  for (size_t i = 0; i < kShares; ++i) {
+    const Choice& choice = curve[i];
+    const double share = share_at(i);
+    size_t above = i;
+    while (above < kShares && curve[above].cost.count == 0) ++above;
+    double cost = 0, work = 0;
+    if (below < kShares && above < kShares && above != i) {
+      const double part = (share - share_at(below)) / (share_at(above) - share_at(below));
+      const double above_cost = std::max(0.0, curve[above].cost.value);
+      cost = kOptimism * (below_cost + part * (above_cost - below_cost));
+      work = below_work + part * (curve[above].work.value - below_work);
+    } else if (below < kShares) {
+      if (share > 2 * share_at(below)) break;  // not by more than twice in one step
+      cost = (choice.cost.count > 0 ? 1 : kOptimism) * below_cost * share / share_at(below);
+      work = below_work * share / share_at(below);
+    } else if (above < kShares && above != i) {
+      cost = std::max(0.0, curve[above].cost.value) * share / share_at(above);
+      work = curve[above].work.value * share / share_at(above);
+    } else {
+      if (above != i && i > kFirstShare) break;
+      if (above != i && i < kFirstShare) continue;
+      cost = share / 16;  // worth a trial, which is paid for as if it were dear
+      work = weight * share;
+    }
+    double need = cost;
+    if (choice.cost.count > 0) {
+      const double n = choice.cost.count;
+      need = std::max(0.0, choice.cost.value);
+      // As good as it may well be: a choice that looks bad by chance is tried again, and one that looks good is used and so measured.
+      cost = std::max(0.0, choice.cost.value - noise / std::sqrt(std::min(n, 2 / kCostGain)));
+      work = choice.work.value;
+      below = i;
+      below_cost = need;
+      below_work = work;
+    } else {
+      need = std::max(cost, share / 2);  // a trial may cost as much as taking turns
+    }
+    out.push_back({cost, work * (1 + cost), need, {who, i}});
+  }
+}
+
+// The opportunistic session that has received least of what the floor gives it, if it is behind.
+SessionId OpController::left_behind() const {
+  double weights = 0, total = 0;
+  for (const auto& [id, each] : opportunistic_) {
+    if (!each.wants) continue;
+    weights += each.weight;
+    total += each.total;
+  }
+  SessionId least = kNoSession;
+  double least_part = options_.floor;
+  for (const auto& [id, each] : opportunistic_) {
+    if (!each.wants || total <= 0) continue;
+    const double part = each.total / total / (each.weight / weights);
+    if (part < least_part) {
+      least_part = part;
+      least = id;
+    }
+  }
+  return least;
+}
+
+OpController::Pick OpController::decide(Guaranteed& g) {
+  const Pick alone{kNoSession, kAlone};
+  if (g.learn_left > 0 || g.pause_left > 0 || g.credit < 0) return alone;
+  const double target = target_of(g);
+  size_t wanting = 0;
+  double weights = 0;
+  SessionId last = kNoSession;
+  for (const auto& [id, each] : opportunistic_) {
+    if (!each.wants) continue;
+    ++wanting;
+    weights += each.weight;
+    last = id;
+  }
+  if (wanting == 0) return {kNoSession, kShares - 1};
+
+  std::vector<Point> points;
+  points.push_back({0, 0, 0, alone});
+  if (wanting == 1) {
+    points_of(g, last, weights, points);
+  } else {
+    const bool only = guaranteed_.size() == 1;
+    const SessionId behind = only ? left_behind() : kNoSession;
+    if (behind != kNoSession) {
+      points_of(g, behind, opportunistic_.at(behind).weight, points);
+    } else {
+      points_of(g, kNoSession, weights, points);
+      // Beside several guaranteed sessions nobody is singled out: their choices would have to agree.
+      if (only)
+        for (const auto& [id, each] : opportunistic_)
+          if (each.wants) points_of(g, id, each.weight, points);
+    }
+  }
+  std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) {
+    return a.cost != b.cost ? a.cost < b.cost : a.work > b.work;
+  });
+  std::vector<const Point*> hull;
+  for (const Point& point : points) {
+    if (!hull.empty() && point.work <= hull.back()->work) continue;
+    while (hull.size() >= 2) {
+      const Point &a = *hull[hull.size() - 2], &b = *hull.back();
+      if ((b.work - a.work) * (point.cost - a.cost) > (point.work - a.work) * (b.cost - a.cost)) break;
+      hull.pop_back();
+    }
+    if (hull.size() == 1 && hull.back()->cost >= point.cost) hull.pop_back();
+    hull.push_back(&point);
+  }
+  const double aim = aim_of(g);
+  size_t low = 0;
+  while (low + 1 < hull.size() && hull[low + 1]->cost <= aim) ++low;
+  // Iterations alone: many until their time is known, few where the best choice is well within the target.
+  uint32_t every = options_.check_every;
+  if (error_of(g) > kPrecise * target)
+    every = kImpreciseEvery;
+  else if (low + 1 == hull.size() && hull[low]->need + 3 * error_of(g) < aim)
+    every *= 8;
+  if (g.since_alone + 1 >= every) return alone;
+  const auto affordable = [&](const Point& point) { return g.credit >= point.need; };
+  if (low + 1 < hull.size()) {
+    g.cap = std::max(g.cap, 2 * hull[low + 1]->need);
+    if (affordable(*hull[low + 1])) return hull[low + 1]->pick;
+  }
+  g.cap = std::max(g.cap, 2 * hull[low]->need);
+  if (affordable(*hull[low])) return hull[low]->pick;
+  const Point* best = nullptr;
+  for (const Point& point : points)
+    if (point.cost <= target && affordable(point) && (best == nullptr || point.work > best->work))
+      best = &point;
+  return best == nullptr ? alone : best->pick;
+}
+
+// What is in force follows from what the guaranteed sessions with an iteration on the device want: the least share of any.
+void OpController::apply() {
+  Pick force{kNoSession, kShares - 1};
+  bool busy = false;
+  for (const auto& [id, g] : guaranteed_) {
+    if (g.in_flight == 0) continue;
+    if (g.wanted.share == kAlone || force.share == kAlone)
+      force = {kNoSession, kAlone};
+    else if (!busy)
+      force = g.wanted;
+    else
+      force = {kNoSession, std::min(force.share, g.wanted.share)};
+    busy = true;
+  }
+  if (force == force_ && busy == busy_) return;
+  for (auto& [id, g] : guaranteed_) {
+    if (g.in_flight == 0 || force == force_) continue;
+    // Iterations that are on the device have now run under two choices.
+    g.mixed = true;
+    g.shared = g.shared || (force.share != kAlone && anyone_wants());
+    g.single = g.single || force.who != kNoSession;
+  }
+  force_ = force;
+  busy_ = busy;
+  ++version_;
+}
+
+OpController::Allowance OpController::allowance(SessionId id) const {
+  const auto found = opportunistic_.find(id);
+  if (found == opportunistic_.end() || guaranteed_.empty()) return {};
+  double least = 0;
+  for (const auto& [other, g] : guaranteed_) {
+    const double ns = g.alone.value * target_of(g) / 4;
+    least = least == 0 ? ns : std::min(least, ns);
+  }
+  Allowance allowed;
+  allowed.in_flight_ns = std::max(kLeastInFlightNs, static_cast<uint64_t>(least));
+  if (force_.share == kAlone)
+    allowed.share = 0;
+  else if (force_.who != kNoSession && force_.who != id)
+    allowed.share = 0;
+  else
+    allowed.share = share_at(force_.share);
+  return allowed;
+}
+
+OpController::Estimate OpController::estimate(SessionId id) const {
+  Estimate out;
+  const auto found = guaranteed_.find(id);
+  if (found == guaranteed_.end()) return out;
+  const Guaranteed& g = found->second;
+  out.alone_ns = static_cast<uint64_t>(g.alone.value);
+  out.target = target_of(g);
+  out.credit = g.credit;
+  out.iterations = g.iterations;
+  out.learning = g.learn_left > 0;
+  if (g.iterations == 0) return out;
+  const auto n = static_cast<double>(g.iterations);
+  out.slowdown = g.excess / n;
+  const double variance = std::max(0.0, g.excess_square / n - out.slowdown * out.slowdown);
+  const double alone = error_of(g);
+  out.error = std::min(1.0, std::sqrt(variance / n + alone * alone));
+  return out;
+}
+
+std::string OpController::check() const {
+  for (const auto& [id, g] : guaranteed_) {
+    if (!std::isfinite(g.credit) || !std::isfinite(g.alone.value) || !std::isfinite(g.excess))
+      return base::format("session %llu: an estimate is not finite", static_cast<unsigned long long>(id));
+    if (g.learn_left > 0 && g.in_flight > 0 && force_.share != kAlone)
+      return base::format("session %llu learns, and others run", static_cast<unsigned long long>(id));
+    if (g.in_flight > 0 && g.wanted.share == kAlone && force_.share != kAlone)
+      return base::format("session %llu is to run alone, and others run",
+                          static_cast<unsigned long long>(id));
+    if (g.credit > std::max(kMostIterations * target_of(g), g.cap) + 1e-9)
+      return base::format("session %llu has more credit than its cap", static_cast<unsigned long long>(id));
+  }
+  return {};
+}
+
+}  // namespace gpushare::sched

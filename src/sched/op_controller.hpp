@@ -1,0 +1,173 @@
+// op_controller.hpp: how much of a device opportunistic sessions may use while guaranteed sessions run, so that each guaranteed session
+// stays within a target slowdown and the rest is given away.
+//
+// Nothing is known of the sessions in advance. The controller compares iterations of a guaranteed session that ran alone with iterations
+// during which opportunistic sessions had a share of the device, and alternates the two for as long as the session lives. So a drift of
+// the session's own time shows in both kinds and is not taken for interference.
+//
+// For each choice (which opportunistic sessions, what share) it learns two means: the cost, which is the excess of the guaranteed
+// iteration time over the time alone, and the work that the opportunistic sessions did. The best mixture of choices whose mean cost is
+// the target is a knapsack with a divisible last item: it uses at most two choices, neighbours on the upper hull of the points
+// (cost, work). This finds the best use of any interference curve: where harm begins only above some share (the guaranteed session has
+// gaps), the controller stays at that share; where any use harms as much as full use, it gives full use in few iterations.
+//
+// A credit holds the session to its target whatever the estimates say: each iteration adds the target, each shared iteration takes its
+// measured excess and the standard error of the time alone. A choice is made only when the credit pays for it. Shares that were never
+// tried are reached by doubling, so that a trial costs little.
+//
+// No thread, no clock, no device: the executor, the daemon and the simulator drive the same object.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "sched/types.hpp"
+
+namespace gpushare::sched {
+
+struct OpControllerOptions {
+  double target_slowdown = 0.01;  // of guaranteed sessions without a target of their own; > 0
+  uint32_t learn_iterations =
+      5;                      // the first ones of a guaranteed session, and after a change: nothing else runs
+  double change = 0.2;        // of the iteration time alone: a new phase, learned anew
+  uint32_t check_every = 16;  // at least one iteration of so many runs alone
+  double confidence = 1.5;    // standard errors of the time alone that are added to each charge
+  double floor =
+      0.1;  // part of its share by weight that an opportunistic session gets although others gain more
+};
+
+// Threads: none; one caller at a time.
+class OpController {
+ public:
+  explicit OpController(OpControllerOptions options = {}) : options_(options) {}
+
+  void set_options(const OpControllerOptions& options) { options_ = options; }
+  const OpControllerOptions& options() const { return options_; }
+  // `id` is new. `weight` matters for opportunistic sessions only. `target_slowdown`: 0 = the default.
+  void arrive(SessionId id, SessionClass cls, double weight = 1, double target_slowdown = 0);
+  // Unknown ids are ignored here and below: a session may have left before its last iteration is reported.
+  void leave(SessionId id);
+  void set_weight(SessionId id, double weight);
+  void set_target(SessionId id, double target_slowdown);
+  // Whether an opportunistic session has work now. Iterations beside sessions without work count as alone.
+  void set_wants(SessionId id, bool wants);
+
+  // An iteration of a guaranteed session begins on the device. `in_flight_ns`: opportunistic work that it waits for; charged.
+  void began(SessionId id, uint64_t now_ns, uint64_t in_flight_ns = 0);
+  // Iterations of a session end in the order in which they began. device_ns 0: not measured, or failed; teaches nothing.
+  void finished(SessionId id, uint64_t device_ns, uint64_t now_ns);
+  // An opportunistic session has done work that takes it `work_ns` alone.
+  void progressed(SessionId id, uint64_t work_ns);
+
+  struct Allowance {
+    double share = 1;  // of the time, that its work may take; in [0, 1]
+    uint64_t in_flight_ns =
+        kUnknown;  // most work of its that may be on the device at once; kUnknown: no limit
+    bool open() const { return share >= 1 && in_flight_ns == kUnknown; }
+  };
+  // Of an opportunistic session. Guaranteed and unknown sessions are never limited.
+  Allowance allowance(SessionId id) const;
+  // Changes whenever an allowance may have changed.
+  uint64_t version() const { return version_; }
+
+  struct Estimate {
+    uint64_t alone_ns = 0;  // of an iteration
+    double slowdown = 0;    // mean excess over the time alone since it was learned, all iterations
+    double error = 1;       // one standard error of `slowdown`; 1 until something is known
+    double credit = 0;      // of iterations alone: what the session may still be slowed by at once
+    double target = 0;
+    uint64_t iterations = 0;  // measured since it was learned
+    bool learning = true;     // opportunistic sessions are paused for it
+  };
+  Estimate estimate(SessionId id) const;
+
+  // Empty when the invariants hold. For tests.
+  std::string check() const;
+
+  // Shares tried: 1/64, 1/32, then sixteenths.
+  static constexpr size_t kShares = 18;
+  static double share_at(size_t index);
+
+ private:
+  // An exponentially weighted mean: of all samples until there are 1 / gain.
+  struct Mean {
+    double count = 0, value = 0, square = 0;
+    void add(double sample, double least_gain);
+    double deviation() const;
+  };
+  struct Choice {
+    Mean cost;  // excess over the time alone, in times alone
+    Mean work;  // weighted work done for each ns that passed
+  };
+  using Curve = std::array<Choice, kShares>;
+
+  static constexpr size_t kAlone = static_cast<size_t>(-1);
+  struct Pick {
+    SessionId who = kNoSession;  // kNoSession: all opportunistic sessions
+    size_t share = kAlone;       // index; kAlone: nobody
+    bool operator==(const Pick&) const = default;
+  };
+
+  struct Guaranteed {
+    double target = 0;  // 0: the default
+    Mean alone;         // ns
+    uint32_t learn_left = 0;
+    uint32_t pause_left = 0;  // iterations alone after one that looked like a change
+    uint32_t since_alone = 0;
+    uint32_t in_flight = 0;
+    uint64_t since_ns = 0;  // the iteration that the device is at began, or the one before ended
+    double share_ns = 0;    // share_ns_ then
+    bool shared = false;    // something else ran since then
+    bool mixed = false;     // and not under one choice
+    bool single = false;    // under choices of single sessions
+    Pick during;            // the choice that was in force since then
+    double credit = 0;      // by the means of the choices made
+    double balance = 0;     // by what was measured
+    double cap = 0.64;
+    double excess = 0, excess_square = 0;  // sums over iterations since learned
+    uint64_t iterations = 0;
+    Pick wanted;
+    std::map<SessionId, Curve> curves;
+    uint32_t odd = 0;  // alone iterations in a row that were off by `change`
+    double odd_sum = 0;
+  };
+  struct Opportunistic {
+    double weight = 1;
+    bool wants = true;
+    double work = 0;   // since the guaranteed iteration at hand began
+    double total = 0;  // weighted, decaying: for the floor
+  };
+  struct Point {
+    double cost = 0, work = 0, need = 0;
+    Pick pick;
+  };
+
+  double target_of(const Guaranteed& g) const { return g.target > 0 ? g.target : options_.target_slowdown; }
+  double aim_of(const Guaranteed& g) const;
+  double error_of(const Guaranteed& g) const;
+  void learn(Guaranteed& g) const;
+  void points_of(const Guaranteed& g, SessionId who, double weight, std::vector<Point>& out) const;
+  Pick decide(Guaranteed& g);
+  void measure(Guaranteed& g, double device_ns, uint64_t now_ns);
+  bool anyone_wants() const;
+  SessionId left_behind() const;
+  void apply();
+  void start(Guaranteed& g);
+  void opportunistic_changed();
+  double share_until(uint64_t now_ns);
+
+  OpControllerOptions options_;
+  std::map<SessionId, Guaranteed> guaranteed_;
+  std::map<SessionId, Opportunistic> opportunistic_;
+  Pick force_{kNoSession, kShares - 1};  // while a guaranteed session runs
+  bool busy_ = false;                    // a guaranteed session has an iteration on the device
+  double share_ns_ = 0;                  // the share in force, summed over time
+  uint64_t now_ns_ = 0;
+  uint64_t version_ = 1;
+};
+
+}  // namespace gpushare::sched

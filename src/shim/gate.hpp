@@ -1,0 +1,80 @@
+// gate.hpp: work for the device (class gate in driver_table.inc) waits here for the process's turn, and is measured.
+//
+// The gate is one word. While it is open an entry costs a load and a compare (entries.S). Otherwise the entry goes to a function with the
+// driver's signature (gate.cpp), which waits for the turn, gives the work to the driver, and records an event behind it. The events tell how much is
+// in flight, when the device has drained, and how long it worked.
+//
+// What a turn is, and when it begins and ends, is session.hpp's affair: one thread of the shim's own changes the phase.
+//
+// Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here waits for another thread's driver
+// call but forget_gate(), which waits for queries that return at once.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace gpushare::shim {
+
+enum class Phase : uint32_t {
+  none,      // this process has not asked for a daemon yet; also a child of fork
+  alone,     // there is none: the gate is open for good
+  resting,   // no turn, and none asked for
+  asked,     // waits for a turn
+  open,      // has the turn, and nobody else wants it: the gate is open
+  quantum,   // has the turn: work is measured and bounded
+  draining,  // nothing more is given to the device until it has finished what it has
+};
+
+// The state of this process's gate and session, in pages that the kernel empties in a child of fork: zeros are a process that has done nothing.
+struct Turn {
+  uint32_t gate;  // 1: open. entries.S compares it, so it is the first
+  char padding[60];
+  Phase phase;            // a futex
+  uint32_t waiting;       // threads that wait for the turn or for room in it
+  uint32_t inside;        // threads in a driver call that was let through in this quantum
+  uint32_t capturing;     // streams that are being captured
+  uint32_t unmeasured;    // 1: the device may have work of this process without an event behind it
+  uint32_t touched;       // 1: work was given to the device since the word was cleared
+  uint64_t budget_ns;     // device time of this quantum
+  uint64_t used_ns;       // of it, as measured: the time in which the device had work
+  uint64_t in_flight_ns;  // estimated, of what the device has not finished
+  uint64_t active_ns;     // host time at which a call ended or an event was seen last
+};
+static_assert(sizeof(Turn) <= 128);
+
+// ---- for the session's thread
+// Sees which work has finished. `all`: in every context, making each current; else only the calling thread's. True: something had finished.
+bool look_at_events(bool all);
+// Nothing is in flight, as far as events tell, and no thread is in a driver call.
+bool drained();
+// Waits until the device has finished everything of this process; false if that could not be asked (a stream is being captured).
+bool synchronize_contexts();
+// Before the first use: from now on a child of fork finds the state empty.
+void prepare_fork();
+// The next work begins a new measurement.
+void restart_clock();
+
+// ---- for contexts
+void know_context(uint64_t context);
+// A green context is a part of its device's primary context, as whose work and memory its own count. It can be current to one thread at a time, so the
+// session's thread reaches it by the primary context.
+struct Green {
+  uint64_t context;
+  uint64_t primary;
+  int32_t ordinal;  // of the device; -1: not a green context, `primary` is the context itself
+};
+void know_green(const Green& green);
+Green green_of(uint64_t context);
+// Before a context goes: its events are destroyed. Its work is not waited for.
+void forget_gate(uint64_t context);
+
+// ---- for both
+Turn& turn();
+void change_phase(Phase to);  // wakes whoever waits
+inline Phase phase_now() {
+  return static_cast<Phase>(__atomic_load_n(reinterpret_cast<uint32_t*>(&turn().phase), __ATOMIC_SEQ_CST));
+}
+uint64_t host_ns();
+void wait_phase(Phase seen, uint64_t timeout_ns);
+
+}  // namespace gpushare::shim

@@ -1,0 +1,248 @@
+// Host memory in place of the device's, and the quota of pinned host memory.
+//
+// With unified addressing the device reaches pinned host memory under the host's own address, so a block that lies on the host is to the program
+// a device pointer as any other, only slower. Programs ask the driver about pointers: those questions are answered as for device memory.
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/spill.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+namespace gpushare::shim {
+namespace {
+
+constexpr uint32_t kPortable = 1, kDeviceMap = 2;  // of cuMemHostAlloc
+
+// The spilled blocks by address, sorted: the program may ask about any address in them. They are large and few.
+struct Range {
+  uint64_t begin, bytes, context;
+};
+Range* g_ranges = nullptr;
+uint64_t g_capacity = 0;
+uint64_t g_count = 0;  // read without the lock: 0 is the usual answer
+uint32_t g_lock;
+
+class Lock {
+ public:
+  Lock() {
+    while (__atomic_exchange_n(&g_lock, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
+  }
+  ~Lock() { __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+};
+
+// The number of ranges that begin at or before the address.
+uint64_t position(uint64_t address) {
+  uint64_t low = 0, high = g_count;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (g_ranges[middle].begin <= address)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+bool add_range(const Range& range) {
+  const Lock lock;
+  if (g_count == g_capacity) {
+    const uint64_t capacity = g_capacity == 0 ? 128 : g_capacity * 2;
+    void* memory =
+        mmap(nullptr, capacity * sizeof(Range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    if (g_ranges != nullptr) {
+      std::memcpy(memory, g_ranges, g_count * sizeof(Range));
+      munmap(g_ranges, g_capacity * sizeof(Range));
+    }
+    g_ranges = static_cast<Range*>(memory);
+    g_capacity = capacity;
+  }
+  const uint64_t at = position(range.begin);
+  std::memmove(g_ranges + at + 1, g_ranges + at, (g_count - at) * sizeof(Range));
+  g_ranges[at] = range;
+  __atomic_store_n(&g_count, g_count + 1, __ATOMIC_RELEASE);
+  return true;
+}
+
+void remove_range(uint64_t begin, Range* out_range) {
+  const Lock lock;
+  const uint64_t at = position(begin) - 1;
+  if (at >= g_count || g_ranges[at].begin != begin) return;
+  *out_range = g_ranges[at];
+  std::memmove(g_ranges + at, g_ranges + at + 1, (g_count - at - 1) * sizeof(Range));
+  __atomic_store_n(&g_count, g_count - 1, __ATOMIC_RELEASE);
+}
+
+// Whether the address lies in a spilled block.
+bool find_range(uint64_t address, Range* out_range) {
+  if (__builtin_expect(__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0, 1)) return false;
+  const Lock lock;
+  const uint64_t at = position(address);
+  if (at == 0 || address - g_ranges[at - 1].begin >= g_ranges[at - 1].bytes) return false;
+  *out_range = g_ranges[at - 1];
+  return true;
+}
+
+// ---- the quota of pinned memory -----------------------------------------------------------------------------------------------------
+
+// Pins `bytes` by `call`, which writes the address to `*out_address`, or pins what is there already.
+template <class Call>
+Result pinned(uint64_t bytes, const void* out_address, Call call) {
+  if (out_address == nullptr) return call();
+  Current at = current();
+  at.place = -1;
+  bytes = rounded(bytes);
+  if (!charge_host(-1, bytes)) return kOutOfMemory;
+  const Result result = call();
+  if (result != kSuccess) {
+    discharge_host(-1, bytes);
+    return result;
+  }
+  uint64_t address = 0;
+  std::memcpy(&address, out_address, sizeof address);
+  insert(block_of(Kind::host, address, bytes, at));
+  return result;
+}
+template <class Call>
+Result unpinned(P address, Call call) {
+  Block block;
+  const bool known = take(Kind::host, reinterpret_cast<uint64_t>(address), &block);
+  const Result result = call();
+  if (!known) return result;
+  if (result == kSuccess)
+    discharge(block);
+  else
+    insert(block);
+  return result;
+}
+
+// ---- what a program is told about a pointer -----------------------------------------------------------------------------------------
+
+constexpr uint32_t kMemoryType = 2, kHostPointer = 4;  // attributes of pointers
+constexpr uint32_t kTypeDevice = 2;
+
+template <class Word>
+Result address_range(int entry, P out_base, P out_bytes, Word address) {
+  Range range;
+  if (!find_range(address, &range)) return real(entry, out_base, out_bytes, address);
+  const auto base = static_cast<Word>(range.begin), bytes = static_cast<Word>(range.bytes);
+  if (out_base != nullptr) std::memcpy(out_base, &base, sizeof base);
+  if (out_bytes != nullptr) std::memcpy(out_bytes, &bytes, sizeof bytes);
+  return kSuccess;
+}
+
+}  // namespace
+
+Result spill(const Current& at, uint64_t bytes, void* out_address) {
+  const uint64_t size = rounded(bytes);
+  if (!is_counted(at.place) || out_address == nullptr || bytes == 0 || !charge_host(at.place, size))
+    return kOutOfMemory;
+  void* host = nullptr;
+  uint64_t address = 0;
+  Result result = real(kEntry_cuMemHostAlloc, &host, bytes, kPortable | kDeviceMap);
+  if (result == kSuccess) {
+    // Only where the device sees it under the same address does the free find it again.
+    if (real(kEntry_cuMemHostGetDevicePointer_v2, &address, host, 0U) != kSuccess ||
+        address != reinterpret_cast<uint64_t>(host) || !add_range({address, bytes, at.context})) {
+      real(kEntry_cuMemFreeHost, host);
+      result = kOutOfMemory;
+    }
+  }
+  if (result != kSuccess) {
+    discharge_host(at.place, size);
+    return result;
+  }
+  Block block = block_of(Kind::memory, address, size, at);
+  block.spilled = true;
+  insert(block);
+  std::memcpy(out_address, &address, sizeof address);
+  return kSuccess;
+}
+
+Result free_spilled(uint64_t address) {
+  // First out of the ranges, since the driver may give the address to another thread at once.
+  Range range{};
+  remove_range(address, &range);
+  const Result result = real(kEntry_cuMemFreeHost, reinterpret_cast<void*>(address));
+  if (result != kSuccess && range.bytes != 0) add_range(range);
+  return result;
+}
+
+void forget_spilled(uint64_t context) {
+  if (__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0) return;
+  const Lock lock;
+  uint64_t kept = 0;
+  for (uint64_t i = 0; i < g_count; ++i)
+    if (g_ranges[i].context != context) g_ranges[kept++] = g_ranges[i];
+  __atomic_store_n(&g_count, kept, __ATOMIC_RELEASE);
+}
+
+void forget_spilled_in_child() {
+  __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE);
+  __atomic_store_n(&g_count, uint64_t{0}, __ATOMIC_RELEASE);
+}
+
+}  // namespace gpushare::shim
+
+using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the functions below have C linkage
+
+#define HOOK(name) Result gpushare_hook_##name
+extern "C" {
+
+HOOK(cuMemHostAlloc)(P a, L b, I c) {
+  return pinned(b, a, [&] { return real(kEntry_cuMemHostAlloc, a, b, c); });
+}
+HOOK(cuMemAllocHost_v2)(P a, L b) {
+  return pinned(b, a, [&] { return real(kEntry_cuMemAllocHost_v2, a, b); });
+}
+HOOK(cuMemAllocHost)(P a, I b) {
+  return pinned(b, a, [&] { return real(kEntry_cuMemAllocHost, a, b); });
+}
+HOOK(cuMemHostRegister_v2)(P a, L b, I c) {
+  return pinned(b, &a, [&] { return real(kEntry_cuMemHostRegister_v2, a, b, c); });
+}
+HOOK(cuMemHostRegister)(P a, L b, I c) {
+  return pinned(b, &a, [&] { return real(kEntry_cuMemHostRegister, a, b, c); });
+}
+HOOK(cuMemFreeHost)(P a) {
+  return unpinned(a, [&] { return real(kEntry_cuMemFreeHost, a); });
+}
+HOOK(cuMemHostUnregister)(P a) {
+  return unpinned(a, [&] { return real(kEntry_cuMemHostUnregister, a); });
+}
+
+HOOK(cuMemGetAddressRange_v2)(P a, P b, L c) {
+  return address_range<uint64_t>(kEntry_cuMemGetAddressRange_v2, a, b, c);
+}
+HOOK(cuMemGetAddressRange)(P a, P b, I c) {
+  return address_range<uint32_t>(kEntry_cuMemGetAddressRange, a, b, c);
+}
+HOOK(cuPointerGetAttribute)(P out_value, I attribute, L address) {
+  Range range;
+  const Result result = real(kEntry_cuPointerGetAttribute, out_value, attribute, address);
+  if (__builtin_expect(out_value == nullptr || !find_range(address, &range), 1)) return result;
+  if (attribute == kHostPointer) return kInvalidValue;  // as for memory of the device
+  if (attribute == kMemoryType && result == kSuccess)
+    std::memcpy(out_value, &kTypeDevice, sizeof kTypeDevice);
+  return result;
+}
+HOOK(cuPointerGetAttributes)(I count, P attributes, P out_values, L address) {
+  Range range;
+  const Result result = real(kEntry_cuPointerGetAttributes, count, attributes, out_values, address);
+  if (__builtin_expect(result != kSuccess || !find_range(address, &range), 1)) return result;
+  for (I i = 0; i < count; ++i) {
+    uint32_t attribute = 0;
+    void* value = nullptr;
+    std::memcpy(&attribute, static_cast<uint32_t*>(attributes) + i, sizeof attribute);
+    std::memcpy(&value, static_cast<void**>(out_values) + i, sizeof value);
+    if (value == nullptr) continue;
+    if (attribute == kMemoryType) std::memcpy(value, &kTypeDevice, sizeof kTypeDevice);
+    if (attribute == kHostPointer) std::memset(value, 0, sizeof(void*));
+  }
+  return result;
+}
+}

@@ -1,0 +1,40 @@
+// spill.hpp: memory that a program asked of the device and got from the host: pinned, and under one address for both. Also the quota of
+// pinned host memory.
+// Threads: any. Calls the driver; no lock is held then.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "shim/books.hpp"
+#include "shim/device.hpp"
+#include "shim/table.hpp"
+
+namespace gpushare::shim {
+
+// Bytes are counted in steps of 512.
+inline uint64_t rounded(uint64_t bytes) {
+  constexpr uint64_t kRounding = 512;
+  return bytes > UINT64_MAX - kRounding ? bytes : (bytes + kRounding - 1) / kRounding * kRounding;
+}
+inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at) {
+  Block block{};
+  block.kind = kind;
+  block.key = key;
+  block.bytes = bytes;
+  block.context = at.context;
+  block.references = 1;
+  block.device = static_cast<int8_t>(at.place);
+  return block;
+}
+
+// The device has no room for `bytes`: gets them from the host, where the limits allow it. kOutOfMemory: they do not, or the driver does not.
+Result spill(const Current& at, uint64_t bytes, void* out_address);
+// Frees such a block, which the books have given up already.
+Result free_spilled(uint64_t address);
+// The blocks of a context are gone with it.
+void forget_spilled(uint64_t context);
+// A child of fork has none, and no thread that holds the lock.
+void forget_spilled_in_child();
+
+}  // namespace gpushare::shim

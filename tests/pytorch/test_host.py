@@ -1,0 +1,205 @@
+"""Real trainings and inference on the CPU, as sessions of the host device: what comes out is bit by bit what PyTorch alone gives."""
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+NETWORK = """
+import gpushare.torch as gt
+import torch.nn as nn
+torch.set_num_threads(1)
+
+def network():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+
+def batches(count, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.rand(16, 1, 8, 8, generator=generator), torch.randint(10, (16,), generator=generator)) for _ in range(count)]
+
+def step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+def alone(seed=1):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return [step(model, optimizer, batch) for batch in batches(8, seed)]
+"""
+
+
+@pytest.mark.parametrize("policy", ["fair", "fifo", "srtf", "priority"])
+def test_losses_are_those_of_pytorch_alone(run, policy):
+    run(NETWORK + f"""
+expected = {{seed: alone(seed) for seed in (1, 2)}}
+def train(seed):
+    with gt.session(f"train{{seed}}", device="host", policy="{policy}", weight=seed) as s:
+        model = network().to(s.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = []
+        for batch in batches(8, seed):
+            with s.iteration():
+                losses.append(step(model, optimizer, batch))
+        s.runtime.synchronize()
+        assert s.info()["iterations_done"] == 8
+        found[seed] = losses
+found = {{}}
+torch.manual_seed(0)
+train(1); train(2)                          # one after the other: global random numbers are PyTorch's
+assert found == expected, (found, expected)
+""", cuda=False)
+
+
+def test_two_trainings_at_once(run):
+    """Networks made beforehand, since PyTorch's random generator is the process's."""
+    run(NETWORK + """
+expected = {seed: alone(seed) for seed in (1, 2)}
+models = {seed: network() for seed in (1, 2)}
+found = {}
+def train(seed):
+    with gt.session(f"train{seed}", device="host") as s:
+        optimizer = torch.optim.Adam(models[seed].parameters(), lr=0.01)
+        gt.attach(optimizer)
+        found[seed] = [step(models[seed], optimizer, batch) for batch in batches(8, seed)]
+threads = [threading.Thread(target=train, args=(seed,)) for seed in (1, 2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert found == expected, (found, expected)
+""", cuda=False)
+
+
+def test_serving(run):
+    run(NETWORK + """
+import asyncio
+model = network().eval()
+inputs = [image for image, _ in batches(2)][0]
+with torch.inference_mode():
+    expected = [model(image[None])[0] for image in inputs]
+with gt.session("serving", device="host") as s, gt.session("training", device="host") as t:
+    with gt.serve(model, to=s, batch_sizes=[1, 4]) as server:
+        assert server.measure(inputs[0]) > 0
+        futures = [server.submit(image, deadline=60) for image in inputs]
+        for future, result in zip(futures, expected):
+            outcome = future.result(timeout=60)
+            assert torch.allclose(outcome.result, result, atol=1e-5) and outcome.in_time
+        assert torch.allclose(server(inputs[3]), expected[3], atol=1e-5)
+        assert torch.allclose(asyncio.run(server.ask(inputs[4], deadline=60)), expected[4], atol=1e-5)
+        try:
+            server(torch.zeros(3))
+            raise AssertionError
+        except gpushare.CallbackFailed as error:
+            assert isinstance(error.__cause__, RuntimeError)
+        # requests that no model of the world could answer in time
+        try:
+            server.queue.observe(0, 9, 10.0)
+            server.submit(inputs[0], deadline=0.5, application=9)
+            raise AssertionError
+        except gpushare.TimedOut:
+            pass
+    try:
+        server.submit(inputs[0], deadline=1)
+        raise AssertionError
+    except gpushare.InvalidState:
+        pass
+    with gt.serve(lambda x: x, to=s, call=lambda model, payloads: [model(p) + 1 for p in payloads]) as server:
+        assert server(41) == 42
+""", cuda=False)
+
+
+def test_loading_behind_the_first_pass(run, tmp_path):
+    run(NETWORK + f"""
+from safetensors.torch import save_file
+path = "{tmp_path}/weights.safetensors"
+source = network().eval()
+source[1].running_mean += 0.5
+save_file(dict(source.state_dict()), path)
+expected = source(batches(1)[0][0])
+with gt.session("serving", device="host") as s:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10)).eval()
+    weights = gt.load(model, path)
+    with s.iteration():
+        assert torch.equal(model(batches(1)[0][0]), expected)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    weights.wait()
+    assert s.info()["persistent_bytes"] >= sum(p.nbytes for p in model.state_dict().values())
+    # trained on, in place
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()
+    with s.iteration():
+        step(model, optimizer, batches(1)[0])
+    assert not torch.equal(model[4].weight, source[4].weight)
+    # what does not fit is told, and nothing has changed
+    for other, told in ((nn.Linear(2, 2), "do not match"), (nn.Sequential(nn.Conv2d(1, 5, 3), *list(network())[1:]), "[5]"),
+                        (network().double(), "torch.float64")):
+        before = dict(other.named_parameters())
+        try:
+            gt.load(other, path)
+            raise AssertionError
+        except gpushare.InvalidArgument as error:
+            assert told in str(error), error
+        assert all(parameter is before[name] for name, parameter in other.named_parameters())
+runtime = s.runtime
+assert s.closed and runtime.info()["sessions_resident"] == 1      # its weights live
+del weights, model, optimizer
+gc.collect()
+assert runtime.info()["sessions_resident"] == 0
+""", cuda=False)
+
+
+def test_tied_weights_and_bfloat16(run, tmp_path):
+    run(NETWORK + f"""
+from safetensors.torch import save_file
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16, dtype=torch.bfloat16)
+        self.head = nn.Linear(16, 32, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.embedding.weight
+    def forward(self, x):
+        return self.head(self.embedding(x))
+source, model = Tied(), Tied()
+save_file({{"embedding.weight": source.embedding.weight.detach().clone()}}, "{tmp_path}/tied.safetensors")
+with gt.session("tied", device="host") as s, s.iteration():
+    gt.load(model, "{tmp_path}/tied.safetensors")
+    tokens = torch.arange(32)
+    assert torch.equal(model(tokens), source(tokens)) and model.head.weight is model.embedding.weight
+""", cuda=False)
+
+
+def test_compiled_and_distributed(run, tmp_path):
+    """torch.compile gives what it gives without sessions; each rank of DistributedDataParallel is a process with a session of its own."""
+    run(NETWORK + """
+expected = alone()
+with gt.session("compiled", device="host") as s:
+    model = network()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    gt.attach(optimizer)
+    losses = [step(compiled, optimizer, batch) for batch in batches(8)]
+assert all(abs(a - b) < 1e-4 for a, b in zip(losses, expected)), (losses, expected)
+""", cuda=False)
+    run(f"""
+import os, sys, subprocess
+rank = '''
+import os, sys, torch, gpushare.torch as gt
+import torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+torch.manual_seed(3)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gt.session(f"rank{{rank}}", device="host") as s:
+    gt.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((3, 4), float(rank))).sum().backward()
+        optimizer.step()
+print(model.module.weight.sum().item())
+dist.destroy_process_group()
+'''
+ranks = [subprocess.Popen([sys.executable, "-c", rank, str(number)], stdout=subprocess.PIPE, text=True) for number in range(2)]
+said = [process.communicate(timeout=120)[0] for process in ranks]
+assert said[0] == said[1] != "" and all(process.returncode == 0 for process in ranks), said
+""", cuda=False)

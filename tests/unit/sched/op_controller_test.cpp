@@ -1,0 +1,244 @@
+// The controller of opportunistic work: what it learns, when it pauses, and what it never does.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/op_controller.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace gpushare;  // NOLINT
+using sched::OpController;
+using sched::SessionClass;
+
+constexpr sched::SessionId kFirst = 1, kOther = 10, kAnother = 11;
+
+// One guaranteed session whose iteration takes `alone_ns`, and `cost` times that more at full share.
+struct Device {
+  OpController controller;
+  double alone_ns = 1e8, cost = 0.5;
+  uint64_t now_ns = 0;
+  double shares = 0;  // of the last iteration, all sessions together
+
+  void iterate(int count = 1) {
+    for (int i = 0; i < count; ++i) {
+      controller.began(kFirst, now_ns);
+      shares = 0;
+      for (const auto id : {kOther, kAnother})
+        if (present.contains(id)) shares = std::max(shares, controller.allowance(id).share);
+      const double took = alone_ns * (1 + cost * shares);
+      now_ns += static_cast<uint64_t>(took);
+      for (const auto& id : present)
+        controller.progressed(id.first, static_cast<uint64_t>(took * controller.allowance(id.first).share));
+      controller.finished(kFirst, static_cast<uint64_t>(took), now_ns);
+      REQUIRE(controller.check().empty());
+    }
+  }
+  void come(sched::SessionId id) {
+    controller.arrive(id, SessionClass::kOpportunistic);
+    present[id] = true;
+  }
+  std::map<sched::SessionId, bool> present;
+};
+
+}  // namespace
+
+TEST_CASE("without a guaranteed session nothing is limited") {
+  OpController controller;
+  controller.arrive(kOther, SessionClass::kOpportunistic);
+  CHECK(controller.allowance(kOther).open());
+  controller.arrive(kFirst, SessionClass::kGuaranteed);
+  CHECK_FALSE(controller.allowance(kOther).open());
+  CHECK(controller.allowance(kFirst).open());
+  CHECK(controller.allowance(99).open());
+  controller.leave(kFirst);
+  CHECK(controller.allowance(kOther).open());
+}
+
+TEST_CASE("the first five iterations of a guaranteed session run alone") {
+  Device device;
+  device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.come(kOther);
+  for (int i = 0; i < 5; ++i) {
+    CHECK(device.controller.estimate(kFirst).learning);
+    device.iterate();
+    CHECK(device.shares == 0);
+  }
+  CHECK_FALSE(device.controller.estimate(kFirst).learning);
+  CHECK(device.controller.estimate(kFirst).alone_ns == 100'000'000);
+  int shared = 0;
+  for (int i = 0; i < 20; ++i) {
+    device.iterate();
+    shared += device.shares > 0 ? 1 : 0;
+  }
+  CHECK(shared > 0);
+}
+
+TEST_CASE("the slowdown stays within the target, and the target is used") {
+  for (const double cost : {0.1, 0.5, 2.0}) {
+    for (const double target : {0.01, 0.05}) {
+      Device device;
+      device.cost = cost;
+      device.controller.arrive(kFirst, SessionClass::kGuaranteed, 1, target);
+      device.come(kOther);
+      device.iterate(2000);
+      const auto estimate = device.controller.estimate(kFirst);
+      CAPTURE(cost, target);
+      CHECK(estimate.slowdown < target);
+      CHECK(estimate.slowdown > std::min(cost, target) * 0.8);
+      CHECK(estimate.error < 0.01);
+      CHECK(estimate.target == target);
+    }
+  }
+}
+
+TEST_CASE("work that costs nothing gets the whole device but for iterations of comparison") {
+  Device device;
+  device.cost = 0;
+  device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.come(kOther);
+  device.iterate(500);
+  double got = 0;
+  for (int i = 0; i < 1000; ++i) {
+    device.iterate();
+    got += device.shares;
+  }
+  CHECK(got > 950);
+}
+
+TEST_CASE("a change of the iteration time by a fifth pauses the others and is learned") {
+  Device device;
+  device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.come(kOther);
+  device.cost = 0.001;
+  device.iterate(1000);
+  for (const double to : {1.5e8, 0.8e8}) {
+    device.alone_ns = to;
+    device.iterate(20);
+    CHECK(std::abs(static_cast<double>(device.controller.estimate(kFirst).alone_ns) - to) < to * 0.02);
+    device.iterate(500);
+  }
+  // One iteration that was disturbed is no phase.
+  const auto before = device.controller.estimate(kFirst);
+  device.alone_ns *= 3;
+  device.iterate(1);
+  device.alone_ns /= 3;
+  device.iterate(30);
+  CHECK(device.controller.estimate(kFirst).iterations > before.iterations);
+  CHECK(device.controller.estimate(kFirst).alone_ns == before.alone_ns);
+}
+
+TEST_CASE("who comes during an iteration waits for its end; who goes takes his estimates along") {
+  Device device;
+  device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.iterate(10);
+  device.controller.began(kFirst, device.now_ns);
+  device.come(kOther);
+  CHECK(device.controller.allowance(kOther).share == 0);
+  device.now_ns += 100'000'000;
+  device.controller.finished(kFirst, 100'000'000, device.now_ns);
+  CHECK(device.controller.allowance(kOther).share == 1);                // between iterations
+  CHECK(device.controller.allowance(kOther).in_flight_ns < 1'000'000);  // but little at a time
+  device.controller.set_wants(kOther, false);
+  device.controller.began(kFirst, device.now_ns);
+  device.controller.set_wants(kOther, true);
+  CHECK(device.controller.allowance(kOther).share == 0);
+  device.controller.leave(kOther);
+  CHECK(device.controller.allowance(kOther).open());
+  device.controller.finished(kFirst, 0, device.now_ns);
+  device.controller.finished(kFirst, 5, device.now_ns);  // nothing in flight: ignored
+  CHECK(device.controller.check().empty());
+}
+
+TEST_CASE("work that was in flight when an iteration began is charged") {
+  Device device;
+  device.controller.arrive(kFirst, SessionClass::kGuaranteed);
+  device.iterate(200);
+  const double before = device.controller.estimate(kFirst).credit;
+  device.controller.began(kFirst, device.now_ns, 50'000'000);
+  CHECK(device.controller.estimate(kFirst).credit < before - 0.4);
+  device.controller.finished(kFirst, 0, device.now_ns);
+}
+
+TEST_CASE("the session that hurts less gets more, the other its floor") {
+  OpController controller;
+  controller.arrive(kFirst, SessionClass::kGuaranteed);
+  controller.arrive(kOther, SessionClass::kOpportunistic);
+  controller.arrive(kAnother, SessionClass::kOpportunistic);
+  uint64_t now = 0;
+  double got[2] = {0, 0}, time = 0, alone = 0;
+  for (int i = 0; i < 6000; ++i) {
+    controller.began(kFirst, now);
+    const double cheap = controller.allowance(kOther).share, dear = controller.allowance(kAnother).share;
+    const double took = 1e8 * (1 + 0.1 * cheap + 1.0 * dear);
+    now += static_cast<uint64_t>(took);
+    controller.progressed(kOther, static_cast<uint64_t>(took * cheap));
+    controller.progressed(kAnother, static_cast<uint64_t>(took * dear));
+    controller.finished(kFirst, static_cast<uint64_t>(took), now);
+    got[0] += cheap * took;
+    got[1] += dear * took;
+    time += took;
+    alone += 1e8;
+  }
+  CHECK(time / alone < 1.0101);
+  CHECK(got[0] > 5 * got[1]);
+  CHECK(got[1] > 0.03 * got[0]);
+  // All of it to the first would be a tenth of the time.
+  CHECK(got[0] / time > 0.05);
+}
+
+TEST_CASE("random sessions, iterations and orders keep the invariants") {
+  test::Random random(test::seed());
+  INFO("GPUSHARE_TEST_SEED=" << test::seed());
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (int round = 0; round < 20; ++round) {
+    OpController controller;
+    std::map<sched::SessionId, uint32_t> guaranteed;
+    std::vector<sched::SessionId> others;
+    sched::SessionId next = 1;
+    uint64_t now = 0;
+    for (int step = 0; step < 2000; ++step) {
+      now += below(1'000'000);
+      const uint64_t what = below(100);
+      if (what < 2 && guaranteed.size() < 4) {
+        guaranteed[next] = 0;
+        controller.arrive(next++, SessionClass::kGuaranteed);
+      } else if (what < 4 && others.size() < 6) {
+        controller.arrive(next, SessionClass::kOpportunistic, 1 + static_cast<double>(below(4)));
+        others.push_back(next++);
+      } else if (what < 5 && !guaranteed.empty()) {
+        controller.leave(guaranteed.begin()->first);
+        guaranteed.erase(guaranteed.begin());
+      } else if (what < 6 && !others.empty()) {
+        controller.leave(others.back());
+        others.pop_back();
+      } else if (what < 9 && !others.empty()) {
+        controller.set_wants(others[below(others.size())], below(2) == 0);
+      } else if (what < 15 && !others.empty()) {
+        controller.progressed(others[below(others.size())], below(1'000'000));
+      } else if (!guaranteed.empty()) {
+        auto at = guaranteed.begin();
+        std::advance(at, static_cast<long>(below(guaranteed.size())));
+        if (at->second < 2 && below(2) == 0) {
+          ++at->second;
+          controller.began(at->first, now, below(10) == 0 ? below(100'000) : 0);
+        } else if (at->second > 0) {
+          --at->second;
+          controller.finished(at->first, below(20) == 0 ? 0 : 500'000 + below(1'000'000), now);
+        }
+      }
+      const std::string wrong = controller.check();
+      CAPTURE(round, step);
+      REQUIRE(wrong.empty());
+      for (const auto id : others) {
+        const auto allowed = controller.allowance(id);
+        REQUIRE((allowed.share >= 0 && allowed.share <= 1));
+        if (guaranteed.empty()) REQUIRE(allowed.open());
+      }
+    }
+  }
+}
