@@ -13,8 +13,8 @@
 #include <ctime>
 
 #include "shim/driver.hpp"
+#include "shim/ranges.hpp"
 #include "shim/settings.hpp"
-#include "shim/spill.hpp"
 
 namespace gpushare::shim {
 
@@ -59,7 +59,7 @@ uint64_t mix(Kind kind, uint64_t key) {
 // A block of memory in 16 bytes instead of 48: programs have 100,000 of these, and what a free takes is the time of one cache line.
 struct Compact {
   uint64_t key;  // 0: empty
-  uint64_t units : 38, context : 15, device : 8, spilled : 1, of_host : 1, pooled : 1;
+  uint64_t units : 38, context : 16, device : 8, of_host : 1, pooled : 1;
 };
 static_assert(sizeof(Compact) == 16);
 constexpr uint64_t kUnit = 512;
@@ -324,7 +324,7 @@ void set_up() {
       forget_all(g_memory);
       std::memset(g_contexts, 0, sizeof g_contexts);
       std::memset(g_pooled, 0, sizeof g_pooled);
-      forget_spilled_in_child();
+      forget_ranges_in_child();
       // Places of devices stay as they are known.
       std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
       g_private_page.slots_used = 0;
@@ -523,7 +523,7 @@ void note_kept(int device, uint64_t bytes) {
 void discharge(const Block& block) {
   if (block.pooled && is_counted(block.device))
     __atomic_sub_fetch(&g_pooled[block.device].live, block.bytes, __ATOMIC_ACQ_REL);
-  if (block.spilled || block.kind == Kind::host)
+  if (block.kind == Kind::host)
     discharge_host(block.device, block.bytes);
   else
     discharge(block.device, block.bytes);
@@ -584,7 +584,6 @@ Block expand(const Compact& from) {
   block.references = 1;
   block.kind = kind_of(from);
   block.device = static_cast<int8_t>(static_cast<int>(from.device) - 1);
-  block.spilled = from.spilled != 0;
   block.pooled = from.pooled != 0;
   return block;
 }
@@ -597,9 +596,8 @@ bool shrink(const Block& block, Compact* out) {
   if (context < 0) return false;
   out->key = block.key;
   out->units = block.bytes / kUnit & ((uint64_t{1} << 38) - 1);
-  out->context = static_cast<uint64_t>(context) & 0x7fff;
+  out->context = static_cast<uint64_t>(context) & 0xffff;
   out->device = static_cast<uint8_t>(block.device + 1);
-  out->spilled = block.spilled ? 1 : 0;
   out->pooled = block.pooled ? 1 : 0;
   out->of_host = block.kind == Kind::host ? 1 : 0;
   return true;

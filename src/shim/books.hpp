@@ -91,6 +91,10 @@ uint64_t counted_here(int device);
 inline uint64_t limit_bytes() {
   return __atomic_load_n(&group().limits.device_bytes, __ATOMIC_ACQUIRE);
 }
+// Whether there is host memory for what does not fit on the device.
+inline bool may_spill() {
+  return __atomic_load_n(&group().limits.spill_bytes, __ATOMIC_ACQUIRE) != 0;
+}
 inline bool limited() {
   return limit_bytes() != kNoLimit;
 }
@@ -112,7 +116,6 @@ struct Block {
   uint32_t references;
   Kind kind;
   int8_t device;  // -1: of the host
-  bool spilled;   // memory that lies on the host, by charge_host()
   bool pooled;    // memory of a pool, which may keep it when it is freed
 };
 void discharge(const Block& block);

@@ -114,7 +114,7 @@ void forget_context(uint64_t context) {
   __atomic_compare_exchange_n(&row.context, &expected, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                               __ATOMIC_RELAXED);
   drop_context(context);
-  forget_spilled(context);
+  forget_ranges(context);
 }
 
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
@@ -125,7 +125,7 @@ bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept) {
   if (place == kUncounted) return !limited();
   if (place < 0 || real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal) != kSuccess) return true;
   if (!nvml_process_bytes(address, &used)) return true;
-  const uint64_t counted = counted_here(place) + kept;
+  const uint64_t counted = counted_here(place) - range_bytes(place, Lies::away) + kept;
   *out_bytes = used > counted ? used - counted : 0;
   if (!note_overhead(place, *out_bytes)) return false;
   note_kept(place, kept);  // the rest is in what was measured

@@ -106,11 +106,13 @@ gpushare_slot_\name:
   .p2align 6
   .globl gpushare_shim_real
   .hidden gpushare_shim_real
+  .type gpushare_shim_real, @object
 gpushare_shim_real:
   .popsection
   .pushsection .data.rel.ro.gpushare_shim_entries, "aw"
   .p2align 6
   .globl gpushare_shim_entries
+  .type gpushare_shim_entries, @object
 gpushare_shim_entries:
   .popsection
 
@@ -121,6 +123,12 @@ gpushare_shim_entries:
 #define GPUSHARE_ENTRY(cls, name, base, version, parameters, arguments) ENTRY_##cls name
 #define GPUSHARE_NAME(cls, name) ENTRY_##cls name
 #include "shim/driver_table.inc"
+  .pushsection .bss.gpushare_shim_real, "aw", @nobits
+  .size gpushare_shim_real, . - gpushare_shim_real
+  .popsection
+  .pushsection .data.rel.ro.gpushare_shim_entries, "aw"
+  .size gpushare_shim_entries, . - gpushare_shim_entries
+  .popsection
 
 // dlsym, dlvsym, dlopen: the shim looks first. A call that is not its affair goes on to the C library with the caller's own return address,
 // on which RTLD_NEXT and RTLD_DEFAULT depend.

@@ -266,6 +266,14 @@ void pause_briefly(int turns) {
   nanosleep(&time, nullptr);
 }
 
+// Blocks of the process may move: its calls are counted, so that a move knows when none is under way. False: the phase has changed.
+bool counted_in(Phase phase, bool* out_inside) {
+  __atomic_add_fetch(&turn().inside, 1U, __ATOMIC_SEQ_CST);
+  *out_inside = phase_now() == phase;
+  if (!*out_inside) __atomic_sub_fetch(&turn().inside, 1U, __ATOMIC_SEQ_CST);
+  return *out_inside;
+}
+
 // Waits until the work may go to the device. The piece is null if it goes without events.
 Piece* enter(const Work& work, Ring** out_ring, uint64_t* out_number, bool* out_inside) {
   Turn& now = turn();
@@ -278,9 +286,18 @@ Piece* enter(const Work& work, Ring** out_ring, uint64_t* out_number, bool* out_
         if (!join_daemon()) return nullptr;  // it has a context that it was refused
         break;
       case Phase::alone:
+        if (moves()) {
+          if (counted_in(phase, out_inside)) return nullptr;
+          break;
+        }
         store(now.gate, 1U);
         return nullptr;
       case Phase::open:
+        if (moves()) {
+          if (!counted_in(phase, out_inside)) break;
+          store(now.touched, 1U);
+          return nullptr;
+        }
         store(now.touched, 1U);
         store(now.gate, 1U);
         if (phase_now() == Phase::open) return nullptr;
@@ -402,6 +419,8 @@ bool look(Ring& ring) {
 }
 
 }  // namespace
+
+uint32_t g_moves;
 
 // ---- for the others -------------------------------------------------------------------------------------------------------------------
 

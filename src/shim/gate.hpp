@@ -74,6 +74,11 @@ void change_phase(Phase to);  // wakes whoever waits
 inline Phase phase_now() {
   return static_cast<Phase>(__atomic_load_n(reinterpret_cast<uint32_t*>(&turn().phase), __ATOMIC_SEQ_CST));
 }
+// Whether blocks of the process may change places (move.hpp). From the first such block on, work does not go past the gate uncounted (Turn::inside).
+extern uint32_t g_moves;
+inline bool moves() {
+  return __builtin_expect(__atomic_load_n(&g_moves, __ATOMIC_ACQUIRE) != 0, 0);
+}
 uint64_t host_ns();
 void wait_phase(Phase seen, uint64_t timeout_ns);
 

@@ -13,6 +13,7 @@
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/gate.hpp"
+#include "shim/move.hpp"
 #include "shim/spill.hpp"
 #include "shim/table.hpp"
 
@@ -69,8 +70,10 @@ bool leaves_room(int place, uint64_t bytes, bool pooled) {
   return held <= limit && kept <= limit - held;
 }
 
+}  // namespace
+
 // charge(), with regard to what pools keep of freed memory. Calls the driver only where that decides, and not while a stream is being captured.
-bool admit(int place, uint64_t bytes, bool pooled = false) {
+bool admit(int place, uint64_t bytes, bool pooled) {
   const bool fits = charge(place, bytes);
   if (__builtin_expect(!has_pools(place), 1)) return fits;
   if (fits && leaves_room(place, bytes, pooled)) return true;
@@ -82,6 +85,8 @@ bool admit(int place, uint64_t bytes, bool pooled = false) {
   discharge(place, bytes);
   return false;
 }
+
+namespace {
 
 // ---- blocks -------------------------------------------------------------------------------------------------------------------------
 
@@ -124,13 +129,20 @@ Result freed(Kind kind, uint64_t key, Call call) {
 // Memory that is freed by its address: a block of the device, one that lies on the host instead, or another process's.
 template <class Call>
 Result freed_memory(uint64_t address, Call call) {
+  Range range;
   Block block;
-  if (!take(Kind::memory, address, &block) && !take(Kind::opened, address, &block)) return call();
-  const Result result = block.spilled ? free_spilled(address) : call();
-  if (result == kSuccess)
-    discharge(block);
-  else
-    insert(block);
+  Result result = kSuccess;
+  if (take_range(address, &range)) {
+    result = free_range(range);
+  } else {
+    if (!take(Kind::memory, address, &block) && !take(Kind::opened, address, &block)) return call();
+    result = call();
+    if (result == kSuccess)
+      discharge(block);
+    else
+      insert(block);
+  }
+  if (moves()) bring_home_alone();
   return result;
 }
 
@@ -395,8 +407,9 @@ extern "C" {
 
 HOOK(cuMemAlloc_v2)(P a, L b) {
   const Current at = current();
-  const Result result =
-      charged<uint64_t>(Kind::memory, at, b, a, [&] { return real(kEntry_cuMemAlloc_v2, a, b); });
+  Result result = kSuccess;
+  if (may_move(b) && allocate_movable(at, b, a, &result)) return result;
+  result = charged<uint64_t>(Kind::memory, at, b, a, [&] { return real(kEntry_cuMemAlloc_v2, a, b); });
   return __builtin_expect(result != kOutOfMemory, 1) ? result : spill(at, b, a);
 }
 HOOK(cuMemAlloc)(P a, I b) {
@@ -407,12 +420,17 @@ HOOK(cuMemAllocManaged)(P a, L b, I c) {
                            [&] { return real(kEntry_cuMemAllocManaged, a, b, c); });
 }
 HOOK(cuMemAllocPitch_v2)(P a, P b, L c, L d, I e) {
-  const Result result = pitched<uint64_t>(kEntry_cuMemAllocPitch_v2, a, b, c, d, e);
+  const uint64_t pitch = rounded(c), bytes = product(pitch, d);
+  Result result = kSuccess;
+  const auto pitched_so = [&](Result got) {
+    if (got == kSuccess) std::memcpy(b, &pitch, sizeof pitch);
+    return got;
+  };
+  if (b != nullptr && may_move(bytes) && allocate_movable(current(), bytes, a, &result))
+    return pitched_so(result);
+  result = pitched<uint64_t>(kEntry_cuMemAllocPitch_v2, a, b, c, d, e);
   if (result != kOutOfMemory || a == nullptr || b == nullptr) return result;
-  const uint64_t pitch = rounded(c);
-  const Result spilled = spill(current(), product(pitch, d), a);
-  if (spilled == kSuccess) std::memcpy(b, &pitch, sizeof pitch);
-  return spilled;
+  return pitched_so(spill(current(), bytes, a));
 }
 HOOK(cuMemAllocPitch)(P a, P b, I c, I d, I e) {
   return pitched<uint32_t>(kEntry_cuMemAllocPitch, a, b, c, d, e);
@@ -531,6 +549,8 @@ HOOK(cuMemImportFromShareableHandle)(P a, P b, I c) {
   return result;
 }
 HOOK(cuMemRetainAllocationHandle)(P a, P b) {
+  Range range;  // to the program it is plain memory
+  if (find_range(reinterpret_cast<uint64_t>(b), &range) && range.handle != 0) return kInvalidValue;
   const Result result = real(kEntry_cuMemRetainAllocationHandle, a, b);
   uint64_t handle = 0;
   Block block;

@@ -24,6 +24,7 @@
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
+#include "shim/move.hpp"
 #include "shim/settings.hpp"
 
 namespace gpushare::shim {
@@ -371,6 +372,11 @@ void close_gate(Phase to) {
   __atomic_store_n(&turn().gate, 0U, __ATOMIC_SEQ_CST);
 }
 
+// A process whose blocks may move has its calls counted.
+void open_gate() {
+  if (!moves()) __atomic_store_n(&turn().gate, 1U, __ATOMIC_SEQ_CST);
+}
+
 // What the device has done for this process since the last time goes to the lease.
 void account(uint64_t service_ns) {
   if (g_session.lease != nullptr) g_session.lease->account(service_ns, 1);
@@ -403,7 +409,7 @@ void take_turn(const Lease::Word& word) {
   __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
   __atomic_store_n(&turn().touched, 1U, __ATOMIC_RELEASE);  // it asked because it has work
   change_phase(Phase::open);
-  __atomic_store_n(&turn().gate, 1U, __ATOMIC_SEQ_CST);
+  open_gate();
 }
 
 void pause_ns(long ns) {
@@ -482,6 +488,7 @@ uint64_t patience_ns() {
 
 void give_back(uint64_t service_ns) {
   Turn& now = turn();
+  if (wants_home()) bring_home();
   account(service_ns);
   for (const uint64_t until_ns = __atomic_load_n(&now.active_ns, __ATOMIC_ACQUIRE) + patience_ns();
        __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) == 0 && host_ns() < until_ns;)
@@ -511,7 +518,7 @@ void lose_daemon() {
   }
   __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
   change_phase(Phase::open);
-  __atomic_store_n(&turn().gate, 1U, __ATOMIC_SEQ_CST);
+  open_gate();
 }
 
 void find_daemon_again() {
@@ -563,7 +570,9 @@ uint64_t step() {
       return 0;
     case Phase::open:
       // A process that has become opportunistic is measured from its next turn on.
-      if (!holds_turn(word) || word.state == LeaseState::kWanted || g_options.cls == 1) {
+      // Blocks on the host for which there is room on the device come there when nothing runs.
+      if (!holds_turn(word) || word.state == LeaseState::kWanted || g_options.cls == 1 ||
+          (now_ns - g_session.looked_ns >= kLookNs && wants_home())) {
         give_back(drain(__atomic_load_n(&now.touched, __ATOMIC_ACQUIRE) != 0 ? g_session.looked_ns : now_ns));
         return 0;
       }
@@ -705,7 +714,7 @@ bool join() {
     log_line("process %d works alone (preloaded %s): the daemon at %s: %s", g_session.process, way_in(),
              g_options.socket, why);
   change_phase(Phase::alone);
-  __atomic_store_n(&turn().gate, 1U, __ATOMIC_SEQ_CST);
+  open_gate();
   return true;
 }
 

@@ -1,91 +1,16 @@
-// Host memory in place of the device's, and the quota of pinned host memory.
-//
 // With unified addressing the device reaches pinned host memory under the host's own address, so a block that lies on the host is to the program
 // a device pointer as any other, only slower. Programs ask the driver about pointers: those questions are answered as for device memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/spill.hpp"
 
-#include <sched.h>
-#include <sys/mman.h>
-
 #include <cstring>
+
+#include "shim/move.hpp"
 
 namespace gpushare::shim {
 namespace {
 
 constexpr uint32_t kPortable = 1, kDeviceMap = 2;  // of cuMemHostAlloc
-
-// The spilled blocks by address, sorted: the program may ask about any address in them. They are large and few.
-struct Range {
-  uint64_t begin, bytes, context;
-};
-Range* g_ranges = nullptr;
-uint64_t g_capacity = 0;
-uint64_t g_count = 0;  // read without the lock: 0 is the usual answer
-uint32_t g_lock;
-
-class Lock {
- public:
-  Lock() {
-    while (__atomic_exchange_n(&g_lock, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
-  }
-  ~Lock() { __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE); }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-};
-
-// The number of ranges that begin at or before the address.
-uint64_t position(uint64_t address) {
-  uint64_t low = 0, high = g_count;
-  while (low < high) {
-    const uint64_t middle = low + (high - low) / 2;
-    if (g_ranges[middle].begin <= address)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-bool add_range(const Range& range) {
-  const Lock lock;
-  if (g_count == g_capacity) {
-    const uint64_t capacity = g_capacity == 0 ? 128 : g_capacity * 2;
-    void* memory =
-        mmap(nullptr, capacity * sizeof(Range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return false;
-    if (g_ranges != nullptr) {
-      std::memcpy(memory, g_ranges, g_count * sizeof(Range));
-      munmap(g_ranges, g_capacity * sizeof(Range));
-    }
-    g_ranges = static_cast<Range*>(memory);
-    g_capacity = capacity;
-  }
-  const uint64_t at = position(range.begin);
-  std::memmove(g_ranges + at + 1, g_ranges + at, (g_count - at) * sizeof(Range));
-  g_ranges[at] = range;
-  __atomic_store_n(&g_count, g_count + 1, __ATOMIC_RELEASE);
-  return true;
-}
-
-void remove_range(uint64_t begin, Range* out_range) {
-  const Lock lock;
-  const uint64_t at = position(begin) - 1;
-  if (at >= g_count || g_ranges[at].begin != begin) return;
-  *out_range = g_ranges[at];
-  std::memmove(g_ranges + at, g_ranges + at + 1, (g_count - at - 1) * sizeof(Range));
-  __atomic_store_n(&g_count, g_count - 1, __ATOMIC_RELEASE);
-}
-
-// Whether the address lies in a spilled block.
-bool find_range(uint64_t address, Range* out_range) {
-  if (__builtin_expect(__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0, 1)) return false;
-  const Lock lock;
-  const uint64_t at = position(address);
-  if (at == 0 || address - g_ranges[at - 1].begin >= g_ranges[at - 1].bytes) return false;
-  *out_range = g_ranges[at - 1];
-  return true;
-}
 
 // ---- the quota of pinned memory -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +72,8 @@ Result spill(const Current& at, uint64_t bytes, void* out_address) {
   if (result == kSuccess) {
     // Only where the device sees it under the same address does the free find it again.
     if (real(kEntry_cuMemHostGetDevicePointer_v2, &address, host, 0U) != kSuccess ||
-        address != reinterpret_cast<uint64_t>(host) || !add_range({address, bytes, at.context})) {
+        address != reinterpret_cast<uint64_t>(host) ||
+        !add_range({address, bytes, size, at.context, 0, at.place, Lies::pinned, false})) {
       real(kEntry_cuMemFreeHost, host);
       result = kOutOfMemory;
     }
@@ -156,34 +82,32 @@ Result spill(const Current& at, uint64_t bytes, void* out_address) {
     discharge_host(at.place, size);
     return result;
   }
-  Block block = block_of(Kind::memory, address, size, at);
-  block.spilled = true;
-  insert(block);
   std::memcpy(out_address, &address, sizeof address);
   return kSuccess;
 }
 
-Result free_spilled(uint64_t address) {
-  // First out of the ranges, since the driver may give the address to another thread at once.
-  Range range{};
-  remove_range(address, &range);
-  const Result result = real(kEntry_cuMemFreeHost, reinterpret_cast<void*>(address));
-  if (result != kSuccess && range.bytes != 0) add_range(range);
+Result free_range(const Range& range) {
+  if (range.handle != 0) return free_movable(range);
+  const Result result = real(kEntry_cuMemFreeHost, reinterpret_cast<void*>(range.begin));
+  if (result == kSuccess)
+    discharge_range(range);
+  else
+    add_range(range);
   return result;
 }
 
-void forget_spilled(uint64_t context) {
-  if (__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0) return;
-  const Lock lock;
-  uint64_t kept = 0;
-  for (uint64_t i = 0; i < g_count; ++i)
-    if (g_ranges[i].context != context) g_ranges[kept++] = g_ranges[i];
-  __atomic_store_n(&g_count, kept, __ATOMIC_RELEASE);
+void discharge_range(const Range& range) {
+  if (range.lies == Lies::device || range.lies == Lies::away) discharge(range.place, range.size);
+  if (range.lies == Lies::away) discharge_host(-1, range.size);
+  if (range.lies == Lies::pinned || range.lies == Lies::spilled) discharge_host(range.place, range.size);
 }
 
-void forget_spilled_in_child() {
-  __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE);
-  __atomic_store_n(&g_count, uint64_t{0}, __ATOMIC_RELEASE);
+void forget_ranges(uint64_t context) {
+  Range range;
+  while (context != 0 && take_range_of(context, &range)) {
+    if (range.handle != 0) unmap_movable(range);  // as far as the driver knows, it is not the context's
+    discharge_range(range);
+  }
 }
 
 }  // namespace gpushare::shim

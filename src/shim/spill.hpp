@@ -1,5 +1,5 @@
-// spill.hpp: memory that a program asked of the device and got from the host: pinned, and under one address for both. Also the quota of
-// pinned host memory.
+// spill.hpp: memory that a program asked of the device and got from the host: pinned, and under one address for both. What programs are told about it. Also the
+// quota of pinned host memory.
 // Threads: any. Calls the driver; no lock is held then.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -8,6 +8,7 @@
 
 #include "shim/books.hpp"
 #include "shim/device.hpp"
+#include "shim/ranges.hpp"
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
@@ -30,11 +31,11 @@ inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at
 
 // The device has no room for `bytes`: gets them from the host, where the limits allow it. kOutOfMemory: they do not, or the driver does not.
 Result spill(const Current& at, uint64_t bytes, void* out_address);
-// Frees such a block, which the books have given up already.
-Result free_spilled(uint64_t address);
-// The blocks of a context are gone with it.
-void forget_spilled(uint64_t context);
-// A child of fork has none, and no thread that holds the lock.
-void forget_spilled_in_child();
+// Frees a block that is not in the table any more. After an error it is there again.
+Result free_range(const Range& range);
+// Gives back what is counted for it.
+void discharge_range(const Range& range);
+// A context is gone, and its blocks go with it.
+void forget_ranges(uint64_t context);
 
 }  // namespace gpushare::shim

@@ -59,7 +59,9 @@ uint64_t used_bytes() {
   return device::on() ? device::used_bytes() : recorder_used_bytes();
 }
 
-uint64_t allocate(uint64_t bytes) {
+}  // namespace
+
+uint64_t recorder::allocate(uint64_t bytes) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
   if (bytes > total_bytes() - b.used || (device::on() && !device::set_memory(in_use(b) + bytes, true)))
@@ -70,14 +72,11 @@ uint64_t allocate(uint64_t bytes) {
   b.live[address] = bytes;
   return address;
 }
-Result get(void* out, uint64_t bytes) {
-  if (out == nullptr) return kInvalidValue;
-  const uint64_t address = allocate(bytes);
-  if (address == 0) return kOutOfMemory;
-  std::memcpy(out, &address, sizeof address);
-  return kSuccess;
+void recorder::count_host(int64_t bytes) {
+  const std::lock_guard lock(books().mutex);
+  books().host_bytes += static_cast<uint64_t>(bytes);
 }
-Result release(uint64_t address) {
+Result recorder::release(uint64_t address) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
   const auto it = b.live.find(address);
@@ -85,6 +84,16 @@ Result release(uint64_t address) {
   b.used -= it->second;
   b.live.erase(it);
   tell(b);
+  return kSuccess;
+}
+
+namespace {
+
+Result get(void* out, uint64_t bytes) {
+  if (out == nullptr) return kInvalidValue;
+  const uint64_t address = allocate(bytes);
+  if (address == 0) return kOutOfMemory;
+  std::memcpy(out, &address, sizeof address);
   return kSuccess;
 }
 Result get_pooled(void* out, uint64_t bytes) {
@@ -173,11 +182,14 @@ BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing 
 BODY(cuStreamIsCapturing_ptsz, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, true); return kSuccess; }
 BODY(cuCtxCreate_v2, (P a, I b, I c), a, b, c) return made_context(a); }
 BODY(cuCtxCreate_v4, (P a, P b, I c, I d), a, b, c, d) return made_context(a); }
-// All contexts are one: with any that is destroyed go all blocks.
+// All contexts are one: with any that is destroyed go all blocks but physical memory.
 BODY(cuCtxDestroy_v2, (P a), a)
-  const std::lock_guard lock(books().mutex); --books().contexts; books().live.clear(); books().used = 0; tell(books());
-  for (const auto& [address, bytes] : books().host) munmap(reinterpret_cast<P>(address), bytes);
-  books().host.clear(); books().host_bytes = 0; return kSuccess; }
+  const std::lock_guard lock(books().mutex); --books().contexts;
+  for (auto it = books().live.begin(); it != books().live.end();)
+    if (is_physical(it->first)) { ++it; } else { books().used -= it->second; it = books().live.erase(it); }
+  tell(books());
+  for (const auto& [address, bytes] : books().host) { munmap(reinterpret_cast<P>(address), bytes); books().host_bytes -= bytes; }
+  books().host.clear(); return kSuccess; }
 BODY(cuDevicePrimaryCtxRetain, (P a, I b), a, b) return books().primary++ == 0 ? made_context(a) : kSuccess; }
 BODY(cuDevicePrimaryCtxRelease_v2, (I a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; tell(books()); return kSuccess; }
 BODY(cuDevicePrimaryCtxGetState, (I a, P b, P c), a, b, c) *static_cast<int*>(c) = books().primary > 0; return kSuccess; }
@@ -209,7 +221,7 @@ BODY(cuMemHostGetDevicePointer_v2, (P a, P b, I c), a, b, c)
   const uint64_t address = number(b) + books().host_offset; std::memcpy(a, &address, sizeof address); return kSuccess; }
 // Attributes: 2 the type of memory (1 host, 2 device), 4 the host's pointer, which memory of the device has not got.
 BODY(cuPointerGetAttribute, (P a, I b, L c), a, b, c)
-  const std::lock_guard lock(books().mutex); const bool host = pinned(c) != books().host.end();
+  const std::lock_guard lock(books().mutex); const bool host = pinned(c) != books().host.end() || is_on_host(c);
   if (b == 2) { const uint32_t type = host ? 1 : 2; std::memcpy(a, &type, sizeof type); }
   if (b == 4 && !host) return kInvalidValue;
   if (b == 4) std::memcpy(a, &c, sizeof c);
@@ -225,12 +237,9 @@ BODY(cuArray3DCreate_v2, (P a, P b), a, b)
 BODY(cuMipmappedArrayCreate, (P a, P b, I c), a, b, c) return get(a, 1 << 20); }
 BODY(cuArrayDestroy, (P a), a) return release(number(a)); }
 BODY(cuMipmappedArrayDestroy, (P a), a) return release(number(a)); }
-BODY(cuMemCreate, (P a, L b, P c, L d), a, b, c, d) return get(a, b); }
 BODY(cuMemImportFromShareableHandle, (P a, P b, I c), a, b, c) return get(a, 0); }
 BODY(cuMemGetAllocationPropertiesFromHandle, (P a, L b), a, b)
   const int words[] = {1, 0, 1, 0}; std::memcpy(a, words, sizeof words); return kSuccess; }
-// Retained handles are not counted here: the last release finds nothing.
-BODY(cuMemRelease, (L a), a) release(a); return kSuccess; }
 BODY(cuImportExternalMemory, (P a, P b), a, b) return get(a, 0); }
 BODY(cuDestroyExternalMemory, (P a), a) return release(number(a)); }
 BODY(cuIpcOpenMemHandle_v2, (P a, B64 b, I c), a, b, c) return get(a, 0); }

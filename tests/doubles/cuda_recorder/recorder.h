@@ -4,6 +4,8 @@
  *
  * With RECORDER_DEVICE=FILE all processes that name the same file share one device: its memory, and a clock on which their work takes time.
  *
+ * With RECORDER_HOST_NODES=1 the driver has virtual memory with physical memory of the host, as from 12.2 on.
+ *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
  * Threads: the memory functions and those of the shared device may be called from any thread; recording is of one thread.

@@ -69,6 +69,13 @@ struct Body {
 
 // memory.cpp: the context was synchronised.
 void pools_synchronized();
+// The same: device memory of so many bytes, 0: there is none; gives it back; notes pinned host memory that came or went.
+uint64_t allocate(uint64_t bytes);
+Result release(uint64_t address);
+void count_host(int64_t bytes);
+// virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host.
+bool is_physical(uint64_t handle);
+bool is_on_host(uint64_t address);
 // work.cpp: whether that stream is captured; graphs and what is made of them.
 bool is_capturing(P stream, bool per_thread);
 void instantiated(P exec, P graph);

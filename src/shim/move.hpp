@@ -1,0 +1,43 @@
+// move.hpp: plain memory in virtual memory, whose bytes change places between the device and the host under the same address.
+//
+// Such a block is mapped at every moment, to physical memory of the device or of the host, which the device reaches too, only slower. To move it, its bytes
+// are copied to new physical memory, which then takes the old one's place behind the address. Nothing may use the block meanwhile: the caller has closed the
+// gate (gate.hpp), and the device has finished what the process gave it. Only drivers from 12.2 on have physical memory of the host.
+//
+// Threads: allocating and freeing from any. Moving from one at a time: the session's thread, or where there is no daemon the thread that frees.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "shim/books.hpp"
+#include "shim/device.hpp"
+#include "shim/ranges.hpp"
+#include "shim/table.hpp"
+
+namespace gpushare::shim {
+
+// Blocks from here on. Smaller ones would waste memory, which is mapped in steps of 2 MiB on today's devices.
+inline constexpr uint64_t kMovableBytes = 2 << 20;
+
+// Whether a block of so many bytes is to be such a one.
+inline bool may_move(uint64_t bytes) {
+  return bytes >= kMovableBytes && may_spill();
+}
+// Gets such a block, on the device or else on the host. False: it is not to be had this way, and nothing was done.
+bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result);
+// Frees one that is in the table no more. After an error it is in the table again.
+Result free_movable(const Range& range);
+// The driver has it no more, whether the device may still use it or not.
+Result unmap_movable(const Range& range);
+
+// Spilled blocks come to the device, as far as there is room there, and at most some 256 MiB at a time. `wants_home`: some would fit.
+bool wants_home();
+void bring_home();
+// Where there is no daemon: does so now, after memory of the device was freed.
+void bring_home_alone();
+
+// memory.cpp: charges, where the limit has room.
+bool admit(int place, uint64_t bytes, bool pooled = false);
+
+}  // namespace gpushare::shim

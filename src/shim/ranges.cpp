@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/ranges.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <cstring>
+
+#include "shim/books.hpp"
+
+namespace gpushare::shim {
+namespace {
+
+// Sorted by address.
+Range* g_ranges = nullptr;
+uint64_t g_capacity = 0;
+uint64_t g_count = 0;  // read without the lock: 0 is the usual answer
+uint64_t g_bytes[kDevices][4];
+uint32_t g_lock;
+
+class Lock {
+ public:
+  Lock() {
+    while (__atomic_exchange_n(&g_lock, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
+  }
+  ~Lock() { __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+};
+
+bool none() {
+  return __builtin_expect(__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0, 1);
+}
+
+// The number of ranges that begin at or before the address.
+uint64_t position(uint64_t address) {
+  uint64_t low = 0, high = g_count;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (g_ranges[middle].begin <= address)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+void count(const Range& range, bool more) {
+  if (!is_counted(range.place)) return;
+  uint64_t& bytes = g_bytes[range.place][static_cast<int>(range.lies)];
+  __atomic_store_n(&bytes, more ? bytes + range.size : bytes - range.size, __ATOMIC_RELEASE);
+}
+
+Range remove(uint64_t at) {
+  const Range range = g_ranges[at];
+  count(range, false);
+  std::memmove(g_ranges + at, g_ranges + at + 1, (g_count - at - 1) * sizeof(Range));
+  __atomic_store_n(&g_count, g_count - 1, __ATOMIC_RELEASE);
+  return range;
+}
+
+void pause_for_mover() {
+  const timespec time{0, 100'000};
+  nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+bool add_range(const Range& range) {
+  const Lock lock;
+  if (g_count == g_capacity) {
+    const uint64_t capacity = g_capacity == 0 ? 128 : g_capacity * 2;
+    void* memory =
+        mmap(nullptr, capacity * sizeof(Range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    if (g_ranges != nullptr) {
+      std::memcpy(memory, g_ranges, g_count * sizeof(Range));
+      munmap(g_ranges, g_capacity * sizeof(Range));
+    }
+    g_ranges = static_cast<Range*>(memory);
+    g_capacity = capacity;
+  }
+  const uint64_t at = position(range.begin);
+  std::memmove(g_ranges + at + 1, g_ranges + at, (g_count - at) * sizeof(Range));
+  g_ranges[at] = range;
+  count(range, true);
+  __atomic_store_n(&g_count, g_count + 1, __ATOMIC_RELEASE);
+  return true;
+}
+
+bool find_range(uint64_t address, Range* out_range) {
+  if (none()) return false;
+  const Lock lock;
+  const uint64_t at = position(address);
+  if (at == 0 || address - g_ranges[at - 1].begin >= g_ranges[at - 1].bytes) return false;
+  *out_range = g_ranges[at - 1];
+  return true;
+}
+
+bool take_range(uint64_t begin, Range* out_range) {
+  if (none()) return false;
+  for (;; pause_for_mover()) {
+    const Lock lock;
+    const uint64_t at = position(begin) - 1;  // UINT64_MAX: before the first
+    if (at >= g_count || g_ranges[at].begin != begin) return false;
+    if (g_ranges[at].held) continue;
+    *out_range = remove(at);
+    return true;
+  }
+}
+
+bool take_range_of(uint64_t context, Range* out_range) {
+  if (none()) return false;
+  for (;; pause_for_mover()) {
+    const Lock lock;
+    bool held = false;
+    for (uint64_t at = 0; at < g_count; ++at) {
+      if (g_ranges[at].context != context) continue;
+      held = g_ranges[at].held;
+      if (held) continue;
+      *out_range = remove(at);
+      return true;
+    }
+    if (!held) return false;
+  }
+}
+
+bool hold_range(uint64_t from, Lies lies, Range* out_range) {
+  if (none()) return false;
+  const Lock lock;
+  for (uint64_t at = from == 0 ? 0 : position(from - 1); at < g_count; ++at) {
+    Range& range = g_ranges[at];
+    if (range.lies != lies || range.held) continue;
+    range.held = true;
+    *out_range = range;
+    return true;
+  }
+  return false;
+}
+
+void release_range(const Range& range) {
+  const Lock lock;
+  Range& there = g_ranges[position(range.begin) - 1];
+  count(there, false);
+  there = range;
+  there.held = false;
+  count(there, true);
+}
+
+uint64_t range_bytes(int place, Lies lies) {
+  return is_counted(place) ? __atomic_load_n(&g_bytes[place][static_cast<int>(lies)], __ATOMIC_ACQUIRE) : 0;
+}
+
+uint64_t least_range(int place, Lies lies) {
+  uint64_t least = UINT64_MAX;
+  const Lock lock;
+  for (uint64_t at = 0; at < g_count; ++at) {
+    const Range& range = g_ranges[at];
+    if (range.place == place && range.lies == lies && range.size < least) least = range.size;
+  }
+  return least;
+}
+
+void forget_ranges_in_child() {
+  __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE);
+  __atomic_store_n(&g_count, uint64_t{0}, __ATOMIC_RELEASE);
+  std::memset(g_bytes, 0, sizeof g_bytes);
+}
+
+}  // namespace gpushare::shim

@@ -1,0 +1,48 @@
+// ranges.hpp: blocks of memory that need not lie on the device: those that lie in pinned host memory (spill.hpp), and those in virtual memory, whose bytes
+// can change places (move.hpp). The program may ask about any address in them, so they are kept by address. They are large and few.
+//
+// Threads: any. A range that is being moved is held by the thread that moves it; who wants to free it waits. No lock is held while the driver is called.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace gpushare::shim {
+
+enum class Lies : uint8_t {
+  pinned,   // for good in pinned host memory: no virtual memory
+  device,   // on the device
+  spilled,  // on the host, since the device had no room for it: it comes to the device when that has
+  away,     // on the host until the process comes back to the device: its room there stays counted
+};
+
+struct Range {
+  uint64_t begin;
+  uint64_t bytes;    // that the program asked for
+  uint64_t size;     // that it takes, and that is counted
+  uint64_t context;  // with which it goes
+  uint64_t handle;   // of the physical memory; 0: pinned
+  int32_t place;     // of the device
+  Lies lies;
+  bool held;
+};
+
+// False: there is no memory for the table.
+bool add_range(const Range& range);
+// Whether the address lies in one.
+bool find_range(uint64_t address, Range* out_range);
+// Removes the range that begins there, once nobody holds it.
+bool take_range(uint64_t begin, Range* out_range);
+// Removes one of the context's ranges; false: there is none left.
+bool take_range_of(uint64_t context, Range* out_range);
+// Holds the first range from the address on that lies there. release_range() ends that, with where it lies from now on and in which memory.
+bool hold_range(uint64_t from, Lies lies, Range* out_range);
+void release_range(const Range& range);
+// Bytes of a device's ranges that lie there.
+uint64_t range_bytes(int place, Lies lies);
+// The size of the smallest of them; UINT64_MAX: there is none.
+uint64_t least_range(int place, Lies lies);
+// A child of fork has none, and no thread that holds the lock.
+void forget_ranges_in_child();
+
+}  // namespace gpushare::shim
