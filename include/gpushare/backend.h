@@ -44,7 +44,7 @@ extern "C" {
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
 #define GPUSHARE_BACKEND_ABI_MINOR \
-  4u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt */
+  5u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -68,7 +68,8 @@ enum {
   GPUSHARE_DEVICE_CAP_MODELED_WORK = 1 << 4, /* group "modelled work" works */
   GPUSHARE_DEVICE_CAP_FAULTS = 1 << 5,       /* group "faults" works (test backends) */
   GPUSHARE_DEVICE_CAP_PARTITIONS = 1 << 6,   /* group "partitions" works */
-  GPUSHARE_DEVICE_CAP_IPC = 1 << 7           /* group "ipc" works */
+  GPUSHARE_DEVICE_CAP_IPC = 1 << 7,          /* group "ipc" works */
+  GPUSHARE_DEVICE_CAP_HOST_PHYSICAL = 1 << 8 /* phys_create_host works; needs VIRTUAL_MEMORY */
 };
 
 /* Details of the last failing op of the calling thread. */
@@ -125,7 +126,7 @@ enum {
   GPUSHARE_FAULT_DEVICE_LOST = 5,  /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
   GPUSHARE_FAULT_SLOW_STREAM = 6,  /* the stream of the at_call-th enqueue is slow from that work on: all of
                                       its work takes `factor` times as long */
-  GPUSHARE_FAULT_HOST_OUT_OF_MEMORY = 7 /* the at_call-th host_alloc fails */
+  GPUSHARE_FAULT_HOST_OUT_OF_MEMORY = 7 /* the at_call-th host_alloc or phys_create_host fails */
 };
 
 typedef struct gpushare_backend_fault {
@@ -302,6 +303,14 @@ typedef struct gpushare_backend_ops {
    * stream_destroy drops the object, neither waits for the native stream's work nor touches it. Errors: UNSUPPORTED. */
   int32_t (*stream_adopt)(gpushare_backend_device* device, void* native,
                           gpushare_backend_stream** out_stream);
+
+  /* ---- since ABI 1.5: host memory behind device addresses; needs "virtual memory" ------------------------- */
+
+  /* Like phys_create, but the memory is pinned host memory, near the device where the machine has several nodes. Mapped with
+   * va_map it serves as device memory at its addresses: work reads and writes it over the bus, and copies and fills take it as
+   * device memory. It is not counted in the device's total or free bytes. Errors: HOST_OUT_OF_MEMORY, UNSUPPORTED. May block. */
+  int32_t (*phys_create_host)(gpushare_backend_device* device, uint64_t bytes,
+                              gpushare_backend_memory** out_memory);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -16,14 +16,15 @@ struct Capability {
   uint32_t bit;
   const char* name;
 };
-constexpr std::array<Capability, 8> kCapabilities{{{GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE, "host-addressable"},
+constexpr std::array<Capability, 9> kCapabilities{{{GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE, "host-addressable"},
                                                    {GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY, "virtual-memory"},
                                                    {GPUSHARE_DEVICE_CAP_PRIORITIES, "priorities"},
                                                    {GPUSHARE_DEVICE_CAP_VIRTUAL_TIME, "virtual-time"},
                                                    {GPUSHARE_DEVICE_CAP_MODELED_WORK, "modeled-work"},
                                                    {GPUSHARE_DEVICE_CAP_FAULTS, "faults"},
                                                    {GPUSHARE_DEVICE_CAP_PARTITIONS, "partitions"},
-                                                   {GPUSHARE_DEVICE_CAP_IPC, "ipc"}}};
+                                                   {GPUSHARE_DEVICE_CAP_IPC, "ipc"},
+                                                   {GPUSHARE_DEVICE_CAP_HOST_PHYSICAL, "host-physical"}}};
 
 std::vector<std::string> capabilities_of(const gpushare_device_info& device) {
   std::vector<std::string> out;

@@ -236,6 +236,12 @@ base::Result<gpushare_backend_memory*> Device::phys_create(uint64_t bytes) {
   return memory;
 }
 
+base::Result<gpushare_backend_memory*> Device::phys_create_host(uint64_t bytes) {
+  gpushare_backend_memory* memory = nullptr;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_host(device_, bytes, &memory), "phys_create_host"));
+  return memory;
+}
+
 base::Status Device::phys_release(gpushare_backend_memory* memory) {
   return status(ops_->phys_release(device_, memory), "phys_release");
 }

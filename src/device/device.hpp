@@ -108,6 +108,8 @@ class Device {
   base::Result<Address> va_reserve(uint64_t bytes);
   base::Status va_free(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> phys_create(uint64_t bytes);
+  // In host memory. Errors: UNSUPPORTED unless can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), HOST_OUT_OF_MEMORY.
+  base::Result<gpushare_backend_memory*> phys_create_host(uint64_t bytes);
   base::Status phys_release(gpushare_backend_memory* memory);
   base::Status va_map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status va_unmap(Address address, uint64_t bytes);

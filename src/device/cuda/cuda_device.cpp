@@ -104,6 +104,7 @@ base::Status Device::read_facts() {
   facts_.mapping_granularity_bytes = memory_->granularity_bytes();
   if (memory_->granularity_bytes() != 0) facts_.capabilities |= GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY;
   if (least != greatest) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PRIORITIES;
+  if (memory_->can_place_on_host()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_HOST_PHYSICAL;
   if (memory_->can_share()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_IPC;
   if (partitions_.supported()) facts_.capabilities |= GPUSHARE_DEVICE_CAP_PARTITIONS;
   return {};

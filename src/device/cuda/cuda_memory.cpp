@@ -61,15 +61,29 @@ base::Result<std::unique_ptr<Memory>> Memory::open(Context& context, const Memor
     (void)driver.cuDeviceGetAttribute(
         &can_share, api::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, context.device());
   }
-  return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity, can_share != 0));
+  int host_node = -1;
+  if (granularity != 0 && driver.cuDeviceGetAttribute(&host_node, api::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+                                                      context.device()) != api::CUDA_SUCCESS)
+    host_node = -1;
+  if (host_node >= 0) {
+    // Drivers before CUDA 12.2 know no such location; a granule of the device must be whole granules of the host.
+    const api::CUmemAllocationProp properties = host_properties(host_node);
+    size_t least = 0;
+    if (driver.cuMemGetAllocationGranularity(&least, &properties, api::CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
+            api::CUDA_SUCCESS ||
+        least == 0 || granularity % least != 0)
+      host_node = -1;
+  }
+  return std::unique_ptr<Memory>(new Memory(context, options, limit, granularity, can_share != 0, host_node));
 }
 
 Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes,
-               uint64_t granularity_bytes, bool can_share)
+               uint64_t granularity_bytes, bool can_share, int host_node)
     : context_(context),
       limit_bytes_(limit_bytes),
       granularity_bytes_(granularity_bytes),
       can_share_(can_share),
+      host_node_(host_node),
       pool_limit_(options.pool_bytes),
       pinned_chunk_bytes_(options.pinned_chunk_bytes) {}
 

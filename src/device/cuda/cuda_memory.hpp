@@ -60,6 +60,9 @@ class Memory {
   base::Result<Address> reserve(uint64_t bytes);
   base::Status unreserve(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
+  // Of the host's node that is nearest to the device. Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  bool can_place_on_host() const { return host_node_ >= 0; }
+  base::Result<gpushare_backend_memory*> create_host_physical(uint64_t bytes);
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
@@ -86,6 +89,7 @@ class Memory {
     uint64_t bytes = 0;
     bool shared = false;
     bool imported = false;  // another process counts it
+    bool on_host = false;   // not counted
     bool writable = true;
     uint64_t mappings = 0;
     bool released = false;
@@ -106,7 +110,7 @@ class Memory {
   };
 
   Memory(Context& context, const MemoryOptions& options, uint64_t limit_bytes, uint64_t granularity_bytes,
-         bool can_share);
+         bool can_share, int host_node);
   const Driver& driver() const { return context_.driver(); }
   base::Status out_of_memory(const char* call, uint64_t bytes);
   base::Status check_granules(const char* what, uint64_t value) const;
@@ -118,6 +122,7 @@ class Memory {
   // Read and write, or what the memory allows.
   api::CUresult give_access(Address address, uint64_t bytes, bool writable);
   api::CUmemAllocationProp granule_properties() const;
+  static api::CUmemAllocationProp host_properties(int node);
 
   // Takes `bytes` of the limit, so that the check and the driver's call need no common lock.
   base::Status take(const char* call, uint64_t bytes);
@@ -140,6 +145,7 @@ class Memory {
   const uint64_t limit_bytes_;
   const uint64_t granularity_bytes_;
   const bool can_share_;
+  const int host_node_;  // -1: the driver places no physical memory on the host
   const uint64_t pool_limit_;
   const uint64_t pinned_chunk_bytes_;
 

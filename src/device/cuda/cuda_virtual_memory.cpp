@@ -40,6 +40,13 @@ api::CUmemAllocationProp Memory::granule_properties() const {
   return properties;
 }
 
+api::CUmemAllocationProp Memory::host_properties(int node) {
+  api::CUmemAllocationProp properties{};
+  properties.type = api::CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {api::CU_MEM_LOCATION_TYPE_HOST_NUMA, node};
+  return properties;
+}
+
 base::Result<Memory::Address> Memory::reserve(uint64_t bytes) {
   GPUSHARE_RETURN_IF_ERROR(check_virtual());
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "va_reserve of 0 bytes");
@@ -147,6 +154,36 @@ base::Result<gpushare_backend_memory*> Memory::create_physical(uint64_t bytes) {
   return keep(std::move(memory));
 }
 
+base::Result<gpushare_backend_memory*> Memory::create_host_physical(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  if (!can_place_on_host())
+    return base::Status(GPUSHARE_UNSUPPORTED,
+                        "this driver or device maps no host memory behind device addresses (CUDA 12.2 on)");
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "phys_create_host of 0 bytes");
+  GPUSHARE_RETURN_IF_ERROR(check_granules("phys_create_host: size", bytes));
+  GPUSHARE_ENTER_CONTEXT(context_);
+  CaptureRelaxed relaxed(driver());
+  const api::CUmemAllocationProp properties = host_properties(host_node_);
+  auto memory = std::make_unique<Physical>();
+  memory->bytes = bytes;
+  memory->on_host = true;
+  memory->granules.reserve(bytes / granularity_bytes_);
+  while (memory->granules.size() < bytes / granularity_bytes_) {
+    Granule granule = 0;
+    const api::CUresult result = driver().cuMemCreate(&granule, granularity_bytes_, &properties, 0);
+    if (result != api::CUDA_SUCCESS) {
+      dispose(std::move(memory));
+      if (result == api::CUDA_ERROR_OUT_OF_MEMORY)
+        return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
+                            "phys_create_host of " + base::format_bytes(bytes) + ": no host memory to pin",
+                            result);
+      return context_.status(result, "cuMemCreate");
+    }
+    memory->granules.push_back(granule);
+  }
+  return keep(std::move(memory));
+}
+
 gpushare_backend_memory* Memory::keep(std::unique_ptr<Physical> memory) {
   base::MutexLock lock(mutex_);
   Physical* raw = memory.get();
@@ -169,11 +206,11 @@ std::unique_ptr<Memory::Physical> Memory::drop_mapping(Physical* memory) {
 
 void Memory::dispose(std::unique_ptr<Physical> memory) {
   if (memory == nullptr) return;
-  if (!memory->shared) {
+  if (!memory->shared && !memory->on_host) {
     recycle(memory->granules);
     return;
   }
-  if (!memory->imported) give_back(memory->bytes);
+  if (!memory->imported && !memory->on_host) give_back(memory->bytes);
   ContextScope scope(context_);
   if (!scope.status().ok()) return;
   CaptureRelaxed relaxed(driver());

@@ -49,7 +49,8 @@ base::Status Device::leaks() const {
 void Device::info(gpushare_backend_device_info* out_info) const {
   gpushare_backend_device_info info{};
   info.capabilities = GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE | GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY |
-                      GPUSHARE_DEVICE_CAP_FAULTS | GPUSHARE_DEVICE_CAP_IPC;
+                      GPUSHARE_DEVICE_CAP_FAULTS | GPUSHARE_DEVICE_CAP_IPC |
+                      GPUSHARE_DEVICE_CAP_HOST_PHYSICAL;
   std::strncpy(info.name, "host", sizeof(info.name) - 1);
   info.total_bytes = memory_->total_bytes();
   info.free_bytes = memory_->free_bytes();

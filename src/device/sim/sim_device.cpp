@@ -68,7 +68,7 @@ void Device::info(gpushare_backend_device_info* out_info) const {
   gpushare_backend_device_info info{};
   info.capabilities = GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY | GPUSHARE_DEVICE_CAP_PRIORITIES |
                       GPUSHARE_DEVICE_CAP_VIRTUAL_TIME | GPUSHARE_DEVICE_CAP_MODELED_WORK |
-                      GPUSHARE_DEVICE_CAP_FAULTS;
+                      GPUSHARE_DEVICE_CAP_FAULTS | GPUSHARE_DEVICE_CAP_HOST_PHYSICAL;
   std::strncpy(info.name, "sim", sizeof(info.name) - 1);
   info.total_bytes = memory_->total_bytes();
   info.free_bytes = memory_->free_bytes();

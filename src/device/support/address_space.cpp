@@ -259,16 +259,28 @@ base::Result<gpushare_backend_memory*> AddressSpace::create_physical(uint64_t by
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "physical memory of 0 bytes");
   base::MutexLock lock(mutex_);
   if (bytes > options_.total_bytes - used_bytes_) return out_of_memory("physical memory", bytes);
+  return grow_file(bytes, false);
+}
+
+base::Result<gpushare_backend_memory*> AddressSpace::create_host_physical(uint64_t bytes) {
+  GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
+  if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "physical memory of 0 bytes");
+  base::MutexLock lock(mutex_);
+  return grow_file(bytes, true);
+}
+
+base::Result<gpushare_backend_memory*> AddressSpace::grow_file(uint64_t bytes, bool on_host) {
   if (memory_file_ >= 0 && ftruncate(memory_file_, static_cast<off_t>(file_end_ + bytes)) != 0) {
     return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "growing the memory file", bytes);
   }
   auto memory = std::make_unique<Memory>();
   memory->bytes = bytes;
   memory->file_offset = file_end_;
+  memory->on_host = on_host;
   Memory* raw = memory.get();
   memories_[raw] = std::move(memory);
   file_end_ += bytes;
-  used_bytes_ += bytes;
+  if (!on_host) used_bytes_ += bytes;
   return reinterpret_cast<gpushare_backend_memory*>(raw);
 }
 
@@ -378,7 +390,7 @@ void AddressSpace::drop_if_unused(Memory* memory) {
     (void)fallocate(memory_file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     static_cast<off_t>(memory->file_offset), static_cast<off_t>(memory->bytes));
   }
-  if (!memory->imported()) used_bytes_ -= memory->bytes;
+  if (memory->counted()) used_bytes_ -= memory->bytes;
   memories_.erase(memory);
 }
 

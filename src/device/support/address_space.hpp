@@ -61,6 +61,8 @@ class AddressSpace {
   base::Result<Address> reserve(uint64_t bytes);
   base::Status unreserve(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
+  // Of the host: not counted in used_bytes_, else the same.
+  base::Result<gpushare_backend_memory*> create_host_physical(uint64_t bytes);
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
@@ -96,6 +98,8 @@ class AddressSpace {
     bool used = false;                   // mapped at some time, so it may hold data
     int imported_file = -1;              // shared memory of another device, which counts it
     bool imported() const { return imported_file >= 0; }
+    bool on_host = false;
+    bool counted() const { return !imported() && !on_host; }
     bool writable = true;
     uint64_t mappings = 0;
     bool released = false;
@@ -115,6 +119,7 @@ class AddressSpace {
   void give_back(Address address, const Range& range) GPUSHARE_REQUIRES(mutex_);
   Address take_imaginary(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(mutex_);
   void return_imaginary(Address address, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Result<gpushare_backend_memory*> grow_file(uint64_t bytes, bool on_host) GPUSHARE_REQUIRES(mutex_);
   // Gives unexported memory a file that can be sealed as it must be.
   base::Status replace_file(Memory& memory) GPUSHARE_REQUIRES(mutex_);
   void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);

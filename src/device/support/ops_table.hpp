@@ -54,6 +54,7 @@ class OpsTable {
     ops.va_reserve = va_reserve;
     ops.va_free = va_free;
     ops.phys_create = phys_create;
+    ops.phys_create_host = phys_create_host;
     ops.phys_release = phys_release;
     ops.va_map = va_map;
     ops.va_unmap = va_unmap;
@@ -356,6 +357,15 @@ class OpsTable {
       if (d.faults().fires(GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY))
         return scripted_out_of_memory("phys_create", bytes);
       return store(d.memory().create_physical(bytes), out_memory);
+    });
+  }
+  static int32_t phys_create_host(gpushare_backend_device* device, uint64_t bytes,
+                                  gpushare_backend_memory** out_memory) {
+    return on_live(device, "phys_create_host", [&](Device& d) -> base::Status {
+      if (out_memory == nullptr) return null_output();
+      if (d.faults().fires(GPUSHARE_FAULT_HOST_OUT_OF_MEMORY))
+        return {GPUSHARE_HOST_OUT_OF_MEMORY, "phys_create_host fails: scripted fault"};
+      return store(d.memory().create_host_physical(bytes), out_memory);
     });
   }
   static int32_t phys_release(gpushare_backend_device* device, gpushare_backend_memory* memory) {

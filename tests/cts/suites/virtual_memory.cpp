@@ -300,4 +300,69 @@ CTS_TEST("virtual memory: random remapping against a model") {
   CHECK_OK(cts.device->va_free(range, kSlots * granule));
 }
 
+CTS_TEST("host physical memory: the capability tells whether it works") {
+  const auto memory = cts.device->phys_create_host(granule_of(cts));
+  CHECK(memory.ok() == cts.device->can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL));
+  if (!memory.ok()) {
+    CHECK(memory.status().code() == GPUSHARE_UNSUPPORTED);
+    return;
+  }
+  CHECK_OK(cts.device->phys_release(*memory));
+  CHECK(is_call_error(cts.device->phys_create_host(0).status()));
+  CHECK(is_call_error(cts.device->phys_create_host(granule_of(cts) / 2).status()));
+}
+
+CTS_TEST("host physical memory: it serves as device memory and takes none of it") {
+  if (!cts.device->can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL)) return;
+  const uint64_t granule = granule_of(cts);
+  const auto data = pattern(granule, 11);
+  const device::Address range = *cts.device->va_reserve(4 * granule);
+  const uint64_t free_before = cts.device->refresh_info()->free_bytes;
+  gpushare_backend_memory* memory = *cts.device->phys_create_host(2 * granule);
+  CHECK(cts.device->refresh_info()->free_bytes == free_before);
+  {
+    const auto stream = cts.stream();
+    REQUIRE_OK(cts.device->va_map(range, granule, memory, granule));
+    cts.upload(stream, range, data);
+    CHECK(cts.download(stream, range, granule) == data);
+    REQUIRE_OK(stream.fill(range, 7, granule / 2));
+    REQUIRE_OK(stream.synchronize());
+    CHECK(cts.download(stream, range, 1).front() == 7);
+  }
+  CHECK_OK(cts.device->va_unmap(range, granule));
+  CHECK_OK(cts.device->phys_release(memory));
+  CHECK_OK(cts.device->va_free(range, 4 * granule));
+}
+
+CTS_TEST("host physical memory: bytes move to the device and back behind one address") {
+  if (!cts.device->can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL)) return;
+  const uint64_t granule = granule_of(cts);
+  const auto data = pattern(granule, 12);
+  const device::Address home = *cts.device->va_reserve(granule);
+  const device::Address window = *cts.device->va_reserve(granule);
+  gpushare_backend_memory* on_host = *cts.device->phys_create_host(granule);
+  gpushare_backend_memory* on_device = *cts.device->phys_create(granule);
+  {
+    const auto stream = cts.stream();
+    REQUIRE_OK(cts.device->va_map(home, granule, on_host, 0));
+    cts.upload(stream, home, data);
+    for (int round = 0; round < 2; ++round) {
+      gpushare_backend_memory* const to = round == 0 ? on_device : on_host;
+      REQUIRE_OK(cts.device->va_map(window, granule, to, 0));
+      REQUIRE_OK(stream.copy(window, home, granule, GPUSHARE_COPY_DEVICE_TO_DEVICE));
+      REQUIRE_OK(stream.synchronize());
+      REQUIRE_OK(cts.device->va_unmap(home, granule));
+      // Mapped at two addresses for a moment, so that the bytes are never without one.
+      REQUIRE_OK(cts.device->va_map(home, granule, to, 0));
+      REQUIRE_OK(cts.device->va_unmap(window, granule));
+      CHECK(cts.download(stream, home, granule) == data);
+    }
+  }
+  CHECK_OK(cts.device->va_unmap(home, granule));
+  CHECK_OK(cts.device->phys_release(on_host));
+  CHECK_OK(cts.device->phys_release(on_device));
+  CHECK_OK(cts.device->va_free(home, granule));
+  CHECK_OK(cts.device->va_free(window, granule));
+}
+
 }  // namespace gpushare::cts

@@ -171,6 +171,9 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
       *value = w.setting("granularity_bytes") != 0 ? 1 : 0;
       return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      *value = w.setting("granularity_bytes") != 0 ? 0 : -1;
+      return CUDA_SUCCESS;
     case 41:  // UNIFIED_ADDRESSING
       *value = 1;
       return CUDA_SUCCESS;

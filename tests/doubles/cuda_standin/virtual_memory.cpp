@@ -30,7 +30,8 @@ void drop_physical_if_unused(uint64_t handle) {
   World& w = world();
   Physical& physical = w.physicals[handle];
   if (!physical.released || physical.mappings > 0) return;
-  if (!physical.imported) w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
+  if (!physical.imported && !physical.on_host)
+    w.devices[static_cast<size_t>(physical.device)].used_bytes -= physical.bytes;
   if (physical.own_file >= 0) {
     (void)close(physical.own_file);
     physical.died = "released";
@@ -110,16 +111,18 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
   STANDIN_ENTRY(cuMemCreate);
   if (call.unsafe_during_capture()) return call.verdict();
   World& w = world();
+  const bool on_host = prop != nullptr && prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || flags != 0 ||
-      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id < 0 ||
-      static_cast<uint64_t>(prop->location.id) >= w.setting("devices") ||
+      (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE && !on_host) || prop->location.id < 0 ||
+      static_cast<uint64_t>(prop->location.id) >= (on_host ? 1 : w.setting("devices")) ||
       prop->win32HandleMetaData != nullptr || prop->requestedHandleTypes < 0 ||
       prop->requestedHandleTypes > CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return call.misuse(CUDA_ERROR_INVALID_VALUE, "bad properties or flags");
   if (bytes == 0 || !granular(bytes)) return bad_granules(call, "the size", bytes);
-  if (bytes > free_on(prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!on_host && bytes > free_on(prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
   Physical physical;
   physical.born = call.text();
+  physical.on_host = on_host;
   physical.device = prop->location.id;
   physical.bytes = bytes;
   if (prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
@@ -135,7 +138,7 @@ STANDIN_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out_handle, size_
       return CUDA_ERROR_OUT_OF_MEMORY;
     w.memory_file_end += bytes;
   }
-  w.devices[static_cast<size_t>(physical.device)].used_bytes += bytes;
+  if (!on_host) w.devices[static_cast<size_t>(physical.device)].used_bytes += bytes;
   *out_handle = w.next_physical++;
   w.physicals[*out_handle] = std::move(physical);
   return CUDA_SUCCESS;
@@ -206,13 +209,14 @@ STANDIN_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUm
     if (it == w.blocks.end() || it->second.kind != BlockKind::kMapping ||
         at + it->second.bytes > address + bytes)
       return call.misuse(CUDA_ERROR_INVALID_VALUE, hex(at) + " is not made of whole mappings");
-    if (it->second.device != access->location.id)
+    if (it->second.device != access->location.id && !w.physicals.at(it->second.physical).on_host)
       return call.misuse(CUDA_ERROR_INVALID_VALUE, "access for another device is not modelled");
     at += it->second.bytes;
   }
   for (uint64_t at = address; at < address + bytes;) {
     Block& block = w.blocks[at];
     block.accessible = true;
+    block.device = access->location.id;
     block.writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     mprotect(reinterpret_cast<void*>(at), block.bytes, block.writable ? PROT_READ | PROT_WRITE : PROT_READ);
     at += block.bytes;

@@ -170,6 +170,7 @@ struct Physical : Object {
   bool released = false;
   int own_file = -1;      // made to be exported, or imported: a memory file of its own
   bool imported = false;  // another handle, perhaps of another process, is accounted for it
+  bool on_host = false;   // host memory: not accounted on the device
 };
 
 struct Kernel {

@@ -105,6 +105,17 @@ TEST_CASE("an op of a later minor version is filled in for a table without it", 
   CHECK(find_backend("bare")->stream_capture_drop(nullptr, &dropped) == GPUSHARE_UNSUPPORTED);
 }
 
+TEST_CASE("phys_create_host needs virtual memory", "[registry]") {
+  gpushare_backend_ops ops = fake_backend("tiers");
+  set_ok(ops.phys_create_host);
+  const Status status = register_backend(&ops);
+  CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(mentions(status, "virtual memory"));
+  add_virtual_memory(ops);
+  CHECK(register_backend(&ops).ok());
+  CHECK(find_backend("bare")->phys_create_host(nullptr, 1, nullptr) == GPUSHARE_UNSUPPORTED);
+}
+
 TEST_CASE("missing mandatory ops are refused and named", "[registry]") {
   gpushare_backend_ops ops = fake_backend("incomplete");
   ops.event_query = nullptr;
