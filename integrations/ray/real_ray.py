@@ -109,7 +109,8 @@ def kills(workers):
 
 @gpushare_ray.with_session(persistent_bytes="2M", ephemeral_bytes="2M")
 def trainable(session, config):
-    """A linear model by gradient descent on one core; `work` milliseconds of device time an iteration."""
+    """A linear model by gradient descent. An iteration takes `work` milliseconds of the device, and on the host `config["host"]` times as
+    long, as loading and reporting do: so one trial alone does not fill a device, however much of it the trial has."""
     from ray import tune
 
     with open(pathlib.Path(config["folder"]) / "starts", "a", encoding="utf-8") as starts:
@@ -119,36 +120,41 @@ def trainable(session, config):
     weights = np.zeros(8)
     for _ in range(config["iterations"]):
         with session.iteration() as step:
-            burn(step, config["work"] / 1000)
-        weights -= config["rate"] * points.T @ (points @ weights - points @ wanted) / 64
+            burn(step, config["case"]["work"] / 1000)
+        session.runtime.synchronize()  # the host needs the result
+        time.sleep(config["case"]["work"] / 1000 * config["host"])
+        weights -= config["case"]["rate"] * points.T @ (points @ weights - points @ wanted) / 64
         tune.report({"loss": float(((weights - wanted) ** 2).mean()), "weight": session.weight, "service_s": session.info()["service_ns"] / 1e9})
 
 
-def tuned(name, folder, options, gpus):
-    """One experiment; each algorithm sees the same 8 configurations."""
+def tuned(run, repeat, folder, options):
+    """One experiment: ALGORITHM.whole (one GPU a trial, Ray's default), .packed (1/c of one) or .fluid (the same under FluidScheduler). Each
+    sees the same configurations."""
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 
-    algorithm, _, fluid = name.partition("+")
-    iterations = options.iterations
+    algorithm, _, way = run.partition(".")
+    iterations, fluid = options.iterations, way == "fluid"
     base = {"grid": lambda: None, "asha": lambda: ASHAScheduler(max_t=iterations, grace_period=2, reduction_factor=2),
             "hyperband": lambda: HyperBandScheduler(max_t=iterations, reduction_factor=2)}[algorithm]()
-    scheduler = gpushare_ray.FluidScheduler(base, max_packed=4, total_iterations=iterations, interval_s=0.5) if fluid else base
-    run = folder / name
-    run.mkdir()
-    # Long and short trials side by side: that is where widths matter.
-    grid = {"rate": tune.grid_search([0.02 * (number + 1) for number in range(4)]), "work": tune.grid_search([options.work, options.work * 4])}
+    scheduler = gpushare_ray.FluidScheduler(base, max_packed=options.packed, total_iterations=iterations, interval_s=0.5) if fluid else base
+    name = f"{run}-{repeat}"
+    place = folder / name
+    place.mkdir()
+    # One long trial among short ones, as in Fluid's own example: that is where it matters who gets how much.
+    cases = [{"rate": 0.02 * (number % 4 + 1), "work": options.work * (options.long if number == 4 else 1)} for number in range(8)]
     started = time.monotonic()
     results = tune.Tuner(
-        tune.with_resources(trainable, {"cpu": 0.1, "gpu": 0.25}),
-        param_space={**grid, "iterations": iterations, "folder": str(run)},
+        tune.with_resources(trainable, {"cpu": 0.1, "gpu": 1 if way == "whole" else 1 / options.packed}),
+        param_space={"case": tune.grid_search(cases), "iterations": iterations, "host": options.host, "folder": str(place)},
         tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler),
         run_config=tune.RunConfig(name=name, storage_path=str(folder / "results"), verbose=0)).fit()
     makespan = time.monotonic() - started
     service = sum(result.metrics.get("service_s", 0) for result in results if result.metrics)
-    starts = (run / "starts").read_text().split()
-    row = {"run": name, "makespan_s": round(makespan, 1), "utilisation": round(service / (makespan * gpus), 3), "trials": len(set(starts)),
-           "restarts": len(starts) - len(set(starts)), "errors": results.num_errors, "loss": round(results.get_best_result().metrics["loss"], 4)}
+    starts = (place / "starts").read_text().split()
+    row = {"run": run, "makespan_s": round(makespan, 1), "utilisation": round(service / (makespan * options.gpus), 3), "trials": len(set(starts)),
+           "restarts": len(starts) - len(set(starts)), "errors": results.num_errors, "loss": round(results.get_best_result().metrics["loss"], 4),
+           "load": round(os.getloadavg()[0], 1)}
     if fluid:
         row.update(resizes=scheduler.resizes, decisions=scheduler.decisions)
     print(json.dumps(row), flush=True)
@@ -176,7 +182,12 @@ def main():
             results["shares"], workers = shares(OPTIONS.seconds)
             kills(workers)
         if "tune" in OPTIONS.parts:
-            results["tune"] = [tuned(name, OPTIONS.folder, OPTIONS, OPTIONS.gpus) for name in OPTIONS.runs.split(",")]
+            # Repeats are the outer loop: what else the machine does meets all runs alike.
+            results["tune"] = []
+            for repeat in range(OPTIONS.repeats):
+                for run in OPTIONS.runs.split(","):
+                    results["tune"].append(tuned(run, repeat, OPTIONS.folder, OPTIONS))
+                    OPTIONS.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
             check("no session is left", until(lambda: not daemon.status()["sessions"]))
     finally:
         ray.shutdown()
@@ -190,11 +201,16 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--parts", default="shares,tune", help="what to run [%(default)s]")
-    parser.add_argument("--runs", default="grid,grid+fluid,asha,asha+fluid,hyperband,hyperband+fluid", help="[%(default)s]")
+    parser.add_argument("--runs", default=",".join(f"{algorithm}.{way}" for algorithm in ("grid", "asha", "hyperband")
+                                                   for way in ("whole", "packed", "fluid")), help="[%(default)s]")
+    parser.add_argument("--repeats", type=int, default=1, help="of each run [%(default)s]")
+    parser.add_argument("--packed", type=int, default=16, help="a trial holds 1/PACKED of a GPU [%(default)s]")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10, help="of the two actors' training [%(default)s]")
     parser.add_argument("--iterations", type=int, default=16, help="of a trial [%(default)s]")
-    parser.add_argument("--work", type=float, default=20, help="milliseconds of device time of a short trial's iteration [%(default)s]")
+    parser.add_argument("--work", type=float, default=200, help="milliseconds of device time of a short trial's iteration [%(default)s]")
+    parser.add_argument("--long", type=float, default=5, help="how many times as long the long trial's iterations are [%(default)s]")
+    parser.add_argument("--host", type=float, default=1.5, help="time of an iteration on the host, in device times [%(default)s]")
     OPTIONS = parser.parse_args()
     OPTIONS.output = OPTIONS.output.resolve()
     sys.exit(main())

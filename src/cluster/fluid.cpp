@@ -43,16 +43,16 @@ size_t TrialRun::add(const Trial& trial, double scale) {
   return trials_.size() - 1;
 }
 
-double TrialRun::rate(const State& state) const {
+void TrialRun::set_rate(State& state) const {
   double speed = kNever;
   for (int device : state.devices) speed = std::min(speed, devices_[size_t(device)].speed);
-  return state.width == 0 ? 0 : speed / (duration(state.trial, state.width) * state.scale);
+  state.rate = state.width == 0 ? 0 : speed / (duration(state.trial, state.width) * state.scale);
 }
 
 double TrialRun::remaining(size_t trial) const {
   const State& state = trials_[trial];
   const double from = std::clamp(state.stalled_until_s, state.updated_s, now_s_);
-  return std::max(0.0, state.remaining - rate(state) * (now_s_ - from));
+  return std::max(0.0, state.remaining - state.rate * (now_s_ - from));
 }
 
 std::vector<size_t> TrialRun::unfinished() const {
@@ -95,6 +95,7 @@ TrialRun TrialRun::believed() const {
   for (size_t trial : copy.unfinished_) {
     copy.update(copy.trials_[trial]);
     copy.trials_[trial].scale = 1;
+    copy.set_rate(copy.trials_[trial]);
     copy.schedule(trial);
   }
   return copy;
@@ -102,7 +103,7 @@ TrialRun TrialRun::believed() const {
 
 void TrialRun::update(State& state) const {
   const double from = std::clamp(state.stalled_until_s, state.updated_s, now_s_);
-  state.remaining = std::max(0.0, state.remaining - rate(state) * (now_s_ - from));
+  state.remaining = std::max(0.0, state.remaining - state.rate * (now_s_ - from));
   state.updated_s = now_s_;
 }
 
@@ -121,6 +122,7 @@ void TrialRun::release(State& state) {
   held_ -= size_of(state.width);
   state.devices.clear();
   state.width = 0;
+  state.rate = 0;
 }
 
 void TrialRun::schedule(size_t trial) {
@@ -128,7 +130,7 @@ void TrialRun::schedule(size_t trial) {
   ++state.version;
   if (state.width == 0) return;
   const double start = std::max(state.stalled_until_s, state.updated_s);
-  events_.emplace(start + state.remaining / rate(state), trial, state.version);
+  events_.emplace(start + state.remaining / state.rate, trial, state.version);
 }
 
 void TrialRun::place(size_t trial, Width width, std::vector<int> devices) {
@@ -144,6 +146,7 @@ void TrialRun::place(size_t trial, Width width, std::vector<int> devices) {
   held_ += size_of(width);
   state.width = width;
   state.devices = std::move(devices);
+  set_rate(state);
   schedule(trial);
 }
 

@@ -65,6 +65,7 @@ class TrialRun {
     double stalled_until_s = 0;
     Width width = 0;
     std::vector<int> devices;
+    double rate = 0;  // part of the work a second, on these devices
     bool started = false;
     bool finished = false;
     bool rejected = false;  // its memory is beyond every device
@@ -113,7 +114,7 @@ class TrialRun {
   double area() const { return area_; }
 
  private:
-  double rate(const State& state) const;  // part of the work a second
+  void set_rate(State& state) const;
   void update(State& state) const;
   void release(State& state);
   void schedule(size_t trial);

@@ -19,43 +19,45 @@ constexpr double kTolerance = 1e-9;
 constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
 constexpr size_t kMostToWrap = 400;
 
-// What trials hold from a time on; all others pause.
-struct Hold {
+// From a time on a trial holds that; a width of 0: it pauses.
+struct Change {
+  double time_s;
   size_t trial;
   Width width;
   std::vector<int> devices;
 };
-struct Step {
-  double time_s;
-  std::vector<Hold> holds;
-};
 
 class TimelinePolicy final : public TrialPolicy {
  public:
-  explicit TimelinePolicy(std::vector<Step> steps)
-      : steps_(std::make_shared<const std::vector<Step>>(std::move(steps))) {}
+  // Sorted by time. What is not named pauses from the start.
+  explicit TimelinePolicy(std::vector<Change> changes)
+      : changes_(std::make_shared<const std::vector<Change>>(std::move(changes))) {}
   void arrived(TrialRun&, const std::vector<size_t>&) override {}
   void finished(TrialRun&) override {}
-  double wake_s() const override { return next_ < steps_->size() ? (*steps_)[next_].time_s : kNever; }
+  double wake_s() const override { return next_ < changes_->size() ? (*changes_)[next_].time_s : kNever; }
   void woken(TrialRun& run) override {
+    const size_t first = next_;
     while (wake_s() <= run.now_s()) ++next_;
-    const Step& step = (*steps_)[next_ - 1];
-    std::vector<char> stays(run.trials().size(), 0);
-    for (const Hold& hold : step.holds) {
-      const TrialRun::State& state = run.trials()[hold.trial];
-      if (state.width == hold.width && state.devices == hold.devices) stays[hold.trial] = 1;
+    // The last change of each trial counts.
+    std::vector<const Change*> last;
+    std::vector<char> seen(run.trials().size(), 0);
+    for (size_t i = next_; i > first; --i) {
+      const Change& change = (*changes_)[i - 1];
+      if (std::exchange(seen[change.trial], 1) != 0 || run.trials()[change.trial].finished) continue;
+      const TrialRun::State& state = run.trials()[change.trial];
+      if (state.width != change.width || state.devices != change.devices) last.push_back(&change);
     }
-    for (size_t trial : run.unfinished())
-      if (!stays[trial]) run.pause(trial);
-    for (const Hold& hold : step.holds) {
-      if (!stays[hold.trial] && !run.trials()[hold.trial].finished)
-        run.place(hold.trial, hold.width, hold.devices);
-    }
+    if (first == 0)
+      for (size_t trial : run.unfinished())
+        if (seen[trial] == 0) run.pause(trial);
+    for (const Change* change : last) run.pause(change->trial);  // all make room before any is placed
+    for (auto at = last.rbegin(); at != last.rend(); ++at)
+      if ((*at)->width != 0) run.place((*at)->trial, (*at)->width, (*at)->devices);
   }
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<TimelinePolicy>(*this); }
 
  private:
-  std::shared_ptr<const std::vector<Step>> steps_;
+  std::shared_ptr<const std::vector<Change>> changes_;
   size_t next_ = 0;
 };
 
@@ -64,7 +66,6 @@ class Wrap {
  public:
   Wrap(const TrialRun& run, const std::vector<size_t>& left)
       : run_(run), left_(left), devices_(int(run.devices().size())) {
-    for (size_t trial : left) parts_.push_back(run.remaining(trial));
     for (const TrialDevice& device : run.devices()) {
       speed_ = device.speed;
       memory_ = std::min(memory_, device.memory_bytes);
@@ -78,13 +79,20 @@ class Wrap {
       sum += memory;
       ++together_;
     }
+    widest_ = std::min(run.limits().max_workers, devices_);
+    for (size_t trial : left) {
+      const double part = run.remaining(trial) / speed_;
+      const Trial& told = run.trials()[trial].trial;
+      for (Width width = -most_packed(); width <= widest_; ++width)
+        takes_.push_back(width == 0 ? kNever : part * duration(told, width));
+    }
   }
 
   // The most trials that fit a device's memory whichever they are.
   int most_packed() const { return std::min(run_.limits().max_packed, together_); }
 
-  // The steps that end everything by now + T with at most `packed` trials a device, or nothing.
-  std::vector<Step> at(double T, int packed) {
+  // Lays everything out to end by now + T with at most `packed` trials a device; false if it does not fit.
+  bool fits(double T, int packed) {
     const double cost = run_.limits().change_cost_s;
     wholes_.assign(left_.size(), 0);
     pieces_.clear();
@@ -96,7 +104,7 @@ class Wrap {
     for (size_t i = 0; i < left_.size(); ++i) {
       const TrialRun::State& state = run_.trials()[left_[i]];
       const double time = T - (state.started ? cost : 0);
-      const auto takes = [&](Width width) { return parts_[i] * duration(state.trial, width) / speed_; };
+      const auto takes = [&](Width width) { return this->takes(i, width); };
       if (takes(1) <= time * (1 + kTolerance)) {
         int best = 1;
         for (int p = 2; p <= packed; ++p) {
@@ -109,17 +117,16 @@ class Wrap {
           classes[size_t(best)].push_back(i);
         continue;
       }
-      const int widest = std::min(run_.limits().max_workers, devices_);
       int w = 1;
-      while (w < widest && takes(w + 1) > time * (1 + kTolerance)) ++w;
-      if (w == widest) return {};
+      while (w < widest_ && takes(w + 1) > time * (1 + kTolerance)) ++w;
+      if (w == widest_) return false;
       const double mixed = time - 2 * cost;  // to the wider width and back
       const double slow = 1 / takes(w);
       const double fast = 1 / takes(w + 1);
       const double extra = mixed > 0 ? (1 - slow * mixed) / (fast - slow) + 2 * cost : kNever;
       wholes_[i] = extra < T ? w : w + 1;
       used += wholes_[i];
-      if (used > devices_) return {};
+      if (used > devices_) return false;
       if (extra < T) extras.push_back({extra, {{i, w + 1, 0, extra}}});
     }
     for (int p = packed; p >= 2; --p) fill_blocks(std::move(classes[size_t(p)]), p, T);
@@ -127,8 +134,43 @@ class Wrap {
               [](const Unit& a, const Unit& b) { return a.length > b.length; });
     for (auto* list : {&singles, &extras})
       for (Unit& unit : *list) units_.push_back(std::move(unit));
-    if (!lay_out(used, T)) return {};
-    return steps(T);
+    return lay_out(used, T);
+  }
+
+  // The layout that fits() has made.
+  std::vector<Change> changes(double T) const {
+    const double tolerance = T * kTolerance;
+    std::vector<std::vector<const Piece*>> of(left_.size());
+    for (const Piece& piece : pieces_)
+      if (piece.part.to - piece.part.from >= tolerance) of[piece.part.index].push_back(&piece);
+    std::vector<Change> result;
+    int device = 0;
+    for (size_t i = 0; i < left_.size(); ++i) {
+      std::sort(of[i].begin(), of[i].end(),
+                [](const Piece* a, const Piece* b) { return a->part.from < b->part.from; });
+      std::vector<int> own;
+      for (int w = 0; w < wholes_[i]; ++w) own.push_back(device++);
+      double until = 0;  // what it holds ends then
+      const auto hold_own = [&](double from) {
+        result.push_back({run_.now_s() + from, left_[i], wholes_[i], own});
+      };
+      for (const Piece* piece : of[i]) {
+        // From a piece to the next one without a pause it does not go back to what is its own.
+        if (piece->part.from > until + tolerance) hold_own(until);
+        Change change{run_.now_s() + (piece->part.from <= tolerance ? 0 : piece->part.from), left_[i],
+                      piece->part.width, own};
+        change.devices.push_back(piece->device);
+        result.push_back(std::move(change));
+        until = piece->part.to;
+      }
+      if (until < T - tolerance) hold_own(until);
+    }
+    std::stable_sort(result.begin(), result.end(),
+                     [](const Change& a, const Change& b) { return a.time_s < b.time_s; });
+    // What happens at one time up to rounding happens at once: whoever takes a device comes after whoever leaves it.
+    for (size_t i = 1; i < result.size(); ++i)
+      if (result[i].time_s - result[i - 1].time_s < tolerance) result[i].time_s = result[i - 1].time_s;
+    return result;
   }
 
  private:
@@ -151,8 +193,7 @@ class Wrap {
   void fill_blocks(std::vector<size_t> trials, int p, double T) {
     const double cost = run_.limits().change_cost_s;
     const auto takes = [&](size_t i, int slots) {
-      const TrialRun::State& state = run_.trials()[left_[i]];
-      return parts_[i] * duration(state.trial, -slots) / speed_ + (state.started ? cost : 0);
+      return this->takes(i, -slots) + (run_.trials()[left_[i]].started ? cost : 0);
     };
     std::sort(trials.begin(), trials.end(), [&](size_t a, size_t b) { return takes(a, p) > takes(b, p); });
     size_t next = 0;
@@ -247,39 +288,9 @@ class Wrap {
     return true;
   }
 
-  std::vector<Step> steps(double T) const {
-    std::vector<double> times{0};
-    for (const Piece& piece : pieces_) {
-      times.push_back(piece.part.from);
-      times.push_back(piece.part.to);
-    }
-    std::sort(times.begin(), times.end());
-    const double tolerance = T * kTolerance;
-    times.erase(
-        std::unique(times.begin(), times.end(), [&](double a, double b) { return b - a < tolerance; }),
-        times.end());
-    std::vector<Step> result;
-    std::vector<std::vector<int>> own(left_.size());
-    int device = 0;
-    for (size_t i = 0; i < left_.size(); ++i)
-      for (int w = 0; w < wholes_[i]; ++w) own[i].push_back(device++);
-    for (size_t t = 0; t < times.size(); ++t) {
-      Step step{run_.now_s() + times[t], {}};
-      std::vector<Hold> holds(left_.size());
-      const double until = t + 1 < times.size() ? times[t + 1] : T;
-      if (until - times[t] < tolerance) continue;
-      for (size_t i = 0; i < left_.size(); ++i) holds[i] = {left_[i], wholes_[i], own[i]};
-      for (const Piece& piece : pieces_) {
-        if (piece.part.from > times[t] + tolerance || piece.part.to < until - tolerance) continue;
-        Hold& hold = holds[piece.part.index];
-        hold.width = piece.part.width;
-        hold.devices.push_back(piece.device);
-      }
-      for (Hold& hold : holds)
-        if (hold.width != 0) step.holds.push_back(std::move(hold));
-      result.push_back(std::move(step));
-    }
-    return result;
+  // What is left of a trial takes that long.
+  double takes(size_t i, Width width) const {
+    return takes_[i * size_t(most_packed() + 1 + widest_) + size_t(width + most_packed())];
   }
 
   const TrialRun& run_;
@@ -288,8 +299,9 @@ class Wrap {
   int together_ = 0;
   double speed_ = 1;
   uint64_t memory_ = UINT64_MAX;
-  std::vector<double> parts_;
-  std::vector<int> wholes_;  // devices that a trial has all the time
+  int widest_ = 1;
+  std::vector<double> takes_;  // by trial and width
+  std::vector<int> wholes_;    // devices that a trial has all the time
   std::vector<Unit> units_;
   std::vector<Piece> pieces_;
 };
@@ -361,24 +373,18 @@ class Planner final : public TrialPolicy {
     if (left.size() <= kMostToWrap && equal_speeds(state)) {
       Wrap wrap(state, left);
       for (int packed = 1; packed <= wrap.most_packed(); ++packed) {
-        std::vector<Step> steps = wrap.at(bound, packed);
         double low = bound;
-        double high = std::min(best_end - begin, bound * 4);
-        if (steps.empty()) {
-          steps = wrap.at(high, packed);
-          if (steps.empty()) continue;
+        double high = bound;
+        if (!wrap.fits(bound, packed)) {
+          high = std::min(best_end - begin, bound * 4);
+          if (!wrap.fits(high, packed)) continue;
           while (high - low > 0.002 * bound) {
             const double middle = (low + high) / 2;
-            auto tighter = wrap.at(middle, packed);
-            if (tighter.empty()) {
-              low = middle;
-            } else {
-              high = middle;
-              steps = std::move(tighter);
-            }
+            (wrap.fits(middle, packed) ? high : low) = middle;
           }
+          wrap.fits(high, packed);
         }
-        offer(std::make_unique<TimelinePolicy>(std::move(steps)), [](TrialRun& at, TrialPolicy& policy) {
+        offer(std::make_unique<TimelinePolicy>(wrap.changes(high)), [](TrialRun& at, TrialPolicy& policy) {
           if (policy.wake_s() <= at.now_s()) policy.woken(at);
         });
       }

@@ -15,6 +15,17 @@ Width share_of_work(double work, double all_work, int devices, const TrialLimits
   return std::min({int(std::floor(part * (1 + 1e-12))), limits.max_workers, devices});
 }
 
+// (seconds on one device, trial), the longest first.
+std::vector<std::pair<double, size_t>> by_work_left(const TrialRun& run, const std::vector<size_t>& trials) {
+  std::vector<std::pair<double, size_t>> order;
+  order.reserve(trials.size());
+  for (size_t trial : trials)
+    order.emplace_back(run.trials()[trial].trial.budget_s * run.remaining(trial), trial);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  return order;
+}
+
 }  // namespace
 
 void QueuePolicy::enqueue(size_t trial, Width width) {
@@ -63,18 +74,14 @@ void FifoPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
 }
 
 void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials) {
-  std::vector<size_t> order = trials;
+  const std::vector<std::pair<double, size_t>> order = by_work_left(run, trials);
   double work = 0;
-  for (size_t trial : trials) work += run.trials()[trial].trial.budget_s * run.remaining(trial);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return run.trials()[a].trial.budget_s * run.remaining(a) >
-           run.trials()[b].trial.budget_s * run.remaining(b);
-  });
+  for (const auto& [left, trial] : order) work += left;
   const int idle = run.idle_devices();
   const int devices = idle > 0 ? idle : int(run.devices().size());
-  for (size_t trial : order) {
+  for (const auto& [left, trial] : order) {
     const TrialRun::State& state = run.trials()[trial];
-    Width width = share_of_work(state.trial.budget_s * run.remaining(trial), work, devices, run.limits());
+    Width width = share_of_work(left, work, devices, run.limits());
     if (width > 1) {  // no more devices than have the memory
       const auto enough = std::count_if(
           run.devices().begin(), run.devices().end(),
@@ -89,17 +96,16 @@ void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials
 void DynamicFluidPolicy::finished(TrialRun& run) {
   fill(run);
   if (!empty()) return;
-  std::vector<size_t> order = run.unfinished();
-  const auto left = [&](size_t trial) { return run.trials()[trial].trial.budget_s * run.remaining(trial); };
+  const std::vector<std::pair<double, size_t>> order = by_work_left(run, run.unfinished());
   double work = 0;
-  for (size_t trial : order) work += left(trial);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return left(a) > left(b); });
+  for (const auto& [left, trial] : order) work += left;
   const double cost = run.limits().change_cost_s;
   for (const bool growing : {false, true}) {  // what shrinks makes room for what grows
-    for (size_t trial : order) {
+    for (const auto& [left, trial] : order) {
       const TrialRun::State& state = run.trials()[trial];
       const Width now = state.width;
-      const Width then = share_of_work(left(trial), work, int(run.devices().size()), run.limits());
+      const Width then = share_of_work(left, work, int(run.devices().size()), run.limits());
+      if (then == now) continue;
       const double part = run.remaining(trial);
       const double time_now = part * duration(state.trial, now);
       const double time_then = part * duration(state.trial, then);

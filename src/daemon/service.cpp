@@ -88,6 +88,11 @@ base::Status Service::open() {
     if (name.size() >= sizeof(client::Welcome::device))
       return {GPUSHARE_INVALID_ARGUMENT, base::format("the device has %zu characters; allowed are %zu",
                                                       name.size(), sizeof(client::Welcome::device) - 1)};
+    for (const auto& each : devices_)
+      if (each->name() == name)
+        return {GPUSHARE_INVALID_ARGUMENT,
+                "device '" + name +
+                    "' is named twice; a device is shared once, or its memory would be promised twice"};
     uint64_t capacity_bytes = options_.capacity_bytes;
     if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
     if (capacity_bytes > info.free_bytes)

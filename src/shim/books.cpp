@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,6 +43,7 @@ Pooled g_pooled[kDevices];
 
 GroupPage g_private_page;
 Slot* g_slot = nullptr;
+int g_page_file = -1;  // of the group's page, open for as long as this process holds the lock of its slot
 
 // ---- live blocks --------------------------------------------------------------------------------------------------------------------
 
@@ -246,15 +248,40 @@ uint64_t identity_of(int process) {
   return static_cast<uint64_t>(process) << 40 | (started & ((uint64_t{1} << 40) - 1));
 }
 
+// The namespace of process numbers, the same for all processes of a container.
+uint64_t own_space() {
+  char text[64];
+  const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text);  // pid:[4026531836]
+  uint64_t number = 0;
+  for (ssize_t i = 0; i < length; ++i)
+    if (text[i] >= '0' && text[i] <= '9') number = number * 10 + static_cast<uint64_t>(text[i] - '0');
+  return number;
+}
+
+struct flock lock_of(uint32_t slot, short type) {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return lock;
+}
+
+bool is_alive(const Slot& slot, uint32_t number, uint64_t identity, uint64_t space) {
+  if (load(slot.space) == space) return identity_of(static_cast<int>(identity >> 40)) == identity;
+  struct flock lock = lock_of(number, F_WRLCK);
+  return g_page_file < 0 || fcntl(g_page_file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
 // Gives back the slots of processes that have ended.
 void reap(GroupPage& page) {
   const uint32_t used = load(page.slots_used);
+  const uint64_t space = own_space();
   for (uint32_t i = 0; i < used && i < kSlots; ++i) {
     Slot& slot = page.slots[i];
     uint64_t identity = load(slot.identity);
-    if (identity == 0 || identity == UINT64_MAX || identity_of(static_cast<int>(identity >> 40)) == identity)
-      continue;
-    // UINT64_MAX: being emptied. A reaper that is killed here leaves an empty slot unused, nothing more.
+    if (identity == 0 || identity == UINT64_MAX || is_alive(slot, i, identity, space)) continue;
+    // UINT64_MAX: being emptied or taken. A process that is killed meanwhile leaves an empty slot unused, nothing more.
     if (!__atomic_compare_exchange_n(&slot.identity, &identity, UINT64_MAX, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
       continue;
@@ -273,9 +300,13 @@ Slot* take_slot(GroupPage& page) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (uint32_t i = 0; i < kSlots; ++i) {
       uint64_t free = 0;
-      if (!__atomic_compare_exchange_n(&page.slots[i].identity, &free, own, false, __ATOMIC_ACQ_REL,
+      if (!__atomic_compare_exchange_n(&page.slots[i].identity, &free, UINT64_MAX, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_RELAXED))
         continue;
+      store(page.slots[i].space, own_space());
+      if (struct flock lock = lock_of(i, F_WRLCK); &page != &g_private_page && g_page_file >= 0)
+        fcntl(g_page_file, F_SETLK, &lock);
+      store(page.slots[i].identity, own);
       for (uint32_t used = load(page.slots_used); used < i + 1;)
         if (__atomic_compare_exchange_n(&page.slots_used, &used, i + 1, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_ACQUIRE))
@@ -287,20 +318,29 @@ Slot* take_slot(GroupPage& page) {
   return nullptr;
 }
 
-// The page of `gpushare exec`; null: there is none, or it cannot be used.
-GroupPage* map_group(const char* path) {
-  const int file = open(path, O_RDWR | O_CLOEXEC);
+// The page in that file; null: there is none, or it cannot be used. An empty file becomes a page with `limits`.
+GroupPage* map_group(const char* path, const Limits& limits) {
+  if (g_page_file >= 0) close(g_page_file);  // the parent's of this child of fork
+  g_page_file = open(path, O_RDWR | O_CLOEXEC);
+  if (g_page_file < 0) return nullptr;
+  flock(g_page_file, LOCK_EX);  // only the first process fills it
+  off_t bytes = lseek(g_page_file, 0, SEEK_END);
+  if (bytes == 0 && ftruncate(g_page_file, sizeof(GroupPage)) == 0) bytes = sizeof(GroupPage);
   void* memory = MAP_FAILED;
-  if (file >= 0) {
-    // A shorter file would end the process at the first touch.
-    if (lseek(file, 0, SEEK_END) == static_cast<off_t>(sizeof(GroupPage)))
-      memory = mmap(nullptr, sizeof(GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
+  // A shorter file would end the process at the first touch.
+  if (bytes == static_cast<off_t>(sizeof(GroupPage)))
+    memory = mmap(nullptr, sizeof(GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, g_page_file, 0);
+  auto* page = memory != MAP_FAILED ? static_cast<GroupPage*>(memory) : nullptr;
+  if (page != nullptr && load(page->magic) == 0) {
+    page->version = kPageVersion;
+    page->limits = limits;
+    store(page->magic, kPageMagic);
   }
-  if (memory == MAP_FAILED) return nullptr;
-  auto* page = static_cast<GroupPage*>(memory);
-  if (page->magic == kPageMagic && page->version == kPageVersion) return page;
-  munmap(memory, sizeof(GroupPage));
+  flock(g_page_file, LOCK_UN);
+  if (page != nullptr && page->magic == kPageMagic && page->version == kPageVersion) return page;
+  if (page != nullptr) munmap(memory, sizeof(GroupPage));
+  close(g_page_file);
+  g_page_file = -1;
   return nullptr;
 }
 
@@ -332,7 +372,7 @@ void set_up() {
     GroupPage* page = nullptr;
     const Settings& settings = load_settings();
     if (settings.group[0] != 0) {
-      page = map_group(settings.group);
+      page = map_group(settings.group, settings.limits);
       if (page == nullptr)
         log_line("%s is not a page of this version of gpushare: %s", settings.group,
                  settings.fails_closed ? "no memory is given" : "this process counts alone");

@@ -1,7 +1,8 @@
 // books.hpp: how much device memory the processes of one group hold, against their limit, and which blocks are alive in this process.
 //
-// The group's page is either this process's own or a file that `gpushare exec` made, mapped by all its processes. Each process writes only
-// its own slot, so that a process that is killed leaves nothing wrong behind: what a group holds is the sum over the slots of living processes.
+// The group's page is either this process's own or a file, mapped by all processes of the group: one that `gpushare exec` made, or an empty one, which
+// the first process makes a page with its own limits. Each process writes only its own slot, so that a process that is killed leaves nothing wrong
+// behind: what a group holds is the sum over the slots of living processes.
 //
 // Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of the driver.
 // SPDX-License-Identifier: Apache-2.0
@@ -18,11 +19,14 @@ inline constexpr int kUncounted =
 inline constexpr int kSlots = 128;  // processes of a group that hold memory at one time
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
-inline constexpr uint32_t kPageVersion = 3;
+inline constexpr uint32_t kPageVersion = 4;
 
-// One process. `identity` is its number and the time at which it started, so that a number in use again is not taken for it; 0: free.
+// One process. `identity` is its number and the time at which it started, so that a number in use again is not taken for it; 0: free. Containers
+// number processes for themselves, so the number means something only to processes of the same namespace. For those of others, each process holds a
+// lock on the byte of the page's file whose number is that of its slot.
 struct Slot {
   uint64_t identity;
+  uint64_t space;               // the namespace of its number
   uint64_t counted[kDevices];   // bytes of blocks
   uint64_t overhead[kDevices];  // bytes of contexts, modules and what else the driver takes, as measured
   uint64_t spilled[kDevices];   // bytes of blocks that lie in host memory

@@ -2,7 +2,7 @@
 //   GPUSHARE_MEMORY          limit in bytes of each device, e.g. 8G
 //   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
 //   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
-//   GPUSHARE_SHIM_GROUP      file of the group's page, made by `gpushare exec`; its limit counts then
+//   GPUSHARE_SHIM_GROUP      file of the group's page, whose limit counts then: made by `gpushare exec`, or empty: the first process fills it in
 //   GPUSHARE_SHIM_FAIL       closed: a program that cannot be held gets no memory; open (default): it runs without limits
 //   GPUSHARE_CUDA_DRIVER     the real driver
 // SPDX-License-Identifier: Apache-2.0

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--api", choices=["auto", "dra", "device-plugin"], default="auto", help="auto: dra where the cluster has consumable capacity")
     add("--socket", type=pathlib.Path, default=pathlib.Path("/run/gpushare/daemon.sock"), help="the daemon's, on the host [%(default)s]")
     add("--library-dir", type=pathlib.Path, help=f"folder on the host with {PRELOAD}, which containers then preload [none]")
+    add("--share-dir", type=pathlib.Path, default=Site.share_dir, help="folder on the host for the pages of preloaded programs [%(default)s]")
     add("--driver", default="gpushare.dev", help="name of the DRA driver, and the resource's domain [%(default)s]")
     add("--kubelet-dir", type=pathlib.Path, default=pathlib.Path("/var/lib/kubelet"), help="[%(default)s]")
     add("--cdi-dir", type=pathlib.Path, default=pathlib.Path("/var/run/cdi"), help="[%(default)s]")
@@ -76,7 +77,7 @@ class Agent:
         self._options = options
         self._api = api
         self._inventory = functools.partial(inventory.devices, options.tool, options.socket)
-        self._site = Site(options.socket, options.library_dir)
+        self._site = Site(options.socket, options.library_dir, options.share_dir)
         self.stop = threading.Event()
 
     def run(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pathlib
 import threading
+import uuid
 from typing import Any, Callable, Iterator, Optional
 
 import grpc
@@ -16,7 +17,7 @@ import grpc
 from . import messages
 from .inventory import DaemonUnavailable, Device
 from .kubelet import SocketServer, method
-from .shares import Site, environment, mounts
+from .shares import Site, environment, make_page, mounts, page_mounts
 
 _log = logging.getLogger("gpushare.kubernetes")
 
@@ -161,8 +162,11 @@ class DevicePlugin:
                 context.abort(grpc.StatusCode.NOT_FOUND, f"the daemon has no device with units {', '.join(container.devices_ids)}")
             part = len(container.devices_ids) / self._units
             memory = device.capacity_bytes * len(container.devices_ids) // self._units
-            entry = response.container_responses.add(envs=environment(self._site, device.spec, memory, part))
-            for host, inside, read_only in mounts(self._site):
+            page = min(container.devices_ids)  # no other container has it meanwhile
+            make_page(self._site, page, anew=True)
+            number = uuid.uuid4().hex  # not the number of an earlier container, which may still end
+            entry = response.container_responses.add(envs=environment(self._site, device.spec, memory, part, page, number))
+            for host, inside, read_only in mounts(self._site) + page_mounts(self._site, page):
                 entry.mounts.add(host_path=host, container_path=inside, read_only=read_only)
             if self._cdi_device:
                 entry.cdi_devices.add(name=self._cdi_device.format(index=device.index, device=device.spec))

@@ -194,6 +194,8 @@ class DraPlugin:
         wanted = PreparedClaim(uid, namespace, name, tuple(self._share(result, devices) for result in self._results(claim)))
         if wanted != there:
             self._check_room(wanted, devices)
+        self._store.make_pages(wanted)
+        if wanted != there:
             self._store.write(wanted)
         return wanted
 

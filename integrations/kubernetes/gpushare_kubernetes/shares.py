@@ -7,10 +7,11 @@ starts again reads what its predecessor wrote, so it neither loses a claim nor p
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
-from typing import Iterable, Optional
+from typing import Any, Iterable, Optional
 
 CDI_VERSION = "0.6.0"  # the first with annotations
 PRELOAD = "libgpushare_preload.so"
@@ -23,6 +24,11 @@ class Site:
 
     socket: pathlib.Path  # the daemon's
     library_dir: Optional[pathlib.Path] = None  # has the preload library; None: programs are linked to gpushare, or use its Python package
+    share_dir: pathlib.Path = pathlib.Path("/run/gpushare-shares")  # with a preload library: a file for each part that is given out
+
+    def page(self, name: str) -> pathlib.Path:
+        """The file in which the processes of a part count together what they hold of the device."""
+        return self.share_dir / _checked(name, ".-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +52,35 @@ class PreparedClaim:
     shares: tuple[Share, ...]
 
 
-def environment(site: Site, spec: str, memory_bytes: int, weight: float) -> dict[str, str]:
-    """The variables that put a program's sessions on the shared device `spec` and limit them (docs/operators.md)."""
+def environment(site: Site, spec: str, memory_bytes: int, weight: float, page: str, part: str) -> dict[str, str]:
+    """The variables that put a program's sessions on the shared device `spec` and limit them (docs/operators.md).
+
+    Programs that are preloaded have the limits together, with all that name the same `part` and count on the same `page`.
+    """
     result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": str(memory_bytes),
               "GPUSHARE_WEIGHT": f"{weight:g}"}
     if site.library_dir is not None:
         result["LD_PRELOAD"] = str(_IN_CONTAINER / PRELOAD)
+        result["GPUSHARE_SHIM_GROUP"] = str(site.page(page))
+        result["GPUSHARE_GROUP"] = hashlib.sha256(part.encode()).hexdigest()[:16]  # the part's number at the daemon
     return result
+
+
+def page_mounts(site: Site, page: str) -> list[tuple[str, str, bool]]:
+    """The mount of a part's own page, as `mounts`."""
+    return [] if site.library_dir is None else [(str(site.page(page)), str(site.page(page)), False)]
+
+
+def make_page(site: Site, page: str, anew: bool = False) -> None:
+    """An empty file, which the first program of the part fills in. One that is there stays, unless the part is given out anew."""
+    if site.library_dir is None:
+        return
+    path = site.page(page)
+    site.share_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if anew:
+        path.unlink(missing_ok=True)  # a container that still ends keeps the old one
+    path.touch()
+    path.chmod(0o666)  # the programs of a part may be of any user
 
 
 def mounts(site: Site) -> list[tuple[str, str, bool]]:
@@ -85,8 +113,6 @@ class ShareStore:
 
     def write(self, claim: PreparedClaim) -> None:
         """Writes the claim's file. It is whole or not there, also after a crash of the machine."""
-        edits = {"mounts": [{"hostPath": host, "containerPath": inside, "options": ["ro" if read_only else "rw", "rbind"]}
-                            for host, inside, read_only in mounts(self._site)]}
         content = {
             "cdiVersion": CDI_VERSION,
             "kind": self.kind,
@@ -94,10 +120,11 @@ class ShareStore:
             "devices": [{
                 "name": share.share_id,
                 "annotations": {f"{self._driver}/share": json.dumps(dataclasses.asdict(share))},
-                "containerEdits": {"env": [f"{name}={value}" for name, value in
-                                           environment(self._site, share.spec, share.memory_bytes, share.weight).items()]},
+                "containerEdits": {"env": [f"{name}={value}" for name, value in environment(
+                                       self._site, share.spec, share.memory_bytes, share.weight, share.share_id, share.share_id).items()],
+                                   **_cdi_mounts(page_mounts(self._site, share.share_id))},
             } for share in claim.shares],
-            "containerEdits": edits,
+            "containerEdits": _cdi_mounts(mounts(self._site)),
         }
         path = self.path(claim.uid)
         draft = path.with_suffix(".draft")  # runtimes read files that end in .json or .yaml
@@ -111,6 +138,10 @@ class ShareStore:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def make_pages(self, claim: PreparedClaim) -> None:
+        for share in claim.shares:
+            make_page(self._site, share.share_id)
 
     def read(self, uid: str) -> Optional[PreparedClaim]:
         """The claim as it was prepared, or None. A file that cannot be read counts as none: it is written anew."""
@@ -126,7 +157,10 @@ class ShareStore:
 
     def remove(self, uid: str) -> None:
         """Forgets the claim. Removing one that is not there is no error."""
+        claim = self.read(uid)
         self.path(uid).unlink(missing_ok=True)
+        for share in claim.shares if claim else ():
+            self._site.page(share.share_id).unlink(missing_ok=True)
 
     def claims(self) -> Iterable[PreparedClaim]:
         prefix, suffix = f"{self._driver}-claim-", ".json"
@@ -136,8 +170,13 @@ class ShareStore:
                 yield claim
 
 
-def _checked(uid: str) -> str:
-    """A claim's uid becomes a file's name."""
-    if not uid or not all(c.isascii() and (c.isalnum() or c == "-") for c in uid):
+def _cdi_mounts(entries: list[tuple[str, str, bool]]) -> dict[str, Any]:
+    return {"mounts": [{"hostPath": host, "containerPath": inside, "options": ["ro" if read_only else "rw", "rbind"]}
+                       for host, inside, read_only in entries]} if entries else {}
+
+
+def _checked(uid: str, marks: str = "-") -> str:
+    """A claim's uid, a share's id or a device's unit becomes a file's name."""
+    if not uid or uid.startswith(".") or not all(c.isascii() and (c.isalnum() or c in marks) for c in uid):
         raise ValueError(f"a claim's uid has letters, digits and '-' only: {uid!r}")
     return uid

@@ -142,6 +142,27 @@ def test_units_of_a_container_are_on_one_device(two_devices):
     kubelet.call(channel, "PreStartContainer", plugin.PreStartContainerRequest(devices_ids=["cuda-0.0"]), plugin.PreStartContainerResponse)
 
 
+def test_the_preloaded_programs_of_a_container_have_their_limits_together(tmp_path):
+    site = Site(tmp_path / "s" / "daemon.sock", tmp_path / "lib", tmp_path / "shares")
+    made = DevicePlugin("gpushare.dev/share", 4, lambda: [Device("cuda-0", "cuda:0", 8 << 30)], site, tmp_path / "p")
+    kubelet = PluginKubelet(tmp_path / "p")
+    kubelet.start()
+    made.ensure()
+    try:
+        with kubelet.channel() as channel:
+            first, beside = allocate(kubelet, channel, ["cuda-0.0", "cuda-0.1"])[0], allocate(kubelet, channel, ["cuda-0.2"])[0]
+            page = tmp_path / "shares" / "cuda-0.0"
+            assert first.envs["GPUSHARE_SHIM_GROUP"] == str(page) != beside.envs["GPUSHARE_SHIM_GROUP"]
+            assert [(mount.host_path, mount.container_path, mount.read_only) for mount in first.mounts][2:] == [(str(page), str(page), False)]
+            page.write_text("what the container's programs hold")
+            again = allocate(kubelet, channel, ["cuda-0.1", "cuda-0.0"])[0]  # the next container on these units
+            assert page.read_text() == ""
+            assert len({entry.envs["GPUSHARE_GROUP"] for entry in (first, beside, again)}) == 3
+    finally:
+        made.stop()
+        kubelet.stop()
+
+
 def test_watchers_that_leave_end(two_devices):
     kubelet, channel = two_devices
     for _ in range(40):  # more than the server has threads

@@ -1,4 +1,5 @@
 """The agent as a DRA driver: what it offers, claims through their life, restarts in every order, and the CDI file at work."""
+import itertools
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from cluster import NoRoom
-from conftest import CAPACITY, DRIVER, eventually
+from conftest import CAPACITY, DRIVER, TOOL, eventually
 from gpushare_kubernetes import __main__ as agent
 
 MIB = 1 << 20
@@ -116,29 +117,23 @@ def test_a_process_with_the_cdi_file_runs_under_its_limits(dra, kubelet, schedul
     assert json.loads(result.stdout) == [[0.25], True, True]
 
 
-@pytest.mark.parametrize("order", ["agent", "agent killed", "kubelet", "agent then kubelet", "kubelet then agent", "daemon"])
+@pytest.mark.parametrize("order", [" ".join(order) for order in itertools.permutations(("agent", "kubelet", "daemon"))] + ["killed kubelet killed"])
 def test_restarts_lose_no_claim_and_prepare_none_twice(dra, kubelet, scheduler, order):
     claim = scheduler.allocate("train", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
     uid = claim["metadata"]["uid"]
     share = ids(kubelet.prepare(DRIVER, claim)[uid])
     content = cdi(dra, claim)
 
-    def restart_agent(number=signal.SIGTERM):
+    def restart_agent(number):
         dra.agents[-1].stop(number)
         assert cdi(dra, claim) == content  # containers that start meanwhile find it
         dra.agent()
-        eventually((dra.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock").exists, "the agent's socket")
-        eventually(lambda: _registers(kubelet), "the agent's answer")
 
-    if order.startswith("agent"):
-        restart_agent(signal.SIGKILL if "killed" in order else signal.SIGTERM)
-    if "kubelet" in order:
+    def restart_kubelet():
         for socket in (dra.kubelet_dir / "plugins_registry").glob("*.sock"):
             socket.unlink()  # what a kubelet that is set up anew may do; one that only starts finds it
-        eventually(lambda: _registers(kubelet), "the agent's new socket")
-    if order == "kubelet then agent":
-        restart_agent()
-    if order == "daemon":
+
+    def restart_daemon():
         dra.daemon.stop()
         eventually(lambda: dra.offered() == [], "a slice without devices")
         other = copy_of(scheduler, claim)
@@ -146,9 +141,15 @@ def test_restarts_lose_no_claim_and_prepare_none_twice(dra, kubelet, scheduler, 
         scheduler.free(other)
         dra.start_daemon()
         eventually(dra.offered, "the devices")
-    assert ids(kubelet.prepare(DRIVER, claim)[uid]) == share
-    assert cdi(dra, claim) == content
-    assert len(dra.files()) == 1
+
+    restart = {"agent": lambda: restart_agent(signal.SIGTERM), "killed": lambda: restart_agent(signal.SIGKILL), "kubelet": restart_kubelet,
+               "daemon": restart_daemon}
+    for who in order.split():
+        restart[who]()
+        eventually(lambda: _registers(kubelet), "the agent's answer")
+        assert ids(kubelet.prepare(DRIVER, claim)[uid]) == share
+        assert cdi(dra, claim) == content
+        assert len(dra.files()) == 1
     assert kubelet.unprepare(DRIVER, claim)[uid].error == ""
     assert dra.files() == []
 
@@ -235,15 +236,107 @@ def test_the_device_s_own_cdi_device_is_added(node, kubelet, scheduler):
     assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]])[0][1] == "nvidia.com/gpu=0"
 
 
-def test_the_preload_library_is_mounted_and_loaded(node, kubelet, scheduler, tmp_path):
-    node.agent("--library-dir", str(tmp_path / "lib"))
+CONTAINER = """
+import os, pathlib, subprocess, sys
+# Stands for a container runtime: applies mounts in a mount namespace of its own, then becomes the program.
+mounts = sys.argv[1:sys.argv.index("--")]
+for host, inside in zip(mounts[::2], mounts[1::2]):
+    if not os.path.exists(inside):
+        above = next(str(path) for path in pathlib.Path(inside).parents if path.exists())
+        subprocess.run(["mount", "-t", "tmpfs", "none", above], check=True)
+        os.makedirs(inside)
+    subprocess.run(["mount", "--bind", host, inside], check=True)
+program = sys.argv[sys.argv.index("--") + 1:]
+os.execve(program[0], program, dict(variable.split("=", 1) for variable in os.environ["EDITS"].split("\\n")))
+"""
+BUILD = pathlib.Path(os.environ["GPUSHARE_TOOL_FOLDER"]).parent
+DRIVER_DOUBLE = BUILD / "lib" / "doubles" / "libcuda_recorder.so"
+PROBE, LOAD = (str(BUILD / "bin" / name) for name in ("shim_probe", "shim_load"))
+UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def can_contain():
+    built = [BUILD / "lib" / "libgpushare_preload.so", PROBE, LOAD, DRIVER_DOUBLE]
+    return all(pathlib.Path(path).exists() for path in built) and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+
+
+class Container:
+    """A program of tests/shim, which knows nothing of gpushare, over the recording driver: in namespaces of its own (mounts, process numbers), with
+    the edits of a CDI device."""
+
+    def __init__(self, folder, spec, device_id, *program):
+        driver = folder / "libcuda.so.1"  # where the vendor's CDI device would put it
+        if not driver.exists():
+            driver.symlink_to(DRIVER_DOUBLE)
+        edits = [device["containerEdits"] for device in spec["devices"] if device["name"] == device_id.partition("=")[2]]
+        edits.append(spec["containerEdits"])
+        variables = ["PATH=/usr/bin:/bin", f"GPUSHARE_CUDA_DRIVER={DRIVER_DOUBLE}", f"LD_LIBRARY_PATH={folder}"]
+        variables += [variable for edit in edits for variable in edit.get("env", [])]
+        paths = [path for edit in edits for mount in edit.get("mounts", []) for path in (mount["hostPath"], mount["containerPath"])]
+        self.process = subprocess.Popen([*UNSHARE, sys.executable, "-c", CONTAINER, *paths, "--", *program],
+                                        env={**os.environ, "EDITS": "\n".join(variables)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+
+    def word(self):
+        return self.process.stdout.readline().strip()
+
+    def words(self):
+        out, err = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, err
+        return out.split()
+
+    def kill(self):
+        self.process.kill()  # and with it, by --kill-child, all of the container
+        self.process.communicate()
+
+
+def sessions(node):
+    return json.loads(subprocess.run([TOOL, "top", "--socket", str(node.socket), "--json", "-"], capture_output=True).stdout)
+
+
+def test_an_unchanged_program_with_the_cdi_file_runs_under_its_limits(node, kubelet, scheduler):
+    node.agent("--library-dir", str(BUILD / "lib"), "--share-dir", str(node.folder / "shares"))
     eventually(node.offered, "the ResourceSlice")
-    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
-    kubelet.prepare(DRIVER, claim)
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    uid = claim["metadata"]["uid"]
+    device = ids(kubelet.prepare(DRIVER, claim)[uid])[0][0]
     spec = cdi(node, claim)
+    share_id = device.partition("=")[2]
     assert "LD_PRELOAD=/usr/local/lib/gpushare/libgpushare_preload.so" in spec["devices"][0]["containerEdits"]["env"]
-    assert spec["containerEdits"]["mounts"][1] == {"hostPath": str(tmp_path / "lib"), "containerPath": "/usr/local/lib/gpushare",
+    assert spec["containerEdits"]["mounts"][1] == {"hostPath": str(BUILD / "lib"), "containerPath": "/usr/local/lib/gpushare",
                                                    "options": ["ro", "rbind"]}
+    page = node.folder / "shares" / share_id
+    assert spec["devices"][0]["containerEdits"]["mounts"] == [{"hostPath": str(page), "containerPath": str(page), "options": ["rw", "rbind"]}]
+    assert page.stat().st_mode & 0o777 == 0o666
+    if can_contain():
+        probe = lambda *actions: Container(node.folder, spec, device, PROBE, "soname", *actions)
+        # MiB told and free; 40 are given, another 40 are not.
+        assert probe("info", "40", "40", "info").words() == ["64", "64", "0", "2", "64", "24"]
+        # Two containers of one claim have the limit together.
+        first = probe("40", "hold")
+        try:
+            assert first.word() == "0"
+            assert probe("40", "20").words() == ["2", "0"]
+        finally:
+            first.kill()
+        assert probe("40").words() == ["0"]  # nothing is left of a container that was killed
+        # On the daemon they have one claim and one weight.
+        loads = [Container(node.folder, spec, device, LOAD, "spin_200us", "0", "10") for _ in range(2)]
+        try:
+            assert [load.word() for load in loads] == ["ready", "ready"]
+            top = eventually(lambda: len(sessions(node)["sessions"]) == 2 and sessions(node), "two sessions")
+            assert {session["weight"] for session in top["sessions"]} == {0.25}
+            assert len({session["group"] for session in top["sessions"]} - {0}) == 1
+            assert top["devices"][0]["promised_bytes"] == 64 * MIB
+        finally:
+            for load in loads:
+                load.kill()
+        # Another claim is another group.
+        other = scheduler.allocate("b", DRIVER, ("gpu", {"memory": "32Mi", "share": "25"}))
+        other_device = ids(kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]])[0][0]
+        assert Container(node.folder, cdi(node, other), other_device, PROBE, "soname", "info").words() == ["32", "32"]
+    kubelet.unprepare(DRIVER, claim)
+    assert not page.exists()
 
 
 def test_a_kubelet_that_refuses_is_told_of(dra, kubelet):

@@ -33,7 +33,7 @@ def test_the_agent_s_command_is_right():
     assert str(options.socket) in containers["daemon"]["command"]
     mounted = [mount["mountPath"] for mount in containers["agent"]["volumeMounts"]]
     for needed in (options.socket.parent, options.cdi_dir, options.kubelet_dir / "plugins", options.kubelet_dir / "plugins_registry",
-                   options.kubelet_dir / "device-plugins"):
+                   options.kubelet_dir / "device-plugins", options.share_dir):
         assert str(needed) in mounted
     # Paths are the same on the host and in the container: the kubelet and CDI files name them.
     for volume in of_kind("DaemonSet")[0]["spec"]["template"]["spec"]["volumes"]:

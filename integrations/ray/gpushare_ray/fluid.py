@@ -54,6 +54,7 @@ class FluidScheduler(TrialScheduler):
         self._weights: dict[str, float] = {}
         self._decided_at = 0.0
         self._board: Any = None
+        self._answer: Any = None  # of the board, not here yet
         self.decisions = 0  # how often widths were decided
         self.resizes = 0  # weights changed of trials that ran
 
@@ -155,7 +156,7 @@ class FluidScheduler(TrialScheduler):
             self.__dict__.update(pickle.load(file))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_board": None}  # found again by its name
+        return {**self.__dict__, "_board": None, "_answer": None}  # found again by its name
 
     # ---- how ----
 
@@ -209,14 +210,21 @@ class FluidScheduler(TrialScheduler):
             self.resizes += len(changed)
 
     def _ask_board(self) -> None:
-        """Where trials are and what they have used; without an answer what was known stays."""
+        """Where trials are and what they have used. Tune waits for this call, and the board may take seconds to start: an answer that does not
+        come at once counts at a later decision, and until then what was known stays."""
         import ray
 
         try:
             if self._board is None:
                 actor = ray.remote(num_cpus=0, max_concurrency=1000)(board.Board)
                 self._board = actor.options(name=board.NAME, namespace=board.NAMESPACE, get_if_exists=True).remote()
-            self._told = ray.get(self._board.trials.remote(), timeout=60)
+                self._answer = None
+            if self._answer is None:
+                self._answer = self._board.trials.remote()
+            ready, _ = ray.wait([self._answer], timeout=0.02)
+            if ready:
+                self._answer = None
+                self._told = ray.get(ready[0])
         except Exception as error:
             _log.warning("the board does not answer: %s; weights stay as they are", error)
             self._board = None

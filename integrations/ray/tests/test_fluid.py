@@ -166,6 +166,19 @@ def test_without_a_board_trials_go_on(run, ray):
     assert fluid.resizes == 0
 
 
+def test_a_board_that_is_slow_does_not_hold_tune_up(run, ray):
+    fluid = run.scheduler()
+    ray.slow = True  # its actor starts
+    trial = fluid.choose_trial_to_run(run.controller)
+    run.start(trial, "n/0")
+    assert fluid.on_trial_result(run.controller, trial, {}) == "CONTINUE"
+    assert fluid.resizes == 0
+    ray.slow = False  # the answer to the first question comes, and then that to the next
+    for _ in range(2):
+        fluid.on_trial_result(run.controller, trial, {})
+    assert fluid.resizes == 1
+
+
 def test_state_is_kept(run, tmp_path):
     fluid = run.scheduler(remaining=_seconds)
     fluid.choose_trial_to_run(run.controller)

@@ -383,6 +383,16 @@ TEST_CASE("the environment limits the sessions of a shared runtime") {
   unsetenv("GPUSHARE_WEIGHT");
 }
 
+TEST_CASE("a daemon shares a device once") {
+  daemon::ServiceOptions options;
+  options.socket = "/tmp/gpushare-twice-" + std::to_string(getpid());
+  options.devices = {"host", "host?total_bytes=16777216", "host"};
+  options.capacity_bytes = kMiB;
+  const auto service = daemon::Service::start(options);
+  CHECK(service.status().code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(service.status().message().find("device 'host' is named twice") != std::string::npos);
+}
+
 TEST_CASE("what a shared runtime cannot have is refused") {
   SharedService shared;
   executor::RuntimeOptions options;
