@@ -278,12 +278,13 @@ class IaDeep final : public Sharing {
 // go to the next in that order where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the
 // device's coordinator, so that the guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by
 // the upper end of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who needs
-// less than half of what they still need, so that a change pays. Demands alone often say that a pair gains nothing where it does: pairs of
-// opportunistic jobs that nobody has seen are tried, few at a time, and part if they are slower than one after the other.
+// clearly less than they still need, so that a change pays. Demands alone often say that a pair gains nothing where it does: pairs of
+// opportunistic jobs that nobody has seen are tried, few at a time, where they are worth it should the prediction err by its spread, and part
+// if they are slower than one after the other.
 class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
-  static constexpr double kPreemptRatio = 0.5;
+  static constexpr double kPreemptRatio = 0.8;
   static constexpr double kWorthSlowdown = 1.6;  // from which on a pair of opportunistic jobs is looked at
   static constexpr double kLeastGain = 1.02;     // of a pair's 1/slowdown summed, for it to stay
   static constexpr size_t kMostTogether = 4;     // jobs on a device
@@ -419,7 +420,7 @@ class Best final : public Sharing {
     if (speed < (own.guaranteed ? kPairGain : pair_gain())) {
       const bool trial = !own.guaranteed && own.gang == 1 && there.gang == 1 && !own.config.empty() &&
                          !there.config.empty() && tries_ < 1 + devices_.size() / kDevicesPerTry &&
-                         !slowdowns_.seen(own, there);
+                         !slowdowns_.seen(own, there) && hoped(on_host) + hoped(on_newcomer) >= pair_gain();
       return trial ? 1.0 : kNever;
     }
     if (own.guaranteed && std::max(host_slowdown, own_slowdown) > kGuaranteedLimit) return kNever;
@@ -444,6 +445,10 @@ class Best final : public Sharing {
     return after - before >= pair_gain() - 1 ? static_cast<double>(here.size()) + 1 - after + 1e-3 : kNever;
   }
   static double upper(const SlowdownModel::Estimate& told) { return told.mean + told.spread; }
+  // The speed if the prediction errs to the good side.
+  static double hoped(const SlowdownModel::Estimate& told) {
+    return 1 / (1 + std::max(0.0, told.mean - told.spread));
+  }
 
   // The least sum of speeds with which two jobs of the same length beside each other end sooner in the mean than one after the other, where
   // n jobs a device are to run: (n + 2)/(n + 1).
