@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "memory/heap.hpp"
-#include "memory/plan.hpp"
+#include "memory/replay.hpp"
 #include "memory/trace.hpp"
 #include "reference/float_bins.hpp"
 #include "reference/tree_best_fit.hpp"
@@ -93,5 +94,25 @@ class TreeBestFit {
  private:
   reference::TreeBestFit tree_;
 };
+
+// The smallest arena that serves `trace`, over its peak of live bytes.
+template <class Allocator>
+double min_arena(const memory::Trace& trace) {
+  std::vector<decltype(std::declval<Allocator&>().allocate(0u, uint64_t{1}))> handles(trace.block_count);
+  const uint64_t granules =
+      memory::smallest_capacity(trace.peak_live_bytes / kGranule, [&](uint64_t capacity) {
+        Allocator allocator(capacity * kGranule, 2 * trace.block_count + 16);
+        for (const memory::TraceOp& op : trace.ops) {
+          if (op.is_free) {
+            allocator.free(handles[op.block]);
+          } else {
+            handles[op.block] = allocator.allocate(op.block, op.size_bytes);
+            if (!Allocator::ok(handles[op.block])) return false;
+          }
+        }
+        return true;
+      });
+  return static_cast<double>(granules * kGranule) / static_cast<double>(trace.peak_live_bytes);
+}
 
 }  // namespace gpushare::bench

@@ -13,6 +13,9 @@
 #include "gpushare/gpushare.h"
 #include "memory/allocators.hpp"
 #include "memory/trace_io.hpp"
+#if GPUSHARE_WITH_PEERS
+#include "memory/peers.hpp"
+#endif
 
 namespace {
 
@@ -30,17 +33,18 @@ void report(benchmark::State& state, const memory::Trace& trace) {
                          benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
-void BM_FloatBins(benchmark::State& state, const std::string& name) {
+template <class Allocator>
+void BM_Alone(benchmark::State& state, const std::string& name) {
   const memory::Trace trace = trace_named(name);
   if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
-  bench::FloatBins allocator(2 * trace.peak_live_bytes, 2 * trace.block_count + 16);
-  std::vector<uint32_t> nodes(trace.block_count);
+  Allocator allocator(2 * trace.peak_live_bytes, 2 * trace.block_count + 16);
+  std::vector<decltype(allocator.allocate(0u, uint64_t{1}))> blocks(trace.block_count);
   for (auto _ : state) {
     for (const memory::TraceOp& op : trace.ops) {
       if (op.is_free)
-        allocator.free(nodes[op.block]);
+        allocator.free(blocks[op.block]);
       else
-        nodes[op.block] = allocator.allocate(op.block, op.size_bytes);
+        blocks[op.block] = allocator.allocate(op.block, op.size_bytes);
     }
   }
   report(state, trace);
@@ -104,8 +108,17 @@ void BM_Lane(benchmark::State& state, const std::string& name, bool plan, double
 int main(int argc, char** argv) {
   for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"}) {
     const std::string name = trace;
-    benchmark::RegisterBenchmark(("float_bins/" + name).c_str(),
-                                 [name](benchmark::State& state) { BM_FloatBins(state, name); });
+    benchmark::RegisterBenchmark(("float_bins/" + name).c_str(), [name](benchmark::State& state) {
+      BM_Alone<bench::FloatBins>(state, name);
+    });
+#if GPUSHARE_WITH_PEERS
+    benchmark::RegisterBenchmark(("offset_allocator/" + name).c_str(), [name](benchmark::State& state) {
+      BM_Alone<bench::OffsetAllocatorPeer>(state, name);
+    });
+    benchmark::RegisterBenchmark(("vma/" + name).c_str(), [name](benchmark::State& state) {
+      BM_Alone<bench::VmaPeer<0>>(state, name);
+    });
+#endif
     for (const bool plan : {false, true})
       benchmark::RegisterBenchmark(
           ((plan ? "planned/" : "lane/") + name).c_str(),

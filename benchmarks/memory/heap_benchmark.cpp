@@ -23,8 +23,12 @@
 
 #include "base/dynamic_library.hpp"
 #include "memory/allocators.hpp"
+#include "memory/plan.hpp"
 #include "memory/replay.hpp"
 #include "memory/trace_io.hpp"
+#if GPUSHARE_WITH_PEERS
+#include "memory/peers.hpp"
+#endif
 
 namespace {
 
@@ -60,25 +64,6 @@ const memory::Trace& trace_named(const std::string& name) {
 }
 
 template <class Allocator>
-double min_arena(const memory::Trace& trace) {
-  std::vector<decltype(std::declval<Allocator&>().allocate(0u, uint64_t{1}))> handles(trace.block_count);
-  const uint64_t granules =
-      memory::smallest_capacity(trace.peak_live_bytes / bench::kGranule, [&](uint64_t capacity) {
-        Allocator allocator(capacity * bench::kGranule, 2 * trace.block_count + 16);
-        for (const memory::TraceOp& op : trace.ops) {
-          if (op.is_free) {
-            allocator.free(handles[op.block]);
-          } else {
-            handles[op.block] = allocator.allocate(op.block, op.size_bytes);
-            if (!Allocator::ok(handles[op.block])) return false;
-          }
-        }
-        return true;
-      });
-  return static_cast<double>(granules * bench::kGranule) / static_cast<double>(trace.peak_live_bytes);
-}
-
-template <class Allocator>
 void replay_trace(benchmark::State& state, Allocator& allocator, const memory::Trace& trace) {
   std::vector<decltype(allocator.allocate(0u, uint64_t{1}))> handles(trace.block_count);
   for (auto _ : state) {
@@ -102,7 +87,7 @@ void BM_Trace(benchmark::State& state, const std::string& name) {
   Allocator allocator(2 * trace.peak_live_bytes, 2 * trace.block_count + 16);
   replay_trace(state, allocator, trace);
   state.counters["p99_ns"] = memory::time_trace(trace, allocator, 100'000'000).alloc_p99_ns;
-  state.counters["min_arena"] = min_arena<Allocator>(trace);
+  state.counters["min_arena"] = bench::min_arena<Allocator>(trace);
 }
 
 void BM_Planned(benchmark::State& state, const std::string& name) {
@@ -258,6 +243,10 @@ int main(int argc, char** argv) {
     register_all<bench::OurHeap>("heap");
     register_all<bench::OurIndexedHeap>("heap_indexed");
     register_all<bench::TreeBestFit>("tree_best_fit");
+#if GPUSHARE_WITH_PEERS
+    register_all<bench::OffsetAllocatorPeer>("offset_allocator");
+    register_all<bench::VmaPeer<0>>("vma");
+#endif
     for (const char* trace : {"pangu_2.6B", "iopddl_S_1", "resnet50"})
       benchmark::RegisterBenchmark((std::string("planned/") + trace).c_str(),
                                    [trace](benchmark::State& state) { BM_Planned(state, trace); });
