@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -15,55 +16,74 @@
 
 namespace gpushare::capi {
 
-// The door and key of an iteration's handle; no door where there is none, or the thread may make no call.
-inline memory::LanePass pass_of(gpushare_iteration iteration) {
-  uint64_t door = 0, key = 0;
-  if (base::calls_refused() != nullptr || !table_of<gpushare_iteration>().read_note(iteration, &door, &key))
-    return {};
-  const memory::LanePass pass{reinterpret_cast<memory::LaneDoor*>(door),
-                              key};  // NOLINT(performance-no-int-to-ptr)
-  memory::LaneDoor::last_pass() = pass;
-  return pass;
-}
-
-// `at` calls a method of the door; 0 or false if it lets nothing in.
+// `at` gets the thread's LastUsed and calls a method of its door; 0 or false if the thread may make no call or the door lets nothing in. The
+// thread is inside of a call before `at` looks, so no signal handler changes what it sees.
 template <class At>
-[[gnu::always_inline]] inline auto at_door(At&& at) -> decltype(at()) {
+[[gnu::always_inline]] inline auto at_door(At&& at) -> decltype(at(memory::LaneDoor::last_used())) {
+  if (base::calls_refused() != nullptr) return {};
   const base::CallScope inside(base::kInsideCall);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   try {
-    return at();
+    return at(memory::LaneDoor::last_used());
   } catch (const std::bad_alloc&) {
     return {};
   }
 }
 
+// The pass of another iteration than the thread's last one.
+[[gnu::noinline]] inline bool use_other(gpushare_iteration iteration, memory::LaneDoor::LastUsed& last) {
+  uint64_t door = 0, key = 0;
+  if (!table_of<gpushare_iteration>().read_note(iteration, &door, &key)) return false;
+  last = {};
+  last.pass = {reinterpret_cast<memory::LaneDoor*>(door), key};  // NOLINT(performance-no-int-to-ptr)
+  last.iteration = iteration;
+  return door != 0;
+}
+
+// Whether `last` has the pass of the iteration. The door refuses the pass of an iteration that has ended, and no handle comes twice.
+[[gnu::always_inline]] inline bool has_pass(gpushare_iteration iteration, memory::LaneDoor::LastUsed& last) {
+  return (last.iteration == iteration && last.pass.door != nullptr) || use_other(iteration, last);
+}
+
+// The runtime's address, as doors know it; null for a stale handle. As long as the pass is good, the runtime that it was used with is open.
+[[gnu::always_inline]] inline const void* owner_of(gpushare_runtime runtime,
+                                                   memory::LaneDoor::LastUsed& last) {
+  if (last.runtime == runtime) return last.owner;
+  last.owner = static_cast<const executor::Runtime*>(table_of<gpushare_runtime>().peek(runtime));
+  last.runtime = runtime;
+  return last.owner;
+}
+
 inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment,
                           memory::Address* out) {
-  const memory::LanePass pass = pass_of(iteration);
-  return pass.door != nullptr && out != nullptr &&
-         at_door([&] { return pass.door->alloc(pass.key, bytes, alignment, out); });
+  return out != nullptr && at_door([&](auto& last) {
+           return has_pass(iteration, last) && last.pass.door->alloc(last.pass.key, bytes, alignment, out);
+         });
 }
 
 inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
-  const memory::LanePass pass = memory::LaneDoor::last_pass();
-  const executor::Runtime* owner = table_of<gpushare_runtime>().peek(runtime);
-  return pass.door != nullptr && owner != nullptr && base::calls_refused() == nullptr &&
-         at_door([&] { return pass.door->free(pass.key, owner, address); });
+  return at_door([&](auto& last) {
+    if (last.pass.door == nullptr) return false;
+    const void* owner = owner_of(runtime, last);
+    return owner != nullptr && last.pass.door->free(last.pass.key, owner, address);
+  });
 }
 
 // How many of the requests were served, the first ones.
 inline size_t alloc_many_at_door(gpushare_iteration iteration, const uint64_t* bytes, size_t count,
                                  uint64_t alignment, memory::Address* out) {
-  const memory::LanePass pass = pass_of(iteration);
-  if (pass.door == nullptr) return 0;
-  return at_door([&] { return pass.door->alloc_many(pass.key, bytes, count, alignment, out); });
+  return at_door([&](auto& last) -> size_t {
+    return has_pass(iteration, last) ? last.pass.door->alloc_many(last.pass.key, bytes, count, alignment, out)
+                                     : 0;
+  });
 }
 
 inline size_t free_many_at_door(gpushare_runtime runtime, const memory::Address* addresses, size_t count) {
-  const memory::LanePass pass = memory::LaneDoor::last_pass();
-  const executor::Runtime* owner = table_of<gpushare_runtime>().peek(runtime);
-  if (pass.door == nullptr || owner == nullptr || base::calls_refused() != nullptr) return 0;
-  return at_door([&] { return pass.door->free_many(pass.key, owner, addresses, count); });
+  return at_door([&](auto& last) -> size_t {
+    if (last.pass.door == nullptr) return 0;
+    const void* owner = owner_of(runtime, last);
+    return owner != nullptr ? last.pass.door->free_many(last.pass.key, owner, addresses, count) : 0;
+  });
 }
 
 }  // namespace gpushare::capi

@@ -21,20 +21,6 @@ uint32_t Heap::best_in_bin(unsigned bin, uint64_t size) const {
   return best;
 }
 
-inline uint32_t Heap::find_hole(uint64_t size, unsigned* out_bin) const {
-  const unsigned bin = bin_of(size);
-  *out_bin = bin;
-  const uint32_t head = heads_[bin];
-  if (head != kNone && blocks_[head].size >= size) return head;
-  const unsigned larger = next_bin(bin);
-  if (larger != kBins) {
-    *out_bin = larger;
-    return heads_[larger];
-  }
-  // Only the rest of the request's own bin can still hold it; failing is worse than looking.
-  return best_in_bin(bin, size);
-}
-
 uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
   const auto fits = [&](uint32_t i) {
     const uint64_t offset = blocks_[i].offset();
@@ -114,55 +100,17 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
   return {offset << granule_shift_, live, HeapStatus::kOk};
 }
 
-// The front of a hole that hangs in `bin`: place() without its other cases, for the path nearly every request
-// takes.
-inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag) {
-  Record& h = blocks_[hole];
-  const uint64_t offset = h.offset();
-  const uint64_t rest = h.size - size;
-  uint32_t live = hole;
-  if (rest == 0) {
-    bin_remove(hole, bin);
-    set_live(hole, offset);
-    h.tag = tag;
-    blocks_[h.prev].next = hole;  // a hole no more
-    blocks_[h.next].prev = hole;
-  } else {
-    live = new_record();
-    const uint32_t before = h.prev;
-    Record& l = blocks_[live];
-    set_live(live, offset);
-    l.size = size;
-    l.tag = tag;
-    l.prev = before;
-    l.next = hole | kHoleLink;
-    blocks_[before].next = live;
-    h.prev = live;
-    h.where += size;
-    h.size = rest;
-    const unsigned rest_bin = bin_of(rest);
-    if (rest_bin != bin) {
-      bin_remove(hole, bin);
-      bin_insert(hole, rest_bin);
-    }
-  }
-  live_ += size;
-  ++live_count_;
-  high_water_ = std::max(high_water_, offset + size);
-  return {offset << granule_shift_, live, HeapStatus::kOk};
-}
-
 BlockHandle Heap::allocate(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag, HeapSide side) {
   if (bytes == 0 || (alignment_bytes & (alignment_bytes - 1)) != 0) return {0, 0, HeapStatus::kBadArgument};
+  const uint64_t alignment = alignment_bytes >> granule_shift_;
+  if (alignment <= 1 && side == HeapSide::kLow) return allocate_front(bytes, tag);
   const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
   if (size > capacity_ - live_) return {0, 0, HeapStatus::kNoSpace};
   if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
-  const uint64_t alignment = alignment_bytes >> granule_shift_;
   if (alignment <= 1) {
     unsigned bin = 0;
     const uint32_t hole = find_hole(size, &bin);
     if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
-    if (side == HeapSide::kLow) return place_front(hole, bin, size, tag);
     return place(hole, blocks_[hole].size - size, size, tag);
   }
   const uint32_t hole = find_hole_aligned(size, alignment);
@@ -207,71 +155,6 @@ HeapStatus Heap::free_at(uint64_t offset_bytes) {
   if (block == kNone) return HeapStatus::kBadArgument;
   release_block(block);
   return HeapStatus::kOk;
-}
-
-bool Heap::free_unless(uint64_t offset_bytes, uint64_t kept) {
-  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0) return false;
-  const uint64_t offset = offset_bytes >> granule_shift_;
-  uint32_t& head = bucket_of(offset);
-  const uint32_t block = head;
-  if (block == kNone) return false;
-  if (blocks_[block].offset() == offset) [[likely]] {
-    if ((blocks_[block].tag & kept) != 0) return false;
-    head = blocks_[block].next_in_bucket();
-    release_block(block);
-    return true;
-  }
-  const uint32_t found = index_find(offset);
-  if (found == kNone || (blocks_[found].tag & kept) != 0) return false;
-  release_block(index_take(offset));
-  return true;
-}
-
-// For a live block that has been removed from the index.
-[[gnu::always_inline]] inline void Heap::release_block(uint32_t i) {
-  Record& r = blocks_[i];
-  live_ -= r.size;
-  --live_count_;
-  const bool prev_free = (r.prev & kHoleLink) != 0;
-  const bool next_free = (r.next & kHoleLink) != 0;
-  if (!prev_free && !next_free) {
-    make_hole(i);
-    return;
-  }
-  const uint32_t prev = at(r.prev);
-  const uint32_t next = at(r.next);
-  if (prev_free) {  // grow `prev` over this one, and over `next` if that is free too
-    Record& p = blocks_[prev];
-    const unsigned bin = bin_of(p.size);
-    uint32_t after = next;
-    p.size += r.size;
-    recycle(i);
-    if (next_free) {
-      const Record& n = blocks_[next];
-      bin_remove(next, bin_of(n.size));
-      p.size += n.size;
-      after = n.next;
-      recycle(next);
-    }
-    p.next = after;
-    blocks_[after].prev = prev | kHoleLink;
-    if (bin_of(p.size) != bin) {
-      bin_remove(prev, bin);
-      bin_insert(prev, bin_of(p.size));
-    }
-    return;
-  }
-  Record& n = blocks_[next];
-  const unsigned bin = bin_of(n.size);
-  n.where = r.offset() | kFreeBit;
-  n.size += r.size;
-  n.prev = prev;
-  blocks_[prev].next = next | kHoleLink;
-  recycle(i);
-  if (bin_of(n.size) != bin) {
-    bin_remove(next, bin);
-    bin_insert(next, bin_of(n.size));
-  }
 }
 
 }  // namespace gpushare::memory

@@ -94,6 +94,8 @@ class Heap {
   // the request's own bin.
   BlockHandle allocate(uint64_t bytes, uint64_t alignment_bytes = 0, uint64_t tag = 0,
                        HeapSide side = HeapSide::kLow);
+  // allocate(bytes, 0, tag, HeapSide::kLow) for bytes > 0. Inlined: defined in heap_inner.hpp.
+  BlockHandle allocate_front(uint64_t bytes, uint64_t tag);
   // Exactly [offset, offset + bytes), both multiples of the granule (bytes is rounded up). O(blocks): for
   // restoring a layout, not for a hot path. kNoSpace if any part is taken.
   BlockHandle allocate_at(uint64_t offset_bytes, uint64_t bytes, uint64_t tag = 0);
@@ -102,7 +104,8 @@ class Heap {
   HeapStatus free(BlockHandle block);
   // The same by offset alone; needs index_offsets.
   HeapStatus free_at(uint64_t offset_bytes);
-  // The same, unless the block's tag has one of the bits of `kept`. False: nothing has changed.
+  // The same, unless the block's tag has one of the bits of `kept`. False: nothing has changed. Inlined: defined in
+  // heap_inner.hpp.
   bool free_unless(uint64_t offset_bytes, uint64_t kept);
   // The live block that begins at `offset_bytes`, or an empty handle. O(1); needs index_offsets.
   BlockHandle find(uint64_t offset_bytes) const;

@@ -1,9 +1,10 @@
-// heap_inner.hpp: what every operation of a heap is made of: records, bins and the offset index. Only heap.cpp and
-// heap_whole.cpp include it.
+// heap_inner.hpp: what every operation of a heap is made of: records, bins and the offset index. heap.cpp and
+// heap_whole.cpp include it, and lane.cpp for the calls that it inlines.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -40,7 +41,7 @@ inline void Heap::recycle(uint32_t index) {
 
 // ---- bins ----
 
-inline unsigned Heap::bin_of(uint64_t size) {
+[[gnu::always_inline]] inline unsigned Heap::bin_of(uint64_t size) {
   // Below kBinsPerDoubling the shift is 0 and the bin is the size: no branch, as small and large alternate.
   const unsigned shift = 63u - kBinLog - static_cast<unsigned>(std::countl_zero(size | kBinsPerDoubling));
   return (shift << kBinLog) + static_cast<unsigned>(size >> shift);
@@ -50,7 +51,7 @@ inline unsigned Heap::bin_of(uint64_t size) {
 // there, and as the head of an empty bin it is larger than every hole. Branches here are hard to predict.
 
 // Behind the head if that is smaller, or as large and lower; else as the new head.
-inline void Heap::bin_insert(uint32_t index, unsigned bin) {
+[[gnu::always_inline]] inline void Heap::bin_insert(uint32_t index, unsigned bin) {
   Record& r = blocks_[index];
   const uint32_t head = heads_[bin];
   Record& h = blocks_[head];
@@ -68,7 +69,7 @@ inline void Heap::bin_insert(uint32_t index, unsigned bin) {
   cell_bits_[bin >> kBinLog] |= uint64_t{1} << (bin & (kBinsPerDoubling - 1));
 }
 
-inline void Heap::bin_remove(uint32_t index, unsigned bin) {
+[[gnu::always_inline]] inline void Heap::bin_remove(uint32_t index, unsigned bin) {
   const FreeLinks links = blocks_[index].links;
   blocks_[links.next].links.prev = links.prev;
   if (links.prev != kNone) {
@@ -84,7 +85,7 @@ inline void Heap::bin_remove(uint32_t index, unsigned bin) {
 }
 
 // `index` has its offset, size and neighbours, both live.
-inline void Heap::make_hole(uint32_t index) {
+[[gnu::always_inline]] inline void Heap::make_hole(uint32_t index) {
   Record& r = blocks_[index];
   r.where = r.offset() | kFreeBit;
   blocks_[r.prev].next = index | kHoleLink;
@@ -92,7 +93,7 @@ inline void Heap::make_hole(uint32_t index) {
   bin_insert(index, bin_of(r.size));
 }
 
-inline unsigned Heap::next_bin(unsigned bin) const {
+[[gnu::always_inline]] inline unsigned Heap::next_bin(unsigned bin) const {
   const unsigned row = bin >> kBinLog;
   const unsigned cell = bin & (kBinsPerDoubling - 1);
   const uint64_t cells = cell_bits_[row] & (~uint64_t{1} << cell);
@@ -145,6 +146,136 @@ inline uint32_t Heap::index_take(uint64_t offset) {
   if (i != kNone)
     blocks_[before].where = blocks_[before].offset() | uint64_t{blocks_[i].next_in_bucket()} << kMaxBits;
   return i;
+}
+
+// ---- the calls that nearly every block makes, inlined into their callers ----
+
+[[gnu::always_inline]] inline uint32_t Heap::find_hole(uint64_t size, unsigned* out_bin) const {
+  const unsigned bin = bin_of(size);
+  *out_bin = bin;
+  const uint32_t head = heads_[bin];
+  if (head != kNone && blocks_[head].size >= size) return head;
+  const unsigned larger = next_bin(bin);
+  if (larger != kBins) {
+    *out_bin = larger;
+    return heads_[larger];
+  }
+  // Only the rest of the request's own bin can still hold it; failing is worse than looking.
+  return best_in_bin(bin, size);
+}
+
+// The front of a hole that hangs in `bin`: place() without its other cases, for the path nearly every request
+// takes.
+[[gnu::always_inline]] inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size,
+                                                            uint64_t tag) {
+  Record& h = blocks_[hole];
+  const uint64_t offset = h.offset();
+  const uint64_t rest = h.size - size;
+  uint32_t live = hole;
+  if (rest == 0) {
+    bin_remove(hole, bin);
+    set_live(hole, offset);
+    h.tag = tag;
+    blocks_[h.prev].next = hole;  // a hole no more
+    blocks_[h.next].prev = hole;
+  } else {
+    live = new_record();
+    const uint32_t before = h.prev;
+    Record& l = blocks_[live];
+    set_live(live, offset);
+    l.size = size;
+    l.tag = tag;
+    l.prev = before;
+    l.next = hole | kHoleLink;
+    blocks_[before].next = live;
+    h.prev = live;
+    h.where += size;
+    h.size = rest;
+    const unsigned rest_bin = bin_of(rest);
+    if (rest_bin != bin) {
+      bin_remove(hole, bin);
+      bin_insert(hole, rest_bin);
+    }
+  }
+  live_ += size;
+  ++live_count_;
+  high_water_ = std::max(high_water_, offset + size);
+  return {offset << granule_shift_, live, HeapStatus::kOk};
+}
+
+[[gnu::always_inline]] inline BlockHandle Heap::allocate_front(uint64_t bytes, uint64_t tag) {
+  const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
+  if (size > capacity_ - live_) return {0, 0, HeapStatus::kNoSpace};
+  if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
+  unsigned bin = 0;
+  const uint32_t hole = find_hole(size, &bin);
+  if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
+  return place_front(hole, bin, size, tag);
+}
+
+// For a live block that has been removed from the index.
+[[gnu::always_inline]] inline void Heap::release_block(uint32_t i) {
+  Record& r = blocks_[i];
+  live_ -= r.size;
+  --live_count_;
+  const bool prev_free = (r.prev & kHoleLink) != 0;
+  const bool next_free = (r.next & kHoleLink) != 0;
+  if (!prev_free && !next_free) {
+    make_hole(i);
+    return;
+  }
+  const uint32_t prev = at(r.prev);
+  const uint32_t next = at(r.next);
+  if (prev_free) {  // grow `prev` over this one, and over `next` if that is free too
+    Record& p = blocks_[prev];
+    const unsigned bin = bin_of(p.size);
+    uint32_t after = next;
+    p.size += r.size;
+    recycle(i);
+    if (next_free) {
+      const Record& n = blocks_[next];
+      bin_remove(next, bin_of(n.size));
+      p.size += n.size;
+      after = n.next;
+      recycle(next);
+    }
+    p.next = after;
+    blocks_[after].prev = prev | kHoleLink;
+    if (bin_of(p.size) != bin) {
+      bin_remove(prev, bin);
+      bin_insert(prev, bin_of(p.size));
+    }
+    return;
+  }
+  Record& n = blocks_[next];
+  const unsigned bin = bin_of(n.size);
+  n.where = r.offset() | kFreeBit;
+  n.size += r.size;
+  n.prev = prev;
+  blocks_[prev].next = next | kHoleLink;
+  recycle(i);
+  if (bin_of(n.size) != bin) {
+    bin_remove(next, bin);
+    bin_insert(next, bin_of(n.size));
+  }
+}
+
+[[gnu::always_inline]] inline bool Heap::free_unless(uint64_t offset_bytes, uint64_t kept) {
+  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0) return false;
+  const uint64_t offset = offset_bytes >> granule_shift_;
+  uint32_t& head = bucket_of(offset);
+  uint32_t block = head;
+  if (block == kNone) return false;
+  if (blocks_[block].offset() == offset) [[likely]] {
+    if ((blocks_[block].tag & kept) != 0) return false;
+    head = blocks_[block].next_in_bucket();
+  } else {
+    block = index_find(offset);
+    if (block == kNone || (blocks_[block].tag & kept) != 0) return false;
+    index_take(offset);
+  }
+  release_block(block);
+  return true;
 }
 
 }  // namespace gpushare::memory

@@ -9,6 +9,7 @@
 #include "base/fork.hpp"
 #include "base/no_destroy.hpp"
 #include "base/units.hpp"
+#include "memory/heap_inner.hpp"
 
 namespace gpushare::memory {
 namespace {
@@ -47,8 +48,11 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   return {};
 }
 
-BlockHandle LaneImpl::allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) {
-  return replaying_ ? replay_->allocate(bytes, alignment, tag) : heap_->allocate(bytes, alignment, tag);
+[[gnu::always_inline]] inline BlockHandle LaneImpl::allocate(uint64_t bytes, uint64_t alignment,
+                                                             uint64_t tag) {
+  if (replaying_) return replay_->allocate(bytes, alignment, tag);
+  return alignment <= kBlockGranuleBytes ? heap_->allocate_front(bytes, tag)
+                                         : heap_->allocate(bytes, alignment, tag);
 }
 
 BlockHandle LaneImpl::ordinary_block(Address address) {
@@ -74,7 +78,7 @@ uint64_t LaneImpl::live_bytes() const {
 
 // The device's peak is of all lanes together at one time, so each tells what it holds; by steps and when somebody asks, since
 // the counter is shared. On a plan its whole arena counts.
-inline void LaneImpl::tell_live() {
+[[gnu::always_inline]] inline void LaneImpl::tell_live() {
   const uint64_t live = ephemeral_live();
   highest_bytes_ = std::max(highest_bytes_, live);
   if (live - told_bytes_ + step_bytes_ > 2 * step_bytes_) [[unlikely]]  // wraps below 0
@@ -502,7 +506,7 @@ Doors& doors() {
       auto* forked = static_cast<Doors*>(self);
       if (in_child) {  // other threads may have held the locks of the parent's doors
         forked->free = nullptr;
-        LaneDoor::last_pass() = {};
+        LaneDoor::last_used() = {};
       }
       forked->mutex.unlock();
     };

@@ -28,10 +28,17 @@ class alignas(64) LaneDoor {
   size_t alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment, Address* out);
   size_t free_many(uint64_t key, const void* owner, const Address* addresses, size_t count);
 
-  // Where the calling thread allocated last: most of its frees are of that iteration. Empty in the child of a fork.
-  static LanePass& last_pass() {
-    static GPUSHARE_THREAD_LOCAL LanePass pass;
-    return pass;
+  // The iteration in which the calling thread allocated last: its next allocation and most of its frees are of the same. Empty in the child of a fork.
+  struct LastUsed {
+    LanePass pass;
+    const void* iteration = nullptr;  // the handle that the pass was given for
+    const void* runtime =
+        nullptr;  // the handle of a free that came with the pass, and the owner that it names
+    const void* owner = nullptr;
+  };
+  static LastUsed& last_used() {
+    static GPUSHARE_THREAD_LOCAL LastUsed last;
+    return last;
   }
 
  private:

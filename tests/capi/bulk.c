@@ -105,6 +105,17 @@ static void the_door(gpushare_runtime runtime, gpushare_session session) {
   CHECK_STATUS(gpushare_memory_free(runtime, block),
                GPUSHARE_OK); /* not of the iteration it allocated in last */
   CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_NOT_FOUND);
+  /* two iterations in turn, and a runtime's handle that was good until the runtime was closed */
+  for (int i = 0; i < 3; ++i) {
+    CHECK_STATUS(gpushare_iteration_alloc(now, 4096, 0, &block), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_memory_free(runtime, block), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_memory_free(other, again), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_iteration_alloc(beside, 4096, 0, &again), GPUSHARE_OK);
+  }
+  CHECK_STATUS(gpushare_memory_free(other, again), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_alloc(beside, 4096, 0, &again), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_iteration_alloc(NULL, 4096, 0, &block), GPUSHARE_INVALID_HANDLE);
+  CHECK_STATUS(gpushare_memory_free(NULL, again), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_iteration_end(beside), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_close(neighbour), GPUSHARE_OK);
   CHECK_STATUS(gpushare_runtime_close(other), GPUSHARE_OK);
