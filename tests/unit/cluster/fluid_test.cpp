@@ -137,7 +137,7 @@ TEST_CASE("trials: bound <= brute force, and the schedulers' distance from both"
   INFO("seed " << test::seed());
   std::vector<double> ratios;
   double worst = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     const int devices = int(test::uniform(random, 1, 3));
     const TrialLimits limits{int(test::uniform(random, 1, 2)), devices, 0};
     const auto groups =

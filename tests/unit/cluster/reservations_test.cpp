@@ -4,6 +4,7 @@
 #include "cluster/reservations.hpp"
 
 #include <map>
+#include <set>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -29,6 +30,30 @@ ReservationTable::Where on(const std::string& node) {
 
 State state_of(const ReservationTable& table, ReservationId id) {
   return *table.state(id);
+}
+
+// Whether the placements of the parts, from one on, go on nodes with these amounts left: every node is tried for every placement.
+bool goes(const std::vector<Part>& parts, size_t part, int placed, std::set<std::string>& taken,
+          std::map<std::string, Amounts>& left) {
+  if (part == parts.size()) return true;
+  if (placed == parts[part].count) {
+    std::set<std::string> none;
+    return goes(parts, part + 1, 0, none, left);
+  }
+  for (auto& [node, free] : left) {
+    if (!parts[part].node.empty() && parts[part].node != node) continue;
+    if (parts[part].apart && taken.contains(node)) continue;
+    bool fits = true;
+    for (const auto& [name, amount] : parts[part].needs) fits = fits && free[name] >= amount;
+    if (!fits) continue;
+    for (const auto& [name, amount] : parts[part].needs) free[name] -= amount;
+    const bool fresh = taken.insert(node).second;
+    const bool found = goes(parts, part, placed + 1, taken, left);
+    if (fresh) taken.erase(node);
+    for (const auto& [name, amount] : parts[part].needs) free[name] += amount;
+    if (found) return true;
+  }
+  return false;
 }
 
 void check_levels(const ReservationTable& table) {
@@ -249,6 +274,46 @@ TEST_CASE("a wide request is passed a bounded number of times") {
       REQUIRE(table.release(small[small.size() - 2], 0).ok());
   }
   CHECK(rounds <= ReservationTable::kMostPasses + 2);
+}
+
+TEST_CASE("a request is granted at once exactly if some placement of an alternative fits, by brute force") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  int granted = 0;
+  for (int round = 0; round < 3000; ++round) {
+    ReservationTable table;
+    std::map<std::string, Amounts> nodes;
+    for (const char* name : {"a", "b", "c"}) {
+      nodes[name] = {{"gpu", double(test::uniform(random, 0, 4))},
+                     {"cpu", double(test::uniform(random, 0, 4))}};
+      REQUIRE(table.add_node(name, nodes[name], 0).ok());
+    }
+    ReservationRequest request{"o", {}, std::nullopt, std::nullopt};
+    int expected = -1;
+    for (uint64_t a = test::uniform(random, 1, 2); a > 0; --a) {
+      std::vector<Part> parts;
+      for (uint64_t p = test::uniform(random, 1, 3); p > 0; --p) {
+        Part part{{{"gpu", double(test::uniform(random, 1, 3))}},
+                  int(test::uniform(random, 1, 3)),
+                  test::uniform(random, 0, 2) == 0,
+                  test::uniform(random, 0, 4) == 0 ? "b" : ""};
+        if (test::uniform(random, 0, 1) == 1) part.needs["cpu"] = double(test::uniform(random, 1, 3));
+        parts.push_back(part);
+      }
+      std::set<std::string> taken;
+      if (expected < 0 && goes(parts, 0, 0, taken, nodes)) expected = int(request.alternatives.size());
+      request.alternatives.push_back(std::move(parts));
+    }
+    const auto id = table.acquire(request, 0);
+    REQUIRE(id.ok());
+    const Grant* grant = table.grant(*id);
+    if ((grant == nullptr ? -1 : grant->alternative) != expected)
+      FAIL("round " << round << ": alternative " << expected << " fits");
+    check_levels(table);
+    granted += grant != nullptr ? 1 : 0;
+  }
+  CHECK(granted > 500);
+  CHECK(granted < 2500);
 }
 
 TEST_CASE(
