@@ -72,7 +72,10 @@ base::Result<memory::Address> SessionImpl::attempt_spilled(const Attempt& wanted
   }
   const GatePass pass(iteration_.gate_);
   if (!pass || iteration_.serial_.load(std::memory_order_relaxed) != wanted.serial) return iteration_ended();
-  return wanted.lane->memory.load(std::memory_order_relaxed)->alloc_spilled(wanted.bytes, wanted.alignment);
+  auto block =
+      wanted.lane->memory.load(std::memory_order_relaxed)->alloc_spilled(wanted.bytes, wanted.alignment);
+  if (block.ok()) spilled_ephemeral_.fetch_add(footprint(wanted.bytes, wanted.alignment));
+  return block;
 }
 
 base::Status SessionImpl::check_quota(uint64_t bytes) {
@@ -108,6 +111,14 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
       result = out_of_memory(wanted, result.status());
       if (result.status().code() == GPUSHARE_INVALID_STATE) continue;  // paged out meanwhile
       return result;
+    }
+    if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && options_.allow_spill) {
+      auto spilled = attempt_spilled(wanted);
+      if (spilled.ok()) return spilled;
+      if (spilled.status().code() == GPUSHARE_INVALID_STATE) {
+        GPUSHARE_RETURN_IF_ERROR(wait_admitted(GPUSHARE_NO_TIMEOUT));
+        continue;
+      }
     }
     runtime_->note(result.status());
     return result;
@@ -153,6 +164,8 @@ base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alig
   if (result.ok()) return result;
   if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
     return session_.out_of_memory(wanted, result.status());
+  if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && session_.options_.allow_spill)
+    if (auto spilled = session_.attempt_spilled(wanted); spilled.ok()) return spilled;
   session_.runtime_->note(result.status());
   return result;
 }
@@ -251,9 +264,8 @@ base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::St
       std::move(message), why.native_code(), why.backend());
 }
 
-template <class Apply>
 base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
-                                  Apply&& apply) {
+                                  const std::function<base::Status()>& apply) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);

@@ -31,6 +31,11 @@ class Gate {
     while ((state_.load(std::memory_order_acquire) & ~kClosed) != 0) std::this_thread::yield();
   }
   void open() { state_.fetch_and(~kClosed, std::memory_order_release); }
+  // Unless somebody is inside.
+  bool try_close() {
+    uint32_t nobody = 0;
+    return state_.compare_exchange_strong(nobody, kClosed, std::memory_order_acq_rel);
+  }
   void close() {
     uint32_t seen = state_.fetch_or(kClosed, std::memory_order_acq_rel) | kClosed;
     while (seen != kClosed) {

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -187,14 +188,19 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
   // Raises the promise to at least (`heap_bytes` beside what its ranges have, E) and by `range_bytes` for a range, and lets `apply`
   // make it so; takes it back if that fails.
-  template <class Apply>
-  base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes, Apply&& apply);
+  base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
+                       const std::function<base::Status()>& apply);
   // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
   bool make_room(uint64_t bytes);
   bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
+  // spilled.cpp. At a boundary: its thread is about to begin an iteration. Brings spilled blocks home, or sends them out. Errors:
+  // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
+  base::Status settle_spilled(LaneSlot& lane);
+  base::Status send_out(LaneSlot& lane, uint64_t bytes);
+  base::Status come_home(LaneSlot& lane);
   // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota. Needs the runtime's lock.
   uint64_t effective_quota_bytes() const;
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
@@ -215,6 +221,13 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
+
+  // Spilled blocks. Written by the thread that begins the session's iteration, but for asked_home_.
+  std::atomic<uint64_t> home_promise_{0};  // the part of range_promise_ that is for blocks that came home
+  std::atomic<uint64_t> asked_home_{0};    // of that, what a guaranteed session has asked for
+  std::atomic<uint64_t> spilled_ephemeral_{0};  // what the last iteration spilled, for its lane to grow
+  uint32_t home_rest_ = 0;                      // boundaries before it tries to come home again
+  uint32_t sent_out_ = 0, calm_ = 0;            // times sent out; boundaries since then
 
   // All that follows is guarded by the runtime's lock.
   bool closed_ = false;     // by its owner
@@ -593,6 +606,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Memory that is not promised is given back to the device at once: others may use it.
   std::atomic<bool> gives_back_{false};
   uint32_t depth_ = 2;
+  uint64_t spill_move_bytes_ = kSpillMoveBytes, spill_move_ns_ = kSpillMoveNs;
   uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
   // How lanes can share the compute units out; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;

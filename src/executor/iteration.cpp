@@ -94,12 +94,14 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
     lane.set_owner(session.shared_from_this());
+  base::Status status = session.settle_spilled(lane);
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     fit_lane(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
-  base::Status status =
-      lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);
+  if (status.ok())
+    status =
+        lane.memory.load(std::memory_order_relaxed)->begin_iteration(*heap, session.options_.plan_iterations);
   if (status.ok()) {
     // Nobody else touches the slot's events until the iteration has ended.
     status = lane.stream->device_stream().record(iteration.slot_->start);

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/runtime.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,6 +17,15 @@
 #include "sched/scheduler.hpp"
 
 namespace gpushare::executor {
+namespace {
+
+uint64_t quarter_of_host_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) / 4
+                                     : UINT64_MAX;
+}
+
+}  // namespace
 
 base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   auto runtime = std::make_shared<RuntimeImpl>();
@@ -78,6 +89,10 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   memory_options.layout = options.layout;
   memory_options.record_allocations = options.record_allocations;
   memory_options.owner = static_cast<const Runtime*>(this);
+  memory_options.spill_limit_bytes =
+      options.spill_limit_bytes > 0 ? options.spill_limit_bytes : quarter_of_host_memory();
+  if (options.spill_move_bytes > 0) spill_move_bytes_ = options.spill_move_bytes;
+  if (options.spill_move_ns > 0) spill_move_ns_ = options.spill_move_ns;
   GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
   virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
   record_timeline_ = options.record_timeline;

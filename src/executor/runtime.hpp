@@ -62,13 +62,18 @@ using ProgressFunction = std::function<void(const Progress&)>;
 // true if it has freed something and the allocation should be tried again. An exception counts as false.
 using OutOfMemoryFunction = std::function<bool(uint64_t session_id, uint64_t bytes)>;
 
+inline constexpr uint64_t kSpillMoveBytes = uint64_t{256} << 20, kSpillMoveNs = 10'000'000;
+
 struct RuntimeOptions {
   std::string device = "auto";  // as device::Device::open
   memory::Layout layout = memory::Layout::kAuto;
   uint64_t capacity_bytes = 0;            // 0 = nearly all that is free
   std::unique_ptr<sched::Policy> policy;  // null = "fair"
   uint32_t max_lanes = 0;                 // 0 = as the policy says, at most kMaxLanes
-  uint32_t enqueue_depth = 0;  // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2
+  uint32_t enqueue_depth = 0;      // iterations of a lane in flight on the device, up to kMaxDepth; 0 = 2
+  uint64_t spill_limit_bytes = 0;  // host memory for spilled blocks; 0 = a quarter of what the host has
+  uint64_t spill_move_bytes = 0;   // moved at a boundary at most, home or out; 0 = kSpillMoveBytes
+  uint64_t spill_move_ns = 0;      // and for so long at most; 0 = kSpillMoveNs
   bool record_timeline = false;
   bool record_allocations = false;
   ProgressFunction on_progress;
@@ -147,6 +152,7 @@ struct SessionInfo {
   uint64_t effective_quota_bytes = 0;  // what it is promised above its quota still, else the quota
   uint64_t promoted_bytes = 0;
   uint64_t spilled_bytes = 0;
+  uint64_t home_bytes = 0;  // device memory behind spilled blocks that came home
   uint64_t iterations_done = 0;
   uint64_t iterations_queued = 0;
   uint64_t service_ns = 0;

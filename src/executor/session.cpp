@@ -155,6 +155,7 @@ SessionInfo SessionImpl::info() const {
       std::max(peak_bytes_, heap.peak_bytes) + std::max(iteration_peak_bytes_, info.ephemeral_bytes);
   info.promoted_bytes = heap.promoted_bytes;
   info.spilled_bytes = heap.spilled_bytes;
+  info.home_bytes = heap.home_bytes;
   info.iterations_done = iterations_done_;
   info.iterations_queued = pushes_.size() + (pull_waits_ ? 1 : 0);
   info.service_ns = service_ns_;

@@ -142,6 +142,7 @@ base::Status DeviceMemoryImpl::open(const DeviceMemoryOptions& options) {
   GPUSHARE_RETURN_IF_ERROR(shared_.index.prepare(span.base, span.bytes));
   shared_.owner = options.owner;
   shared_.spill = std::make_unique<SpillStore>(shared_);
+  shared_.spill->set_limit(options.spill_limit_bytes);
   if (options.record_allocations) shared_.recorder.enable(device, options.max_recorded_events);
   return {};
 }

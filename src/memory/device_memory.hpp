@@ -44,6 +44,7 @@ struct DeviceMemoryOptions {
   Layout layout = Layout::kAuto;
   bool record_allocations = false;
   uint64_t max_recorded_events = uint64_t{1} << 20;  // the last so many are kept
+  uint64_t spill_limit_bytes = UINT64_MAX;           // host memory for spilled blocks
   const void* owner = nullptr;  // whose memory it is, for LaneDoor::free(); never followed
 };
 
@@ -62,8 +63,9 @@ struct HeapStats {
   uint64_t live_bytes = 0;  // rounded to the granule; promoted blocks included
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
-  uint64_t lent_bytes = 0;  // the part of the promise that is lent to lanes for promoted blocks
-  uint64_t spilled_bytes = 0;
+  uint64_t lent_bytes = 0;     // the part of the promise that is lent to lanes for promoted blocks
+  uint64_t spilled_bytes = 0;  // blocks in host memory; with a host tier also those of its iteration
+  uint64_t home_bytes = 0;     // device memory behind spilled blocks that came home: beside the promise
   uint64_t largest_hole_bytes = 0;
 };
 
@@ -77,10 +79,19 @@ class PersistentHeap {
   // wait for those that have not passed. Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked,
   // largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // The same from host memory the device can address, outside the promise (spill). Kernels may use it. It
-  // depends on the backend whether copies and fills accept such addresses as device memory (those of the host
-  // device do not). Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  // The same from host memory the device can address, outside the promise (spill). Kernels may use it. On the virtual layout of a
+  // device with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL it is device memory for copies and fills as well, and can come home; elsewhere it
+  // depends on the backend whether copies and fills accept such addresses (those of the host device do not), and it stays. Errors:
+  // UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
+  // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves granules of
+  // spilled blocks home, for which the caller has had `most_bytes` promised beside the heap's promise, or out again. See
+  // SpillStore::move. UNSUPPORTED without a host tier.
+  virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
+                                    const device::Stream& stream, uint64_t* out_bytes) = 0;
+  // Gives device memory back that came home for blocks since freed, and returns what is left. Cheap when there is none.
+  virtual uint64_t settle_home() = 0;
+  virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
   // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
   // back bytes that were lent to lanes for promoted blocks that are gone, so a call with the present size has

@@ -165,12 +165,14 @@ base::Status LaneImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
 
 base::Result<Address> LaneImpl::alloc_spilled(uint64_t bytes, uint64_t alignment) {
   base::MutexLock control(control_);
+  PersistentHeapImpl* owner = nullptr;
   {
     ShortLockGuard lock(lock_);
-    if (owner_ == nullptr)
-      return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
+    owner = owner_;
   }
-  return shared_.spill->alloc(spill_owner_, Kind::kEphemeral, bytes, alignment);
+  if (owner == nullptr)
+    return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
+  return shared_.spill->alloc(spill_owner_, owner->spill_owner(), Kind::kEphemeral, bytes, alignment);
 }
 
 base::Status LaneImpl::keep(Address address) {

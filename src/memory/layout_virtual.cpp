@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <bit>
 #include <deque>
+#include <utility>
 
 #include "base/mutex.hpp"
 #include "base/units.hpp"
@@ -40,6 +41,9 @@ class VirtualLayout final : public RangeLayout {
         const base::Status lost = unmap_cell(*sparse, i);
       }
       const base::Status ignored = device_.va_free(sparse->reserved, sparse->reserved_bytes);
+    }
+    if (window_bytes_ > 0) {
+      const base::Status ignored = device_.va_free(window_, window_bytes_);
     }
     base::MutexLock lock(mutex_);
     release_pool();
@@ -213,7 +217,7 @@ class VirtualLayout final : public RangeLayout {
       status = device_.va_map(sparse.base + (first + i) * granule_, granule_, memory, 0);
       if (!status.ok()) break;
       pool_.pop_back();
-      cell = {memory, true, 0, {}};
+      cell = {memory, true, 0, {}, false};
     }
     if (!status.ok()) {
       for (size_t i = 0; i < count; ++i) {
@@ -256,6 +260,93 @@ class VirtualLayout final : public RangeLayout {
     range = {};
   }
 
+  bool has_host_tier() const override { return device_.can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL); }
+
+  base::Status commit_host(const Range& range, size_t granule) override {
+    base::MutexLock lock(mutex_);
+    Sparse& sparse = *sparse_[range.slot];
+    if (sparse.cells[granule].memory != nullptr) {  // left there by a decommit
+      wait_all(sparse.cells[granule].fences);
+      GPUSHARE_RETURN_IF_ERROR(unmap_cell(sparse, granule));
+    }
+    GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory, device_.phys_create_host(granule_));
+    if (auto status = device_.va_map(sparse.base + granule * granule_, granule_, memory, 0); !status.ok()) {
+      const base::Status ignored = device_.phys_release(memory);
+      return status.with_context("mapping host memory");
+    }
+    sparse.cells[granule] = {memory, true, 0, {}, true};
+    ++host_granules_;
+    return {};
+  }
+
+  void release_host(const Range& range, size_t granule) override {
+    base::MutexLock lock(mutex_);
+    sparse_[range.slot]->cells[granule].committed = false;
+    const base::Status lost = unmap_cell(*sparse_[range.slot], granule);
+  }
+
+  base::Status begin_move(const Range& range, size_t, bool home, size_t slot, Address* out_window) override {
+    (void)range;
+    base::MutexLock lock(mutex_);
+    if (window_bytes_ == 0)
+      GPUSHARE_RETURN_IF_ERROR(
+          reserve_addresses(kMoveSlots * granule_, &window_, &window_bytes_, &window_base_));
+    gpushare_backend_memory* memory = nullptr;
+    if (home) {
+      if (granule_ > capacity_ - promised_) return no_room(granule_);
+      promised_ += granule_;
+      if (auto status = ensure_granule(false, lock); !status.ok()) {
+        promised_ -= granule_;
+        return status;
+      }
+      memory = pool_.back();
+      pool_.pop_back();
+    } else {
+      GPUSHARE_ASSIGN_OR_RETURN(memory, device_.phys_create_host(granule_));
+    }
+    const Address window = window_base_ + slot * granule_;
+    if (auto status = device_.va_map(window, granule_, memory, 0); !status.ok()) {
+      drop_moved(memory, home);
+      return status.with_context("mapping memory to move to");
+    }
+    moving_[slot] = memory;
+    moving_home_ = home;
+    *out_window = window;
+    return {};
+  }
+
+  base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
+                        bool* out_lost) override {
+    base::MutexLock lock(mutex_);
+    Sparse& sparse = *sparse_[range.slot];
+    Cell& cell = sparse.cells[granule];
+    const Address address = sparse.base + granule * granule_;
+    gpushare_backend_memory* const memory = std::exchange(moving_[slot], nullptr);
+    base::Status status;
+    if (keep) {
+      status = device_.va_unmap(address, granule_);
+      if (status.ok()) {
+        status = device_.va_map(address, granule_, memory, 0);
+        *out_lost = !status.ok() && !device_.va_map(address, granule_, cell.memory, 0).ok();
+      }
+    }
+    // A window that stays mapped refuses later moves, and no more.
+    const base::Status ignored = device_.va_unmap(window_base_ + slot * granule_, granule_);
+    if (!keep || !status.ok()) {
+      drop_moved(memory, home);
+      if (*out_lost) {
+        drop_moved(cell.memory, !home);
+        if (home) --host_granules_;
+        cell = {};
+      }
+      return status;
+    }
+    drop_moved(cell.memory, !home);
+    home ? --host_granules_ : ++host_granules_;
+    cell = {memory, true, 0, {}, !home};
+    return {};
+  }
+
   uint64_t trim() override {
     base::MutexLock lock(mutex_);
     std::deque<Unused> busy;
@@ -286,7 +377,7 @@ class VirtualLayout final : public RangeLayout {
 
   std::string check() const override {
     base::MutexLock lock(mutex_);
-    uint64_t pieces = 0, promised = 0;
+    uint64_t pieces = 0, promised = 0, on_host = 0;
     for (const auto& region : regions_) {
       pieces += region->pieces.size();
       promised += region->wanted();
@@ -297,12 +388,19 @@ class VirtualLayout final : public RangeLayout {
     }
     for (const auto& sparse : sparse_) {
       for (const Cell& cell : sparse->cells) {
-        if (cell.memory != nullptr) ++pieces;
-        if (cell.committed) promised += granule_;
+        if (cell.memory != nullptr && !cell.on_host) ++pieces;
+        if (cell.on_host) ++on_host;
+        if (cell.committed && !cell.on_host) promised += granule_;
         if (cell.committed && (!sparse->open || cell.memory == nullptr))
           return "a granule of a sparse range is promised without memory";
       }
     }
+    for (gpushare_backend_memory* memory : moving_) {
+      if (memory == nullptr || !moving_home_) continue;
+      ++pieces;
+      promised += granule_;
+    }
+    if (on_host != host_granules_) return "granules of host memory do not add up";
     if (pieces + pool_.size() != created_) return "physical granules do not add up";
     if (created_ * granule_ > capacity_) return "more physical memory than the capacity";
     if (promised != promised_) return "promised bytes do not add up";
@@ -338,6 +436,7 @@ class VirtualLayout final : public RangeLayout {
     bool committed = false;
     uint64_t stamp = 0;  // of the decommit
     FenceList fences;    // while not committed: before these it may be in use
+    bool on_host = false;
   };
   struct Sparse {
     Address reserved = 0;
@@ -369,9 +468,24 @@ class VirtualLayout final : public RangeLayout {
     Cell& cell = sparse.cells[index];
     if (cell.memory == nullptr) return {};
     GPUSHARE_RETURN_IF_ERROR(device_.va_unmap(sparse.base + index * granule_, granule_));
-    pool_.push_back(cell.memory);
+    if (cell.on_host) {
+      const base::Status ignored = device_.phys_release(cell.memory);
+      --host_granules_;
+    } else {
+      pool_.push_back(cell.memory);
+    }
     cell = {};
     return {};
+  }
+
+  // Memory that a move does not need, or no longer; `device`: it was promised.
+  void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_) {
+    if (device) {
+      pool_.push_back(memory);
+      promised_ -= granule_;
+    } else {
+      const base::Status ignored = device_.phys_release(memory);
+    }
   }
 
   // False if it is no longer unused, cannot be unmapped, or the device still works on it: *out_busy is then what must pass.
@@ -563,6 +677,12 @@ class VirtualLayout final : public RangeLayout {
   std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
   uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // granules, mapped and pooled
   uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // sum of bytes of the ranges taken and backed
+  uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  // Where memory that a granule moves to is mapped as well during the copy.
+  Address window_ = 0, window_base_ = 0;
+  uint64_t window_bytes_ = 0;
+  gpushare_backend_memory* moving_[kMoveSlots] GPUSHARE_GUARDED_BY(mutex_) = {};
+  bool moving_home_ GPUSHARE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

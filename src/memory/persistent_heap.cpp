@@ -94,7 +94,7 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
       spare_heaps_.push_back(std::move(extent.heap));
     }
   }
-  shared_.spill->free_all(spill_owner_, fences);
+  shared_.spill->close(spill_owner_, fences);
   shared_.spill->chunks().give(saved_chunks_);
   saved_runs_.clear();
   spill_owner_.set_stream(nullptr);
@@ -330,7 +330,23 @@ base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status
 base::Result<Address> PersistentHeapImpl::alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) {
   base::MutexLock control(control_);
   if (!is_open()) return base::Status(GPUSHARE_INVALID_STATE, "the persistent heap is closed");
-  return shared_.spill->alloc(spill_owner_, kind, bytes, alignment);
+  return shared_.spill->alloc(spill_owner_, spill_owner_, kind, bytes, alignment);
+}
+
+base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
+                                              const device::Stream& stream, uint64_t* out_bytes) {
+  *out_bytes = 0;
+  if (!shared_.layout->has_host_tier())
+    return {GPUSHARE_UNSUPPORTED, "spilled blocks stay in host memory on this layout or device"};
+  base::MutexLock control(control_);
+  if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
+  return shared_.spill->move(spill_owner_, home, most_bytes, budget_ns, own_fences(), stream, out_bytes)
+      .with_context("session '" + name() + "': moving spilled blocks");
+}
+
+uint64_t PersistentHeapImpl::settle_home() {
+  shared_.spill->drop_empty(spill_owner_);
+  return spill_owner_.home_bytes.load(std::memory_order_relaxed);
 }
 
 base::Status PersistentHeapImpl::free_block(Address address) {
@@ -413,7 +429,10 @@ HeapStats PersistentHeapImpl::stats() const {
   stats.peak_bytes = peak_;
   stats.promoted_bytes = promoted_;
   stats.lent_bytes = lent_;
-  stats.spilled_bytes = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
+  stats.spilled_bytes =
+      (shared_.layout->has_host_tier() ? spill_owner_.away_bytes : spill_owner_.spilled_bytes)
+          .load(std::memory_order_relaxed);
+  stats.home_bytes = spill_owner_.home_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
     stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
   return stats;

@@ -45,6 +45,10 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   SessionId session() const override { return spill_owner_.session.load(std::memory_order_relaxed); }
   base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
+  base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
+                            uint64_t* out_bytes) override;
+  uint64_t settle_home() override;
+  uint64_t away_bytes() const override { return spill_owner_.away_bytes.load(std::memory_order_relaxed); }
   base::Status resize(uint64_t promised_bytes) override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
   base::Status page_out(const device::Stream& stream) override;

@@ -81,6 +81,23 @@ class RangeLayout {
   // All of it must be decommitted.
   virtual void close_sparse(Range& range);
 
+  // Host memory behind granules of sparse ranges (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves
+  // between it and device memory: what lies in a granule keeps its addresses. One thread moves at a time.
+  static constexpr size_t kMoveSlots = 16;  // moves that may be under way together
+  virtual bool has_host_tier() const { return false; }
+  // For a granule that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
+  virtual base::Status commit_host(const Range& range, size_t granule);
+  // The device is done with it.
+  virtual void release_host(const Range&, size_t) {}
+  // Takes memory of the other kind for the granule and maps it at *out_window as well, for the caller to copy to. Never waits for
+  // device work. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's: nothing has changed then.
+  virtual base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
+                                  Address* out_window);
+  // After the copy. keep: the new memory takes the place of the old one, else it goes. Errors: the device's; the granule is as it was
+  // before the move then, or, with *out_lost, has neither memory.
+  virtual base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
+                                bool* out_lost);
+
   // Gives what is cached back to the system; returns the bytes.
   virtual uint64_t trim() = 0;
   virtual uint64_t free_bytes() const = 0;
@@ -99,6 +116,15 @@ inline base::Status RangeLayout::open_sparse(uint64_t, Range*) {
           "with virtual memory"};
 }
 inline base::Status RangeLayout::commit(const Range&, size_t, size_t, FenceList*, std::vector<bool>*) {
+  return open_sparse(0, nullptr);
+}
+inline base::Status RangeLayout::commit_host(const Range&, size_t) {
+  return open_sparse(0, nullptr);
+}
+inline base::Status RangeLayout::begin_move(const Range&, size_t, bool, size_t, Address*) {
+  return open_sparse(0, nullptr);
+}
+inline base::Status RangeLayout::end_move(const Range&, size_t, bool, size_t, bool, bool*) {
   return open_sparse(0, nullptr);
 }
 inline void RangeLayout::decommit(const Range&, size_t, size_t, const FenceList&) {}

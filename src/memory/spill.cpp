@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/spill.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/units.hpp"
 
 namespace gpushare::memory {
@@ -48,34 +51,120 @@ uint64_t HostChunks::trim() {
 SpillStore::~SpillStore() {
   base::MutexLock lock(mutex_);
   for (Freed& freed : freed_) wait_all(freed.fences);
-  for (auto& pool : pools_) {
-    shared_.index.clear(pool->base, pool->bytes);
-    const base::Status ignored = shared_.device.host_free(pool->memory);
-  }
+  for (auto& pool : pools_) release(*pool, true);
 }
 
-base::Result<SpillStore::Pool*> SpillStore::add_pool(uint64_t bytes) {
-  bytes = std::max(kPoolBytes, round_up(bytes, AddressIndex::kGranuleBytes));
+base::Status SpillStore::check_limit(uint64_t bytes) {
+  const uint64_t limit = limit_bytes_.load(std::memory_order_relaxed);
+  if (bytes <= limit && host_bytes_ <= limit - bytes) return {};
+  return {GPUSHARE_HOST_OUT_OF_MEMORY,
+          "spilled blocks have " + base::format_bytes(host_bytes_) + " of host memory, and " +
+              base::format_bytes(bytes) + " more would pass spill_limit_bytes, " + base::format_bytes(limit)};
+}
+
+base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_t bytes) {
+  const bool tiered = shared_.layout->has_host_tier();
+  const uint64_t granule =
+      tiered ? shared_.layout->granularity_bytes() : uint64_t{AddressIndex::kGranuleBytes};
+  bytes = round_up(std::max(kPoolBytes, bytes), granule);
+  if (!tiered) GPUSHARE_RETURN_IF_ERROR(check_limit(bytes));
+  Range range;
+  if (tiered) GPUSHARE_RETURN_IF_ERROR(shared_.layout->open_sparse(bytes, &range));
+  if (tiered) bytes = range.bytes;
   HeapOptions options;
   options.capacity_bytes = bytes;
   options.granule_bytes = kBlockGranuleBytes;
   options.max_blocks = 1u << 18;
-  GPUSHARE_ASSIGN_OR_RETURN(Heap heap, Heap::create(options));
-  // Whole granules of the index, so that no granule has two owners.
-  auto memory = shared_.device.host_alloc(bytes + AddressIndex::kGranuleBytes);
-  if (!memory.ok()) return memory.status().with_context("host memory for spilled blocks");
-  const Address base = round_up(reinterpret_cast<uintptr_t>(*memory), AddressIndex::kGranuleBytes);
-  if (auto status = shared_.index.set(base, bytes, this); !status.ok()) {
-    const base::Status ignored = shared_.device.host_free(*memory);
+  auto heap = Heap::create(options);
+  if (!heap.ok()) {
+    if (tiered) shared_.layout->close_sparse(range);
+    return heap.status();
+  }
+  auto pool = std::unique_ptr<Pool>(
+      new Pool{nullptr, range.base, bytes, std::move(*heap), range, tiered ? &tenant : nullptr, {}, false});
+  if (tiered) {
+    pool->granules.resize(bytes / granule);
+  } else {
+    // Whole granules of the index, so that no granule has two owners.
+    auto memory = shared_.device.host_alloc(bytes + AddressIndex::kGranuleBytes);
+    if (!memory.ok()) return memory.status().with_context("host memory for spilled blocks");
+    pool->memory = *memory;
+    pool->base = round_up(reinterpret_cast<uintptr_t>(*memory), AddressIndex::kGranuleBytes);
+    host_bytes_ += bytes;
+  }
+  if (auto status = shared_.index.set(pool->base, bytes, this); !status.ok()) {
+    release(*pool, false);
     if (status.code() == GPUSHARE_HOST_OUT_OF_MEMORY) return status;
     return base::Status(GPUSHARE_UNSUPPORTED,
                         "host memory cannot stand in for device memory here: " + status.message());
   }
-  pools_.push_back(std::unique_ptr<Pool>(new Pool{*memory, base, bytes, std::move(heap)}));
+  pools_.push_back(std::move(pool));
   return pools_.back().get();
 }
 
-base::Result<Address> SpillStore::alloc(SpillOwner& owner, Kind kind, uint64_t bytes, uint64_t alignment) {
+void SpillStore::release(Pool& pool, bool indexed) {
+  if (indexed) shared_.index.clear(pool.base, pool.bytes);
+  if (pool.memory != nullptr) {
+    const base::Status ignored = shared_.device.host_free(pool.memory);
+    host_bytes_ -= pool.bytes;
+    return;
+  }
+  const uint64_t granule = shared_.layout->granularity_bytes();
+  for (size_t i = 0; i < pool.granules.size(); ++i) {
+    if (pool.granules[i].where == Where::kHome) {
+      shared_.layout->decommit(pool.range, i, 1, {});
+      if (pool.tenant != nullptr) pool.tenant->home_bytes.fetch_sub(granule, std::memory_order_relaxed);
+    } else if (pool.granules[i].where == Where::kAway) {
+      shared_.layout->release_host(pool.range, i);
+      host_bytes_ -= granule;
+    }
+  }
+  shared_.layout->close_sparse(pool.range);
+}
+
+base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes) {
+  if (pool.memory != nullptr) return {};
+  const uint64_t granule = shared_.layout->granularity_bytes();
+  const size_t first = offset / granule, end = (offset + bytes - 1) / granule + 1;
+  uint64_t missing = 0;
+  for (size_t i = first; i < end; ++i)
+    if (pool.granules[i].where == Where::kNowhere) missing += granule;
+  if (missing > 0) GPUSHARE_RETURN_IF_ERROR(check_limit(missing));
+  for (size_t i = first; i < end; ++i) {
+    if (pool.granules[i].where != Where::kNowhere) continue;
+    // Those of a call that fails half way stay for the next block.
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit_host(pool.range, i));
+    pool.granules[i].where = Where::kAway;
+    host_bytes_ += granule;
+  }
+  return {};
+}
+
+void SpillStore::count(Pool& pool, uint64_t offset, uint64_t bytes, bool lives) {
+  if (pool.memory != nullptr) return;
+  const uint64_t granule = shared_.layout->granularity_bytes();
+  for (uint64_t at = offset; at < offset + bytes;) {
+    Granule& part = pool.granules[at / granule];
+    const uint64_t end = std::min(offset + bytes, (at / granule + 1) * granule);
+    const uint64_t more = lives ? end - at : 0 - (end - at);  // modulo 2^64
+    part.live_bytes += more;
+    if (pool.tenant != nullptr && part.where != Where::kNowhere)
+      (part.where == Where::kHome ? pool.tenant->home_live_bytes : pool.tenant->away_bytes)
+          .fetch_add(more, std::memory_order_relaxed);
+    at = end;
+  }
+}
+
+void SpillStore::touch(Pool& pool, uint64_t offset, uint64_t bytes) {
+  if (pool.memory != nullptr) return;
+  const uint64_t granule = shared_.layout->granularity_bytes();
+  ++clock_;
+  for (size_t i = offset / granule; i <= (offset + bytes - 1) / granule; ++i)
+    pool.granules[i].last_use = clock_;
+}
+
+base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
+                                        uint64_t alignment) {
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
   base::MutexLock lock(mutex_);
   sweep();
@@ -83,6 +172,7 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, Kind kind, uint64_t b
   BlockHandle handle;
   const uint64_t tag = BlockTag::make(kind, bytes);
   for (auto& pool : pools_) {
+    if (pool->moving || (pool->memory == nullptr && pool->tenant != &tenant)) continue;
     handle = pool->heap.allocate(bytes, alignment, tag);
     if (handle) {
       found = pool.get();
@@ -90,15 +180,23 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, Kind kind, uint64_t b
     }
   }
   if (found == nullptr) {
-    GPUSHARE_ASSIGN_OR_RETURN(found, add_pool(bytes));
+    GPUSHARE_ASSIGN_OR_RETURN(found, add_pool(tenant, bytes));
     handle = found->heap.allocate(bytes, alignment, tag);
     if (!handle)
       return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for the metadata of spilled blocks");
   }
+  const uint64_t size = found->heap.size_bytes(handle);
+  if (auto status = back(*found, handle.offset_bytes, size); !status.ok()) {
+    found->heap.free(handle);
+    release_empty(false);
+    return status;
+  }
   const Address address = found->base + handle.offset_bytes;
   blocks_[address] = Block{found, &owner, bytes, kind, false, {}};
   of_owner_[&owner].insert(address);
-  owner.spilled_bytes.fetch_add(found->heap.size_bytes(handle), std::memory_order_relaxed);
+  count(*found, handle.offset_bytes, size, true);
+  touch(*found, handle.offset_bytes, size);
+  owner.spilled_bytes.fetch_add(size, std::memory_order_relaxed);
   shared_.recorder.record(AllocationEvent::Action::kAlloc, kind, address, bytes, owner.stream.load(),
                           owner.session.load());
   return address;
@@ -145,6 +243,29 @@ void SpillStore::free_all(SpillOwner& owner, const FenceList& fences) {
   }
 }
 
+void SpillStore::close(SpillOwner& tenant, const FenceList& fences) {
+  free_all(tenant, fences);
+  if (!shared_.layout->has_host_tier()) return;
+  base::MutexLock lock(mutex_);
+  for (auto& pool : pools_) {
+    if (pool->tenant != &tenant) continue;
+    // The bytes are promised to nobody from now on; the layout waits for the fences before others have them.
+    FenceList last = fences;
+    for (const Freed& freed : freed_)
+      if (freed.pool == pool.get()) last.insert(last.end(), freed.fences.begin(), freed.fences.end());
+    for (size_t i = 0; i < pool->granules.size(); ++i) {
+      if (pool->granules[i].where != Where::kHome) continue;
+      shared_.layout->decommit(pool->range, i, 1, last);
+      pool->granules[i].where = Where::kNowhere;
+    }
+    pool->tenant = nullptr;
+  }
+  tenant.away_bytes.store(0);
+  tenant.home_bytes.store(0);
+  tenant.home_live_bytes.store(0);
+  sweep();
+}
+
 base::Status SpillStore::move(Address address, SpillOwner& from, SpillOwner& to) {
   base::MutexLock lock(mutex_);
   const auto found = blocks_.find(address);
@@ -166,8 +287,10 @@ base::Status SpillStore::add_use(Address address, const FencePtr& use) {
   base::MutexLock lock(mutex_);
   const auto found = blocks_.find(address);
   if (found == blocks_.end()) return no_such_block(address);
-  prune(found->second.uses);
-  found->second.uses.push_back(use);
+  Block& block = found->second;
+  prune(block.uses);
+  block.uses.push_back(use);
+  touch(*block.pool, address - block.pool->base, block.bytes);
   return {};
 }
 
@@ -176,15 +299,30 @@ bool SpillStore::find_block(Address address, BlockInfo* out_info) {
   const auto found = blocks_.find(address);
   if (found == blocks_.end()) return false;
   const Block& block = found->second;
-  *out_info = {address,           block.bytes,    block.kind, block.owner->session.load(),
-               block.owner->lane, block.promoted, true};
+  *out_info = {address,
+               block.bytes,
+               block.kind,
+               block.owner->session.load(),
+               block.owner->lane,
+               block.promoted,
+               is_away(found->first, block)};
   return true;
+}
+
+bool SpillStore::is_away(Address address, const Block& block) const {
+  if (block.pool->memory != nullptr) return true;
+  const uint64_t granule = shared_.layout->granularity_bytes(), offset = address - block.pool->base;
+  for (size_t i = offset / granule; i <= (offset + block.bytes - 1) / granule; ++i)
+    if (block.pool->granules[i].where != Where::kHome) return true;
+  return false;
 }
 
 void SpillStore::sweep() {
   for (size_t i = 0; i < freed_.size();) {
     if (all_passed(freed_[i].fences)) {
-      freed_[i].pool->heap.free_at(freed_[i].offset);
+      Pool& pool = *freed_[i].pool;
+      count(pool, freed_[i].offset, pool.heap.size_bytes(pool.heap.find(freed_[i].offset)), false);
+      pool.heap.free_at(freed_[i].offset);
       if (i + 1 != freed_.size()) freed_[i] = std::move(freed_.back());
       freed_.pop_back();
     } else {
@@ -199,10 +337,11 @@ uint64_t SpillStore::release_empty(bool all) {
   uint64_t released = 0;
   for (size_t i = 0; i < pools_.size();) {
     Pool& pool = *pools_[i];
-    if (pool.heap.live_blocks() == 0 && (all || pool.bytes > kPoolBytes)) {
-      shared_.index.clear(pool.base, pool.bytes);
-      const base::Status ignored = shared_.device.host_free(pool.memory);
-      released += pool.bytes;
+    const bool closed = pool.memory == nullptr && pool.tenant == nullptr;
+    if (pool.heap.live_blocks() == 0 && !pool.moving && (all || closed || pool.bytes > kPoolBytes)) {
+      const uint64_t before = host_bytes_;
+      release(pool, true);
+      released += before - host_bytes_;
       pools_.erase(pools_.begin() + static_cast<ptrdiff_t>(i));
     } else {
       ++i;
@@ -220,9 +359,7 @@ uint64_t SpillStore::trim() {
 
 uint64_t SpillStore::host_bytes() const {
   base::MutexLock lock(mutex_);
-  uint64_t sum = 0;
-  for (const auto& pool : pools_) sum += pool->bytes;
-  return sum;
+  return host_bytes_;
 }
 
 void SpillStore::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
@@ -236,8 +373,8 @@ void SpillStore::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
       const auto found = blocks_.find(pool->base + block.offset_bytes);
       if (!block.live || found == blocks_.end()) return;
       const Block& b = found->second;
-      segment.blocks.push_back(
-          {found->first, b.bytes, b.kind, b.owner->session.load(), b.owner->lane, b.promoted, true});
+      segment.blocks.push_back({found->first, b.bytes, b.kind, b.owner->session.load(), b.owner->lane,
+                                b.promoted, is_away(found->first, b)});
     });
     out_segments->push_back(std::move(segment));
   }
@@ -253,7 +390,7 @@ std::string SpillStore::check() const {
   if (live != blocks_.size() + freed_.size()) return "host memory: blocks do not add up";
   for (const auto& [address, block] : blocks_)
     if (!block.pool->heap.find(address - block.pool->base)) return "host memory: a block is not in its pool";
-  return {};
+  return check_granules();
 }
 
 }  // namespace gpushare::memory

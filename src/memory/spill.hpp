@@ -1,6 +1,10 @@
 // spill.hpp: host memory that stands in for device memory: chunks for the bytes of sessions that are paged
 // out, and blocks that the device addresses where they lie (spilled blocks).
 //
+// Where the layout has a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own, behind which
+// memory of the host or of the device can be: they move home and out again at their own addresses (spill_moves.cpp). Elsewhere they lie
+// in plain host memory for good.
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -49,6 +53,10 @@ struct SpillOwner {
   std::atomic<uint64_t> spilled_bytes{0};
   std::atomic<SessionId> session{0};
   uint32_t lane = UINT32_MAX;
+  // Of a heap, with a host tier: what its granules hold, blocks of its iterations included. Written under the store's lock.
+  std::atomic<uint64_t> away_bytes{0};       // live, in host memory
+  std::atomic<uint64_t> home_bytes{0};       // device memory behind granules that came home
+  std::atomic<uint64_t> home_live_bytes{0};  // the live part of these
 };
 
 // Blocks in host memory that the device can address. Slow path: one lock for all.
@@ -57,11 +65,27 @@ class SpillStore final : public BlockOwner {
   explicit SpillStore(Shared& shared) : shared_(shared) {}
   ~SpillStore() override;
 
-  // Errors: HOST_OUT_OF_MEMORY, UNSUPPORTED (the host's addresses and the device's collide). May call the
-  // driver.
-  base::Result<Address> alloc(SpillOwner& owner, Kind kind, uint64_t bytes, uint64_t alignment);
+  // No more pinned bytes than this for spilled blocks.
+  void set_limit(uint64_t bytes) { limit_bytes_.store(bytes, std::memory_order_relaxed); }
+  // `tenant`: the heap of the session. Errors: HOST_OUT_OF_MEMORY (also: above the limit), UNSUPPORTED (the host's addresses and the
+  // device's collide). May call the driver.
+  base::Result<Address> alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
+                              uint64_t alignment);
   // All blocks of `owner`, whose device work ends before the fences.
   void free_all(SpillOwner& owner, const FenceList& fences);
+  // free_all for a heap that closes: its granules go as well.
+  void close(SpillOwner& tenant, const FenceList& fences);
+
+  // Moves granules of the tenant with live blocks in them: home those used last and most, out those used longest ago and least. Only the
+  // tenant's thread at a boundary calls it: no work uses the blocks after `before`, and nobody touches them meanwhile. Stops before a
+  // batch that would pass the budget, judged by those before it; the first granule always moves. A budget below
+  // UINT64_MAX also leaves at once if another session moves. *out_bytes is what has moved, also with a failure. The caller has had
+  // the bytes that come home promised. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the stream's: what has not moved lies where it
+  // lay. INTERNAL: the device unmapped a granule and mapped nothing in its place; its bytes are lost.
+  base::Status move(SpillOwner& tenant, bool home, uint64_t most_bytes, uint64_t budget_ns,
+                    const FenceList& before, const device::Stream& stream, uint64_t* out_bytes);
+  // Gives device memory back that came home for blocks since freed.
+  void drop_empty(SpillOwner& tenant);
   // Hands a lane's block to its session's heap. NOT_FOUND unless it is `from`'s.
   base::Status move(Address address, SpillOwner& from, SpillOwner& to);
   bool owns(Address address) const { return shared_.index.find(address) == this; }
@@ -81,11 +105,26 @@ class SpillStore final : public BlockOwner {
 
  private:
   static constexpr uint64_t kPoolBytes = uint64_t{32} << 20;  // smaller blocks share pools of this size
+  enum class Where : uint8_t { kNowhere, kAway, kHome };
+  struct Granule {
+    Where where = Where::kNowhere;
+    uint64_t live_bytes = 0;  // blocks that wait for fences included
+    uint64_t last_use = 0;
+  };
   struct Pool {
-    void* memory = nullptr;
+    void* memory = nullptr;  // null: granules
     Address base = 0;
     uint64_t bytes = 0;
     Heap heap;
+    Range range;
+    SpillOwner* tenant = nullptr;  // null: anybody's, or a closed heap's
+    std::vector<Granule> granules;
+    bool moving = false;  // no block is placed in it
+  };
+  struct Moving {
+    Pool* pool;
+    size_t granule;
+    uint64_t last_use, live_bytes;
   };
   struct Block {
     Pool* pool;
@@ -100,14 +139,32 @@ class SpillStore final : public BlockOwner {
     uint64_t offset;
     FenceList fences;
   };
-  base::Result<Pool*> add_pool(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Result<Pool*> add_pool(SpillOwner& tenant, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Status check_limit(uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  // Host memory behind the granules of a block that have none, and the books of it.
+  base::Status back(Pool& pool, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  void count(Pool& pool, uint64_t offset, uint64_t bytes, bool lives) GPUSHARE_REQUIRES(mutex_);
+  void touch(Pool& pool, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  void release(Pool& pool, bool indexed) GPUSHARE_REQUIRES(mutex_);
+  // Part of it lies in host memory.
+  bool is_away(Address address, const Block& block) const GPUSHARE_REQUIRES(mutex_);
+  std::string check_granules() const GPUSHARE_REQUIRES(mutex_);
+  std::vector<Moving> choose(SpillOwner& tenant, bool home, uint64_t most_bytes, FenceList* out_uses)
+      GPUSHARE_REQUIRES(mutex_);
+  base::Status move_batch(const Moving* batch, size_t count, bool home, const device::Stream& stream,
+                          uint64_t* out_bytes);
+  void moved(const Moving& granule, bool home, bool lost) GPUSHARE_REQUIRES(mutex_);
   base::Status drop(Address address, const FenceList& fences) GPUSHARE_REQUIRES(mutex_);
   void sweep() GPUSHARE_REQUIRES(mutex_);
   uint64_t release_empty(bool all) GPUSHARE_REQUIRES(mutex_);
 
   Shared& shared_;
   HostChunks chunks_{shared_.device};
+  std::atomic<uint64_t> limit_bytes_{UINT64_MAX};
+  base::Mutex move_mutex_;  // one session moves at a time; taken before mutex_
   mutable base::Mutex mutex_;
+  uint64_t host_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t clock_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of last uses
   std::vector<std::unique_ptr<Pool>> pools_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Address, Block> blocks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<const SpillOwner*, base::FlatHashSet<Address>> of_owner_ GPUSHARE_GUARDED_BY(mutex_);

@@ -1,0 +1,211 @@
+// Sessions above their limits: blocks that spill, come home at boundaries, and go out again.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "support/bytes.hpp"
+#include "support/executor_fixture.hpp"
+
+namespace {
+
+using namespace gpushare;        // NOLINT
+using namespace gpushare::test;  // NOLINT
+
+constexpr Setup kHostDevice = {"host?total_bytes=134217728", memory::Layout::kVirtual};
+
+executor::SessionOptions spiller(std::string name, uint64_t quota_bytes) {
+  auto options = need(std::move(name), 2 * kMiB, 2 * kMiB);
+  options.allow_spill = true;
+  options.quota_bytes = quota_bytes;
+  return options;
+}
+
+void iterate(executor::Session& session, int times = 1) {
+  for (int i = 0; i < times; ++i) {
+    auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+    INFO(iteration.status().to_string());
+    REQUIRE(iteration.ok());
+    REQUIRE((*iteration)->end().ok());
+  }
+}
+
+TEST_CASE("a burst above the quota spills, and comes home when the quota is raised") {
+  auto runtime = open_runtime(options_of(kHostDevice));
+  auto session = open_session(*runtime, spiller("s", 8 * kMiB));
+  iterate(*session);
+  const auto block = session->alloc(memory::Kind::kModel, 40 * kMiB, 0);
+  INFO(block.status().to_string());
+  REQUIRE(block.ok());
+  std::memset(reinterpret_cast<void*>(*block), 0x5A, 40 * kMiB);
+  CHECK(session->info().spilled_bytes == 40 * kMiB);
+  iterate(*session, 20);
+  CHECK(session->info().promised_persistent_bytes + session->info().promised_ephemeral_bytes <= 12 * kMiB);
+  REQUIRE(session->set_quota(64 * kMiB).ok());
+  // The bound of a boundary is a matter of time: so many of them are enough at one granule each.
+  iterate(*session, 40);
+  CHECK(session->info().spilled_bytes == 0);
+  CHECK(session->info().home_bytes == 40 * kMiB);
+  CHECK_FALSE(runtime->find(*block)->spilled);
+  CHECK(all_are(reinterpret_cast<void*>(*block), 40 * kMiB, 0x5A));
+  CHECK(runtime->check().empty());
+  // Lowered, it goes out at its next boundaries, at the same address.
+  REQUIRE(session->set_quota(16 * kMiB).ok());
+  iterate(*session, 40);
+  const auto info = session->info();
+  CHECK(info.promised_persistent_bytes + info.promised_ephemeral_bytes <= 20 * kMiB);
+  CHECK(info.spilled_bytes >= 24 * kMiB);
+  CHECK(all_are(reinterpret_cast<void*>(*block), 40 * kMiB, 0x5A));
+  CHECK(runtime->check().empty());
+  REQUIRE(session->free(*block).ok());
+  iterate(*session, 8);  // more than may be in flight, so the device has passed the free
+  CHECK(session->info().home_bytes == 0);
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("a boundary moves no more than the setting says") {
+  auto options = options_of(kHostDevice);
+  options.spill_move_bytes = 4 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto session = open_session(*runtime, spiller("s", 8 * kMiB));
+  iterate(*session);
+  REQUIRE(session->alloc(memory::Kind::kModel, 20 * kMiB, 0).ok());
+  REQUIRE(session->set_quota(0).ok());
+  uint64_t before = 0;
+  while (session->info().spilled_bytes > 0) {
+    iterate(*session);
+    const uint64_t home = session->info().home_bytes;
+    CHECK(home - before <= 4 * kMiB);
+    before = home;
+  }
+  CHECK(before == 20 * kMiB);
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("what an iteration spilled is room in its lane at the next") {
+  auto runtime = open_runtime(options_of(kHostDevice));
+  auto session = open_session(*runtime, spiller("s", 8 * kMiB));
+  iterate(*session);
+  for (int round = 0; round < 3; ++round) {
+    auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    const auto block = (*iteration)->alloc(20 * kMiB, 0);
+    REQUIRE(block.ok());
+    CHECK(runtime->find(*block)->spilled == (round < 2));
+    REQUIRE((*iteration)->end().ok());
+    if (round == 1) {
+      REQUIRE(session->set_quota(0).ok());
+    }
+  }
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("the limit of host memory is an ordinary refusal") {
+  auto options = options_of(kHostDevice);
+  options.spill_limit_bytes = 16 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto session = open_session(*runtime, spiller("s", 8 * kMiB));
+  iterate(*session);
+  REQUIRE(session->alloc(memory::Kind::kModel, 12 * kMiB, 0).ok());
+  const auto refused = session->alloc(memory::Kind::kModel, 12 * kMiB, 0);
+  CHECK(refused.status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  iterate(*session);
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("an opportunistic session gives up what came home when a guaranteed one has blocks away") {
+  auto options = options_of(kHostDevice, "pack");
+  auto runtime = open_runtime(std::move(options));
+  auto lower = spiller("lower", 8 * kMiB);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  auto opportunistic = open_session(*runtime, lower);
+  iterate(*opportunistic);
+  const auto theirs = opportunistic->alloc(memory::Kind::kModel, 90 * kMiB, 0);
+  REQUIRE(theirs.ok());
+  std::memset(reinterpret_cast<void*>(*theirs), 0x11, 90 * kMiB);
+  REQUIRE(opportunistic->set_quota(0).ok());
+  iterate(*opportunistic, 60);
+  CHECK(opportunistic->info().home_bytes == 90 * kMiB);
+  auto guaranteed = open_session(*runtime, spiller("higher", 8 * kMiB));
+  iterate(*guaranteed);
+  const auto ours = guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0);
+  REQUIRE(ours.ok());
+  std::memset(reinterpret_cast<void*>(*ours), 0x22, 60 * kMiB);
+  CHECK(guaranteed->info().spilled_bytes == 60 * kMiB);
+  REQUIRE(guaranteed->set_quota(0).ok());
+  for (int round = 0; round < 400 && guaranteed->info().spilled_bytes > 0; ++round) {
+    iterate(*guaranteed);
+    iterate(*opportunistic);
+  }
+  CHECK(guaranteed->info().spilled_bytes == 0);
+  CHECK(all_are(reinterpret_cast<void*>(*theirs), 90 * kMiB, 0x11));
+  CHECK(all_are(reinterpret_cast<void*>(*ours), 60 * kMiB, 0x22));
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("a session that came home is paged out and in with all its bytes") {
+  auto runtime = open_runtime(options_of(kHostDevice));
+  auto lower = spiller("lower", 8 * kMiB);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  auto session = open_session(*runtime, lower);
+  iterate(*session);
+  const auto block = session->alloc(memory::Kind::kModel, 30 * kMiB, 0);
+  REQUIRE(block.ok());
+  std::memset(reinterpret_cast<void*>(*block), 0x77, 30 * kMiB);
+  REQUIRE(session->set_quota(0).ok());
+  iterate(*session, 40);
+  CHECK(session->info().home_bytes == 30 * kMiB);
+  auto higher = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+  const auto all = higher->alloc(memory::Kind::kModel, 110 * kMiB, 0);
+  INFO(all.status().to_string());
+  REQUIRE(all.ok());
+  CHECK(session->info().state == executor::SessionState::kPagedOut);
+  REQUIRE(higher->free(*all).ok());
+  REQUIRE(higher->close().ok());
+  iterate(*session, 40);
+  CHECK(all_are(reinterpret_cast<void*>(*block), 30 * kMiB, 0x77));
+  CHECK(session->info().home_bytes == 30 * kMiB);
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("sessions that spill, move and end at any time leave nothing") {
+  auto options = options_of(kHostDevice, "pack");
+  options.spill_move_bytes = 4 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  constexpr int kThreads = 3;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int life = 0; life < 4; ++life) {
+        auto wanted = spiller("s", 8 * kMiB);
+        if (t > 0) wanted.cls = sched::SessionClass::kOpportunistic;
+        auto session = runtime->open_session(wanted);
+        if (!session.ok()) continue;
+        const auto block = (*session)->alloc(memory::Kind::kModel, 10 * kMiB, 0);
+        const int value = 1 + t * 40 + life;
+        for (int i = 0; i < 12; ++i) {
+          if (i == 2) (void)(*session)->set_quota(0);
+          if (i == 8) (void)(*session)->set_quota(12 * kMiB);
+          auto iteration = (*session)->begin(GPUSHARE_NO_TIMEOUT);
+          if (!iteration.ok()) break;
+          if (block.ok() && i == 0) std::memset(reinterpret_cast<void*>(*block), value, 10 * kMiB);
+          if (block.ok() && !all_are(reinterpret_cast<void*>(*block), 10 * kMiB, value)) ++wrong;
+          (void)(*iteration)->end();
+        }
+        if (life % 2 == 0) (void)(*session)->cancel();
+        (void)(*session)->close();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+}  // namespace

@@ -1,0 +1,252 @@
+// Spilled blocks that move between host and device memory at their own addresses.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <vector>
+
+#include "support/bytes.hpp"
+#include "support/random.hpp"
+#include "unit/memory/device_memory_fixture.hpp"
+
+using namespace gpushare;        // NOLINT
+using namespace gpushare::test;  // NOLINT
+
+namespace {
+
+constexpr uint64_t kUnlimited = UINT64_MAX;
+
+// A session whose blocks each hold a byte value of their own.
+struct Spiller {
+  Spiller(Fixture& the_fixture, memory::SessionId id, const device::Stream& the_stream)
+      : fixture(the_fixture), heap(the_fixture.heap(id, 0)), stream(the_stream) {
+    heap->set_stream(&stream);
+  }
+  base::Status add(uint64_t bytes) {
+    const auto address = heap->alloc_spilled(Kind::kModel, bytes, 0);
+    if (!address.ok()) return address.status();
+    const auto value = static_cast<uint8_t>(1 + next++ % 250);
+    CHECK_OK(stream.fill(*address, value, bytes));
+    blocks[*address] = {bytes, value};
+    return {};
+  }
+  void drop(size_t index) {
+    auto block = blocks.begin();
+    std::advance(block, static_cast<ptrdiff_t>(index % blocks.size()));
+    CHECK_OK(fixture.memory->free(block->first));
+    blocks.erase(block);
+  }
+  uint64_t move(bool home, uint64_t bytes = kUnlimited, uint64_t budget_ns = kUnlimited) {
+    uint64_t moved = 0;
+    last = heap->move_spilled(home, bytes, budget_ns, stream, &moved);
+    return moved;
+  }
+  // Every byte is what was written last.
+  void check() const {
+    CHECK_OK(stream.synchronize());
+    for (const auto& [address, block] : blocks) {
+      std::vector<uint8_t> read(block.bytes);
+      CHECK_OK(stream.copy(reinterpret_cast<uintptr_t>(read.data()), address, block.bytes,
+                           GPUSHARE_COPY_DEVICE_TO_HOST));
+      CHECK_OK(stream.synchronize());
+      CHECK(all_are(read.data(), read.size(), block.value));
+    }
+  }
+
+  struct Block {
+    uint64_t bytes;
+    uint8_t value;
+  };
+  Fixture& fixture;
+  PersistentHeap* heap;
+  const device::Stream& stream;
+  std::map<Address, Block> blocks;
+  base::Status last;
+  unsigned next = 0;
+};
+
+void set_fault(Fixture& f, uint32_t kind, uint64_t at_call) {
+  gpushare_backend_fault fault{};
+  fault.struct_size = sizeof fault;
+  fault.kind = kind;
+  fault.at_call = at_call;
+  CHECK(f.device->ops().fault_set(f.device->get(), &fault) == GPUSHARE_OK);
+}
+
+}  // namespace
+
+TEST_CASE("spilled blocks come home under their addresses and go out again") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream);
+  CHECK_OK(s.add(5 * kMiB));
+  for (int i = 0; i < 20; ++i) CHECK_OK(s.add(100'000));
+  const Address first = s.blocks.begin()->first;
+  CHECK(f.memory->find(first)->spilled);
+  CHECK(s.heap->stats().spilled_bytes >= 6 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+  // Two granules first: a part of a block may be home.
+  CHECK(s.move(true, 4 * kMiB) == 4 * kMiB);
+  CHECK(f.memory->check() == "");
+  CHECK(s.move(true) > 0);
+  CHECK_OK(s.last);
+  CHECK(s.heap->away_bytes() == 0);
+  CHECK_FALSE(f.memory->find(first)->spilled);
+  CHECK(s.heap->stats().home_bytes == 8 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 56 * kMiB);
+  s.check();
+  // The device's memory serves others once they are out.
+  CHECK(s.move(false, 2 * kMiB) == 2 * kMiB);
+  CHECK(s.move(false) == 6 * kMiB);
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+  PersistentHeap* other = f.heap(2, 64 * kMiB);
+  const Address all = must(other->alloc(Kind::kModel, 64 * kMiB, 0));
+  CHECK_OK(stream.fill(all, 0xEE, 64 * kMiB));
+  CHECK(s.move(true) == 0);
+  CHECK(s.last.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  s.check();
+}
+
+TEST_CASE("what was used last comes home first, and device memory of freed blocks goes back") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), other = f.stream();
+  Spiller s(f, 1, stream);
+  std::vector<Address> granules;
+  for (int i = 0; i < 4; ++i)
+    granules.push_back(must(s.heap->alloc_spilled(Kind::kModel, 2 * kMiB, 2 * kMiB)));
+  CHECK_OK(f.memory->record_use(granules[1], other));
+  CHECK(s.move(true, 2 * kMiB) == 2 * kMiB);
+  for (size_t i = 0; i < 4; ++i) CHECK(f.memory->find(granules[i])->spilled == (i != 1));
+  CHECK(s.move(true, 2 * kMiB) == 2 * kMiB);
+  CHECK_FALSE(f.memory->find(granules[3])->spilled);
+  // The one used longest ago goes out first.
+  CHECK(s.move(false, 2 * kMiB) == 2 * kMiB);
+  CHECK(f.memory->find(granules[3])->spilled);
+  CHECK_OK(f.memory->free(granules[1]));
+  CHECK_OK(stream.synchronize());
+  CHECK_OK(other.synchronize());
+  CHECK(s.heap->settle_home() == 0);
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+}
+
+TEST_CASE("host memory for spilled blocks has a limit") {
+  auto device = device::Device::open(host());
+  REQUIRE(device.ok());
+  memory::DeviceMemoryOptions options;
+  options.capacity_bytes = 64 * kMiB;
+  options.layout = Layout::kVirtual;
+  options.spill_limit_bytes = 8 * kMiB;
+  auto memory = DeviceMemory::open(**device, options);
+  REQUIRE(memory.ok());
+  auto stream = std::move(*(*device)->create_stream());
+  auto* heap = *(*memory)->open_heap(1, "s", 0);
+  heap->set_stream(&stream);
+  must(heap->alloc_spilled(Kind::kModel, 6 * kMiB, 0));
+  CHECK(heap->alloc_spilled(Kind::kModel, 4 * kMiB, 0).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+  uint64_t moved = 0;
+  CHECK_OK(heap->move_spilled(true, 4 * kMiB, kUnlimited, stream, &moved));
+  CHECK(moved == 4 * kMiB);
+  must(heap->alloc_spilled(Kind::kModel, 4 * kMiB, 0));
+  // Only as much as the limit leaves goes out; what does not stays where it is.
+  CHECK(heap->move_spilled(false, kUnlimited, kUnlimited, stream, &moved).code() ==
+        GPUSHARE_HOST_OUT_OF_MEMORY);
+  CHECK(moved == 2 * kMiB);
+  CHECK((*memory)->check() == "");
+  CHECK_OK((*memory)->close_heap(heap));
+  CHECK((*memory)->check() == "");
+}
+
+TEST_CASE("on the contiguous layout spilled blocks stay where they are") {
+  Fixture f(host(), Layout::kContiguous, 64 * kMiB);
+  auto stream = f.stream();
+  PersistentHeap* heap = f.heap(1, 2 * kMiB);
+  must(heap->alloc_spilled(Kind::kModel, kMiB, 0));
+  uint64_t moved = 1;
+  CHECK(heap->move_spilled(true, kUnlimited, kUnlimited, stream, &moved).code() == GPUSHARE_UNSUPPORTED);
+  CHECK(moved == 0);
+  CHECK(heap->away_bytes() == 0);
+}
+
+TEST_CASE("a move that fails anywhere leaves every byte in its place") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream);
+  for (int i = 0; i < 12; ++i) CHECK_OK(s.add(kMiB + 5000));
+  for (const uint32_t kind :
+       {uint32_t{GPUSHARE_FAULT_MAP_FAILS}, uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS},
+        uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_HOST_OUT_OF_MEMORY}}) {
+    for (uint64_t at = 1; at <= 16; ++at) {
+      CAPTURE(kind, at);
+      // Cached granules would keep the device from being asked.
+      (void)f.memory->trim();
+      set_fault(f, kind, at);
+      (void)s.move(true);
+      set_fault(f, GPUSHARE_FAULT_NONE, 1);
+      CHECK(f.memory->check() == "");
+      CHECK((s.last.ok() || s.last.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY ||
+             s.last.code() == GPUSHARE_UNKNOWN));
+      (void)s.move(true);
+      CHECK_OK(s.last);
+      set_fault(f, kind, at);
+      (void)s.move(false);
+      set_fault(f, GPUSHARE_FAULT_NONE, 1);
+      CHECK(f.memory->check() == "");
+      CHECK(s.last.code() != GPUSHARE_INTERNAL);
+      (void)s.move(false);
+      CHECK_OK(s.last);
+      CHECK(s.heap->stats().home_bytes == 0);
+    }
+    s.check();
+  }
+}
+
+TEST_CASE("a session that closes with blocks home and away leaves nothing") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), used = f.stream();
+  for (int round = 0; round < 3; ++round) {
+    Spiller s(f, 1, stream);
+    for (int i = 0; i < 10; ++i) CHECK_OK(s.add(kMiB));
+    CHECK_OK(f.memory->record_use(s.blocks.begin()->first, used));
+    CHECK(s.move(true, 4 * kMiB) == 4 * kMiB);
+    CHECK_OK(f.memory->close_heap(s.heap));
+    CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+    CHECK(f.memory->check() == "");
+    CHECK_OK(stream.synchronize());
+    (void)f.memory->trim();
+  }
+}
+
+TEST_CASE("random allocations, frees and moves of several sessions keep all bytes") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  const uint64_t from = seed();
+  CAPTURE(from);
+  Random random(from);
+  auto stream = f.stream();
+  std::vector<Spiller> sessions;
+  for (memory::SessionId id = 1; id <= 3; ++id) sessions.emplace_back(f, id, stream);
+  for (int step = 0; step < 400; ++step) {
+    Spiller& s = sessions[uniform(random, 0, sessions.size() - 1)];
+    const uint64_t what = uniform(random, 0, 9);
+    if (what < 4 && s.blocks.size() < 12) {
+      CHECK_OK(s.add(uniform(random, 1, 3 * kMiB)));
+    } else if (what < 6 && !s.blocks.empty()) {
+      s.drop(uniform(random, 0, 100));
+    } else {
+      if (uniform(random, 0, 3) == 0)
+        set_fault(f, uniform(random, 0, 1) == 0 ? GPUSHARE_FAULT_MAP_FAILS : GPUSHARE_FAULT_LAUNCH_FAILS,
+                  uniform(random, 1, 6));
+      const uint64_t most = uniform(random, 0, 12) * 2 * kMiB;
+      const uint64_t free_before = f.memory->stats().free_bytes;
+      const bool home = uniform(random, 0, 2) > 0;
+      const uint64_t moved = s.move(home, most, uniform(random, 0, 1) == 0 ? kUnlimited : 1);
+      CHECK(moved <= most);
+      CHECK(f.memory->stats().free_bytes == (home ? free_before - moved : free_before + moved));
+      set_fault(f, GPUSHARE_FAULT_NONE, 1);
+      (void)s.heap->settle_home();
+    }
+    if (step % 20 == 0) {
+      CHECK(f.memory->check() == "");
+      for (const Spiller& one : sessions) one.check();
+    }
+  }
+  for (const Spiller& one : sessions) one.check();
+}
