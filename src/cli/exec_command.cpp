@@ -91,11 +91,18 @@ class ExecCommand final : public Command {
            "promised, and its work\n"
            "for the device waits for its turns, by weight, class and priority.\n"
            "\n"
+           "With --pageable the daemon may move the group's memory to pinned host memory while others have "
+           "the "
+           "device (policies srtf\n"
+           "and priority), so that programs run in turns of which each wants the whole device. It comes back "
+           "under the same addresses.\n"
+           "\n"
            "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CLASS, _PRIORITY, "
-           "_SOCKET, _SHIM_FAIL),\n"
-           "then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME (~/.config), then the "
-           "options; the later ones\n"
-           "win. A file has lines such as memory = 8GiB, weight = 2 and fail = closed.\n"
+           "_PAGEABLE,\n"
+           "_SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME "
+           "(~/.config), then\n"
+           "the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = "
+           "closed.\n"
            "\n"
            "A program that cannot be held (setuid, static) is refused. Where the shim itself cannot start, "
            "the program runs\n"
@@ -136,6 +143,9 @@ class ExecCommand final : public Command {
     app.add_option("--socket", option("socket"),
                    "The daemon's socket [GPUSHARE_SOCKET, else as gpushare daemon]")
         ->type_name("PATH");
+    app.add_flag_callback(
+        "--pageable", [this] { option("pageable") = "1"; },
+        "Under a daemon: outside its turns its memory may go to the host, for programs that rank higher");
     app.add_flag("--fail-closed", fail_closed_, "No limit, no program: see above");
     app.add_option("--change", change_,
                    "Gives the group of that gpushare exec other limits, or another share")
@@ -192,6 +202,9 @@ class ExecCommand final : public Command {
     if (!fail.empty() && fail != "closed" && fail != "open")
       return {GPUSHARE_INVALID_ARGUMENT, "fail: '" + fail + "' is not allowed; it is open or closed"};
     if (fail == "closed") fail_closed_ = true;
+    if (const std::string& pageable = setting("pageable")->value;
+        !pageable.empty() && pageable != "0" && pageable != "1")
+      return {GPUSHARE_INVALID_ARGUMENT, "pageable: '" + pageable + "' is not allowed; it is 0 or 1"};
     if (!cls.empty() && cls != "guaranteed" && cls != "opportunistic")
       return bad_option("--class", cls, "it is guaranteed or opportunistic");
     GPUSHARE_ASSIGN_OR_RETURN(limits_,
@@ -341,7 +354,7 @@ class ExecCommand final : public Command {
     pass("GPUSHARE_SOFT",
          limits_.spill_bytes != 0 ? limits_.device_bytes + limits_.spill_bytes : shim::kNoLimit);
     pass("GPUSHARE_PINNED", limits_.pinned_bytes);
-    for (const char* name : {"weight", "class", "priority", "socket"})
+    for (const char* name : {"weight", "class", "priority", "socket", "pageable"})
       if (const Setting& each = *setting(name); !each.value.empty())
         ::setenv(each.variable, each.value.c_str(), 1);
     // The processes of the group have one claim on the daemon, whichever of them comes first.
@@ -389,10 +402,10 @@ class ExecCommand final : public Command {
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
   }
 
-  Setting settings_[8] = {{"memory", "GPUSHARE_MEMORY"}, {"soft", "GPUSHARE_SOFT"},
-                          {"pinned", "GPUSHARE_PINNED"}, {"weight", "GPUSHARE_WEIGHT"},
-                          {"class", "GPUSHARE_CLASS"},   {"priority", "GPUSHARE_PRIORITY"},
-                          {"socket", "GPUSHARE_SOCKET"}, {"fail", "GPUSHARE_SHIM_FAIL"}};
+  Setting settings_[9] = {
+      {"memory", "GPUSHARE_MEMORY"}, {"soft", "GPUSHARE_SOFT"},      {"pinned", "GPUSHARE_PINNED"},
+      {"weight", "GPUSHARE_WEIGHT"}, {"class", "GPUSHARE_CLASS"},    {"priority", "GPUSHARE_PRIORITY"},
+      {"socket", "GPUSHARE_SOCKET"}, {"fail", "GPUSHARE_SHIM_FAIL"}, {"pageable", "GPUSHARE_PAGEABLE"}};
   std::string change_;
   bool fail_closed_ = false;
   std::vector<std::string> program_;

@@ -78,6 +78,7 @@ struct RemoteSession {
   uint32_t slot = 0;
   bool ready = false;  // waits for a turn
   bool leased = false;
+  bool pages = false;    // was told to page out or in, and has not answered
   bool overdue = false;  // its turn was taken back, and it has not said that it is done
   uint64_t epoch = 0;
   uint64_t seen_service_ns = 0, seen_iterations = 0;
@@ -101,8 +102,11 @@ struct Claim {
   bool ready = false;                   // as the scheduler knows it: a member waits for a turn
   bool leased = false;
   bool paging = false;
-  uint64_t granted_ns = 0;                        // or when service was read last
-  uint64_t wanted_since_ns = 0;                   // 0 = nobody else wants its turn
+  size_t pages = 0;              // members that were told to page out or in, and have not answered
+  bool pages_out = false;        // it is out, or on the way there
+  bool page_out_failed = false;  // for one of its members: the others come in again
+  uint64_t granted_ns = 0;       // or when service was read last
+  uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
   uint64_t unread_ns = 0, unread_iterations = 0;  // of members that are done, in this turn
 };
 
@@ -153,6 +157,8 @@ class SharedDevice {
   void announce(Claim& claim, uint64_t now_ns);
   void tell(const RemoteSession& session, client::MessageType type);
   void tell(const Claim& claim, client::MessageType type);
+  void start_paging(Claim& claim, bool out);
+  void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   void carry_out(const sched::Action& action);
   void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
   void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);

@@ -89,7 +89,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     spec.remaining_ns = message.remaining_ns;
     spec.iterations_total = message.iterations_total;
     spec.may_queue = (message.flags & client::kMayQueue) != 0;
-    spec.may_page = (message.flags & client::kMayPage) != 0 && message.group == 0;
+    spec.may_page = (message.flags & client::kMayPage) != 0;
     GPUSHARE_RETURN_IF_ERROR(scheduler_.arrive(spec, now_ns));
     claims_.emplace(claim->id, std::move(made));
   }
@@ -101,7 +101,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   lease.set({process.epochs[session.slot], LeaseState::kFree});
   process.sessions.emplace(session.number, &session);
   for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
-  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident)
+  if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out)
     tell(session, MessageType::kAdmit);
   // A restarted daemon hears of an iteration under way: it has the turn, where nobody else has it already.
   if ((message.flags & client::kRunning) != 0 && claim->lane != sched::kNoLane) {
@@ -244,7 +244,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       scheduler_.wake(claim.id, now_ns);
       break;
     case MessageType::kAllowPaging:
-      if (claim.group == 0) scheduler_.allow_paging(claim.id, now_ns);
+      scheduler_.allow_paging(claim.id, now_ns);
       break;
     case MessageType::kLeave:
       remove(session);
@@ -256,15 +256,8 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       scheduler_.unplaced(claim.id, now_ns);
       break;
     case MessageType::kPageDone:
-      claim.paging = false;
-      scheduler_.page_done(claim.id, now_ns);
-      claim.lane = scheduler_.lane_of(claim.id);
-      room_step(claim.id);
-      break;
     case MessageType::kPageOutFailed:
-      claim.paging = false;
-      scheduler_.page_out_failed(claim.id, now_ns);
-      room_step(claim.id);
+      if (std::exchange(session.pages, false)) paged(claim, type == MessageType::kPageDone, now_ns);
       break;
     case MessageType::kRoomUsed:
       scheduler_.room_used(now_ns);
@@ -302,6 +295,37 @@ void SharedDevice::tell(const Claim& claim, MessageType type) {
   for (const auto& member : claim.members) tell(*member, type);
 }
 
+void SharedDevice::start_paging(Claim& claim, bool out) {
+  claim.pages_out = out;
+  claim.page_out_failed = false;
+  for (const auto& member : claim.members) {
+    if (!std::exchange(member->pages, true)) ++claim.pages;
+    tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
+  }
+}
+
+// A group is out, or in again, when all of its members are. Where one cannot go out, none does.
+void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
+  claim.page_out_failed = claim.page_out_failed || (claim.pages_out && !done);
+  if (--claim.pages > 0) return;
+  if (claim.page_out_failed && claim.pages_out && claim.members.size() > 1) {
+    start_paging(claim, false);
+    claim.page_out_failed = true;
+    return;
+  }
+  claim.paging = false;
+  if (claim.page_out_failed) {
+    claim.page_out_failed = claim.pages_out = false;
+    scheduler_.page_out_failed(claim.id, now_ns);
+  } else {
+    scheduler_.page_done(claim.id, now_ns);
+    claim.lane = scheduler_.lane_of(claim.id);
+    if (claim.group != 0 && !claim.pages_out)
+      tell(claim, MessageType::kAdmit);  // members that came meanwhile
+  }
+  room_step(claim.id);
+}
+
 void SharedDevice::carry_out(const sched::Action& action) {
   if (action.kind == sched::ActionKind::kOpenLane) {
     if (holders_.size() <= action.lane) holders_.resize(action.lane + 1);
@@ -327,12 +351,12 @@ void SharedDevice::carry_out(const sched::Action& action) {
         images_.let_go(session);
         if (waited) scheduler_.ready(claim.id, base::host_now_ns());  // it waits for its memory first
       }
-      tell(claim, MessageType::kPageOut);
+      start_paging(claim, true);
       break;
     case sched::ActionKind::kPageIn:
       claim.paging = true;
       claim.lane = action.lane;
-      tell(claim, MessageType::kPageIn);
+      start_paging(claim, false);
       break;
     default:
       break;  // lanes of turns hold no memory
@@ -464,7 +488,9 @@ void SharedDevice::remove(RemoteSession& session) {
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
   if (claim.members.size() > 1) {
+    const bool pages = session.pages;
     std::erase_if(claim.members, [&](const auto& member) { return member.get() == &session; });
+    if (pages) paged(claim, true, now_ns);
     return;
   }
   scheduler_.leave(claim.id, now_ns);

@@ -10,6 +10,12 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
+namespace {
+
+// Ranks by received service change in steps of this (srtf) or more.
+constexpr uint64_t kAgesNs = 1'000'000'000;
+
+}  // namespace
 
 uint64_t Scheduler::Impl::rounded(uint64_t bytes) const {
   const uint64_t granule = std::max<uint64_t>(options.granularity_bytes, 1);
@@ -242,6 +248,8 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) settled = true;
   if (settled)
     impl_->freed(now_ns);
+  else if (!impl_->waiting.empty() && view.service_ns / kAgesNs != (view.service_ns - device_ns) / kAgesNs)
+    impl_->admit_waiting(now_ns);  // by what it has received, others may outrank it now
   else
     impl_->lower(now_ns);
 }

@@ -467,6 +467,18 @@ GroupPage& set_up_group() {
   return *g_page;
 }
 
+bool is_of_group(uint32_t process) {
+  const GroupPage& page = group();
+  const uint32_t used = load(page.slots_used);
+  const uint64_t space = own_space();  // numbers of other containers' processes mean nothing here
+  for (uint32_t i = 0; i < used && i < kSlots; ++i)
+    if (const uint64_t identity = load(page.slots[i].identity); identity != UINT64_MAX &&
+                                                                identity >> 40 == process && process != 0 &&
+                                                                load(page.slots[i].space) == space)
+      return true;
+  return false;
+}
+
 int place_of_device(const char* pci_address) {
   // Domain, bus and device in base 16; the number of leading zeros differs between libraries.
   uint64_t number = 0, part = 0;

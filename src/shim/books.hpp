@@ -65,6 +65,9 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
+// Whether a process of that number has a place on the page.
+bool is_of_group(uint32_t process);
+
 // The page, null until first used, and a word that the kernel sets to 0 in a child of fork.
 extern GroupPage* g_page;
 extern uint32_t* g_mark;

@@ -150,12 +150,64 @@ bool move(Range* range, Lies to) {
   return true;
 }
 
+uint32_t g_out;  // 1: the process's blocks are on the host for others
+
+// What is `away` comes to the device, as far as there is room in fact.
+void come_back() {
+  Range range;
+  for (uint64_t from = 0; hold_range(from, Lies::away, &range); from = range.begin + range.size) {
+    const bool came = move(&range, Lies::device);
+    release_range(range);
+    if (came) discharge_host(-1, range.size);
+  }
+}
+
 uint64_t room_of(int place) {
   const uint64_t limit = limit_bytes(), held = held_bytes(place);
   return limit > held ? limit - held : 0;
 }
 
 }  // namespace
+
+bool can_move() {
+  int count = 0;
+  if (real(kEntry_cuDeviceGetCount, &count) != kSuccess) return false;
+  for (int ordinal = 0; ordinal < count; ++ordinal)
+    if (const int place = place_of(ordinal); is_counted(place) && granularity(place, ordinal) != 0)
+      return true;
+  return false;
+}
+
+bool page_out() {
+  if (__atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return false;
+  // Small blocks and other kinds of memory stay. Where they are much of it, going would not help.
+  for (int place = 0; place < kDevices; ++place) {
+    const uint64_t counted = counted_here(place);
+    if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4)
+      return false;
+  }
+  // What is got from now on lies on the host too.
+  __atomic_store_n(&g_out, 1U, __ATOMIC_SEQ_CST);
+  Range range;
+  for (uint64_t from = 0; hold_range(from, Lies::device, &range); from = range.begin + range.size) {
+    const bool charged = charge_host(-1, range.size), went = charged && move(&range, Lies::away);
+    release_range(range);
+    if (went) continue;
+    if (charged) discharge_host(-1, range.size);
+    page_in();
+    return false;
+  }
+  return true;
+}
+
+bool is_out() {
+  return __atomic_load_n(&g_out, __ATOMIC_ACQUIRE) != 0;
+}
+
+void page_in() {
+  __atomic_store_n(&g_out, 0U, __ATOMIC_SEQ_CST);
+  come_back();
+}
 
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result) {
   if (!is_counted(at.place) || out_address == nullptr || at.context == 0) return false;
@@ -168,8 +220,13 @@ bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Resu
     __atomic_store_n(&turn().gate, 0U, __ATOMIC_SEQ_CST);
   if (real(kEntry_cuMemAddressReserve, &range.begin, range.size, L{0}, L{0}, L{0}) != kSuccess) return false;
   *out_result = kOutOfMemory;
+  const bool out = is_out();
   if (admit(range.place, range.size)) {
-    *out_result = create(ordinal, false, range.size, &range.handle);
+    if (out) range.lies = Lies::away;
+    if (!out || charge_host(-1, range.size)) {
+      *out_result = create(ordinal, out, range.size, &range.handle);
+      if (out && *out_result != kSuccess) discharge_host(-1, range.size);
+    }
     if (*out_result != kSuccess) discharge(range.place, range.size);
   }
   if (*out_result == kOutOfMemory && charge_host(range.place, range.size)) {
@@ -218,6 +275,7 @@ Result free_movable(const Range& range) {
 
 bool wants_home() {
   if (!moves()) return false;
+  if (is_out()) return false;
   for (int place = 0; place < kDevices; ++place)
     if (range_bytes(place, Lies::spilled) != 0 && least_range(place, Lies::spilled) <= room_of(place))
       return true;
@@ -226,6 +284,7 @@ bool wants_home() {
 
 void bring_home() {
   if (!moves() || __atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return;
+  come_back();
   uint64_t moved = 0, from = 0;
   Range range;
   while (moved < kMostHome && hold_range(from, Lies::spilled, &range)) {

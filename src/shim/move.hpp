@@ -13,6 +13,7 @@
 #include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/ranges.hpp"
+#include "shim/settings.hpp"
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
@@ -22,8 +23,10 @@ inline constexpr uint64_t kMovableBytes = 2 << 20;
 
 // Whether a block of so many bytes is to be such a one.
 inline bool may_move(uint64_t bytes) {
-  return bytes >= kMovableBytes && may_spill();
+  return bytes >= kMovableBytes && (may_spill() || load_settings().pageable);
 }
+// Whether the driver can have such blocks on any device.
+bool can_move();
 // Gets such a block, on the device or else on the host. False: it is not to be had this way, and nothing was done.
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result);
 // Frees one that is in the table no more. After an error it is in the table again.
@@ -36,6 +39,12 @@ bool wants_home();
 void bring_home();
 // Where there is no daemon: does so now, after memory of the device was freed.
 void bring_home_alone();
+
+// The process gives the device to others: all such blocks go to the host, where their room on the device stays counted. False: not all could, and none went.
+bool page_out();
+// It has the device again. What the device has no room for in fact stays on the host, slower.
+void page_in();
+bool is_out();
 
 // memory.cpp: charges, where the limit has room.
 bool admit(int place, uint64_t bytes, bool pooled = false);

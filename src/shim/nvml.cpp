@@ -27,6 +27,20 @@ struct gpushare_nvml_memory_v2 {
 #define GPUSHARE_SHIM_EXPORT __attribute__((visibility("default")))
 GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo(void* device, gpushare_nvml_memory* out_memory);
 GPUSHARE_SHIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory);
+// Lists of processes: name, bytes of an entry.
+#define GPUSHARE_NVML_LISTS(X)                      \
+  X(nvmlDeviceGetComputeRunningProcesses, 16)       \
+  X(nvmlDeviceGetComputeRunningProcesses_v2, 24)    \
+  X(nvmlDeviceGetComputeRunningProcesses_v3, 24)    \
+  X(nvmlDeviceGetGraphicsRunningProcesses, 16)      \
+  X(nvmlDeviceGetGraphicsRunningProcesses_v2, 24)   \
+  X(nvmlDeviceGetGraphicsRunningProcesses_v3, 24)   \
+  X(nvmlDeviceGetMPSComputeRunningProcesses, 16)    \
+  X(nvmlDeviceGetMPSComputeRunningProcesses_v2, 24) \
+  X(nvmlDeviceGetMPSComputeRunningProcesses_v3, 24)
+#define GPUSHARE_NVML_DECLARE(name, bytes) \
+  GPUSHARE_SHIM_EXPORT int name(void* device, uint32_t* count, void* out_processes);
+GPUSHARE_NVML_LISTS(GPUSHARE_NVML_DECLARE)
 }
 
 namespace gpushare::shim {
@@ -44,6 +58,8 @@ struct ProcessInfo {
 };
 
 constexpr int kNvmlUninitialized = 1;
+constexpr int kNvmlInsufficientSize = 7;
+constexpr uint32_t kProcesses = 256;
 constexpr int kNvmlLibraryNotFound = 12;
 constexpr int kNvmlFunctionNotFound = 13;
 
@@ -80,6 +96,26 @@ void fit(int place, uint64_t* total, uint64_t* free, uint64_t* used) {
   *used = told.used;
 }
 
+// The processes of the group alone: what others hold is no part of the device that the group is told of.
+int list_group(const char* name, size_t bytes, void* device, uint32_t* count, void* out_processes) {
+  if (!limited() || count == nullptr) return call(name, device, count, out_processes);
+  alignas(8) char all[kProcesses * sizeof(ProcessInfo)];
+  uint32_t found = kProcesses, kept = 0;
+  const int result = call(name, device, &found, &all[0]);
+  if (result != 0) return result;
+  for (uint32_t i = 0; i < found && i < kProcesses; ++i) {
+    uint32_t process = 0;
+    std::memcpy(&process, all + i * bytes, sizeof process);
+    if (!is_of_group(process)) continue;
+    if (kept < *count && out_processes != nullptr)
+      std::memcpy(static_cast<char*>(out_processes) + kept * bytes, all + i * bytes, bytes);
+    ++kept;
+  }
+  const bool fits = kept <= *count;
+  *count = kept;
+  return fits ? 0 : kNvmlInsufficientSize;
+}
+
 }  // namespace
 
 void* nvml_hook(const char* name) {
@@ -87,6 +123,9 @@ void* nvml_hook(const char* name) {
     return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo);
   if (std::strcmp(name, "nvmlDeviceGetMemoryInfo_v2") == 0)
     return reinterpret_cast<void*>(&nvmlDeviceGetMemoryInfo_v2);
+#define GPUSHARE_NVML_HOOK(list, bytes) \
+  if (std::strcmp(name, #list) == 0) return reinterpret_cast<void*>(&list);
+  GPUSHARE_NVML_LISTS(GPUSHARE_NVML_HOOK)
   return nullptr;
 }
 
@@ -109,7 +148,6 @@ bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
     result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
   }
   if (result != 0) return false;
-  static constexpr uint32_t kProcesses = 256;
   ProcessInfo processes[kProcesses];
   uint32_t count = kProcesses;
   if (call("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, &processes[0]) != 0) return false;
@@ -141,3 +179,9 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, gpushare_nvml_memory_v2* out_memory
       fit(place, &out_memory->total, &out_memory->free, &out_memory->used);
   return result;
 }
+
+#define GPUSHARE_NVML_LIST(name, bytes)                                            \
+  int name(void* device, uint32_t* count, void* out_processes) {                   \
+    return gpushare::shim::list_group(#name, bytes, device, count, out_processes); \
+  }
+GPUSHARE_NVML_LISTS(GPUSHARE_NVML_LIST)

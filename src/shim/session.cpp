@@ -1,27 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/session.hpp"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "client/lease.hpp"
-#include "client/wire.hpp"
 #include "shim/books.hpp"
+#include "shim/connection.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
@@ -34,7 +29,6 @@ using client::Lease;
 using client::LeaseState;
 using client::MessageType;
 
-constexpr uint64_t kSession = 1;  // the process's number of its only session
 // Device time of a turn while others wait. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
 // A process that has waited for its work needs a moment to come back with more. While it usually comes within kPatienceNs it is waited for, so
@@ -42,132 +36,13 @@ constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
 constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
 // Work that does not finish may wait for other work of the process: after that time it is let through for a while.
 constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
-constexpr uint64_t kAnswerNs = 10'000'000'000, kReconnectNs = 100'000'000, kLookNs = 100'000'000;
+constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
 
-struct Options {
-  char socket[108];
-  bool named;  // by the environment
-  double weight;
-  int32_t priority;
-  uint32_t cls;
-  uint64_t group;
-  bool read;
-};
-Options g_options;
-
-// The connection. Emptied in a child of fork like the gate (Turn), by `process`.
-struct Session {
-  int process;
-  int socket;
-  client::LeaseMemory* page;
-  Lease* lease;
-  uint64_t instance;
-  uint64_t epoch;  // of the turn that this side has; 0: none
-  uint64_t told_bytes, asked_bytes;
-  uint32_t sequence;
-  bool admitted;
-  bool lost;
-  bool slow;             // after its last work it did not come back within kPatienceNs
-  bool waiter_runs;      // the thread of wait_for_contexts
-  uint32_t waiter_word;  // a futex: Waiter
-  uint64_t turn_began_ns, accounted_ns, looked_ns, told_ns;
-};
-Session g_session;
 uint32_t g_joining;  // the number of the process whose thread is joining
 
 enum Waiter : uint32_t { kWaiterRests, kWaiterWaits, kWaiterDone };
 
 bool start_thread(void* (*body)(void*));
-
-uint64_t bytes_to_promise() {
-  if (limited()) return limit_bytes();
-  uint64_t most = 0;
-  for (int device = 0; device < kDevices; ++device)
-    if (const uint64_t held = held_bytes(device); held > most) most = held;
-  return most;
-}
-
-// ---- settings ---------------------------------------------------------------------------------------------------------------------------
-
-// By hand: strtod reads the decimal point of the program's language.
-bool parse_number(const char* text, double* out) {
-  double value = 0, scale = 1;
-  bool digits = false, point = false;
-  const bool negative = *text == '-';
-  for (text += negative ? 1 : 0; (*text >= '0' && *text <= '9') || (*text == '.' && !point); ++text) {
-    if (*text == '.') {
-      point = true;
-      continue;
-    }
-    digits = true;
-    value = value * 10 + (*text - '0');
-    if (point) scale *= 10;
-  }
-  *out = (negative ? -value : value) / scale;
-  return digits && *text == 0;
-}
-
-void read_options() {
-  if (g_options.read) return;
-  g_options.read = true;
-  g_options.weight = 1;
-  double number = 0;
-  const auto given = [](const char* name) {
-    const char* value = secure_getenv(name);
-    return value != nullptr && *value != 0 ? value : nullptr;
-  };
-  if (const char* value = given("GPUSHARE_WEIGHT")) {
-    if (parse_number(value, &number) && number > 0)
-      g_options.weight = number;
-    else
-      log_line("GPUSHARE_WEIGHT=%s is not a number above 0: the weight is 1", value);
-  }
-  if (const char* value = given("GPUSHARE_PRIORITY")) {
-    if (parse_number(value, &number) && number > -2e9 && number < 2e9)
-      g_options.priority = static_cast<int32_t>(number);
-    else
-      log_line("GPUSHARE_PRIORITY=%s is not a whole number: the priority is 0", value);
-  }
-  if (const char* value = given("GPUSHARE_CLASS")) {
-    g_options.cls = std::strcmp(value, "opportunistic") == 0 ? 1 : 0;
-    if (g_options.cls == 0 && std::strcmp(value, "guaranteed") != 0)
-      log_line("GPUSHARE_CLASS=%s is neither guaranteed nor opportunistic: it is guaranteed", value);
-  }
-  if (const char* value = given("GPUSHARE_GROUP")) g_options.group = std::strtoull(value, nullptr, 16);
-  if (const char* value = given("GPUSHARE_SOCKET")) {
-    g_options.named = true;
-    if (std::strlen(value) < sizeof g_options.socket)
-      std::snprintf(g_options.socket, sizeof g_options.socket, "%s", value);
-    else
-      log_line("GPUSHARE_SOCKET=%s is longer than %zu bytes", value, sizeof g_options.socket - 1);
-    return;
-  }
-  const char* folder = given("XDG_RUNTIME_DIR");
-  if (folder != nullptr && std::strlen(folder) < 80) {
-    std::snprintf(g_options.socket, sizeof g_options.socket, "%s/gpushare/daemon.sock", folder);
-    if (access(g_options.socket, F_OK) == 0) return;
-  }
-  std::snprintf(g_options.socket, sizeof g_options.socket, "/run/gpushare/daemon.sock");
-}
-
-// What `gpushare exec --change` said since: the options from now on. Returns what has changed, of Share.
-uint32_t take_share() {
-  const Share& share = group().share;
-  const uint32_t said = __atomic_load_n(&share.said, __ATOMIC_ACQUIRE);
-  uint32_t changed = 0;
-  const auto take = [&](uint32_t which, auto& option, const auto& word) {
-    const uint64_t bits = static_cast<uint64_t>(__atomic_load_n(&word, __ATOMIC_ACQUIRE));
-    auto now = option;
-    std::memcpy(&now, &bits, sizeof now);
-    if ((said & which) == 0 || now == option) return;
-    option = now;
-    changed |= which;
-  };
-  take(Share::kWeight, g_options.weight, share.weight);
-  take(Share::kClass, g_options.cls, share.cls);
-  take(Share::kPriority, g_options.priority, share.priority);
-  return changed;
-}
 
 // How the shim came into this process, for messages.
 const char* way_in() {
@@ -175,197 +50,6 @@ const char* way_in() {
   return preload != nullptr && std::strstr(preload, "libgpushare_preload") != nullptr ? "by LD_PRELOAD"
                                                                                       : "as libcuda.so.1";
 }
-
-// ---- the socket -------------------------------------------------------------------------------------------------------------------------
-
-template <class T>
-bool say(const T& message) {
-  for (;;) {
-    const ssize_t sent = send(g_session.socket, &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent >= 0) return true;
-    if (errno == EINTR) continue;
-    pollfd wait{g_session.socket, POLLOUT, 0};
-    if ((errno != EAGAIN && errno != ENOBUFS) || poll(&wait, 1, 1000) <= 0) return false;
-  }
-}
-bool tell(MessageType type, uint64_t value = 0) {
-  auto message = client::make_message<client::SessionMessage>(type);
-  message.session = kSession;
-  message.value = value;
-  return say(message);
-}
-
-struct Incoming {
-  alignas(8) char bytes[client::kMaxMessageBytes + 64];
-  size_t size;
-  int descriptor;
-  MessageType type() const {
-    return static_cast<MessageType>(client::fields_of<client::Header>(bytes, size).type);
-  }
-};
-
-// 1: a message; 0: none has come; -1: the daemon is gone, or sends nonsense.
-int receive(int socket, Incoming* out) {
-  iovec part{out->bytes, sizeof out->bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  if (got <= 0) return -1;
-  out->size = static_cast<size_t>(got);
-  out->descriptor = -1;
-  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t i = 0; i < (item->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-      int number = -1;
-      std::memcpy(&number, CMSG_DATA(item) + i * sizeof(int), sizeof number);
-      if (out->descriptor < 0)
-        out->descriptor = number;
-      else
-        close(number);
-    }
-  }
-  const auto said = client::fields_of<client::Header>(out->bytes, out->size);
-  const bool good = out->size >= sizeof said && said.mark == client::kProtocolMark &&
-                    said.major == client::kProtocolMajor && said.bytes == out->size;
-  if (!good && out->descriptor >= 0) close(out->descriptor);
-  return good ? 1 : -1;
-}
-
-// Waits for a message of that type; events are noted. False: it did not come.
-bool await(MessageType type, Incoming* out, uint64_t timeout_ns);
-
-void note_event(const Incoming& message) {
-  if (message.descriptor >= 0) close(message.descriptor);
-  if (message.type() == MessageType::kAdmit) g_session.admitted = true;
-  if (message.type() == MessageType::kPageOut)
-    tell(MessageType::kPageOutFailed);  // what the program holds stays
-  if (message.type() != MessageType::kReply) return;
-  const auto reply = client::fields_of<client::Reply>(message.bytes, message.size);
-  if (reply.header.sequence != g_session.sequence) return;
-  if (reply.code == 0) {
-    g_session.told_bytes = g_session.asked_bytes;
-  } else if (limited()) {
-    log_line("the daemon does not promise %llu bytes, so the limit stays %llu: %.511s",
-             static_cast<unsigned long long>(g_session.asked_bytes),
-             static_cast<unsigned long long>(g_session.told_bytes), reply.text);
-    __atomic_store_n(&group().limits.device_bytes, g_session.told_bytes, __ATOMIC_RELEASE);
-  }
-}
-
-bool await(MessageType type, Incoming* out, uint64_t timeout_ns) {
-  const uint64_t ends_ns = host_ns() + timeout_ns;
-  for (uint64_t now_ns = host_ns(); now_ns < ends_ns; now_ns = host_ns()) {
-    pollfd wait{g_session.socket, POLLIN, 0};
-    poll(&wait, 1, static_cast<int>((ends_ns - now_ns) / 1'000'000 + 1));
-    const int got = receive(g_session.socket, out);
-    if (got < 0) return false;
-    if (got == 0) continue;
-    if (out->type() == type) return true;
-    note_event(*out);
-  }
-  return false;
-}
-
-// The descriptor's number stays this session's: a thread may be about to send, and must not meet another file of the program under it.
-void disconnect() {
-  if (g_session.socket >= 0) shutdown(g_session.socket, SHUT_RDWR);
-  if (g_session.page != nullptr) munmap(g_session.page, sizeof(client::LeaseMemory));
-  g_session.page = nullptr;
-  g_session.lease = nullptr;
-  g_session.epoch = 0;
-  g_session.admitted = false;
-}
-
-bool map_page(int file) {
-  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  const int seals = fcntl(file, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals ||
-      lseek(file, 0, SEEK_END) != static_cast<off_t>(sizeof(client::LeaseMemory)))
-    return false;
-  void* memory = mmap(nullptr, sizeof(client::LeaseMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (memory == MAP_FAILED) return false;
-  g_session.page = static_cast<client::LeaseMemory*>(memory);
-  return g_session.page->mark.load(std::memory_order_acquire) == client::kLeasePageMark;
-}
-
-enum class Outcome { joined, absent, refused };
-
-// Connects and declares the process. `out_why` says what was wrong, and is empty where simply nobody is there.
-Outcome connect_daemon(char* out_why, size_t size) {
-  out_why[0] = 0;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, g_options.socket, sizeof address.sun_path);
-  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  ucred server{};
-  socklen_t bytes = sizeof server;
-  if (made < 0 || connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      getsockopt(made, SOL_SOCKET, SO_PEERCRED, &server, &bytes) != 0) {
-    if (g_options.named || (errno != ENOENT && errno != ECONNREFUSED))
-      std::snprintf(out_why, size, "%s", std::strerror(errno));
-    if (made >= 0) close(made);
-    return Outcome::absent;
-  }
-  if (server.uid != geteuid() && server.uid != 0) {
-    std::snprintf(out_why, size, "it belongs to user %u, who is neither this one nor root", server.uid);
-    close(made);
-    return Outcome::absent;
-  }
-  if (g_session.socket < 0) {
-    g_session.socket = made;
-  } else {
-    dup3(made, g_session.socket, O_CLOEXEC);
-    close(made);
-  }
-  auto hello = client::make_message<client::Hello>(MessageType::kHello);
-  hello.instance = g_session.instance;
-  std::snprintf(hello.program, sizeof hello.program, "%s", program_invocation_short_name);
-  Incoming message{};
-  if (!say(hello) || !await(MessageType::kWelcome, &message, kAnswerNs)) {
-    std::snprintf(out_why, size, "it does not answer");
-    return Outcome::absent;
-  }
-  const auto welcome = client::fields_of<client::Welcome>(message.bytes, message.size);
-  const bool mapped = message.descriptor >= 0 && map_page(message.descriptor);
-  if (message.descriptor >= 0) close(message.descriptor);
-  if (welcome.code != 0 || !mapped) {
-    std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
-    return Outcome::absent;
-  }
-  take_share();
-  auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, ++g_session.sequence);
-  arrive.session = kSession;
-  arrive.persistent_bytes = g_session.asked_bytes = bytes_to_promise();
-  arrive.weight = g_options.weight;
-  arrive.priority = g_options.priority;
-  arrive.cls = g_options.cls;
-  arrive.flags = client::kMayQueue;
-  arrive.group = g_options.group;
-  std::snprintf(arrive.name, sizeof arrive.name, "%s", program_invocation_short_name);
-  if (!say(arrive) || !await(MessageType::kReply, &message, kAnswerNs)) {
-    std::snprintf(out_why, size, "it does not answer");
-    return Outcome::absent;
-  }
-  const auto reply = client::fields_of<client::Reply>(message.bytes, message.size);
-  if (reply.code != 0) {
-    std::snprintf(out_why, size, "%.400s", reply.text);
-    return Outcome::refused;
-  }
-  if (reply.value >= client::kLeaseSlots) {
-    std::snprintf(out_why, size, "it names a lease that is not there");
-    return Outcome::absent;
-  }
-  g_session.told_bytes = arrive.persistent_bytes;
-  g_session.lease = &g_session.page->leases[reply.value];
-  return Outcome::joined;
-}
-
-// ---- the thread -------------------------------------------------------------------------------------------------------------------------
 
 void close_gate(Phase to) {
   change_phase(to);
@@ -488,7 +172,10 @@ uint64_t patience_ns() {
 
 void give_back(uint64_t service_ns) {
   Turn& now = turn();
-  if (wants_home()) bring_home();
+  if (is_out())
+    page_in();
+  else if (wants_home())
+    bring_home();
   account(service_ns);
   for (const uint64_t until_ns = __atomic_load_n(&now.active_ns, __ATOMIC_ACQUIRE) + patience_ns();
        __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) == 0 && host_ns() < until_ns;)
@@ -553,6 +240,28 @@ void tell_changes(uint64_t now_ns) {
   message.session = kSession;
   message.persistent_bytes = g_session.asked_bytes = bytes;
   say(message);
+}
+
+// The daemon asks only while the process has no turn, so nothing of it runs.
+void page() {
+  if (g_session.paging == Paging::nothing) {
+    // A daemon that knows nothing of it has admitted a process whose blocks were out.
+    if (g_session.admitted && g_session.epoch == 0 && is_out()) page_in();
+    return;
+  }
+  const bool out = g_session.paging == Paging::out;
+  g_session.paging = Paging::nothing;
+  g_session.admitted = !out;
+  bool done = true;
+  if (!out) {
+    page_in();
+  } else if (g_session.epoch != 0 || !load_settings().pageable) {
+    done = false;
+  } else {
+    done = page_out();
+  }
+  if (!done) g_session.admitted = true;
+  tell(done ? MessageType::kPageDone : MessageType::kPageOutFailed);
 }
 
 // One look at the turn. Returns how long nothing needs another.
@@ -637,6 +346,7 @@ void* serve(void*) {
       lose_daemon();
       continue;
     }
+    page();
     wait_ns = step();
     tell_changes(host_ns());
   }

@@ -1,10 +1,5 @@
 // session.hpp: this process as a session of `gpushare daemon`: memory promised to it, turns given to it.
 //
-// Settings of the environment, which `gpushare exec` writes:
-//   GPUSHARE_SOCKET     the daemon's socket; else gpushare/daemon.sock in XDG_RUNTIME_DIR, else in /run
-//   GPUSHARE_WEIGHT, GPUSHARE_PRIORITY, GPUSHARE_CLASS (guaranteed, opportunistic)
-//   GPUSHARE_GROUP      number of the group: its processes have memory, weight and turns together
-//
 // A process joins when it is about to make or retain a context, a child of fork at its first work for the device. It declares the group's limit
 // as memory that it keeps. Without a limit it tells what it holds, a few times a second. Without a daemon it works alone, and does not look again.
 //

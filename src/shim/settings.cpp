@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/settings.hpp"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +16,27 @@ namespace {
 Settings g_settings;
 bool g_read = false;
 
+// By hand: strtod reads the decimal point of the program's language.
+bool parse_number(const char* text, double* out) {
+  double value = 0, scale = 1;
+  bool digits = false, point = false;
+  const bool negative = *text == '-';
+  for (text += negative ? 1 : 0; (*text >= '0' && *text <= '9') || (*text == '.' && !point); ++text) {
+    if (*text == '.') {
+      point = true;
+      continue;
+    }
+    digits = true;
+    value = value * 10 + (*text - '0');
+    if (point) scale *= 10;
+  }
+  *out = (negative ? -value : value) / scale;
+  return digits && *text == 0;
+}
+
 }  // namespace
+
+Options g_options;
 
 bool parse_bytes(const char* text, uint64_t* out_bytes) {
   // By hand: strtod reads the decimal point of the program's language.
@@ -59,6 +81,8 @@ const Settings& load_settings() {
   g_read = true;
   if (const char* fail = secure_getenv("GPUSHARE_SHIM_FAIL"); fail != nullptr)
     g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
+  if (const char* pageable = secure_getenv("GPUSHARE_PAGEABLE"); pageable != nullptr)
+    g_settings.pageable = std::strcmp(pageable, "1") == 0;
   if (const char* group = secure_getenv("GPUSHARE_SHIM_GROUP"); group != nullptr)
     std::snprintf(g_settings.group, sizeof g_settings.group, "%s", group);
   const char* const consequence = g_settings.fails_closed ? "no memory is given (GPUSHARE_SHIM_FAIL=closed)"
@@ -82,6 +106,67 @@ const Settings& load_settings() {
   g_settings.limits = make_limits(
       memory, soft, size("GPUSHARE_PINNED", memory == kNoLimit ? kNoLimit : default_pinned_bytes()));
   return g_settings;
+}
+
+void read_options() {
+  if (g_options.read) return;
+  g_options.read = true;
+  g_options.weight = 1;
+  double number = 0;
+  const auto given = [](const char* name) {
+    const char* value = secure_getenv(name);
+    return value != nullptr && *value != 0 ? value : nullptr;
+  };
+  if (const char* value = given("GPUSHARE_WEIGHT")) {
+    if (parse_number(value, &number) && number > 0)
+      g_options.weight = number;
+    else
+      log_line("GPUSHARE_WEIGHT=%s is not a number above 0: the weight is 1", value);
+  }
+  if (const char* value = given("GPUSHARE_PRIORITY")) {
+    if (parse_number(value, &number) && number > -2e9 && number < 2e9)
+      g_options.priority = static_cast<int32_t>(number);
+    else
+      log_line("GPUSHARE_PRIORITY=%s is not a whole number: the priority is 0", value);
+  }
+  if (const char* value = given("GPUSHARE_CLASS")) {
+    g_options.cls = std::strcmp(value, "opportunistic") == 0 ? 1 : 0;
+    if (g_options.cls == 0 && std::strcmp(value, "guaranteed") != 0)
+      log_line("GPUSHARE_CLASS=%s is neither guaranteed nor opportunistic: it is guaranteed", value);
+  }
+  if (const char* value = given("GPUSHARE_GROUP")) g_options.group = std::strtoull(value, nullptr, 16);
+  if (const char* value = given("GPUSHARE_SOCKET")) {
+    g_options.named = true;
+    if (std::strlen(value) < sizeof g_options.socket)
+      std::snprintf(g_options.socket, sizeof g_options.socket, "%s", value);
+    else
+      log_line("GPUSHARE_SOCKET=%s is longer than %zu bytes", value, sizeof g_options.socket - 1);
+    return;
+  }
+  const char* folder = given("XDG_RUNTIME_DIR");
+  if (folder != nullptr && std::strlen(folder) < 80) {
+    std::snprintf(g_options.socket, sizeof g_options.socket, "%s/gpushare/daemon.sock", folder);
+    if (access(g_options.socket, F_OK) == 0) return;
+  }
+  std::snprintf(g_options.socket, sizeof g_options.socket, "/run/gpushare/daemon.sock");
+}
+
+uint32_t take_share() {
+  const Share& share = group().share;
+  const uint32_t said = __atomic_load_n(&share.said, __ATOMIC_ACQUIRE);
+  uint32_t changed = 0;
+  const auto take = [&](uint32_t which, auto& option, const auto& word) {
+    const uint64_t bits = static_cast<uint64_t>(__atomic_load_n(&word, __ATOMIC_ACQUIRE));
+    auto now = option;
+    std::memcpy(&now, &bits, sizeof now);
+    if ((said & which) == 0 || now == option) return;
+    option = now;
+    changed |= which;
+  };
+  take(Share::kWeight, g_options.weight, share.weight);
+  take(Share::kClass, g_options.cls, share.cls);
+  take(Share::kPriority, g_options.priority, share.priority);
+  return changed;
 }
 
 }  // namespace gpushare::shim

@@ -2,9 +2,13 @@
 //   GPUSHARE_MEMORY          limit in bytes of each device, e.g. 8G
 //   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
 //   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
+//   GPUSHARE_PAGEABLE        1: outside its turns the process's memory may go to the host for others
 //   GPUSHARE_SHIM_GROUP      file of the group's page, whose limit counts then: made by `gpushare exec`, or empty: the first process fills it in
 //   GPUSHARE_SHIM_FAIL       closed: a program that cannot be held gets no memory; open (default): it runs without limits
 //   GPUSHARE_CUDA_DRIVER     the real driver
+//   GPUSHARE_SOCKET          the daemon's socket; else gpushare/daemon.sock in XDG_RUNTIME_DIR, else in /run
+//   GPUSHARE_WEIGHT, GPUSHARE_PRIORITY, GPUSHARE_CLASS (guaranteed, opportunistic)
+//   GPUSHARE_GROUP           number of the group: its processes have memory, weight and turns together
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,11 +24,28 @@ struct Settings {
   Limits limits;
   char group[256];
   bool fails_closed;
+  bool pageable;
   bool broken;  // a value that cannot be read; said in the log
 };
 
 // Reads the environment, once.
 const Settings& load_settings();
+
+// The process as a session. Read once; the group's page may change them later (take_share).
+struct Options {
+  char socket[108];
+  bool named;  // by the environment
+  double weight;
+  int32_t priority;
+  uint32_t cls;
+  uint64_t group;
+  bool read;
+};
+extern Options g_options;
+void read_options();
+// What `gpushare exec --change` said since: the options from now on. Returns what has changed, of Share.
+uint32_t take_share();
+
 // A quarter of the host's memory.
 inline uint64_t default_pinned_bytes() {
   struct sysinfo host {};

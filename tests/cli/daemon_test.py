@@ -46,7 +46,9 @@ class Daemon(ToolTest):
         self.refused(["daemon", "--socket", "none", "--set-capacity", "1MiB"], "none", code=3)
 
     def test_a_killed_daemon_is_replaced(self):
-        self.start().kill()
+        daemon = self.start()
+        daemon.kill()
+        daemon.wait()  # else it may still hold its lock
         self.start()
 
     def test_default_socket(self):

@@ -360,6 +360,89 @@ class Session(Exec):
         for option, bad in [("--weight", "0"), ("--class", "royal"), ("--priority", "1.5")]:
             self.refused(["exec", "--change", running.pid, option, bad], option)
 
+    # Has a block of MiB megabytes, in which places know which they are; gives the device kernels, and looks at the places again after each.
+    HOLDER = """
+address, word, busy = ctypes.c_uint64(), ctypes.c_uint64(), float(sys.argv[2])
+bytes = int(sys.argv[1]) << 20
+ask('cuModuleGetFunction', ctypes.byref(kernel), module, b'spin_20ms')
+ask('cuMemAlloc_v2', ctypes.byref(address), ctypes.c_uint64(bytes))
+places = range(0, bytes, bytes // 4)
+for at in places:
+    word.value = at + os.getpid()
+    ask('cuMemcpyHtoD_v2', ctypes.c_uint64(address.value + at), ctypes.byref(word), ctypes.c_uint64(8))
+say('holds')
+for turn in range(int(busy * 50)):
+    launch(a)
+    ask('cuStreamSynchronize', a)
+    at = places[turn % len(places)]
+    ask('cuMemcpyDtoH_v2', ctypes.byref(word), ctypes.c_uint64(address.value + at), ctypes.c_uint64(8))
+    assert word.value == at + os.getpid(), (turn, at, word.value)
+    if turn % 10 == 9: say(str(turn))
+ask('cuMemFree_v2', address)
+say('done')
+"""
+
+    def hold(self, mebibytes, seconds, *options):
+        program = self.python(self.KERNEL + self.HOLDER) + [str(mebibytes), str(seconds)]
+        return self.start("--memory", "60MiB", "--pageable", *options, program=program, RECORDER_HOST_NODES="1")
+
+    def memory_of(self, running):
+        """Bytes on the device of the programs that this started."""
+        device, processes = Device(), (Process * 32)()
+        count = ctypes.CDLL(self.driver).recorder_device_read(self.environment["RECORDER_DEVICE"].encode(), ctypes.byref(device), processes, 32)
+        group = [each for each in processes[:count] if each.alive and os.getpgid(each.pid) == running.pid]
+        return sum(each.memory_bytes for each in group)
+
+    def states(self):
+        return sorted(session["state"] for session in self.top()["sessions"])
+
+    def test_programs_that_each_want_the_whole_device_run_in_turns(self):
+        # srtf: who has had less of the device, in doubling levels from one second.
+        os.truncate(self.environment["RECORDER_DEVICE"], 0)
+        self.environment["RECORDER_DEVICE_SETTINGS"] = "capacity_bytes=67108864"
+        self.start_daemon("socket", "--policy", "srtf")
+        first = self.hold(56, 1.6)
+        self.assertEqual(first.stdout.readline(), "holds\n")
+        second = self.hold(56, 1.4)
+        # It gets the device when the first has had it for a second, and the first goes to the host.
+        self.assertEqual(second.stdout.readline(), "holds\n")
+        self.assertIsNone(first.poll(), first.poll() is not None and first.stderr.read())
+        self.assertIn("paged_out", self.states())
+        self.assertEqual((self.memory_of(first), self.memory_of(second)), (0, 56 << 20))
+        for each in (second, first):
+            self.assertEqual(each.wait(timeout=120), 0, each.stderr.read())
+        self.eventually(lambda top: not top["sessions"])
+
+    def test_a_program_of_higher_priority_has_the_device_while_another_waits_on_the_host(self):
+        os.truncate(self.environment["RECORDER_DEVICE"], 0)
+        self.environment["RECORDER_DEVICE_SETTINGS"] = "capacity_bytes=67108864"
+        daemon = self.start_daemon("socket", "--policy", "priority")
+        low = self.hold(56, 100)
+        self.assertEqual(low.stdout.readline(), "holds\n")
+        chance = random.Random(int(os.environ.get("GPUSHARE_TEST_SEED", "1")))
+        for kill in range(1 + int(os.environ.get("GPUSHARE_TEST_KILLS", "12")) // 12):
+            # Killed at any moment, that in which blocks move included.
+            high = self.hold(56, 100, "--priority", "1")
+            time.sleep(chance.random() * 0.5)
+            os.killpg(high.pid, signal.SIGKILL)
+            self.eventually(lambda top: len(top["sessions"]) == 1 and top["sessions"][0]["state"] not in ("paging", "paged_out"))
+        high = self.hold(56, 0.2, "--priority", "1")
+        self.assertEqual(high.stdout.readline(), "holds\n")
+        self.assertEqual(self.memory_of(low), 0)
+        self.assertEqual(high.wait(timeout=60), 0, high.stderr.read())
+        self.eventually(lambda top: [each["state"] for each in top["sessions"]] == ["turn"])
+        self.assertEqual(self.memory_of(low), 56 << 20)
+        # One that is out when its daemon dies goes on from the host, and comes back with the next daemon.
+        high = self.hold(56, 100, "--priority", "1")
+        self.assertEqual(high.stdout.readline(), "holds\n")
+        daemon.kill()
+        daemon.wait()
+        self.assertIn("has gone", low.stderr.readline())
+        os.killpg(high.pid, signal.SIGKILL)
+        self.start_daemon("socket", "--policy", "priority")
+        self.eventually(lambda top: len(top["sessions"]) == 1 and self.memory_of(low) == 56 << 20)
+        self.assertIsNone(low.poll())
+
     def test_the_daemon_is_killed_and_another_takes_its_place(self):
         daemon = self.start_daemon("socket")
         program = [self.load, "spin_200us", "0", "50"]
@@ -584,6 +667,22 @@ os._exit(0)"""))
         for _ in range(3):
             self.run_exec("--memory", "8MiB", "--", self.probe, "soname", "launch", code=7)
         self.eventually(lambda top: not top["sessions"])
+
+    def test_nvml_lists_the_processes_of_the_group_alone(self):
+        program = self.python(self.KERNEL + """
+import struct
+nvml = ctypes.CDLL('libnvidia-ml.so.1')
+count, rows = ctypes.c_uint32(8), ctypes.create_string_buffer(8 * 24)
+assert nvml.nvmlDeviceGetComputeRunningProcesses_v3(None, ctypes.byref(count), rows) == 0
+print(count.value, [struct.unpack_from('I', rows, 24 * i)[0] for i in range(count.value)] == [os.getpid()])
+count.value = 0
+print(nvml.nvmlDeviceGetComputeRunningProcesses_v3(None, ctypes.byref(count), None), count.value, flush=True)
+""")
+        other = self.start("--memory", "8MiB")
+        self.assertEqual(other.stdout.readline(), "ready\n")
+        self.environment["LD_LIBRARY_PATH"] = str(pathlib.Path(self.driver).parent)
+        self.assertEqual(self.run_exec("--memory", "8MiB", "--", *program).out, "1 True\n7 1\n")
+        self.assertEqual(self.run_exec("--", *program).out.splitlines()[0], "2 False")
 
     def test_without_a_daemon(self):
         program = ["--", self.load, "spin_10us", "10", "0"]
