@@ -28,7 +28,7 @@ uint64_t free_bytes() {
   return free;
 }
 // A block whose pages know their places in it.
-constexpr uint64_t kStep = 256 << 10;
+constexpr uint64_t kStep = 1 << 20;
 void write(uint64_t address, uint64_t bytes, uint64_t mark) {
   for (uint64_t at = 0; at < bytes; at += kStep) *reinterpret_cast<uint64_t*>(address + at) = mark + at;
   *reinterpret_cast<char*>(address + bytes - 1) = 7;
