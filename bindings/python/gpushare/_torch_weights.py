@@ -1,0 +1,276 @@
+"""gpushare.torch: weights from .safetensors files, behind the first forward pass; many models that do not fit together."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pathlib
+import weakref
+from typing import Any, Callable, Iterator, Optional, Sequence
+
+import torch
+
+from ._cffi import ffi
+from ._loader import Loader, Model
+from ._native import DeviceOutOfMemory, InvalidArgument, InvalidState, QuotaExceeded, check, lib
+from ._torch_session import Allocator, Session, innermost, rebind
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+           "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_NO_STREAM = ffi.cast("void*", 2**64 - 1)
+_uses = itertools.count(1)  # which use of weights came first
+
+
+def _safetensors(path: pathlib.Path) -> dict[str, Any]:
+    """Names, dtypes and shapes that a .safetensors file, or an index of shards, declares."""
+    if path.suffix == ".json":
+        files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        return {name: entry for file in files for name, entry in _safetensors(path.parent / file).items()}
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+class _Slot:
+    """A tensor of the file, and where the model has it: several places for tied weights."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.places: list[tuple[Any, str]] = []  # module, attribute
+        self.dtype, self.shape, self.bytes = tensor.dtype, tensor.shape, tensor.numel() * tensor.element_size()
+        self._is_parameter, self._requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+
+    def put(self, tensor: Any) -> None:
+        """Makes `tensor` what the model has."""
+        if self._is_parameter:
+            tensor = torch.nn.Parameter(tensor, requires_grad=self._requires_grad)
+        for module, attribute in self.places:
+            setattr(module, attribute, tensor)
+
+
+def _slots(model: Any, path: pathlib.Path) -> dict[str, _Slot]:
+    """The tensors of the file by name, in the order of the model's state_dict. Raises InvalidArgument if file and model do not match."""
+    declared = _safetensors(path)
+    owners: dict[str, tuple[Any, str]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name in (*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)):
+            if getattr(module, name) is not None:
+                owners[f"{prefix}.{name}" if prefix else name] = (module, name)
+    wanted = {name: getattr(*owner) for name, owner in owners.items()}
+    given = {id(tensor) for name, tensor in wanted.items() if name in declared}
+    missing = [name for name, tensor in wanted.items() if id(tensor) not in given]
+    unexpected = [name for name in declared if name not in wanted]
+    if missing or unexpected:
+        raise InvalidArgument(f"{path} and the model do not match: missing in the file {missing[:5]}, not in the model {unexpected[:5]} "
+                              f"({len(missing)} and {len(unexpected)} in all)", lib.GPUSHARE_INVALID_ARGUMENT)
+    for name, entry in declared.items():
+        tensor = wanted[name]
+        if _DTYPES.get(entry["dtype"]) != str(tensor.dtype).removeprefix("torch.") or list(tensor.shape) != entry["shape"]:
+            raise InvalidArgument(f"{name} is {entry['dtype']} {entry['shape']} in {path}, and {tensor.dtype} {list(tensor.shape)} in the model",
+                                  lib.GPUSHARE_INVALID_ARGUMENT)
+    slots = {name: _Slot(tensor) for name, tensor in wanted.items() if name in declared}
+    of_tensor = {id(wanted[name]): slot for name, slot in slots.items()}
+    for name, owner in owners.items():
+        of_tensor[id(wanted[name])].places.append(owner)
+    return slots
+
+
+def _unload(give_back: Callable[..., None], arguments: tuple, allocator: Allocator, anchor: int) -> None:
+    give_back(*arguments)
+    if not allocator.closed:
+        lib.gpushare_allocator_free(allocator.handle, anchor, _NO_STREAM)
+
+
+def _hold_session(model: Model, session: Session) -> None:
+    """A session that is to be closed with its last block stays open until the model is gone."""
+    allocator, anchor = session.allocator, ffi.new("gpushare_device_address*")
+    check(lib.gpushare_allocator_bind_thread(allocator.handle, session.handle))
+    try:
+        check(lib.gpushare_allocator_alloc(allocator.handle, 1, 0, _NO_STREAM, anchor))
+    finally:
+        rebind(allocator)
+    _, give_back, arguments, _ = model._finalizer.detach()
+    model._finalizer = weakref.finalize(model, _unload, give_back, arguments, allocator, anchor[0])
+
+
+class Weights:
+    """Weights of a file that are in a model, or on their way there: `load` made it. The memory returns with the last tensor that uses it."""
+
+    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]]) -> None:
+        self._session, self._path, self._loader = session, path, loader
+        self._slots = _slots(model, path)
+        self._order = list(order or self._slots)
+        self._model: Optional[Model] = None
+        self._first_passes: list[_FirstPass] = []
+
+    def _send(self) -> None:
+        """Enqueues the copies, and gives the model tensors over the memory that they go to."""
+        image = self._loader.open(self._path, order=self._order)
+        sent = self._loader.load(self._session, image)  # type: ignore[arg-type]
+        _hold_session(sent, self._session)
+        layers_of: dict[Any, list[int]] = {}
+        for layer in range(sent.info()["layers"]):
+            slot = self._slots[sent.layer(layer)["name"]]
+            if slot.bytes > 0:
+                raw = torch.as_tensor(sent.array(layer, slot.bytes, "|u1"), device=self._session.device)
+                slot.put(raw.view(slot.dtype).view(slot.shape))
+            else:
+                slot.put(torch.empty(slot.shape, dtype=slot.dtype, device=self._session.device))
+            for module, _ in slot.places:
+                layers_of.setdefault(module, []).append(layer)
+        self._model = sent
+        self._first_passes = [_FirstPass(module, self, sorted(layers)) for module, layers in layers_of.items()]
+
+    def _there(self) -> Model:
+        if self._model is None:
+            raise InvalidState(f"the weights of {self._path} are not on the device", lib.GPUSHARE_INVALID_STATE)
+        return self._model
+
+    def _arrive(self, layers: Sequence[int]) -> None:
+        """Work that is enqueued from now on, on the current stream, comes after the arrival of the layers."""
+        session, model = self._session, self._there()
+        stream = session._lane or session._home
+        ordered = stream is not None and session._shared.on_cuda and torch.cuda.current_stream().cuda_stream == stream.native
+        for layer in layers:
+            if ordered:
+                model.make_usable(stream, layer, layer + 1)
+            else:
+                model.wait(layer)
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Blocks until the last layer has arrived."""
+        self._there().wait(timeout=timeout)
+
+    def info(self) -> dict[str, Any]:
+        """How far it is; gpushare_model_info."""
+        return self._there().info()
+
+
+class _FirstPass:
+    """A module's hook until its weights have arrived."""
+
+    def __init__(self, module: Any, weights: Weights, layers: list[int]) -> None:
+        self._weights, self._layers = weights, layers
+        self.module = module
+        self.handle = module.register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        self.handle.remove()
+        self._weights._arrive(self._layers)
+
+
+class WeightsOnDemand(Weights):
+    """Weights that come to the device with their model's next forward pass, and leave it when another model of their session needs the room:
+    `load(..., on_demand=True)` made it. Between passes that used them the model may have tensors on the meta device."""
+
+    def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]]) -> None:
+        super().__init__(model, path, session, loader, order)
+        self._bytes = sum(slot.bytes for slot in self._slots.values())
+        self._absent = {name: torch.empty(slot.shape, dtype=slot.dtype, device="meta") for name, slot in self._slots.items()}
+        self._passes = 0  # under way
+        self._used = 0  # how late the last use was
+        self.loads = 0  # how often they came
+        self._take_away()
+        model.register_forward_pre_hook(self._enter, prepend=True)
+        model.register_forward_hook(self._leave, always_call=True)
+        session._on_demand.add(self)
+
+    @property
+    def resident(self) -> bool:
+        """They are on the device, or on their way there."""
+        return self._model is not None
+
+    def _enter(self, model: Any, _: Any) -> None:
+        session = self._session
+        with session._switching:
+            self._passes += 1  # _leave counts it down, also when this raises
+            if model.training:
+                raise InvalidState("weights on demand are those of the file, and what training changes would be lost: call eval() on the model, "
+                                   "or load it without on_demand", lib.GPUSHARE_INVALID_STATE)
+            if session._shared.on_cuda and torch.cuda.is_current_stream_capturing():
+                raise InvalidState("weights on demand move, and a CUDA graph would keep their addresses: load the model without on_demand",
+                                   lib.GPUSHARE_INVALID_STATE)
+            self._come()
+        for first in self._first_passes:
+            if first.module is model and first.handle.id in model._forward_pre_hooks:  # the model's hooks of this pass are chosen already
+                first()
+
+    def _leave(self, *_: Any) -> None:
+        with self._session._switching:
+            self._passes -= 1
+
+    def _come(self) -> None:
+        self._used = next(_uses)
+        if self._model is not None:
+            return
+        # What is promised to iterations of a limited session stays theirs.
+        while True:
+            info = self._session.info()
+            quota = info["effective_quota_bytes"]
+            if quota == 0 or info["persistent_bytes"] + self._bytes + info["promised_ephemeral_bytes"] <= quota or not self._make_room():
+                break
+        while True:
+            try:
+                self._send()
+                break
+            except (DeviceOutOfMemory, QuotaExceeded):
+                if not self._make_room():
+                    raise
+        self.loads += 1
+
+    def _make_room(self) -> bool:
+        """Takes away those of the session that were used longest ago. False: all others are in use, or absent."""
+        idle = [other for other in self._session._on_demand if other._model is not None and other._passes == 0]
+        if idle:
+            min(idle, key=lambda other: other._used)._take_away()
+        return bool(idle)
+
+    def _take_away(self) -> None:
+        for first in self._first_passes:
+            first.handle.remove()
+        for name, slot in self._slots.items():
+            slot.put(self._absent[name])
+        self._first_passes, self._model = [], None
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """The weights are on the device and stay there: for code that reads them outside a forward pass of the model."""
+        with self._session._switching:
+            self._passes += 1
+        try:
+            with self._session._switching:
+                self._come()
+            self._arrive(range(self._there().info()["layers"]))
+            yield
+        finally:
+            self._leave()
+
+    def unload(self) -> None:
+        """Takes them off the device now. Their memory returns with the last tensor that uses it."""
+        with self._session._switching:
+            if self._passes > 0:
+                raise InvalidState("the weights are in use", lib.GPUSHARE_INVALID_STATE)
+            self._take_away()
+
+
+def load(model: Any, path: Any, *, to: Optional[Session] = None, loader: Optional[Loader] = None, order: Optional[Sequence[str]] = None,
+         on_demand: bool = False) -> Weights:
+    """Loads a .safetensors file (or an index of shards) into `model`, whose parameters may be on the meta device, and returns at once.
+
+    The weights go to memory of the session `to`, by default that of the innermost `with` block, in the order of the model's state_dict or
+    `order`; each module's first forward pass waits for its own weights alone, so the first pass runs while later layers are under way.
+    Code that reads parameters before a forward pass calls `wait()` first. Parameters and buffers are replaced: make optimizers afterwards.
+    `loader`: keeps files in host memory for the next load; by default one for this call.
+
+    `on_demand`: for many models that do not fit together. Nothing is loaded yet. The weights come when the model is called and are not
+    there, and the models of the session that were called longest ago give up theirs if room is short. The models must be in eval mode. The
+    files stay in host memory, within the limit of `loader`, by default one that the sessions of a device share.
+    """
+    session = innermost(to, "load()")
+    kind = WeightsOnDemand if on_demand else Weights
+    if loader is None:
+        loader = session._shared.loader() if on_demand else Loader(session.runtime)
+    weights = kind(model, pathlib.Path(path), session, loader, order)
+    if not on_demand:
+        weights._send()
+    return weights
