@@ -50,6 +50,9 @@ void measure_partitions(const Driver& driver, const Settings& settings, Report& 
 // is sent whole first, and is started from nothing.
 void measure_loading(const Driver& driver, const Settings& settings, Report& report);
 
+// 9: PyTorch with gpushare.torch beside PyTorch alone: trainings and an inference, loading, switching (torch_suite.py).
+void measure_torch(const Driver& driver, const Settings& settings, Report& report);
+
 // The parts of 2, 3 and 5 that train and serve the networks of examples/training (measures_networks.cpp).
 void measure_network_overhead(const Driver& driver, const Settings& settings, Report& report);
 void measure_network_switch(const Driver& driver, const Settings& settings, Report& report);

@@ -1,6 +1,6 @@
 """Measurement 9 of the GPU suite: PyTorch with gpushare.torch beside PyTorch alone. gpu_suite runs it with GPUSHARE_PYTHON.
 
-    torch_suite.py [--device cuda|host] [--quick] [--repeats N] [--load-bytes BYTES]
+    torch_suite.py [--device cuda|host] [--quick] [--modes eager,compiled] [--repeats N] [--steps N] [--load-bytes BYTES]
 
 Two trainings and an inference in one process, eager and compiled, beside the same jobs in turns on PyTorch alone and beside a process each;
 one training alone; loading of a .safetensors file; switching between two models of which one fits. Prints a line for each row, separated by
@@ -192,7 +192,7 @@ def skip(what, why):
 
 def measure_training(options):
     jobs = ["resnet", "transformer", "inference"]
-    for mode in ("eager", "compiled"):
+    for mode in options.modes.split(","):
         what = f"two trainings and an inference, {mode}, {options.steps} steps each"
         ways = {"gpushare, one process": [], "PyTorch in turns, one process": [], "PyTorch, a process each": []}
         results = {}
@@ -374,6 +374,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--modes", default="eager,compiled")
     parser.add_argument("--load-bytes", type=int, default=13_476_839_424)  # 7B parameters of two bytes
     for hidden in ("--way", "--jobs", "--files", "--by"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)

@@ -22,6 +22,7 @@ struct Device {
 // Handles, not objects: constant-initialised, never destroyed, good while statics are destroyed.
 constinit std::array<Device, kMaxDevices> devices;
 constinit std::mutex opening;
+constinit std::atomic<gpushare_torch_reclaim> reclaim{nullptr};
 
 class OutOfMemory final : public std::bad_alloc {
  public:
@@ -100,6 +101,10 @@ gpushare_allocator gpushare_torch_attach(int device, gpushare_allocator allocato
   return devices[static_cast<size_t>(device)].allocator.exchange(allocator);
 }
 
+gpushare_torch_reclaim gpushare_torch_set_reclaim(gpushare_torch_reclaim asked) {
+  return reclaim.exchange(asked);
+}
+
 void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream stream) {
   if (bytes == 0) return nullptr;
   if (device < 0 || device >= kMaxDevices) fail(bytes, device, "no such device");
@@ -111,9 +116,15 @@ void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream strea
     if (allocator == nullptr) fail(bytes, device, gpushare_last_error_message());
   }
   gpushare_device_address address = 0;
-  if (gpushare_allocator_alloc(allocator, bytes, kAlignment, stream, &address) != GPUSHARE_OK)
-    fail(bytes, device, gpushare_last_error_message());
-  return pointer_to(address);
+  for (;;) {
+    const int32_t status = gpushare_allocator_alloc(allocator, bytes, kAlignment, stream, &address);
+    if (status == GPUSHARE_OK) return pointer_to(address);
+    const std::string why = gpushare_last_error_message();
+    const gpushare_torch_reclaim ask = reclaim.load(std::memory_order_acquire);
+    if ((status != GPUSHARE_DEVICE_OUT_OF_MEMORY && status != GPUSHARE_QUOTA_EXCEEDED) || ask == nullptr ||
+        ask(device, bytes) == 0)
+      fail(bytes, device, why.c_str());
+  }
 }
 
 void gpushare_torch_free(void* pointer, size_t, int device, gpushare_torch_stream stream) {

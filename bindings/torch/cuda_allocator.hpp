@@ -28,6 +28,11 @@ extern "C" {
 // Returns the allocator before. The caller releases both when PyTorch is done with them.
 GPUSHARE_API gpushare_allocator gpushare_torch_attach(int device, gpushare_allocator allocator);
 
+// Asked when an allocation of `bytes` on `device` finds no memory, on the allocating thread and without locks: nonzero says that something
+// was freed, and the allocation is tried again. Null: nobody. Returns what was asked before.
+using gpushare_torch_reclaim = int (*)(int device, uint64_t bytes);
+GPUSHARE_API gpushare_torch_reclaim gpushare_torch_set_reclaim(gpushare_torch_reclaim reclaim);
+
 GPUSHARE_API void* gpushare_torch_alloc(size_t bytes, int device, gpushare_torch_stream stream);
 GPUSHARE_API void gpushare_torch_free(void* pointer, size_t bytes, int device, gpushare_torch_stream stream);
 GPUSHARE_API void gpushare_torch_init(int device_count);

@@ -30,17 +30,17 @@ base::Status iteration_ended() {
   return {GPUSHARE_INVALID_STATE, "the iteration has ended"};
 }
 
-// How much more to promise a session's heap, in order of preference: with some spare (kGrowthDivisor); a place for
-// the whole block; then just what is missing beside the free bytes, which helps if these can be joined to it.
+// How much more to promise a session's heap, in order of preference: with an eighth spare, so that growing block by
+// block stays rare; a place for the whole block; then just what is missing beside the free bytes, which helps
+// if these can be joined to it.
 std::array<uint64_t, 3> growth_steps(uint64_t size, uint64_t live, uint64_t needed) {
-  return {std::max(needed, size / kGrowthDivisor), needed,
-          live + needed > size ? live + needed - size : needed};
+  return {std::max(needed, size / 8), needed, live + needed > size ? live + needed - size : needed};
 }
 
 // The same for a lane, which grows at its end: what is free there is part of the block's place.
 std::array<uint64_t, 2> lane_growth_steps(const memory::LaneStats& stats, uint64_t needed) {
   const uint64_t missing = std::max<uint64_t>(needed - std::min(needed, stats.tail_bytes), 1);
-  return {std::max(missing, stats.size_bytes / kGrowthDivisor), missing};
+  return {std::max(missing, stats.size_bytes / 8), missing};
 }
 
 }  // namespace
@@ -417,8 +417,8 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
               base::format("lane %u cannot grow where it lies while an iteration runs", lane.id)};
     };
     status = promise(0, 0, size, apply);
-    if (status.code() == GPUSHARE_QUOTA_EXCEEDED) {
-      // Free bytes of P are in the way.
+    if (status.code() == GPUSHARE_QUOTA_EXCEEDED || status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
+      // Free bytes of P are in the way of the quota, or what the device lacks.
       uint64_t live_bytes = 0;
       {
         const GatePass pass(heap_gate_);

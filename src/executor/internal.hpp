@@ -52,9 +52,6 @@ struct LaneSlot;
 // used and this much more.
 inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 16;
-// A heap or a lane that must grow grows by at least this part of its size, so that growing block by block stays rare. It is no
-// larger, because what is promised and not used is missing to other sessions.
-inline constexpr uint64_t kGrowthDivisor = 16;
 // How long after a session could not be placed it is tried again; doubles from the first to the last.
 inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
 // A session that is the only one and cannot come back is given up after so many tries: 0.6 s.

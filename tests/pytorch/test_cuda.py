@@ -342,3 +342,20 @@ del model, weights, server, layer, call
 gc.collect()
 assert s.runtime.info()["sessions_resident"] == 0, s.runtime.info()
 """)
+
+
+def test_what_pytorch_answers_for_its_own_allocator_alone_says_so(run):
+    """Graph trees of torch.compile(mode="reduce-overhead") ask for the state of pools; processes that share tensors ask for segments."""
+    run(SESSION + """
+with gt.session("refused", memory="64M") as s:
+    x = torch.zeros(1000, device=s.device)
+    for refused in (lambda: torch._C._cuda_getCheckpointState(0, (0, 1)), lambda: x.untyped_storage()._share_cuda_(),
+                    lambda: torch.cuda.memory_allocated(), lambda: torch.cuda.max_memory_allocated()):
+        try:
+            refused()
+            raise AssertionError
+        except RuntimeError as error:
+            assert "CUDAPluggableAllocator" in str(error), error
+    with s.iteration():
+        assert x.cpu().sum() == 0
+""")

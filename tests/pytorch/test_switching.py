@@ -183,3 +183,11 @@ with gt.session("zoo", device="host", memory="20M") as s:
             assert future.result(timeout=60).result == expected
     assert all(w.loads >= 1 for w in weights) and sum(w.resident for w in weights) == 1
 """, cuda=False)
+
+
+def test_the_example(run):
+    import pathlib
+
+    path = pathlib.Path(__file__).resolve().parents[2] / "examples/python/switch_torch.py"
+    said = run(f"import runpy\nrunpy.run_path({str(path)!r})", cuda=False)
+    assert said.splitlines()[-1] == "loads: 2, 2, 1"

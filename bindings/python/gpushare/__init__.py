@@ -18,12 +18,14 @@ from ._arrays import DeviceArray
 from ._cffi import ffi
 from ._heap import Heap, solve_placement
 from ._loader import Image, Loader, Model, SharedImage, Switcher, SwitcherIteration, solve_plan
+from ._memory import Block, SideStream, Stream
 from ._native import (AlreadyExists, CallbackFailed, Cancelled, DeviceLost, DeviceOutOfMemory, Error, ExceedsCapacity, HostOutOfMemory,
                       InvalidArgument, InvalidHandle, InvalidState, IoError, MalformedInput, NotFound, NotReady, OutOfMemory, QueueFull,
                       QuotaExceeded, TimedOut, Unavailable, Unsupported, lib, version)
-from ._runtime import (GUARANTEED, OPPORTUNISTIC, Block, Gate, Iteration, Policy, Runtime, Session, SideStream, Stream, Ticket, devices,
-                       load_backend, policies, set_log)
+from ._policy import Policy
+from ._runtime import Runtime, devices, load_backend, policies, set_log
 from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
+from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Session, Ticket
 
 __version__ = version()
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -6,7 +6,7 @@ from typing import Any, Iterable
 
 from ._cffi import ffi
 from ._native import Closable, as_dict, check, lib, struct
-from ._runtime import Bytes, size_in_bytes
+from ._values import Bytes, size_in_bytes
 
 
 class Heap(Closable):

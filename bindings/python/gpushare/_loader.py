@@ -8,8 +8,11 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _arrays
 from ._cffi import ffi
+from ._memory import Stream
 from ._native import Closable, as_dict, check, lib, struct, wait
-from ._runtime import Bytes, Handles, Iteration, Runtime, Session, Stream, one_of, session_params, size_in_bytes
+from ._runtime import Runtime
+from ._session import Iteration, Session, session_params
+from ._values import Bytes, Handles, one_of, size_in_bytes
 
 _log = logging.getLogger("gpushare")
 _READ_PATHS = {"auto": lib.GPUSHARE_READ_AUTO, "buffered": lib.GPUSHARE_READ_BUFFERED, "direct": lib.GPUSHARE_READ_DIRECT,

@@ -11,7 +11,9 @@ from typing import Any, Callable, Optional, Sequence
 
 from ._cffi import ffi
 from ._native import CallbackFailed, Closable, Error, as_dict, check, error_of, lib, nanoseconds, null_or, status_of, struct, wait
-from ._runtime import Iteration, Runtime, Session, _calls, _on_release, one_of
+from ._runtime import Runtime
+from ._session import Iteration, Session
+from ._values import calls, on_release, one_of
 
 _log = logging.getLogger("gpushare")
 _DROPS = {lib.GPUSHARE_DROP_EXPIRED: "expired", lib.GPUSHARE_DROP_HOPELESS: "hopeless", lib.GPUSHARE_DROP_REJECTED: "rejected",
@@ -121,7 +123,7 @@ def _on_batch(data: Any, iteration: Any, batch: Any) -> int:
 @ffi.callback("void(void*, const gpushare_request_outcome*)")
 def _on_answer(data: Any, outcome: Any) -> None:
     request = ffi.from_handle(data)
-    _calls.drop(data)
+    calls.drop(data)
     try:
         if not request.future.set_running_or_notify_cancel():
             return
@@ -161,11 +163,11 @@ class RequestQueue(Closable):
         The function returns None or a list of one result a request.
         """
         model, keep = _batcher_model(batch_sizes, c0_ns, c1)
-        handle = _calls.hold(_QueueModel(session, function))
+        handle = calls.hold(_QueueModel(session, function))
         out = ffi.new("uint32_t*")
-        status = lib.gpushare_request_queue_add_model(self.handle, session.handle, model, _on_batch, handle, _on_release, out)
+        status = lib.gpushare_request_queue_add_model(self.handle, session.handle, model, _on_batch, handle, on_release, out)
         if status != 0:
-            _calls.drop(handle)
+            calls.drop(handle)
         check(status)
         del keep
         self._sessions.append(session)
@@ -186,10 +188,10 @@ class RequestQueue(Closable):
         request, keep = _request(model, number, application, 0, now_ns() + nanoseconds(deadline), cost, later_steps,
                                  features)
         held = _Request(payload)
-        handle = _calls.hold(held)
+        handle = calls.hold(held)
         status = lib.gpushare_request_queue_submit(self.handle, request, _on_answer, handle)
         if status != 0:
-            _calls.drop(handle)
+            calls.drop(handle)
         check(status)
         del keep
         held.future.request_id = number  # type: ignore[attr-defined]

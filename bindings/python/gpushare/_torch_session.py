@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import re
 import threading
 import weakref
@@ -14,8 +15,11 @@ import torch
 
 from ._cffi import ffi
 from ._loader import Loader
+from ._memory import Stream
 from ._native import Closable, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
-from ._runtime import Bytes, Runtime, Stream, session_params
+from ._runtime import Runtime
+from ._session import session_params
+from ._values import Bytes
 
 FIRST_VERSION, LAST_VERSION = (2, 11), (2, 15)
 
@@ -107,6 +111,7 @@ class _Device:
             self.allocator.close()
             self.runtime.close()
             return
+        self.native.gpushare_torch_set_reclaim(None)
         self.native.gpushare_torch_attach(self.index, None)
         for kept in (self.runtime, self.allocator, *self._all_homes):
             kept._finalizer.detach()
@@ -127,6 +132,7 @@ class _OnStream:
         self._outer.wait_stream(self._inner)
 
 
+_log = logging.getLogger("gpushare")
 _devices: dict[str, _Device] = {}
 _mutex = threading.Lock()
 _plugged: Any = None  # PyTorch's object for our allocator, once it is the current one
@@ -141,6 +147,17 @@ _HOOKS = (("set_init_fn", "gpushare_torch_init"), ("set_reset_fn", "gpushare_tor
           ("set_release_pool", "gpushare_torch_release_pool"))
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+def _reclaim(index: int, nbytes: int) -> int:
+    """An allocation finds no memory: weights on demand make room, those of the thread's session if it is known."""
+    try:
+        bound = [session for session in _bound()[-1:] if session.device.index == index]
+        return int(any(session._reclaim() for session in bound or list(_sessions) if session.device.index == index))
+    except Exception:
+        _log.exception("weights on demand could not make room")
+        return 0
+
+
 def _install(device: _Device) -> Any:
     """Makes gpushare PyTorch's CUDA allocator, and the device's memory that of `device`."""
     global _plugged
@@ -148,6 +165,7 @@ def _install(device: _Device) -> Any:
         raise Unavailable(f"{versions()}; use device='host', or another PyTorch", lib.GPUSHARE_UNAVAILABLE)
     path = find_library("libgpushare_torch.so", "GPUSHARE_TORCH_LIBRARY")
     native = ctypes.CDLL(path)
+    native.gpushare_torch_set_reclaim.restype = ctypes.c_void_p
     native.gpushare_torch_attach.restype = ctypes.c_void_p
     native.gpushare_torch_attach.argtypes = [ctypes.c_int, ctypes.c_void_p]
     if _plugged is None:
@@ -160,6 +178,7 @@ def _install(device: _Device) -> Any:
             raise InvalidState("PyTorch has allocated device memory already, so that its allocator cannot be changed: open the first "
                                f"session before the first CUDA tensor ({error})", lib.GPUSHARE_INVALID_STATE) from error
         _plugged = plugged
+    native.gpushare_torch_set_reclaim(_reclaim)
     native.gpushare_torch_attach(device.index, int(ffi.cast("uintptr_t", device.allocator.handle)))
     return native
 
@@ -262,6 +281,18 @@ class Session(Closable):
         step = self._open
         if step is not None:
             step.__exit__(None if error is None else type(error), error, None)
+
+    def _reclaim(self) -> bool:
+        """Weights on demand that nobody uses now leave the device, those first that were used longest ago. False: there are none."""
+        if not self._switching.acquire(blocking=False):  # another thread switches, and may wait for this one
+            return False
+        try:
+            idle = [weights for weights in self._on_demand if weights.idle]
+            if idle:
+                min(idle, key=lambda weights: weights.last_use).unload()
+            return bool(idle)
+        finally:
+            self._switching.release()
 
     def _shut(self) -> None:
         """Detaches optimizers and ends an open iteration, then gives the session back."""

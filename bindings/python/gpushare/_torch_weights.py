@@ -165,10 +165,9 @@ class WeightsOnDemand(Weights):
 
     def __init__(self, model: Any, path: pathlib.Path, session: Session, loader: Loader, order: Optional[Sequence[str]]) -> None:
         super().__init__(model, path, session, loader, order)
-        self._bytes = sum(slot.bytes for slot in self._slots.values())
         self._absent = {name: torch.empty(slot.shape, dtype=slot.dtype, device="meta") for name, slot in self._slots.items()}
         self._passes = 0  # under way
-        self._used = 0  # how late the last use was
+        self.last_use = 0  # the larger, the later
         self.loads = 0  # how often they came
         self._take_away()
         model.register_forward_pre_hook(self._enter, prepend=True)
@@ -179,6 +178,11 @@ class WeightsOnDemand(Weights):
     def resident(self) -> bool:
         """They are on the device, or on their way there."""
         return self._model is not None
+
+    @property
+    def idle(self) -> bool:
+        """They are on the device, and no forward pass or `use()` is under way."""
+        return self._model is not None and self._passes == 0
 
     def _enter(self, model: Any, _: Any) -> None:
         session = self._session
@@ -200,30 +204,17 @@ class WeightsOnDemand(Weights):
             self._passes -= 1
 
     def _come(self) -> None:
-        self._used = next(_uses)
+        self.last_use = next(_uses)
         if self._model is not None:
             return
-        # What is promised to iterations of a limited session stays theirs.
-        while True:
-            info = self._session.info()
-            quota = info["effective_quota_bytes"]
-            if quota == 0 or info["persistent_bytes"] + self._bytes + info["promised_ephemeral_bytes"] <= quota or not self._make_room():
-                break
         while True:
             try:
                 self._send()
                 break
             except (DeviceOutOfMemory, QuotaExceeded):
-                if not self._make_room():
+                if not self._session._reclaim():
                     raise
         self.loads += 1
-
-    def _make_room(self) -> bool:
-        """Takes away those of the session that were used longest ago. False: all others are in use, or absent."""
-        idle = [other for other in self._session._on_demand if other._model is not None and other._passes == 0]
-        if idle:
-            min(idle, key=lambda other: other._used)._take_away()
-        return bool(idle)
 
     def _take_away(self) -> None:
         for first in self._first_passes:

@@ -223,7 +223,7 @@ def test_errors_name_what_is_wrong(runtime):
 
 
 def test_sizes_are_bytes_or_texts():
-    from gpushare._runtime import size_in_bytes
+    from gpushare._values import size_in_bytes
 
     assert [size_in_bytes(size) for size in (5, "5", "2K", "1.5M", "8G", "8GiB", "1 g")] == [
         5, 5, 2048, 1536 * 1024, 8 * 2**30, 8 * 2**30, 2**30]
