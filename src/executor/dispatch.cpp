@@ -173,10 +173,10 @@ void RuntimeImpl::profile_end(SessionImpl& session, LaneSlot& lane, uint64_t pea
   profiled_ = nullptr;
   lane.profiling = false;
   --session.profile_left_;
-  session.profile_peak_bytes_ = std::max(session.profile_peak_bytes_, peak_bytes);
-  const uint64_t wanted =
-      std::min(session.profile_peak_bytes_ + session.profile_peak_bytes_ / kProfileMarginDivisor,
-               session.ephemeral_promise_);
+  const auto with_margin = [](uint64_t bytes) { return bytes + bytes / kProfileMarginDivisor; };
+  // Blocks of a later iteration may lie in the margin although they would fit below it: that is no larger need.
+  if (peak_bytes > with_margin(session.profile_peak_bytes_)) session.profile_peak_bytes_ = peak_bytes;
+  const uint64_t wanted = std::min(with_margin(session.profile_peak_bytes_), session.ephemeral_promise_);
   if (authority_->set_need(session.id_, session.persistent_promise_, wanted, now()).ok())
     session.ephemeral_promise_ = wanted;
   for (const auto& [id, other] : sessions_)

@@ -198,8 +198,13 @@ base::Result<memory::Address> Allocator::place(Member& member, uint64_t bytes, u
     outlives = false;  // a guess: if it is wrong the lane has room
     result = session.alloc_ephemeral(bytes, alignment);
   }
-  if (result.status().code() == GPUSHARE_INVALID_STATE)  // the iteration has just ended
+  const int32_t code = result.status().code();
+  if (code == GPUSHARE_INVALID_STATE)  // the iteration has just ended
     return session.alloc(kind_, bytes, alignment);
+  if (code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_QUOTA_EXCEEDED) {
+    // Holes between the session's persistent blocks may serve, which its promise holds and no lane can have.
+    if (auto among = session.alloc(memory::Kind::kFramework, bytes, alignment); among.ok()) result = among;
+  }
   if (!result.ok()) return result;
   if (outlives) member.predicted.fetch_add(1, std::memory_order_relaxed);
   base::MutexLock lock(member.mutex);

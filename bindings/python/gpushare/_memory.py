@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _arrays
 from ._cffi import ffi
-from ._native import CallbackFailed, Closable, InvalidArgument, as_dict, check, lib, struct, wait
+from ._native import Closable, InvalidArgument, as_dict, check, lib, struct
 from ._values import calls
 
 if TYPE_CHECKING:

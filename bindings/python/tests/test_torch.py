@@ -150,6 +150,23 @@ def test_cuda_tensors_are_the_sessions():
 
 
 @needs_standin
+def test_holes_between_persistent_blocks_serve_iterations():
+    run('''
+        import gpushare, gpushare.torch as gt
+        with gt.session("tight", device=DEVICE, capacity_bytes="128M", memory="32M", ephemeral_bytes="4M") as s:
+            low, high = Tensor(12 << 20), Tensor(12 << 20)
+            del low
+            for step in range(4):
+                with s.iteration():
+                    scratch = [Tensor(4 << 20) for _ in range(4)]    # no promise of ephemeral bytes has room beside `high` for all
+                    del scratch
+                assert s.memory()["current_bytes"] == 12 << 20, s.memory()
+            assert s.memory()["failures"] == 0
+            del high
+        '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
+
+
+@needs_standin
 def test_cuda_is_refused_for_other_versions():
     run('''
         import gpushare, gpushare.torch as gt
