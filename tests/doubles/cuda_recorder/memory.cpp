@@ -184,9 +184,10 @@ BODY(cuCtxCreate_v2, (P a, I b, I c), a, b, c) return made_context(a); }
 BODY(cuCtxCreate_v4, (P a, P b, I c, I d), a, b, c, d) return made_context(a); }
 // All contexts are one: with any that is destroyed go all blocks but physical memory.
 BODY(cuCtxDestroy_v2, (P a), a)
+  const std::set<uint64_t> stays = physical_handles();
   const std::lock_guard lock(books().mutex); --books().contexts;
   for (auto it = books().live.begin(); it != books().live.end();)
-    if (is_physical(it->first)) { ++it; } else { books().used -= it->second; it = books().live.erase(it); }
+    if (stays.count(it->first) != 0) { ++it; } else { books().used -= it->second; it = books().live.erase(it); }
   tell(books());
   for (const auto& [address, bytes] : books().host) { munmap(reinterpret_cast<P>(address), bytes); books().host_bytes -= bytes; }
   books().host.clear(); return kSuccess; }
@@ -221,7 +222,8 @@ BODY(cuMemHostGetDevicePointer_v2, (P a, P b, I c), a, b, c)
   const uint64_t address = number(b) + books().host_offset; std::memcpy(a, &address, sizeof address); return kSuccess; }
 // Attributes: 2 the type of memory (1 host, 2 device), 4 the host's pointer, which memory of the device has not got.
 BODY(cuPointerGetAttribute, (P a, I b, L c), a, b, c)
-  const std::lock_guard lock(books().mutex); const bool host = pinned(c) != books().host.end() || is_on_host(c);
+  const bool mapped = is_on_host(c);
+  const std::lock_guard lock(books().mutex); const bool host = mapped || pinned(c) != books().host.end();
   if (b == 2) { const uint32_t type = host ? 1 : 2; std::memcpy(a, &type, sizeof type); }
   if (b == 4 && !host) return kInvalidValue;
   if (b == 4) std::memcpy(a, &c, sizeof c);

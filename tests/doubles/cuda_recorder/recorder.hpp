@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <set>
 #include <type_traits>
 
 #include "device.hpp"
@@ -73,8 +74,8 @@ void pools_synchronized();
 uint64_t allocate(uint64_t bytes);
 Result release(uint64_t address);
 void count_host(int64_t bytes);
-// virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host.
-bool is_physical(uint64_t handle);
+// virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host. Its lock is taken before that of memory.cpp.
+std::set<uint64_t> physical_handles();
 bool is_on_host(uint64_t address);
 // work.cpp: whether that stream is captured; graphs and what is made of them.
 bool is_capturing(P stream, bool per_thread);

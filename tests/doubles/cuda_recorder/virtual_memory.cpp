@@ -105,9 +105,11 @@ Result copy_host(uint64_t address, void* host, uint64_t bytes, bool to_device) {
 
 }  // namespace
 
-bool recorder::is_physical(uint64_t handle) {
+std::set<uint64_t> recorder::physical_handles() {
   const std::lock_guard lock(space().mutex);
-  return space().physical.count(handle) != 0;
+  std::set<uint64_t> handles;
+  for (const auto& [handle, physical] : space().physical) handles.insert(handle);
+  return handles;
 }
 bool recorder::is_on_host(uint64_t address) {
   const std::lock_guard lock(space().mutex);
