@@ -64,7 +64,7 @@ struct HeapStats {
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
   uint64_t lent_bytes = 0;     // the part of the promise that is lent to lanes for promoted blocks
-  uint64_t spilled_bytes = 0;  // blocks in host memory; with a host tier also those of its iteration
+  uint64_t spilled_bytes = 0;  // its live blocks in host memory, without what came home
   uint64_t home_bytes = 0;     // device memory behind spilled blocks that came home: beside the promise
   uint64_t largest_hole_bytes = 0;
 };

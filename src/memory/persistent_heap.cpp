@@ -429,9 +429,9 @@ HeapStats PersistentHeapImpl::stats() const {
   stats.peak_bytes = peak_;
   stats.promoted_bytes = promoted_;
   stats.lent_bytes = lent_;
+  const uint64_t spilled = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
   stats.spilled_bytes =
-      (shared_.layout->has_host_tier() ? spill_owner_.away_bytes : spill_owner_.spilled_bytes)
-          .load(std::memory_order_relaxed);
+      spilled - std::min(spilled, spill_owner_.home_live_bytes.load(std::memory_order_relaxed));
   stats.home_bytes = spill_owner_.home_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
     stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
