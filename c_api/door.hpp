@@ -45,13 +45,9 @@ template <class At>
   return (last.iteration == iteration && last.pass.door != nullptr) || use_other(iteration, last);
 }
 
-// The runtime's address, as doors know it; null for a stale handle. As long as the pass is good, the runtime that it was used with is open.
-[[gnu::always_inline]] inline const void* owner_of(gpushare_runtime runtime,
-                                                   memory::LaneDoor::LastUsed& last) {
-  if (last.runtime == runtime) return last.owner;
-  last.owner = static_cast<const executor::Runtime*>(table_of<gpushare_runtime>().peek(runtime));
-  last.runtime = runtime;
-  return last.owner;
+// The runtime's address, as doors know it; null for a stale handle.
+inline const void* owner_of(gpushare_runtime runtime) {
+  return static_cast<const executor::Runtime*>(table_of<gpushare_runtime>().peek(runtime));
 }
 
 inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment,
@@ -64,7 +60,7 @@ inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t
 inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
   return at_door([&](auto& last) {
     if (last.pass.door == nullptr) return false;
-    const void* owner = owner_of(runtime, last);
+    const void* owner = owner_of(runtime);
     return owner != nullptr && last.pass.door->free(last.pass.key, owner, address);
   });
 }
@@ -81,7 +77,7 @@ inline size_t alloc_many_at_door(gpushare_iteration iteration, const uint64_t* b
 inline size_t free_many_at_door(gpushare_runtime runtime, const memory::Address* addresses, size_t count) {
   return at_door([&](auto& last) -> size_t {
     if (last.pass.door == nullptr) return 0;
-    const void* owner = owner_of(runtime, last);
+    const void* owner = owner_of(runtime);
     return owner != nullptr ? last.pass.door->free_many(last.pass.key, owner, addresses, count) : 0;
   });
 }

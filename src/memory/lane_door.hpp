@@ -32,9 +32,6 @@ class alignas(64) LaneDoor {
   struct LastUsed {
     LanePass pass;
     const void* iteration = nullptr;  // the handle that the pass was given for
-    const void* runtime =
-        nullptr;  // the handle of a free that came with the pass, and the owner that it names
-    const void* owner = nullptr;
   };
   static LastUsed& last_used() {
     static GPUSHARE_THREAD_LOCAL LastUsed last;
