@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -353,8 +354,8 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   message.weight = spec.weight;
   message.priority = spec.priority;
   message.cls = static_cast<uint32_t>(spec.cls);
-  message.flags =
-      (may_queue ? kMayQueue : 0) | (spec.may_page ? kMayPage : 0) | (record.in_flight > 0 ? kRunning : 0);
+  message.flags = (may_queue ? kMayQueue : 0) | (spec.may_page ? kMayPage : 0) |
+                  (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing);
   put_text(message.name, spec.name);
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
   GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
@@ -365,6 +366,7 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   record.slot = reply.value;
   record.told_ephemeral_bytes = message.ephemeral_bytes;
   record.declared = true;
+  if (record.worth_ns) tell_worth(record);
   return {};
 }
 
@@ -411,6 +413,7 @@ void RemoteAuthority::ready(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || record->ready) return;
   record->ready = true;
+  if (!record->dropping) record->worth_ns.reset();  // as the daemon's scheduler does
   // With the turn in hand there is nothing to ask for: pick() looks again.
   if (record->epoch == 0 || record->state != SessionState::kResident) mark(*record);
 }
@@ -572,6 +575,41 @@ void RemoteAuthority::set_remaining(SessionId session, uint64_t remaining_ns, ui
   tell(MessageType::kSetRemaining, *record, remaining_ns);
 }
 
+bool RemoteAuthority::set_spare(SessionId session, std::optional<double> worth_ns, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->dropping) return false;
+  if (!worth_ns && !record->worth_ns) return true;
+  record->worth_ns = worth_ns;
+  if (record->declared) tell_worth(*record);
+  return true;
+}
+
+void RemoteAuthority::tell_worth(const Record& record) {
+  if (connection_->welcome.minor < 4) return;  // such a daemon pages it out
+  const double worth_ns = record.worth_ns.value_or(-1);
+  uint64_t bits = 0;
+  std::memcpy(&bits, &worth_ns, sizeof(bits));
+  tell(MessageType::kSetSpare, record, bits);
+}
+
+std::vector<SessionId> RemoteAuthority::dropping() const {
+  std::vector<SessionId> out;
+  for (const auto& [id, record] : sessions_)
+    if (record->dropping) out.push_back(id);
+  return out;
+}
+
+void RemoteAuthority::set_link(double ns_per_byte) {
+  if (!std::isfinite(ns_per_byte) || ns_per_byte <= 0) return;
+  link_ns_per_byte_ = ns_per_byte;
+  const auto declared = std::find_if(sessions_.begin(), sessions_.end(),
+                                     [](const auto& each) { return each.second->declared; });
+  if (declared == sessions_.end() || connection_->welcome.minor < 4) return;
+  uint64_t bits = 0;
+  std::memcpy(&bits, &ns_per_byte, sizeof(bits));
+  tell(MessageType::kSetLink, *declared->second, bits);
+}
+
 void RemoteAuthority::unplaced(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || record->lane == kNoLane || record->closing != Closing::kNone) return;
@@ -642,7 +680,9 @@ void RemoteAuthority::close_lane(Record& record, Closing why) {
 void RemoteAuthority::start_page_out(Record& record) {
   record.state = SessionState::kPagedOut;
   record.move = Move::kOut;
-  actions_.push_back({ActionKind::kPageOut, record.lane, record.spec.id, record.spec.persistent_bytes});
+  record.dropping = record.worth_ns.has_value();
+  const ActionKind kind = record.dropping ? ActionKind::kDrop : ActionKind::kPageOut;
+  actions_.push_back({kind, record.lane, record.spec.id, record.spec.persistent_bytes});
 }
 
 void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {

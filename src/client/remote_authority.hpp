@@ -70,6 +70,8 @@ class RemoteAuthority final : public sched::Authority {
   void set_class(sched::SessionId session, sched::SessionClass cls, uint64_t now_ns) override;
   void set_weight(sched::SessionId session, double weight) override;
   void set_remaining(sched::SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
+  bool set_spare(sched::SessionId session, std::optional<double> worth_ns, uint64_t now_ns) override;
+  void set_link(double ns_per_byte) override;
   void set_policy(std::unique_ptr<sched::Policy>, uint64_t) override {}  // the daemon's operator chooses it
   void unplaced(sched::SessionId session, uint64_t now_ns) override;
   void page_done(sched::SessionId session, uint64_t now_ns) override;
@@ -84,6 +86,8 @@ class RemoteAuthority final : public sched::Authority {
   sched::LaneId lane_of(sched::SessionId session) const override;
   sched::SessionView view(sched::SessionId session) const override;
   std::string policy_name() const override { return policy_; }
+  std::vector<sched::SessionId> dropping() const override;  // of this process
+  double link_ns_per_byte() const override { return link_ns_per_byte_; }
   uint64_t promised_bytes() const override;
   sched::Limit capacity() const override;
   uint64_t lane_bytes(sched::LaneId lane) const override;
@@ -126,6 +130,8 @@ class RemoteAuthority final : public sched::Authority {
     bool dirty = false;     // in dirty_
     bool left = false;      // unknown to the driver
     bool room_pending = false;
+    std::optional<double> worth_ns;  // it is spare
+    bool dropping = false;
   };
   struct Event {
     MessageType type;
@@ -141,6 +147,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Status declare(Record& record, bool may_queue);
   base::Result<Reply> call(std::span<const std::byte> request, uint32_t sequence);
   void tell(MessageType type, const Record& record, uint64_t value = 0);
+  void tell_worth(const Record& record);
   void send(std::span<const std::byte> message);
   void mark(Record& record);
   void accept_unwanted(Record& record);
@@ -166,6 +173,7 @@ class RemoteAuthority final : public sched::Authority {
   std::string device_, policy_;
   uint64_t capacity_bytes_ = 0;
   uint64_t granularity_bytes_ = 1;
+  double link_ns_per_byte_ = 0;  // as the driver measured it
 
   // ---- of the driver
   std::shared_ptr<Connection> connection_;  // the last one, also when it is gone

@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 3;
+inline constexpr uint16_t kProtocolMinor = 4;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -53,6 +53,9 @@ enum class MessageType : uint16_t {
   kImageGone,
   // From the operator's tool, instead of Hello.
   kSetCapacity,
+  // Since minor version 4. From the process to the daemon, of one session.
+  kSetSpare,
+  kSetLink,
 };
 
 struct Header {
@@ -90,6 +93,7 @@ struct Welcome {
 inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
 inline constexpr uint32_t kRunning =
     4;  // declared anew to a restarted daemon while an iteration is under way
+inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it. Since 1.4
 
 struct Arrive {
   Header header;
@@ -117,7 +121,9 @@ struct Need {
 };
 
 // Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
-// ready again; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetRemaining nanoseconds; else 0.
+// ready again; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetRemaining nanoseconds; SetSpare the bits of a double, its worth in
+// nanoseconds, below 0: it is not spare any more; SetLink the bits of a double, nanoseconds a byte; else 0. A PageOut of a spare session
+// may be answered by Leave.
 struct SessionMessage {
   Header header;
   uint64_t session = 0;

@@ -87,6 +87,7 @@ class Images {
   // Looks what has been read and what has arrived, and gives sessions their images: those in *out_ready have them now. True
   // if the scheduler may have decided something meanwhile.
   bool step(std::vector<RemoteSession*>* out_ready);
+  bool link_measured() const { return link_measured_; }
   bool loading() const;  // call step() again soon: a load that fails tells nobody
   std::vector<client::ImageStatus> status() const;
 

@@ -306,7 +306,8 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
   }
   const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
                             (type >= MessageType::kReady && type <= MessageType::kSetRemaining) ||
-                            type == MessageType::kSetClass || type == MessageType::kImageOpen;
+                            type == MessageType::kSetClass || type == MessageType::kImageOpen ||
+                            type == MessageType::kSetSpare || type == MessageType::kSetLink;
   if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
     const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
     if (type == MessageType::kImageClose)

@@ -90,7 +90,12 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     spec.iterations_total = message.iterations_total;
     spec.may_queue = (message.flags & client::kMayQueue) != 0;
     spec.may_page = (message.flags & client::kMayPage) != 0;
-    GPUSHARE_RETURN_IF_ERROR(scheduler_.arrive(spec, now_ns));
+    spec.may_claim = (message.flags & client::kClaimsNothing) == 0;
+    if (base::Status arrived = scheduler_.arrive(spec, now_ns); !arrived.ok()) {
+      // What is on its way out for it is told first: its process waits for what is its own, and asks again.
+      for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
+      return arrived;
+    }
     claims_.emplace(claim->id, std::move(made));
   }
   session.claim = claim;
@@ -150,7 +155,8 @@ base::Status SharedDevice::start_room(const Claim& claim, uint64_t bytes, uint64
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no session may be paged out for this one"};
   room_for_ = claim.id;
   for (const sched::Action& action : scheduler_.take_actions()) {
-    if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kDropCache)
+    if (action.kind == sched::ActionKind::kPageOut || action.kind == sched::ActionKind::kDrop ||
+        action.kind == sched::ActionKind::kDropCache)
       room_victims_.push_back(action.session);
     carry_out(action);
   }
@@ -280,6 +286,19 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
     case MessageType::kSetRemaining:
       scheduler_.set_remaining(claim.id, value, now_ns);
       break;
+    case MessageType::kSetSpare: {
+      double worth_ns = 0;
+      std::memcpy(&worth_ns, &value, sizeof(worth_ns));
+      if (claim.group == 0)
+        (void)scheduler_.set_spare(claim.id, worth_ns >= 0 ? std::optional(worth_ns) : std::nullopt, now_ns);
+      break;
+    }
+    case MessageType::kSetLink: {
+      double ns_per_byte = 0;
+      std::memcpy(&ns_per_byte, &value, sizeof(ns_per_byte));
+      if (!images_.link_measured()) scheduler_.set_link(ns_per_byte);
+      break;
+    }
     default:
       break;
   }
@@ -344,6 +363,7 @@ void SharedDevice::carry_out(const sched::Action& action) {
     case sched::ActionKind::kMove:  // the process's memory stays where it is
       claim.lane = action.lane;
       break;
+    case sched::ActionKind::kDrop:  // its process knows that it is spare
     case sched::ActionKind::kPageOut:
       claim.paging = true;
       if (RemoteSession& session = *claim.members.front(); !session.leased && !session.overdue) {

@@ -41,6 +41,9 @@ void RuntimeImpl::collect_actions() {
       case sched::ActionKind::kPageIn:
         action.kind = Action::Kind::kPageIn;
         break;
+      case sched::ActionKind::kDrop:
+        action.kind = Action::Kind::kDrop;
+        break;
       case sched::ActionKind::kFillCache:  // this driver has no caches
       case sched::ActionKind::kDropCache:
       case sched::ActionKind::kMove:  // its next iteration takes the lane that it is dispatched to
@@ -155,6 +158,13 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         not_placed(*action.session, lane == nullptr ? lane_failure_ : lane->place_status, outbox);
       else
         page(*action.session, lane, false, outbox);
+      break;
+    case Action::Kind::kDrop:
+      action.session->dropped_.store(true, std::memory_order_release);
+      end_session(*action.session, SessionState::kCancelled,
+                  {GPUSHARE_CANCELLED, "session '" + action.session->name() +
+                                           "' was kept for speed alone, and others needed its memory"},
+                  outbox);
       break;
     case Action::Kind::kTeardown:
       tear_down(*action.session, outbox);

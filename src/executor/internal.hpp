@@ -145,6 +145,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status set_target_slowdown(double target) override;
   base::Result<std::shared_ptr<LaunchGate>> gate() override;
   base::Status allow_paging() override;
+  base::Status set_spare(std::optional<double> worth_ns) override;
+  bool dropped() const override { return dropped_.load(std::memory_order_acquire); }
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
   base::Status with_residence(uint64_t timeout_ns,
@@ -219,6 +221,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::vector<memory::ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(range_mutex_);
   base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
+  std::atomic<bool> dropped_{false};
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
 
@@ -338,7 +341,16 @@ struct LaneSlot {
 };
 
 struct Action {
-  enum class Kind : uint8_t { kOpenLane, kResizeLane, kCloseLane, kAdmit, kPageOut, kPageIn, kTeardown } kind;
+  enum class Kind : uint8_t {
+    kOpenLane,
+    kResizeLane,
+    kCloseLane,
+    kAdmit,
+    kPageOut,
+    kPageIn,
+    kDrop,
+    kTeardown
+  } kind;
   uint32_t lane = UINT32_MAX;
   uint64_t bytes = 0;
   std::shared_ptr<SessionImpl> session;
@@ -403,6 +415,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<RuntimeInfo> info() override;
   base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
   base::Status set_capacity(uint64_t bytes) override;
+  void set_link(double ns_per_byte) override;
   base::Status set_target_slowdown(double target) override;
   base::Status synchronize(uint64_t timeout_ns) override;
   base::Status drain(uint64_t timeout_ns) override;
@@ -440,9 +453,11 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   // Null without one. INVALID_STATE: the stream's runtime is closed.
   base::Result<std::shared_ptr<SessionImpl>> find_owner(const Stream* stream) const;
-  base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options);
-  // Has a dependent give something up, if all of them could make room for `bytes`. False: there is nothing to gain.
-  bool make_room(uint64_t bytes, bool refused);
+  base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
+  // Waits until the spare sessions that are to go have left. False: there are none.
+  bool wait_for_drops(Outbox& outbox);
+  // Drops spare sessions of `bytes` or more although the bytes are free, in pieces that are too small. False: there are none.
+  bool drop_to_join(uint64_t bytes);
   uint64_t now() const { return device_->now_ns(); }
   bool virtual_time() const { return virtual_time_; }
   // The authority has news: a thread of its own calls this.

@@ -308,42 +308,44 @@ bool RuntimeImpl::has_users() const {
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
+  // Inside a callback nobody can wait until others have gone.
+  const bool may_wait = options.may_claim && !NoWaitScope::active() && !CallbackScope::active();
   for (;;) {
-    base::Result<std::shared_ptr<Session>> session = place_session(options);
-    const bool refused = session.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY;
-    if ((!refused && !session.ok()) || !options.may_shed || NoWaitScope::active() || CallbackScope::active())
+    base::Result<std::shared_ptr<Session>> session = place_session(options, may_wait);
+    if (session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !may_wait ||
+        !drop_to_join(options.persistent_bytes + options.ephemeral_bytes))
       return session;
-    const uint64_t bytes = options.persistent_bytes + options.ephemeral_bytes;
-    if (refused) {
-      if (!make_room(bytes, true)) return session;
-      continue;
-    }
-    while ((*session)->info().state == SessionState::kQueued && make_room(bytes, false)) {
-    }
-    return session;
   }
 }
 
-bool RuntimeImpl::make_room(uint64_t bytes, bool refused) {
-  std::vector<std::shared_ptr<Dependent>> dependents;
-  {
-    BooksLock lock(mutex_);
-    for (const Attached& attached : dependents_)
-      if (auto dependent = attached.dependent.lock()) dependents.push_back(std::move(dependent));
+bool RuntimeImpl::wait_for_drops(Outbox& outbox) {
+  collect_actions();
+  if (authority_->dropping().empty()) return false;
+  for (;;) {
+    run_actions(false, outbox);
+    if (collapsed_ || closing_ || authority_ == nullptr) return false;
+    const std::vector<sched::SessionId> dropping = authority_->dropping();
+    const auto busy = std::find_if(dropping.begin(), dropping.end(),
+                                   [&](sched::SessionId id) { return find_session(id) != nullptr; });
+    if (busy == dropping.end()) return true;
+    const std::shared_ptr<SessionImpl> session = sessions_.find(*busy)->second;
+    wait(session->state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
   }
-  uint64_t spare_bytes = 0;
-  for (const auto& dependent : dependents) spare_bytes += dependent->spare_bytes();
-  const auto now = info();
-  if (spare_bytes == 0 || !now.ok()) return false;
-  const uint64_t free_bytes = now->capacity_bytes - std::min(now->capacity_bytes, now->promised_bytes);
-  // Skip sessions that wait for another reason than memory, and sessions that would not fit even if every cache
-  // were freed: freeing caches for them would be wasted.
-  if ((!refused && bytes <= free_bytes) || bytes > free_bytes + spare_bytes) return false;
-  return std::any_of(dependents.begin(), dependents.end(),
-                     [](const auto& dependent) { return dependent->shed(); });
 }
 
-base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options) {
+bool RuntimeImpl::drop_to_join(uint64_t bytes) {
+  Outbox outbox(*this);
+  Section lock(*this);
+  if (!check_open().ok() || memory_->layout() == memory::Layout::kVirtual) return false;
+  const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
+  if (any) (void)wait_for_drops(outbox);
+  if (any && authority_ != nullptr) authority_->room_used(now());
+  settle(nullptr, outbox);
+  return any;
+}
+
+base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionOptions& options,
+                                                                  bool may_wait) {
   SessionOptions complete = options;
   if (!std::isfinite(options.weight) || options.weight <= 0)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
@@ -381,6 +383,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   spec.compute_units = options.compute_units;
   spec.may_queue = options.allow_queueing;
   spec.may_page = options.may_page;
+  spec.may_claim = options.may_claim && (may_wait || options.allow_queueing);
   const uint64_t time = now();
   auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
   session->arrived_ns_ = time;
@@ -389,7 +392,13 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   // An undeclared need is not claimed from the start: the session would keep all others out until its first
   // iteration came.
   session->profile_left_ = options.ephemeral_bytes == 0 ? kProfileIterations : 0;
-  GPUSHARE_RETURN_IF_ERROR(authority_->arrive(spec, time));
+  base::Status arrived = authority_->arrive(spec, time);
+  // Refused, but spare sessions are on their way out for it.
+  while (arrived.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && may_wait && wait_for_drops(outbox)) {
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+    arrived = authority_->arrive(spec, now());
+  }
+  GPUSHARE_RETURN_IF_ERROR(std::move(arrived));
   sessions_.emplace(id, session);
   divide_weight();
   if (record_timeline_) timeline_.name_session(id, session->name());
@@ -447,8 +456,15 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   info.paging_ns = paging_ns_;
   info.device_busy_ns = busy_ns_;
   info.now_ns = now();
+  if (const double ns_per_byte = authority_->link_ns_per_byte(); ns_per_byte > 0)
+    info.link_bytes_per_s = static_cast<uint64_t>(1e9 / ns_per_byte);
   info.policy = authority_->policy_name();
   return info;
+}
+
+void RuntimeImpl::set_link(double ns_per_byte) {
+  BooksLock lock(mutex_);
+  if (check_open().ok()) authority_->set_link(ns_per_byte);
 }
 
 base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {

@@ -105,6 +105,7 @@ struct RuntimeInfo {
   uint64_t paging_ns = 0;       // device time of paging copies
   uint64_t device_busy_ns = 0;  // sum of device time over lanes
   uint64_t now_ns = 0;
+  uint64_t link_bytes_per_s = 0;  // measured; 0 = not yet
   std::string device;
   std::string policy;
 };
@@ -125,7 +126,8 @@ struct SessionOptions {
   int32_t priority = 0;
   double weight = 1.0;  // finite, > 0
   bool allow_queueing = true;
-  bool may_shed = true;  // before it is refused or waits, dependents give up what they keep for speed alone
+  bool may_claim =
+      true;  // before it is refused or waits, spare sessions (Session::set_spare) make room for it
   bool may_page = true;  // else it is not paged out before allow_paging(): what fills it need not wait
   bool allow_spill = false;
   bool plan_iterations = false;
@@ -190,10 +192,6 @@ class Dependent {
   // The runtime closes: its sessions are gone, its streams and its device still there. Gives back what it
   // holds and returns when no thread uses it any more.
   virtual void runtime_closing() = 0;
-  // Promised bytes of sessions that it keeps for speed alone and would give up for one that needs room.
-  virtual uint64_t spare_bytes() const { return 0; }
-  // Gives up the one that is worth least; false if there is none. Called by a thread that opens a session, which may wait.
-  virtual bool shed() { return false; }
 
  protected:
   // For the destructor, when it holds nothing of the device any more and still has its runtime: a runtime that closes
@@ -300,6 +298,14 @@ class Session {
   // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on virtual time.
   virtual base::Result<std::shared_ptr<LaunchGate>> gate() = 0;
   virtual base::Status allow_paging() = 0;
+  // With a worth the session is spare: its bytes can be had again, and it stays for speed alone until somebody needs the room. The
+  // runtime then ends it, at a boundary and without a copy, and spares it only where others are worth less; close() is left
+  // to do. The worth is the time to bring the bytes back times the requests for them; it halves every minute. Without a worth, or
+  // with its next iteration, the session is as others again. Errors: CANCELLED (it has been dropped, or is about to be), and why
+  // the session ended.
+  virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
+  // It was spare, and its bytes are others' now. Takes no lock.
+  virtual bool dropped() const = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
   virtual base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) = 0;
@@ -392,6 +398,8 @@ class Runtime {
   // native stream that somebody else made and destroys, later than it is used. Errors: UNSUPPORTED (such a one on a device
   // without native streams).
   virtual base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) = 0;
+  // What the link to the device was measured to need for a byte: the price of paging. Ignored unless finite and above 0.
+  virtual void set_link(double ns_per_byte) = 0;
   // Gives what memory keeps for speed back to the device; returns the bytes. Calls the driver.
   virtual base::Result<uint64_t> trim() = 0;
   // RuntimeInfo::peak_bytes counts from now on.

@@ -262,6 +262,17 @@ base::Status SessionImpl::allow_paging() {
   return {};
 }
 
+base::Status SessionImpl::set_spare(std::optional<double> worth_ns) {
+  Outbox outbox(*runtime_);
+  Section lock(*runtime_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
+  const bool done = runtime_->authority_->set_spare(id_, worth_ns, runtime_->now());
+  state_changed_.notify_all();  // for who waits until it is dropped
+  runtime_->settle(nullptr, outbox);
+  if (done) return {};
+  return {GPUSHARE_CANCELLED, "session '" + name() + "' is being dropped: others need its memory"};
+}
+
 GPUSHARE_CATCHES_FORCED_UNWIND
 base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns) {
   RuntimeImpl& runtime = *runtime_;

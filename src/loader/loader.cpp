@@ -61,6 +61,7 @@ base::Result<std::shared_ptr<Loader>> Loader::open(std::shared_ptr<executor::Run
     loader->closed_ = true;  // nothing of the device is held
     return attached;
   }
+  if (loader->link_known()) loader->tell_link();
   return loader;
 }
 
@@ -345,6 +346,12 @@ void Loader::learn(const Transmission& transmission) {
   link_.bytes_per_ms =
       link_known_ ? link_.bytes_per_ms + Profile::kWeight * (seen - link_.bytes_per_ms) : seen;
   link_known_ = true;
+  lock.unlock();
+  tell_link();
+}
+
+void Loader::tell_link() const {
+  runtime_->set_link(1e6 / link().bytes_per_ms);
 }
 
 base::Status Loader::calibrate() {
@@ -356,7 +363,7 @@ base::Status Loader::calibrate() {
     options.name = "link calibration";
     options.persistent_bytes = bytes;
     options.ephemeral_bytes = 1;
-    options.allow_queueing = options.may_shed = false;
+    options.allow_queueing = options.may_claim = false;
     options.may_page = false;  // its bytes are written outside of iterations
     auto session = runtime_->open_session(options);
     status = session.status();
@@ -369,10 +376,13 @@ base::Status Loader::calibrate() {
     if (scratch.ok()) costs = calibrate_on(runtime_->device(), *scratch, bytes);
     (void)(*session)->close();
     GPUSHARE_RETURN_IF_ERROR(costs.status());
-    base::MutexLock lock(mutex_);
-    link_ = *costs;
-    link_known_ = true;
-    link_given_ = device_copies_given_ = false;
+    {
+      base::MutexLock lock(mutex_);
+      link_ = *costs;
+      link_known_ = true;
+      link_given_ = device_copies_given_ = false;
+    }
+    tell_link();
     return {};
   }
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,

@@ -4,7 +4,8 @@
 //
 // The loader's own stream carries all copies, in the order of the loads: all copies share one link, and the
 // first model's layers should not wait for the second's. The costs of the link are calibrated on demand, given,
-// or assumed at first; every transmission above a minimum size corrects assumed costs.
+// or assumed at first; every transmission above a minimum size corrects assumed costs. The scheduler is told of each new
+// figure, because paging has its price by it.
 //
 // Threads: all methods from any thread. A loader keeps its runtime; when the runtime closes, models and images
 // that are left answer INVALID_STATE.
@@ -126,6 +127,7 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   void retire(std::unique_ptr<Transmission> transmission);
   void sweep();
   void learn(const Transmission& transmission);
+  void tell_link() const;
 
   const std::shared_ptr<executor::Runtime> runtime_;
   const LoaderOptions options_;

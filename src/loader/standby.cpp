@@ -6,20 +6,48 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "sched/standby.hpp"
+#include "sched/claims.hpp"
 
 namespace gpushare::loader {
 namespace {
 
 // Requests of a member that nobody has asked for yet: it gets what all others leave.
 constexpr double kNeverAsked = 0.01;
+// A prefix that is there counts for more, so that members of equal worth do not push each other out in turn: each exchange
+// costs a copy.
+constexpr double kHeldWorth = 1.25;
+
+struct Wish {
+  uint64_t member = 0, bytes = 0;
+  double worth = 0;
+};
+
+// Members whose wishes are within the budget, once those of least worth are left out.
+std::vector<uint64_t> grant(std::vector<Wish> wishes, uint64_t budget_bytes) {
+  std::erase_if(wishes, [&](const Wish& wish) { return wish.bytes == 0 || wish.bytes > budget_bytes; });
+  std::vector<sched::Claim> claims;
+  uint64_t bytes = 0;
+  for (const Wish& wish : wishes) {
+    claims.push_back({wish.bytes, 0, wish.worth});
+    bytes += wish.bytes;
+  }
+  std::vector<bool> out(wishes.size());
+  for (const size_t index : sched::choose_claims(claims, bytes - std::min(bytes, budget_bytes)))
+    out[index] = true;
+  std::vector<uint64_t> members;
+  for (size_t i = 0; i < wishes.size(); ++i)
+    if (!out[i]) members.push_back(wishes[i].member);
+  return members;
+}
 
 }  // namespace
 
-void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms) {
+void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms,
+                  sched::SessionClass cls) {
   base::MutexLock lock(mutex_);
   Entry& entry = entries_[member];
   entry.image = std::move(image);
+  entry.cls = cls;
   entry.execute_ms = std::move(execute_ms);
 }
 
@@ -33,7 +61,7 @@ void Standby::remove(uint64_t member) {
 std::shared_ptr<Model> Standby::prefix(uint64_t member) const {
   base::MutexLock lock(mutex_);
   const auto entry = entries_.find(member);
-  return entry == entries_.end() ? nullptr : entry->second.model;
+  return entry == entries_.end() || !there(entry->second) ? nullptr : entry->second.model;
 }
 
 void Standby::learned(uint64_t member) {
@@ -96,61 +124,78 @@ void Standby::settle(std::span<const Use> uses) {
   const bool others_wait = !runtime.ok() || runtime->sessions_queued > 0;
   std::map<uint64_t, Entry*> by_member;
   for (const auto& [id, entry] : entries()) {
-    // Paged out, ended, or its copies failed: of no use any more.
+    // Dropped for others, ended, or its copies failed: of no use any more.
     if (entry->session != nullptr && (entry->session->info().state != executor::SessionState::kResident ||
                                       !entry->model->arrived(entry->model->layers() - 1).ok()))
       drop(*entry);
-    entry->worth = 0;
+    entry->worth_ns = 0;
     {
       base::MutexLock lock(mutex_);
       if (entry->fresh) entry->wish = *std::exchange(entry->fresh, std::nullopt);
     }
     by_member.emplace(id, entry);
   }
-  std::vector<sched::StandbyWish> wishes;
+  std::vector<Wish> wishes;
   Entry* active = nullptr;  // and holds a prefix
   for (const Use& use : uses) {
     const auto found = by_member.find(use.member);
-    if (found == by_member.end() || others_wait) continue;
+    if (found == by_member.end()) continue;
     Entry& entry = *found->second;
+    if (others_wait && entry.model == nullptr) continue;
     if (!use.away && !(use.active && entry.model != nullptr)) continue;
     if (!entry.known) {
       entry.wish = work_out(*entry.image, entry.execute_ms);
       entry.known = true;
     }
     if (entry.wish.layers == 0) continue;
-    entry.worth = std::max(use.requests, kNeverAsked) * entry.wish.saves_ms;
+    entry.worth_ns = std::max(use.requests, kNeverAsked) * entry.wish.saves_ms * 1e6;
     const bool held = suits(entry);
     if (use.away)
-      wishes.push_back({use.member, held ? entry.bytes : entry.wish.bytes, entry.worth, held});
+      wishes.push_back(
+          {use.member, held ? entry.bytes : entry.wish.bytes, entry.worth_ns * (held ? kHeldWorth : 1)});
     else if (held)
       active = &entry;
   }
-  const std::vector<sched::ModelId> granted = sched::grant_standby(wishes, budget_bytes_);
+  const std::vector<uint64_t> granted = grant(wishes, budget_bytes_);
   uint64_t left_bytes = budget_bytes_;
-  for (const sched::StandbyWish& wish : wishes)
-    if (std::find(granted.begin(), granted.end(), wish.model) != granted.end()) left_bytes -= wish.bytes;
+  for (const Wish& wish : wishes)
+    if (std::find(granted.begin(), granted.end(), wish.member) != granted.end()) left_bytes -= wish.bytes;
   if (active != nullptr && active->bytes > left_bytes) active = nullptr;
   for (const auto& [id, entry] : by_member)
     if (entry != active && entry->model != nullptr &&
         (!suits(*entry) || std::find(granted.begin(), granted.end(), id) == granted.end()))
       drop(*entry);
-  for (const sched::ModelId id : granted) {
+  for (const uint64_t id : granted) {
     Entry& entry = *by_member.at(id);
     if (entry.model != nullptr || send(id, entry) || active == nullptr) continue;
     drop(*std::exchange(active, nullptr));
     (void)send(id, entry);
   }
+  for (const auto& [id, entry] : by_member)
+    if (entry->session != nullptr) (void)entry->session->set_spare(entry->worth_ns);
+}
+
+bool Standby::hold(uint64_t member, bool held) {
+  std::shared_ptr<executor::Session> session;
+  double worth_ns = 0;
+  {
+    base::MutexLock lock(mutex_);
+    const auto entry = entries_.find(member);
+    if (entry == entries_.end() || !there(entry->second)) return false;
+    session = entry->second.session;
+    worth_ns = entry->second.worth_ns;
+  }
+  return session->set_spare(held ? std::nullopt : std::optional(worth_ns)).ok();
 }
 
 // False: there is no room for it.
 bool Standby::send(uint64_t member, Entry& entry) {
   executor::SessionOptions options;
   options.name = base::format("standby-%llu", static_cast<unsigned long long>(member));
-  options.cls = sched::SessionClass::kOpportunistic;
+  options.cls = entry.cls;
   options.priority = INT32_MIN;
   options.persistent_bytes = entry.wish.bytes;
-  options.allow_queueing = options.may_shed = false;
+  options.allow_queueing = options.may_claim = false;
   options.may_page = false;  // before its copies are enqueued, or this thread would wait for its return
   auto session = loader_.runtime().open_session(options);
   if (!session.ok()) return false;
@@ -183,17 +228,6 @@ void Standby::drop(Entry& entry) {
   if (session != nullptr) (void)session->close();
 }
 
-bool Standby::shed(uint64_t keep) {
-  Entry* least = nullptr;
-  for (const auto& [id, entry] : entries()) {
-    if (entry->model == nullptr || id == keep) continue;
-    if (least == nullptr || entry->worth < least->worth) least = entry;
-  }
-  if (least == nullptr) return false;
-  drop(*least);
-  return true;
-}
-
 void Standby::clear() {
   for (const auto& [id, entry] : entries()) drop(*entry);
 }
@@ -201,14 +235,15 @@ void Standby::clear() {
 uint64_t Standby::bytes() const {
   base::MutexLock lock(mutex_);
   uint64_t bytes = 0;
-  for (const auto& [id, entry] : entries_) bytes += entry.bytes;
+  for (const auto& [id, entry] : entries_)
+    if (there(entry)) bytes += entry.bytes;
   return bytes;
 }
 
 uint64_t Standby::bytes(uint64_t member) const {
   base::MutexLock lock(mutex_);
   const auto entry = entries_.find(member);
-  return entry == entries_.end() ? 0 : entry->second.bytes;
+  return entry == entries_.end() || !there(entry->second) ? 0 : entry->second.bytes;
 }
 
 }  // namespace gpushare::loader

@@ -3,9 +3,10 @@
 // anybody: whatever an iteration does to its weights, the next load gets the image's bytes. A load copies
 // them into the member's block, on the device, in place of sending them.
 //
-// Each prefix has a session of the lowest class and priority with the executor, so its bytes are admitted and
-// counted like all others and are the first that are paged out; one that was is dropped. Which members have one is
-// decided by sched::grant_standby from what a prefix saves (prefix.hpp) and how often its member is wanted.
+// Each prefix has a session with the executor, of its member's class, which is spare (executor::Session::set_spare): its bytes are
+// admitted and counted like all others, and the scheduler drops it where room is needed and others are worth more. Which members
+// ask for one within the budget is decided by sched::choose_claims from what a prefix saves (prefix.hpp) and how often its member
+// is wanted.
 //
 // Threads: calls that change something are for one thread at a time (the switcher's switching_); add and the rest are for
 // any.
@@ -39,7 +40,8 @@ class Standby {
   Standby(Loader& loader, uint64_t budget_bytes) : loader_(loader), budget_bytes_(budget_bytes) {}
 
   // `execute_ms`: of each layer, or empty: as the image's profile says.
-  void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms);
+  void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms,
+           sched::SessionClass cls);
   void remove(uint64_t member);
   // The prefix from which a load of `member` may take its first layers; null: there is none.
   std::shared_ptr<Model> prefix(uint64_t member) const;
@@ -51,11 +53,11 @@ class Standby {
 
   // Brings the device in line with what the members want now: drops what others want more, sends what is granted
   // and not there, behind the copies enqueued so far. Prefixes are for members that are away; the active one keeps
-  // its own if they leave room for it, which saves sending it again. While sessions queue for room nobody has
-  // one. Prefixes that do not fit are left out.
+  // its own if they leave room for it, which saves sending it again. While sessions queue for room nobody gets a
+  // new one. Prefixes that do not fit are left out.
   void settle(std::span<const Use> uses);
-  // Drops the prefix that is worth least, `keep`'s excepted. False if there is none.
-  bool shed(uint64_t keep);
+  // The member's prefix makes no room for others from here on, or does again. False: there is none.
+  bool hold(uint64_t member, bool held);
   void clear();
 
   uint64_t bytes() const;
@@ -65,17 +67,19 @@ class Standby {
   struct Entry {
     std::shared_ptr<const Image> image;
     std::vector<double> execute_ms;
+    sched::SessionClass cls = sched::SessionClass::kGuaranteed;
     bool known = false;  // the wish is worked out
     PrefixChoice wish;
     bool out_of_date = false;           // and nobody is at it; with `fresh`, under the lock
     std::optional<PrefixChoice> fresh;  // the next wish
-    double worth = 0;                   // when it was settled last
+    double worth_ns = 0;                // when it was settled last
     uint64_t bytes = 0;
     std::shared_ptr<executor::Session> session;
     std::shared_ptr<Model> model;
   };
   PrefixChoice work_out(const Image& image, const std::vector<double>& execute_ms) const;
   static bool suits(const Entry& entry);
+  static bool there(const Entry& entry) { return entry.session != nullptr && !entry.session->dropped(); }
   bool send(uint64_t member, Entry& entry);
   void drop(Entry& entry);
   // Entries stay where they are; only who changes them removes them.

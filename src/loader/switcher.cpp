@@ -114,7 +114,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   auto member = std::make_shared<Member>();
   member->persistent_bytes = image_bytes + session.persistent_bytes;
   member->ephemeral_bytes = session.ephemeral_bytes;
-  session.allow_queueing = session.may_shed = false;  // it makes its own room
+  session.allow_queueing = false;
   session.may_page = false;  // before its load, which nobody may have to wait for with switching_ held
   const uint64_t load_ns = loader_->link().send_ns(image_bytes);
   base::MutexLock lock(mutex_);
@@ -126,7 +126,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   GPUSHARE_RETURN_IF_ERROR(residency_.add(member->id, member->persistent_bytes, load_ns));
   ++next_member_;
   const MemberId id = member->id;
-  standby_.add(id, member->options.image, member->options.load.execute_ms);
+  standby_.add(id, member->options.image, member->options.load.execute_ms, member->options.session.cls);
   members_.emplace(id, std::move(member));
   return id;
 }
@@ -261,7 +261,13 @@ base::Status Switcher::make_active(Member& member) {
   const base::MutexLock switching(switching_);
   const uint64_t start_ns = base::host_now_ns();
   const uint64_t now_ns = loader_->runtime().device().now_ns();
-  const bool live = usable(member);
+  bool was_active = false;
+  {
+    base::MutexLock lock(mutex_);
+    was_active = active_ == member.id;
+  }
+  if (!was_active) take_leave();
+  const bool live = usable(member) && (was_active || member.session->set_spare(std::nullopt).ok());
   if (!live && member.session != nullptr) {
     drop(member);
     base::MutexLock lock(mutex_);
@@ -273,12 +279,12 @@ base::Status Switcher::make_active(Member& member) {
     base::MutexLock lock(mutex_);
     GPUSHARE_ASSIGN_OR_RETURN(decision, residency_.request(member.id, now_ns));
     active_ = live ? member.id : 0;
-    // The caller's limit decides first which members may stay; load() then drops those for which the device has
-    // no room.
+    // The caller's limit decides which members may stay; for how many the device has room is the scheduler's decision.
     if (residency_.resident_bytes() > options_.keep_bytes && !live)
       drops = residency_.shed(residency_.resident_bytes() - options_.keep_bytes, member.id, now_ns);
   }
   drop_all(drops);
+  if (!was_active) tell_worths(member.id);
   if (!live) {
     base::Status status = load(member);
     if (!status.ok()) {
@@ -296,7 +302,10 @@ base::Status Switcher::make_active(Member& member) {
     }
     last_active_ = member.id;
   }
-  if (!live) settle_standby();
+  if (!live) {
+    take_leave();  // those that made room for it
+    settle_standby();
+  }
   return {};
 }
 
@@ -317,6 +326,7 @@ base::Status Switcher::load(Member& member) {
   LoadOptions options = member.options.load;
   options.prefix = standby_.prefix(member.id);
   auto model = loader_->load(session, member.options.image, std::move(options));
+  (void)standby_.hold(member.id, false);
   if (!model.ok()) {
     (void)session->close();
     return model.status();
@@ -333,28 +343,47 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
   executor::SessionOptions options = member.options.session;
   options.persistent_bytes = member.persistent_bytes;
   options.ephemeral_bytes = member.ephemeral_bytes;
-  for (;;) {
-    auto session = loader_->runtime().open_session(options);
-    if (session.ok() || session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
-    // How much is missing is the executor's secret, so one after the other: the first layers of others, if all of
-    // them make enough room; members that are least wanted; and at last any first layers.
-    if (standby_makes_room(member) && standby_.shed(member.id)) continue;
-    std::vector<sched::ModelId> drops;
-    {
-      base::MutexLock lock(mutex_);
-      drops = residency_.shed(1, member.id, loader_->runtime().device().now_ns());
-    }
-    drop_all(drops);
-    if (drops.empty() && !standby_.shed(member.id) && !standby_.shed(0)) return session;
+  // Its own first layers stay if they can: it is about to use them.
+  const bool held = standby_.hold(member.id, true);
+  auto session = loader_->runtime().open_session(options);
+  if (!held || session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
+  (void)standby_.hold(member.id, false);
+  return loader_->runtime().open_session(options);
+}
+
+void Switcher::take_leave() {
+  std::vector<sched::ModelId> gone;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [id, member] : members_)
+      if (member->session != nullptr && member->session->dropped()) {
+        gone.push_back(id);
+        (void)residency_.drop(id);
+      }
+  }
+  drop_all(gone);
+}
+
+void Switcher::tell_worths(MemberId active) {
+  std::vector<std::pair<std::shared_ptr<Member>, double>> kept;
+  {
+    base::MutexLock lock(mutex_);
+    const uint64_t now_ns = loader_->runtime().device().now_ns();
+    for (const auto& [id, member] : members_)
+      if (member->session != nullptr && id != active) kept.emplace_back(member, residency_.worth(id, now_ns));
+  }
+  for (const auto& [member, worth_ns] : kept) {
+    learn_need(*member);
+    (void)member->session->set_spare(worth_ns);
   }
 }
 
-bool Switcher::standby_makes_room(const Member& member) const {
-  const auto runtime = loader_->runtime().info();
-  if (!runtime.ok()) return true;
-  const uint64_t free_bytes = runtime->capacity_bytes - runtime->promised_bytes;
-  return member.persistent_bytes + member.ephemeral_bytes <=
-         free_bytes + standby_.bytes() - standby_.bytes(member.id);
+// A need that was profiled is not profiled again.
+void Switcher::learn_need(Member& member) {
+  if (member.options.session.ephemeral_bytes > 0) return;
+  const executor::SessionInfo info = member.session->info();
+  if (info.iterations_done >= 2)
+    member.ephemeral_bytes = std::max(member.ephemeral_bytes, info.promised_ephemeral_bytes);
 }
 
 void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
@@ -363,6 +392,7 @@ void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
 }
 
 void Switcher::drop(Member& member) {
+  if (member.session != nullptr) learn_need(member);
   std::shared_ptr<executor::Session> session;
   std::shared_ptr<Model> model;
   {
@@ -373,10 +403,6 @@ void Switcher::drop(Member& member) {
     ++member.drops;
     if (active_ == member.id) active_ = 0;
   }
-  // A need that was profiled is not profiled again.
-  const executor::SessionInfo info = session->info();
-  if (member.options.session.ephemeral_bytes == 0 && info.iterations_done >= 2)
-    member.ephemeral_bytes = std::max(member.ephemeral_bytes, info.promised_ephemeral_bytes);
   standby_.learned(member.id);
   (void)model->unload();  // copies may still be under way: the block and the image wait for them
   (void)session->close();
@@ -457,41 +483,6 @@ base::Status Switcher::close() {
   return {};
 }
 
-uint64_t Switcher::spare_bytes() const {
-  base::MutexLock lock(mutex_);
-  uint64_t bytes = standby_.bytes();
-  for (const auto& [id, member] : members_)
-    if (member->session != nullptr && id != active_)
-      bytes += member->persistent_bytes + member->ephemeral_bytes;
-  return bytes;
-}
-
-bool Switcher::shed() {
-  {
-    base::MutexLock lock(mutex_);
-    if (closed_) return false;
-    ++users_;
-  }
-  bool any = false;
-  {
-    const base::MutexLock switching(switching_);
-    any = standby_.shed(0);
-    if (!any) {
-      std::vector<sched::ModelId> drops;
-      {
-        base::MutexLock lock(mutex_);
-        drops = residency_.shed(1, active_, loader_->runtime().device().now_ns());
-      }
-      drop_all(drops);
-      any = !drops.empty();
-    }
-  }
-  base::MutexLock lock(mutex_);
-  --users_;
-  changed_.notify_all();
-  return any;
-}
-
 void Switcher::runtime_closing() {
   std::vector<std::shared_ptr<Member>> members;
   {
@@ -519,6 +510,10 @@ base::Result<MemberInfo> Switcher::info(MemberId id) const {
     info.iterations = member->iterations;
     info.drops = member->drops;
     session = member->session;
+    if (session != nullptr && session->dropped()) {  // which the next switch will see
+      session.reset();
+      ++info.drops;
+    }
     if (session != nullptr) info.state = active_ == id ? MemberState::kActive : MemberState::kKept;
   }
   info.standby_bytes = standby_.bytes(id);
@@ -537,7 +532,7 @@ SwitcherInfo Switcher::info() const {
   info.active = active_;
   info.members = members_.size();
   for (const auto& [id, member] : members_)
-    if (member->session != nullptr && id != active_) ++info.kept;
+    if (member->session != nullptr && id != active_ && !member->session->dropped()) ++info.kept;
   info.switches = switches_;
   info.waiting = line_.size();
   info.switch_ns = switch_ns_;

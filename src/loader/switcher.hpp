@@ -1,15 +1,15 @@
 // switcher.hpp: one active session and any number on standby, on one device. A member on standby has its
 // weights in host memory (an image) and no session with the executor, so it has no device bytes and the
 // executor promises nothing to it. It becomes active with its next begin: the active member stops at the
-// boundary of its iteration under way, its bytes are dropped or kept (sched::Residency decides, within the room
-// of the device), a session is opened for the new member, and the groups of its image are enqueued. Its first
-// iteration begins at once, and the stream waits for the layers that the iteration asks for.
+// boundary of its iteration under way, its bytes are dropped or kept (sched::Residency decides, within keep_bytes), a session is
+// opened for the new member, and the groups of its image are enqueued. Its first iteration begins at once, and the stream waits
+// for the layers that the iteration asks for.
 //
-// Safety stays the executor's: every session with device bytes was admitted by it. A refusal makes the switcher
-// drop kept members, the least wanted first, and ask again.
+// Who makes room on the device is the scheduler's decision: the session of a kept member is spare (executor::Session::set_spare)
+// and is dropped for whoever needs room, another member or a session that is not the switcher's, if others are worth more.
 //
 // With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp),
-// because no grouping can hide their transmission. They are dropped first when room is short.
+// because no grouping can hide their transmission. They are spare likewise.
 //
 // Calls of begin get their turns in the order in which they arrive; one iteration of a switcher is open at a
 // time. The kept bytes of a member are on the device, are given up when the runtime closes, and are loaded
@@ -104,9 +104,6 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status close();
   bool closed() const;  // by close(), or with its runtime
   void runtime_closing() override;
-  // First layers on standby, then kept members, least wanted first, make way for sessions of others.
-  uint64_t spare_bytes() const override;
-  bool shed() override;
 
  private:
   struct Member {
@@ -132,7 +129,11 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status make_active(Member& member);
   base::Status load(Member& member);
   base::Result<std::shared_ptr<executor::Session>> open_session(Member& member);
-  bool standby_makes_room(const Member& member) const;
+  // Lets go of members that the scheduler has dropped.
+  void take_leave();
+  // Kept members make room for others, `active` does not.
+  void tell_worths(MemberId active);
+  static void learn_need(Member& member);
   bool usable(Member& member);
   void settle_standby();
   void drop(Member& member);
@@ -143,8 +144,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   const SwitcherOptions options_;
   Standby standby_;
 
-  // Held while the content of the device changes: by the thread that has the turn during a switch, and at any
-  // time by others that need room. The active member stays. Lock order: before mutex_.
+  // Held while the members' sessions change. Lock order: before mutex_.
   base::Mutex switching_;
   mutable base::Mutex mutex_;
   base::ConditionVariable changed_;

@@ -269,8 +269,9 @@ WaitingList::Position Scheduler::Impl::admitted_from(WaitingList::Position posit
 
 // The first of [from, end) for which page-outs are decided or under way; false if there is none.
 bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns) {
-  if ((!options.paging && caches.empty()) || from >= end) return false;
-  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims() && droppable().empty())
+  if ((!options.paging && !any_spare()) || from >= end) return false;
+  if (evicting == 0 && traits.paging == PagingRule::kNever && !waiting.any_claims() && spares == 0 &&
+      droppable().empty())
     return false;
   if (traits.paging == PagingRule::kAny) {
     for (; from < end; from = waiting.next(from))
@@ -286,11 +287,11 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
       from = waiting.next(from);
     } else {
       WaitingList::Room room = claimable_room(session);
-      if (!caches.empty()) {
-        const WaitingList::Room without_caches = cache_room();
-        room = {room.any || without_caches.any,
-                std::max(room.persistent_bytes, without_caches.persistent_bytes),
-                std::max(room.total_bytes, without_caches.total_bytes)};
+      if (any_spare()) {
+        const WaitingList::Room without_spares = room_without_spares(session);
+        room = {room.any || without_spares.any,
+                std::max(room.persistent_bytes, without_spares.persistent_bytes),
+                std::max(room.total_bytes, without_spares.total_bytes)};
       }
       from = waiting.first_fit(waiting.next(from), room, 0);
     }

@@ -33,6 +33,7 @@ struct SessionSpec {
   uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
   bool may_queue = true;       // false: arrive() refuses a session that cannot be admitted at once
   bool may_page = true;        // false: the session is not paged out before allow_paging()
+  bool may_claim = true;       // false: nothing is dropped or paged out so that it gets in
   // The need is unknown. The session is admitted with all free bytes as E, in a lane of its own where one may
   // be opened, once at least persistent_bytes + ephemeral_bytes (here the least to start with) are free.
   // set_need() ends profiling.
@@ -51,6 +52,7 @@ enum class ActionKind : uint32_t {
   kPageOut,     // session: copy persistent bytes to host, then page_done(); it holds no promise afterwards
   kPageIn,      // session, lane: reserve P again, copy back, then page_done()
   kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
+  kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
   kDropCache    // likewise: give its bytes back, then cache_dropped()
 };
@@ -111,6 +113,14 @@ class Authority {
   // Which class the session counts as from now on.
   virtual void set_class(SessionId session, SessionClass cls, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
+  // With a worth the session is spare: nobody runs iterations of it, what it holds can be had again, and it stays for
+  // speed alone (a model kept for its next request, first layers on standby). Whoever needs room takes spare sessions
+  // before all others, by class, then by price; kDrop is the action. The price is `worth_ns`: the time to bring the
+  // bytes back times the requests for them; it halves every kRequestHalfLifeNs. Without a worth, or when it becomes
+  // ready, the session is as others again. False: it is being dropped already.
+  virtual bool set_spare(SessionId session, std::optional<double> worth_ns, uint64_t now_ns) = 0;
+  // Measured time of the link for a byte: the price of paging.
+  virtual void set_link(double ns_per_byte) = 0;
   // Device time still needed from now on (kUnknown: estimate again).
   virtual void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) = 0;
   // Sessions admitted stay admitted, also above the new policy's limits.
@@ -120,9 +130,9 @@ class Authority {
   virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
-  // Called when a resident session needs `bytes` more than can be promised. Starts paging out sessions with
-  // nothing in flight that have a lower class or that the policy ranks below it, lowest rank first. Returns
-  // false if there are none. Their bytes are promised to nobody until room_used().
+  // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
+  // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
+  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used().
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // The session that make_room() worked for has taken what it needs, or has given up.
   virtual void room_used(uint64_t now_ns) = 0;
@@ -152,8 +162,10 @@ class Authority {
   virtual LaneId lane_of(SessionId session) const = 0;  // also while its page-in is under way
   virtual SessionView view(SessionId session) const = 0;
   virtual std::string policy_name() const = 0;
-  virtual uint64_t promised_bytes() const = 0;  // of the whole device
-  virtual Limit capacity() const = 0;           // of the whole device
+  virtual std::vector<SessionId> dropping() const = 0;  // spare sessions that are to go and have not left
+  virtual double link_ns_per_byte() const = 0;          // 0: not measured
+  virtual uint64_t promised_bytes() const = 0;          // of the whole device
+  virtual Limit capacity() const = 0;                   // of the whole device
   virtual uint64_t lane_bytes(LaneId lane) const = 0;
   virtual uint32_t lane_compute_units(LaneId lane) const = 0;  // for itself; 0 = shares the device
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes

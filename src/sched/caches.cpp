@@ -1,4 +1,5 @@
-// Bytes that can be had again from host memory: they stay for speed alone unless a session wants them now.
+// Bytes that can be had again from host memory, which stay for speed alone unless a session wants them now: caches, and
+// sessions that are spare.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -10,11 +11,11 @@
 namespace gpushare::sched {
 namespace {
 
-constexpr double kHalfLifeNs = 60e9;  // of the count of requests
+// Processes of others tell these: sums of prices stay finite.
+constexpr double kMostLinkNsPerByte = 1e6, kMostWorthNs = 1e30;
 
 double requests_at(const CacheRecord& cache, uint64_t now_ns) {
-  const auto age_ns = static_cast<double>(now_ns - std::min(now_ns, cache.requested_ns));
-  return cache.requests * std::exp2(-age_ns / kHalfLifeNs);
+  return decayed(cache.requests, cache.requested_ns, now_ns);
 }
 
 }  // namespace
@@ -32,43 +33,12 @@ std::vector<CacheRecord*> Scheduler::Impl::droppable() const {
   return out;
 }
 
-// Rank 0; 1 if another one, which rests on it, has to go first.
+// Ranked by class, and above others that rest on it, because these have to go first.
 Claim Scheduler::Impl::claim_of(const CacheRecord& cache, uint64_t now_ns) const {
-  const bool rested_on = std::any_of(caches.begin(), caches.end(), [&](const auto& other) {
-    return other->first_part == cache.id && other->held;
-  });
-  return {cache.bytes, rested_on ? 1u : 0u, cache.restore_ns * requests_at(cache, now_ns)};
-}
-
-WaitingList::Room Scheduler::Impl::cache_room() const {
-  WaitingList::Room out = room();
-  for (const auto& cache : caches) {
-    if (!cache->dropping && !cache->droppable()) continue;
-    out.persistent_bytes += cache->bytes;
-    out.total_bytes += cache->bytes;
-  }
-  return out;
-}
-
-bool Scheduler::Impl::claim_caches(const SessionRecord& session, uint64_t now_ns) {
-  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
-  if (!cache_room().holds(p, total)) return false;
-  const WaitingList::Room now = room();
-  uint64_t dropping = 0;
-  for (const auto& cache : caches) dropping += cache->dropping ? cache->bytes : 0;
-  const uint64_t missing =
-      std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  if (missing == 0) return false;
-  if (missing <= dropping) return true;
-  Victims victims{{}, droppable()};
-  const auto chosen = choose_victims(std::move(victims), missing - dropping, now_ns, {}, [&] {
-    uint64_t freed = 0;
-    for (const auto& cache : caches) freed += cache->victim ? cache->bytes : 0;
-    return freed >= missing - dropping;
-  });
-  if (!chosen || chosen->empty()) return false;
-  evict(*chosen, now_ns);
-  return true;
+  uint32_t rank = 2 * spare_rank(cache.cls);
+  for (const auto& other : caches)
+    if (other->first_part == cache.id && other->held) rank = std::max(rank, 2 * spare_rank(other->cls) + 1);
+  return {cache.bytes, rank, cache.restore_ns * requests_at(cache, now_ns)};
 }
 
 bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
@@ -130,6 +100,7 @@ void Scheduler::want_cache(uint64_t id, SessionId session, uint64_t now_ns) {
   cache->requests = requests_at(*cache, now_ns) + 1;
   cache->requested_ns = now_ns;
   cache->wanted_by = session;
+  if (const SessionRecord* by = impl_->find(session)) cache->cls = by->view.cls;
   ++cache->users;
   if (cache->waiting || (cache->held && !cache->dropping)) return;
   cache->waiting = true;
@@ -169,8 +140,40 @@ uint64_t Scheduler::cached_bytes() const {
 }
 
 void Scheduler::set_link(double ns_per_byte) {
-  if (!std::isfinite(ns_per_byte) || ns_per_byte <= 0) return;
+  if (!(ns_per_byte > 0 && ns_per_byte <= kMostLinkNsPerByte)) return;
+  impl_->link_ns_per_byte = ns_per_byte;
   impl_->options.page_out_ns_per_byte = impl_->options.page_in_ns_per_byte = ns_per_byte;
+}
+
+double Scheduler::link_ns_per_byte() const {
+  return impl_->link_ns_per_byte;
+}
+
+// ---- spare sessions ---------------------------------------------------------------------------------------------
+
+void Scheduler::Impl::forget_worth(SessionRecord& session) {
+  if (session.worth_ns) --spares;
+  session.worth_ns.reset();
+}
+
+bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || (session->worth_ns && session->evicting)) return false;
+  impl_->forget_worth(*session);
+  if (!worth_ns || session->ready) return true;
+  ++impl_->spares;
+  session->worth_ns = std::isnan(*worth_ns) ? 0 : std::clamp(*worth_ns, 0.0, kMostWorthNs);
+  session->worth_since_ns = now_ns;
+  impl_->admit_waiting(now_ns);
+  return true;
+}
+
+std::vector<SessionId> Scheduler::dropping() const {
+  std::vector<SessionId> out;
+  if (impl_->spares == 0 || impl_->evicting == 0) return out;
+  for (const auto& [id, session] : impl_->sessions)
+    if (session->worth_ns && session->evicting) out.push_back(id);
+  return out;
 }
 
 }  // namespace gpushare::sched

@@ -104,7 +104,8 @@ void Scheduler::Impl::lower(uint64_t now_ns) {
   Victims candidates{{}, droppable()};
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
-      if (lane.open && options.paging && evictable(*member)) candidates.sessions.push_back(member);
+      if (lane.open && evictable(*member) && (options.paging || spare(*member)))
+        candidates.sessions.push_back(member);
   const auto chosen = choose_victims(candidates, used - capacity.target_bytes, now_ns, gives_back(),
                                      [&] { return without_victims() <= capacity.target_bytes; });
   evict(chosen ? *chosen : candidates, now_ns);

@@ -2,6 +2,7 @@
 #include "sched/claims.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/saturate.hpp"
@@ -50,6 +51,11 @@ std::vector<size_t> choose_of_rank(std::span<const Claim> claims, std::span<cons
 }
 
 }  // namespace
+
+double decayed(double value, uint64_t since_ns, uint64_t now_ns) {
+  const auto age_ns = static_cast<double>(now_ns - std::min(now_ns, since_ns));
+  return value * std::exp2(-age_ns / static_cast<double>(kRequestHalfLifeNs));
+}
 
 double price_of(double take_ns, double restore_ns, double idle_ns) {
   return restore_ns <= 0 ? take_ns : take_ns + restore_ns * restore_ns / (restore_ns + idle_ns);

@@ -1,5 +1,5 @@
 // claims.hpp: who gives device bytes back when somebody needs room. Whatever holds device bytes is a claim: a session
-// with its share of a lane, a model kept for its next request, first layers on standby. Each has a rank and a price;
+// with its share of a lane, a model kept for its next request, first layers on standby, an image. Each has a rank and a price;
 // this one decision is asked for all of them. A decision only: it moves nothing.
 //
 // Rank before price: a claim is taken only if all claims of lower ranks together do not do. Within a rank the least
@@ -22,6 +22,12 @@ struct Claim {
   // Device or link time to take it back and, as far as that is to be expected, to restore it. At least 0.
   double price_ns = 0;
 };
+
+// A count of requests for what a claim holds, and with it the price, halves in this time.
+inline constexpr uint64_t kRequestHalfLifeNs = 60'000'000'000;
+
+// `value` as of `since_ns`, halved every half-life since.
+double decayed(double value, uint64_t since_ns, uint64_t now_ns);
 
 // Price of a claim that is taken back in `take_ns` and restored in `restore_ns`, and that nobody has wanted for
 // `idle_ns` (0: it is wanted now). The price of restoring falls with the idle time, to half when idle_ns equals

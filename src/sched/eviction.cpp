@@ -54,16 +54,21 @@ std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() cons
   };
 }
 
-// Class before the policy's order before price. The order counts where one outranks the other.
+// What stays for speed alone before all others; class before the policy's order before price. The order counts where one
+// outranks the other.
 std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> best_first,
                                               uint64_t now_ns) const {
   std::vector<Claim> claims(best_first.size());
-  uint32_t rank = 1;                     // caches have 0 and 1
+  uint32_t rank = 2 * spare_rank(SessionClass::kGuaranteed) + 1;
   const SessionRecord* worst = nullptr;  // of the rank
   for (const SessionClass cls : {SessionClass::kOpportunistic, SessionClass::kGuaranteed}) {
     for (size_t i = best_first.size(); i-- > 0;) {
       const SessionRecord& session = *best_first[i];
       if (session.view.cls != cls) continue;
+      if (spare(session)) {
+        claims[i] = {0, 2 * spare_rank(cls), decayed(*session.worth_ns, session.worth_since_ns, now_ns)};
+        continue;
+      }
       if (worst != nullptr && (worst->view.cls != cls || policy->outranks(session.view, worst->view)))
         worst = nullptr;
       if (worst == nullptr) {
@@ -161,7 +166,8 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
 // Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
 // settled.
 template <class IsGone>
-WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, IsGone is_gone) const {
+WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,
+                                                IsGone is_gone) const {
   uint64_t used = cache_bytes_without(is_gone), largest = 0;
   uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
@@ -176,9 +182,10 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Is
       ++members;
       bytes = std::max(bytes, member->ephemeral_bytes);
       used += member->persistent_bytes;
-      runs_next = runs_next && policy->before(session.view, member->view);
+      runs_next = runs_next && (which == Lanes::kAny || policy->before(session.view, member->view));
     }
     if (members == 0) continue;
+    if (which == Lanes::kAny && lane.closing) runs_next = false;
     staying += members;
     ++staying_lanes;
     used += bytes;
@@ -197,21 +204,46 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Is
 }
 
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
-  return room_without(session, [&](const auto& each) {
+  return room_without(session, Lanes::kWhereItRunsNext, [&](const auto& each) {
     if constexpr (std::is_same_v<std::decay_t<decltype(each)>, CacheRecord>)
-      return each.droppable();
+      return spare(each);
     else
-      return evictable(each) && policy->outranks(session.view, each.view);
+      return spare(each) || (evictable(each) && policy->outranks(session.view, each.view));
   });
 }
 
 bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
-  return room_without(session, [](const auto& each) { return each.victim; })
+  return room_without(session, Lanes::kWhereItRunsNext, [](const auto& each) { return each.victim; })
       .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
 }
 
+WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& session) const {
+  return room_without(session, Lanes::kAny, [this](const auto& each) { return spare(each); });
+}
+
+bool Scheduler::Impl::claim_spares(const SessionRecord& session, uint64_t now_ns) {
+  const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
+  if (!room_without_spares(session).holds(p, total)) return false;
+  const WaitingList::Room now = room_without(session, Lanes::kAny, [](const auto&) { return false; });
+  if (now.holds(p, total)) return evicting > 0;  // what is on its way out makes the room
+  Victims candidates{{}, droppable()};
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (spare(*member)) candidates.sessions.push_back(member);
+  const uint64_t missing =
+      !now.any ? 0
+               : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
+  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(), [&] {
+    return room_without(session, Lanes::kAny, [](const auto& each) { return each.victim; }).holds(p, total);
+  });
+  if (!victims) return false;
+  evict(*victims, now_ns);
+  return true;
+}
+
 bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
-  if (!caches.empty() && claim_caches(session, now_ns)) return true;
+  if (!session.spec.may_claim) return false;
+  if (any_spare() && claim_spares(session, now_ns)) return true;
   if (!options.paging) return false;
   // Merging lanes copies nothing.
   if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
@@ -223,10 +255,12 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     for (SessionRecord* member : lane.members)
-      if (evictable(*member) && policy->outranks(session.view, member->view)) outranked.push_back(member);
+      if (spare(*member) || (evictable(*member) && policy->outranks(session.view, member->view)))
+        outranked.push_back(member);
   }
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
-  const WaitingList::Room now = room_without(session, [](const auto&) { return false; });
+  const WaitingList::Room now =
+      room_without(session, Lanes::kWhereItRunsNext, [](const auto&) { return false; });
   const uint64_t p = session.persistent_bytes, total = p + session.ephemeral_bytes;
   const uint64_t missing =
       !now.any ? 0
@@ -255,7 +289,8 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
   session.state = SessionState::kPagedOut;
   session.move = SessionRecord::Move::kOut;
   policy->paged_out(session.view.id, session.lane, now_ns);
-  actions.push_back({ActionKind::kPageOut, session.lane, session.view.id, session.persistent_bytes});
+  const ActionKind kind = session.worth_ns ? ActionKind::kDrop : ActionKind::kPageOut;
+  actions.push_back({kind, session.lane, session.view.id, session.persistent_bytes});
 }
 
 bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
@@ -265,15 +300,15 @@ bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
 
 bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns) {
   Victims lower{{}, droppable()};
-  if (session != nullptr && session->holds_promise() && options.paging) {
-    for (const LaneRecord& lane : lanes) {
-      for (SessionRecord* member : lane.members) {
-        if (member == session || !evictable(*member) || member->busy()) continue;
-        const bool lower_class = session->view.cls == SessionClass::kGuaranteed &&
-                                 member->view.cls == SessionClass::kOpportunistic;
-        if (!lower_class && !policy->outranks(session->view, member->view)) continue;
-        lower.sessions.push_back(member);
-      }
+  const bool pages = session != nullptr && session->holds_promise() && options.paging;
+  for (const LaneRecord& lane : lanes) {
+    if (!pages && spares == 0) break;
+    for (SessionRecord* member : lane.members) {
+      if (member == session || !evictable(*member) || member->busy()) continue;
+      const bool outranked = pages && ((session->view.cls == SessionClass::kGuaranteed &&
+                                        member->view.cls == SessionClass::kOpportunistic) ||
+                                       policy->outranks(session->view, member->view));
+      if (outranked || spare(*member)) lower.sessions.push_back(member);
     }
   }
   const auto bytes_of = [](const SessionRecord& each) { return each.persistent_bytes; };

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sched/claims.hpp"
-
 namespace gpushare::sched {
 namespace {
 
@@ -156,7 +154,11 @@ bool Residency::resident(ModelId model) const {
 
 double Residency::worth(ModelId model, uint64_t now_ns) const {
   const auto entry = models_.find(model);
-  return entry == models_.end() ? 0 : worth_of(entry->second, std::max(now_ns, now_ns_));
+  if (entry == models_.end()) return 0;
+  if (policy_ == ResidencyPolicy::kWeighted) return worth_of(entry->second, std::max(now_ns, now_ns_));
+  const auto since = std::count_if(models_.begin(), models_.end(),
+                                   [&](const auto& other) { return other.second.turn > entry->second.turn; });
+  return std::ldexp(static_cast<double>(entry->second.load_ns), -static_cast<int>(since));
 }
 
 double Residency::requests(ModelId model, uint64_t now_ns) const {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "sched/claims.hpp"
 
 namespace gpushare::sched {
 
@@ -28,7 +29,7 @@ class Residency {
     std::vector<ModelId> drops;  // first these go, in this order
   };
 
-  Residency(uint64_t capacity_bytes, ResidencyPolicy policy, uint64_t half_life_ns = 60'000'000'000)
+  Residency(uint64_t capacity_bytes, ResidencyPolicy policy, uint64_t half_life_ns = kRequestHalfLifeNs)
       : capacity_bytes_(capacity_bytes), policy_(policy), half_life_ns_(half_life_ns) {}
 
   // Makes a model known; it is not on the device. `load_ns`: time to bring it there. Errors: ALREADY_EXISTS;
@@ -57,7 +58,8 @@ class Residency {
   uint64_t resident_bytes() const { return resident_bytes_; }
   // Requests so far, halved every half-life, as of `now_ns`. 0 for an unknown model.
   double requests(ModelId model, uint64_t now_ns) const;
-  // Request rate times load time, as of `now_ns`; what weighted compares. 0 for an unknown model.
+  // What it is worth to keep the model, in ns, for comparison with other claims. weighted: requests times load time, as of
+  // `now_ns`. least_recently_used: the load time, halved for each model that was requested since. 0 for an unknown model.
   double worth(ModelId model, uint64_t now_ns) const;
 
  private:

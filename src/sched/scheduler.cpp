@@ -152,6 +152,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
 void Scheduler::ready(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->ready) return;
+  if (!session->evicting) impl_->forget_worth(*session);
   session->ready = true;
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
@@ -257,7 +258,8 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
 void Scheduler::leave(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
-  const bool was_claiming = session->claiming;
+  const bool was_claiming = session->claiming, yielded = session->yielding;
+  impl_->forget_worth(*session);
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
     lane.completed += session->view.in_flight;
@@ -275,7 +277,10 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   impl_->sessions.erase(id);
   for (const SessionId other : std::exchange(impl_->pinned, {}))
     if (SessionRecord* record = impl_->find(other)) record->pinned = false;
-  impl_->freed(now_ns);
+  if (!yielded)
+    impl_->freed(now_ns);
+  else if (!impl_->cache_line.empty())  // else what it gave is another's, until room_used()
+    (void)impl_->hold_waiting(now_ns);
 }
 
 base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
@@ -432,6 +437,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
       impl_->admit_waiting(now_ns);
   } else if (session->move == SessionRecord::Move::kOut) {
     session->move = SessionRecord::Move::kNone;
+    impl_->forget_worth(*session);  // the driver has copied it
     impl_->quit(*session);
     const bool yielded = std::exchange(session->yielding, false);
     if (yielded) impl_->block(*session);
@@ -560,11 +566,12 @@ std::string Scheduler::check() const {
     residents += lane.members.size();
   }
   if (lanes_ready != state.ready_lanes.size()) return "a lane without a ready session counts as one with";
-  size_t waiting = 0, slots = 0;
+  size_t waiting = 0, slots = 0, spares = 0;
   uint32_t evicting = 0;
   for (const auto& [id, session] : state.sessions) {
     if (session->holds_promise()) persistent += session->persistent_bytes;
     if (session->evicting) ++evicting;
+    if (session->worth_ns) ++spares;
     if (!session->holds_promise()) {
       ++waiting;
       if (session->chunk == nullptr) return "a session without a promise is not queued";
@@ -595,7 +602,8 @@ std::string Scheduler::check() const {
   }
   if (cached != state.cache_bytes) return "the bytes of caches are miscounted";
   if (persistent != state.persistent_bytes || lanes != state.lane_bytes || residents != state.residents ||
-      open != state.lanes_open || waiting != this->waiting() || slots != ready || evicting != state.evicting)
+      open != state.lanes_open || waiting != this->waiting() || slots != ready ||
+      evicting != state.evicting || spares != state.spares)
     return "a running total is wrong";
   if (units != state.compute_units || units > state.options.compute_units)
     return base::format("lanes have %u compute units of %u", units, state.options.compute_units);

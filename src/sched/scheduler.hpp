@@ -6,6 +6,7 @@
 // capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its sessions. A decision that would break it is
 // not taken.
 //
+// Making room: what stays for speed alone goes first (caches, spare sessions), by class, then price.
 // Paging: residents may be paged out for a waiting session that the policy ranks above them and above
 // everything that would stay in its lane. Residents of lower class go first, then those of lower rank, then
 // those of the least price (claims.hpp), and never more than needed. A resident first finishes its iterations
@@ -37,7 +38,7 @@ struct SchedulerOptions {
   uint32_t granularity_compute_units = 1;  // such a lane's share is rounded up to it
   uint64_t granularity_bytes = 1;          // P and lane sizes are rounded up to it
   uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
-  // Link time to move a byte out and back in: the price of paging sessions out. About PCIe 3.
+  // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
   bool paging = true;  // the driver can page sessions out and keep their addresses
   LaneFinderKind lane_finder = LaneFinderKind::kSalus;
@@ -67,6 +68,8 @@ class Scheduler final : public Authority {
   void set_priority(SessionId session, int32_t priority, uint64_t now_ns) override;
   void set_class(SessionId session, SessionClass cls, uint64_t now_ns) override;
   void set_weight(SessionId session, double weight) override;  // finite, > 0; else ignored
+  bool set_spare(SessionId session, std::optional<double> worth_ns, uint64_t now_ns) override;
+  void set_link(double ns_per_byte) override;
   void set_remaining(SessionId session, uint64_t remaining_ns, uint64_t now_ns) override;
   void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) override;
   void unplaced(SessionId session, uint64_t now_ns) override;
@@ -77,8 +80,8 @@ class Scheduler final : public Authority {
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
   // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
   // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
-  // held; else it stays for speed alone, and is dropped before any session is paged out, by its price: the requests
-  // for it, a count that halves every minute, times `restore_ns`. `first_part`: a cache that is held whenever this one is,
+  // held; else it stays for speed alone, and is dropped before any session is paged out, by the class of the session that
+  // wanted it last, then by its price: the requests for it, a count that halves every minute, times `restore_ns`. `first_part`: a cache that is held whenever this one is,
   // and is dropped after it: the first layers of the same image; 0 = none. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
   base::Status add_cache(uint64_t cache, uint64_t bytes, double restore_ns, uint64_t first_part = 0);
   // Forgets it; the driver has given its bytes back.
@@ -92,8 +95,6 @@ class Scheduler final : public Authority {
   bool cache_held(uint64_t cache) const;   // promised, and not to be dropped
   bool cache_going(uint64_t cache) const;  // its kDropCache is under way
   uint64_t cached_bytes() const;           // of promised_bytes, held by caches
-  // Measured time of the link for a byte: the price of paging.
-  void set_link(double ns_per_byte);
   // Passes the interference model to the present policy and to every later one; null: nothing is known.
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
   // ---- Authority: what next -------------------------------------------------------------------------------
@@ -112,6 +113,8 @@ class Scheduler final : public Authority {
   bool knows(SessionId session) const;
   Policy& policy();
   std::string policy_name() const override;
+  std::vector<SessionId> dropping() const override;
+  double link_ns_per_byte() const override;
   uint64_t promised_bytes() const override;
   Limit capacity() const override;
   Limit quota(SessionId session) const;  // of its need; zeros without one

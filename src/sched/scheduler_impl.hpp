@@ -19,6 +19,11 @@
 
 namespace gpushare::sched {
 
+// Of what stays for speed alone; twice this is its rank among claims.
+inline uint32_t spare_rank(SessionClass cls) {
+  return cls == SessionClass::kGuaranteed ? 1 : 0;
+}
+
 // Virtual time for `ns` of service. Bounded, so that a very small weight gives no infinity.
 inline double virtual_cost(double ns, double weight) {
   return std::clamp(ns / weight, -1e30, 1e30);
@@ -46,12 +51,14 @@ struct SessionRecord {
   uint64_t kind_bit = 0;                // of the policy's kind of session; 0: of none
   bool ready = false;
   bool wake = false;
-  bool evicting = false;  // to be paged out at its next boundary
-  bool claiming = false;  // waits for page-outs made for it
-  bool yielding = false;  // paged out by make_room(): not to come straight back
-  bool pinned = false;    // could not be paged out: is spared until another leaves
-  bool victim = false;    // inside choose_victims(): would be paged out
-  bool blocked = false;   // could not be placed physically: waits until something is freed
+  bool evicting = false;           // to be paged out at its next boundary
+  bool claiming = false;           // waits for page-outs made for it
+  bool yielding = false;           // paged out by make_room(): not to come straight back
+  bool pinned = false;             // could not be paged out: is spared until another leaves
+  bool victim = false;             // inside choose_victims(): would be paged out
+  std::optional<double> worth_ns;  // as of worth_since_ns: it is spare
+  uint64_t worth_since_ns = 0;
+  bool blocked = false;  // could not be placed physically: waits until something is freed
 
   bool holds_promise() const { return lane != kNoLane; }
   bool wanted() const { return ready || view.in_flight > 0; }
@@ -85,6 +92,7 @@ struct LaneRecord {
 
 struct CacheRecord {
   uint64_t id = 0, bytes = 0, first_part = 0;
+  SessionClass cls = SessionClass::kGuaranteed;  // of who wanted it last
   double restore_ns = 0;
   double requests = 0;  // halved every half-life up to requested_ns
   uint64_t requested_ns = 0;
@@ -125,6 +133,8 @@ struct Scheduler::Impl {
   std::vector<SessionView> movable;  // room for pick's use
   uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
   std::vector<std::unique_ptr<CacheRecord>> caches;
+  size_t spares = 0;                     // sessions with a worth
+  double link_ns_per_byte = 0;           // 0: not measured
   std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
   uint64_t cache_bytes = 0;              // held
 
@@ -150,6 +160,10 @@ struct Scheduler::Impl {
   bool evictable(const SessionRecord& session) const {
     return session.state == SessionState::kResident && !session.evicting && !session.pinned;
   }
+  // Stays for speed alone: goes before all that somebody uses.
+  bool spare(const SessionRecord& session) const { return session.worth_ns && evictable(session); }
+  static bool spare(const CacheRecord& cache) { return cache.droppable(); }
+  bool any_spare() const { return spares > 0 || !caches.empty(); }
 
   // scheduler.cpp
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
@@ -189,7 +203,7 @@ struct Scheduler::Impl {
   std::optional<Victims> choose_victims(Victims candidates, uint64_t bytes, uint64_t now_ns,
                                         const std::function<uint64_t(const SessionRecord&)>& bytes_of,
                                         const std::function<bool()>& enough) const;
-  // Their ranks and prices; bytes are the caller's to fill in.
+  // Their ranks and prices; bytes are the caller's to fill in. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // What a resident session gives back alone: P, and what its lane has for it alone. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
@@ -209,10 +223,11 @@ struct Scheduler::Impl {
       if (cache->held && !cache->dropping && !is_gone(*cache)) bytes += cache->bytes;
     return bytes;
   }
-  // What place() would have if no cache were held that may be dropped.
-  WaitingList::Room cache_room() const;
-  // Drops caches for the session if they alone make its room; true if some are under way.
-  bool claim_caches(const SessionRecord& session, uint64_t now_ns);
+  // What place() would have for the session if nothing stayed for speed alone.
+  WaitingList::Room room_without_spares(const SessionRecord& session) const;
+  // Drops what stays for speed alone if that makes the session's room; true if some is under way.
+  bool claim_spares(const SessionRecord& session, uint64_t now_ns);
+  void forget_worth(SessionRecord& session);
   // Promises those that wait what there is, and makes room for the first; true if room is being made for it.
   bool hold_waiting(uint64_t now_ns);
 
@@ -249,8 +264,9 @@ struct Scheduler::Impl {
   WaitingList::Room room() const;  // what place() has for a session that shares the device
   // Bytes that claim() would have for the session, and at most has for sessions behind it.
   WaitingList::Room claimable_room(const SessionRecord& session) const;
+  enum class Lanes : uint8_t { kWhereItRunsNext, kAny };
   template <class IsGone>
-  WaitingList::Room room_without(const SessionRecord& session, IsGone is_gone) const;
+  WaitingList::Room room_without(const SessionRecord& session, Lanes which, IsGone is_gone) const;
   WaitingList::Position admitted_from(WaitingList::Position position);
   bool claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns);
   bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;  // were it in that lane

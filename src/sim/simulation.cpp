@@ -283,7 +283,8 @@ void Simulation::Impl::carry_out() {
         case ActionKind::kCloseLane:
           sink->lane_closed(now, action.lane);
           break;
-        case ActionKind::kFillCache:  // a simulation has no caches
+        case ActionKind::kDrop:  // a simulation has nothing that is kept for speed alone
+        case ActionKind::kFillCache:
         case ActionKind::kDropCache:
         case ActionKind::kMove:
           break;  // its next iteration names the lane

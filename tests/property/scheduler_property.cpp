@@ -21,6 +21,7 @@ struct Model {
   bool ready = false;
   bool resident = false;
   bool paging = false;
+  bool dropping = false;
 };
 
 // A cache as its driver knows it.
@@ -116,12 +117,16 @@ class Driver {
         }
         break;
       case 3:
-        if (model.paging) {
-          model.paging = false;
-          scheduler_.page_done(id, now_);
-        }
+        if (model.paging) end_move(id);
         break;
       case 4:
+        if (test::uniform(random_, 0, 3) == 0) {
+          const bool spare = test::uniform(random_, 0, 2) != 0;
+          const bool done = scheduler_.set_spare(
+              id, spare ? std::optional(static_cast<double>(test::uniform(random_, 0, 1000))) : std::nullopt,
+              now_);
+          if (model.dropping) CHECK_FALSE(done);
+        }
         if (test::uniform(random_, 0, 9) == 0)
           scheduler_.set_priority(id, static_cast<int32_t>(test::uniform(random_, 0, 4)), now_);
         if (test::uniform(random_, 0, 9) == 0) scheduler_.wake(id, now_);
@@ -174,9 +179,8 @@ class Driver {
       while (finish_one()) carry_out();
       for (auto& [id, model] : sessions_) {
         if (!model.paging) continue;
-        model.paging = false;
         moved = true;
-        scheduler_.page_done(id, now_);
+        end_move(id);
         break;
       }
       moved = end_one_drop() || moved;
@@ -191,17 +195,16 @@ class Driver {
     nobody_wants_caches();
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
+      std::vector<SessionId> moving;
       for (auto& [id, model] : sessions_) {
         if (!model.ready && model.left > 0) {
           model.ready = true;
           --model.left;
           scheduler_.ready(id, now_);
         }
-        if (model.paging) {
-          model.paging = false;
-          scheduler_.page_done(id, now_);
-        }
+        if (model.paging) moving.push_back(id);
       }
+      for (const SessionId id : moving) end_move(id);
       carry_out();
       run_lanes();
       (void)finish_one();
@@ -224,6 +227,16 @@ class Driver {
     scheduler_.leave(id, now_);
     sessions_.erase(id);
     CHECK_FALSE(scheduler_.knows(id));
+  }
+
+  // Of a copy; a session that is dropped leaves, or was copied all the same.
+  void end_move(SessionId id) {
+    Model& model = sessions_.at(id);
+    model.paging = false;
+    if (std::exchange(model.dropping, false) && test::uniform(random_, 0, 1) != 0)
+      leave(id);
+    else
+      scheduler_.page_done(id, now_);
   }
 
   void run_lanes() {
@@ -296,6 +309,11 @@ class Driver {
           REQUIRE(sessions_.at(action.session).flying == 0);
           sessions_.at(action.session).resident = false;
           sessions_.at(action.session).paging = true;
+          break;
+        case ActionKind::kDrop:
+          REQUIRE(sessions_.at(action.session).flying == 0);
+          sessions_.at(action.session).resident = false;
+          sessions_.at(action.session).paging = sessions_.at(action.session).dropping = true;
           break;
         case ActionKind::kPageIn:
           sessions_.at(action.session).paging = true;

@@ -93,7 +93,7 @@ TEST_CASE("a message is checked before anything is believed") {
   bad = good;
   bad.header.major = 2;
   CHECK(code(bad, sizeof(bad)) == GPUSHARE_UNSUPPORTED);
-  for (const uint16_t type : {uint16_t{0}, uint16_t{35}, uint16_t{9999}}) {
+  for (const uint16_t type : {uint16_t{0}, uint16_t{37}, uint16_t{9999}}) {
     bad = good;
     bad.header.type = type;
     CHECK(code(bad, sizeof(bad)) == GPUSHARE_MALFORMED_INPUT);

@@ -534,10 +534,10 @@ TEST_CASE(
   const auto turn = on.switcher->begin(b, GPUSHARE_NO_TIMEOUT);
   REQUIRE(turn.ok());
   executor::SessionOptions guest = test::need("guest", 4 * kMiB, kMiB);
-  guest.allow_queueing = guest.may_shed = false;
+  guest.allow_queueing = guest.may_claim = false;
   CHECK_FALSE(on.runtime->open_session(guest).ok());
   CHECK(on.state(a) == MemberState::kKept);
-  guest.may_shed = true;
+  guest.may_claim = true;
   const auto opened = on.runtime->open_session(guest);
   REQUIRE(opened.ok());
   CHECK(on.state(a) == MemberState::kStandby);
@@ -550,6 +550,45 @@ TEST_CASE(
   // Once the switcher is closed there is nobody to ask.
   REQUIRE(on.switcher->close().ok());
   CHECK(on.runtime->open_session(guest).ok());
+}
+
+TEST_CASE(
+    "an open session that grows beyond its promise takes what is kept, the worth of the kept decides which") {
+  for (const test::Setup& setup : test::kSetups) {
+    INFO(setup.device);
+    // Three of 8 MiB and the guest's 2, one lane of 2: 4 are free.
+    Switching on(setup, 32 * kMiB, {}, 1);
+    const loader::MemberId a = on.add(1), b = on.add(2), c = on.add(3);
+    auto guest = on.runtime->open_session(test::need("guest", 2 * kMiB, kMiB));
+    REQUIRE(guest.ok());
+    for (const loader::MemberId id : {a, b, c}) CHECK(on.run(id, static_cast<int>(id)) == "");
+    REQUIRE(on.switcher->info().kept == 2);
+    const auto block = (*guest)->alloc(memory::Kind::kModel, 8 * kMiB, 0);
+    INFO(block.status().to_string());
+    CHECK(block.ok());
+    CHECK(on.state(a) == MemberState::kStandby);  // asked for longest ago
+    CHECK(on.state(b) == MemberState::kKept);
+    CHECK(on.state(c) == MemberState::kActive);
+    CHECK(on.switcher->info(a)->drops == 1);
+    REQUIRE((*guest)->close().ok());
+    CHECK(on.run(a, 1) == "");
+    CHECK(on.switcher->info(a)->drops == 1);
+    CHECK(on.switcher->info(a)->loads == 2);
+    REQUIRE(on.switcher->close().ok());
+    CHECK(on.runtime->info()->promised_bytes == 0);
+  }
+}
+
+TEST_CASE("the scheduler is told what the link takes, given or learned") {
+  loader::LoaderOptions options;
+  options.link = {0.001, 1e6, 0.001};
+  test::Loading given(test::kSetups[0], 64 * kMiB, options);
+  CHECK(given.runtime->info()->link_bytes_per_s == 1'000'000'000);
+  test::Loading learned(test::kSetups[2]);
+  CHECK(learned.runtime->info()->link_bytes_per_s == 0);
+  REQUIRE(learned.loader->calibrate().ok());
+  const double rate = learned.loader->link().bytes_per_ms * 1e3;
+  CHECK(static_cast<double>(learned.runtime->info()->link_bytes_per_s) == Approx(rate));
 }
 
 TEST_CASE("members switch while others come and go and take what is kept, and every byte is right") {

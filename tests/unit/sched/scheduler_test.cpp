@@ -58,6 +58,9 @@ std::vector<std::string> actions(Scheduler& scheduler) {
       case ActionKind::kPageIn:
         out.push_back("in " + session + "@" + lane);
         break;
+      case ActionKind::kDrop:
+        out.push_back("drop " + session);
+        break;
       case ActionKind::kFillCache:
         out.push_back("fill " + session);
         break;
