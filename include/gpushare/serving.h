@@ -40,13 +40,13 @@ typedef struct gpushare_batcher_params {
                             not at all */
   /* Zero in any field from here on means its default, which stands at the end of its comment.
    * docs/design/slo.md says what each field does; the sensitivities are in docs/experiments/serving.md. */
-  uint64_t window; /* how many durations of an application are remembered, up to 2^20; 2,048 */
-  uint32_t bins;   /* bins of the distributions that decisions use, up to 4,096; 32 */
-  uint32_t flags;  /* GPUSHARE_BATCHER_* */
-  double
-      opportunity; /* gpushare: price of device time, as a share of the recent goodput per busy time; 0.7 */
-  double hold;     /* gpushare: least share of its time's worth that a doubtful batch must win; negative =
-                      none; 0.4 */
+  uint64_t window;    /* how many durations of an application are remembered, up to 2^20; 2,048 */
+  uint32_t bins;      /* bins of the distributions that decisions use, up to 4,096; 32 */
+  uint32_t flags;     /* GPUSHARE_BATCHER_* */
+  double opportunity; /* gpushare, with several applications: price of device time as a share of the recent
+                         goodput per busy time; 0.7 */
+  double hold;        /* gpushare: least share of its time's worth that a doubtful batch must win; negative =
+                         none; 0.4 */
   double feasible_quantile;     /* gpushare: quantile of a batch's duration that must fit into each member's
                                    slack; 0.7 */
   double delay_rate_per_ms;     /* orloj: b; 1e-4 */

@@ -102,8 +102,9 @@ class ServeCommand final : public Command {
         ->type_name("X");
     app.add_option("--prefill-ms", prefill_ms_, "Public layout: ms a context token [0.25]")->type_name("X");
     app.add_option("--decode-ms", decode_ms_, "Public layout: ms a generated token [20]")->type_name("X");
-    app.add_option("--opportunity", opportunity_,
-                   "gpushare: price of device time as a share of recent goodput [0.7]")
+    app.add_option(
+           "--opportunity", opportunity_,
+           "gpushare: price of device time as a share of recent goodput, with several applications [0.7]")
         ->type_name("X");
     app.add_option("--hold", hold_,
                    "gpushare: least share of its time's worth that a doubtful batch must win [0.4]")

@@ -116,7 +116,8 @@ struct BatcherOptions {
   // gpushare.
   double feasible_quantile =
       0.7;  // a request joins a batch if its slack covers this quantile of the batch's duration
-  double opportunity = 0.7;  // share of the recent goodput per busy time that device time is priced at
+  double opportunity =
+      0.7;  // share of the recent goodput per busy time that device time is priced at, with several applications
   // A batch more likely to miss than not, that would win less than this share of the goodput in its time, is
   // not run: it would keep the device from whoever comes next.
   double hold = 0.4;

@@ -5,6 +5,8 @@
 //     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
 // runs next, where goodput is what the device has lately won per time that it was busy (the rule of average reward in
 // semi-Markov decisions). Idle time does not count: in a burst a turn costs what the others in the burst could have won.
+// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first, so the rate
+// of late is more than the long ones could win, and at the full price they would starve. Of one application it is 1.
 // The batches considered: for each length class of applications present, taken as the longest allowed, and each size k,
 // the k earliest deadlines among requests of no longer classes that can bear a batch of that length with a chance of
 // `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
@@ -186,11 +188,20 @@ class Gpushare final : public BatcherBase {
     won_ = won_ * kKeep + won;
     busy_ns_ = busy_ns_ * kKeep + static_cast<double>(device_ns);
   }
-  double price_per_ns() const override { return options_.opportunity * goodput(); }
+  double price_per_ns() const override {
+    return (of_one_application() ? 1 : options_.opportunity) * goodput();
+  }
 
  private:
   // Recent gain of the device per nanosecond of work.
   double goodput() const { return busy_ns_ > 0 ? won_ / busy_ns_ : 0; }
+
+  // Whether nothing but their deadlines tells requests from each other.
+  bool of_one_application() const {
+    if (models_.size() != 1) return false;
+    const Knowledge::Model& known = knowledge_.model(0);
+    return known.applications.size() == 1 && known.by_features.empty();
+  }
 
   static constexpr double kSafeQuantile = 0.95;
   // Requests that a decision looks at. Of a longer queue these are the kEarliest first deadlines and kSegments stretches

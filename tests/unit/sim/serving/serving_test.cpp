@@ -500,6 +500,28 @@ TEST_CASE("the signals: misses expected, and what device time is worth") {
   CHECK(busy.price_per_s > calm.price_per_s);
 }
 
+TEST_CASE("a single application pays the full price of device time, several a share of it") {
+  const SyntheticSpec spec = *parse_synthetic("modes:3");
+  const double mean = mean_execution_ns(spec);
+  const auto requests =
+      draw(spec, {.requests = 2000, .rate_per_s = 4 / (mean / 1e9), .burstiness = 0, .seed = 10});
+  for (const bool labels : {false, true}) {
+    ServingOptions options;
+    options.c0_ns = 0.3 * mean;
+    options.c1 = 0.15;
+    options.labels = labels;
+    std::vector<uint64_t> in_time;
+    for (const double opportunity : {0.1, 0.7}) {
+      options.batcher.opportunity = opportunity;
+      const auto result = serve(requests, "gpushare", options);
+      REQUIRE(result.ok());
+      in_time.push_back(result->finished_in_time);
+    }
+    INFO(in_time[0] << " and " << in_time[1] << " in time");
+    CHECK((in_time[0] == in_time[1]) == !labels);
+  }
+}
+
 TEST_CASE("one application a model, as clockwork has it") {
   const SyntheticSpec spec = *parse_synthetic("modes:4");
   const double mean = mean_execution_ns(spec);
