@@ -1,7 +1,8 @@
-// measure_shared_device begin|turn|shares|switch|images [rounds]: what sharing a device between processes costs, on the host device.
+// measure_shared_device begin|turn|shares|many|switch|images [rounds]: what sharing a device between processes costs, on the host device.
 //   begin   an uncontended begin and end through the daemon, beside one without it
-//   turn    the turn passed between two processes, beside bare ping-pongs of two processes (futex, socket)
-//   shares  device time of three processes with weights 2:1:1 under fair
+//   turn    the turn passed between two processes that wait for their device work in every iteration, beside bare ping-pongs (futex, socket)
+//   shares  device time of processes with weights 2:1:1 and 3:1 under fair, which wait for their device work in every iteration
+//   many    42 processes with a model each, all resident, requests at a low rate: their latency beside one alone
 //   switch  training, inference, training between two processes, beside stop-and-start
 //   images  two processes whose images the daemon shares, with room for one and a half
 // Executions take a given time without using a core, as on a GPU. The daemon and the other processes are this program again,
@@ -25,6 +26,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -145,6 +147,46 @@ int run_loop(const char* device, uint64_t iterations) {
   return 0;
 }
 
+// Points of one iteration on the host's clock: begin called, begin returned, device work started and stopped, end called.
+struct Step {
+  uint64_t asked, begun, start, stop, ended, who;
+};
+
+// Iterations of 0.3 ms of device work until stdin ends, then writes their points to the file.
+int run_steps(const std::string& file) {
+  const auto runtime = open_runtime("shared");
+  const auto session = open_session(*runtime, "steps", kMiB);
+  loop(*session, 1);
+  std::puts("ready");
+  std::fflush(stdout);
+  std::vector<Step> steps;
+  pollfd wait{0, POLLIN, 0};
+  while (poll(&wait, 1, 0) == 0) {
+    Step step{};
+    step.asked = base::host_now_ns();
+    const auto iteration = begin(*session);
+    step.begun = base::host_now_ns();
+    const auto stream = take(iteration->stream(), "stream");
+    must(stream->launch_host(
+             [](void* data) {
+               auto& now = *static_cast<Step*>(data);
+               now.start = base::host_now_ns();
+               std::this_thread::sleep_for(std::chrono::microseconds(300));
+               now.stop = base::host_now_ns();
+             },
+             &step),
+         "launch");
+    must(stream->synchronize(), "synchronize");
+    step.ended = base::host_now_ns();
+    must(iteration->end(), "end");
+    steps.push_back(step);
+  }
+  std::ofstream(file, std::ios::binary)
+      .write(reinterpret_cast<const char*>(steps.data()),
+             static_cast<std::streamsize>(steps.size() * sizeof(Step)));
+  return 0;
+}
+
 // Trains until stdin ends, then prints its device time in ns.
 int run_share(double weight) {
   const auto runtime = open_runtime("shared");
@@ -159,6 +201,32 @@ int run_share(double weight) {
     must(iteration->end(), "end");
   }
   std::printf("%llu\n", static_cast<unsigned long long>(session->info().service_ns));
+  return 0;
+}
+
+// Requests of `ms` of device work, `apart_ms` apart in the mean (exponential), until stdin ends; then prints the mean latency in ns and how many.
+int run_serve(double ms, double apart_ms, uint64_t seed) {
+  const auto runtime = open_runtime("shared");
+  const auto session = open_session(*runtime, "serve", kMiB);
+  loop(*session, 1);
+  std::puts("ready");
+  std::fflush(stdout);
+  std::mt19937_64 random(seed);
+  std::exponential_distribution<double> apart(1 / apart_ms);
+  uint64_t total_ns = 0, count = 0;
+  for (uint64_t at_ns = base::host_now_ns();; ++count) {
+    at_ns += static_cast<uint64_t>(apart(random) * 1e6);
+    const uint64_t now_ns = base::host_now_ns();
+    pollfd wait{0, POLLIN, 0};
+    if (poll(&wait, 1, at_ns > now_ns ? static_cast<int>((at_ns - now_ns) / 1'000'000) : 0) != 0) break;
+    const uint64_t begin_ns = base::host_now_ns();
+    const auto iteration = begin(*session);
+    execute(*iteration, ms);
+    must(iteration->end(), "end");
+    total_ns += base::host_now_ns() - begin_ns;
+  }
+  std::printf("%llu\n%llu\n", static_cast<unsigned long long>(total_ns),
+              static_cast<unsigned long long>(count));
   return 0;
 }
 
@@ -351,74 +419,138 @@ double socket_pass_ns(int passes) {
 
 void measure_turn(int rounds) {
   constexpr int kPasses = 4000;
-  Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
-  (void)daemon.line();
-  Process a({"loop", "shared", "0"}), b({"loop", "shared", "0"});
-  (void)a.line();
-  (void)b.line();
-  const auto turns = [] {
-    return take(client::query_service(client::default_socket()), "status").devices.at(0).turns;
-  };
-  std::vector<double> turn_us, futex_us, socket_us, to_futex, to_socket;
-  for (int round = 0; round <= rounds; ++round) {
-    const uint64_t turns_before = turns(), begin_ns = base::host_now_ns();
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    const uint64_t passed = turns() - turns_before, took_ns = base::host_now_ns() - begin_ns;
-    // The ping-pongs have the cores to themselves.
-    for (Process* process : {&a, &b}) kill(process->pid, SIGSTOP);
-    const double futex = futex_pass_ns(kPasses), socket = socket_pass_ns(kPasses);
-    for (Process* process : {&a, &b}) kill(process->pid, SIGCONT);
-    if (round == 0 || passed == 0) continue;
-    const double turn = static_cast<double>(took_ns) / static_cast<double>(passed);
-    turn_us.push_back(turn / 1e3);
-    futex_us.push_back(futex / 1e3);
-    socket_us.push_back(socket / 1e3);
-    to_futex.push_back(turn / futex);
-    to_socket.push_back(turn / socket);
+  const auto folder = std::filesystem::temp_directory_path() / ("gpushare-turn-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const std::string files[] = {folder / "a", folder / "b"};
+  std::vector<double> host_us, gap_us, futex_us, socket_us, to_futex;
+  {
+    Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
+    (void)daemon.line();
+    for (int round = 0; round <= rounds; ++round) {
+      std::vector<Step> steps;
+      {
+        Process a({"steps", files[0]}), b({"steps", files[1]});
+        (void)a.line();
+        (void)b.line();
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      }
+      for (const std::string& file : files) {
+        std::ifstream in(file, std::ios::binary);
+        for (Step step; in.read(reinterpret_cast<char*>(&step), sizeof(step));) {
+          step.who = &file == &files[1] ? 1 : 0;
+          steps.push_back(step);
+        }
+      }
+      std::sort(steps.begin(), steps.end(), [](const Step& x, const Step& y) { return x.start < y.start; });
+      std::vector<double> host, gap;
+      for (size_t i = 1; i < steps.size(); ++i) {
+        const Step &before = steps[i - 1], &after = steps[i];
+        if (before.who == after.who || before.ended < after.asked)
+          continue;  // the turn changed while the other waited
+        host.push_back(static_cast<double>(after.begun - before.ended) / 1e3);
+        gap.push_back(static_cast<double>(after.start - before.stop) / 1e3);
+      }
+      const double futex = futex_pass_ns(kPasses) / 1e3, socket = socket_pass_ns(kPasses) / 1e3;
+      if (round == 0 || host.empty()) continue;
+      std::printf("round %d: %zu turns of %zu iterations\n", round, host.size(), steps.size());
+      host_us.push_back(spread(host).median);
+      gap_us.push_back(spread(gap).median);
+      futex_us.push_back(futex);
+      socket_us.push_back(socket);
+      to_futex.push_back(host_us.back() / futex);
+    }
   }
-  if (turn_us.empty()) give_up("no turn was passed", {});
-  print("a turn between two processes", turn_us, "us");
+  std::filesystem::remove_all(folder);
+  if (host_us.empty()) give_up("no turn was passed", {});
+  std::printf("medians of each round:\n");
+  print("a turn: end of one process to begin of other", host_us, "us");
+  print("the device idle meanwhile", gap_us, "us");
   print("a pass of a bare futex", futex_us, "us");
   print("a pass over a bare socket", socket_us, "us");
   print("turn / futex", to_futex, "");
-  print("turn / socket", to_socket, "");
+}
+
+// Device time of processes with these weights over 10 s; the largest deviation in points.
+double measure_weights(const std::vector<double>& weights) {
+  std::vector<std::unique_ptr<Process>> all;
+  double sum = 0, worst = 0;
+  for (const double weight : weights) {
+    all.push_back(std::make_unique<Process>(std::vector<std::string>{"share", std::to_string(weight)}));
+    sum += weight;
+  }
+  for (const auto& each : all) (void)each->line();
+  // All are there: the shares of the 10 s from now on.
+  const auto service = [] {
+    std::vector<std::pair<uint64_t, uint64_t>> out;  // by process
+    for (const auto& session : take(client::query_service(client::default_socket()), "status").sessions)
+      out.emplace_back(session.pid, session.service_ns);
+    return out;
+  };
+  const auto before = service();
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+  const auto after = service();
+  uint64_t total = 0;
+  std::vector<uint64_t> spent(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    for (const auto& [pid, ns] : after) spent[i] += pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
+    for (const auto& [pid, ns] : before) spent[i] -= pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
+    total += spent[i];
+  }
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const double percent = 100.0 * static_cast<double>(spent[i]) / static_cast<double>(total);
+    std::printf(" %.2f%% (weight %g)", percent, weights[i]);
+    worst = std::max(worst, std::abs(percent - 100 * weights[i] / sum));
+  }
+  std::printf(" of %.2f s device time in 10 s\n", static_cast<double>(total) / 1e9);
+  return worst;
 }
 
 void measure_shares(int rounds) {
   Process daemon({"daemon", kSmallDevice, "fair", std::to_string(64 * kMiB)});
   (void)daemon.line();
-  const double weights[] = {2, 1, 1};
   double worst = 0;
-  for (int round = 0; round < rounds; ++round) {
-    std::vector<std::unique_ptr<Process>> all;
-    for (const double weight : weights)
-      all.push_back(std::make_unique<Process>(std::vector<std::string>{"share", std::to_string(weight)}));
-    for (const auto& each : all) (void)each->line();
-    // All three are there: the shares of the 10 s from now on.
-    const auto service = [] {
-      std::vector<std::pair<uint64_t, uint64_t>> out;  // by process
-      for (const auto& session : take(client::query_service(client::default_socket()), "status").sessions)
-        out.emplace_back(session.pid, session.service_ns);
-      return out;
-    };
-    const auto before = service();
-    std::this_thread::sleep_for(std::chrono::seconds(10));
-    const auto after = service();
-    uint64_t total = 0, spent[3] = {};
-    for (size_t i = 0; i < 3; ++i) {
-      for (const auto& [pid, ns] : after) spent[i] += pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
-      for (const auto& [pid, ns] : before) spent[i] -= pid == static_cast<uint64_t>(all[i]->pid) ? ns : 0;
-      total += spent[i];
-    }
-    std::printf("weights 2:1:1, 10 s: ");
-    for (size_t i = 0; i < 3; ++i) {
-      const double percent = 100.0 * static_cast<double>(spent[i]) / static_cast<double>(total);
-      std::printf(" %.2f%%", percent);
-      worst = std::max(worst, std::abs(percent - 25 * weights[i]));
-    }
-    std::printf(" of %.2f s device time\n", static_cast<double>(total) / 1e9);
-  }
+  for (int round = 0; round < rounds; ++round)
+    for (const auto& weights : {std::vector<double>{2, 1, 1}, std::vector<double>{3, 1}})
+      worst = std::max(worst, measure_weights(weights));
   std::printf("largest deviation %.2f points\n", worst);
+}
+
+void measure_many(int rounds) {
+  constexpr double kMs = 5, kApartMs = 2000;
+  constexpr size_t kProcesses = 42;
+  Process daemon({"daemon", kSmallDevice, "fair", std::to_string(200 * kMiB)});
+  (void)daemon.line();
+  // Mean latency in ms of so many processes over 10 s
+  const auto play = [&](size_t count, double apart_ms, int round) {
+    std::vector<std::unique_ptr<Process>> all;
+    for (size_t i = 0; i < count; ++i)
+      all.push_back(std::make_unique<Process>(
+          std::vector<std::string>{"serve", std::to_string(kMs), std::to_string(apart_ms),
+                                   std::to_string(static_cast<size_t>(round) * kProcesses + i + 1)}));
+    for (const auto& each : all) (void)each->line();
+    if (take(client::query_service(client::default_socket()), "status").devices.at(0).resident != count)
+      give_up("not all are resident", {});
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+    for (const auto& each : all) each->close_input();
+    double total_ns = 0, requests = 0;
+    for (const auto& each : all) {
+      total_ns += static_cast<double>(each->number());
+      requests += static_cast<double>(each->number());
+    }
+    return total_ns / requests / 1e6;
+  };
+  std::vector<double> alone, many, added;
+  for (int round = 0; round < rounds; ++round) {
+    alone.push_back(play(1, kApartMs / 20, round));
+    many.push_back(play(kProcesses, kApartMs, round));
+    added.push_back(many.back() - alone.back());
+  }
+  std::printf(
+      "requests of %.0f ms; 42 processes, each one request in %.0f ms: the device is busy for %.0f%%\n", kMs,
+      kApartMs, 100 * kMs * kProcesses / kApartMs);
+  print("mean latency, one process alone", alone, "ms");
+  print("mean latency, 42 processes resident", many, "ms");
+  print("added", added, "ms");
 }
 
 void measure_switch(int rounds) {
@@ -546,6 +678,8 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   if (role == "daemon" && argc == 5) return run_daemon(argv[2], argv[3], number(4));
   if (role == "loop" && argc == 4) return run_loop(argv[2], number(3));
+  if (role == "serve" && argc == 5) return run_serve(std::atof(argv[2]), std::atof(argv[3]), number(4));
+  if (role == "steps" && argc == 3) return run_steps(argv[2]);
   if (role == "share" && argc == 3) return run_share(std::atof(argv[2]));
   if (role == "train" && argc == 6) return run_train(argv[2], number(3), std::atof(argv[4]), argv[5]);
   if (role == "infer" && argc == 5) return run_infer(argv[2], argv[3], std::atof(argv[4]));
@@ -561,6 +695,8 @@ int main(int argc, char** argv) {
     measure_turn(rounds);
   else if (role == "shares")
     measure_shares(rounds);
+  else if (role == "many")
+    measure_many(rounds);
   else if (role == "switch")
     measure_switch(rounds);
   else if (role == "images")
@@ -568,7 +704,7 @@ int main(int argc, char** argv) {
   else
     code = 2;
   if (code == 2)
-    std::fprintf(stderr, "usage: measure_shared_device begin|turn|shares|switch|images [rounds]\n");
+    std::fprintf(stderr, "usage: measure_shared_device begin|turn|shares|many|switch|images [rounds]\n");
   std::filesystem::remove_all(folder);
   return code;
 }

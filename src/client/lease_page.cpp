@@ -21,36 +21,37 @@ base::Status system_error(int32_t code, const char* what) {
 
 }  // namespace
 
-base::Result<std::shared_ptr<LeasePage>> LeasePage::map(Descriptor file) {
-  void* memory = mmap(nullptr, sizeof(LeaseMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+base::Result<std::shared_ptr<LeasePage>> LeasePage::map(Descriptor file, uint32_t slots) {
+  void* memory = mmap(nullptr, lease_memory_bytes(slots), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mapping the page of leases");
-  return std::shared_ptr<LeasePage>(new LeasePage(std::move(file), static_cast<LeaseMemory*>(memory)));
+  return std::shared_ptr<LeasePage>(new LeasePage(std::move(file), slots, static_cast<LeaseMemory*>(memory)));
 }
 
-base::Result<std::shared_ptr<LeasePage>> LeasePage::create() {
+base::Result<std::shared_ptr<LeasePage>> LeasePage::create(uint32_t slots) {
   Descriptor file(memfd_create("gpushare-leases", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return system_error(GPUSHARE_IO_ERROR, "memfd_create for leases");
-  if (ftruncate(file.get(), sizeof(LeaseMemory)) != 0 || fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
+  if (ftruncate(file.get(), static_cast<off_t>(lease_memory_bytes(slots))) != 0 ||
+      fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
     return system_error(GPUSHARE_IO_ERROR, "sizing the page of leases");
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file)));
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file), slots));
   page->memory_->mark.store(kLeasePageMark, std::memory_order_release);
   return page;
 }
 
-base::Result<std::shared_ptr<LeasePage>> LeasePage::open(Descriptor file) {
+base::Result<std::shared_ptr<LeasePage>> LeasePage::open(Descriptor file, uint32_t slots) {
   struct stat info {};
   const int seals = fcntl(file.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals || fstat(file.get(), &info) != 0 ||
-      info.st_size != static_cast<off_t>(sizeof(LeaseMemory)))
+      info.st_size != static_cast<off_t>(lease_memory_bytes(slots)))
     return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file)));
+  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LeasePage> page, map(std::move(file), slots));
   if (page->memory_->mark.load(std::memory_order_acquire) != kLeasePageMark)
     return base::Status(GPUSHARE_MALFORMED_INPUT, "what came is no page of leases of a daemon");
   return page;
 }
 
 LeasePage::~LeasePage() {
-  munmap(memory_, sizeof(LeaseMemory));
+  munmap(memory_, lease_memory_bytes(slots_));
 }
 
 }  // namespace gpushare::client

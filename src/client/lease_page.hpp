@@ -14,13 +14,16 @@ class LeasePage {
  public:
   // The daemon's: makes the memory, whose size cannot change. The process's: maps what came; MALFORMED_INPUT if it is no
   // such page.
-  static base::Result<std::shared_ptr<LeasePage>> create();
-  static base::Result<std::shared_ptr<LeasePage>> open(Descriptor file);
+  static base::Result<std::shared_ptr<LeasePage>> create(uint32_t slots);
+  static base::Result<std::shared_ptr<LeasePage>> open(Descriptor file, uint32_t slots);
   ~LeasePage();
   LeasePage(const LeasePage&) = delete;
   LeasePage& operator=(const LeasePage&) = delete;
   int file() const { return file_.get(); }
-  Lease& lease(uint32_t slot) { return memory_->leases[slot]; }
+  uint32_t slots() const { return slots_; }
+  Lease& lease(uint32_t slot) { return leases()[slot]; }
+  // The lease is free now: whoever was offered the turn has it.
+  void pass_on(Lease& from) { Lease::pass(from, leases(), slots_); }
   // Bytes of the device that the scheduler has promised, for information.
   void set_promised(uint64_t bytes, uint64_t capacity_bytes) {
     memory_->promised_bytes.store(bytes, std::memory_order_relaxed);
@@ -32,10 +35,13 @@ class LeasePage {
   uint64_t promised() const { return memory_->promised_bytes.load(std::memory_order_relaxed); }
 
  private:
-  LeasePage(Descriptor file, LeaseMemory* memory) : file_(std::move(file)), memory_(memory) {}
-  static base::Result<std::shared_ptr<LeasePage>> map(Descriptor file);
+  LeasePage(Descriptor file, uint32_t slots, LeaseMemory* memory)
+      : file_(std::move(file)), slots_(slots), memory_(memory) {}
+  static base::Result<std::shared_ptr<LeasePage>> map(Descriptor file, uint32_t slots);
+  Lease* leases() { return memory_->leases; }
 
   Descriptor file_;
+  const uint32_t slots_;
   LeaseMemory* memory_;
 };
 

@@ -80,6 +80,7 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
   GPUSHARE_ASSIGN_OR_RETURN(connection->socket, connect_to(options.socket));
   auto hello = make_message<Hello>(MessageType::kHello);
   hello.instance = instance;
+  hello.flags = kPassesTurns;
   if (options.device.size() >= sizeof(hello.device))
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long");
   put_text(hello.device, options.device);
@@ -104,9 +105,9 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
   }
   const Welcome& welcome = connection->welcome;
   GPUSHARE_RETURN_IF_ERROR(reported(welcome.code, text_of(welcome.text)));
-  if (descriptors.size() != 1 || welcome.slots == 0 || welcome.slots > kLeaseSlots)
+  if (descriptors.size() != 1 || welcome.slots == 0 || welcome.slots > kSharedLeaseSlots)
     return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon sent no page of leases");
-  GPUSHARE_ASSIGN_OR_RETURN(connection->page, LeasePage::open(std::move(descriptors.front())));
+  GPUSHARE_ASSIGN_OR_RETURN(connection->page, LeasePage::open(std::move(descriptors.front()), welcome.slots));
   return connection;
 }
 
@@ -453,6 +454,7 @@ void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) 
   if (record == nullptr) return;
   record->ready = false;
   ++record->in_flight;
+  if (record->declared) lease(*record).set_looks(true);
 }
 
 void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, uint64_t iterations) {
@@ -478,6 +480,7 @@ void RemoteAuthority::give_back(Record& record) {
     const bool wanted = now.state == LeaseState::kWanted;
     if (!mine.change(now, wanted ? LeaseState::kFree : LeaseState::kIdle)) continue;
     if (!wanted) return;
+    connection_->page->pass_on(mine);
     break;
   }
   record.epoch = 0;
@@ -755,8 +758,17 @@ std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
 
 bool RemoteAuthority::wants_drained(LaneId lane) const {
   const Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
-  return record != nullptr && record->in_flight > 0 && record->declared &&
-         lease(*record).look().state == LeaseState::kWanted;
+  if (record == nullptr || record->in_flight == 0 || !record->declared) return false;
+  Lease& mine = lease(*record);
+  mine.set_looks(
+      false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
+  return mine.look().state == LeaseState::kWanted;
+}
+
+std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {
+  const Record* record = find(session);
+  if (record == nullptr || !record->declared || !gone_.ok()) return nullptr;
+  return {connection_->page, &lease(*record).bell()};
 }
 
 void RemoteAuthority::flush() {

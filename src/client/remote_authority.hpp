@@ -98,6 +98,7 @@ class RemoteAuthority final : public sched::Authority {
   void set_on_change(std::function<void()> changed) override;
   void stop() override;
   bool wants_drained(sched::LaneId lane) const override;
+  std::shared_ptr<base::Bell> bell(sched::SessionId session) const override;
   bool making_room(sched::SessionId session) const override;
 
  private:

@@ -66,10 +66,15 @@ struct Header {
   uint32_t sequence = 0;
 };
 
+// Flags of Hello, since 1.4: the process shares the memory of leases with the others of its user, passes turns on, and waits by the lease's
+// bell (lease.hpp).
+inline constexpr uint16_t kPassesTurns = 1;
+
 struct Hello {
   Header header;
   uint16_t minor = kProtocolMinor;
-  uint16_t reserved[3] = {};
+  uint16_t flags = 0;
+  uint16_t reserved[2] = {};
   uint64_t instance =
       0;  // a number of this runtime's choice: it comes back under it after the connection broke
   char device[256] = {};  // which of the daemon's devices; empty = the first

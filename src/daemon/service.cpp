@@ -355,20 +355,19 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
     if (other.get() != &process && !other->socket && !other->dead && other->instance == message.instance &&
         other->peer.pid == process.peer.pid)
       died(*other);
-  GPUSHARE_ASSIGN_OR_RETURN(process.page, client::LeasePage::create());
+  process.passes_turns = (message.flags & client::kPassesTurns) != 0;
+  GPUSHARE_ASSIGN_OR_RETURN(process.leases, device->leases_for(process.peer.uid, process.passes_turns));
   process.device = device;
   process.instance = message.instance;
   process.program = client::text_of(message.program);
-  process.slots.assign(client::kLeaseSlots, false);
-  process.epochs.assign(client::kLeaseSlots, 0);
   process.welcome = true;
   auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
   welcome.minor = std::min(message.minor, client::kProtocolMinor);
   welcome.capacity_bytes = device->capacity_bytes();
-  welcome.slots = client::kLeaseSlots;
+  welcome.slots = process.leases->page->slots();
   client::put_text(welcome.device, device->name());
   client::put_text(welcome.policy, device->policy_name());
-  const int file = process.page->file();
+  const int file = process.leases->page->file();
   if (!send_to(process, client::bytes_of(welcome), std::span<const int>(&file, 1)))
     return {GPUSHARE_QUEUE_FULL, "the process does not read"};
   return {};

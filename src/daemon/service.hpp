@@ -15,6 +15,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -51,6 +52,13 @@ class SharedDevice;
 struct Claim;
 struct RemoteSession;
 
+// Leases of one process, or of all processes of a user that pass turns to each other.
+struct LeaseTable {
+  std::shared_ptr<client::LeasePage> page;
+  std::vector<uint64_t> epochs;  // of the last lease, by slot; they go on when the slot is another session's
+  std::vector<bool> used;
+};
+
 // A connection of a process.
 struct Process {
   uint64_t id = 0;
@@ -63,9 +71,8 @@ struct Process {
   uint64_t instance = 0;
   std::string program;
   SharedDevice* device = nullptr;
-  std::shared_ptr<client::LeasePage> page;
-  std::vector<uint64_t> epochs;                 // of the last lease, by slot
-  std::vector<bool> slots;                      // in use
+  std::shared_ptr<LeaseTable> leases;
+  bool passes_turns = false;
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
 };
 
@@ -105,8 +112,16 @@ struct Claim {
   size_t pages = 0;              // members that were told to page out or in, and have not answered
   bool pages_out = false;        // it is out, or on the way there
   bool page_out_failed = false;  // for one of its members: the others come in again
-  uint64_t granted_ns = 0;       // or when service was read last
+  uint64_t granted_ns = 0;
+  uint64_t believed_ns = 0;      // service since then
   uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
+  // A turn is left to a session that is behind the others (keeps()), as long as it begins its next iteration at once.
+  bool kept = false;
+  bool slow = false;         // it did not, the last time
+  uint64_t returned_ns = 0;  // its turn before
+  uint64_t watched_ns = 0;   // since when its lease is idle or not, with so many iterations; 0: nobody looked
+  uint64_t watched_iterations = 0;
+  bool watched_idle = false;
   uint64_t unread_ns = 0, unread_iterations = 0;  // of members that are done, in this turn
 };
 
@@ -119,6 +134,8 @@ class SharedDevice {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   std::string policy_name() const { return scheduler_.policy_name(); }
 
+  // The leases that a process of the user gets.
+  base::Result<std::shared_ptr<LeaseTable>> leases_for(uid_t user, bool passes_turns);
   base::Status arrive(Process& process, const client::Arrive& message, uint32_t* out_slot);
   base::Status need(RemoteSession& session, const client::Need& message);
   base::Status make_room(RemoteSession& session, uint64_t bytes);
@@ -162,7 +179,22 @@ class SharedDevice {
   void carry_out(const sched::Action& action);
   void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
   void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);
+  void start_turn(Claim& claim, sched::LaneId lane, uint64_t granted_ns, uint64_t now_ns);
   bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
+  // The turn stays although others wait for it.
+  bool keeps(Claim& claim, uint64_t now_ns);
+  // Offers stand while the service sleeps. Before it decides anything it takes them back, and takes note of those that were passed.
+  void take_back_offers();
+  void make_offers();
+  void offer(sched::LaneId lane, uint64_t now_ns);
+  static bool passes(const Claim& claim) {
+    return claim.group == 0 && claim.members.front()->process->passes_turns;
+  }
+  // How much service may still be believed.
+  static uint64_t grace_ns(const Claim& claim, uint64_t now_ns) {
+    const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
+    return held_ns - std::min(held_ns, claim.believed_ns);
+  }
   void collect(RemoteSession& session, uint64_t now_ns);
   void member_done(RemoteSession& session, uint64_t now_ns);
   // The device time that the holder has measured since the last call, at most as long as it had the turn.
@@ -174,8 +206,22 @@ class SharedDevice {
   void room_step(uint64_t victim);
   void kill_overdue(const Process& process) const;  // if the operator allows it
   client::Lease& lease(const RemoteSession& session) const {
-    return session.process->page->lease(session.slot);
+    return session.process->leases->page->lease(session.slot);
   }
+  static uint64_t& epoch_of(const RemoteSession& session) {
+    return session.process->leases->epochs[session.slot];
+  }
+  // The turn of a lane that its holder passes on.
+  struct Offer {
+    RemoteSession* to = nullptr;  // null: to nobody
+    uint64_t epoch = 0;
+    uint64_t made_ns = 0;
+  };
+
+  // How long a lease is good without a sign of the daemon.
+  static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
+  // How long the device may be idle for a session that is behind others.
+  static constexpr uint64_t kPatienceNs = 1'000'000;
 
   const std::string name_;
   const uint64_t capacity_bytes_;
@@ -185,6 +231,8 @@ class SharedDevice {
   Images images_;
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
   std::vector<Claim*> holders_;                        // by lane of turns
+  std::vector<Offer> offers_;                          // likewise
+  std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
   size_t ready_ = 0;                                   // claims that wait for a turn
   bool contended_ = false;                             // when it was looked at last
   uint64_t room_for_ = 0;  // the claim that pages others out, and whom: claims and caches

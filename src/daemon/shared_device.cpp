@@ -1,4 +1,4 @@
-// Turns and memory of one device that processes share.
+// Memory of one device that processes share, and the messages about it; turns.cpp has the turns.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -23,11 +23,7 @@ using client::MessageType;
 
 namespace {
 
-// How long a lease is good without a sign of the daemon, and how often it is renewed.
-constexpr uint64_t kLeaseGoodNs = 2'000'000'000, kRenewNs = 500'000'000;
-constexpr uint64_t kLoadLookNs = 5'000'000;   // a load that fails calls nobody back
 constexpr uint64_t kRoomWaitNs = 50'000'000;  // for the end of iterations of those that may have room to give
-constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 sched::SchedulerOptions scheduling(uint64_t capacity_bytes, uint32_t max_lanes) {
   sched::SchedulerOptions options;
@@ -46,6 +42,18 @@ SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, const Se
       scheduler_(scheduling(capacity_bytes, options.max_lanes), std::move(policy)),
       images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {}
 
+base::Result<std::shared_ptr<LeaseTable>> SharedDevice::leases_for(uid_t user, bool passes_turns) {
+  if (passes_turns)
+    if (auto known = tables_[user].lock()) return known;
+  const uint32_t slots = passes_turns ? client::kSharedLeaseSlots : client::kLeaseSlots;
+  auto table = std::make_shared<LeaseTable>();
+  GPUSHARE_ASSIGN_OR_RETURN(table->page, client::LeasePage::create(slots));
+  table->epochs.assign(slots, 0);
+  table->used.assign(slots, false);
+  if (passes_turns) tables_[user] = table;
+  return table;
+}
+
 Claim* SharedDevice::find_group(uint64_t group, uid_t user) const {
   if (group == 0) return nullptr;
   for (const auto& [id, claim] : claims_)
@@ -58,16 +66,17 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     return {GPUSHARE_INVALID_ARGUMENT, "the session's number is 0 or in use"};
   if (message.cls > static_cast<uint32_t>(sched::SessionClass::kOpportunistic))
     return {GPUSHARE_INVALID_ARGUMENT, base::format("there is no session class %u", message.cls)};
-  const auto free_slot = std::find(process.slots.begin(), process.slots.end(), false);
-  if (free_slot == process.slots.end())
-    return {GPUSHARE_QUEUE_FULL,
-            base::format("this process has %zu sessions, as many as allowed", process.slots.size())};
+  take_back_offers();
+  std::vector<bool>& used = process.leases->used;
+  const auto free_slot = std::find(used.begin(), used.end(), false);
+  if (free_slot == used.end())
+    return {GPUSHARE_QUEUE_FULL, base::format("there are %zu sessions, as many as allowed", used.size())};
   auto owned = std::make_unique<RemoteSession>();
   RemoteSession& session = *owned;
   session.number = message.session;
   session.process = &process;
   session.name = client::text_of(message.name);
-  session.slot = static_cast<uint32_t>(free_slot - process.slots.begin());
+  session.slot = static_cast<uint32_t>(free_slot - used.begin());
   const uint64_t now_ns = base::host_now_ns();
   Claim* claim = find_group(message.group, process.peer.uid);
   const bool joins = claim != nullptr;
@@ -101,9 +110,9 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   session.claim = claim;
   claim->members.push_back(std::move(owned));
   *free_slot = true;
-  Lease& lease = process.page->lease(session.slot);
+  Lease& lease = this->lease(session);
   lease.reset();
-  lease.set({process.epochs[session.slot], LeaseState::kFree});
+  lease.set({++epoch_of(session), LeaseState::kFree});
   process.sessions.emplace(session.number, &session);
   for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
   if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out)
@@ -122,6 +131,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
+  take_back_offers();
   Claim& claim = *session.claim;
   GPUSHARE_RETURN_IF_ERROR(
       scheduler_.set_need(claim.id, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes), 0,
@@ -134,6 +144,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
 base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
   if (room_for_ != 0)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
+  take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   // A session that keeps its lease counts as running for the scheduler, and would give nothing. A process whose work is done
   // may not have looked, and says so when its turn is wanted.
@@ -178,6 +189,7 @@ void SharedDevice::room_drained(uint64_t now_ns) {
 }
 
 base::Status SharedDevice::set_capacity(uint64_t bytes) {
+  take_back_offers();
   return scheduler_.set_capacity(bytes == 0 ? capacity_bytes_ : bytes, base::host_now_ns());
 }
 
@@ -206,6 +218,7 @@ void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
 void SharedDevice::now_ready(RemoteSession& session, uint64_t now_ns) {
   Claim& claim = *session.claim;
   session.ready = true;
+  if (now_ns - claim.returned_ns <= kPatienceNs) claim.slow = false;
   if (claim.leased && !session.leased && claim.wanted_since_ns == 0)
     lease_to(session, LeaseState::kBusy, now_ns);  // beside others of its group
   else
@@ -224,6 +237,7 @@ void SharedDevice::not_ready(RemoteSession& session, uint64_t now_ns) {
 }
 
 void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t value) {
+  take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   Claim& claim = *session.claim;
   switch (type) {
@@ -237,6 +251,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       break;
     case MessageType::kNotReady:
       not_ready(session, now_ns);
+      if (session.leased) tell(session, MessageType::kGranted);  // passed meanwhile: it gives the turn back
       break;
     case MessageType::kReturned: {
       const Lease::Word word = lease(session).look();
@@ -347,7 +362,10 @@ void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
 
 void SharedDevice::carry_out(const sched::Action& action) {
   if (action.kind == sched::ActionKind::kOpenLane) {
-    if (holders_.size() <= action.lane) holders_.resize(action.lane + 1);
+    if (holders_.size() <= action.lane) {
+      holders_.resize(action.lane + 1);
+      offers_.resize(action.lane + 1);
+    }
     return;
   }
   if (action.kind == sched::ActionKind::kFillCache) return images_.fill(action.session);
@@ -383,128 +401,16 @@ void SharedDevice::carry_out(const sched::Action& action) {
   }
 }
 
-void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
-  set_ready(claim, false);
-  scheduler_.dispatched(claim.id, lane, now_ns);
-  claim.lane = lane;  // pick may have moved it
-  holders_[lane] = &claim;
-  claim.leased = true;
-  claim.granted_ns = now_ns;
-  const bool contested = contended();
-  claim.wanted_since_ns = contested ? now_ns : 0;
-  ++turns_;
-  for (const auto& member : claim.members)
-    if (member->ready && !member->overdue)
-      lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
-}
-
-void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t now_ns) {
-  session.ready = false;
-  session.leased = true;
-  session.epoch = ++session.process->epochs[session.slot];
-  Lease& lease = this->lease(session);
-  session.seen_service_ns = lease.service_ns();
-  session.seen_iterations = lease.iterations();
-  lease.extend(now_ns + kLeaseGoodNs);
-  lease.set({session.epoch, state});
-  tell(session, MessageType::kGranted);
-}
-
-bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
-  bool told = false, busy = false;
-  for (const auto& member : claim.members) {
-    Lease& lease = this->lease(*member);
-    while (member->leased) {
-      const Lease::Word word = lease.look();
-      const bool mine = word.epoch == member->epoch && word.state != LeaseState::kFree;
-      if (mine && word.state == LeaseState::kWanted) {
-        busy = true;
-        break;
-      }
-      if (mine) {
-        const bool idle = word.state == LeaseState::kIdle;
-        if (!lease.change(word, idle ? LeaseState::kFree : LeaseState::kWanted)) continue;
-        if (!idle) {
-          tell(*member, MessageType::kWanted);
-          told = busy = true;
-          break;
-        }
-      }
-      collect(*member, now_ns);  // given back, or nonsense
-      member->leased = false;
-    }
-  }
-  if (told && claim.wanted_since_ns == 0) claim.wanted_since_ns = now_ns;
-  if (busy) return false;
-  turn_over(claim, now_ns);
-  return true;
-}
-
-void SharedDevice::collect(RemoteSession& session, uint64_t now_ns) {
-  Claim& claim = *session.claim;
-  const Lease& lease = this->lease(session);
-  const uint64_t service_ns = lease.service_ns(), iterations = lease.iterations();
-  const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
-  const uint64_t spent_ns = std::min(service_ns - std::min(service_ns, session.seen_service_ns), held_ns);
-  const uint64_t count =
-      std::min(iterations - std::min(iterations, session.seen_iterations), kMostIterations);
-  session.seen_service_ns = service_ns;
-  session.seen_iterations = iterations;
-  session.service_ns += spent_ns;
-  session.iterations += count;
-  claim.unread_ns = base::add_saturated(claim.unread_ns, spent_ns);
-  claim.unread_iterations += count;
-}
-
-void SharedDevice::member_done(RemoteSession& session, uint64_t now_ns) {
-  Claim& claim = *session.claim;
-  collect(session, now_ns);
-  session.leased = false;
-  if (std::none_of(claim.members.begin(), claim.members.end(),
-                   [](const auto& member) { return member->leased; }))
-    turn_over(claim, now_ns);
-}
-
-void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
-  const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
-  if (!gives_back && std::none_of(claim.members.begin(), claim.members.end(), [&](const auto& member) {
-        return member->leased && lease(*member).iterations() != member->seen_iterations;
-      }))
-    return;
-  for (const auto& member : claim.members)
-    if (member->leased) collect(*member, now_ns);
-  // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
-  const uint64_t spent_ns = std::min(std::exchange(claim.unread_ns, 0), held_ns);
-  const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
-  claim.granted_ns = now_ns;
-  service_ns_ += spent_ns;
-  // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
-  if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
-  scheduler_.finished(claim.id, spent_ns, now_ns, count);
-}
-
-void SharedDevice::turn_over(Claim& claim, uint64_t now_ns) {
-  if (!claim.leased) return;
-  read_service(claim, now_ns, true);
-  for (const auto& member : claim.members) member->leased = false;
-  claim.leased = false;
-  claim.wanted_since_ns = 0;
-  for (Claim*& holder : holders_)
-    if (holder == &claim) holder = nullptr;
-  for (const auto& member : claim.members)
-    if (!member->overdue) images_.let_go(*member);
-  announce(claim, now_ns);  // members that asked meanwhile
-}
-
 void SharedDevice::remove(RemoteSession& session) {
+  take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   Process& process = *session.process;
   Claim& claim = *session.claim;
   session.ready = false;
-  lease(session).set({++process.epochs[session.slot], LeaseState::kFree});
+  lease(session).set({++epoch_of(session), LeaseState::kFree});
   if (session.leased) member_done(session, now_ns);
   images_.left(session);
-  process.slots[session.slot] = false;
+  process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
   if (claim.members.size() > 1) {
@@ -525,12 +431,14 @@ void SharedDevice::remove(RemoteSession& session) {
 }
 
 void SharedDevice::disconnected(RemoteSession& session) {
+  take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
   if (session.leased) (void)want_back(*session.claim, now_ns);
 }
 
 void SharedDevice::pump() {
+  take_back_offers();
   for (bool moved = true; moved;) {
     moved = false;
     for (const sched::Action& action : scheduler_.take_actions()) {
@@ -552,7 +460,7 @@ void SharedDevice::pump() {
     for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) {
       if (Claim* holder = holders_[lane]; holder != nullptr &&
                                           (contended() || holder->members.front()->retries_images) &&
-                                          want_back(*holder, now_ns))
+                                          !keeps(*holder, now_ns) && want_back(*holder, now_ns))
         moved = true;
       room_drained(now_ns);
       if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
@@ -574,63 +482,13 @@ void SharedDevice::pump() {
   const uint64_t promised = scheduler_.promised_bytes();
   const uint64_t capacity = scheduler_.capacity().target_bytes;
   for (const auto& [id, claim] : claims_)
-    for (const auto& member : claim->members) member->process->page->set_promised(promised, capacity);
+    for (const auto& member : claim->members) member->process->leases->page->set_promised(promised, capacity);
+  make_offers();
 }
 
 void SharedDevice::kill_overdue(const Process& process) const {
   if (options_.kill_overdue && process.pidfd)
     (void)syscall(SYS_pidfd_send_signal, process.pidfd.get(), SIGKILL, nullptr, 0);
-}
-
-uint64_t SharedDevice::tick(uint64_t now_ns) {
-  uint64_t next_ns = UINT64_MAX;
-  if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown)
-    next_ns = look_ns - std::min(look_ns, now_ns);
-  if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
-  bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
-  if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
-  for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
-  for (Claim* holder : holders_) {
-    if (holder == nullptr) continue;
-    Claim& claim = *holder;
-    next_ns = std::min(next_ns, kRenewNs);
-    if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
-      for (const auto& member : claim.members)
-        if (member->leased) lease(*member).extend(now_ns + kLeaseGoodNs);
-      read_service(claim, now_ns, false);
-      continue;
-    }
-    const uint64_t ends_ns = base::add_saturated(claim.wanted_since_ns, options_.lease_ns);
-    if (now_ns < ends_ns) {
-      next_ns = std::min(next_ns, ends_ns - now_ns);
-      continue;
-    }
-    for (const auto& member : claim.members) {
-      if (!member->leased) continue;
-      base::log(
-          base::kWarning,
-          base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
-                       "it is taken back",
-                       member->name.c_str(), member->process->peer.pid,
-                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()));
-      ++cut_off_;
-      // It is charged for the time, whatever it reports when it is done.
-      collect(*member, now_ns);
-      const uint64_t held_ns = now_ns - std::min(now_ns, claim.granted_ns);
-      member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);
-      claim.unread_ns = std::max(claim.unread_ns, held_ns);
-      lease(*member).set({++member->process->epochs[member->slot], LeaseState::kFree});
-      member->overdue = true;
-      kill_overdue(*member->process);
-    }
-    turn_over(claim, now_ns);
-    moved = true;
-  }
-  if (moved) {
-    pump();
-    return 0;
-  }
-  return next_ns;
 }
 
 client::DeviceStatus SharedDevice::status() const {

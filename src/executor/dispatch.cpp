@@ -92,7 +92,7 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   } else {
     session->pull_waits_ = false;
     session->granted_ = &lane;
-    if (session != current) session->turn_came_.notify_one();
+    if (session != current) tell_turn(*session);
   }
   return true;
 }

@@ -34,7 +34,7 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
   record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
           session.id_, now()});
   refresh_ready(session);
-  session.turn_came_.notify_all();
+  tell_turn(session);
   session.state_changed_.notify_all();
   maybe_tear_down(session);
 }
@@ -88,7 +88,7 @@ void RuntimeImpl::collapse() noexcept {
       session->open_ = false;
     }
     if (session->launch_gate_ != nullptr) session->launch_gate_->end();
-    session->turn_came_.notify_all();
+    tell_turn(*session);
     session->state_changed_.notify_all();
   }
   for (const auto& lane : slots_) {

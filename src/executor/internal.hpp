@@ -271,7 +271,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint32_t progress_calls_ = 0;              // in outboxes; close waits for them
   uint64_t works_ = 0;                       // submitted and not destroyed yet; close waits for them
   base::ConditionVariable turn_came_;        // for the pull that waits
-  base::ConditionVariable state_changed_;    // admitted, paged, ended, torn down
+  std::shared_ptr<base::Bell> bell_;       // which it waits on instead while others decide; null: it does not
+  base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
 
 base::Status check_target_slowdown(double target);  // session.cpp
@@ -529,6 +530,13 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void poll(Outbox& outbox) GPUSHARE_EXCLUDES(mutex_);
   // Waits on `changed` once, seeing to it that somebody waits for the device; may return for no reason. False
   // if `deadline` has passed.
+  class Demanding;
+  // Tells the pull that waits.
+  static void tell_turn(SessionImpl& session);
+  // Takes the turn of the session if it is there.
+  void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void wait_for_bell(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)
+      GPUSHARE_REQUIRES(mutex_);
   bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
       GPUSHARE_REQUIRES(mutex_);
   // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not

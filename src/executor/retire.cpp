@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bell.hpp"
 #include "base/cancel.hpp"
 #include "executor/internal.hpp"
 
@@ -106,6 +107,21 @@ void RuntimeImpl::poll(Outbox& outbox) {
   }
 }
 
+// While one lives a thread waits for the device: somebody looks at what is in flight.
+class RuntimeImpl::Demanding {
+ public:
+  explicit Demanding(RuntimeImpl& runtime) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : runtime_(runtime) {
+    ++runtime_.demand_;
+    runtime_.kick_reapers();
+  }
+  ~Demanding() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --runtime_.demand_; }
+  Demanding(const Demanding&) = delete;
+  Demanding& operator=(const Demanding&) = delete;
+
+ private:
+  RuntimeImpl& runtime_;
+};
+
 GPUSHARE_CATCHES_FORCED_UNWIND
 bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
   if (!outbox.empty()) {
@@ -113,13 +129,7 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
     outbox.flush();
     return true;
   }
-  struct Waiting {
-    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --runtime.demand_; }
-    RuntimeImpl& runtime;
-  };
-  ++demand_;
-  const Waiting waiting{*this};
-  kick_reapers();
+  const Demanding demanding(*this);
   try {
     const base::CancelPoint cancelled_here;
     if (!deadline.never()) return mutex_.wait_until(changed, deadline.at());
@@ -127,6 +137,21 @@ bool RuntimeImpl::wait(base::ConditionVariable& changed, const base::Deadline& d
     return true;
   } catch (const base::ForcedUnwind&) {
     mutex_.lock();  // which the unwound wait has let go
+    base::thread_ends() = true;
+    throw;
+  }
+}
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+void RuntimeImpl::wait_for_bell(base::Bell& bell, uint32_t seen, const base::Deadline& deadline,
+                                Outbox& outbox) {
+  const Demanding demanding(*this);
+  const Unlocked unlocked(mutex_);
+  outbox.flush();
+  try {
+    const base::CancelPoint cancelled_here;
+    bell.wait(seen, deadline);
+  } catch (const base::ForcedUnwind&) {
     base::thread_ends() = true;
     throw;
   }

@@ -173,7 +173,7 @@ void RuntimeImpl::authority_changed() {
   settle(nullptr, outbox);
   if (authority_->standing().ok() && room_waiters_ == 0) return;
   for (const auto& [id, session] : sessions_) {
-    session->turn_came_.notify_all();
+    tell_turn(*session);
     session->state_changed_.notify_all();
   }
 }

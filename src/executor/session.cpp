@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/bell.hpp"
 #include "base/cancel.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
@@ -295,9 +296,7 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
     ++runtime.demand_;
     if (pushes_.empty() && !open_) waiting_since_ns_ = runtime.now();
     runtime.refresh_ready(*this);
-    runtime.dispatch_all(this, outbox);
-    runtime.collect_actions();
-    if (!runtime.actions_.empty() && !runtime.acting_) runtime.service_wakes_.notify_one();
+    runtime.look_for_turn(*this, outbox);
     struct Waiting {
       ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (waits) session.runtime_->withdraw(session, outbox);  // also when the thread is cancelled
@@ -362,9 +361,39 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
   }
 }
 
+void RuntimeImpl::tell_turn(SessionImpl& session) {
+  session.turn_came_.notify_all();
+  if (session.bell_ != nullptr) session.bell_->ring();
+}
+
+void RuntimeImpl::look_for_turn(const SessionImpl& session, Outbox& outbox) {
+  dispatch_all(&session, outbox);
+  collect_actions();
+  if (!actions_.empty() && !acting_) service_wakes_.notify_one();
+}
+
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
+  struct Expecting {
+    ~Expecting() { expect(nullptr); }
+    void expect(std::shared_ptr<base::Bell> bell) {
+      if (bell == session.bell_) return;
+      if (session.bell_ != nullptr) session.bell_->expect(false);
+      session.bell_ = std::move(bell);
+      if (session.bell_ != nullptr) session.bell_->expect(true);
+    }
+    SessionImpl& session;
+  };
+  Expecting expecting{session};
   for (bool polled = false;; polled = true) {
+    uint32_t rung = 0;
+    if (shared_ && session.granted_ == nullptr && timeout_ns != 0 && !collapsed_) {
+      expecting.expect(authority_->bell(session.id_));  // another one once the daemon was replaced
+      if (session.bell_ != nullptr) {
+        rung = session.bell_->look();
+        look_for_turn(session, outbox);
+      }
+    }
     if (session.granted_ != nullptr) return {};
     GPUSHARE_RETURN_IF_ERROR(check_live(session));
     const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
@@ -383,6 +412,8 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
         (deadline.never() || virtual_time()))
       reap(*lane, outbox);
+    else if (session.bell_ != nullptr)
+      wait_for_bell(*session.bell_, rung, deadline, outbox);
     else
       wait(session.turn_came_, deadline, outbox);
   }

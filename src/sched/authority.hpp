@@ -17,6 +17,10 @@
 #include "sched/policy.hpp"
 #include "sched/types.hpp"
 
+namespace gpushare::base {
+class Bell;
+}
+
 namespace gpushare::sched {
 
 struct SessionSpec {
@@ -181,6 +185,8 @@ class Authority {
   virtual void stop() {}
   // Others want the turn of the lane's session: finish what is in flight, and say so.
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
+  // What a thread that waits for the session's turn waits on, besides asking pick() again each time it rings; null: `changed` is called.
+  virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
   // Page-outs that make_room() started for the session are still under way.
   virtual bool making_room(SessionId /*session*/) const { return false; }
 };

@@ -102,6 +102,9 @@ class Scheduler final : public Authority {
   uint64_t look_again_ns() const override;
   bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
+  // True under a policy that shares the device by weight if pick would choose the session, whose iterations keep the lane busy, again, were it
+  // ready: it is behind those that are.
+  bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
   // The next time at which pick could answer differently if the session picked last keeps the lane busy and
   // nothing else happens; kUnknown if never. For event loops that skip equal decisions.
   uint64_t decision_holds_until(LaneId lane, uint64_t now_ns) const;

@@ -162,6 +162,17 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   return session;
 }
 
+bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
+  const SessionRecord* session = impl_->find(id);
+  if (!impl_->traits.device_wide || session == nullptr || session->lane != lane_id ||
+      session->state != SessionState::kResident || session->evicting)
+    return false;
+  const LaneRecord& lane = impl_->lanes[lane_id];
+  impl_->movable.assign(lane.ready.begin(), lane.ready.end());
+  impl_->movable.push_back(session->view);
+  return impl_->policy->pick(lane_id, impl_->movable, now_ns) + 1 == impl_->movable.size();
+}
+
 uint64_t Scheduler::look_again_ns() const {
   uint64_t least = kUnknown;
   if (impl_->held_back > 0)

@@ -41,17 +41,20 @@ struct Raw {
         return {message->begin(), message->end()};
     }
   }
-  int32_t hello() {
-    REQUIRE(say(client::make_message<client::Hello>(MessageType::kHello)));
+  int32_t hello(uint16_t flags = 0) {
+    auto message = client::make_message<client::Hello>(MessageType::kHello);
+    message.flags = flags;
+    REQUIRE(say(message));
     std::vector<client::Descriptor> descriptors;
-    const int32_t code = client::fields_of<client::Welcome>(answer(&descriptors)).code;
-    if (descriptors.size() == 1) page = *client::LeasePage::open(std::move(descriptors.front()));
-    return code;
+    const auto welcome = client::fields_of<client::Welcome>(answer(&descriptors));
+    if (descriptors.size() == 1)
+      page = *client::LeasePage::open(std::move(descriptors.front()), welcome.slots);
+    return welcome.code;
   }
   void tell(MessageType type, uint64_t session, uint64_t value = 0) {
     REQUIRE(say(client::make_session_message(type, session, value)));
   }
-  client::Lease& lease() const { return page->lease(0); }  // of the first session
+  client::Lease& lease() const { return page->lease(slot); }
   void await(client::LeaseState state) const {
     while (lease().look().state != state) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
@@ -61,10 +64,13 @@ struct Raw {
   }
   int32_t call(const client::Arrive& message) {
     REQUIRE(say(message));
-    return client::fields_of<client::Reply>(answer()).code;
+    const auto reply = client::fields_of<client::Reply>(answer());
+    slot = reply.value;
+    return reply.code;
   }
   client::Descriptor socket;
   std::shared_ptr<client::LeasePage> page;
+  uint32_t slot = 0;  // of the last session
 };
 
 client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64_t group = 0) {
@@ -303,4 +309,87 @@ TEST_CASE("random and mutated messages harm nobody else") {
   auto iteration = (*session)->begin(60'000'000'000);
   REQUIRE(iteration.ok());
   REQUIRE_OK((*iteration)->end());
+}
+
+TEST_CASE("a holder passes its turn to the session that the daemon chose, and to that alone") {
+  const SharedService shared;
+  Raw a(shared), b(shared), other(shared);
+  REQUIRE(a.hello(client::kPassesTurns) == GPUSHARE_OK);
+  REQUIRE(b.hello(client::kPassesTurns) == GPUSHARE_OK);
+  REQUIRE(other.hello() == GPUSHARE_OK);  // of an older version: a page of its own
+  CHECK(a.page->slots() == client::kSharedLeaseSlots);
+  CHECK(other.page->slots() == client::kLeaseSlots);
+  REQUIRE(a.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  REQUIRE(b.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  REQUIRE(other.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  CHECK(a.slot != b.slot);
+  const auto has = [](const Raw& raw) {
+    const client::LeaseState state = raw.lease().look().state;
+    return state == client::LeaseState::kBusy || state == client::LeaseState::kWanted;
+  };
+  const auto heard = [&shared] { return shared.status().devices[0].turns; };  // and all that was sent before
+  a.tell(MessageType::kReady, 1);
+  a.await(client::LeaseState::kBusy);
+  // Nobody waits at b's bell: the daemon itself gives it the turn.
+  b.tell(MessageType::kReady, 1);
+  a.await(client::LeaseState::kWanted);
+  REQUIRE(a.lease().change(a.lease().look(), client::LeaseState::kFree));
+  a.page->pass_on(a.lease());
+  CHECK_FALSE(has(b));
+  a.tell(MessageType::kReturned, 1);
+  b.await(client::LeaseState::kBusy);
+  CHECK(heard() == 2);
+  // A thread waits at a's: b passes the turn, and the daemon hears of it afterwards.
+  a.lease().bell().expect(true);
+  a.tell(MessageType::kReady, 1);
+  b.await(client::LeaseState::kWanted);
+  (void)heard();
+  const uint32_t rung = a.lease().bell().look();
+  REQUIRE(b.lease().change(b.lease().look(), client::LeaseState::kFree));
+  b.page->pass_on(b.lease());
+  REQUIRE(has(a));
+  CHECK(a.lease().bell().look() == rung + 1);
+  b.tell(MessageType::kReturned, 1);
+  while (heard() < 3) {
+  }
+  CHECK(has(a));
+  // b asks, and gives up: what was offered to it is passed to nobody, and the process of another version gets the turn.
+  b.lease().bell().expect(true);
+  b.tell(MessageType::kReady, 1);
+  a.await(client::LeaseState::kWanted);
+  b.tell(MessageType::kNotReady, 1);
+  other.tell(MessageType::kReady, 1);
+  (void)heard();
+  REQUIRE(a.lease().change(a.lease().look(), client::LeaseState::kFree));
+  a.page->pass_on(a.lease());
+  a.tell(MessageType::kReturned, 1);
+  other.await(client::LeaseState::kBusy);
+  CHECK_FALSE(has(a));
+  CHECK_FALSE(has(b));
+  // A turn that was passed to a session which gave up at the same time is told to it.
+  a.lease().bell().expect(true);
+  a.tell(MessageType::kReady, 1);
+  other.await(client::LeaseState::kWanted);
+  other.give_back(false);
+  a.await(client::LeaseState::kBusy);
+  b.tell(MessageType::kReady, 1);
+  a.await(client::LeaseState::kWanted);
+  (void)heard();
+  REQUIRE(a.lease().change(a.lease().look(), client::LeaseState::kFree));
+  a.page->pass_on(a.lease());
+  REQUIRE(has(b));
+  b.tell(MessageType::kNotReady, 1);
+  a.tell(MessageType::kReturned, 1);
+  b.lease().bell().expect(false);
+  std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
+  for (bool granted = false; !granted;) {
+    const auto message = client::receive_message(b.socket.get(), buffer);
+    if (message.status().code() == GPUSHARE_NOT_READY) {
+      REQUIRE_OK(client::wait_readable(b.socket.get(), base::Deadline::after(30'000'000'000)));
+      continue;
+    }
+    REQUIRE(message.ok());
+    granted = *client::check_message(*message) == MessageType::kGranted;
+  }
+  b.give_back(false);
 }

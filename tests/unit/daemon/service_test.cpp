@@ -412,3 +412,48 @@ TEST_CASE("what a shared runtime cannot have is refused") {
   options.device = "shared";
   CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_UNAVAILABLE);
 }
+
+TEST_CASE(
+    "a session that waits for each of its iterations has its share by weight, and one that hangs loses its "
+    "turn") {
+  SharedService shared([](daemon::ServiceOptions& options) { options.lease_ns = 50'000'000; });
+  const auto a = shared.open(), b = shared.open();
+  auto heavy_needs = needs("heavy", kMiB, kMiB);
+  heavy_needs.weight = 3;
+  const auto heavy = a->open_session(heavy_needs);
+  REQUIRE(heavy.ok());
+  const auto light = open_session(*b, "light", kMiB, kMiB);
+  const auto spend = [](executor::Session& session) {
+    auto iteration = session.begin(kLong);
+    if (!iteration.ok()) return iteration.status();
+    const auto stream = (*iteration)->stream();
+    if (!stream.ok()) return stream.status();
+    const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+    if (auto launched = (*stream)->launch_host(sleep, nullptr); !launched.ok()) return launched;
+    if (auto waited = (*stream)->synchronize(); !waited.ok()) return waited;
+    return (*iteration)->end();
+  };
+  std::atomic<bool> stop{false};
+  base::Status of_light, of_heavy;
+  std::thread other([&] {
+    while (of_light.ok() && !stop.load()) of_light = spend(*light);
+  });
+  // When the turn changes after every iteration it has half of the device. On a busy machine its thread may come too late for its turn, so
+  // this is tried until it did not.
+  for (double share = 0; of_heavy.ok() && share < 0.65;) {
+    const uint64_t before = (*heavy)->info().service_ns, others_before = light->info().service_ns;
+    for (int i = 0; i < 30 && of_heavy.ok(); ++i) of_heavy = spend(**heavy);
+    const auto spent = static_cast<double>((*heavy)->info().service_ns - before);
+    share = spent / (spent + static_cast<double>(light->info().service_ns - others_before));
+  }
+  stop = true;
+  other.join();
+  REQUIRE_OK(of_heavy);
+  REQUIRE_OK(of_light);
+  // Behind the light one, it is left the turn, and hangs in it.
+  for (int i = 0; i < 20; ++i) REQUIRE_OK(spend(*light));
+  auto hangs = begin(**heavy);
+  REQUIRE_OK(spend(*light));
+  CHECK(shared.status().devices[0].cut_off > 0);
+  REQUIRE_OK(hangs->end());
+}

@@ -1,0 +1,40 @@
+// bell.hpp: what a thread waits on for news from another process: two words that may lie in memory shared between processes.
+// Whoever has news changes what the news is about first and rings then; whoever waits looks at the bell first, then at what it waits for,
+// and then waits until the bell has rung since. Header only but for wait(), for src/shim.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+namespace gpushare::base {
+
+class Deadline;
+
+class Bell {
+ public:
+  uint32_t look() const { return rings_.load(std::memory_order_seq_cst); }
+  // Wakes those that wait. Without any it is two memory accesses.
+  void ring() {
+    rings_.fetch_add(1, std::memory_order_seq_cst);
+    if (expected()) syscall(SYS_futex, &rings_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+  // Whether a thread waits here. While it is set, whoever has news rings; else the news must come another way. The thread that sets it
+  // must look once more for what it waits for.
+  bool expected() const { return expected_.load(std::memory_order_seq_cst) != 0; }
+  void expect(bool expected) { expected_.store(expected ? 1 : 0, std::memory_order_seq_cst); }
+  // Until the bell has rung since look() returned `seen`, until the deadline, or for no reason at all. A cancellation point where the
+  // thread can be cancelled: nothing is half done then.
+  void wait(uint32_t seen, const Deadline& deadline);
+
+ private:
+  std::atomic<uint32_t> rings_{0}, expected_{0};
+};
+static_assert(sizeof(Bell) == 8 && std::atomic<uint32_t>::is_always_lock_free);
+
+}  // namespace gpushare::base

@@ -1,0 +1,278 @@
+// Turns of one device that processes share: leases, offers, service, and those that are overdue.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "daemon/service.hpp"
+
+namespace gpushare::daemon {
+
+using client::Lease;
+using client::LeaseState;
+using client::MessageType;
+
+namespace {
+
+constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
+constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
+constexpr uint64_t kKeptLookNs =
+    500'000;  // how often the service looks whether a session that keeps its turn still should
+constexpr uint64_t kKeptSlackNs = 10'000'000;        // beyond twice the length of its iterations
+constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
+
+}  // namespace
+
+void SharedDevice::start_turn(Claim& claim, sched::LaneId lane, uint64_t granted_ns, uint64_t now_ns) {
+  set_ready(claim, false);
+  scheduler_.dispatched(claim.id, lane, now_ns);
+  claim.lane = lane;  // pick may have moved it
+  holders_[lane] = &claim;
+  claim.leased = true;
+  claim.granted_ns = granted_ns;
+  claim.believed_ns = claim.wanted_since_ns = claim.watched_ns = 0;
+  claim.kept = false;
+  ++turns_;
+}
+
+void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
+  start_turn(claim, lane, now_ns, now_ns);
+  // Who looks at the lease itself is told nothing, so that it is marked wanted once it is decided that the turn does not stay.
+  const bool contested = contended() && !passes(claim);
+  if (contested) claim.wanted_since_ns = now_ns;
+  for (const auto& member : claim.members)
+    if (member->ready && !member->overdue)
+      lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
+}
+
+void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t now_ns) {
+  session.ready = false;
+  session.leased = true;
+  session.epoch = ++epoch_of(session);
+  Lease& lease = this->lease(session);
+  session.seen_service_ns = lease.service_ns();
+  session.seen_iterations = lease.iterations();
+  lease.extend(now_ns + kLeaseGoodNs);
+  lease.set({session.epoch, state});
+  if (lease.bell().expected())
+    lease.bell().ring();
+  else
+    tell(session, MessageType::kGranted);
+}
+
+void SharedDevice::take_back_offers() {
+  for (sched::LaneId lane = 0; lane < offers_.size(); ++lane) {
+    const Offer offer = std::exchange(offers_[lane], {});
+    if (offer.to == nullptr || lease(*offer.to).withdraw(offer.epoch)) continue;
+    // Its holder has drained, and has passed the turn on.
+    const uint64_t now_ns = base::host_now_ns();
+    if (Claim* holder = holders_[lane]; holder != nullptr) {
+      RemoteSession& from = *holder->members.front();
+      if (lease(from).look().state != LeaseState::kFree)  // of a process that does not keep to the rules
+        lease(from).set({++epoch_of(from), LeaseState::kFree});
+      member_done(from, now_ns);
+    }
+    RemoteSession& session = *offer.to;
+    start_turn(*session.claim, lane, offer.made_ns, now_ns);
+    session.ready = false;
+    session.leased = true;
+    session.epoch = offer.epoch + 1;
+  }
+}
+
+void SharedDevice::offer(sched::LaneId lane, uint64_t now_ns) {
+  Claim* holder = holders_[lane];
+  if (holder == nullptr || holder->wanted_since_ns == 0 || !passes(*holder)) return;
+  const auto picked = scheduler_.pick(lane, now_ns);
+  const auto found = picked ? claims_.find(*picked) : claims_.end();
+  if (found == claims_.end() || !passes(*found->second)) return;
+  RemoteSession& from = *holder->members.front();
+  RemoteSession& to = *found->second->members.front();
+  Lease& lease = this->lease(to);
+  // A thread must be there to take the turn.
+  if (to.process->leases != from.process->leases || !to.ready || to.overdue || !to.images.empty() ||
+      !lease.bell().expected())
+    return;
+  Offer& offer = offers_[lane];
+  offer = {&to, epoch_of(to) + 1, now_ns};
+  epoch_of(to) += 2;  // of the lease, or of the withdrawn offer
+  to.seen_service_ns = lease.service_ns();
+  to.seen_iterations = lease.iterations();
+  lease.extend(now_ns + kLeaseGoodNs);
+  lease.set({offer.epoch, LeaseState::kFree});
+  this->lease(from).set_next(to.slot, offer.epoch);
+}
+
+bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
+  claim.kept = false;
+  if (!passes(claim) || claim.slow || claim.members.front()->retries_images || claim.wanted_since_ns != 0 ||
+      ready_ == 0 || scheduler_.waiting() > 0 ||
+      scheduler_.promised_bytes() > scheduler_.capacity().target_bytes)
+    return false;
+  const Lease& lease = this->lease(*claim.members.front());
+  const bool idle = lease.look().state == LeaseState::kIdle;
+  const uint64_t iterations = lease.iterations();
+  read_service(claim, now_ns, false);
+  if (!scheduler_.would_go_on(claim.id, claim.lane, now_ns)) return false;
+  // A session that comes no further, idle or inside an iteration, is asked for the turn, and the lease counts from then on.
+  if (claim.watched_ns == 0 || claim.watched_idle != idle || claim.watched_iterations != iterations) {
+    claim.watched_ns = now_ns;
+    claim.watched_idle = idle;
+    claim.watched_iterations = iterations;
+  } else if (now_ns - claim.watched_ns >
+             (idle ? kPatienceNs : 2 * scheduler_.view(claim.id).iteration_ns + kKeptSlackNs)) {
+    claim.slow = idle;
+    return false;
+  }
+  claim.kept = true;
+  return true;
+}
+
+bool SharedDevice::want_back(Claim& claim, uint64_t now_ns) {
+  bool told = false, busy = false;
+  for (const auto& member : claim.members) {
+    Lease& lease = this->lease(*member);
+    while (member->leased) {
+      const Lease::Word word = lease.look();
+      const bool mine = word.epoch == member->epoch && word.state != LeaseState::kFree;
+      if (mine && word.state == LeaseState::kWanted) {
+        busy = true;
+        break;
+      }
+      if (mine) {
+        const bool idle = word.state == LeaseState::kIdle;
+        if (!lease.change(word, idle ? LeaseState::kFree : LeaseState::kWanted)) continue;
+        if (!idle) {
+          if (!lease.looks()) tell(*member, MessageType::kWanted);
+          told = busy = true;
+          break;
+        }
+      }
+      collect(*member, now_ns);  // given back, or nonsense
+      member->leased = false;
+    }
+  }
+  if (told && claim.wanted_since_ns == 0) claim.wanted_since_ns = now_ns;
+  if (busy) return false;
+  turn_over(claim, now_ns);
+  return true;
+}
+
+void SharedDevice::collect(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  const Lease& lease = this->lease(session);
+  const uint64_t service_ns = lease.service_ns(), iterations = lease.iterations();
+  const uint64_t spent_ns =
+      std::min(service_ns - std::min(service_ns, session.seen_service_ns), grace_ns(claim, now_ns));
+  const uint64_t count =
+      std::min(iterations - std::min(iterations, session.seen_iterations), kMostIterations);
+  session.seen_service_ns = service_ns;
+  session.seen_iterations = iterations;
+  session.service_ns += spent_ns;
+  session.iterations += count;
+  claim.unread_ns = base::add_saturated(claim.unread_ns, spent_ns);
+  claim.unread_iterations += count;
+}
+
+void SharedDevice::member_done(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  collect(session, now_ns);
+  session.leased = false;
+  if (std::none_of(claim.members.begin(), claim.members.end(),
+                   [](const auto& member) { return member->leased; }))
+    turn_over(claim, now_ns);
+}
+
+void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) {
+  if (!gives_back && std::none_of(claim.members.begin(), claim.members.end(), [&](const auto& member) {
+        return member->leased && lease(*member).iterations() != member->seen_iterations;
+      }))
+    return;
+  for (const auto& member : claim.members)
+    if (member->leased) collect(*member, now_ns);
+  // Sessions of a group that ran side by side: together they had the device no longer than the turn was.
+  const uint64_t spent_ns = std::min(std::exchange(claim.unread_ns, 0), grace_ns(claim, now_ns));
+  const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
+  claim.believed_ns += spent_ns;
+  service_ns_ += spent_ns;
+  // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
+  if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
+  scheduler_.finished(claim.id, spent_ns, now_ns, count);
+}
+
+void SharedDevice::turn_over(Claim& claim, uint64_t now_ns) {
+  if (!claim.leased) return;
+  read_service(claim, now_ns, true);
+  for (const auto& member : claim.members) member->leased = false;
+  claim.leased = claim.kept = false;
+  claim.wanted_since_ns = 0;
+  claim.returned_ns = now_ns;
+  for (Claim*& holder : holders_)
+    if (holder == &claim) holder = nullptr;
+  for (const auto& member : claim.members)
+    if (!member->overdue) images_.let_go(*member);
+  announce(claim, now_ns);  // members that asked meanwhile
+}
+
+void SharedDevice::make_offers() {
+  const uint64_t now_ns = base::host_now_ns();
+  for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) offer(lane, now_ns);
+}
+
+uint64_t SharedDevice::tick(uint64_t now_ns) {
+  take_back_offers();
+  uint64_t next_ns = UINT64_MAX;
+  if (const uint64_t look_ns = scheduler_.look_again_ns(); look_ns != sched::kUnknown)
+    next_ns = look_ns - std::min(look_ns, now_ns);
+  if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
+  bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
+  if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
+  for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
+  for (Claim* holder : holders_) {
+    if (holder == nullptr) continue;
+    Claim& claim = *holder;
+    next_ns = std::min(next_ns, claim.kept ? kKeptLookNs : kRenewNs);
+    if (claim.wanted_since_ns == 0 || !contended()) {  // asked to give it back, but nobody waits for it
+      for (const auto& member : claim.members)
+        if (member->leased) lease(*member).extend(now_ns + kLeaseGoodNs);
+      read_service(claim, now_ns, false);
+      continue;
+    }
+    const uint64_t ends_ns = base::add_saturated(claim.wanted_since_ns, options_.lease_ns);
+    if (now_ns < ends_ns) {
+      next_ns = std::min(next_ns, ends_ns - now_ns);
+      continue;
+    }
+    for (const auto& member : claim.members) {
+      if (!member->leased) continue;
+      base::log(
+          base::kWarning,
+          base::format("daemon: session '%s' of process %d has had the turn for %s while others waited: "
+                       "it is taken back",
+                       member->name.c_str(), member->process->peer.pid,
+                       base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()));
+      ++cut_off_;
+      // It is charged for the time, whatever it reports when it is done.
+      collect(*member, now_ns);
+      const uint64_t held_ns = grace_ns(claim, now_ns);
+      member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);
+      claim.unread_ns = std::max(claim.unread_ns, held_ns);
+      lease(*member).set({++epoch_of(*member), LeaseState::kFree});
+      member->overdue = true;
+      kill_overdue(*member->process);
+    }
+    turn_over(claim, now_ns);
+    moved = true;
+  }
+  if (moved) {
+    pump();
+    return 0;
+  }
+  make_offers();
+  return next_ns;
+}
+
+}  // namespace gpushare::daemon
