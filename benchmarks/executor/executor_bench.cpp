@@ -103,13 +103,14 @@ void switch_between_threads(benchmark::State& state) {
   auto runtime = open_runtime(1);
   auto a = open_session(*runtime, "a"), b = open_session(*runtime, "b");
   std::atomic<bool> stop{false};
-  std::atomic<uint64_t> comes[2] = {0, 0};  // times that each was about to begin
+  // Set until begin has returned, which it cannot while the other has the lane: so nobody misses it.
+  std::atomic<bool> comes[2] = {false, false};
   const auto turn = [&](executor::Session& session, size_t self) {
-    const uint64_t seen = comes[1 - self].load();
-    ++comes[self];
+    comes[self].store(true);
     auto iteration = session.begin(GPUSHARE_NO_TIMEOUT);
+    comes[self].store(false);
     if (!iteration.ok()) return false;
-    while (comes[1 - self].load() == seen && !stop.load()) std::this_thread::yield();
+    while (!comes[1 - self].load() && !stop.load()) std::this_thread::yield();
     return (*iteration)->end().ok();
   };
   std::thread other([&] {

@@ -270,9 +270,8 @@ void Stream::wait_passed(uint64_t sequence) {
 }
 
 base::Status Stream::failure_at(uint64_t sequence) {
+  if (sound_at(sequence)) return {};
   if (device_lost_.load(std::memory_order_acquire)) return lost();
-  const uint64_t failed = failed_sequence_.load(std::memory_order_acquire);
-  if (failed == 0 || failed >= sequence) return {};
   base::MutexLock lock(mutex_);
   return error_;
 }
@@ -344,22 +343,30 @@ base::Status Event::make_wait(Stream& stream) {
   return stream.enqueue(std::move(op));
 }
 
-base::Status Event::passed_time(uint64_t* out_ns) {
+bool Event::passed_time(uint64_t* out_ns) {
+  base::MutexLock lock(mutex_);
+  *out_ns = time_ns_;
+  return timing_ && point_.stream != nullptr && point_.stream->passed(point_.sequence) &&
+         point_.stream->sound_at(point_.sequence);
+}
+
+base::Status Event::not_timed() {
   base::MutexLock lock(mutex_);
   if (!timing_) return {GPUSHARE_INVALID_STATE, "the event was created without GPUSHARE_EVENT_TIMING"};
   if (point_.stream == nullptr) return {GPUSHARE_INVALID_STATE, "the event was never recorded"};
   if (!point_.stream->passed(point_.sequence)) return not_ready();
-  *out_ns = time_ns_;
   return point_.stream->failure_at(point_.sequence);
 }
 
 base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
-  uint64_t start_ns = 0, end_ns = 0;
-  GPUSHARE_RETURN_IF_ERROR(start.passed_time(&start_ns));
-  GPUSHARE_RETURN_IF_ERROR(end.passed_time(&end_ns));
-  if (end_ns < start_ns)
-    return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
-  return end_ns - start_ns;
+  for (;;) {
+    uint64_t start_ns = 0, end_ns = 0;
+    const bool started = start.passed_time(&start_ns), ended = started && end.passed_time(&end_ns);
+    if (ended && end_ns >= start_ns) return end_ns - start_ns;
+    if (ended) return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
+    GPUSHARE_RETURN_IF_ERROR((started ? end : start).not_timed());
+    // It has passed meanwhile.
+  }
 }
 
 }  // namespace gpushare::device::host

@@ -85,6 +85,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void wait_passed(uint64_t sequence);
   // The failure that the op `sequence` lies behind; OK if none.
   base::Status failure_at(uint64_t sequence);
+  // No op before `sequence` has failed, nor the device.
+  bool sound_at(uint64_t sequence) const {
+    const uint64_t failed = failed_sequence_.load(std::memory_order_acquire);
+    return !device_lost_.load(std::memory_order_acquire) && (failed == 0 || failed >= sequence);
+  }
 
  private:
   friend class Event;
@@ -143,7 +148,10 @@ class Event : public std::enable_shared_from_this<Event> {
     uint64_t sequence = 0;
   };
   Point point();
-  base::Status passed_time(uint64_t* out_ns);
+  // Why passed_time() is none.
+  base::Status not_timed();
+  // False: it has not passed, failed, or keeps no time.
+  bool passed_time(uint64_t* out_ns);
 
   Device& device_;
   const bool timing_;
