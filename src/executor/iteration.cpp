@@ -183,9 +183,8 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
       if (passed && outcome.ok())
         outcome = refused.with_context("session '" + session.name() + "': the end of its iteration");
     }
-    const base::Status reclaimed = lane_memory->end_iteration(&planned);
+    const base::Status reclaimed = lane_memory->end_iteration(&planned, &peak);
     if (device.ok()) device = reclaimed;
-    peak = lane_memory->iteration_peak_bytes();
     if (borrowed != 0 && marked && device.ok() && outcome.ok()) {
       const auto elapsed_ns = slot.end.elapsed_since(slot.start);
       if (elapsed_ns.ok() && mutex_.turn().give_back(borrowed, {*elapsed_ns, planned ? 1u : 0u, peak}))

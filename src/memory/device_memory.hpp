@@ -166,8 +166,8 @@ class Lane {
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
   // range may move (free: it is empty; with promoted blocks it stays). The host does not wait; the lane's
   // stream waits for recorded uses on other streams. `out_planned` (may be null) tells whether a plan served
-  // all of it.
-  virtual base::Status end_iteration(bool* out_planned) = 0;
+  // all of it, `out_peak_bytes` (the same) is stats().iteration_peak_bytes.
+  virtual base::Status end_iteration(bool* out_planned, uint64_t* out_peak_bytes = nullptr) = 0;
   // New size, taking effect at once where it can: growing in place at any time, elsewhere while no block is
   // live in the range; shrinking when no live block lies above; anything when no iteration is under way and no
   // promoted block pins the range. Else at the next boundary that allows it, for which growing takes its bytes
@@ -177,7 +177,6 @@ class Lane {
   // later.
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
-  virtual uint64_t iteration_peak_bytes() const = 0;  // stats().iteration_peak_bytes, for less
 };
 
 // Content of a snapshot: a segment for each heap and lane. See snapshot.hpp for the writers.

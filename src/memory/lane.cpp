@@ -244,7 +244,7 @@ void LaneImpl::reclaim_all() {
   for (uint64_t offset : gone) heap_->free_at(offset);
 }
 
-base::Status LaneImpl::end_iteration(bool* out_planned) {
+base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes) {
   base::MutexLock control(control_);
   FenceList fences;
   bool planned = false, replayed = false, recorded = false, loans_changed = false;
@@ -254,6 +254,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned) {
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     iteration_peak_ = arena_needed();
+    if (out_peak_bytes != nullptr) *out_peak_bytes = iteration_peak_;
     door_.key_.store(0, std::memory_order_relaxed);
     tell_now();
     loans_changed = loans_changed_;

@@ -71,13 +71,9 @@ class LaneImpl final : public Lane, public BlockOwner {
   base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) override;
   base::Status keep(Address address) override;
-  base::Status end_iteration(bool* out_planned) override;
+  base::Status end_iteration(bool* out_planned, uint64_t* out_peak_bytes) override;
   base::Status set_size(uint64_t bytes) override;
   LaneStats stats() const override;
-  uint64_t iteration_peak_bytes() const override {
-    ShortLockGuard lock(lock_);
-    return owner_ != nullptr ? arena_needed() : iteration_peak_;
-  }
 
   // BlockOwner
   base::Status free_block(Address address) override;
