@@ -22,15 +22,15 @@ void RuntimeImpl::collect_actions() {
     switch (decided.kind) {
       case sched::ActionKind::kOpenLane:
         action.kind = Action::Kind::kOpenLane;
-        want_lane(decided.lane, decided.bytes);
+        lanes_.want(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kResizeLane:
         action.kind = Action::Kind::kResizeLane;
-        want_lane(decided.lane, decided.bytes);
+        lanes_.want(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kCloseLane:
         action.kind = Action::Kind::kCloseLane;
-        if (decided.lane < slots_.size() && slots_[decided.lane] != nullptr) ++slots_[decided.lane]->closes;
+        if (LaneSlot* const lane = lanes_.find(decided.lane); lane != nullptr) ++lane->closes;
         break;
       case sched::ActionKind::kAdmit:
         action.kind = Action::Kind::kAdmit;
@@ -56,15 +56,6 @@ void RuntimeImpl::collect_actions() {
     }
     actions_.push_back(std::move(action));
   }
-}
-
-// Growth by an allocation looks at the size promised last, wherever in the queue the action that makes it so
-// is.
-void RuntimeImpl::want_lane(uint32_t id, uint64_t bytes) {
-  if (lane_wants_.size() <= id) lane_wants_.resize(id + 1);
-  lane_wants_[id] = bytes;
-  if (id < slots_.size() && slots_[id] != nullptr)
-    slots_[id]->want_bytes.store(bytes, std::memory_order_relaxed);
 }
 
 void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
@@ -102,10 +93,10 @@ void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
 }
 
 void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
-  LaneSlot* lane = action.lane < slots_.size() ? slots_[action.lane].get() : nullptr;
+  LaneSlot* lane = lanes_.find(action.lane);
   switch (action.kind) {
     case Action::Kind::kOpenLane: {
-      const base::Status status = open_lane(action.lane, action.bytes, action.compute_units);
+      const base::Status status = lanes_.open(action.lane, action.bytes, action.compute_units);
       authority_->lane_applied(action.lane, status.ok() ? action.bytes : 0, now());
       if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) lose(status, outbox);
       break;
@@ -115,7 +106,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
         base::Status status;
         {
           const Unlocked unlocked(mutex_);
-          status = apply_size(*lane, true);
+          status = lanes_.apply_size(*lane, true);
           if (gives_back_) (void)memory_->trim();
         }
         lane->place_status = std::move(status);
@@ -123,29 +114,15 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       }
       break;
     case Action::Kind::kCloseLane:
-      if (lane != nullptr) {
-        if (lane->closes > 0) --lane->closes;
-        memory::Lane* closing = lane->memory.exchange(nullptr);
-        open_slots_.erase(std::remove(open_slots_.begin(), open_slots_.end(), lane), open_slots_.end());
-        lane->applied_bytes.store(0);
-        outbox.sessions.push_back(lane->set_owner(nullptr));
-        base::Status status;
-        {
-          const Unlocked unlocked(mutex_);
-          if (closing != nullptr) status = memory_->close_lane(closing);
-          if (lane->partition != nullptr) drop_stream(*lane);
-          if (gives_back_) (void)memory_->trim();
-        }
-        if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
-      }
+      if (lane != nullptr) lanes_.close(*lane, outbox);
       authority_->lane_applied(action.lane, 0, now());
       break;
     case Action::Kind::kAdmit: {
       // It may have changed lanes since that was decided.
       const uint32_t id = authority_->lane_of(action.session->id_);
-      LaneSlot* const slot = id < slots_.size() ? slots_[id].get() : nullptr;
+      LaneSlot* const slot = lanes_.find(id);
       if (slot == nullptr)
-        not_placed(*action.session, lane_failure_, outbox);
+        not_placed(*action.session, lanes_.failure(), outbox);
       else
         admit(*action.session, *slot, action.bytes, outbox);
       break;
@@ -155,7 +132,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       break;
     case Action::Kind::kPageIn:
       if (lane == nullptr || lane->memory.load() == nullptr)
-        not_placed(*action.session, lane == nullptr ? lane_failure_ : lane->place_status, outbox);
+        not_placed(*action.session, lane == nullptr ? lanes_.failure() : lane->place_status, outbox);
       else
         page(*action.session, lane, false, outbox);
       break;
@@ -172,188 +149,6 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
   }
 }
 
-base::Result<LaneSlot*> RuntimeImpl::make_slot(uint32_t id) {
-  auto slot = std::make_unique<LaneSlot>();
-  slot->id = id;
-  slot->ring.resize(depth_ + 1);
-  for (InFlight& entry : slot->ring) {
-    GPUSHARE_ASSIGN_OR_RETURN(entry.start, device_->create_event(GPUSHARE_EVENT_TIMING));
-    GPUSHARE_ASSIGN_OR_RETURN(entry.end, device_->create_event(GPUSHARE_EVENT_TIMING));
-  }
-  GPUSHARE_ASSIGN_OR_RETURN(slot->anchor, device_->create_event(GPUSHARE_EVENT_TIMING));
-  LaneSlot* raw = slot.get();
-  BooksLock lock(mutex_);
-  if (slots_.size() <= id) slots_.resize(id + 1);
-  slots_[id] = std::move(slot);
-  try {
-    raw->worker = base::ServiceThread([this, raw] { run_worker(*raw); });
-    raw->reaper = base::ServiceThread([this, raw] { run_reaper(*raw); });
-  } catch (const std::system_error& error) {
-    return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
-                        std::string("cannot start a lane's thread: ") + error.what(), error.code().value());
-  }
-  return raw;
-}
-
-base::Status RuntimeImpl::make_stream(LaneSlot& slot, uint32_t compute_units) {
-  if (compute_units == 0) {
-    GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, device_->create_stream());
-    slot.stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(stream), &slot);
-    return {};
-  }
-  GPUSHARE_ASSIGN_OR_RETURN(const device::Device::Partition partition,
-                            device_->create_partition(compute_units));
-  auto stream = device_->create_stream_in(partition.handle);
-  if (!stream.ok()) {
-    const base::Status ignored = device_->destroy_partition(partition.handle);
-    return stream.status();
-  }
-  slot.partition = partition.handle;
-  slot.stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(*stream), &slot);
-  return {};
-}
-
-void RuntimeImpl::drop_stream(LaneSlot& slot) {
-  // Sessions that were paged out from here free their blocks in the order of this stream: no longer, and only
-  // once all its work is done.
-  (void)slot.stream->device_stream().synchronize();
-  std::vector<std::shared_ptr<SessionImpl>> users;
-  {
-    BooksLock lock(mutex_);
-    for (const auto& [id, session] : sessions_) {
-      if (session->stream_lane_ != &slot) continue;
-      session->stream_lane_ = nullptr;
-      users.push_back(session);
-    }
-  }
-  for (const auto& session : users) {
-    const GatePass pass(session->heap_gate_);
-    if (pass) session->heap_.load()->set_stream(nullptr);
-  }
-  for (const auto& session : users) session->heap_gate_.drain();
-  memory_gate_.drain();
-  slot.stream->shut();
-  slot.stream.reset();
-  if (slot.partition == nullptr) return;
-  const base::Status status = device_->destroy_partition(std::exchange(slot.partition, nullptr));
-  if (!status.ok()) base::log(base::kError, status.with_context("closing a lane's partition").to_string());
-}
-
-base::Status RuntimeImpl::open_lane(uint32_t id, uint64_t bytes, uint32_t compute_units) {
-  LaneSlot* slot = id < slots_.size() ? slots_[id].get() : nullptr;
-  const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
-  base::Status status;
-  memory::Lane* opened = nullptr;
-  {
-    const Unlocked unlocked(mutex_);
-    if (!complete_slot) {
-      if (slot != nullptr) {
-        status = {GPUSHARE_HOST_OUT_OF_MEMORY, "the lane has no threads"};
-      } else if (auto made = make_slot(id); made.ok()) {
-        slot = *made;
-      } else {
-        status = made.status();
-      }
-    }
-    // A slot keeps the stream of the whole device; that of a partition went when the lane closed.
-    if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
-    if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
-    if (status.ok()) {
-      status = place([&]() -> base::Status {
-        GPUSHARE_ASSIGN_OR_RETURN(opened, memory_->open_lane(id, bytes, slot->stream->device_stream()));
-        return {};
-      });
-    }
-    if (status.ok() && record_timeline_) status = slot->stream->device_stream().record(slot->anchor);
-  }
-  if (slot == nullptr) {
-    lane_failure_ = status;  // for the sessions that were to be admitted there
-    return status;
-  }
-  slot->place_status = status;
-  slot->chained = false;
-  slot->anchor_ns = now();
-  if (!status.ok()) {
-    if (opened != nullptr) {
-      const Unlocked unlocked(mutex_);
-      (void)memory_->close_lane(opened);
-    }
-    return status;
-  }
-  slot->want_bytes.store(lane_wants_[id]);
-  slot->applied_bytes.store(base::round_up(bytes, memory_->granularity_bytes()));
-  slot->memory.store(opened);
-  open_slots_.push_back(slot);
-  return {};
-}
-
-base::Status RuntimeImpl::ensure_size(LaneSlot& lane, uint64_t bytes) {
-  bytes = base::round_up(bytes, memory_->granularity_bytes());  // as memory and the scheduler round it
-  base::MutexLock lock(lane.size_mutex);
-  memory::Lane* lane_memory = lane.memory.load();
-  if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
-  if (bytes > lane.want_bytes.load())
-    return {GPUSHARE_INTERNAL, base::format("lane %u is promised %s, not %s", lane.id,
-                                            base::format_bytes(lane.want_bytes.load()).c_str(),
-                                            base::format_bytes(bytes).c_str())};
-  if (bytes <= lane.applied_bytes.load()) return {};
-  return set_size(lane, *lane_memory, bytes);
-}
-
-base::Status RuntimeImpl::settle_size(LaneSlot& lane) {
-  base::MutexLock lock(lane.size_mutex);
-  memory::Lane* lane_memory = lane.memory.load();
-  if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
-  return set_size(lane, *lane_memory, lane.applied_bytes.load());
-}
-
-base::Status RuntimeImpl::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes) {
-  base::Status status = place([&] { return lane_memory.set_size(bytes); });
-  // A size that was still to come at a boundary is gone too when the next one fails.
-  lane.applied_bytes.store(status.ok() ? bytes : lane_memory.stats().size_bytes);
-  return status;
-}
-
-base::Status RuntimeImpl::apply_size(LaneSlot& lane, bool grow_on_demand) {
-  base::MutexLock lock(lane.size_mutex);
-  memory::Lane* lane_memory = lane.memory.load();
-  const uint64_t wanted = lane.want_bytes.load(), applied = lane.applied_bytes.load();
-  if (lane_memory == nullptr || wanted == applied) return {};
-  // While profiling, the promise is all that is free. Where growing is a driver's work it is done as needed,
-  // elsewhere it costs nothing.
-  if (grow_on_demand && wanted > applied && lane.profiling.load() &&
-      memory_->layout() == memory::Layout::kVirtual)
-    return {};
-  return set_size(lane, *lane_memory, wanted);
-}
-
-// Errors are ignored: if bytes are still missing, the allocation that needs them reports it.
-void RuntimeImpl::fit_lane(LaneSlot& lane) {
-  if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return;
-  {
-    // Promised already, but others have yet to give it back.
-    Outbox outbox(*this);
-    Section lock(*this);
-    run_actions(true, outbox);
-  }
-  if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
-  // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves. The search
-  // counts whole granules, so each step halves what is left and it ends whatever the sizes are.
-  const uint64_t granule = memory_->granularity_bytes();
-  const uint64_t applied = lane.applied_bytes.load(), wanted = lane.want_bytes.load();
-  uint64_t fits = applied / granule, too_many = base::round_up(wanted, granule) / granule;
-  while (too_many > fits + 1) {
-    const uint64_t middle = fits + (too_many - fits) / 2;
-    const base::Status status = ensure_size(lane, middle * granule);
-    if (status.ok())
-      fits = middle;
-    else if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
-      too_many = middle;
-    else
-      return;
-  }
-}
-
 void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
   if (lane.memory.load() == nullptr) {
     not_placed(session, lane.place_status, outbox);
@@ -364,7 +159,7 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   base::Status status;
   {
     const Unlocked unlocked(mutex_);
-    status = ensure_size(lane, needed);
+    status = lanes_.ensure_size(lane, needed);
     if (status.ok())
       status = place([&]() -> base::Status {
         GPUSHARE_ASSIGN_OR_RETURN(heap, memory_->open_heap(session.id_, session.name(), bytes));
@@ -373,15 +168,16 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   }
   if (collapsed_) return;
   if (!status.ok()) {
-    const uint32_t id = authority_->lane_of(session.id_);  // it may have changed lanes meanwhile
-    if (id != lane.id && id < slots_.size() && slots_[id] != nullptr)
-      admit(session, *slots_[id], bytes, outbox);
+    // It may have changed lanes meanwhile.
+    LaneSlot* const other = lanes_.find(authority_->lane_of(session.id_));
+    if (other != nullptr && other != &lane)
+      admit(session, *other, bytes, outbox);
     else
       not_placed(session, status, outbox);
     return;
   }
   heap->set_stream(&lane.stream->device_stream());
-  session.stream_lane_ = &lane;
+  session.stream_lane_.store(&lane);
   session.heap_.store(heap);
   retry_ns_ = 0;
   session.placed_ = true;
@@ -492,7 +288,7 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     retry_ns_ = 0;
     session.tries_alone_ = 0;
     session.resident_since_ns_ = time;
-    session.stream_lane_ = lane;
+    session.stream_lane_.store(lane);
     session.lane_ = lane;
   }
   authority_->page_done(session.id_, time);
@@ -538,6 +334,7 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
     session.residence_gate_.close();
     session.heap_gate_.close();
     session.heap_.store(nullptr);
+    session.drop_order_event();
     peak = heap->stats().peak_bytes;
     {
       base::MutexLock ranges(session.range_mutex_);
@@ -558,9 +355,9 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
   if (profiled_ == &session) profiled_ = nullptr;
   const sched::SessionView view = authority_->view(session.id_);
   session.remaining_ns_ = view.remaining_ns;
-  forget_ranges(session);
+  ranges_.forget(session);
   authority_->leave(session.id_, time);
-  for (LaneSlot* lane : open_slots_)
+  for (LaneSlot* lane : lanes_.opened())
     if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
   collect_actions();
   std::erase_if(actions_, [&](const Action& action) { return action.session.get() == &session; });
@@ -588,7 +385,7 @@ void RuntimeImpl::run_service() {
 
 void RuntimeImpl::serve(Outbox& outbox) {
   for (;;) {
-    while (!stop_threads_ && let_go_ == nullptr && (actions_.empty() || acting_)) {
+    while (!stop_threads_ && !dependents_.any_let_go() && (actions_.empty() || acting_)) {
       const bool look = look_again_at_ && (!retry_at_ || look_again_at_->at() < retry_at_->at());
       std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
       if (!next) {
@@ -600,7 +397,10 @@ void RuntimeImpl::serve(Outbox& outbox) {
       }
     }
     if (stop_threads_) return;
-    destroy_let_go();
+    if (dependents_.any_let_go()) {
+      const Unlocked unlocked(mutex_);
+      dependents_.destroy_let_go();
+    }
     run_actions(true, outbox);
     const Unlocked unlocked(mutex_);
     outbox.flush();

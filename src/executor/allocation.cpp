@@ -400,7 +400,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
   if (stats.size_bytes > std::exchange(*seen_bytes, stats.size_bytes)) return {};
   if (const uint64_t lent = stats.lent_bytes; stats.promoted_bytes >= lent + granularity) {
     // Room beside kept blocks that the last boundary could not add without waiting for the device.
-    GPUSHARE_RETURN_IF_ERROR(runtime.settle_size(lane));
+    GPUSHARE_RETURN_IF_ERROR(runtime.lanes_.settle_size(lane));
     GPUSHARE_RETURN_IF_ERROR(measure());
     if (stats.lent_bytes > lent) return {};
   }
@@ -410,7 +410,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
       return {GPUSHARE_EXCEEDS_CAPACITY, "it would not fit an empty device"};
     const uint64_t size = round_up(stats.size_bytes + step, granularity);
     const auto apply = [&]() -> base::Status {
-      GPUSHARE_RETURN_IF_ERROR(runtime.ensure_size(lane, size));
+      GPUSHARE_RETURN_IF_ERROR(runtime.lanes_.ensure_size(lane, size));
       GPUSHARE_RETURN_IF_ERROR(measure());
       if (stats.size_bytes >= size) return {};
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,

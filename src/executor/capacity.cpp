@@ -78,7 +78,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
   const uint64_t quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
   uint64_t persistent = 0, ephemeral = 0;
   bool unplaced = false;
-  const auto look = [&]() GPUSHARE_REQUIRES(runtime.mutex_) {
+  const auto look = [&]() GPUSHARE_REQUIRES(books) {
     if (!runtime.check_live(*this).ok() || (open_ && !begins) || runtime.profiled_ == this) return false;
     persistent = base::round_up(persistent_promise_, granule);
     ephemeral = base::round_up(ephemeral_promise_, granule);

@@ -33,7 +33,7 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   // A dispatch in one lane may release another lane that was held back for it.
   while (dispatched) {
     dispatched = on_device = false;
-    for (LaneSlot* lane : open_slots_) {
+    for (LaneSlot* lane : lanes_.opened()) {
       on_device = on_device || lane->in_flight > 0;
       if (lane->holder != nullptr || lane->in_flight >= depth_ || lane->closes > 0 ||
           lane->memory.load(std::memory_order_relaxed) == nullptr)
@@ -92,7 +92,13 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   } else {
     session->pull_waits_ = false;
     session->granted_ = &lane;
-    if (session != current) tell_turn(*session);
+    if (session != current) {
+      if (session->bell_ != nullptr) {
+        tell_turn(*session);
+      } else {
+        mutex_.wake_later(session->shared_from_this());
+      }
+    }
   }
   return true;
 }
@@ -107,6 +113,10 @@ void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
       !authority_->may_lend(session.id_, lane.id))
     return;
   mutex_.turn().lend(session, lane, lane.at(lane.next));
+}
+
+void Books::wake(SessionImpl& session) noexcept {
+  session.turn_came_.notify_one();
 }
 
 void Books::settle_turn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {

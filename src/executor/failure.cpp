@@ -70,7 +70,7 @@ void RuntimeImpl::lose(const base::Status& status, Outbox& outbox) {
   std::vector<std::shared_ptr<SessionImpl>> all;
   for (const auto& [id, session] : sessions_) all.push_back(session);
   for (const auto& session : all) end_session(*session, SessionState::kFailed, lost_, outbox);
-  for (LaneSlot* lane : open_slots_)
+  for (LaneSlot* lane : lanes_.opened())
     if (lane->in_flight > 0) retire(*lane, UINT64_MAX, outbox);
   retired_.notify_all();
 }
@@ -91,7 +91,7 @@ void RuntimeImpl::collapse() noexcept {
     tell_turn(*session);
     session->state_changed_.notify_all();
   }
-  for (const auto& lane : slots_) {
+  for (const auto& lane : lanes_.all()) {
     if (lane == nullptr) continue;
     if (lane->pushed != nullptr) {  // granted, and nobody will run it
       lane->holder->open_ = false;
@@ -133,7 +133,13 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
     session->residence_gate_.close();
     session->heap_gate_.close();
     session->heap_.store(nullptr);
-    if (session->launch_gate_ != nullptr) session->launch_gate_->shut();
+    session->drop_order_event();
+    std::shared_ptr<LaunchGate> gate;
+    {
+      BooksLock lock(mutex_);
+      gate = session->launch_gate_;
+    }
+    if (gate != nullptr) gate->shut();
     std::deque<PushItem> pushes;
     BooksLock lock(mutex_);
     pushes.swap(session->pushes_);

@@ -1,7 +1,8 @@
 // internal.hpp: the parts of a runtime and who guards them. Not for other folders.
 //
 // One lock, RuntimeImpl::mutex_, orders everything that the scheduler is told or asked: the state of sessions
-// and lanes. A turn that nobody else wants is lent past it (lent_turn.hpp). The lock is held for bookkeeping only: never while the device, memory or a function of the caller's
+// and lanes. What it guards lies in many objects, so the annotations name the role `books` that its holder has.
+// A turn that nobody else wants is lent past it (lent_turn.hpp). The lock is held for bookkeeping only: never while the device, memory or a function of the caller's
 // works, except for reading clocks and elapsed times. Allocation does not take it: an iteration or session
 // keeps its memory from going away with a Gate. Lock order: SessionImpl::grow_mutex_, RuntimeImpl::mutex_,
 // then what device and memory take.
@@ -29,11 +30,15 @@
 #include "base/service_thread.hpp"
 #include "client/remote_authority.hpp"
 #include "executor/binding.hpp"
+#include "executor/dependents.hpp"
 #include "executor/gate.hpp"
+#include "executor/lane_set.hpp"
 #include "executor/lent_turn.hpp"
 #include "executor/op_gate.hpp"
 #include "executor/range.hpp"
+#include "executor/range_table.hpp"
 #include "executor/runtime.hpp"
+#include "executor/side_streams.hpp"
 #include "executor/stream.hpp"
 #include "executor/timeline.hpp"
 #include "sched/authority.hpp"
@@ -44,7 +49,6 @@ namespace gpushare::executor {
 class RuntimeImpl;
 class SessionImpl;
 class RangeImpl;
-struct RangeWait;
 class Outbox;
 struct LaneSlot;
 
@@ -77,12 +81,11 @@ class TicketImpl final : public Ticket {
   // With `poll` the device is asked, and nothing is waited for.
   base::Status wait_until(const base::Deadline& deadline, bool poll);
 
-  // Guarded by the runtime's lock. Once done, runtime and session are let go.
-  std::shared_ptr<RuntimeImpl> runtime_;
-  std::shared_ptr<SessionImpl> session_;
-  LaneSlot* lane_ = nullptr;  // from its grant on
+  const std::shared_ptr<RuntimeImpl> runtime_;
+  std::shared_ptr<SessionImpl> session_ GPUSHARE_GUARDED_BY(books);  // let go once it is done
+  LaneSlot* lane_ GPUSHARE_GUARDED_BY(books) = nullptr;              // from its grant on
   std::atomic<bool> done_{false};
-  base::Status outcome_;
+  base::Status outcome_;  // does not change once done_ is set, which publishes it
   base::ConditionVariable done_changed_;
 };
 
@@ -164,8 +167,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
 
  private:
+  friend class Books;
   friend class IterationImpl;
+  friend class LaneSet;
   friend class RangeImpl;
+  friend class RangeTable;
   friend class RuntimeImpl;
   friend class StreamImpl;
   friend class TicketImpl;
@@ -203,10 +209,16 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status settle_spilled(LaneSlot& lane);
   base::Status send_out(LaneSlot& lane, uint64_t bytes);
   base::Status come_home(LaneSlot& lane);
-  // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota. Needs the runtime's lock.
-  uint64_t effective_quota_bytes() const;
+  // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota.
+  uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);
+
+  // Its gates are closed.
+  void drop_order_event() {
+    base::MutexLock lock(order_mutex_);
+    order_event_ = {};
+  }
 
   const std::shared_ptr<RuntimeImpl> runtime_;
   const uint64_t id_;
@@ -219,6 +231,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Mutex grow_mutex_;   // one growth of its promises at a time
   base::Mutex range_mutex_;  // opening, closing and paging its ranges; taken before memory's locks
   std::vector<memory::ElasticRange*> ranges_ GPUSHARE_GUARDED_BY(range_mutex_);
+  base::Mutex order_mutex_;                                      // held for the two calls of order_stream()
+  device::Event order_event_ GPUSHARE_GUARDED_BY(order_mutex_);  // until its memory goes
   base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
   std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
   std::atomic<bool> dropped_{false};
@@ -232,114 +246,58 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint32_t home_rest_ = 0;                      // boundaries before it tries to come home again
   uint32_t sent_out_ = 0, calm_ = 0;            // times sent out; boundaries since then
 
-  // All that follows is guarded by the runtime's lock.
-  bool closed_ = false;     // by its owner
-  bool ended_ = false;      // cancelled, failed or closed: no new iterations
-  bool torn_down_ = false;  // memory returned, unknown to the scheduler
-  bool teardown_queued_ = false;
-  SessionState end_state_ = SessionState::kCancelled;
-  base::Status end_status_;
-  bool placed_ = false;       // its heap exists
-  bool silent_ = false;       // a range of it is: the scheduler has it as opportunistic
-  uint32_t tries_alone_ = 0;  // to page it in while there was no other session
-  bool told_ready_ = false;   // the scheduler knows of an iteration
-  bool open_ = false;         // an iteration is between grant and end
-  bool pull_waits_ = false;
-  uint64_t pull_order_ = 0;
-  LaneSlot* granted_ = nullptr;      // to the pull that waits
-  LaneSlot* lane_ = nullptr;         // of the iteration under way, or the last one
-  LaneSlot* stream_lane_ = nullptr;  // whose stream the heap is ordered on; touched by the iteration's owner
-  std::deque<PushItem> pushes_;
+  bool closed_ GPUSHARE_GUARDED_BY(books) = false;     // by its owner
+  bool ended_ GPUSHARE_GUARDED_BY(books) = false;      // cancelled, failed or closed: no new iterations
+  bool torn_down_ GPUSHARE_GUARDED_BY(books) = false;  // memory returned, unknown to the scheduler
+  bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
+  SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
+  base::Status end_status_ GPUSHARE_GUARDED_BY(books);
+  bool placed_ GPUSHARE_GUARDED_BY(books) = false;  // its heap exists
+  bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
+  uint32_t tries_alone_ GPUSHARE_GUARDED_BY(books) = 0;  // to page it in while there was no other session
+  bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;   // the scheduler knows of an iteration
+  bool open_ GPUSHARE_GUARDED_BY(books) = false;         // an iteration is between grant and end
+  bool pull_waits_ GPUSHARE_GUARDED_BY(books) = false;
+  uint64_t pull_order_ GPUSHARE_GUARDED_BY(books) = 0;
+  LaneSlot* granted_ GPUSHARE_GUARDED_BY(books) = nullptr;  // to the pull that waits
+  LaneSlot* lane_ GPUSHARE_GUARDED_BY(books) = nullptr;     // of the iteration under way, or the last one
+  // Whose stream the heap is ordered on. Written by who has the iteration, or by who acts while there is none.
+  std::atomic<LaneSlot*> stream_lane_{nullptr};
+  std::deque<PushItem> pushes_ GPUSHARE_GUARDED_BY(books);
   // Pushes run in order, so all are done once this one is. Who has it to do holds it; it holds the session.
-  std::weak_ptr<TicketImpl> last_submitted_;
-  uint64_t next_order_ = 0;
-  uint32_t in_flight_ = 0;
-  uint64_t persistent_promise_ = 0, ephemeral_promise_ = 0;  // P and E as the scheduler has them
+  std::weak_ptr<TicketImpl> last_submitted_ GPUSHARE_GUARDED_BY(books);
+  uint64_t next_order_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint32_t in_flight_ GPUSHARE_GUARDED_BY(books) = 0;
+  // P and E as the scheduler has them.
+  uint64_t persistent_promise_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t ephemeral_promise_ GPUSHARE_GUARDED_BY(books) = 0;
   std::atomic<uint64_t> range_promise_{
-      0};                      // the part of P that its elastic ranges have; written under the lock
-  uint32_t profile_left_ = 0;  // iterations yet to be profiled
-  uint64_t profile_peak_bytes_ = 0;
-  uint64_t iterations_done_ = 0, planned_iterations_ = 0;
-  uint64_t service_ns_ = 0, waited_ns_ = 0, queued_ns_ = 0;
-  uint64_t arrived_ns_ = 0, waiting_since_ns_ = 0, resident_since_ns_ = 0;
-  double weight_;                            // as the program said
-  uint64_t peak_bytes_ = 0;                  // of its persistent blocks, known at its end
-  uint64_t iteration_peak_bytes_ = 0;        // its largest iteration
-  uint64_t remaining_ns_ = UINT64_MAX;       // as of its end
-  std::shared_ptr<LaunchGate> launch_gate_;  // null: never asked for
-  double target_slowdown_ = 0;               // 0: the runtime's
-  uint32_t progress_calls_ = 0;              // in outboxes; close waits for them
-  uint64_t works_ = 0;                       // submitted and not destroyed yet; close waits for them
-  base::ConditionVariable turn_came_;        // for the pull that waits
-  std::shared_ptr<base::Bell> bell_;       // which it waits on instead while others decide; null: it does not
+      0};  // the part of P that its elastic ranges have; written under the lock
+  uint32_t profile_left_ GPUSHARE_GUARDED_BY(books) = 0;  // iterations yet to be profiled
+  uint64_t profile_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t planned_iterations_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t service_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t queued_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t arrived_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t waiting_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t resident_since_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  double weight_ GPUSHARE_GUARDED_BY(books);            // as the program said
+  uint64_t peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;  // of its persistent blocks, known at its end
+  uint64_t iteration_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;        // its largest iteration
+  uint64_t remaining_ns_ GPUSHARE_GUARDED_BY(books) = UINT64_MAX;       // as of its end
+  std::shared_ptr<LaunchGate> launch_gate_ GPUSHARE_GUARDED_BY(books);  // null: never asked for
+  double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;               // 0: the runtime's
+  uint32_t progress_calls_ GPUSHARE_GUARDED_BY(books) = 0;              // in outboxes; close waits for them
+  uint64_t works_ GPUSHARE_GUARDED_BY(books) = 0;  // submitted and not destroyed yet; close waits for them
+  base::ConditionVariable turn_came_;              // for the pull that waits
+  // Which that pull waits on instead while others decide; null: it does not.
+  std::shared_ptr<base::Bell> bell_ GPUSHARE_GUARDED_BY(books);
   base::ConditionVariable state_changed_;  // admitted, paged, ended, torn down
 };
 
 base::Status check_target_slowdown(double target);  // session.cpp
-
-// One iteration between its grant and the passing of its end event.
-struct InFlight {
-  device::Event start, end;
-  bool marked = false;  // the events are this iteration's; else it is over as soon as those before it are
-  SessionImpl* session = nullptr;
-  std::shared_ptr<TicketImpl> ticket;
-  base::Status outcome;
-};
-
-// A lane's place. Kept, with its stream and threads, when the scheduler closes the lane; used again for the
-// next of that number.
-struct LaneSlot {
-  uint32_t id = 0;
-  // Made when the lane opens and kept when it closes, except where it belongs to a partition, which goes then.
-  std::shared_ptr<StreamImpl> stream;
-  gpushare_backend_partition* partition = nullptr;
-  std::atomic<memory::Lane*> memory{nullptr};  // null while closed
-  base::Mutex size_mutex;                      // serialises applying want_bytes
-  std::atomic<uint64_t> applied_bytes{0};      // size that memory has been given
-  std::atomic<uint64_t> want_bytes{0};         // size that the scheduler promises
-  base::Status place_status;                   // why memory is null; by who acts
-
-  // The session that has the lane, or had it last, and so owns the stream. Allocations that name a stream use
-  // it.
-  mutable base::Mutex owner_mutex;
-  std::shared_ptr<SessionImpl> owner GPUSHARE_GUARDED_BY(owner_mutex);
-  std::atomic<const SessionImpl*> owner_address{nullptr};  // for comparison only
-  std::shared_ptr<SessionImpl> current_owner() const {
-    base::MutexLock lock(owner_mutex);
-    return owner;
-  }
-  // Returns the one before, for the caller to let go where it may.
-  std::shared_ptr<SessionImpl> set_owner(std::shared_ptr<SessionImpl> session) {
-    base::MutexLock lock(owner_mutex);
-    owner.swap(session);
-    owner_address.store(owner.get(), std::memory_order_relaxed);
-    return session;
-  }
-
-  // Guarded by the runtime's lock, but slots of `ring` belong to the holder or the reaper meanwhile.
-  SessionImpl* holder = nullptr;  // has an iteration open here
-  uint32_t closes = 0;  // actions decided that close it: what is decided for it now is for after them
-  uint64_t last_session_id = 0;  // for counting switches, also over a lane that was closed between
-  std::vector<InFlight> ring;    // depth + 1: the one before the head keeps its end event for the timeline
-  uint64_t head = 0;             // sequence number of the oldest in flight
-  uint64_t next = 0;             // of the next to be granted
-  uint32_t in_flight = 0;        // ended by the host, not by the device
-  bool reaping = false;          // somebody waits for the head's end event
-  std::atomic<bool> profiling{false};  // its holder is being profiled
-  // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
-  // between them is exact only if it is short.
-  device::Event anchor;          // recorded when the lane opened
-  uint64_t anchor_ns = 0;        // device clock there
-  bool chained = false;          // head - 1 has an end event; else the anchor has to do
-  uint64_t last_end_ns = 0;      // device clock at it
-  std::unique_ptr<Work> pushed;  // granted, for the worker
-  bool worker_busy = false;
-  base::ConditionVariable worker_wakes, reaper_wakes;
-  bool reaper_sleeps = false;
-  base::ServiceThread worker, reaper;
-
-  InFlight& at(uint64_t sequence) { return ring[sequence % ring.size()]; }
-};
 
 struct Action {
   enum class Kind : uint8_t {
@@ -444,8 +402,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
  private:
   friend class Books;
   friend class IterationImpl;
+  friend class LaneSet;
   friend class Outbox;
   friend class RangeImpl;
+  friend class RangeTable;
   friend class Section;
   friend class SessionImpl;
   friend class Stay;
@@ -456,7 +416,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Result<std::shared_ptr<SessionImpl>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
   // Waits until the spare sessions that are to go have left. False: there are none.
-  bool wait_for_drops(Outbox& outbox);
+  bool wait_for_drops(Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Drops spare sessions of `bytes` or more although the bytes are free, in pieces that are too small. False: there are none.
   bool drop_to_join(uint64_t bytes);
   uint64_t now() const { return device_->now_ns(); }
@@ -465,49 +425,49 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void authority_changed();
   // Connects to the daemon and puts its choices into the options.
   static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options);
-  SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(mutex_);
-  base::Status check_open() const GPUSHARE_REQUIRES(mutex_);
+  SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(books);
+  base::Status check_open() const GPUSHARE_REQUIRES(books);
   base::Status synchronize_until(const base::Deadline& deadline, bool poll_only);
   // OK, or why the session takes no more calls.
-  base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
-      GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(books);
 
   // The thread that waits to begin an iteration of the session does so no longer. A turn that it has been granted meanwhile goes
   // back, as if it had never been picked.
-  void withdraw(SessionImpl& session, Outbox& outbox) noexcept GPUSHARE_REQUIRES(mutex_);
+  void withdraw(SessionImpl& session, Outbox& outbox) noexcept GPUSHARE_REQUIRES(books);
 
   // ---- waits.cpp: what waiting calls wait for ----
   // One sentence, without a full stop: what the session's next iteration waits for, or that it waits for nothing.
-  std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
+  std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   // Why a wait of the calling thread for the session's next iteration could never end, as far as that can be told: what it waits
   // for is held by iterations that this very thread has open. OK if it may end.
-  base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(mutex_);
-  std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(mutex_);
-  uint64_t free_bytes() const GPUSHARE_REQUIRES(mutex_);  // that could still be promised
+  base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
+  std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
+  uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
 
   // ---- dispatch.cpp: who is ready, and who is granted a lane ----
-  void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+  void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(books);
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
-  void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The lane's next iteration, if the policy has one as of `ask_at_ns`. True if it was dispatched.
   bool dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns)
-      GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(books);
   // After anything that the scheduler was told: new actions, new grants.
-  void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Lends the session its turn in `lane`, which it has just given back, if nobody else could want it now.
-  void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
+  void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
   // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
-  void settle_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(mutex_);
-  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(mutex_);
-  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(mutex_);
+  void settle_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
+  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
+  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(books);
 
   // ---- limits.cpp: what the environment allows ----
   // Of GPUSHARE_MEMORY, what the quotas of the sessions but one leave; UINT64_MAX without.
-  uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(mutex_);
-  base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(mutex_);
+  uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(books);
+  base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(books);
   double limited_weight(double own, double sum) const;
-  void divide_weight() GPUSHARE_REQUIRES(mutex_);
+  void divide_weight() GPUSHARE_REQUIRES(books);
 
   // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
   // The iteration granted to `session` begins: memory, events. Without the lock.
@@ -524,75 +484,61 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   // ---- retire.cpp: its end on the device ----
   // Retires the lane's iterations up to `sequence`, whose end events have passed.
-  void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Retires what has finished, without waiting.
-  void poll(Outbox& outbox) GPUSHARE_EXCLUDES(mutex_);
+  void poll(Outbox& outbox) GPUSHARE_EXCLUDES(books);
   // Waits on `changed` once, seeing to it that somebody waits for the device; may return for no reason. False
   // if `deadline` has passed.
   class Demanding;
   // Tells the pull that waits.
-  static void tell_turn(SessionImpl& session);
+  static void tell_turn(SessionImpl& session) GPUSHARE_REQUIRES(books);
   // Takes the turn of the session if it is there.
-  void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void wait_for_bell(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)
-      GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(books);
   bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
-      GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(books);
   // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
   // reaping.
-  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  bool reaper_wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(mutex_);
-  void kick_reapers() GPUSHARE_REQUIRES(mutex_);
+  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  bool reaper_wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(books);
+  void kick_reapers() GPUSHARE_REQUIRES(books);
   void run_reaper(LaneSlot& lane);
-  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
   // ---- failure.cpp: what ends before its time ----
   void end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox)
-      GPUSHARE_REQUIRES(mutex_);
-  void maybe_tear_down(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(books);
+  void maybe_tear_down(SessionImpl& session) GPUSHARE_REQUIRES(books);
   void fail_session(SessionImpl& session, base::Status status);
   // The device is gone: everything ends, once.
-  void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void note(const base::Status& status);  // lose(), if that is what it says; without the lock
   // The host had no memory for a step of the books, which was left half done: they are not touched again. Every
   // call fails from now on, waiting ones return, and close() gives everything back. Allocates nothing.
-  void collapse() noexcept GPUSHARE_REQUIRES(mutex_);
-  void complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept GPUSHARE_REQUIRES(mutex_);
-  void left() GPUSHARE_REQUIRES(mutex_);  // one of staying_
+  void collapse() noexcept GPUSHARE_REQUIRES(books);
+  void complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept GPUSHARE_REQUIRES(books);
+  void left() GPUSHARE_REQUIRES(books);  // one of staying_
   // Threads are inside that use, after they have waited, what close() gives back.
-  bool has_users() const GPUSHARE_REQUIRES(mutex_);
-  void side_stream_made() GPUSHARE_EXCLUDES(mutex_);
-  void side_stream_gone() GPUSHARE_EXCLUDES(mutex_);
+  bool has_users() const GPUSHARE_REQUIRES(books);
   // close() for a runtime that collapsed: waits for iterations that run, and gives back what they had.
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
-
-  // ---- range.cpp ----
-  void refresh_class(SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
-  void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
-      GPUSHARE_REQUIRES(mutex_);
-  void forget_ranges(const SessionImpl& session) GPUSHARE_REQUIRES(mutex_);
 
   // ---- section.cpp: for the outbox, once the lock is let go ----
   static void tell(const Outbox::Finished& call);
   static void told(const Outbox::Finished& call) noexcept;
   // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
   static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
-  void record_memory() GPUSHARE_EXCLUDES(mutex_);
+  void record_memory() GPUSHARE_EXCLUDES(books);
 
   // ---- actions.cpp: what decisions mean for memory ----
-  void collect_actions() GPUSHARE_REQUIRES(mutex_);
-  void want_lane(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  void collect_actions() GPUSHARE_REQUIRES(books);
   // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
   // meanwhile; returns when nobody is at it.
-  void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  base::Status open_lane(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(mutex_);
-  base::Result<LaneSlot*> make_slot(uint32_t id);
-  base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
-  // Destroys the stream of a lane that has closed, and gives its partition back.
-  void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(mutex_);
+  void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Returns the result of `attempt`; calls it a second time when moving idle lanes could join free memory.
   template <class Attempt>
   base::Status place(Attempt&& attempt) {
@@ -600,21 +546,15 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
     if (placed.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && memory_->compact() > 0) placed = attempt();
     return placed;
   }
-  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
-  base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
-  base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
-  base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
-  void fit_lane(LaneSlot& lane);             // before an iteration, by whoever begins it; not for failing
-  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
+  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
   base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);
   void run_service();
-  void destroy_let_go() noexcept GPUSHARE_REQUIRES(mutex_);  // releases the lock meanwhile
-  void serve(Outbox& outbox) GPUSHARE_REQUIRES(mutex_);
-  void record(const Timeline::Record& record) GPUSHARE_REQUIRES(mutex_);
+  void serve(Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);
 
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<memory::DeviceMemory> memory_;
@@ -636,59 +576,44 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   ProgressFunction on_progress_;
 
   mutable Books mutex_{*this};
-  std::unique_ptr<sched::Authority> authority_ GPUSHARE_GUARDED_BY(mutex_);
-  bool closing_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  bool closed_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  bool stop_threads_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  base::Status lost_ GPUSHARE_GUARDED_BY(mutex_);
-  std::atomic<bool> collapsed_{false};                     // set under the lock
-  base::Status lane_failure_ GPUSHARE_GUARDED_BY(mutex_);  // why a lane could not be made at all
-  uint64_t next_session_id_ GPUSHARE_GUARDED_BY(mutex_) = 1;
+  std::unique_ptr<sched::Authority> authority_ GPUSHARE_GUARDED_BY(books);
+  bool closing_ GPUSHARE_GUARDED_BY(books) = false;
+  bool closed_ GPUSHARE_GUARDED_BY(books) = false;
+  bool stop_threads_ GPUSHARE_GUARDED_BY(books) = false;
+  base::Status lost_ GPUSHARE_GUARDED_BY(books);
+  std::atomic<bool> collapsed_{false};  // set under the lock
+  uint64_t next_session_id_ GPUSHARE_GUARDED_BY(books) = 1;
   base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions_
-      GPUSHARE_GUARDED_BY(mutex_);                                            // not torn down
-  std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(mutex_);  // by lane id
-  std::vector<LaneSlot*> open_slots_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<uint64_t> lane_wants_ GPUSHARE_GUARDED_BY(mutex_);  // sizes promised last, by lane id
-  std::deque<Action> actions_ GPUSHARE_GUARDED_BY(mutex_);
-  bool acting_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  bool paused_ GPUSHARE_GUARDED_BY(mutex_) = false;  // by check(): no grants
+      GPUSHARE_GUARDED_BY(books);  // not torn down
+  LaneSet lanes_{*this};
+  std::deque<Action> actions_ GPUSHARE_GUARDED_BY(books);
+  bool acting_ GPUSHARE_GUARDED_BY(books) = false;
+  bool paused_ GPUSHARE_GUARDED_BY(books) = false;  // by check(): no grants
   // Reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending.
-  uint64_t demand_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t under_way_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // iterations granted and not retired
-  uint64_t ready_sessions_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with told_ready_ set
-  SessionImpl* profiled_ GPUSHARE_GUARDED_BY(mutex_) = nullptr;
-  uint64_t switches_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t busy_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t paging_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint32_t room_waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // in allocations that page out others elsewhere
-  // Ranges that wait for memory, in their order: class, then arrival. Those that free some tell it here.
-  sched::ElasticRanges elastic_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<RangeWait*> range_waits_ GPUSHARE_GUARDED_BY(mutex_);
-  base::FlatHashMap<sched::RangeId, RangeImpl*> ranges_ GPUSHARE_GUARDED_BY(mutex_);
-  uint64_t next_range_ GPUSHARE_GUARDED_BY(mutex_) = 1;
-  uint64_t next_want_ GPUSHARE_GUARDED_BY(mutex_) = 1;
-  base::ConditionVariable range_room_;
-  uint32_t staying_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // Stays, and progress calls that are due or under way
-  uint32_t open_side_streams_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // with a stream of the device's
-  OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<StreamImpl>> side_streams_ GPUSHARE_GUARDED_BY(mutex_);
-  struct Attached {
-    std::weak_ptr<Dependent> dependent;
-    std::weak_ptr<void> life;  // ends with the dependent's destructor, which takes a while
-  };
-  std::vector<Attached> dependents_ GPUSHARE_GUARDED_BY(mutex_);
-  std::unique_ptr<Dependent> let_go_ GPUSHARE_GUARDED_BY(mutex_);  // a list: see destroy_later
-  Timeline timeline_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t demand_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t under_way_ GPUSHARE_GUARDED_BY(books) = 0;       // iterations granted and not retired
+  uint64_t ready_sessions_ GPUSHARE_GUARDED_BY(books) = 0;  // with told_ready_ set
+  SessionImpl* profiled_ GPUSHARE_GUARDED_BY(books) = nullptr;
+  uint64_t switches_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t busy_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t paging_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint32_t room_waiters_ GPUSHARE_GUARDED_BY(books) = 0;  // in allocations that page out others elsewhere
+  RangeTable ranges_{*this};
+  uint32_t staying_ GPUSHARE_GUARDED_BY(books) = 0;  // Stays, and progress calls that are due or under way
+  OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(books);
+  SideStreams side_streams_;
+  Dependents dependents_;
+  Timeline timeline_ GPUSHARE_GUARDED_BY(books);
   // Null until a session has asked for its gate: until then nothing is watched.
-  std::shared_ptr<OpGate> op_gate_ GPUSHARE_GUARDED_BY(mutex_);
-  double target_slowdown_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // 0: the controller's default
+  std::shared_ptr<OpGate> op_gate_ GPUSHARE_GUARDED_BY(books);
+  double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;  // 0: the controller's default
   // A session waits that could not be placed though the books have room for it.
-  std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(mutex_);
+  std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(books);
   // Lanes that the policy holds back are asked again then.
-  std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(mutex_);
-  uint64_t retry_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(books);
+  uint64_t retry_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   base::ConditionVariable actor_done_, service_wakes_, retired_;
   device::Stream paging_stream_;  // of whoever acts
   device::Event paging_start_, paging_end_;
@@ -713,7 +638,7 @@ class Stay {
 // The runtime's lock for changing its books; left by an exception, the runtime collapses.
 class GPUSHARE_SCOPED_CAPABILITY Section {
  public:
-  explicit Section(RuntimeImpl& runtime) GPUSHARE_ACQUIRE(runtime.mutex_) : runtime_(runtime) {
+  explicit Section(RuntimeImpl& runtime) GPUSHARE_ACQUIRE(books) : runtime_(runtime) {
     runtime_.mutex_.lock();
   }
   ~Section() GPUSHARE_RELEASE();
@@ -737,7 +662,7 @@ class GPUSHARE_SCOPED_CAPABILITY Section {
 // A stretch without a lock that is held before and after it, however it ends.
 class GPUSHARE_SCOPED_CAPABILITY Unlocked {
  public:
-  explicit Unlocked(Books& mutex) GPUSHARE_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  explicit Unlocked(Books& mutex) GPUSHARE_RELEASE(books) : mutex_(mutex) { mutex_.unlock(); }
   ~Unlocked() GPUSHARE_RELEASE() { mutex_.lock(); }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;

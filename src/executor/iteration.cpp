@@ -88,8 +88,8 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   if (collapsed_ || !prepare_binding()) return base::no_memory();
   IterationImpl& iteration = session.iteration_;
   memory::PersistentHeap* heap = session.heap_.load(std::memory_order_relaxed);
-  if (session.stream_lane_ != &lane) {
-    session.stream_lane_ = &lane;
+  if (session.stream_lane_.load(std::memory_order_relaxed) != &lane) {
+    session.stream_lane_.store(&lane, std::memory_order_relaxed);
     heap->set_stream(&lane.stream->device_stream());
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
@@ -97,7 +97,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   base::Status status = session.settle_spilled(lane);
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
-    fit_lane(lane);
+    lanes_.fit(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (status.ok())
     status =

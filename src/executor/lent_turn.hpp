@@ -11,7 +11,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/mutex.hpp"
 
@@ -121,22 +123,42 @@ class LentTurn {
   bool lent_ = false;
 };
 
+// Whoever holds the lock of a runtime's books. Sessions, lanes and tickets belong to one runtime, and no thread holds the locks of
+// two, so members of theirs name this role as what guards them.
+class GPUSHARE_CAPABILITY("role") BooksRole {};
+inline constexpr BooksRole books;
+
 // The lock of a runtime's books. Taking it, and coming back from a wait, takes a lent turn back.
-class GPUSHARE_CAPABILITY("mutex") Books : private base::Mutex {
+class Books : private base::Mutex {
  public:
   explicit Books(RuntimeImpl& runtime) : runtime_(runtime) {}
-  void lock() GPUSHARE_ACQUIRE() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  void lock() GPUSHARE_ACQUIRE(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     base::Mutex::lock();
     if (turn_.lent()) settle_turn();
   }
-  void unlock() GPUSHARE_RELEASE() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { base::Mutex::unlock(); }
-  void wait(base::ConditionVariable& changed) GPUSHARE_REQUIRES(this) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  void unlock() GPUSHARE_RELEASE(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    if (granted_ == nullptr) {
+      base::Mutex::unlock();
+      return;
+    }
+    const std::shared_ptr<SessionImpl> granted = std::move(granted_);
+    base::Mutex::unlock();
+    wake(*granted);
+  }
+  // Wakes the thread that waits for the session's turn once the lock is let go: woken earlier, it would sleep again on the lock.
+  void wake_later(std::shared_ptr<SessionImpl> granted) GPUSHARE_REQUIRES(books) {
+    if (granted_ != nullptr) wake(*granted_);
+    granted_ = std::move(granted);
+  }
+  void wait(base::ConditionVariable& changed) GPUSHARE_REQUIRES(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    wake_granted();
     changed.wait(*this);
     if (turn_.lent()) settle_turn();
   }
   // False when the time point passed first.
   bool wait_until(base::ConditionVariable& changed, std::chrono::steady_clock::time_point deadline)
-      GPUSHARE_REQUIRES(this) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      GPUSHARE_REQUIRES(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    wake_granted();
     const bool in_time = changed.wait_until(*this, deadline);
     if (turn_.lent()) settle_turn();
     return in_time;
@@ -144,15 +166,20 @@ class GPUSHARE_CAPABILITY("mutex") Books : private base::Mutex {
   LentTurn& turn() { return turn_; }
 
  private:
-  void settle_turn();  // dispatch.cpp; with the lock held
+  void settle_turn();                               // dispatch.cpp; with the lock held
+  static void wake(SessionImpl& session) noexcept;  // dispatch.cpp
+  void wake_granted() {
+    if (granted_ != nullptr) wake(*std::exchange(granted_, nullptr));
+  }
 
   RuntimeImpl& runtime_;
   LentTurn turn_;
+  std::shared_ptr<SessionImpl> granted_;  // for wake_later(); of who has the lock
 };
 
 class GPUSHARE_SCOPED_CAPABILITY BooksLock {
  public:
-  explicit BooksLock(Books& books) GPUSHARE_ACQUIRE(books) : books_(books) { books_.lock(); }
+  explicit BooksLock(Books& of) GPUSHARE_ACQUIRE(books) : books_(of) { books_.lock(); }
   ~BooksLock() GPUSHARE_RELEASE() {
     if (held_) books_.unlock();
   }

@@ -24,24 +24,22 @@ std::shared_ptr<Session> RuntimeImpl::owner(const Stream* stream) {
 base::Result<std::shared_ptr<Stream>> RuntimeImpl::adopt_stream(void* native) {
   const GatePass pass(memory_gate_.mine());  // keeps the device open
   if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  const auto is_it = [native](const std::shared_ptr<StreamImpl>& stream) {
+    if (stream == nullptr) return false;
+    const GatePass open(stream->gate());
+    return open && stream->device_stream().native() == native;
+  };
   {
     BooksLock lock(mutex_);
     GPUSHARE_RETURN_IF_ERROR(check_open());
-    const auto is_it = [native](const std::shared_ptr<StreamImpl>& stream) {
-      if (stream == nullptr) return false;
-      const GatePass open(stream->gate());
-      return open && stream->device_stream().native() == native;
-    };
-    for (const auto& slot : slots_)
+    for (const auto& slot : lanes_.all())
       if (slot != nullptr && is_it(slot->stream)) return std::shared_ptr<Stream>(slot->stream);
-    for (const auto& weak : side_streams_)
-      if (auto stream = weak.lock(); is_it(stream)) return std::shared_ptr<Stream>(std::move(stream));
   }
+  for (auto& stream : side_streams_.all())
+    if (is_it(stream)) return std::shared_ptr<Stream>(std::move(stream));
   GPUSHARE_ASSIGN_OR_RETURN(device::Stream made, device_->adopt_stream(native));
   auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(made), nullptr);
-  BooksLock lock(mutex_);
-  std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
-  side_streams_.push_back(stream);
+  side_streams_.add(stream);
   return std::shared_ptr<Stream>(std::move(stream));
 }
 
@@ -66,12 +64,19 @@ base::Status SessionImpl::order_stream(const Stream& stream) {
     const GatePass pass(later.gate());
     if (!pass) return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
     if (&home == &later.device_stream()) return {};
-    GPUSHARE_ASSIGN_OR_RETURN(const device::Event event, runtime_->device_->create_event());
-    GPUSHARE_RETURN_IF_ERROR(home.record(event));
-    base::Status status = later.device_stream().wait(event);
+    base::MutexLock lock(order_mutex_);
+    if (!order_event_) {
+      GPUSHARE_ASSIGN_OR_RETURN(order_event_, runtime_->device_->create_event());
+    }
+    // A stream waits for what the event marks now, whatever it marks later: one event serves all.
+    const device::Event* const event = &order_event_;
+    GPUSHARE_RETURN_IF_ERROR(home.record(*event));
+    base::Status status = later.device_stream().wait(*event);
     if (status.code() != GPUSHARE_INVALID_STATE) return status;
-    // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead.
-    return event.synchronize();
+    // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead, without the
+    // lock, which a host function on the way may want. The event stays while the session has its memory.
+    lock.unlock();
+    return event->synchronize();
   };
   base::Status status(GPUSHARE_INVALID_STATE, "");
   if (const GatePass pass(iteration_.gate_); pass)

@@ -55,13 +55,12 @@ class RangeImpl final : public Range {
   std::string describe() const {
     return "elastic range '" + name() + "' of session '" + session_->name() + "'";
   }
-  // Under the runtime's lock.
-  void request(const sched::RangeRequest& request, uint64_t now_ns);
-  void keeps_silent() { ++info_.silences; }
+  void request(const sched::RangeRequest& request, uint64_t now_ns) GPUSHARE_REQUIRES(books);
+  void keeps_silent() GPUSHARE_REQUIRES(books) { ++info_.silences; }
   uint64_t answer_ns() const { return options_.answer_ns; }
 
  private:
-  friend class RuntimeImpl;
+  friend class RangeTable;
   base::Status try_commit(uint64_t offset_bytes, uint64_t bytes, RangeWait& wait, bool* out_away);
   base::Status wait_for_room(RangeWait& wait, const base::Deadline& deadline);
   void leave(RangeWait& wait);
@@ -78,9 +77,8 @@ class RangeImpl final : public Range {
   mutable Gate gate_;
   sched::RangeId id_ = 0;
 
-  // Guarded by the runtime's lock.
-  bool closed_ = true;
-  RangeInfo info_;
+  bool closed_ GPUSHARE_GUARDED_BY(books) = true;
+  RangeInfo info_ GPUSHARE_GUARDED_BY(books);
 
   base::Mutex close_mutex_;  // one close at a time
   base::ServiceThread thread_;
@@ -106,7 +104,7 @@ base::Status RangeImpl::open() {
   if (options_.price_ns_per_byte == 0) options_.price_ns_per_byte = kCopyNsPerByte;
   {
     BooksLock lock(runtime_.mutex_);
-    id_ = runtime_.next_range_++;
+    id_ = runtime_.ranges_.next_id();
   }
   if (options_.name.empty()) options_.name = "range-" + std::to_string(id_);
   for (;;) {
@@ -139,9 +137,7 @@ base::Status RangeImpl::open() {
   gate_.open();
   Section lock(runtime_);
   closed_ = false;
-  runtime_.elastic_.open(id_, {session_->id_, session_->options_.cls,
-                               options_.give_back ? options_.answer_ns : 0, options_.price_ns_per_byte});
-  runtime_.ranges_[id_] = this;
+  runtime_.ranges_.open(*this);
   return {};
 }
 
@@ -153,10 +149,7 @@ base::Status RangeImpl::close() {
     Section lock(runtime_);
     if (closed_) return is_closed();
     closed_ = true;
-    runtime_.elastic_.close(id_);
-    runtime_.ranges_.erase(id_);
-    runtime_.refresh_class(*session_);
-    runtime_.range_room_.notify_all();
+    runtime_.ranges_.close(*this);
   }
   if (thread_.joinable()) {
     {
@@ -180,7 +173,7 @@ base::Status RangeImpl::close() {
   }
   session_->shrink_range(bytes);
   BooksLock lock(runtime_.mutex_);
-  runtime_.range_room_.notify_all();
+  runtime_.ranges_.told();
   return {};
 }
 
@@ -231,8 +224,7 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
     // Whoever waits already goes first, unless it is of a lower class.
     BooksLock lock(runtime_.mutex_);
     wait.bytes = missing;  // which others read
-    const RangeWait* first = runtime_.range_waits_.empty() ? nullptr : runtime_.range_waits_.front();
-    if (first != nullptr && first != &wait && first->range->session_->options_.cls <= session_->options_.cls)
+    if (const RangeWait* first = runtime_.ranges_.before(wait); first != nullptr)
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               first->range->describe() + " waits for " + base::format_bytes(first->bytes) + " before it"};
   }
@@ -251,58 +243,22 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
 }
 
 base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& deadline) {
-  RuntimeImpl& runtime = runtime_;
-  bool may_page = false;
   {
-    Outbox outbox(runtime);
-    Section lock(runtime);
-    GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*session_));
+    Outbox outbox(runtime_);
+    Section lock(runtime_);
+    GPUSHARE_RETURN_IF_ERROR(runtime_.check_live(*session_));
     if (closed_) return is_closed();
-    const uint64_t now_ns = base::host_now_ns();
-    if (wait.want == 0) {
-      wait.want = runtime.next_want_++;
-      wait.since_ns = wait.asked_ns = now_ns;
-      ++info_.waits;
-      const auto at = std::find_if(runtime.range_waits_.begin(), runtime.range_waits_.end(),
-                                   [this](const RangeWait* other) {
-                                     return other->range->session_->options_.cls > session_->options_.cls;
-                                   });
-      runtime.range_waits_.insert(at, &wait);
-    }
-    uint64_t next_ns = base::add_saturated(now_ns, kLookAgainNs);
-    if (runtime.range_waits_.front() == &wait) {
-      for (const sched::RangeRequest& silent : runtime.elastic_.expire(now_ns))
-        runtime.keeps_silent(silent, wait, outbox);
-      // What is free already may be too little, or in use by the device.
-      const uint64_t free = runtime.free_bytes();
-      const uint64_t missing = free < wait.bytes ? wait.bytes - free : wait.bytes;
-      // Who declined may have bytes to spare by now.
-      if (now_ns - wait.asked_ns >= kAskAgainNs && runtime.elastic_.on_the_way_bytes(wait.want) == 0) {
-        wait.want = runtime.next_want_++;
-        wait.asked_ns = now_ns;
-      }
-      const auto requests = runtime.elastic_.ask(id_, wait.want, missing, now_ns);
-      for (const sched::RangeRequest& request : requests)
-        runtime.ranges_.at(request.range)->request(request, now_ns);
-      may_page = requests.empty() && runtime.elastic_.on_the_way_bytes(wait.want) == 0;
-      next_ns = std::min(next_ns, runtime.elastic_.next_deadline_ns());
-    }
-    if (!may_page) {
-      const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
-      runtime.wait(runtime.range_room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline,
-                   outbox);
-      return {};
-    }
+    if (wait.want == 0) ++info_.waits;
+    if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
   }
   // Nobody is left to ask: sessions of lower rank are paged out.
   if (session_->make_room(wait.bytes)) {
     wait.made_room = true;
     return {};
   }
-  Outbox outbox(runtime);
-  Section lock(runtime);
-  const base::Deadline soon = base::Deadline::after(kLookAgainNs);
-  runtime.wait(runtime.range_room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  runtime_.ranges_.sleep_a_while(deadline, outbox);
   return {};
 }
 
@@ -310,16 +266,14 @@ void RangeImpl::leave(RangeWait& wait) {
   if (wait.want == 0) return;
   Outbox outbox(runtime_);
   Section lock(runtime_);
-  std::erase(runtime_.range_waits_, &wait);
-  runtime_.elastic_.withdraw(wait.want);
   const uint64_t waited_ns = base::host_now_ns() - wait.since_ns;
   info_.waited_ns += waited_ns;
   info_.longest_wait_ns = std::max(info_.longest_wait_ns, waited_ns);
+  runtime_.ranges_.leave(wait);
   if (wait.made_room && runtime_.check_open().ok()) {
     runtime_.authority_->room_used(runtime_.now());
     runtime_.settle(nullptr, outbox);
   }
-  runtime_.range_room_.notify_all();  // it is the next one's turn
 }
 
 base::Status RangeImpl::decommit(uint64_t offset_bytes, uint64_t bytes) {
@@ -343,9 +297,7 @@ void RangeImpl::changed(uint64_t committed_bytes) {
   Section lock(runtime_);
   if (closed_) return;
   info_.peak_bytes = std::max(info_.peak_bytes, committed_bytes);
-  runtime_.elastic_.set_bytes(id_, committed_bytes);
-  runtime_.refresh_class(*session_);
-  if (!runtime_.range_waits_.empty()) runtime_.range_room_.notify_all();
+  runtime_.ranges_.set_bytes(*this, committed_bytes);
 }
 
 RangeInfo RangeImpl::info() const {
@@ -353,7 +305,7 @@ RangeInfo RangeImpl::info() const {
   {
     BooksLock lock(runtime_.mutex_);
     info = info_;
-    info.silent = runtime_.elastic_.silent(id_);
+    info.silent = runtime_.ranges_.silent(*this);
   }
   const GatePass pass(gate_), heap(session_->heap_gate_);
   if (!pass || !heap) return info;
@@ -406,21 +358,105 @@ void RangeImpl::run() {
       }
     }
     BooksLock lock(runtime_.mutex_);
-    runtime_.elastic_.answer(id_, answer);
-    runtime_.range_room_.notify_all();
+    runtime_.ranges_.answer(*this, answer);
   }
 }
 
-// The session's class, or the lower one while a range of it is silent.
-void RuntimeImpl::refresh_class(SessionImpl& session) {
-  const bool silent = elastic_.session_silent(session.id_);
-  if (session.silent_ == silent || session.torn_down_ || collapsed_) return;
-  session.silent_ = silent;
-  authority_->set_class(session.id_, silent ? sched::SessionClass::kOpportunistic : session.options_.cls,
-                        now());
+void RangeTable::open(RangeImpl& range) {
+  const RangeOptions& options = range.options_;
+  elastic_.open(range.id_, {range.session_->id_, range.session_->options_.cls,
+                            options.give_back ? options.answer_ns : 0, options.price_ns_per_byte});
+  ranges_[range.id_] = &range;
 }
 
-void RuntimeImpl::keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox) {
+void RangeTable::close(RangeImpl& range) {
+  elastic_.close(range.id_);
+  ranges_.erase(range.id_);
+  refresh_class(*range.session_);
+  told();
+}
+
+void RangeTable::forget(const SessionImpl& session) {
+  for (const auto& [id, range] : ranges_)
+    if (range->session() == &session) elastic_.close(id);
+  told();
+}
+
+void RangeTable::set_bytes(RangeImpl& range, uint64_t committed_bytes) {
+  elastic_.set_bytes(range.id_, committed_bytes);
+  refresh_class(*range.session_);
+  if (!waits_.empty()) told();
+}
+
+void RangeTable::answer(const RangeImpl& range, uint64_t bytes) {
+  elastic_.answer(range.id_, bytes);
+  told();
+}
+
+bool RangeTable::silent(const RangeImpl& range) const {
+  return elastic_.silent(range.id_);
+}
+
+const RangeWait* RangeTable::before(const RangeWait& wait) const {
+  const RangeWait* first = waits_.empty() ? nullptr : waits_.front();
+  if (first == nullptr || first == &wait ||
+      first->range->session_->options_.cls > wait.range->session_->options_.cls)
+    return nullptr;
+  return first;
+}
+
+bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) {
+  const uint64_t now_ns = base::host_now_ns();
+  if (wait.want == 0) {
+    wait.want = next_want_++;
+    wait.since_ns = wait.asked_ns = now_ns;
+    const auto at = std::find_if(waits_.begin(), waits_.end(), [&wait](const RangeWait* other) {
+      return other->range->session_->options_.cls > wait.range->session_->options_.cls;
+    });
+    waits_.insert(at, &wait);
+  }
+  uint64_t next_ns = base::add_saturated(now_ns, kLookAgainNs);
+  if (waits_.front() == &wait) {
+    for (const sched::RangeRequest& silent : elastic_.expire(now_ns)) keeps_silent(silent, wait, outbox);
+    // What is free already may be too little, or in use by the device.
+    const uint64_t free = runtime_.free_bytes();
+    const uint64_t missing = free < wait.bytes ? wait.bytes - free : wait.bytes;
+    // Who declined may have bytes to spare by now.
+    if (now_ns - wait.asked_ns >= kAskAgainNs && elastic_.on_the_way_bytes(wait.want) == 0) {
+      wait.want = next_want_++;
+      wait.asked_ns = now_ns;
+    }
+    const auto requests = elastic_.ask(wait.range->id_, wait.want, missing, now_ns);
+    for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
+    if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) return false;
+    next_ns = std::min(next_ns, elastic_.next_deadline_ns());
+  }
+  const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
+  runtime_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  return true;
+}
+
+void RangeTable::sleep_a_while(const base::Deadline& deadline, Outbox& outbox) {
+  const base::Deadline soon = base::Deadline::after(kLookAgainNs);
+  runtime_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+}
+
+void RangeTable::leave(RangeWait& wait) {
+  std::erase(waits_, &wait);
+  elastic_.withdraw(wait.want);
+  told();  // it is the next one's turn
+}
+
+// The session's class, or the lower one while a range of it is silent.
+void RangeTable::refresh_class(SessionImpl& session) {
+  const bool silent = elastic_.session_silent(session.id_);
+  if (session.silent_ == silent || session.torn_down_ || runtime_.collapsed_) return;
+  session.silent_ = silent;
+  runtime_.authority_->set_class(
+      session.id_, silent ? sched::SessionClass::kOpportunistic : session.options_.cls, runtime_.now());
+}
+
+void RangeTable::keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox) {
   const auto found = ranges_.find(request.range);
   if (found == ranges_.end()) return;
   RangeImpl& range = *found->second;
@@ -431,13 +467,7 @@ void RuntimeImpl::keeps_silent(const sched::RangeRequest& request, RangeWait& wa
   wait.silent += (wait.silent.empty() ? "" : ", ") + who;
   wait.range->info_.unanswered_by = range.session()->id_;
   refresh_class(*range.session_);
-  settle(nullptr, outbox);
-}
-
-void RuntimeImpl::forget_ranges(const SessionImpl& session) {
-  for (const auto& [id, range] : ranges_)
-    if (range->session() == &session) elastic_.close(id);
-  range_room_.notify_all();
+  runtime_.settle(nullptr, outbox);
 }
 
 }  // namespace gpushare::executor

@@ -78,6 +78,7 @@ void RuntimeImpl::poll(Outbox& outbox) {
   if (!pass) return;
   struct Head {
     LaneSlot* lane;
+    const device::Event* end;
     uint64_t sequence;
     base::Status status;
   };
@@ -87,10 +88,11 @@ void RuntimeImpl::poll(Outbox& outbox) {
     {
       BooksLock lock(mutex_);
       if (!lost_.ok()) return;
-      for (LaneSlot* lane : open_slots_)
-        if (lane->in_flight > 0 && !lane->reaping) heads.push_back({lane, lane->head, {}});
+      for (LaneSlot* lane : lanes_.opened())
+        if (lane->in_flight > 0 && !lane->reaping)
+          heads.push_back({lane, &lane->at(lane->head).end, lane->head, {}});
     }
-    for (Head& head : heads) head.status = head.lane->at(head.sequence).end.query();
+    for (Head& head : heads) head.status = head.end->query();
     Section lock(*this);
     for (const Head& head : heads) {
       // If the head is still the same, the event was not recorded anew meanwhile.
@@ -193,7 +195,7 @@ bool RuntimeImpl::reaper_wanted(const LaneSlot& lane) const {
 }
 
 void RuntimeImpl::kick_reapers() {
-  for (LaneSlot* lane : open_slots_)
+  for (LaneSlot* lane : lanes_.opened())
     if (lane->reaper_sleeps && reaper_wanted(*lane)) lane->reaper_wakes.notify_one();
 }
 

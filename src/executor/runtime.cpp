@@ -212,7 +212,7 @@ base::Status RuntimeImpl::close() {
     settle(nullptr, outbox);
     while (!sessions_.empty() && !collapsed_) {
       LaneSlot* busy = nullptr;
-      for (LaneSlot* lane : open_slots_)
+      for (LaneSlot* lane : lanes_.opened())
         if (lane->in_flight > 0 && !lane->reaping) busy = lane;
       if (!acting_ && !actions_.empty())
         run_actions(true, outbox);
@@ -222,13 +222,13 @@ base::Status RuntimeImpl::close() {
         wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     }
     run_actions(true, outbox);
-    const auto open = [](const auto& entry) { return entry.second->open_; };
+    const auto open = [](const auto& entry) GPUSHARE_REQUIRES(books) { return entry.second->open_; };
     while (collapsed_ && (acting_ || std::any_of(sessions_.begin(), sessions_.end(), open)))
       mutex_.wait(actor_done_);
     while (has_users()) wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     stop_threads_ = true;
     service_wakes_.notify_all();
-    for (const auto& slot : slots_) {
+    for (const auto& slot : lanes_.all()) {
       if (slot == nullptr) continue;
       slot->worker_wakes.notify_all();
       slot->reaper_wakes.notify_all();
@@ -241,42 +241,23 @@ base::Status RuntimeImpl::close() {
     told = authority_.get();  // stays until below
   }
   told->stop();
-  std::vector<Attached> dependents;
-  {
-    BooksLock lock(mutex_);
-    dependents.swap(dependents_);
-  }
-  for (auto attached = dependents.rbegin(); attached != dependents.rend(); ++attached) {
-    if (const auto alive = attached->dependent.lock()) {
-      alive->runtime_closing();
-      continue;
-    }
-    BooksLock lock(mutex_);  // another thread is destroying it, or leaves that to this one
-    while (!attached->life.expired()) {
-      if (let_go_ != nullptr)
-        destroy_let_go();
-      else
-        mutex_.wait(actor_done_);
-    }
-  }
+  dependents_.close();
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
-  std::vector<std::weak_ptr<StreamImpl>> side_streams;
   std::unique_ptr<sched::Authority> authority;
   {
     BooksLock lock(mutex_);
-    slots.swap(slots_);
-    side_streams.swap(side_streams_);
-    open_slots_.clear();
+    slots = lanes_.take_all();
     authority.swap(authority_);
     closed_ = true;
-    destroy_let_go();
   }
+  dependents_.closed();
   for (const auto& slot : slots) {
     if (slot == nullptr) continue;
     if (slot->worker.joinable()) slot->worker.join();
     if (slot->reaper.joinable()) slot->reaper.join();
   }
+  const std::vector<std::weak_ptr<StreamImpl>> side_streams = side_streams_.take_all();
   if (collapsed_) close_collapsed(slots, side_streams);
   for (const auto& slot : slots) {
     if (slot == nullptr) continue;
@@ -288,11 +269,8 @@ base::Status RuntimeImpl::close() {
   }
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr && stream->claim_shut()) stream->shut();
-  {
-    BooksLock lock(mutex_);  // those that others release now
-    while (open_side_streams_ > 0) mutex_.wait(actor_done_);
-  }
-  authority.reset();  // and with it the policy
+  side_streams_.wait_until_none();  // those that others release now
+  authority.reset();                // and with it the policy
   memory_.reset();
   slots.clear();
   paging_start_ = {};
@@ -302,9 +280,10 @@ base::Status RuntimeImpl::close() {
 }
 
 bool RuntimeImpl::has_users() const {
-  return staying_ > 0 || sync_waiters_ > 0 || std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) {
-           return slot != nullptr && slot->reaping;
-         });
+  if (staying_ > 0 || sync_waiters_ > 0) return true;
+  for (const auto& slot : lanes_.all())
+    if (slot != nullptr && slot->reaping) return true;
+  return false;
 }
 
 base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOptions& options) {
@@ -326,7 +305,8 @@ bool RuntimeImpl::wait_for_drops(Outbox& outbox) {
     if (collapsed_ || closing_ || authority_ == nullptr) return false;
     const std::vector<sched::SessionId> dropping = authority_->dropping();
     const auto busy = std::find_if(dropping.begin(), dropping.end(),
-                                   [&](sched::SessionId id) { return find_session(id) != nullptr; });
+                                   [&](sched::SessionId id)
+                                       GPUSHARE_REQUIRES(books) { return find_session(id) != nullptr; });
     if (busy == dropping.end()) return true;
     const std::shared_ptr<SessionImpl> session = sessions_.find(*busy)->second;
     wait(session->state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
@@ -433,7 +413,7 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   info.paged_in_bytes_total = stats.paged_in_bytes_total;
   info.device = device_->spec();
   BooksLock lock(mutex_);
-  info.lanes = static_cast<uint32_t>(open_slots_.size());
+  info.lanes = static_cast<uint32_t>(lanes_.opened().size());
   for (const auto& [id, session] : sessions_) {
     if (session->ended_) continue;
     if (!session->placed_)
@@ -507,7 +487,7 @@ base::Status RuntimeImpl::synchronize_until(const base::Deadline& deadline, bool
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
   std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
-  for (LaneSlot* lane : open_slots_) targets.emplace_back(lane, lane->head + lane->in_flight);
+  for (LaneSlot* lane : lanes_.opened()) targets.emplace_back(lane, lane->head + lane->in_flight);
   for (const auto& [lane, target] : targets) {
     while (lane->head < target && lane->in_flight > 0) {
       if (collapsed_) return lost_;
@@ -557,55 +537,22 @@ base::Result<std::shared_ptr<Stream>> RuntimeImpl::create_stream(int32_t priorit
     return made.status();
   }
   auto stream = std::make_shared<StreamImpl>(shared_from_this(), std::move(*made), nullptr);
-  BooksLock lock(mutex_);
-  std::erase_if(side_streams_, [](const auto& weak) { return weak.expired(); });
-  side_streams_.push_back(stream);
+  side_streams_.add(stream);
   return std::shared_ptr<Stream>(std::move(stream));
 }
 
-void RuntimeImpl::side_stream_made() {
-  BooksLock lock(mutex_);
-  ++open_side_streams_;
-}
-
-void RuntimeImpl::side_stream_gone() {
-  BooksLock lock(mutex_);
-  if (--open_side_streams_ == 0) actor_done_.notify_all();
-}
-
 base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
-  const std::shared_ptr<Dependent> alive = dependent.lock();
-  if (alive == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the dependent is gone"};
-  const std::shared_ptr<void> life(alive.get(), [runtime = shared_from_this()](void*) {
-    BooksLock lock(runtime->mutex_);
-    runtime->actor_done_.notify_all();
-  });
-  BooksLock lock(mutex_);
-  GPUSHARE_RETURN_IF_ERROR(check_open());
-  std::erase_if(dependents_, [](const Attached& attached) { return attached.life.expired(); });
-  dependents_.push_back({std::move(dependent), life});
-  alive->life_ = life;
-  return {};
+  {
+    BooksLock lock(mutex_);
+    GPUSHARE_RETURN_IF_ERROR(check_open());
+  }
+  return dependents_.attach(std::move(dependent), shared_from_this());
 }
 
 void RuntimeImpl::destroy_later(std::unique_ptr<Dependent> dependent) noexcept {
-  BooksLock lock(mutex_);
-  if (closed_) {  // it holds nothing of the device any more
-    lock.unlock();
-    dependent.reset();
-    return;
-  }
-  dependent->next_ = std::move(let_go_);
-  let_go_ = std::move(dependent);
+  if (!dependents_.let_go(dependent)) return;  // destroyed here
+  BooksLock lock(mutex_);                      // a service thread that has just looked is asleep by now
   service_wakes_.notify_one();
-  actor_done_.notify_all();
-}
-
-void RuntimeImpl::destroy_let_go() noexcept {
-  std::unique_ptr<Dependent> list = std::move(let_go_);
-  const Unlocked unlocked(mutex_);
-  const CallbackScope scope;  // what goes with them may not close the runtime that this thread is of
-  while (list != nullptr) list = std::move(list->next_);
 }
 
 base::Status RuntimeImpl::write_timeline(const std::string& path) {
@@ -651,9 +598,9 @@ std::string RuntimeImpl::check() {
   if (!pass) return {};
   acting_ = paused_ = true;
   std::string failure;
-  const bool quiet = std::none_of(open_slots_.begin(), open_slots_.end(), [](const LaneSlot* lane) {
-    return lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0;
-  });
+  bool quiet = true;
+  for (const LaneSlot* lane : lanes_.opened())
+    if (lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0) quiet = false;
   if (quiet) {
     // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
     uint64_t promised_bytes = authority_->promised_bytes();
@@ -663,7 +610,7 @@ std::string RuntimeImpl::check() {
       bool open;  // an iteration is
     };
     std::vector<Promise> lanes;
-    for (const LaneSlot* lane : open_slots_)
+    for (const LaneSlot* lane : lanes_.opened())
       lanes.push_back({lane->memory.load(), authority_->lane_bytes(lane->id), lane->holder != nullptr});
     lock.unlock();
     std::string wrong = memory_->check();
@@ -700,7 +647,7 @@ std::string RuntimeImpl::check() {
       return "session " + session->name() + ": the scheduler counts other iterations in flight";
   }
   if (demand_ < demand) return "somebody waits and is not counted";
-  for (const LaneSlot* lane : open_slots_) {
+  for (const LaneSlot* lane : lanes_.opened()) {
     if (lane->head + lane->in_flight + (lane->holder != nullptr ? 1 : 0) != lane->next)
       return "a lane lost an iteration";
     if (lane->in_flight > depth_) return "a lane has more in flight than its depth";

@@ -199,9 +199,9 @@ class Dependent {
   void detach() { life_.reset(); }
 
  private:
-  friend class RuntimeImpl;
+  friend class Dependents;
   std::shared_ptr<void> life_;
-  std::unique_ptr<Dependent> next_;  // of those let go with RuntimeImpl::destroy_later
+  std::unique_ptr<Dependent> next_;  // of those let go with Runtime::destroy_later
 };
 
 // While one lives, the calling thread may not wait for any runtime: it runs a function that progress depends

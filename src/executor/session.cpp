@@ -59,7 +59,9 @@ base::Status SessionImpl::close() {
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.settle(nullptr, outbox);
   // Inside the destructor of a work, the one that is being destroyed would wait for itself.
-  const auto works_left = [&] { return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active(); };
+  const auto works_left = [&]() GPUSHARE_REQUIRES(books) {
+    return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active();
+  };
   while ((!torn_down_ && !runtime.collapsed_) || progress_calls_ > 0 || works_left()) {
     if (!runtime.acting_ && !runtime.actions_.empty()) {
       runtime.run_actions(true, outbox);
@@ -374,9 +376,9 @@ void RuntimeImpl::look_for_turn(const SessionImpl& session, Outbox& outbox) {
 
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
-  struct Expecting {
+  struct Expecting {  // made and destroyed with the lock held
     ~Expecting() { expect(nullptr); }
-    void expect(std::shared_ptr<base::Bell> bell) {
+    void expect(std::shared_ptr<base::Bell> bell) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
       if (bell == session.bell_) return;
       if (session.bell_ != nullptr) session.bell_->expect(false);
       session.bell_ = std::move(bell);
@@ -398,7 +400,7 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     GPUSHARE_RETURN_IF_ERROR(check_live(session));
     const bool resident = session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident;
     const sched::LaneId id = resident ? authority_->lane_of(session.id_) : sched::kNoLane;
-    LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+    LaneSlot* lane = lanes_.find(id);
     if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
       const Unlocked unlocked(mutex_);
       outbox.flush();
@@ -465,7 +467,7 @@ base::Status TicketImpl::wait_until(const base::Deadline& deadline, bool poll) {
     if (lane == nullptr) GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*session_));
     if (lane == nullptr) {
       const sched::LaneId id = runtime.authority_->lane_of(session_->id_);
-      lane = id < runtime.slots_.size() ? runtime.slots_[id].get() : nullptr;
+      lane = runtime.lanes_.find(id);
     }
     if (lane != nullptr && runtime.binds_lane(lane))
       return {

@@ -62,7 +62,7 @@ base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
     const uint64_t size =
         base::round_up(lane.applied_bytes.load() + missing, runtime.memory_->granularity_bytes());
     // If there is no room, the iteration spills again.
-    (void)promise(0, 0, size, [&] { return runtime.ensure_size(lane, size); });
+    (void)promise(0, 0, size, [&] { return runtime.lanes_.ensure_size(lane, size); });
   }
   return home_rest_ == 0 && heap.away_bytes() > 0 ? come_home(lane) : base::Status();
 }

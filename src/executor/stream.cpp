@@ -12,7 +12,7 @@ namespace gpushare::executor {
 StreamImpl::StreamImpl(std::shared_ptr<RuntimeImpl> runtime, device::Stream stream, LaneSlot* lane)
     : runtime_(std::move(runtime)), stream_(std::move(stream)), lane_(lane) {
   gate_.open();
-  if (lane_ == nullptr) runtime_->side_stream_made();
+  if (lane_ == nullptr) runtime_->side_streams_.made();
 }
 
 StreamImpl::~StreamImpl() {
@@ -31,7 +31,7 @@ void StreamImpl::shut() {
     calls.swap(calls_);
     spare_calls_.clear();
   }
-  if (was_open && lane_ == nullptr) runtime_->side_stream_gone();
+  if (was_open && lane_ == nullptr) runtime_->side_streams_.gone();
 }
 
 // Work on a stream may reveal that the device is lost.
@@ -153,6 +153,40 @@ base::Status StreamImpl::with_device_stream(
 
 const Runtime* StreamImpl::runtime() const {
   return runtime_.get();
+}
+
+void SideStreams::add(const std::shared_ptr<StreamImpl>& stream) {
+  base::MutexLock lock(mutex_);
+  std::erase_if(streams_, [](const auto& weak) { return weak.expired(); });
+  streams_.push_back(stream);
+}
+
+std::vector<std::shared_ptr<StreamImpl>> SideStreams::all() const {
+  std::vector<std::shared_ptr<StreamImpl>> all;
+  base::MutexLock lock(mutex_);
+  for (const auto& weak : streams_)
+    if (auto stream = weak.lock(); stream != nullptr) all.push_back(std::move(stream));
+  return all;
+}
+
+void SideStreams::made() {
+  base::MutexLock lock(mutex_);
+  ++open_;
+}
+
+void SideStreams::gone() {
+  base::MutexLock lock(mutex_);
+  if (--open_ == 0) none_left_.notify_all();
+}
+
+std::vector<std::weak_ptr<StreamImpl>> SideStreams::take_all() {
+  base::MutexLock lock(mutex_);
+  return std::move(streams_);
+}
+
+void SideStreams::wait_until_none() {
+  base::MutexLock lock(mutex_);
+  while (open_ > 0) none_left_.wait(mutex_);
 }
 
 base::Status StreamImpl::release() {

@@ -92,7 +92,7 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
     return turn + "session " + quoted(*profiled_) +
            " runs an iteration of unknown need first, with all memory that is free";
   const sched::LaneId id = authority_->lane_of(session.id_);
-  const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+  const LaneSlot* lane = lanes_.find(id);
   if (lane == nullptr || lane->memory.load() == nullptr) return turn + "its lane is being opened";
   if (lane->holder != nullptr)
     return turn +
@@ -115,7 +115,7 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
   };
   if (session.placed_ && authority_->state(session.id_) == sched::SessionState::kResident) {
     const sched::LaneId id = authority_->lane_of(session.id_);
-    const LaneSlot* lane = id < slots_.size() ? slots_[id].get() : nullptr;
+    const LaneSlot* lane = lanes_.find(id);
     if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
       return refused(base::format(
           "shares lane %u with the iteration that this thread has open: it would wait for itself", id));

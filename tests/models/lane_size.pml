@@ -1,4 +1,4 @@
-/* The size of a lane while it is fitted for an iteration that profiles (src/executor/actions.cpp: fit_lane, ensure_size, admit), on the
+/* The size of a lane while it is fitted for an iteration that profiles (src/executor: LaneSet::fit, LaneSet::ensure_size, admit), on the
  * contiguous layout, where memory that was promised may lie in pieces. Sizes in MiB; a granule is 2. One thread searches the largest
  * size that can be had; another admits sessions whose need is not a whole granule. Shown: the search ends, whatever comes between its steps.
  *

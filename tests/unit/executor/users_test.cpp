@@ -49,6 +49,26 @@ TEST_CASE("iterations that another thread ends leave nothing with the thread tha
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a session orders other streams by an event that goes with its memory") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  auto runtime = open_runtime(options_of(setup));
+  const auto session = open_session(*runtime, need("s", kMiB, kMiB));
+  const auto side = runtime->create_stream(0), other = runtime->create_stream(0);
+  REQUIRE(side.ok());
+  REQUIRE(other.ok());
+  for (int i = 0; i < 3; ++i) {
+    CHECK(session->order_stream(**side).ok());
+    const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    std::thread([&] { CHECK(session->order_stream(**other).ok()); }).join();
+    CHECK(session->order_stream(**side).ok());
+    CHECK((*iteration)->end().ok());
+  }
+  // The device says what is left when it is closed; session and streams are still held here.
+  CHECK(runtime->close().ok());
+  CHECK_FALSE(session->order_stream(**side).ok());
+}
+
 TEST_CASE("a progress function that asks the runtime is not called inside itself, and in order") {
   auto options = options_of(kSetups[0]);
   std::atomic<bool> go{false}, second_enqueued{false};

@@ -1,0 +1,138 @@
+// lane_set.hpp: the lanes of a runtime: their slots, what memory each has, and the sizes that are promised for them. Not for other
+// folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/service_thread.hpp"
+#include "executor/lent_turn.hpp"
+#include "executor/runtime.hpp"
+
+namespace gpushare::executor {
+
+class Outbox;
+class RuntimeImpl;
+class SessionImpl;
+class StreamImpl;
+class TicketImpl;
+
+// One iteration between its grant and the passing of its end event.
+struct InFlight {
+  // Recorded by who has the lane; then asked and waited for by anybody, until the slot is granted again.
+  device::Event start, end;
+  // The events are this iteration's; else it is over as soon as those before it are.
+  bool marked GPUSHARE_GUARDED_BY(books) = false;
+  SessionImpl* session GPUSHARE_GUARDED_BY(books) = nullptr;
+  std::shared_ptr<TicketImpl> ticket GPUSHARE_GUARDED_BY(books);
+  base::Status outcome GPUSHARE_GUARDED_BY(books);
+};
+
+// A lane's place. Kept, with its stream and threads, when the scheduler closes the lane; used again for the
+// next of that number.
+struct LaneSlot {
+  LaneSlot(uint32_t id_of_lane, std::vector<InFlight> events) : id(id_of_lane), ring(std::move(events)) {}
+
+  const uint32_t id;
+  // Made when the lane opens and kept when it closes, except where it belongs to a partition, which goes then.
+  std::shared_ptr<StreamImpl> stream;
+  gpushare_backend_partition* partition = nullptr;
+  std::atomic<memory::Lane*> memory{nullptr};            // null while closed
+  base::Mutex size_mutex;                                // serialises applying want_bytes
+  std::atomic<uint64_t> applied_bytes{0};                // size that memory has been given
+  std::atomic<uint64_t> want_bytes{0};                   // size that the scheduler promises
+  base::Status place_status GPUSHARE_GUARDED_BY(books);  // why memory is null
+
+  // The session that has the lane, or had it last, and so owns the stream. Allocations that name a stream use
+  // it.
+  mutable base::Mutex owner_mutex;
+  std::shared_ptr<SessionImpl> owner GPUSHARE_GUARDED_BY(owner_mutex);
+  std::atomic<const SessionImpl*> owner_address{nullptr};  // for comparison only
+  std::shared_ptr<SessionImpl> current_owner() const {
+    base::MutexLock lock(owner_mutex);
+    return owner;
+  }
+  // Returns the one before, for the caller to let go where it may.
+  std::shared_ptr<SessionImpl> set_owner(std::shared_ptr<SessionImpl> session) {
+    base::MutexLock lock(owner_mutex);
+    owner.swap(session);
+    owner_address.store(owner.get(), std::memory_order_relaxed);
+    return session;
+  }
+
+  SessionImpl* holder GPUSHARE_GUARDED_BY(books) = nullptr;  // has an iteration open here
+  // Actions decided that close it: what is decided for it now is for after them.
+  uint32_t closes GPUSHARE_GUARDED_BY(books) = 0;
+  // For counting switches, also over a lane that was closed between.
+  uint64_t last_session_id GPUSHARE_GUARDED_BY(books) = 0;
+  // depth + 1: the one before the head keeps its end event for the timeline.
+  std::vector<InFlight> ring GPUSHARE_GUARDED_BY(books);
+  uint64_t head GPUSHARE_GUARDED_BY(books) = 0;       // sequence number of the oldest in flight
+  uint64_t next GPUSHARE_GUARDED_BY(books) = 0;       // of the next to be granted
+  uint32_t in_flight GPUSHARE_GUARDED_BY(books) = 0;  // ended by the host, not by the device
+  bool reaping GPUSHARE_GUARDED_BY(books) = false;    // somebody waits for the head's end event
+  std::atomic<bool> profiling{false};                 // its holder is being profiled
+  // For the timeline: where an event lies on the device's clock is told by the one before it, since what lies
+  // between them is exact only if it is short.
+  device::Event anchor;                               // recorded when the lane opened, by who acts
+  uint64_t anchor_ns GPUSHARE_GUARDED_BY(books) = 0;  // device clock there
+  bool chained GPUSHARE_GUARDED_BY(books) = false;    // head - 1 has an end event; else the anchor has to do
+  uint64_t last_end_ns GPUSHARE_GUARDED_BY(books) = 0;      // device clock at it
+  std::unique_ptr<Work> pushed GPUSHARE_GUARDED_BY(books);  // granted, for the worker
+  base::ConditionVariable worker_wakes, reaper_wakes;
+  bool reaper_sleeps GPUSHARE_GUARDED_BY(books) = false;
+  base::ServiceThread worker, reaper;
+
+  InFlight& at(uint64_t sequence) GPUSHARE_REQUIRES(books) { return ring[sequence % ring.size()]; }
+};
+
+// Opens, resizes and closes lanes. One thread at a time, the one that acts (actions.cpp), opens and closes them.
+class LaneSet {
+ public:
+  explicit LaneSet(RuntimeImpl& runtime) : runtime_(runtime) {}
+  // Null if no lane of that number was ever opened.
+  LaneSlot* find(uint32_t id) const GPUSHARE_REQUIRES(books) {
+    return id < slots_.size() ? slots_[id].get() : nullptr;
+  }
+  // Those that are open; and all by number, null where none was ever opened.
+  const std::vector<LaneSlot*>& opened() const GPUSHARE_REQUIRES(books) { return open_; }
+  const std::vector<std::unique_ptr<LaneSlot>>& all() const GPUSHARE_REQUIRES(books) { return slots_; }
+  // The runtime closes.
+  std::vector<std::unique_ptr<LaneSlot>> take_all() GPUSHARE_REQUIRES(books) {
+    open_.clear();
+    return std::move(slots_);
+  }
+  // Why a lane could not be made at all.
+  const base::Status& failure() const GPUSHARE_REQUIRES(books) { return failure_; }
+
+  // The size promised last. Growth by an allocation looks at it, wherever in the queue the action that makes it so is.
+  void want(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(books);
+  // By who acts; release the lock meanwhile.
+  base::Status open(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(books);
+  void close(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+
+  base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
+  base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
+  base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
+  void fit(LaneSlot& lane);                  // before an iteration, by whoever begins it; not for failing
+
+ private:
+  base::Result<LaneSlot*> make_slot(uint32_t id);
+  base::Status make_stream(LaneSlot& slot, uint32_t compute_units);
+  // Destroys the stream of a lane that has closed, and gives its partition back.
+  void drop_stream(LaneSlot& slot) GPUSHARE_EXCLUDES(books);
+  base::Status set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes);
+
+  RuntimeImpl& runtime_;
+  std::vector<std::unique_ptr<LaneSlot>> slots_ GPUSHARE_GUARDED_BY(books);  // by lane id
+  std::vector<LaneSlot*> open_ GPUSHARE_GUARDED_BY(books);
+  std::vector<uint64_t> wants_ GPUSHARE_GUARDED_BY(books);  // sizes promised last, by lane id
+  base::Status failure_ GPUSHARE_GUARDED_BY(books);
+};
+
+}  // namespace gpushare::executor

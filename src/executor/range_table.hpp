@@ -1,0 +1,62 @@
+// range_table.hpp: the elastic ranges of a runtime, and those of them that wait for memory. Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/flat_hash.hpp"
+#include "base/mutex.hpp"
+#include "executor/lent_turn.hpp"
+#include "sched/elastic.hpp"
+
+namespace gpushare::executor {
+
+class Outbox;
+class RangeImpl;
+class RuntimeImpl;
+class SessionImpl;
+struct RangeWait;
+
+// range.cpp. Part of the runtime's books: a silent range changes the class of its session, which the scheduler is told.
+class RangeTable {
+ public:
+  explicit RangeTable(RuntimeImpl& runtime) : runtime_(runtime) {}
+  sched::RangeId next_id() GPUSHARE_REQUIRES(books) { return next_range_++; }
+  void open(RangeImpl& range) GPUSHARE_REQUIRES(books);
+  void close(RangeImpl& range) GPUSHARE_REQUIRES(books);
+  // The session goes, and its ranges with it.
+  void forget(const SessionImpl& session) GPUSHARE_REQUIRES(books);
+  // The range has so much now.
+  void set_bytes(RangeImpl& range, uint64_t committed_bytes) GPUSHARE_REQUIRES(books);
+  void answer(const RangeImpl& range, uint64_t bytes) GPUSHARE_REQUIRES(books);
+  bool silent(const RangeImpl& range) const GPUSHARE_REQUIRES(books);
+
+  // The one that waits before `wait`, unless that is of a higher class; null if none does.
+  const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
+  // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until `deadline`, or until
+  // something may have changed. False at once if nobody is left to ask.
+  bool sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // The same without asking anybody.
+  void sleep_a_while(const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void leave(RangeWait& wait) GPUSHARE_REQUIRES(books);
+  void told() GPUSHARE_REQUIRES(books) {
+    room_.notify_all();
+  }  // something may have changed for those that wait
+
+ private:
+  void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
+  void refresh_class(SessionImpl& session) GPUSHARE_REQUIRES(books);
+
+  RuntimeImpl& runtime_;
+  sched::ElasticRanges elastic_ GPUSHARE_GUARDED_BY(books);
+  std::vector<RangeWait*> waits_ GPUSHARE_GUARDED_BY(books);  // in their order: class, then arrival
+  base::FlatHashMap<sched::RangeId, RangeImpl*> ranges_ GPUSHARE_GUARDED_BY(books);
+  uint64_t next_range_ GPUSHARE_GUARDED_BY(books) = 1;
+  uint64_t next_want_ GPUSHARE_GUARDED_BY(books) = 1;
+  base::ConditionVariable room_;  // those that free some tell it here
+};
+
+}  // namespace gpushare::executor
