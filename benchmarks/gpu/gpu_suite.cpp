@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
   app.add_option("--checks", checks, "lines of this file end the Markdown page");
   app.add_flag("--page", page, "measure nothing: write the Markdown page from the JSON file");
   app.add_flag("--probe", probe, "measure nothing: say which GPU there is; status 77 if there is none");
-  app.add_option("--only", only, "numbers of the measurements to make, 1 to 9")->check(CLI::Range(1, 9));
+  app.add_option("--only", only, "numbers of the measurements to make, 1 to 10")->check(CLI::Range(1, 10));
   std::string job;
   app.add_option("--as-job", job, "of measurement 4")->group("");
   std::string start;
@@ -87,10 +87,11 @@ int main(int argc, char** argv) {
       driver->is_standin() ? "stand-in for the driver: the figures say nothing about a GPU" : "GPU";
 
   using Measure = void (*)(const Driver&, const Settings&, Report&);
-  const Measure measures[] = {
-      measure_allocation,  measure_iteration_overhead, measure_switch,     measure_policies,
-      measure_many_models, measure_virtual_memory,     measure_partitions, measure_loading,
-      measure_torch};
+  const Measure measures[] = {measure_allocation,  measure_iteration_overhead,
+                              measure_switch,      measure_policies,
+                              measure_many_models, measure_virtual_memory,
+                              measure_partitions,  measure_loading,
+                              measure_torch,       measure_exec};
   std::cout << report.header() << std::endl;
   if (probe) return 0;
   const auto wanted = [&](int i) {
@@ -98,7 +99,7 @@ int main(int argc, char** argv) {
   };
   try {
     if (add) (void)report.load();
-    for (int i = 1; i <= 9; ++i)
+    for (int i = 1; i <= 10; ++i)
       if (wanted(i)) report.forget(i);
     report.save();
   } catch (const std::exception& error) {
@@ -106,7 +107,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   int failed = 0;
-  for (int i = 1; i <= 9; ++i) {
+  for (int i = 1; i <= 10; ++i) {
     if (!wanted(i)) continue;
     const auto begun = std::chrono::steady_clock::now();
     try {

@@ -52,6 +52,8 @@ void measure_loading(const Driver& driver, const Settings& settings, Report& rep
 
 // 9: PyTorch with gpushare.torch beside PyTorch alone: trainings and an inference, loading, switching (torch_suite.py).
 void measure_torch(const Driver& driver, const Settings& settings, Report& report);
+// 10: an unmodified PyTorch training under `gpushare exec`, alone, side by side and oversubscribed (torch_exec.py).
+void measure_exec(const Driver& driver, const Settings& settings, Report& report);
 
 // The parts of 2, 3 and 5 that train and serve the networks of examples/training (measures_networks.cpp).
 void measure_network_overhead(const Driver& driver, const Settings& settings, Report& report);

@@ -1,4 +1,4 @@
-// What needs a Python with PyTorch: its caching allocator in measurement 1, and measurement 9.
+// What needs a Python with PyTorch: its caching allocator in measurement 1, and measurements 9 and 10.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/wait.h>
 
@@ -45,6 +45,29 @@ std::vector<double> numbers(std::istream& words) {
   return found;
 }
 
+// Adds the rows that a script of measurement 9 or 10 says.
+void add_rows_of(const std::string& script, const std::string& group, const Driver& driver,
+                 const Settings& settings, Report& report) {
+  if (driver.is_standin()) {
+    report.skip(group, "PyTorch",
+                "the stand-in for the driver computes nothing; scripts/test-pytorch tries this on the CPU");
+    return;
+  }
+  std::string last;
+  const auto on_line = [&](const std::string& line) {
+    std::vector<std::string> fields;
+    std::istringstream text(line);
+    for (std::string field; std::getline(text, field, '\t');) fields.push_back(field);
+    if (fields.size() == 3 && fields[0] == "skip") report.skip(group, fields[1], fields[2]);
+    if (fields.size() != 5 || fields[0] != "row") return;
+    std::istringstream words(fields[4]);
+    if (const std::vector<double> samples = numbers(words); !samples.empty())
+      report.add(group, fields[1], fields[2], fields[3], samples);
+  };
+  if (!run_script(script, settings.load_divisor > 1 ? "--quick" : "", on_line, &last))
+    report.skip(group, "PyTorch", last);
+}
+
 }  // namespace
 
 void measure_torch_allocation(const Settings& settings, const std::vector<uint64_t>& sizes, Report& report) {
@@ -64,25 +87,11 @@ void measure_torch_allocation(const Settings& settings, const std::vector<uint64
 }
 
 void measure_torch(const Driver& driver, const Settings& settings, Report& report) {
-  const std::string group = "9 PyTorch";
-  if (driver.is_standin()) {
-    report.skip(group, "PyTorch",
-                "the stand-in for the driver computes nothing; scripts/test-pytorch tries this on the CPU");
-    return;
-  }
-  std::string last;
-  const auto on_line = [&](const std::string& line) {
-    std::vector<std::string> fields;
-    std::istringstream text(line);
-    for (std::string field; std::getline(text, field, '\t');) fields.push_back(field);
-    if (fields.size() == 3 && fields[0] == "skip") report.skip(group, fields[1], fields[2]);
-    if (fields.size() != 5 || fields[0] != "row") return;
-    std::istringstream words(fields[4]);
-    if (const std::vector<double> samples = numbers(words); !samples.empty())
-      report.add(group, fields[1], fields[2], fields[3], samples);
-  };
-  if (!run_script("torch_suite.py", settings.load_divisor > 1 ? "--quick" : "", on_line, &last))
-    report.skip(group, "PyTorch", last);
+  add_rows_of("torch_suite.py", "9 PyTorch", driver, settings, report);
+}
+
+void measure_exec(const Driver& driver, const Settings& settings, Report& report) {
+  add_rows_of("torch_exec.py", "10 PyTorch under gpushare exec", driver, settings, report);
 }
 
 }  // namespace gpushare::gpu_suite
