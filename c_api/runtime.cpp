@@ -62,6 +62,9 @@ int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_ru
     options.layout = static_cast<memory::Layout>(read.layout);
     options.capacity_bytes = read.capacity_bytes;
     options.max_lanes = read.max_lanes;
+    options.spill_limit_bytes = read.spill_limit_bytes;
+    options.spill_move_bytes = read.spill_move_bytes;
+    options.spill_move_ns = read.spill_move_ns;
     options.enqueue_depth = read.enqueue_depth;
     options.record_timeline = (read.record & GPUSHARE_RECORD_TIMELINE) != 0;
     options.record_allocations = (read.record & GPUSHARE_RECORD_ALLOCATIONS) != 0;
@@ -112,6 +115,7 @@ int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_inf
     out.paging_ns = info.paging_ns;
     out.device_busy_ns = info.device_busy_ns;
     out.now_ns = info.now_ns;
+    out.link_bytes_per_s = info.link_bytes_per_s;
     out.compute_units = info.compute_units;
     out.partitionable_compute_units = info.partitionable_compute_units;
     out.granularity_compute_units = info.granularity_compute_units;

@@ -122,6 +122,7 @@ int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_inf
     out.compute_units = info.compute_units;
     out.quota_bytes = info.quota_bytes;
     out.effective_quota_bytes = info.effective_quota_bytes;
+    out.home_bytes = info.home_bytes;
     return capi::write_struct("out_info", out, out_info);
   });
 }

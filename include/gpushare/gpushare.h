@@ -263,9 +263,14 @@ typedef struct gpushare_runtime_params {
   uint32_t reserved;
   gpushare_progress_fn on_progress; /* may be null */
   void* on_progress_user_data;
+  /* Of sessions with GPUSHARE_SESSION_ALLOW_SPILL. Their spilled blocks come home, at their own addresses, before an iteration
+   * begins and when the device has room (virtual layout, devices with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
+  uint64_t spill_limit_bytes; /* host memory for spilled blocks; 0 = a quarter of what the host has */
+  uint64_t spill_move_bytes;  /* moved home or out before an iteration at most; 0 = 256 MiB */
+  uint64_t spill_move_ns;     /* and for so long at most; at least one granule moves. 0 = 10 ms */
 } gpushare_runtime_params;
 #define GPUSHARE_RUNTIME_PARAMS_INIT \
-  { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the driver. Errors:
  * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy or backend), INVALID_ARGUMENT,
@@ -310,11 +315,12 @@ typedef struct gpushare_runtime_info {
   uint64_t
       effective_capacity_bytes; /* the limit in force. It is capacity_bytes, unless that was lowered below
                                    the promised bytes: then it falls to capacity_bytes as promises fall */
+  uint64_t link_bytes_per_s;    /* host to device, as loaders were told or measured; 0 = not known yet */
 } gpushare_runtime_info;
 #define GPUSHARE_RUNTIME_INFO_INIT                                                                          \
   {                                                                                                         \
     sizeof(gpushare_runtime_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0, 0, \
-        0, 0, 0                                                                                             \
+        0, 0, 0, 0                                                                                          \
   }
 
 /* Returns the state, and statistics since the runtime was opened. Does not wait for the device. Errors:
@@ -351,8 +357,9 @@ GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t t
 
 enum {
   GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* the session may wait for admission instead of being refused */
-  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1     /* allocations above the promise may go to host memory instead of
-                                               failing, on devices that can address it */
+  /* Allocations above the promise or the quota may go to host memory instead of failing, on devices that can address it.
+   * They come home when there is room (spill_limit_bytes of gpushare_runtime_params). */
+  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1
 };
 
 enum {
@@ -434,9 +441,10 @@ typedef struct gpushare_session_info {
   uint64_t
       effective_quota_bytes; /* the limit in force. It is quota_bytes, unless that was lowered below P + E:
                                 then it falls to quota_bytes as the promise falls */
+  uint64_t home_bytes;       /* device memory behind spilled blocks that came home; a part of P */
 } gpushare_session_info;
 #define GPUSHARE_SESSION_INFO_INIT \
-  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Returns the state, and statistics since the session was opened, also of a session that has ended. iterations_done and
  * service_ns count what the device has finished. That may be up to enqueue_depth iterations fewer than have ended on the
@@ -457,8 +465,8 @@ GPUSHARE_API int32_t gpushare_session_explain_wait(gpushare_session session, cha
 GPUSHARE_API int32_t gpushare_session_set_priority(gpushare_session session, int32_t priority);
 GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, double weight);
 /* Changes the quota_bytes of gpushare_session_params; 0 = none. If the quota is lowered below what the session has, live
- * blocks stay, and allocations above the quota fail with QUOTA_EXCEEDED (or go to host memory, with ALLOW_SPILL, where live
- * bytes are within it). The session's promise then falls at its boundaries, as far as it has freed blocks, and by the bytes
+ * blocks stay, and allocations above the quota fail with QUOTA_EXCEEDED, or go to host memory with ALLOW_SPILL. The session's
+ * promise then falls at its boundaries, as far as it has freed blocks, by spilled blocks that had come home, and by the bytes
  * that its iterations cannot use any more. gpushare_session_info has the quota and the value in force. P and E are each
  * rounded up to the granularity of the memory, so together they may be up to two granules above the quota. The quota also
  * holds on shared devices, where the process enforces it. Does not wait for other work of the device. Errors: as above. */

@@ -443,6 +443,9 @@ struct RuntimeOptions {
   Layout layout = Layout::automatic;
   uint32_t max_lanes = 0;
   uint32_t enqueue_depth = 0;
+  uint64_t spill_limit_bytes = 0;
+  uint64_t spill_move_bytes = 0;
+  uint64_t spill_move_ns = 0;
   bool record_timeline = false;
   bool record_allocations = false;
   gpushare_progress_fn on_progress = nullptr;
@@ -507,6 +510,9 @@ class Runtime {
     params.policy = options.policy.c_str();
     params.max_lanes = options.max_lanes;
     params.enqueue_depth = options.enqueue_depth;
+    params.spill_limit_bytes = options.spill_limit_bytes;
+    params.spill_move_bytes = options.spill_move_bytes;
+    params.spill_move_ns = options.spill_move_ns;
     params.record = (options.record_timeline ? uint32_t{GPUSHARE_RECORD_TIMELINE} : 0U) |
                     (options.record_allocations ? uint32_t{GPUSHARE_RECORD_ALLOCATIONS} : 0U);
     params.on_progress = options.on_progress;

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 
 from ._cffi import ffi
 from ._memory import Block, SideStream, Stream
-from ._native import Closable, as_dict, check, lib, null_or, struct, text, wait
+from ._native import Closable, as_dict, check, lib, nanoseconds, null_or, struct, text, wait
 from ._policy import Policy, policy_arguments
 from ._session import Session, session_params
 from ._values import KINDS, Bytes, Handles, one_of, size_in_bytes
@@ -43,18 +43,22 @@ class Runtime(Closable):
 
     `device`: 'auto' (the first GPU, else the host), 'host', 'cuda:0', 'sim?total_gib=16'. `capacity_bytes`: device memory to
     use, 0 for nearly all that is free (1 GiB on the host). `policy`: a name of `policies()` or a Policy of your own.
+    Sessions with spill=True may have `spill_limit` bytes of host memory in all (0: a quarter of the host's). Before an iteration at
+    most `spill_move_bytes` of it (0: 256 MiB) move between host and device, for `spill_move` seconds at most (0: 10 ms).
     """
 
     def __init__(self, device: Optional[str] = None, *, policy: Union[None, str, Policy] = None, capacity_bytes: Bytes = 0,
                  layout: str = "auto", max_lanes: int = 0, enqueue_depth: int = 0, record_timeline: bool = False,
-                 record_allocations: bool = False, on_progress: Optional[Callable[[Any], Any]] = None) -> None:
+                 record_allocations: bool = False, on_progress: Optional[Callable[[Any], Any]] = None, spill_limit: Bytes = 0,
+                 spill_move_bytes: Bytes = 0, spill_move: float = 0) -> None:
         c_device = null_or(device)
         name, ops, keep = policy_arguments(policy)
         record = (lib.GPUSHARE_RECORD_TIMELINE if record_timeline else 0) | (
             lib.GPUSHARE_RECORD_ALLOCATIONS if record_allocations else 0)
         params = struct("gpushare_runtime_params", layout=one_of("layout", layout, _LAYOUTS), device=c_device,
                         capacity_bytes=size_in_bytes(capacity_bytes), policy=name, policy_ops=ops, max_lanes=max_lanes,
-                        enqueue_depth=enqueue_depth, record=record)
+                        enqueue_depth=enqueue_depth, record=record, spill_limit_bytes=size_in_bytes(spill_limit),
+                        spill_move_bytes=size_in_bytes(spill_move_bytes), spill_move_ns=nanoseconds(spill_move))
         self._views: weakref.WeakSet = weakref.WeakSet()
         self._held = Handles()  # functions that may be called until the runtime is closed
         if on_progress is not None:

@@ -377,6 +377,25 @@ def test_capacity_and_quota_change_at_run_time():
         assert runtime.info()["capacity_bytes"] == 64 << 20
 
 
+def test_what_spilled_comes_home_within_the_budget():
+    with gpushare.Runtime("host?total_bytes=134217728", layout="virtual", spill_limit="24M", spill_move_bytes="4M",
+                          spill_move=1.0) as runtime:
+        session = runtime.open_session("a", persistent_bytes="2M", ephemeral_bytes="2M", memory="8M", spill=True)
+        with session.iteration():
+            pass
+        block = session.alloc("20M")
+        with pytest.raises(gpushare.QuotaExceeded):
+            session.alloc("12M")
+        assert session.info()["spilled_bytes"] == 20 << 20
+        session.set_quota(0)
+        for _ in session.iterations(40):
+            pass
+        info = session.info()
+        assert info["spilled_bytes"] == 0 and info["home_bytes"] == 20 << 20
+        block.free()
+        assert runtime.info()["link_bytes_per_s"] == 0
+
+
 def test_a_gate_is_closed_beside_a_guaranteed_iteration():
     with gpushare.Runtime("host", capacity_bytes="64M", policy="pack") as runtime:
         sure = runtime.open_session("sure", persistent_bytes="1M", ephemeral_bytes="1M")
