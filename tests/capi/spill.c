@@ -2,8 +2,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 
-#define MIB (1ull << 20)
-
 static int all_are(const unsigned char* bytes, uint64_t count, unsigned char value) {
   for (uint64_t i = 0; i < count; ++i)
     if (bytes[i] != value) return 0;
