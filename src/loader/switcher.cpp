@@ -344,11 +344,28 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
   options.persistent_bytes = member.persistent_bytes;
   options.ephemeral_bytes = member.ephemeral_bytes;
   // Its own first layers stay if they can: it is about to use them.
-  const bool held = standby_.hold(member.id, true);
-  auto session = loader_->runtime().open_session(options);
-  if (!held || session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
-  (void)standby_.hold(member.id, false);
-  return loader_->runtime().open_session(options);
+  bool held = standby_.hold(member.id, true);
+  for (;;) {
+    auto session = loader_->runtime().open_session(options);
+    if (session.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return session;
+    if (std::exchange(held, false)) {
+      (void)standby_.hold(member.id, false);
+      continue;
+    }
+    // The scheduler counts bytes. Where there are enough of them, but in pieces (contiguous layout), kept members go one by one.
+    const auto runtime = loader_->runtime().info();
+    if (!runtime.ok() ||
+        member.persistent_bytes + member.ephemeral_bytes >
+            runtime->capacity_bytes - std::min(runtime->capacity_bytes, runtime->promised_bytes))
+      return session;
+    std::vector<sched::ModelId> drops;
+    {
+      base::MutexLock lock(mutex_);
+      drops = residency_.shed(1, member.id, loader_->runtime().device().now_ns());
+    }
+    if (drops.empty()) return session;
+    drop_all(drops);
+  }
 }
 
 void Switcher::take_leave() {
