@@ -1,4 +1,4 @@
-// What an iteration costs the host beyond calling the function, on the host device: pull alone, with an
+// The host's cost of an iteration beyond calling the function, on the host device: pull alone, with an
 // allocation, with work on the stream, push, and a switch between two sessions at a boundary. Read the ratios
 // of one run; seconds differ between machines.
 // SPDX-License-Identifier: Apache-2.0

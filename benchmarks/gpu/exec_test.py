@@ -48,7 +48,8 @@ else
   read word && [ "$word" = quit ] && rm "$CUDA_MPS_PIPE_DIRECTORY/control"
 fi
 """
-# 100 steps/s alone; beside another what weight or percentage say. Of one second, whatever it is asked for.
+# A training that makes 100 steps/s alone, and beside another what its weight or percentage says. It reports one second of
+# training, whatever duration it is asked for.
 TRAINING = """
 [ "$UNDER" = "$BROKEN" ] && { echo "CUDA out of memory" >&2; exit 1; }
 [ -n "$NO_GPU" ] && { echo "PyTorch sees no GPU" >&2; exit 3; }

@@ -1,7 +1,7 @@
 // measures.hpp: the measurements of the suite. Each adds rows to the report and throws on failure.
 //
 // Device work without kernels of our own is fills: they exist in every driver, run at the memory's speed and can be made as
-// long as wanted. What needs real kernels uses the networks of examples/training: cuBLAS and cuDNN on a GPU, and on the
+// long as wanted. Measurements that need real kernels use the networks of examples/training: cuBLAS and cuDNN on a GPU, and on the
 // stand-in the host's operations, which say nothing but that it all runs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -103,11 +103,12 @@ struct FillJob {
 // Each job in a process of its own: when each was done, in ms from the common start. Throws.
 std::vector<double> run_processes(const std::string& program, const std::vector<FillJob>& jobs,
                                   uint64_t bytes);
-// What such a process does, given --as-job: says on stdout when it is ready and when it is done, starts when a line comes.
+// The body of such a process, started with --as-job: it says on stdout when it is ready and when it is done, and starts when a line
+// comes.
 int run_as_job(const std::string& job);
 // Milliseconds from the start of a process that loads and runs a model of measurement 8 until its output. Throws.
 double run_from_nothing(const std::string& program, const std::string& model);
-// What such a process does, given --as-start.
+// The body of such a process, started with --as-start.
 int run_as_start(const std::string& model);
 
 }  // namespace gpushare::gpu_suite

@@ -1,4 +1,4 @@
-// What needs a Python with PyTorch: its caching allocator in measurement 1, and measurements 9 and 10.
+// The parts of the suite that need a Python with PyTorch: its caching allocator in measurement 1, and measurements 9 and 10.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/wait.h>
 

@@ -119,8 +119,8 @@ void BM_Planned(benchmark::State& state, const std::string& name) {
       static_cast<double>(plan->arena_bytes) / static_cast<double>(trace.peak_live_bytes);
 }
 
-// range(0) random blocks live; each iteration frees one at random and allocates one. What matters is the
-// ratio of a row to the same allocator's row with 1,000.
+// range(0) random blocks live; each iteration frees one at random and allocates one. Read the ratio of a row to the
+// same allocator's row with 1,000.
 template <class Allocator>
 void BM_RandomLive(benchmark::State& state) {
   const auto live = static_cast<uint32_t>(state.range(0));

@@ -313,7 +313,8 @@ void bring_home_alone() {
   __atomic_store_n(&now.gate, 0U, __ATOMIC_SEQ_CST);
   void* current = nullptr;
   real(kEntry_cuCtxGetCurrent, &current);
-  // A thread may be in a call that waits for what this thread does next: then the blocks stay where they are for now.
+  // The wait has a bound, since another thread may be in a call that waits for what this thread does next. After that the blocks stay
+  // where they are, and the next free of memory tries again.
   const uint64_t until_ns = host_ns() + 100'000'000;
   bool still = false;
   while (!(still = __atomic_load_n(&now.inside, __ATOMIC_SEQ_CST) == 0) && host_ns() < until_ns)
