@@ -55,7 +55,7 @@ struct TicketObject {
 struct IterationObject {
   explicit IterationObject(std::shared_ptr<executor::Iteration> of) : iteration(std::move(of)) {}
   ~IterationObject();
-  // Gives up the iteration, which it holds only while it has a handle (HandleTable::keep).
+  // Gives up what it holds only while it has a handle (HandleTable::keep): the iteration, and the handles of its stream and model.
   std::shared_ptr<void> park();
   std::shared_ptr<executor::Iteration> iteration;
   // Handle of the lane's stream, made when first asked for; goes with the iteration.
