@@ -1,13 +1,8 @@
 // Processes on one shared device, with real work on the host device: each policy, weights, kills of processes and of the
 // daemon. GPUSHARE_TEST_KILLS sets how many are killed (12).
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,8 +11,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "support/child_process.hpp"
 #include "support/model_folder.hpp"
 #include "support/random.hpp"
 #include "support/shared_service.hpp"
@@ -27,60 +24,10 @@ using namespace gpushare::test;
 
 namespace {
 
-class Worker {
- public:
-  // As session_worker takes them.
-  explicit Worker(std::vector<std::string> arguments) {
-    int out[2], in[2];
-    REQUIRE(pipe2(out, O_CLOEXEC) == 0);
-    REQUIRE(pipe2(in, O_CLOEXEC) == 0);
-    arguments.insert(arguments.begin(), GPUSHARE_SESSION_WORKER);
-    pid_ = fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      dup2(out[1], 1);
-      dup2(in[0], 0);
-      std::vector<char*> argv;
-      for (std::string& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(out[1]);
-    close(in[0]);
-    out_ = fdopen(out[0], "r");
-    stop_ = in[1];
-  }
-  ~Worker() {
-    if (pid_ > 0) kill();
-    if (out_ != nullptr) std::fclose(out_);
-    if (stop_ >= 0) close(stop_);
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-  pid_t pid() const { return pid_; }
-  std::string line() {
-    char text[256] = {};
-    if (std::fgets(text, sizeof(text), out_) == nullptr) return {};
-    return text;
-  }
-  void tell_to_stop() { REQUIRE(write(stop_, "x", 1) == 1); }
-  void kill() {
-    ::kill(pid_, SIGKILL);
-    (void)wait();
-  }
-  // Its exit status.
-  int wait() {
-    int status = 0;
-    REQUIRE(waitpid(pid_, &status, 0) == pid_);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
- private:
-  pid_t pid_ = -1;
-  FILE* out_ = nullptr;
-  int stop_ = -1;
+// Arguments as session_worker takes them.
+struct Worker : ChildProcess {
+  explicit Worker(std::vector<std::string> arguments)
+      : ChildProcess(GPUSHARE_SESSION_WORKER, std::move(arguments)) {}
 };
 
 template <class Condition>

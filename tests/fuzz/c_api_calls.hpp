@@ -71,13 +71,8 @@ inline int32_t queue_call(Queues& handles, gpushare_runtime runtime, gpushare_se
       return gpushare_request_queue_cancel(queue, input.byte());
     case 5:
       if (input.byte() % 3 == 0) {
-        gpushare_request known = GPUSHARE_REQUEST_INIT;
-        const double features[2] = {input.number(), input.number()};
-        known.model = input.byte() % 3;
-        known.application = input.byte() % 5;
-        known.features = features;
-        known.feature_count = input.byte() % 3;
-        return gpushare_request_queue_observe_request(queue, &known, input.size());
+        const KnownRequest known(input);
+        return gpushare_request_queue_observe_request(queue, &known.request, input.size());
       }
       return input.byte() % 2 == 0
                  ? gpushare_request_queue_observe(queue, input.byte() % 3, input.byte() % 5, input.size())

@@ -102,4 +102,18 @@ inline gpushare_batcher_params batcher_params(Input& input) {
   return params;
 }
 
+// A request of which labels and features may be known.
+struct KnownRequest {
+  explicit KnownRequest(Input& input) : features{input.number(), input.number()} {
+    request.model = input.byte() % 3;
+    request.application = input.byte() % 5;
+    request.features = features;
+    request.feature_count = input.byte() % 3;
+  }
+  KnownRequest(const KnownRequest&) = delete;  // the request points into it
+  KnownRequest& operator=(const KnownRequest&) = delete;
+  double features[2];
+  gpushare_request request = GPUSHARE_REQUEST_INIT;
+};
+
 }  // namespace gpushare::fuzz

@@ -272,15 +272,11 @@ int32_t batcher_call(Books& books, Input& input) {
       break;
     }
     case 8: {
-      gpushare_request known = GPUSHARE_REQUEST_INIT;
-      const double features[2] = {input.number(), input.number()};
-      known.model = input.byte() % 3;
-      known.application = input.byte() % 5;
-      known.features = features;
-      known.feature_count = input.byte() % 3;
-      status = known.feature_count == 0
-                   ? gpushare_batcher_observe(batcher, known.model, known.application, input.size())
-                   : gpushare_batcher_observe_request(batcher, &known, input.size());
+      const KnownRequest known(input);
+      const gpushare_request& request = known.request;
+      status = request.feature_count == 0
+                   ? gpushare_batcher_observe(batcher, request.model, request.application, input.size())
+                   : gpushare_batcher_observe_request(batcher, &request, input.size());
       break;
     }
     case 9:

@@ -2,20 +2,17 @@
 // which is killed. No byte is lost, nobody waits for ever, everybody makes progress. GPUSHARE_TEST_TRADES sets how many commits there
 // are in all (1,000; by scripts/soak 100,000).
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
-#include <csignal>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.hpp"
 #include "executor/range.hpp"
+#include "support/child_process.hpp"
 #include "support/executor_fixture.hpp"
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
@@ -116,50 +113,10 @@ class Trader {
   std::array<Slot, kSlots> slots_;
 };
 
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments) {
-    int out[2];
-    REQUIRE(pipe2(out, O_CLOEXEC) == 0);
-    arguments.insert(arguments.begin(), GPUSHARE_RANGE_WORKER);
-    pid_ = fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      dup2(out[1], 1);
-      std::vector<char*> argv;
-      for (std::string& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(out[1]);
-    out_ = out[0];
-  }
-  ~Process() {
-    if (pid_ > 0) kill();
-    close(out_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  // Returns once it has written something, or ended.
-  void listen() const {
-    char byte = 0;
-    REQUIRE(read(out_, &byte, 1) >= 0);
-  }
-  void kill() {
-    ::kill(pid_, SIGKILL);
-    (void)wait();
-  }
-  int wait() {
-    int status = 0;
-    REQUIRE(waitpid(pid_, &status, 0) == pid_);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
- private:
-  pid_t pid_ = -1;
-  int out_ = -1;
+// Arguments as range_worker takes them.
+struct Worker : ChildProcess {
+  explicit Worker(std::vector<std::string> arguments)
+      : ChildProcess(GPUSHARE_RANGE_WORKER, std::move(arguments)) {}
 };
 
 }  // namespace
@@ -193,8 +150,8 @@ TEST_CASE("two ranges trade 1 GiB back and forth from several threads") {
 TEST_CASE("ranges of two processes trade, and one that is killed leaves its bytes to the other") {
   SharedService shared;
   const std::string trades = std::to_string(number_from("GPUSHARE_TEST_TRADES", 1000) / 50);
-  Process one({"one", trades}), two({"two", trades}), hoards({"hoards", "0"});
-  hoards.listen();  // has 40 of 64 MiB now
+  Worker one({"one", trades}), two({"two", trades}), hoards({"hoards", "0"});
+  CHECK(hoards.line() == "has bytes\n");  // has 40 of 64 MiB now
   hoards.kill();
   CHECK(one.wait() == 0);
   CHECK(two.wait() == 0);

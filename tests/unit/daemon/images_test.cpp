@@ -18,6 +18,7 @@
 #include "support/bytes.hpp"
 #include "support/model_folder.hpp"
 #include "support/shared_service.hpp"
+#include "unit/daemon/raw_connection.hpp"
 #ifdef GPUSHARE_CUDA_STANDIN
 #include "unit/device/cuda/standin_support.hpp"
 #endif
@@ -334,54 +335,35 @@ TEST_CASE("a session that leaves, or a runtime that closes, gives its images bac
 
 namespace {
 
-// A connection that says what it likes.
-struct Raw {
-  explicit Raw(const SharedService& shared) {
-    auto connected = client::connect_to(shared.options.socket);
-    REQUIRE(connected.ok());
-    socket = std::move(*connected);
-    send(client::make_message<client::Hello>(client::MessageType::kHello));
+// Has a session, number 1.
+struct Raw : RawConnection {
+  explicit Raw(const SharedService& shared) : RawConnection(shared) {
+    REQUIRE(say(client::make_message<client::Hello>(client::MessageType::kHello)));
     (void)wait_for(client::MessageType::kWelcome);
     auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
     arrive.session = 1;
     arrive.persistent_bytes = kGranule;
     arrive.flags = client::kMayQueue | client::kMayPage;
-    send(arrive);
+    REQUIRE(say(arrive));
     (void)wait_for(client::MessageType::kReply);
     descriptors.clear();  // the page of leases
   }
-  template <class Message>
-  void send(const Message& message) {
-    REQUIRE_OK(client::send_message(socket.get(), client::bytes_of(message)));
+  void tell(client::MessageType type, uint64_t value = 0, uint64_t session = 1) const {
+    RawConnection::tell(type, session, value);
   }
-  void tell(client::MessageType type, uint64_t value = 0, uint64_t session = 1) {
-    send(client::make_session_message(type, session, value));
-  }
-  void open(uint64_t image, const std::string& path) {
+  void open(uint64_t image, const std::string& path) const {
     auto message = client::make_message<client::ImageOpen>(client::MessageType::kImageOpen);
     message.session = 1;
     message.image = image;
     client::put_text(message.path, path);
-    send(message);
+    REQUIRE(say(message));
   }
-  // Skips others. The message's bytes; its descriptors are in `descriptors`.
   std::vector<std::byte> wait_for(client::MessageType type) {
-    std::vector<std::byte> buffer(client::kMaxMessageBytes + 64);
-    for (;;) {
-      const auto message = client::receive_message(socket.get(), buffer, &descriptors);
-      if (message.status().code() == GPUSHARE_NOT_READY) {
-        REQUIRE_OK(client::wait_readable(socket.get(), base::Deadline::after(kLong)));
-        continue;
-      }
-      INFO(message.status().to_string());
-      REQUIRE(message.ok());
-      const auto got = client::check_message(*message);
-      REQUIRE(got.ok());
-      if (*got == type) return {message->begin(), message->end()};
-    }
+    auto message = next({type}, &descriptors);
+    REQUIRE(!message.empty());
+    return message;
   }
-  client::Descriptor socket;
-  std::vector<client::Descriptor> descriptors;
+  std::vector<client::Descriptor> descriptors;  // of all messages so far
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "support/random.hpp"
 #include "support/shared_service.hpp"
+#include "unit/daemon/raw_connection.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
@@ -13,33 +14,11 @@ using client::MessageType;
 
 namespace {
 
-// A connection that says what it likes.
-struct Raw {
-  explicit Raw(const SharedService& shared) {
-    auto connected = client::connect_to(shared.options.socket);
-    REQUIRE(connected.ok());
-    socket = std::move(*connected);
-  }
-  bool send(std::span<const std::byte> message) { return client::send_message(socket.get(), message).ok(); }
-  template <class T>
-  bool say(const T& message) {
-    return send(client::bytes_of(message));
-  }
+struct Raw : RawConnection {
+  using RawConnection::RawConnection;
   // The next message that is no event; empty once the daemon has closed the connection.
-  std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) {
-    std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
-    for (;;) {
-      const auto message = client::receive_message(socket.get(), buffer, descriptors);
-      if (message.status().code() == GPUSHARE_NOT_READY) {
-        REQUIRE_OK(client::wait_readable(socket.get(), base::Deadline::after(30'000'000'000)));
-        continue;
-      }
-      if (!message.ok()) return {};
-      const auto type = client::check_message(*message);
-      REQUIRE(type.ok());
-      if (*type == MessageType::kReply || *type == MessageType::kWelcome)
-        return {message->begin(), message->end()};
-    }
+  std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) const {
+    return next({MessageType::kReply, MessageType::kWelcome}, descriptors);
   }
   int32_t hello(uint16_t flags = 0) {
     auto message = client::make_message<client::Hello>(MessageType::kHello);
@@ -50,9 +29,6 @@ struct Raw {
     if (descriptors.size() == 1)
       page = *client::LeasePage::open(std::move(descriptors.front()), welcome.slots);
     return welcome.code;
-  }
-  void tell(MessageType type, uint64_t session, uint64_t value = 0) {
-    REQUIRE(say(client::make_session_message(type, session, value)));
   }
   client::Lease& lease() const { return page->lease(slot); }
   void await(client::LeaseState state) const {
@@ -68,7 +44,6 @@ struct Raw {
     slot = reply.value;
     return reply.code;
   }
-  client::Descriptor socket;
   std::shared_ptr<client::LeasePage> page;
   uint32_t slot = 0;  // of the last session
 };

@@ -12,6 +12,7 @@
 #include "sched/scheduler.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "unit/sched/price_distance.hpp"
 
 namespace {
 
@@ -169,8 +170,7 @@ TEST_CASE(
   const uint64_t seed = test::seed();
   INFO("GPUSHARE_TEST_SEED=" << seed);
   test::Random random(seed);
-  int instances = 0, optimal = 0;
-  double sum = 0, worst = 1;
+  test::PriceDistance distance;
   for (int round = 0; round < 400; ++round) {
     const uint64_t later_ns = test::uniform(random, 0, 1000);
     Scheduler scheduler = scheduler_of(100'000, "priority");
@@ -260,22 +260,12 @@ TEST_CASE(
     best.fill(std::numeric_limits<double>::infinity());
     for (uint64_t set = 0; set < uint64_t{1} << all.size(); ++set)
       if (possible(set)) best = std::min(best, prices_of(all, set));
-    const Prices got = prices_of(all, taken_set);
-    size_t first = 0;  // the highest rank that has to give anything
-    while (first + 1 < best.size() && best[first] == 0 && got[first] == 0) ++first;
-    const double ratio = best[first] == 0 ? 1 : got[first] / best[first];
     INFO("round " << round);
-    REQUIRE(got[first] >= best[first] * (1 - 1e-9));
-    REQUIRE(ratio <= 2.0 + 1e-9);
-    ++instances;
-    optimal += got == best ? 1 : 0;
-    sum += ratio;
-    worst = std::max(worst, ratio);
+    distance.add(best, prices_of(all, taken_set));
   }
-  INFO("instances " << instances << ", optimal " << optimal << ", mean ratio " << sum / instances
-                    << ", worst " << worst);
-  CHECK(sum / instances < 1.05);
-  CHECK(optimal > instances * 8 / 10);
+  INFO(distance.text());
+  CHECK(distance.mean() < 1.05);
+  CHECK(distance.optimal_share() > 0.8);
 }
 
 }  // namespace
