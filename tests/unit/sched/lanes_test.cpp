@@ -1,0 +1,149 @@
+// Lanes of a device: how they shrink, merge and close for who waits.
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include "unit/sched/scheduler_fixture.hpp"
+
+using namespace gpushare;
+using namespace gpushare::sched;
+using namespace gpushare::test::scheduling;
+
+TEST_CASE("a lane shrinks for others only when what was dispatched before has finished") {
+  SchedulerOptions options = capacity(100);
+  options.max_lanes = 1;
+  Scheduler scheduler = make("fair", options);
+  REQUIRE(scheduler.arrive(spec(1, 0, 90), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 5, 20), 0).ok());
+  REQUIRE(scheduler.arrive(spec(3, 50, 10), 0).ok());
+  actions(scheduler);
+  scheduler.ready(2, 0);
+  CHECK(scheduler.pick(0, 0) == 2);
+  scheduler.dispatched(2, 0, 0);
+  scheduler.leave(1, 1);
+  CHECK(actions(scheduler) == Strings{"resize 0:20"});
+  CHECK(scheduler.promised_bytes() == 95);  // still
+  scheduler.ready(2, 1);
+  scheduler.dispatched(2, 0, 2);  // keeps to the new size already
+  scheduler.finished(2, 5, 5);
+  CHECK(actions(scheduler) == Strings{"admit 3@0"});
+  CHECK(scheduler.promised_bytes() == 75);
+}
+
+TEST_CASE("lanes give way: 42 inference sessions of 0.6 GB each are all let in, 11.2 GB of P beside them") {
+  for (const char* policy : {"fair", "priority"}) {
+    INFO(policy);
+    Scheduler scheduler = make(policy, capacity(uint64_t{16} << 30));
+    for (SessionId id = 1; id <= 42; ++id) {
+      REQUIRE(scheduler.arrive(spec(id, 11'200'000'000 / 42, 600'000'000), 0).ok());
+      scheduler.ready(id, 0);
+      actions(scheduler);
+    }
+    CHECK(scheduler.residents() == 42);
+    CHECK(scheduler.waiting() == 0);
+    CHECK(scheduler.lanes_open() >= 2);
+    CHECK(scheduler.promised_bytes() <= uint64_t{16} << 30);
+    uint64_t now = 0;
+    std::vector<uint64_t> turns(43);
+    for (int round = 0; round < 42 * 4; ++round)
+      for (LaneId lane = 0; lane < scheduler.lane_limit(); ++lane) {
+        const auto picked = scheduler.pick(lane, now);
+        if (!picked) continue;
+        scheduler.dispatched(*picked, lane, now);
+        scheduler.finished(*picked, 1'000'000, now += 1'000'000);
+        actions(scheduler);
+        if (++turns[*picked] < 3) scheduler.ready(*picked, now);
+      }
+    for (SessionId id = 1; id <= 42; ++id) CHECK(turns[id] == 3);
+  }
+}
+
+TEST_CASE("lanes give way at boundaries: what is in flight is waited for, and nothing is paged out instead") {
+  Scheduler scheduler = make("fair", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 10, 40), 0).ok());
+  REQUIRE(scheduler.arrive(spec(2, 10, 30), 0).ok());
+  scheduler.ready(1, 0);
+  scheduler.ready(2, 0);
+  CHECK(actions(scheduler) == Strings{"open 0:40", "admit 1@0", "open 1:30", "admit 2@1"});
+  REQUIRE(scheduler.pick(1, 0) == 2);
+  scheduler.dispatched(2, 1, 0);
+  REQUIRE(scheduler.arrive(spec(3, 20, 40), 1).ok());
+  CHECK(actions(scheduler).empty());
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  scheduler.finished(2, 5, 5);
+  CHECK(actions(scheduler) == Strings{"move 2@0", "close 1", "admit 3@0"});
+  // The one that waits gives up before the boundary: the lanes stay.
+  Scheduler other = make("fair", capacity(100));
+  for (SessionId id = 1; id <= 2; ++id) {
+    REQUIRE(other.arrive(spec(id, 10, 30), 0).ok());
+    other.ready(id, 0);
+    other.dispatched(*other.pick(other.lane_of(id), 0), other.lane_of(id), 0);
+  }
+  REQUIRE(other.arrive(spec(3, 50, 30), 1).ok());
+  other.leave(3, 2);
+  actions(other);
+  other.finished(1, 5, 5);
+  other.finished(2, 5, 5);
+  CHECK(actions(other).empty());
+  CHECK(other.lanes_open() == 2);
+}
+
+TEST_CASE("priority: lanes of sessions that outrank the one that waits do not merge for it") {
+  SchedulerOptions options = capacity(100);
+  options.paging = false;
+  Scheduler scheduler = make("priority", options);
+  for (SessionId id = 1; id <= 2; ++id) {
+    SessionSpec high = spec(id, 10, 35);
+    high.priority = 5;
+    REQUIRE(scheduler.arrive(high, 0).ok());
+  }
+  REQUIRE(scheduler.arrive(spec(3, 20, 35), 0).ok());
+  CHECK(scheduler.state(3) == SessionState::kQueued);
+  scheduler.set_priority(3, 5, 1);
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  CHECK(scheduler.lanes_open() == 1);
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("compute units are promised like memory, and lanes of unequal shares do not mix", "[sched]") {
+  SchedulerOptions options = capacity(1000);
+  options.compute_units = 24;
+  options.granularity_compute_units = 8;
+  Scheduler scheduler = make("fair", options);
+  const auto with_units = [](SessionId id, uint32_t units) {
+    SessionSpec made = spec(id, 10, 10);
+    made.compute_units = units;
+    return made;
+  };
+  REQUIRE(scheduler.arrive(with_units(1, 0), 0).ok());
+  REQUIRE(scheduler.arrive(with_units(2, 3), 0).ok());  // rounded up to 8
+  REQUIRE(scheduler.arrive(with_units(3, 16), 0).ok());
+  CHECK(scheduler.promised_compute_units() == 24);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(1)) == 0);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(2)) == 8);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(3)) == 16);
+  CHECK(scheduler.check() == "");
+
+  // No units are left: one of the same share joins, one of another waits, one without opens a lane.
+  REQUIRE(scheduler.arrive(with_units(4, 8), 0).ok());
+  CHECK(scheduler.lane_of(4) == scheduler.lane_of(2));
+  SessionSpec refused = with_units(5, 24);
+  refused.may_queue = false;
+  const base::Status full = scheduler.arrive(refused, 0);
+  CHECK(full.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(full.message().find("24 compute units for itself; 0 of 24") != std::string::npos);
+  REQUIRE(scheduler.arrive(with_units(6, 24), 0).ok());
+  CHECK(scheduler.state(6) == SessionState::kQueued);
+  REQUIRE(scheduler.arrive(with_units(7, 0), 0).ok());
+  CHECK(scheduler.state(7) == SessionState::kResident);
+  CHECK(scheduler.arrive(with_units(8, 25), 0).code() == GPUSHARE_EXCEEDS_CAPACITY);
+  CHECK(scheduler.check() == "");
+
+  // They come back when the lane closes.
+  for (const SessionId id : {2, 3, 4}) scheduler.leave(id, 1);
+  CHECK(scheduler.state(6) == SessionState::kResident);
+  CHECK(scheduler.lane_compute_units(scheduler.lane_of(6)) == 24);
+  CHECK(scheduler.check() == "");
+  for (const SessionId id : {1, 6, 7}) scheduler.leave(id, 2);
+  CHECK(scheduler.promised_compute_units() == 0);
+}
