@@ -17,6 +17,7 @@
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
 #include "shim/settings.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 
@@ -104,7 +105,7 @@ void note_event(const Incoming& message) {
     log_line("the daemon does not promise %llu bytes, so the limit stays %llu: %.511s",
              static_cast<unsigned long long>(g_session.asked_bytes),
              static_cast<unsigned long long>(g_session.told_bytes), reply.text);
-    __atomic_store_n(&group().limits.device_bytes, g_session.told_bytes, __ATOMIC_RELEASE);
+    store(group().limits.device_bytes, g_session.told_bytes);
   }
 }
 

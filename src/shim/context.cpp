@@ -13,6 +13,7 @@
 #include "shim/settings.hpp"
 #include "shim/spill.hpp"
 #include "shim/table.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -88,10 +89,10 @@ Current current() {
   const auto asked = reinterpret_cast<uint64_t>(context);
   Known& row = known(asked);
   // The rest is written before the context, and a row is never changed to another place of the same context.
-  if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == asked) {
-    const uint64_t place = __atomic_load_n(&row.place, __ATOMIC_ACQUIRE);
-    found.context = __atomic_load_n(&row.owner, __ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&row.context, __ATOMIC_ACQUIRE) == asked) {
+  if (load(row.context) == asked) {
+    const uint64_t place = load(row.place);
+    found.context = load(row.owner);
+    if (load(row.context) == asked) {
       found.place = static_cast<int>(place);
       return found;
     }
@@ -203,15 +204,14 @@ void left_primary(I ordinal, uint64_t primary) {
     if (primary != 0) know_context(primary);  // somebody else retains it
     return;
   }
-  __atomic_store_n(&g_primary[ordinal], uint64_t{0}, __ATOMIC_RELEASE);
+  store(g_primary[ordinal], 0);
   if (primary != 0) forget_context(primary);
   uint64_t overhead = 0;
   measure_overhead(static_cast<int>(ordinal), &overhead);
 }
 
 Result leave_primary(int entry, I ordinal) {
-  const uint64_t primary =
-      ordinal < kDevices * 4 ? __atomic_load_n(&g_primary[ordinal], __ATOMIC_ACQUIRE) : 0;
+  const uint64_t primary = ordinal < kDevices * 4 ? load(g_primary[ordinal]) : 0;
   if (primary != 0) forget_gate(primary);
   const Result result = real(entry, ordinal);
   if (result == kSuccess && ordinal < kDevices * 4) left_primary(ordinal, primary);
@@ -264,7 +264,7 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
     return result;
   group();
   if (context_fits(static_cast<int>(ordinal))) return result;
-  __atomic_store_n(&g_primary[ordinal], uint64_t{0}, __ATOMIC_RELEASE);
+  store(g_primary[ordinal], 0);
   forget_gate(context);
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
   uint64_t overhead = 0;
@@ -303,7 +303,7 @@ Result gpushare_hook_cuGreenCtxDestroy(P green) {
   forget_gate(known.context);
   forget_gate(known.primary);
   // What these had in flight has no events any more.
-  __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
+  store(turn().unmeasured, 1);
   const Result result = real(kEntry_cuGreenCtxDestroy, green);
   if (result == kSuccess) {
     forget_context(known.context);

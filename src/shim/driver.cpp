@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "shim/table.hpp"
+#include "shim/words.hpp"
 
 extern "C" {
 // Where entries.S goes on to.
@@ -77,11 +78,11 @@ int visit(dl_phdr_info* object, size_t, void* data) {
   return search->found != nullptr ? 1 : 0;
 }
 void* libc_function(void** slot, const char* name) {
-  void* function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  void* function = load(*slot);
   if (function != nullptr) return function;
   Search search{name, nullptr};
   dl_iterate_phdr(visit, &search);
-  __atomic_store_n(slot, search.found, __ATOMIC_RELEASE);
+  store(*slot, search.found);
   return search.found;
 }
 
@@ -93,20 +94,20 @@ bool is_proxy(void* handle) {
 }
 
 // Opens `path` unless it is the proxy of this library.
-void* open_driver(const char* path, bool load) {
-  void* handle = libc_dlopen(path, RTLD_LAZY | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD));
+void* open_driver(const char* path, bool may_load) {
+  void* handle = libc_dlopen(path, RTLD_LAZY | RTLD_LOCAL | (may_load ? 0 : RTLD_NOLOAD));
   return handle != nullptr && !is_proxy(handle) ? handle : nullptr;
 }
 
 // The first driver in a list of folders, separated by ':'.
-void* open_in(const char* folders, bool load) {
+void* open_in(const char* folders, bool may_load) {
   for (const char* at = folders; at != nullptr && *at != 0;) {
     const char* end = std::strchr(at, ':');
     const int length = static_cast<int>(end != nullptr ? end - at : static_cast<ptrdiff_t>(std::strlen(at)));
     char path[512];
     const int written = std::snprintf(path, sizeof path, "%.*s/libcuda.so.1", length, at);
     if (length > 0 && written < static_cast<int>(sizeof path))
-      if (void* handle = open_driver(path, load)) return handle;
+      if (void* handle = open_driver(path, may_load)) return handle;
     at = end != nullptr ? end + 1 : nullptr;
   }
   return nullptr;
@@ -156,30 +157,30 @@ void* libc_dlopen(const char* path, int flags) {
                                                                                                        flags);
 }
 
-void* driver_handle(bool load) {
-  if (void* handle = __atomic_load_n(&g_handle, __ATOMIC_ACQUIRE)) return handle;
+void* driver_handle(bool may_load) {
+  if (void* handle = load(g_handle)) return handle;
   void* handle = nullptr;
   if (const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
-    handle = open_driver(named, load);
+    handle = open_driver(named, may_load);
     static bool told = false;
-    if (handle == nullptr && load && !__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+    if (handle == nullptr && may_load && !__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
       log_line("cannot open GPUSHARE_CUDA_DRIVER=%s", named);
   } else {
-    handle = open_driver("libcuda.so.1", load);
-    if (handle == nullptr) handle = open_in(secure_getenv("LD_LIBRARY_PATH"), load);
+    handle = open_driver("libcuda.so.1", may_load);
+    if (handle == nullptr) handle = open_in(secure_getenv("LD_LIBRARY_PATH"), may_load);
     if (handle == nullptr)
       handle = open_in(
           "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/lib:/usr/local/nvidia/lib64:/usr/local/cuda/compat:/usr/"
           "lib/wsl/lib:"
           "/run/opengl-driver/lib",
-          load);
+          may_load);
   }
   if (handle != nullptr) publish(handle);
-  return __atomic_load_n(&g_handle, __ATOMIC_ACQUIRE);
+  return load(g_handle);
 }
 
 void adopt_driver(const void* function) {
-  if (__atomic_load_n(&g_handle, __ATOMIC_ACQUIRE) != nullptr) return;
+  if (load(g_handle) != nullptr) return;
   const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER");
   if (named != nullptr && *named != 0) return;
   Dl_info info;
@@ -200,7 +201,7 @@ void* resolve(int entry) {
   if (handle != nullptr) function = libc_dlsym(handle, kEntryInfo[entry].name);
   if (function == nullptr) function = reinterpret_cast<void*>(handle != nullptr ? missing : no_driver);
   // Without a driver the next call looks again: it may have been installed, or the program opens it by a path of its own.
-  if (handle != nullptr) __atomic_store_n(&gpushare_shim_real[entry], function, __ATOMIC_RELEASE);
+  if (handle != nullptr) store(gpushare_shim_real[entry], function);
   return function;
 }
 

@@ -16,10 +16,10 @@ void* libc_dlopen(const char* path, int flags);
 void* libc_symbol(const char* name);
 bool libc_dladdr(const void* address, Dl_info* out_info);
 
-// The driver's handle; null when there is none on this machine. `load` = false: only if the process has it already.
+// The driver's handle; null when there is none on this machine. `may_load` = false: only if the process has it already.
 // The file: GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else (when that is the proxy) the folders
 // of LD_LIBRARY_PATH and those where systems keep it.
-void* driver_handle(bool load);
+void* driver_handle(bool may_load);
 // The program has opened this library by itself and asks it for functions of the driver: it is the driver, unless there is one already.
 void adopt_driver(const void* function);
 // Where the driver was found, for messages; "none".

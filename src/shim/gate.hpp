@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "shim/words.hpp"
+
 namespace gpushare::shim {
 
 enum class Phase : uint32_t {
@@ -26,7 +28,7 @@ enum class Phase : uint32_t {
 };
 
 // The state of this process's gate and session, in pages that the kernel empties in a child of fork: zeros are a process that has done nothing.
-struct Turn {
+struct alignas(4096) Turn {
   uint32_t gate;  // 1: open. entries.S compares it, so it is the first
   char padding[60];
   Phase phase;            // a futex
@@ -40,7 +42,14 @@ struct Turn {
   uint64_t in_flight_ns;  // estimated, of what the device has not finished
   uint64_t active_ns;     // host time at which a call ended or an event was seen last
 };
-static_assert(sizeof(Turn) <= 128);
+static_assert(sizeof(Turn) == 4096);
+}  // namespace gpushare::shim
+// entries.S compares its first word.
+extern "C" __attribute__((visibility("hidden"))) gpushare::shim::Turn gpushare_shim_turn;
+namespace gpushare::shim {
+inline Turn& turn() {
+  return gpushare_shim_turn;
+}
 
 // ---- for the session's thread
 // Sees which work has finished. `all`: in every context, making each current; else only the calling thread's. True: something had finished.
@@ -69,7 +78,6 @@ Green green_of(uint64_t context);
 void forget_gate(uint64_t context);
 
 // ---- for both
-Turn& turn();
 void change_phase(Phase to);  // wakes whoever waits
 inline Phase phase_now() {
   return static_cast<Phase>(__atomic_load_n(reinterpret_cast<uint32_t*>(&turn().phase), __ATOMIC_SEQ_CST));
@@ -77,7 +85,7 @@ inline Phase phase_now() {
 // Whether blocks of the process may change places (move.hpp). From the first such block on, work does not go past the gate uncounted (Turn::inside).
 extern uint32_t g_moves;
 inline bool moves() {
-  return __builtin_expect(__atomic_load_n(&g_moves, __ATOMIC_ACQUIRE) != 0, 0);
+  return __builtin_expect(load(g_moves) != 0, 0);
 }
 uint64_t host_ns();
 void wait_phase(Phase seen, uint64_t timeout_ns);

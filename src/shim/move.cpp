@@ -8,9 +8,10 @@
 #include <cstring>
 
 #include "shim/books.hpp"
+#include "shim/charged.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
-#include "shim/spill.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -54,7 +55,7 @@ Properties properties(int ordinal, bool on_host) {
 
 uint64_t granularity(int place, int ordinal) {
   Able& able = g_able[place];
-  if (__atomic_load_n(&able.asked, __ATOMIC_ACQUIRE) != 0) return able.granularity;
+  if (load(able.asked) != 0) return able.granularity;
   int value = 0;
   const auto has = [&](uint32_t attribute) {
     value = 0;
@@ -72,7 +73,7 @@ uint64_t granularity(int place, int ordinal) {
     }
   }
   able.granularity = largest > kMovableBytes ? 0 : largest;
-  __atomic_store_n(&able.asked, 1U, __ATOMIC_RELEASE);
+  store(able.asked, 1);
   return able.granularity;
 }
 
@@ -179,7 +180,7 @@ bool can_move() {
 }
 
 bool page_out() {
-  if (__atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return false;
+  if (load(turn().capturing) != 0) return false;
   // Small blocks and other kinds of memory stay. Where they are much of it, going would not help.
   for (int place = 0; place < kDevices; ++place) {
     const uint64_t counted = counted_here(place);
@@ -201,7 +202,7 @@ bool page_out() {
 }
 
 bool is_out() {
-  return __atomic_load_n(&g_out, __ATOMIC_ACQUIRE) != 0;
+  return load(g_out) != 0;
 }
 
 void page_in() {
@@ -283,7 +284,7 @@ bool wants_home() {
 }
 
 void bring_home() {
-  if (!moves() || __atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return;
+  if (!moves() || load(turn().capturing) != 0) return;
   come_back();
   uint64_t moved = 0, from = 0;
   Range range;

@@ -46,7 +46,4 @@ bool page_out();
 void page_in();
 bool is_out();
 
-// memory.cpp: charges, where the limit has room.
-bool admit(int place, uint64_t bytes, bool pooled = false);
-
 }  // namespace gpushare::shim

@@ -9,6 +9,7 @@
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
 #include "shim/table.hpp"
+#include "shim/words.hpp"
 
 // The types of nvml.h, as far as they are used here.
 extern "C" {
@@ -66,9 +67,9 @@ constexpr int kNvmlFunctionNotFound = 13;
 void* g_library = nullptr;
 
 void* library() {
-  if (void* handle = __atomic_load_n(&g_library, __ATOMIC_ACQUIRE)) return handle;
+  if (void* handle = load(g_library)) return handle;
   void* handle = libc_dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (handle != nullptr) __atomic_store_n(&g_library, handle, __ATOMIC_RELEASE);
+  if (handle != nullptr) store(g_library, handle);
   return handle;
 }
 
@@ -131,11 +132,10 @@ void* nvml_hook(const char* name) {
 
 void* nvml_adopt(const char* name, void* function) {
   void* const hook = nvml_hook(name);
-  if (__atomic_load_n(&g_library, __ATOMIC_ACQUIRE) == nullptr && function != hook) {
+  if (load(g_library) == nullptr && function != hook) {
     Dl_info info;
     if (libc_dladdr(function, &info) && info.dli_fname != nullptr)
-      if (void* handle = libc_dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD))
-        __atomic_store_n(&g_library, handle, __ATOMIC_RELEASE);
+      if (void* handle = libc_dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) store(g_library, handle);
   }
   return hook;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "shim/books.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -24,13 +25,13 @@ class Lock {
   Lock() {
     while (__atomic_exchange_n(&g_lock, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
   }
-  ~Lock() { __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE); }
+  ~Lock() { store(g_lock, 0); }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 };
 
 bool none() {
-  return __builtin_expect(__atomic_load_n(&g_count, __ATOMIC_ACQUIRE) == 0, 1);
+  return __builtin_expect(load(g_count) == 0, 1);
 }
 
 // The number of ranges that begin at or before the address.
@@ -49,14 +50,14 @@ uint64_t position(uint64_t address) {
 void count(const Range& range, bool more) {
   if (!is_counted(range.place)) return;
   uint64_t& bytes = g_bytes[range.place][static_cast<int>(range.lies)];
-  __atomic_store_n(&bytes, more ? bytes + range.size : bytes - range.size, __ATOMIC_RELEASE);
+  store(bytes, more ? bytes + range.size : bytes - range.size);
 }
 
 Range remove(uint64_t at) {
   const Range range = g_ranges[at];
   count(range, false);
   std::memmove(g_ranges + at, g_ranges + at + 1, (g_count - at - 1) * sizeof(Range));
-  __atomic_store_n(&g_count, g_count - 1, __ATOMIC_RELEASE);
+  store(g_count, g_count - 1);
   return range;
 }
 
@@ -85,7 +86,7 @@ bool add_range(const Range& range) {
   std::memmove(g_ranges + at + 1, g_ranges + at, (g_count - at) * sizeof(Range));
   g_ranges[at] = range;
   count(range, true);
-  __atomic_store_n(&g_count, g_count + 1, __ATOMIC_RELEASE);
+  store(g_count, g_count + 1);
   return true;
 }
 
@@ -149,7 +150,7 @@ void release_range(const Range& range) {
 }
 
 uint64_t range_bytes(int place, Lies lies) {
-  return is_counted(place) ? __atomic_load_n(&g_bytes[place][static_cast<int>(lies)], __ATOMIC_ACQUIRE) : 0;
+  return is_counted(place) ? load(g_bytes[place][static_cast<int>(lies)]) : 0;
 }
 
 uint64_t least_range(int place, Lies lies) {
@@ -163,8 +164,8 @@ uint64_t least_range(int place, Lies lies) {
 }
 
 void forget_ranges_in_child() {
-  __atomic_store_n(&g_lock, 0U, __ATOMIC_RELEASE);
-  __atomic_store_n(&g_count, uint64_t{0}, __ATOMIC_RELEASE);
+  store(g_lock, 0);
+  store(g_count, 0);
   std::memset(g_bytes, 0, sizeof g_bytes);
 }
 

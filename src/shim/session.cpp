@@ -21,6 +21,7 @@
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
 #include "shim/settings.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -90,8 +91,8 @@ void take_turn(const Lease::Word& word) {
     begin_quantum(contended);
     return;
   }
-  __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
-  __atomic_store_n(&turn().touched, 1U, __ATOMIC_RELEASE);  // it asked because it has work
+  store(turn().unmeasured, 1);
+  store(turn().touched, 1);  // it asked because it has work
   change_phase(Phase::open);
   open_gate();
 }
@@ -106,12 +107,11 @@ void pause_ns(long ns) {
 void* wait_for_contexts(void*) {
   uint32_t& word = g_session.waiter_word;
   for (;;) {
-    while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != kWaiterWaits)
-      syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE,
-              __atomic_load_n(&word, __ATOMIC_ACQUIRE) == kWaiterDone ? kWaiterDone : kWaiterRests, nullptr,
-              nullptr, 0);
+    while (load(word) != kWaiterWaits)
+      syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, load(word) == kWaiterDone ? kWaiterDone : kWaiterRests,
+              nullptr, nullptr, 0);
     const bool waited = synchronize_contexts();
-    __atomic_store_n(&word, waited ? kWaiterDone : kWaiterRests, __ATOMIC_RELEASE);
+    store(word, waited ? kWaiterDone : kWaiterRests);
   }
   return nullptr;
 }
@@ -119,15 +119,15 @@ void* wait_for_contexts(void*) {
 // Whether all work that the process had given the device when this was first asked (*asked is false) has finished.
 bool contexts_are_done(bool* asked) {
   uint32_t& word = g_session.waiter_word;
-  const uint32_t state = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+  const uint32_t state = load(word);
   if (state == kWaiterDone && *asked) {
-    __atomic_store_n(&word, kWaiterRests, __ATOMIC_RELEASE);
+    store(word, kWaiterRests);
     return true;
   }
-  if (state == kWaiterWaits || __atomic_load_n(&turn().capturing, __ATOMIC_ACQUIRE) != 0) return false;
+  if (state == kWaiterWaits || load(turn().capturing) != 0) return false;
   if (!g_session.waiter_runs && !start_thread(wait_for_contexts)) return synchronize_contexts();
   g_session.waiter_runs = *asked = true;
-  __atomic_store_n(&word, kWaiterWaits, __ATOMIC_RELEASE);
+  store(word, kWaiterWaits);
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
   return false;
 }
@@ -142,16 +142,16 @@ uint64_t drain(uint64_t began_ns) {
     look_at_events(true);
     const uint64_t at_ns = host_ns();
     if (drained()) {
-      if (__atomic_load_n(&now.unmeasured, __ATOMIC_ACQUIRE) == 0) break;
+      if (load(now.unmeasured) == 0) break;
       // What has no events behind it is billed by the host's clock.
-      const bool capturing = __atomic_load_n(&now.capturing, __ATOMIC_ACQUIRE) != 0;
+      const bool capturing = load(now.capturing) != 0;
       if (contexts_are_done(&asked) || (capturing && at_ns - since_ns > kStuckNs)) {
-        __atomic_store_n(&now.unmeasured, 0U, __ATOMIC_RELEASE);
+        store(now.unmeasured, 0);
         if (began_ns != 0) return host_ns() - began_ns;
         break;
       }
     }
-    if (at_ns - since_ns > kStuckNs && __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) != 0) {
+    if (at_ns - since_ns > kStuckNs && load(now.waiting) != 0) {
       now.budget_ns = UINT64_MAX;
       change_phase(Phase::quantum);
       for (const uint64_t until_ns = at_ns + kUnstickNs; host_ns() < until_ns; pause_ns(100'000))
@@ -161,7 +161,7 @@ uint64_t drain(uint64_t began_ns) {
     }
     pause_ns(20'000);
   }
-  const uint64_t used_ns = __atomic_load_n(&now.used_ns, __ATOMIC_ACQUIRE);
+  const uint64_t used_ns = load(now.used_ns);
   return used_ns - (used_ns < g_session.accounted_ns ? used_ns : g_session.accounted_ns);
 }
 
@@ -177,15 +177,15 @@ void give_back(uint64_t service_ns) {
   else if (wants_home())
     bring_home();
   account(service_ns);
-  for (const uint64_t until_ns = __atomic_load_n(&now.active_ns, __ATOMIC_ACQUIRE) + patience_ns();
-       __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) == 0 && host_ns() < until_ns;)
+  for (const uint64_t until_ns = load(now.active_ns) + patience_ns();
+       load(now.waiting) == 0 && host_ns() < until_ns;)
     pause_ns(10'000);
   for (;;) {
     const Lease::Word word = g_session.lease->look();
     if (!holds_turn(word) || g_session.lease->change(word, LeaseState::kFree)) break;
   }
   g_session.epoch = 0;
-  const bool again = __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) != 0;
+  const bool again = load(now.waiting) != 0;
   // In this order: a thread that finds the phase resting asks for a turn, and the daemon must hear of the return first.
   tell(MessageType::kReturned, again ? 1 : 0);
   change_phase(again ? Phase::asked : Phase::resting);
@@ -203,7 +203,7 @@ void lose_daemon() {
     close_gate(Phase::asked);
     return;
   }
-  __atomic_store_n(&turn().unmeasured, 1U, __ATOMIC_RELEASE);
+  store(turn().unmeasured, 1);
   change_phase(Phase::open);
   open_gate();
 }
@@ -282,7 +282,7 @@ uint64_t step() {
       // Blocks on the host for which there is room on the device come there when nothing runs.
       if (!holds_turn(word) || word.state == LeaseState::kWanted || g_options.cls == 1 ||
           (now_ns - g_session.looked_ns >= kLookNs && wants_home())) {
-        give_back(drain(__atomic_load_n(&now.touched, __ATOMIC_ACQUIRE) != 0 ? g_session.looked_ns : now_ns));
+        give_back(drain(load(now.touched) != 0 ? g_session.looked_ns : now_ns));
         return 0;
       }
       if (now_ns - g_session.looked_ns < kLookNs) return kLookNs;
@@ -303,7 +303,7 @@ uint64_t step() {
         give_back(drain(0));
         return 0;
       }
-      const uint64_t used_ns = __atomic_load_n(&now.used_ns, __ATOMIC_ACQUIRE);
+      const uint64_t used_ns = load(now.used_ns);
       if (!contended) {
         if (now_ns - g_session.looked_ns >= kLookNs && used_ns > g_session.accounted_ns) {
           g_session.looked_ns = now_ns;
@@ -311,13 +311,13 @@ uint64_t step() {
         }
         return drained() ? 10'000'000 : 500'000;
       }
-      const uint64_t active_ns = __atomic_load_n(&now.active_ns, __ATOMIC_ACQUIRE);
-      const bool still = drained() && __atomic_load_n(&now.waiting, __ATOMIC_ACQUIRE) == 0;
+      const uint64_t active_ns = load(now.active_ns);
+      const bool still = drained() && load(now.waiting) == 0;
       const bool idle = still && host_ns() - active_ns > patience_ns();
       // Where the program waits for its work, a turn that is half over ends: better there than amid its next step.
       const bool boundary = still && used_ns >= now.budget_ns / 2;
-      const bool spent = used_ns + __atomic_load_n(&now.in_flight_ns, __ATOMIC_ACQUIRE) >= now.budget_ns ||
-                         now_ns - g_session.turn_began_ns > kLongestNs;
+      const bool spent =
+          used_ns + load(now.in_flight_ns) >= now.budget_ns || now_ns - g_session.turn_began_ns > kLongestNs;
       if (!idle && !boundary && !spent) return 100'000;
       give_back(drain(0));
       return 0;
@@ -434,14 +434,14 @@ bool join_daemon() {
   while (phase_now() == Phase::none) {
     // As in the books: the lock is the number of the process that holds it, so a child of fork does not wait for a thread that it has not got.
     const auto own = static_cast<uint32_t>(getpid());
-    uint32_t holder = __atomic_load_n(&g_joining, __ATOMIC_ACQUIRE);
+    uint32_t holder = load(g_joining);
     if (holder == own ||
         !__atomic_compare_exchange_n(&g_joining, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
       pause_ns(1'000'000);
       continue;
     }
     const bool joined = phase_now() != Phase::none || join();
-    __atomic_store_n(&g_joining, 0U, __ATOMIC_RELEASE);
+    store(g_joining, 0);
     return joined;
   }
   return true;
@@ -453,9 +453,7 @@ void ask_for_turn() {
                                    static_cast<uint32_t>(Phase::asked), false, __ATOMIC_SEQ_CST,
                                    __ATOMIC_RELAXED))
     return;
-  __atomic_store_n(&g_session.slow,
-                   host_ns() - __atomic_load_n(&turn().active_ns, __ATOMIC_ACQUIRE) > kPatienceNs,
-                   __ATOMIC_RELAXED);
+  __atomic_store_n(&g_session.slow, host_ns() - load(turn().active_ns) > kPatienceNs, __ATOMIC_RELAXED);
   tell(MessageType::kReady);
 }
 

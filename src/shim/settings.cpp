@@ -9,6 +9,7 @@
 
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/words.hpp"
 
 namespace gpushare::shim {
 namespace {
@@ -153,10 +154,10 @@ void read_options() {
 
 uint32_t take_share() {
   const Share& share = group().share;
-  const uint32_t said = __atomic_load_n(&share.said, __ATOMIC_ACQUIRE);
+  const uint32_t said = load(share.said);
   uint32_t changed = 0;
   const auto take = [&](uint32_t which, auto& option, const auto& word) {
-    const uint64_t bits = static_cast<uint64_t>(__atomic_load_n(&word, __ATOMIC_ACQUIRE));
+    const uint64_t bits = static_cast<uint64_t>(load(word));
     auto now = option;
     std::memcpy(&now, &bits, sizeof now);
     if ((said & which) == 0 || now == option) return;

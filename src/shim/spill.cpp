@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "shim/move.hpp"
+#include "shim/charged.hpp"
 
 namespace gpushare::shim {
 namespace {

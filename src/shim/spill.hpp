@@ -6,28 +6,11 @@
 
 #include <cstdint>
 
-#include "shim/books.hpp"
 #include "shim/device.hpp"
 #include "shim/ranges.hpp"
 #include "shim/table.hpp"
 
 namespace gpushare::shim {
-
-// Bytes are counted in steps of 512.
-inline uint64_t rounded(uint64_t bytes) {
-  constexpr uint64_t kRounding = 512;
-  return bytes > UINT64_MAX - kRounding ? bytes : (bytes + kRounding - 1) / kRounding * kRounding;
-}
-inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at) {
-  Block block{};
-  block.kind = kind;
-  block.key = key;
-  block.bytes = bytes;
-  block.context = at.context;
-  block.references = 1;
-  block.device = static_cast<int8_t>(at.place);
-  return block;
-}
 
 // The device has no room for `bytes`: gets them from the host, where the limits allow it. kOutOfMemory: they do not, or the driver does not.
 Result spill(const Current& at, uint64_t bytes, void* out_address);

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shim/words.hpp"
+
 namespace gpushare::shim {
 
 // Kinds of parameters, as driver_table.inc names them.
@@ -77,7 +79,7 @@ namespace gpushare::shim {
 void* resolve(int entry);
 
 inline void* real_function(int entry) {
-  void* function = __atomic_load_n(&gpushare_shim_real[entry], __ATOMIC_ACQUIRE);
+  void* function = load(gpushare_shim_real[entry]);
   return __builtin_expect(function != nullptr, 1) ? function : resolve(entry);
 }
 // Calls the driver's own function.

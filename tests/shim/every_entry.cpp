@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "doubles/cuda_recorder/recorder.h"
 #include "shim/table.hpp"
 #include "support/catch.hpp"
+#include "through_recorder.hpp"
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the kinds of parameters
 
@@ -64,15 +64,6 @@ const Row kRows[] = {
 #undef GPUSHARE_NAME
 };
 constexpr int kCount = sizeof kRows / sizeof *kRows;
-
-void* driver() {
-  static void* handle = dlopen(std::getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-  return handle;
-}
-template <class F>
-F control(const char* name) {
-  return reinterpret_cast<F>(dlsym(driver(), name));
-}
 
 // The same call of both functions. Returns what differs; empty if nothing does.
 std::string compare(int row, void* direct, void* through, int result) {

@@ -9,24 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "support/catch.hpp"
-#include "through_shim.hpp"
+#include "soft_limit.hpp"
 
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20, kDevice = 1024 * kMiB, kPinned = 1536 * kMiB;
-
-uint64_t on_device() {
-  return control<decltype(&recorder_used_bytes)>("recorder_used_bytes")();
-}
-uint64_t on_host() {
-  return control<decltype(&recorder_host_bytes)>("recorder_host_bytes")();
-}
-uint64_t free_bytes() {
-  uint64_t free = 0, total = 0;
-  REQUIRE(cu("cuMemGetInfo_v2", &free, &total) == kSuccess);
-  return free;
-}
 // A block whose pages know their places in it.
 constexpr uint64_t kStep = 1 << 20;
 void write(uint64_t address, uint64_t bytes, uint64_t mark) {
@@ -38,17 +24,13 @@ bool holds(uint64_t address, uint64_t bytes, uint64_t mark) {
     if (*reinterpret_cast<uint64_t*>(address + at) != mark + at) return false;
   return *reinterpret_cast<char*>(address + bytes - 1) == 7;
 }
-uint64_t get(uint64_t mebibytes) {
-  uint64_t address = 0;
-  REQUIRE(cu("cuMemAlloc_v2", &address, mebibytes * kMiB) == kSuccess);
+uint64_t get_marked(uint64_t mebibytes) {
+  const uint64_t address = get(mebibytes);
   write(address, mebibytes * kMiB, address);
   return address;
 }
 bool is_whole(uint64_t address, uint64_t mebibytes) {
   return holds(address, mebibytes * kMiB, address);
-}
-Result give_back(uint64_t address) {
-  return cu("cuMemFree_v2", address);
 }
 // As a program does that has begun to use the device: without a daemon it is alone from then on.
 void begin() {
@@ -62,7 +44,8 @@ TEST_CASE("what did not fit on the device comes there when there is room") {
   begin();
   const uint64_t all = free_bytes();
   CHECK(all == kDevice + kPinned);
-  const uint64_t first = get(600), second = get(600), third = get(300), fourth = get(100);
+  const uint64_t first = get_marked(600), second = get_marked(600), third = get_marked(300),
+                 fourth = get_marked(100);
   CHECK(on_device() == 1000 * kMiB);  // the first, the third and the fourth
   CHECK(on_host() == 600 * kMiB);
   CHECK(free_bytes() == all - 1600 * kMiB);
@@ -82,7 +65,7 @@ TEST_CASE("what did not fit on the device comes there when there is room") {
 }
 
 TEST_CASE("what a program asks about such a block") {
-  const uint64_t filler = get(1000), spilled = get(100);
+  const uint64_t filler = get_marked(1000), spilled = get_marked(100);
   for (const uint64_t block : {filler, spilled}) {
     uint32_t type = 0;
     uint64_t host = 7, base = 0, bytes = 0;
@@ -133,17 +116,17 @@ TEST_CASE("the driver refuses a step of getting or moving: nothing is lost, and 
   for (const char* call : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
                            "cuMemcpyDtoD_v2", "cuCtxSynchronize"}) {
     INFO(call);
-    const uint64_t filler = get(1000), small = get(8), spilled = get(200);
+    const uint64_t filler = get_marked(1000), small = get_marked(8), spilled = get_marked(200);
     REQUIRE(on_host() == 200 * kMiB);
     uint64_t plain = 0;
     REQUIRE(cu("cuMemAlloc_v2", &plain, kMiB) == kSuccess);
     CHECK(give_back(filler) == kSuccess);  // comes home
     REQUIRE(on_host() == 0);
-    const uint64_t again = get(800), other = get(100);
+    const uint64_t again = get_marked(800), other = get_marked(100);
     REQUIRE(on_host() == 100 * kMiB);
     CHECK(give_back(again) == kSuccess);
     REQUIRE(on_host() == 0);
-    const uint64_t last = get(700), waits = get(300);
+    const uint64_t last = get_marked(700), waits = get_marked(300);
     REQUIRE(on_host() == 300 * kMiB);
     arm(call, 2);
     CHECK(give_back(last) == kSuccess);
@@ -167,8 +150,8 @@ TEST_CASE("blocks go with their context, and a child of fork has none") {
   void* context = nullptr;
   REQUIRE(cu("cuCtxCreate_v2", &context, 0U, 0U) == kSuccess);
   const uint64_t all = free_bytes();
-  get(1000);
-  const uint64_t spilled = get(1000);
+  get_marked(1000);
+  const uint64_t spilled = get_marked(1000);
 #ifndef GPUSHARE_SHIM_LINKED  // a child of fork may hang in a sanitizer's allocator
   const pid_t child = fork();
   if (child == 0) {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "doubles/cuda_recorder/recorder.h"
 #include "shim/table.hpp"
 #include "support/catch.hpp"
+#include "through_recorder.hpp"
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the kinds of parameters
 
@@ -23,15 +23,6 @@ namespace {
 
 constexpr uint64_t kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 constexpr Result kNotReady = 600;
-
-void* driver() {
-  static void* handle = dlopen(std::getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-  return handle;
-}
-template <class F>
-F control(const char* name) {
-  return reinterpret_cast<F>(dlsym(driver(), name));
-}
 template <class... A>
 Result cu(const char* name, A... arguments) {
   return reinterpret_cast<Result (*)(A...)>(dlsym(driver(), name))(arguments...);

@@ -10,38 +10,15 @@
 #include <thread>
 #include <vector>
 
-#include "support/catch.hpp"
-#include "through_shim.hpp"
+#include "soft_limit.hpp"
 
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20, kDevice = 1024 * kMiB, kTotal = 3072 * kMiB, kPinned = 1536 * kMiB;
-
-uint64_t on_device() {
-  return control<decltype(&recorder_used_bytes)>("recorder_used_bytes")();
-}
-uint64_t on_host() {
-  return control<decltype(&recorder_host_bytes)>("recorder_host_bytes")();
-}
-uint64_t free_bytes() {
-  uint64_t free = 0, total = 0;
-  REQUIRE(cu("cuMemGetInfo_v2", &free, &total) == kSuccess);
-  CHECK(total == kTotal);
-  return free;
-}
-uint64_t get(uint64_t mebibytes) {
-  uint64_t address = 0;
-  REQUIRE(cu("cuMemAlloc_v2", &address, mebibytes * kMiB) == kSuccess);
-  return address;
-}
 Result get_refused(uint64_t mebibytes) {
   uint64_t address = 0;
   const Result result = cu("cuMemAlloc_v2", &address, mebibytes * kMiB);
   CHECK(address == 0);
   return result;
-}
-Result give_back(uint64_t address) {
-  return cu("cuMemFree_v2", address);
 }
 
 }  // namespace

@@ -5,19 +5,13 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
-
-#include "doubles/cuda_recorder/recorder.h"
 #include "shim/table.hpp"
+#include "through_recorder.hpp"
 
 using gpushare::shim::find_entry;
 using gpushare::shim::kInvalidValue, gpushare::shim::kOutOfMemory, gpushare::shim::kSuccess;
 using gpushare::shim::Result;
 
-inline void* driver() {
-  static void* handle = dlopen(std::getenv("GPUSHARE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-  return handle;
-}
 inline void* entry(const char* name) {
 #ifdef GPUSHARE_SHIM_LINKED
   return gpushare_shim_entries[find_entry(name)];
@@ -28,11 +22,6 @@ inline void* entry(const char* name) {
 template <class... A>
 Result cu(const char* name, A... arguments) {
   return reinterpret_cast<Result (*)(A...)>(entry(name))(arguments...);
-}
-// A function of the recording driver's control interface.
-template <class F>
-F control(const char* name) {
-  return reinterpret_cast<F>(dlsym(driver(), name));
 }
 inline void arm(const char* name, int result) {
   control<decltype(&recorder_arm)>("recorder_arm")(name != nullptr ? find_entry(name) : -1, result);

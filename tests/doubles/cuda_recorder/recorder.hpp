@@ -1,4 +1,4 @@
-// recorder.hpp: what the two files of the recording driver share. See recorder.h.
+// recorder.hpp: what the files of the recording driver share. See recorder.h.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

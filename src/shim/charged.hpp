@@ -1,0 +1,134 @@
+// charged.hpp: what every way of getting memory has in common: a charge before the driver is asked, where the size is known then, and the books behind it.
+// Above the limit each answers with the driver's own out-of-memory code and does nothing.
+//
+// Bytes are counted as the program asks for them, rounded up to 512. What the driver keeps beyond that (fragments) is part of the measured
+// overhead (context.cpp). Managed memory counts in full wherever its pages are. Memory imported from another process counts in both.
+//
+// Threads: any. The driver is called with no lock held.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "shim/books.hpp"
+#include "shim/device.hpp"
+#include "shim/gate.hpp"
+#include "shim/move.hpp"
+#include "shim/ranges.hpp"
+#include "shim/spill.hpp"
+#include "shim/table.hpp"
+
+namespace gpushare::shim {
+
+// a * b, or UINT64_MAX: more than any limit, and the driver refuses it too.
+inline uint64_t product(uint64_t a, uint64_t b) {
+  uint64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? UINT64_MAX : result;
+}
+// Bytes are counted in steps of 512.
+inline uint64_t rounded(uint64_t bytes) {
+  constexpr uint64_t kRounding = 512;
+  return bytes > UINT64_MAX - kRounding ? bytes : (bytes + kRounding - 1) / kRounding * kRounding;
+}
+inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at) {
+  Block block{};
+  block.kind = kind;
+  block.key = key;
+  block.bytes = bytes;
+  block.context = at.context;
+  block.references = 1;
+  block.device = static_cast<int8_t>(at.place);
+  return block;
+}
+
+// charge(), with regard to what pools keep of freed memory (pools.cpp). Calls the driver only where that decides, and not while a stream is being captured.
+bool admit(int place, uint64_t bytes, bool pooled = false);
+
+// Charges, asks the driver by `call`, and notes the block whose key is then in `*out_key`.
+template <class Key, class Call>
+Result charged(Kind kind, const Current& at, uint64_t bytes, const void* out_key, Call call,
+               bool pooled = false) {
+  if (at.place < 0 || out_key == nullptr) return call();
+  bytes = rounded(bytes);
+  if (!admit(at.place, bytes, pooled)) return kOutOfMemory;
+  const Result result = call();
+  if (result != kSuccess) {
+    discharge(at.place, bytes);
+    return result;
+  }
+  Key key;
+  std::memcpy(&key, out_key, sizeof key);
+  Block block = block_of(kind, static_cast<uint64_t>(key), bytes, at);
+  block.pooled = pooled;
+  if (pooled) add_pooled(at.place, bytes);
+  insert(block);
+  return result;
+}
+
+// Frees: the block goes from the books first, since the driver may give its address to another thread at once.
+template <class Call>
+Result freed(Kind kind, uint64_t key, Call call) {
+  Block block;
+  const bool known = take(kind, key, &block);
+  const Result result = call();
+  if (!known) return result;
+  if (result != kSuccess) {
+    insert(block);
+    return result;
+  }
+  discharge(block);
+  return result;
+}
+
+// Memory that is freed by its address: a block of the device, one that lies on the host instead, or another process's.
+template <class Call>
+Result freed_memory(uint64_t address, Call call) {
+  Range range;
+  Block block;
+  Result result = kSuccess;
+  if (take_range(address, &range)) {
+    result = free_range(range);
+  } else {
+    if (!take(Kind::memory, address, &block) && !take(Kind::opened, address, &block)) return call();
+    result = call();
+    if (result == kSuccess)
+      discharge(block);
+    else
+      insert(block);
+  }
+  if (moves()) bring_home_alone();
+  return result;
+}
+
+// Memory that is opened may be opened again under the same address, and goes with the last close.
+template <class Call>
+Result opened(Result result, const void* out_address, Call close) {
+  if (result != kSuccess || out_address == nullptr) return result;
+  uint64_t address = 0, base = 0, bytes = 0;
+  std::memcpy(&address, out_address, sizeof address);
+  Block block;
+  if (refer(Kind::opened, address, 1, &block) > 0) return result;
+  const Current at = current();
+  if (at.place < 0 || real(kEntry_cuMemGetAddressRange_v2, &base, &bytes, address) != kSuccess) return result;
+  bytes = rounded(bytes);
+  if (!admit(at.place, bytes)) {
+    close(address);
+    return kOutOfMemory;
+  }
+  insert(block_of(Kind::opened, address, bytes, at));
+  return result;
+}
+
+// Where the driver's structures say that memory lies: they begin alike, with type and handle types.
+struct LocatedProperties {
+  int32_t type, handle_types;
+  int32_t location_type, location_id;
+  uint64_t rest[14];
+};
+constexpr int32_t kOnDevice = 1;
+inline int place_in(const LocatedProperties& properties) {
+  return properties.location_type == kOnDevice ? place_of(properties.location_id) : -1;
+}
+
+}  // namespace gpushare::shim

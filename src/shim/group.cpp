@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/group.hpp"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "shim/blocks.hpp"
+#include "shim/books.hpp"
+#include "shim/driver.hpp"
+#include "shim/ranges.hpp"
+#include "shim/settings.hpp"
+#include "shim/words.hpp"
+
+namespace gpushare::shim {
+
+GroupPage* g_page = nullptr;
+// A page that the kernel empties in a child of fork: its first word tells whether this process has been here.
+uint32_t* g_mark = nullptr;
+Slot* g_slot = nullptr;
+
+namespace {
+
+GroupPage g_private_page;
+int g_page_file = -1;  // of the group's page, open for as long as this process holds the lock of its slot
+
+// Number and start time of a process; 0: there is none.
+uint64_t identity_of(int process) {
+  char path[40], text[512];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", process);
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  const ssize_t length = read(file, text, sizeof text - 1);
+  close(file);
+  if (length <= 0) return 0;
+  text[length] = 0;
+  // The name of the program is in parentheses and may hold any character; the start time is the 20th word after them.
+  const char* at = std::strrchr(text, ')');
+  if (at == nullptr || at[1] == 0) return 0;
+  if (at[2] == 'Z' || at[2] == 'X') return 0;  // ended, not waited for
+  for (int word = 0; word < 20 && at != nullptr; ++word) at = std::strchr(at + 1, ' ');
+  if (at == nullptr) return 0;
+  uint64_t started = 0;
+  for (++at; *at >= '0' && *at <= '9'; ++at) started = started * 10 + static_cast<uint64_t>(*at - '0');
+  return static_cast<uint64_t>(process) << 40 | (started & ((uint64_t{1} << 40) - 1));
+}
+
+// The namespace of process numbers, the same for all processes of a container.
+uint64_t own_space() {
+  char text[64];
+  const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text);  // pid:[4026531836]
+  uint64_t number = 0;
+  for (ssize_t i = 0; i < length; ++i)
+    if (text[i] >= '0' && text[i] <= '9') number = number * 10 + static_cast<uint64_t>(text[i] - '0');
+  return number;
+}
+
+struct flock lock_of(uint32_t slot, short type) {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return lock;
+}
+
+bool is_alive(const Slot& slot, uint32_t number, uint64_t identity, uint64_t space) {
+  if (load(slot.space) == space) return identity_of(static_cast<int>(identity >> 40)) == identity;
+  struct flock lock = lock_of(number, F_WRLCK);
+  return g_page_file < 0 || fcntl(g_page_file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+}  // namespace
+
+void reap(GroupPage& page) {
+  const uint32_t used = load(page.slots_used);
+  const uint64_t space = own_space();
+  for (uint32_t i = 0; i < used && i < kSlots; ++i) {
+    Slot& slot = page.slots[i];
+    uint64_t identity = load(slot.identity);
+    if (identity == 0 || identity == UINT64_MAX || is_alive(slot, i, identity, space)) continue;
+    // UINT64_MAX: being emptied or taken. A process that is killed meanwhile leaves an empty slot unused, nothing more.
+    if (!__atomic_compare_exchange_n(&slot.identity, &identity, UINT64_MAX, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+      continue;
+    for (int device = 0; device < kDevices; ++device) {
+      store(slot.counted[device], 0);
+      store(slot.overhead[device], 0);
+      store(slot.spilled[device], 0);
+    }
+    store(slot.pinned, 0);
+    store(slot.identity, 0);
+  }
+}
+
+namespace {
+
+Slot* take_slot(GroupPage& page) {
+  const uint64_t own = identity_of(getpid());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      uint64_t free = 0;
+      if (!__atomic_compare_exchange_n(&page.slots[i].identity, &free, UINT64_MAX, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_RELAXED))
+        continue;
+      store(page.slots[i].space, own_space());
+      if (struct flock lock = lock_of(i, F_WRLCK); &page != &g_private_page && g_page_file >= 0)
+        fcntl(g_page_file, F_SETLK, &lock);
+      store(page.slots[i].identity, own);
+      for (uint32_t used = load(page.slots_used); used < i + 1;)
+        if (__atomic_compare_exchange_n(&page.slots_used, &used, i + 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+          break;
+      return &page.slots[i];
+    }
+    reap(page);
+  }
+  return nullptr;
+}
+
+// The page in that file; null: there is none, or it cannot be used. An empty file becomes a page with `limits`.
+GroupPage* map_group(const char* path, const Limits& limits) {
+  if (g_page_file >= 0) close(g_page_file);  // the parent's of this child of fork
+  g_page_file = open(path, O_RDWR | O_CLOEXEC);
+  if (g_page_file < 0) return nullptr;
+  flock(g_page_file, LOCK_EX);  // only the first process fills it
+  off_t bytes = lseek(g_page_file, 0, SEEK_END);
+  if (bytes == 0 && ftruncate(g_page_file, sizeof(GroupPage)) == 0) bytes = sizeof(GroupPage);
+  void* memory = MAP_FAILED;
+  // A shorter file would end the process at the first touch.
+  if (bytes == static_cast<off_t>(sizeof(GroupPage)))
+    memory = mmap(nullptr, sizeof(GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, g_page_file, 0);
+  auto* page = memory != MAP_FAILED ? static_cast<GroupPage*>(memory) : nullptr;
+  if (page != nullptr && load(page->magic) == 0) {
+    page->version = kPageVersion;
+    page->limits = limits;
+    store(page->magic, kPageMagic);
+  }
+  flock(g_page_file, LOCK_UN);
+  if (page != nullptr && page->magic == kPageMagic && page->version == kPageVersion) return page;
+  if (page != nullptr) munmap(memory, sizeof(GroupPage));
+  close(g_page_file);
+  g_page_file = -1;
+  return nullptr;
+}
+
+uint32_t g_setup_lock;
+
+void set_up() {
+  // The lock is the number of the process that holds it: a child of fork does not wait for a thread that it has not got.
+  const auto own = static_cast<uint32_t>(getpid());
+  for (;;) {
+    uint32_t holder = load(g_setup_lock);
+    if (holder != own &&
+        __atomic_compare_exchange_n(&g_setup_lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+      break;
+    sched_yield();
+  }
+  const bool child = g_page != nullptr && g_mark != nullptr && *g_mark == 0;
+  if (g_page == nullptr || child) {
+    if (child) {
+      // A context does not survive fork: nothing that the parent holds is this process's.
+      forget_blocks_in_child();
+      forget_pools_in_child();
+      forget_ranges_in_child();
+      // Places of devices stay as they are known.
+      std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
+      g_private_page.slots_used = 0;
+    }
+    GroupPage* page = nullptr;
+    const Settings& settings = load_settings();
+    if (settings.group[0] != 0) {
+      page = map_group(settings.group, settings.limits);
+      if (page == nullptr)
+        log_line("%s is not a page of this version of gpushare: %s", settings.group,
+                 settings.fails_closed ? "no memory is given" : "this process counts alone");
+    }
+    if (page == nullptr) {
+      page = &g_private_page;
+      page->magic = kPageMagic;
+      page->version = kPageVersion;
+      page->limits = settings.limits;
+      if (settings.fails_closed && (settings.broken || settings.group[0] != 0)) page->limits = {0, 0, 0};
+    }
+    Slot* slot = take_slot(*page);
+    if (slot == nullptr) {
+      log_line("more than %d processes hold memory in this group: process %d counts alone", kSlots,
+               static_cast<int>(getpid()));
+      g_private_page.limits = page->limits;
+      page = &g_private_page;
+      slot = take_slot(*page);
+    }
+    if (g_mark == nullptr) {
+      void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      // Before Linux 4.14 a child of fork would keep its parent's books.
+      if (memory != MAP_FAILED && madvise(memory, 4096, MADV_WIPEONFORK) == 0)
+        g_mark = static_cast<uint32_t*>(memory);
+    }
+    g_slot = slot;
+    store(g_page, page);
+    if (g_mark != nullptr) *g_mark = 1;
+  }
+  store(g_setup_lock, 0);
+}
+
+}  // namespace
+
+GroupPage& set_up_group() {
+  set_up();
+  return *g_page;
+}
+
+bool is_of_group(uint32_t process) {
+  const GroupPage& page = group();
+  const uint32_t used = load(page.slots_used);
+  const uint64_t space = own_space();  // numbers of other containers' processes mean nothing here
+  for (uint32_t i = 0; i < used && i < kSlots; ++i)
+    if (const uint64_t identity = load(page.slots[i].identity); identity != UINT64_MAX &&
+                                                                identity >> 40 == process && process != 0 &&
+                                                                load(page.slots[i].space) == space)
+      return true;
+  return false;
+}
+
+int place_of_device(const char* pci_address) {
+  // Domain, bus and device in base 16; the number of leading zeros differs between libraries.
+  uint64_t number = 0, part = 0;
+  for (const char* at = pci_address;; ++at) {
+    const char c = *at | 0x20;
+    if (*at >= '0' && *at <= '9') {
+      part = part << 4 | static_cast<uint64_t>(*at - '0');
+    } else if (c >= 'a' && c <= 'f') {
+      part = part << 4 | static_cast<uint64_t>(c - 'a' + 10);
+    } else {
+      number = number << 8 | part;
+      part = 0;
+      if (*at == 0 || *at == '.') break;
+    }
+  }
+  number |= uint64_t{1} << 63;
+  GroupPage& page = group();
+  for (int place = 0; place < kDevices; ++place) {
+    uint64_t there = load(page.devices[place]);
+    if (there == number) return place;
+    if (there == 0 && (__atomic_compare_exchange_n(&page.devices[place], &there, number, false,
+                                                   __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
+                       there == number))
+      return place;
+  }
+  return -1;
+}
+
+}  // namespace gpushare::shim

@@ -1,0 +1,92 @@
+// group.hpp: the page of a group: its limits, its devices, and a slot for each of its processes.
+//
+// The page is either this process's own or a file, mapped by all processes of the group: one that `gpushare exec` made, or an empty one, which
+// the first process makes a page with its own limits. Each process writes only its own slot, so that a process that is killed leaves nothing wrong
+// behind: what a group holds is the sum over the slots of living processes (books.hpp).
+//
+// Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of the driver.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shim/words.hpp"
+
+namespace gpushare::shim {
+
+inline constexpr int kDevices = 16;  // devices beyond these are not counted
+inline constexpr int kUncounted =
+    kDevices;  // the place of such a device where nothing may go uncounted: under a limit each charge is refused
+inline constexpr int kSlots = 128;  // processes of a group that hold memory at one time
+inline constexpr uint64_t kNoLimit = UINT64_MAX;
+inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
+inline constexpr uint32_t kPageVersion = 4;
+
+// One process. `identity` is its number and the time at which it started, so that a number in use again is not taken for it; 0: free. Containers
+// number processes for themselves, so the number means something only to processes of the same namespace. For those of others, each process holds a
+// lock on the byte of the page's file whose number is that of its slot.
+struct Slot {
+  uint64_t identity;
+  uint64_t space;               // the namespace of its number
+  uint64_t counted[kDevices];   // bytes of blocks
+  uint64_t overhead[kDevices];  // bytes of contexts, modules and what else the driver takes, as measured
+  uint64_t spilled[kDevices];   // bytes of blocks that lie in host memory
+  uint64_t pinned;              // bytes of pinned host memory, those of spilled blocks included
+};
+
+// What a group may hold. Any of them may change at any time; what is held already stays.
+struct Limits {
+  uint64_t device_bytes;  // on each device
+  uint64_t spill_bytes;   // that may lie on the host instead, for each device
+  uint64_t pinned_bytes;  // pinned host memory
+};
+// `memory` and `soft`: the smaller is what may lie on the device, the larger what there may be in all.
+inline Limits make_limits(uint64_t memory, uint64_t soft, uint64_t pinned) {
+  if (soft == kNoLimit) return {memory, 0, pinned};
+  return soft < memory ? Limits{soft, memory - soft, pinned} : Limits{memory, soft - memory, pinned};
+}
+
+// What `gpushare exec --change` said of the group's share of the device's time. What was not said is as the environment has it.
+struct Share {
+  static constexpr uint32_t kWeight = 1, kClass = 2, kPriority = 4;
+  uint32_t said;    // of these; written last
+  uint64_t weight;  // the bits of a double
+  uint32_t cls;     // 1: opportunistic
+  int32_t priority;
+};
+
+struct GroupPage {
+  uint32_t magic;
+  uint32_t version;
+  Limits limits;
+  uint32_t slots_used;  // slots beyond were never taken
+  uint32_t reserved;
+  Share share;
+  uint64_t devices[kDevices];  // which device has which place: a number made of its PCI address; 0: free
+  Slot slots[kSlots];
+};
+
+// Whether a process of that number has a place on the page.
+bool is_of_group(uint32_t process);
+
+// The page, null until first used, this process's slot of it, and a word that the kernel sets to 0 in a child of fork.
+extern GroupPage* g_page;
+extern Slot* g_slot;
+extern uint32_t* g_mark;
+GroupPage& set_up_group();
+// The page, made ready on first use; in a child of fork, its own slot.
+inline GroupPage& group() {
+  GroupPage* page = load(g_page);
+  return __builtin_expect(page == nullptr || (g_mark != nullptr && *g_mark == 0), 0) ? set_up_group() : *page;
+}
+// Gives back the slots of processes that have ended. Reads files.
+void reap(GroupPage& page);
+
+inline bool is_counted(int device) {
+  return device >= 0 && device < kDevices;
+}
+// The place of the device of that PCI address ("0000:3b:00.0", also with a longer domain) on the page; -1 when all are taken.
+int place_of_device(const char* pci_address);
+
+}  // namespace gpushare::shim

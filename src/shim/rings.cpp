@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/rings.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+
+namespace gpushare::shim {
+namespace {
+
+// What may be in flight while others want the device: whoever comes next waits so long for it. A single piece that takes longer goes alone.
+constexpr uint64_t kMostInFlightNs = 200'000;
+// Before a signature was measured.
+constexpr uint64_t kPriorNs = 10'000;
+
+constexpr uint32_t kPieces = 256, kRings = 4, kStreams = 64, kEstimates = 1024;
+constexpr Result kNotReady = 600;
+
+enum : uint32_t { kFree = 0, kReserved, kRecorded, kSkipped };
+
+struct StreamRow {
+  uint64_t stream;
+  uint64_t last;  // number of its last piece
+};
+
+}  // namespace
+
+// The pieces of one context, in the order in which they were given. Lossy where threads use one stream at once: then times are
+// attributed to the wrong piece, while their sum stays right.
+struct Ring {
+  uint64_t context;
+  uint64_t head, tail;
+  void* counted;  // the event up to which time is counted: the end of a piece; null: a measurement begins
+  StreamRow streams[kStreams];
+  Piece pieces[kPieces];
+};
+
+namespace {
+
+// In pages of its own, which a child of fork finds empty.
+struct alignas(4096) Rings {
+  uint32_t looking;
+  Ring rings[kRings];
+};
+Rings g_rings;
+
+// Device time of each signature, learned for the life of the process; 0: not yet.
+uint64_t g_estimates[kEstimates];
+
+// Calls that look at events would end another thread's capture, unless this thread says that it knows what it does.
+class Uncaptured {
+ public:
+  Uncaptured() : on_(load(turn().capturing) != 0) { exchange(); }
+  ~Uncaptured() { exchange(); }
+  Uncaptured(const Uncaptured&) = delete;
+  Uncaptured& operator=(const Uncaptured&) = delete;
+
+ private:
+  void exchange() {
+    if (on_) real(kEntry_cuThreadExchangeStreamCaptureMode, &mode_);
+  }
+  bool on_;
+  int mode_ = 2;  // relaxed
+};
+
+uint32_t hashed(uint64_t value) {
+  value ^= value >> 33;
+  value *= 0xff51afd7ed558ccdULL;
+  return static_cast<uint32_t>(value >> 32);
+}
+
+Result record(void* event, const Work& work) {
+  return real(work.per_thread ? kEntry_cuEventRecord_ptsz : kEntry_cuEventRecord, event,
+              reinterpret_cast<P>(work.stream));
+}
+bool have(void*& event) {
+  if (event != nullptr) return true;
+  void* made = nullptr;
+  if (real(kEntry_cuEventCreate, &made, I{0}) != kSuccess) return false;
+  event = made;
+  return true;
+}
+
+void skip(Piece& piece) {
+  store(piece.state, kSkipped);
+}
+
+// Before the driver gets the work: an event, unless the stream is busy with what is known.
+bool mark_begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {
+  const Uncaptured uncaptured;
+  if (!have(piece.begin) || !have(piece.end)) return false;
+  StreamRow& row = ring.streams[hashed(piece.stream) % kStreams];
+  if (row.stream != piece.stream || row.last < load(ring.tail)) {
+    if (record(piece.begin, work) != kSuccess) return false;
+    piece.has_begin = 1;
+  }
+  row.stream = piece.stream;
+  row.last = number;
+  return true;
+}
+
+double between_ns(void* from, void* to) {
+  float milliseconds = 0;
+  return real(kEntry_cuEventElapsedTime, &milliseconds, from, to) == kSuccess
+             ? static_cast<double>(milliseconds) * 1e6
+             : 0;
+}
+
+// The piece has finished: the time since the piece that ended last, as far as the device had this one.
+void count(Ring& ring, const Piece& piece) {
+  double took = 0;
+  if (ring.counted != nullptr) {
+    took = between_ns(ring.counted, piece.end);
+    const double idle = piece.has_begin != 0 ? between_ns(ring.counted, piece.begin) : 0;
+    if (idle > 0) took -= idle;
+  } else if (piece.has_begin != 0) {
+    took = between_ns(piece.begin, piece.end);
+  }
+  if (took >= 0) ring.counted = piece.end;
+  const uint64_t ns = took > 0 ? static_cast<uint64_t>(took) : 0;
+  __atomic_add_fetch(&turn().used_ns, ns, __ATOMIC_ACQ_REL);
+  uint64_t& estimate = g_estimates[piece.signature];
+  const uint64_t before = __atomic_load_n(&estimate, __ATOMIC_RELAXED);
+  const uint64_t learned = before == 0 ? ns : before - before / 4 + ns / 4;
+  __atomic_store_n(&estimate, learned != 0 ? learned : 1, __ATOMIC_RELAXED);
+}
+
+bool look(Ring& ring) {
+  bool any = false;
+  for (uint64_t tail = load(ring.tail); tail != load(ring.head); ++tail) {
+    Piece& piece = ring.pieces[tail % kPieces];
+    const uint32_t state = load(piece.state);
+    if (state != kRecorded && state != kSkipped) break;
+    if (state == kRecorded) {
+      if (real(kEntry_cuEventQuery, piece.end) == kNotReady) break;
+      count(ring, piece);
+    }
+    __atomic_sub_fetch(&turn().in_flight_ns, piece.estimate_ns, __ATOMIC_ACQ_REL);
+    store(piece.state, kFree);
+    store(ring.tail, tail + 1);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace
+
+Ring* ring_of(uint64_t context) {
+  for (Ring& ring : g_rings.rings) {
+    uint64_t there = load(ring.context);
+    if (there == context) return &ring;
+    if (there == 0 && (__atomic_compare_exchange_n(&ring.context, &there, context, false, __ATOMIC_ACQ_REL,
+                                                   __ATOMIC_ACQUIRE) ||
+                       there == context))
+      return &ring;
+  }
+  return nullptr;
+}
+
+Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
+  Turn& now = turn();
+  uint64_t& known = g_estimates[work.signature == 0 ? 0 : hashed(work.signature) % kEstimates];
+  const uint64_t learned = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  const uint64_t estimate_ns = learned != 0 ? learned : kPriorNs;
+  const uint64_t in_flight_ns = load(now.in_flight_ns);
+  if (in_flight_ns != 0 && in_flight_ns + estimate_ns > kMostInFlightNs) return nullptr;
+  if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns)) return nullptr;
+  uint64_t head = load(ring->head);
+  do {
+    if (head - load(ring->tail) >= kPieces) return nullptr;
+  } while (
+      !__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+  __atomic_add_fetch(&now.in_flight_ns, estimate_ns, __ATOMIC_ACQ_REL);
+  Piece& piece = ring->pieces[head % kPieces];
+  piece.stream = work.per_thread && work.stream == 0 ? bits(&errno) : work.stream;
+  piece.signature = hashed(work.signature) % kEstimates;
+  piece.estimate_ns = estimate_ns;
+  piece.has_begin = 0;
+  store(piece.state, kReserved);
+  *out_number = head;
+  return &piece;
+}
+
+bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {
+  if (mark_begin(piece, ring, work, number)) return true;
+  skip(piece);
+  store(turn().unmeasured, 1);
+  return false;
+}
+
+void end(Piece& piece, const Work& work, Result result) {
+  const Uncaptured uncaptured;
+  if (result != kSuccess) {
+    skip(piece);
+  } else if (record(piece.end, work) == kSuccess) {
+    store(piece.state, kRecorded);
+  } else {
+    skip(piece);
+    store(turn().unmeasured, 1);
+  }
+}
+
+bool look_at_events(bool all) {
+  // One thread looks at a time; nobody waits for it.
+  if (__atomic_exchange_n(&g_rings.looking, 1U, __ATOMIC_ACQUIRE) != 0) return false;
+  bool any = false;
+  {
+    const Uncaptured uncaptured;
+    void* current = nullptr;
+    if (!all) real(kEntry_cuCtxGetCurrent, &current);
+    for (Ring& ring : g_rings.rings) {
+      const uint64_t context = load(ring.context);
+      if (context == 0 || load(ring.tail) == load(ring.head)) continue;
+      if (all ? real(kEntry_cuCtxSetCurrent, reinterpret_cast<P>(green_of(context).primary)) != kSuccess
+              : context != bits(current))
+        continue;
+      any = look(ring) || any;
+    }
+  }
+  store(g_rings.looking, 0);
+  if (any) store(turn().active_ns, host_ns());
+  return any;
+}
+
+bool drained() {
+  if (__atomic_load_n(&turn().inside, __ATOMIC_SEQ_CST) != 0) return false;
+  for (const Ring& ring : g_rings.rings)
+    if (load(ring.tail) != load(ring.head)) return false;
+  return true;
+}
+
+void wipe_rings_on_fork() {
+  madvise(&g_rings, sizeof g_rings, MADV_WIPEONFORK);
+}
+
+void restart_clock() {
+  for (Ring& ring : g_rings.rings) ring.counted = nullptr;
+  store(turn().used_ns, 0);
+}
+
+void forget_ring(uint64_t context) {
+  for (Ring& ring : g_rings.rings) {
+    if (context == 0 || load(ring.context) != context) continue;
+    while (__atomic_exchange_n(&g_rings.looking, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
+    for (uint64_t tail = ring.tail; tail != load(ring.head); ++tail)
+      __atomic_sub_fetch(&turn().in_flight_ns, ring.pieces[tail % kPieces].estimate_ns, __ATOMIC_ACQ_REL);
+    ring.tail = ring.head;
+    store(g_rings.looking, 0);
+    for (Piece& piece : ring.pieces) {
+      void** const events[] = {&piece.begin, &piece.end};
+      for (void** event : events)
+        if (void* made = __atomic_exchange_n(event, nullptr, __ATOMIC_ACQ_REL))
+          real(kEntry_cuEventDestroy_v2, made);
+      store(piece.state, kFree);
+    }
+    ring.counted = nullptr;
+    store(ring.context, 0);
+  }
+}
+
+}  // namespace gpushare::shim

@@ -1,0 +1,40 @@
+// rings.hpp: the work that the device has of this process while others want it: an event behind each piece, and one before it where its stream was idle.
+// The events tell how much is in flight, when the device has drained, and how long it worked. What a signature took before is the estimate for its next piece.
+//
+// Threads: any. One thread looks at events at a time; nobody waits for it but forget_ring().
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "shim/gate.hpp"
+#include "shim/work.hpp"
+
+namespace gpushare::shim {
+
+// A piece of work that was given to the device.
+struct Piece {
+  void* begin;  // events; made when first needed
+  void* end;
+  uint64_t stream;
+  uint32_t signature;
+  uint32_t state;
+  uint32_t has_begin;  // the stream had nothing in flight: an event stands before it too
+  uint64_t estimate_ns;
+};
+struct Ring;
+
+// The ring of a context; null: there are more contexts than rings.
+Ring* ring_of(uint64_t context);
+// A place for the work; null: there is no room in the quantum or in flight now.
+Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number);
+// Before the driver gets the work. False: it goes without events, which is noted.
+bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number);
+// After the driver has answered.
+void end(Piece& piece, const Work& work, Result result);
+// Before a context goes: its events are destroyed. Its work is not waited for.
+void forget_ring(uint64_t context);
+// From now on a child of fork finds no rings.
+void wipe_rings_on_fork();
+
+}  // namespace gpushare::shim

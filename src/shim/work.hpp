@@ -1,0 +1,83 @@
+// work.hpp: what an entry of class gate gives the device: on which stream, and under which signature its time is learned.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "shim/table.hpp"
+
+namespace gpushare::shim {
+
+constexpr bool ends_with(const char* name, const char* end) {
+  size_t length = 0, tail = 0;
+  while (name[length] != 0) ++length;
+  while (end[tail] != 0) ++tail;
+  if (tail > length) return false;
+  for (size_t i = 0; i < tail; ++i)
+    if (name[length - tail + i] != end[i]) return false;
+  return true;
+}
+constexpr bool begins_with(const char* name, const char* start) {
+  for (; *start != 0; ++name, ++start)
+    if (*name != *start) return false;
+  return true;
+}
+constexpr bool contains(const char* name, const char* part) {
+  for (; *name != 0; ++name)
+    if (begins_with(name, part)) return true;
+  return false;
+}
+
+struct Work {
+  uint64_t stream = 0;
+  uint64_t signature = 0;
+  bool per_thread = false;  // stream 0 is the thread's own
+};
+
+inline uint64_t bits(P value) {
+  return reinterpret_cast<uint64_t>(value);
+}
+template <class T>
+uint64_t bits(T value) {
+  uint64_t out = 0;
+  std::memcpy(&out, &value, sizeof(T) < sizeof out ? sizeof(T) : sizeof out);
+  return out;
+}
+
+// The part of CUlaunchConfig that is used.
+struct LaunchConfig {
+  uint32_t grid[3], block[3], shared_bytes;
+  void* stream;
+};
+
+template <int entry, class... A>
+Work work_of(const char* name, A... arguments) {
+  const uint64_t given[] = {bits(arguments)...};
+  constexpr size_t count = sizeof...(A);
+  const auto value = [&given](size_t i) { return i < count ? given[i] : 0; };
+  Work work;
+  work.per_thread = ends_with(name, "_ptsz") || ends_with(name, "_ptds");
+  if (begins_with(name, "cuLaunchKernelEx")) {
+    LaunchConfig config{};
+    if (value(0) != 0) std::memcpy(&config, reinterpret_cast<const void*>(value(0)), sizeof config);
+    work.stream = bits(config.stream);
+    work.signature = value(1) ^ (uint64_t{config.grid[0]} * config.grid[1] * config.grid[2]) << 20;
+  } else if (begins_with(name, "cuLaunchKernel") || begins_with(name, "cuLaunchCooperativeKernel")) {
+    work.stream = value(8);
+    work.signature = value(0) ^ (value(1) * value(2) * value(3)) << 20;
+  } else if (begins_with(name, "cuGraph")) {
+    work.stream = value(1);
+    work.signature = value(0);
+  } else {
+    if (contains(name, "Async")) work.stream = value(count - 1);
+    work.signature = static_cast<uint64_t>(entry) + 1;
+    // Copies and fills: of which order of magnitude they are.
+    if (!contains(name, "2D") && !contains(name, "3D") && !contains(name, "Batch") && count > 2)
+      for (uint64_t bytes = value(2); bytes > 1; bytes >>= 1) work.signature += 0x100000;
+  }
+  return work;
+}
+
+}  // namespace gpushare::shim
