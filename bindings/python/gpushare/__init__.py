@@ -25,7 +25,8 @@ from ._native import (AlreadyExists, CallbackFailed, Cancelled, DeviceLost, Devi
 from ._policy import Policy
 from ._runtime import Runtime, devices, load_backend, policies, set_log
 from ._serving import Batch, Batcher, Histogram, Outcome, RequestQueue, ScoreQueue, now_ns
-from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Session, Ticket
+from ._session import GUARANTEED, OPPORTUNISTIC, Gate, Iteration, Range, Session, Ticket
+from ._values import Bytes, size_in_bytes
 
 __version__ = version()
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -70,11 +70,11 @@ class Block:
         return f"Block(address={self.address:#x}, nbytes={self.nbytes})"
 
 
-def warn_of_views(owner: Any, what: str) -> None:
+def warn_of_views(owner: Any, what: str, stacklevel: int = 4) -> None:
     alive = len(owner._views)
     owner._views = weakref.WeakSet()
     if alive:
-        warnings.warn(f"{alive} arrays still view memory of {what}; they must not be used any more", ResourceWarning, stacklevel=4)
+        warnings.warn(f"{alive} arrays still view memory of {what}; they must not be used any more", ResourceWarning, stacklevel=stacklevel)
 
 
 class Stream:

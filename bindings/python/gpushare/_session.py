@@ -271,9 +271,16 @@ class Session(Closable):
         does not fail. Use `with session.iteration()` where it should.
         """
         done = 0
+        before: Optional[Iteration] = None
         while count is None or done < count:
             with self.iteration() as iteration:
                 yield iteration
+                # The names of the loop's body hold their arrays until the next round assigns them: only then is an array kept too long.
+                if before is not None:
+                    warn_of_views(before, "an iteration that has ended", stacklevel=3)
+                views, iteration._views = iteration._views, weakref.WeakSet()
+            before = iteration
+            before._views = views
             done += 1
 
     def submit(self, function: Callable[[Iteration], Any]) -> Ticket:

@@ -1,6 +1,7 @@
 """What concerns the whole process: exit, fork, signals, the tool, the description of the ABI. Each in a process of its own."""
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,8 @@ def test_a_data_loader_forks_workers():
 
 def test_ctrl_c_ends_a_wait():
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
-        import gpushare
+        import gpushare, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)   # a shell's background job begins with the signal ignored
         with gpushare.Runtime("host", capacity_bytes="16M", max_lanes=1) as runtime:
             holder = runtime.open_session("holder", persistent_bytes="12M", ephemeral_bytes="64K")
             holder.alloc("12M")
@@ -116,3 +118,14 @@ def test_errors_reach_another_process_whole():
     for kind in (gpushare.QuotaExceeded, gpushare.IoError, gpushare.TimedOut):
         error = pickle.loads(pickle.dumps(kind("the message", kind("", 7).status, 5)))
         assert (type(error), str(error), error.status, error.native_code) == (kind, "the message", 7, 5)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_scripts_of_the_pages_run(page):
+    root = os.path.join(os.path.dirname(__file__), "..", "..", "..")
+    with open(os.path.join(root, page), encoding="utf-8") as file:
+        scripts = [script for script in re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL) if re.search("^import .*gpushare$", script, re.MULTILINE)]
+    assert scripts
+    for script in scripts:
+        result = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr

@@ -52,7 +52,7 @@ def device_names(device: str, gpus: int, capacity_bytes: int) -> list[str]:
     return [device] * gpus
 
 
-def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushare._runtime.Bytes = 0, lanes: int = 1,
+def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushare.Bytes = 0, lanes: int = 1,
                   timeout_s: float = 60) -> dict[str, Any]:
     """Returns the daemon's status, and starts one if none answers: with a device for each of the node's `gpus`.
 
@@ -65,7 +65,7 @@ def ensure_daemon(device: Optional[str] = None, gpus: int = 1, capacity: gpushar
     if device is None:
         usable = [found["name"] for found in gpushare.devices() if found["status"] == 0]
         device = "cuda" if any(name.startswith("cuda") for name in usable) else "host"
-    capacity_bytes = gpushare._runtime.size_in_bytes(capacity)
+    capacity_bytes = gpushare.size_in_bytes(capacity)
     if device == "host" and capacity_bytes == 0:
         capacity_bytes = 1 << 30
     path = socket_path()

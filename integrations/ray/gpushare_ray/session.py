@@ -56,11 +56,11 @@ class RaySession:
     `fraction` is Ray's, `gpu` the id of its GPU, `memory_limit` in bytes.
     """
 
-    def __init__(self, gpu: str, fraction: float, memory: gpushare._runtime.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
+    def __init__(self, gpu: str, fraction: float, memory: gpushare.Bytes, name: Optional[str], options: dict[str, Any]) -> None:
         device = device_of(gpu, (daemon.status() or daemon.ensure_daemon(gpus=_node_gpus()))["devices"])
         self.gpu, self.fraction = gpu, fraction
         allowed = int(device["capacity_bytes"] * fraction)
-        wanted = gpushare._runtime.size_in_bytes(memory)
+        wanted = gpushare.size_in_bytes(memory)
         if wanted > allowed:
             raise gpushare.QuotaExceeded(f"memory={memory!r} is more than Ray assigned: {fraction:g} of GPU {gpu}, which is {allowed} of "
                                          f"{device['capacity_bytes']} bytes. Ask for less, or for a larger num_gpus",
@@ -155,7 +155,7 @@ def _trial_id() -> Optional[str]:
         return None
 
 
-def open_session(name: Optional[str] = None, *, memory: gpushare._runtime.Bytes = 0, index: int = 0, **options: Any) -> RaySession:
+def open_session(name: Optional[str] = None, *, memory: gpushare.Bytes = 0, index: int = 0, **options: Any) -> RaySession:
     """Opens a session with what Ray assigned to the calling actor, task or trial: num_gpus=0.25 is weight 0.25 and a quarter of the
     device's memory.
 
