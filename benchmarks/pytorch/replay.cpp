@@ -3,6 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#else
+#define CALLGRIND_START_INSTRUMENTATION
+#define CALLGRIND_STOP_INSTRUMENTATION
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -18,4 +24,12 @@ extern "C" void replay(const int64_t* operations, size_t count, const uint64_t* 
     else
       allocator->raw_delete(live[~operation]);
   }
+}
+
+// Under callgrind (--instructions): what runs between the two is counted.
+extern "C" void count(int on) {
+  if (on != 0)
+    CALLGRIND_START_INSTRUMENTATION;
+  else
+    CALLGRIND_STOP_INSTRUMENTATION;
 }

@@ -128,6 +128,8 @@ with gt.session("other", memory="64M") as other:
     try:
         with gt.session("small", memory="64M") as s:
             kept = torch.zeros(1 << 20, device=s.device)
+            told = []
+            s.allocator.add_observer(lambda session_id, nbytes, message: told.append((session_id, nbytes)))
             for again in range(2):                             # it goes on after the first
                 try:
                     torch.empty(1 << 28, device=s.device)
@@ -135,6 +137,7 @@ with gt.session("other", memory="64M") as other:
                 except RuntimeError as error:
                     assert gt.is_out_of_memory(error) and "small" in str(error) and "64.00 MiB" in str(error), error
                 kept.copy_(torch.zeros(1 << 20))
+            assert told == 2 * [(s.info()["session_id"], 1 << 30)]
             assert s.memory()["failures"] == 2 and other.memory()["failures"] == 0
             with s.iteration():
                 torch.empty(1 << 28, device=s.device)

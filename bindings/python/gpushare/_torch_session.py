@@ -16,10 +16,12 @@ import torch
 from ._cffi import ffi
 from ._loader import Loader
 from ._memory import Stream
-from ._native import Closable, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, wait
+from ._native import Closable, Error, InvalidState, Unavailable, Unsupported, as_dict, check, find_library, lib, struct, text, wait
 from ._runtime import Runtime
 from ._session import session_params
-from ._values import Bytes
+from ._values import Bytes, Handles
+
+_log = logging.getLogger("gpushare")
 
 FIRST_VERSION, LAST_VERSION = (2, 11), (2, 15)
 
@@ -36,6 +38,14 @@ def versions() -> str:
     return f"this is PyTorch {torch.__version__}; gpushare.torch is made for {FIRST_VERSION[0]}.{FIRST_VERSION[1]} to {LAST_VERSION[0]}.{LAST_VERSION[1]}"
 
 
+@ffi.callback("void(void*, uint64_t, uint64_t, const char*)")
+def _on_failure(data: Any, session_id: int, nbytes: int, message: Any) -> None:
+    try:
+        ffi.from_handle(data)(session_id, nbytes, text(message))
+    except BaseException:
+        _log.exception("an observer of failed allocations raised")
+
+
 class Allocator(Closable):
     """The allocator of a runtime as a framework uses it; gpushare/allocator.h. Most programs need `session` only."""
 
@@ -43,7 +53,16 @@ class Allocator(Closable):
         self.runtime = runtime
         out = ffi.new("gpushare_allocator*")
         check(lib.gpushare_allocator_create(runtime.handle, struct("gpushare_allocator_params"), out))
-        self._own(out[0], lib.gpushare_allocator_release, runtime)
+        self._held = Handles()  # observers, until the allocator is released
+        self._own(out[0], lib.gpushare_allocator_release, runtime, self._held)
+
+    def add_observer(self, function: Callable[[int, int, str], Any]) -> None:
+        """`function(session_id, bytes, message)` is told of each allocation that fails, on its thread, before PyTorch raises.
+
+        For logs and snapshots: `runtime.write_snapshot(path)` then shows who holds what. To free something instead, so that the allocation is
+        tried again: `runtime.set_out_of_memory_function`.
+        """
+        check(lib.gpushare_allocator_add_observer(self.handle, _on_failure, self._held.hold(function)))
 
     def info(self, session: Optional["Session"] = None) -> dict[str, Any]:
         """current_bytes, peak_bytes, reserved_bytes, allocations, failures, ...: of one session, or of all."""
@@ -132,7 +151,6 @@ class _OnStream:
         self._outer.wait_stream(self._inner)
 
 
-_log = logging.getLogger("gpushare")
 _devices: dict[str, _Device] = {}
 _mutex = threading.Lock()
 _plugged: Any = None  # PyTorch's object for our allocator, once it is the current one

@@ -167,6 +167,27 @@ def test_holes_between_persistent_blocks_serve_iterations():
 
 
 @needs_standin
+def test_observers_of_failed_allocations():
+    run('''
+        import json, os, tempfile, gpushare, gpushare.torch as gt
+        with gt.session("small", device=DEVICE, capacity_bytes="128M", memory="32M") as s, tempfile.TemporaryDirectory() as folder:
+            told = []
+            def observe(session_id, nbytes, message):
+                told.append((session_id, nbytes, message))
+                s.runtime.write_snapshot(folder + "/full.json", json=True)
+            s.allocator.add_observer(lambda *_: 1 / 0)          # is logged, and the next is told
+            s.allocator.add_observer(observe)
+            kept = Tensor(16 << 20)
+            out = gpushare.ffi.new("gpushare_device_address*")
+            status = gpushare.lib.gpushare_allocator_alloc(s.allocator.handle, 64 << 20, 0, gpushare.ffi.cast("void*", streams[-1]), out)
+            assert status == gpushare.lib.GPUSHARE_QUOTA_EXCEEDED
+            assert told[0][:2] == (s.info()["session_id"], 64 << 20) and "small" in told[0][2], told
+            assert json.load(open(folder + "/full.json"))["segments"]
+            del kept
+        '''.replace("DEVICE", "'cuda?driver=' + os.environ['GPUSHARE_CUDA_STANDIN']"))
+
+
+@needs_standin
 def test_cuda_is_refused_for_other_versions():
     run('''
         import gpushare, gpushare.torch as gt
