@@ -1,13 +1,9 @@
-// Allocation, its owner, and the out-of-memory ladder: memory's own steps (inside alloc), grow the promise if
-// that is safe, spill if the session allows it, give caches back, page out sessions of a lower class, ask the
-// user's function, and then the error with all numbers.
+// Allocation, its owner, and how a session's promise grows and shrinks. What else is done for an allocation that finds no memory:
+// memory_ladder.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <exception>
 
-#include "base/cancel.hpp"
-#include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "executor/internal.hpp"
@@ -16,8 +12,6 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint64_t kBlockGranuleBytes = 256;
-// How often one allocation may go through all steps: others may take the memory that was freed for it.
-constexpr int kMaxRounds = 8;
 
 using base::round_up;
 
@@ -108,7 +102,7 @@ base::Result<memory::Address> SessionImpl::alloc(memory::Kind kind, uint64_t byt
       continue;
     }
     if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY) {
-      result = out_of_memory(wanted, result.status());
+      result = runtime_->ladder_.climb(*this, wanted, result.status());
       if (result.status().code() == GPUSHARE_INVALID_STATE) continue;  // paged out meanwhile
       return result;
     }
@@ -143,6 +137,7 @@ base::Status SessionImpl::with_residence(
       return body(lane->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
+    const base::MutexLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
   }
 }
 
@@ -159,11 +154,11 @@ base::Result<memory::Address> IterationImpl::alloc(uint64_t bytes, uint64_t alig
     quota = session_.quota_bytes_.load(std::memory_order_relaxed) > 0;
     if (!quota) result = lane->memory.load(std::memory_order_relaxed)->alloc(bytes, alignment);
   }
-  const SessionImpl::Attempt wanted{memory::Kind::kEphemeral, lane, serial, bytes, alignment};
+  const Attempt wanted{memory::Kind::kEphemeral, lane, serial, bytes, alignment};
   if (quota) result = session_.attempt(wanted);
   if (result.ok()) return result;
   if (result.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY)
-    return session_.out_of_memory(wanted, result.status());
+    return session_.runtime_->ladder_.climb(session_, wanted, result.status());
   if (result.status().code() == GPUSHARE_QUOTA_EXCEEDED && session_.options_.allow_spill)
     if (auto spilled = session_.attempt_spilled(wanted); spilled.ok()) return spilled;
   session_.runtime_->note(result.status());
@@ -201,69 +196,6 @@ base::Status IterationImpl::keep(memory::Address address) {
   }
 }
 
-base::Result<memory::Address> SessionImpl::out_of_memory(const Attempt& wanted, base::Status why) {
-  const Stay stay(*runtime_);
-  if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
-  bool made_room = false;
-  uint64_t promised_bytes = 0;
-  {
-    BooksLock lock(runtime_->mutex_);
-    promised_bytes = persistent_promise_ - range_promise_;
-  }
-  auto result = climb(wanted, std::move(why), &made_room);
-  // A growth that did not help is given back.
-  if (!result.ok() && wanted.lane == nullptr) shrink_persistent(promised_bytes);
-  if (made_room) {
-    Outbox outbox(*runtime_);
-    Section lock(*runtime_);
-    if (runtime_->check_open().ok()) runtime_->authority_->room_used(runtime_->now());
-    runtime_->settle(nullptr, outbox);
-  }
-  return result;
-}
-
-base::Result<memory::Address> SessionImpl::climb(const Attempt& wanted, base::Status why,
-                                                 bool* out_made_room) {
-  RuntimeImpl& runtime = *runtime_;
-  bool may_spill = options_.allow_spill, may_trim = true;
-  int asked = 0;
-  uint64_t seen_bytes = 0;
-  base::Status not_grown;
-  for (int round = 0; round < kMaxRounds; ++round) {
-    not_grown = wanted.lane != nullptr ? grow_ephemeral(wanted, &seen_bytes)
-                                       : grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
-    if (!not_grown.ok()) {
-      const int32_t code = not_grown.code();
-      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
-          code != GPUSHARE_QUOTA_EXCEEDED) {
-        runtime.note(not_grown);
-        return not_grown;
-      }
-      if (std::exchange(may_spill, false)) {
-        auto spilled = attempt_spilled(wanted);
-        if (spilled.ok()) return spilled;
-        not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
-      }
-      if (wanted.bytes > runtime.memory_->capacity_bytes()) break;
-      if (std::exchange(may_trim, false) && runtime.memory_->trim() > 0) continue;
-      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
-          make_room(wanted.bytes))
-        *out_made_room = true;
-      else if (asked++ == kMaxCallbackTries || !ask_owner(wanted.bytes))
-        break;
-    }
-    auto result = attempt(wanted);
-    if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
-    why = result.status();
-  }
-  std::string message = why.message();
-  if (!not_grown.ok()) message += "; " + not_grown.message();
-  message += "; " + runtime.memory_->report();
-  return base::Status(
-      not_grown.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED : GPUSHARE_DEVICE_OUT_OF_MEMORY,
-      std::move(message), why.native_code(), why.backend());
-}
-
 base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                                   const std::function<base::Status()>& apply) {
   RuntimeImpl& runtime = *runtime_;
@@ -285,7 +217,7 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   persistent_promise_ = persistent_bytes;
   ephemeral_promise_ = ephemeral_bytes;
   // Promised bytes may be on their way back from others.
-  runtime.run_actions(true, outbox);
+  runtime.actions_.run(true, outbox);
   lock.unlock();
   base::Status status = apply();
   lock.lock();
@@ -328,7 +260,7 @@ base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, ui
       if (!pass) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' has ended"};
       // Free bytes at the end go first, so that what comes back in their place is one piece.
       if (step < needed) (void)heap_.load()->resize(stats.live_bytes);
-      base::Status resized = runtime_->place([&] { return heap_.load()->resize(wanted); });
+      base::Status resized = runtime_->ladder_.place([&] { return heap_.load()->resize(wanted); });
       if (!resized.ok() && step < needed) (void)heap_.load()->resize(stats.promised_bytes);
       return resized;
     });
@@ -349,7 +281,7 @@ void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
   if (const GatePass pass(heap_gate_); !pass || (heap_.load()->stats().promised_bytes > persistent_bytes &&
                                                  !heap_.load()->resize(persistent_bytes).ok()))
     return;
-  if (runtime_->gives_back_) (void)runtime_->memory_->trim();
+  runtime_->ladder_.give_back();
   Outbox outbox(*runtime_);
   Section lock(*runtime_);
   if (!runtime_->check_live(*this).ok()) return;
@@ -434,57 +366,16 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
   return status;
 }
 
-bool SessionImpl::make_room(uint64_t bytes) {
-  RuntimeImpl& runtime = *runtime_;
-  Outbox outbox(runtime);
-  Section lock(runtime);
-  if (!runtime.check_live(*this).ok() || !runtime.authority_->make_room(id_, bytes, runtime.now()))
-    return false;
-  runtime.run_actions(true, outbox);
-  struct Waiting {
-    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --runtime.room_waiters_; }
-    RuntimeImpl& runtime;
-  };
-  ++runtime.room_waiters_;
-  const Waiting waiting{runtime};
-  while (runtime.authority_->making_room(id_) && runtime.check_live(*this).ok() && !NoWaitScope::active())
-    runtime.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
-  return true;
-}
-
-GPUSHARE_CATCHES_FORCED_UNWIND
-bool SessionImpl::ask_owner(uint64_t bytes) {
-  OutOfMemoryFunction function;
-  {
-    BooksLock lock(runtime_->mutex_);
-    function = runtime_->out_of_memory_;
-  }
-  // Not again from inside itself: it would ask without end.
-  if (!function || CallbackScope::active()) return false;
-  const CallbackScope scope;
-  try {
-    return function(id_, bytes);
-  } catch (const std::exception& error) {
-    base::log(base::kWarning, std::string("the out-of-memory function threw: ") + error.what());
-  } catch (const base::ForcedUnwind&) {
-    base::thread_ends() = true;
-    throw;
-  } catch (...) {
-    base::log(base::kWarning, "the out-of-memory function threw");
-  }
-  return false;
-}
-
 base::Result<memory::Address> RuntimeImpl::alloc(const Stream* stream, memory::Kind kind, uint64_t bytes,
                                                  uint64_t alignment) {
-  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<SessionImpl> owner, find_owner(stream));
+  GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<Session> owner, find_owner(stream));
   if (owner == nullptr)
     return base::Status(GPUSHARE_NOT_FOUND,
                         "the allocation has no owner: the stream is no lane's with a session, and this "
                         "thread has no iteration "
                         "open. Pass the lane's stream, or begin an iteration on this thread");
   if (kind == memory::Kind::kEphemeral) {
-    auto result = owner->iteration_.alloc(bytes, alignment);
+    auto result = owner->alloc_ephemeral(bytes, alignment);
     if (result.ok() || result.status().code() != GPUSHARE_INVALID_STATE) return result;
     kind = memory::Kind::kFramework;  // between iterations
   }
@@ -503,16 +394,11 @@ bool RuntimeImpl::free_at_home(memory::Address address, const void* native, base
 }
 
 base::Status RuntimeImpl::record_use(memory::Address address, const Stream& stream) {
-  const auto& used = static_cast<const StreamImpl&>(stream);
-  base::Status status;
-  {
-    const GatePass pass(memory_gate_.mine()), stream_pass(used.gate());
-    if (!pass || !stream_pass)
-      return {GPUSHARE_INVALID_STATE, "the stream was released, or the runtime closed"};
-    status = memory_->record_use(address, used.device_stream());
-  }
-  note(status);
-  return status;
+  return stream.with_device_stream([this, address](const device::Stream& used) -> base::Status {
+    const GatePass pass(memory_gate_.mine());
+    if (!pass) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+    return memory_->record_use(address, used);
+  });
 }
 
 base::Result<memory::BlockInfo> RuntimeImpl::find(memory::Address address) {

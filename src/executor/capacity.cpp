@@ -22,11 +22,11 @@ base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
     GPUSHARE_RETURN_IF_ERROR(check_open());
     GPUSHARE_RETURN_IF_ERROR(authority_->set_capacity(bytes, now()));
     // What is not promised is for others on the device.
-    gives_back_ = shared_ || bytes < most;
+    ladder_.set_gives_back(shared_ || bytes < most);
     outbox.memory_changed = true;
     settle(nullptr, outbox);
   }
-  if (gives_back_) (void)memory_->trim();
+  ladder_.give_back();
   return {};
 }
 
@@ -44,7 +44,7 @@ base::Status SessionImpl::set_quota(uint64_t bytes) {
   {
     BooksLock lock(runtime_->mutex_);
     GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
-    if (const uint64_t left = runtime_->memory_left(this); left != UINT64_MAX) {
+    if (const uint64_t left = runtime_->sessions_.memory_left(this); left != UINT64_MAX) {
       if (bytes > left || left == 0)
         return {GPUSHARE_QUOTA_EXCEEDED,
                 "session '" + name() + "': a quota of " + base::format_bytes(bytes) +
@@ -79,7 +79,8 @@ void SessionImpl::give_back_above_quota(bool begins) {
   uint64_t persistent = 0, ephemeral = 0;
   bool unplaced = false;
   const auto look = [&]() GPUSHARE_REQUIRES(books) {
-    if (!runtime.check_live(*this).ok() || (open_ && !begins) || runtime.profiled_ == this) return false;
+    if (!runtime.check_live(*this).ok() || (open_ && !begins) || runtime.sessions_.profiled() == this)
+      return false;
     persistent = base::round_up(persistent_promise_, granule);
     ephemeral = base::round_up(ephemeral_promise_, granule);
     // What it declared is a hint; nothing has been allocated.
@@ -102,7 +103,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
         base::round_up(std::max(heap.stats().live_bytes, quota - std::min(quota, others)), granule);
     if (least < persistent - ranges && heap.resize(least).ok()) persistent = least + ranges;
   }
-  if (runtime.gives_back_) (void)runtime.memory_->trim();
+  runtime.ladder_.give_back();
   const uint64_t resized = persistent;
   Outbox outbox(runtime);
   Section lock(runtime);

@@ -13,15 +13,14 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
   session.ended_ = true;
   session.end_state_ = state;
   session.end_status_ = std::move(status);
-  demand_ -= session.pushes_.size();
+  reaper_.drop_demand(session.pushes_.size());
   for (PushItem& item : session.pushes_) {
     const bool lost = session.end_status_.code() == GPUSHARE_DEVICE_LOST;
     if (item.ticket != nullptr) {
-      complete(*item.ticket,
-               lost ? session.end_status_
-                    : base::Status(GPUSHARE_CANCELLED,
-                                   "session '" + session.name() + "' ended before this iteration"),
-               outbox);
+      item.ticket->complete(lost ? session.end_status_
+                                 : base::Status(GPUSHARE_CANCELLED, "session '" + session.name() +
+                                                                        "' ended before this iteration"),
+                            outbox);
       outbox.tickets.push_back(std::move(item.ticket));
     }
     outbox.dropped.push_back({session.shared_from_this(), std::move(item.work)});
@@ -30,19 +29,13 @@ void RuntimeImpl::end_session(SessionImpl& session, SessionState state, base::St
   session.pushes_.clear();
   if (session.launch_gate_ != nullptr) session.launch_gate_->end();
   if (op_gate_ != nullptr) op_gate_->left(session.id_);
-  ++demand_;  // until it is torn down
+  reaper_.add_demand();  // until it is torn down
   record({state == SessionState::kFailed ? Timeline::Kind::kFailed : Timeline::Kind::kCancelled, UINT32_MAX,
           session.id_, now()});
-  refresh_ready(session);
+  sessions_.refresh_ready(session);
   tell_turn(session);
   session.state_changed_.notify_all();
-  maybe_tear_down(session);
-}
-
-void RuntimeImpl::maybe_tear_down(SessionImpl& session) {
-  if (!session.ended_ || session.open_ || session.in_flight_ > 0 || session.teardown_queued_) return;
-  session.teardown_queued_ = true;
-  actions_.push_back({Action::Kind::kTeardown, UINT32_MAX, 0, session.shared_from_this()});
+  actions_.tear_down_if_over(session);
 }
 
 void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
@@ -67,12 +60,10 @@ void RuntimeImpl::lose(const base::Status& status, Outbox& outbox) {
               : base::Status(GPUSHARE_DEVICE_LOST, "a lane's stream failed: " + status.to_string(),
                              status.native_code(), status.backend());
   base::log(base::kError, "device " + device_->spec() + ": " + lost_.to_string());
-  std::vector<std::shared_ptr<SessionImpl>> all;
-  for (const auto& [id, session] : sessions_) all.push_back(session);
-  for (const auto& session : all) end_session(*session, SessionState::kFailed, lost_, outbox);
+  for (const auto& session : sessions_.all()) end_session(*session, SessionState::kFailed, lost_, outbox);
   for (LaneSlot* lane : lanes_.opened())
-    if (lane->in_flight > 0) retire(*lane, UINT64_MAX, outbox);
-  retired_.notify_all();
+    if (lane->in_flight > 0) reaper_.retire(*lane, UINT64_MAX, outbox);
+  reaper_.told();
 }
 
 void RuntimeImpl::collapse() noexcept {
@@ -104,9 +95,8 @@ void RuntimeImpl::collapse() noexcept {
     lane->worker_wakes.notify_all();
     lane->reaper_wakes.notify_all();
   }
-  service_wakes_.notify_all();
-  actor_done_.notify_all();
-  retired_.notify_all();
+  actions_.stop();
+  reaper_.told();
 }
 
 void RuntimeImpl::complete_collapsed(std::shared_ptr<TicketImpl>& ticket) noexcept {
@@ -123,10 +113,10 @@ void RuntimeImpl::close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& 
     if (slot != nullptr && slot->stream != nullptr) (void)slot->stream->device_stream().synchronize();
   for (const auto& weak : side_streams)
     if (const auto stream = weak.lock(); stream != nullptr) (void)stream->synchronize();
-  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions;
+  SessionTable::Map sessions;
   {
     BooksLock lock(mutex_);
-    sessions.swap(sessions_);
+    sessions = sessions_.take_all();
     actions_.clear();
   }
   for (const auto& [id, session] : sessions) {

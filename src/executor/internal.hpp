@@ -8,8 +8,8 @@
 // then what device and memory take.
 //
 // What must be done to memory after a decision (open a lane, admit, page, close) is queued as an action and
-// carried out in order, one at a time, without the lock, by a caller that may block or by the service thread
-// (actions.cpp).
+// carried out in order, one at a time, without the lock, by a caller that may block or by a thread of the runtime's
+// (action_runner.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,21 +23,24 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/flat_hash.hpp"
 #include "base/fork.hpp"
 #include "base/mutex.hpp"
 #include "base/no_memory.hpp"
 #include "base/service_thread.hpp"
 #include "client/remote_authority.hpp"
+#include "executor/action_runner.hpp"
 #include "executor/binding.hpp"
 #include "executor/dependents.hpp"
 #include "executor/gate.hpp"
 #include "executor/lane_set.hpp"
 #include "executor/lent_turn.hpp"
+#include "executor/memory_ladder.hpp"
 #include "executor/op_gate.hpp"
 #include "executor/range.hpp"
 #include "executor/range_table.hpp"
+#include "executor/reaper.hpp"
 #include "executor/runtime.hpp"
+#include "executor/session_table.hpp"
 #include "executor/side_streams.hpp"
 #include "executor/stream.hpp"
 #include "executor/timeline.hpp"
@@ -63,18 +66,13 @@ inline constexpr uint32_t kMaxTriesAlone = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
-// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit.
-struct EnvironmentLimits {
-  uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
-  double weight = 0;          // the sum of its sessions' weights
-  static base::Result<EnvironmentLimits> read();
-};
-
 class TicketImpl final : public Ticket {
  public:
   TicketImpl(std::shared_ptr<RuntimeImpl> runtime, std::shared_ptr<SessionImpl> session)
       : runtime_(std::move(runtime)), session_(std::move(session)) {}
   base::Status wait(uint64_t timeout_ns) override;
+  // Its iteration has run, or never will.
+  void complete(base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
  private:
   friend class RuntimeImpl;
@@ -167,27 +165,23 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<std::shared_ptr<Ticket>> submit(std::unique_ptr<Work>& work) override;
 
  private:
+  friend class ActionRunner;
   friend class Books;
   friend class IterationImpl;
   friend class LaneSet;
+  friend class MemoryLadder;
   friend class RangeImpl;
   friend class RangeTable;
+  friend class Reaper;
   friend class RuntimeImpl;
+  friend class SessionTable;
   friend class StreamImpl;
   friend class TicketImpl;
 
   // allocation.cpp
-  struct Attempt {
-    memory::Kind kind;
-    LaneSlot* lane;   // null: persistent
-    uint64_t serial;  // of the iteration
-    uint64_t bytes, alignment;
-  };
   base::Result<memory::Address> attempt(const Attempt& wanted);
   base::Result<memory::Address> attempt_within_quota(const Attempt& wanted);
   base::Result<memory::Address> attempt_spilled(const Attempt& wanted);
-  base::Result<memory::Address> out_of_memory(const Attempt& wanted, base::Status why);
-  base::Result<memory::Address> climb(const Attempt& wanted, base::Status why, bool* out_made_room);
   // OK at once if there is more already than *seen_bytes, what there was when the caller last tried: another
   // thread has grown it.
   base::Status grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes);
@@ -201,8 +195,6 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
-  bool make_room(uint64_t bytes);
-  bool ask_owner(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   // spilled.cpp. At a boundary: its thread is about to begin an iteration. Brings spilled blocks home, or sends them out. Errors:
   // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
@@ -214,6 +206,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);
 
+  // owner.cpp. What `later` is given from now on comes after what `home` has been given.
+  base::Status order_after(const device::Stream& home, const device::Stream& later);
   // Its gates are closed.
   void drop_order_event() {
     base::MutexLock lock(order_mutex_);
@@ -299,24 +293,6 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
 
 base::Status check_target_slowdown(double target);  // session.cpp
 
-struct Action {
-  enum class Kind : uint8_t {
-    kOpenLane,
-    kResizeLane,
-    kCloseLane,
-    kAdmit,
-    kPageOut,
-    kPageIn,
-    kDrop,
-    kTeardown
-  } kind;
-  uint32_t lane = UINT32_MAX;
-  uint64_t bytes = 0;
-  std::shared_ptr<SessionImpl> session;
-  uint32_t compute_units = 0;
-  bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
-};
-
 // Work that must be done without the lock, after a section that held it. Declare it before the lock.
 class Outbox {
  public:
@@ -400,20 +376,24 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::string check() override;
 
  private:
+  friend class ActionRunner;
   friend class Books;
   friend class IterationImpl;
   friend class LaneSet;
+  friend class MemoryLadder;
   friend class Outbox;
   friend class RangeImpl;
   friend class RangeTable;
+  friend class Reaper;
   friend class Section;
   friend class SessionImpl;
+  friend class SessionTable;
   friend class Stay;
   friend class StreamImpl;
   friend class TicketImpl;
 
   // Null without one. INVALID_STATE: the stream's runtime is closed.
-  base::Result<std::shared_ptr<SessionImpl>> find_owner(const Stream* stream) const;
+  base::Result<std::shared_ptr<Session>> find_owner(const Stream* stream) const;
   base::Result<std::shared_ptr<Session>> place_session(const SessionOptions& options, bool may_wait);
   // Waits until the spare sessions that are to go have left. False: there are none.
   bool wait_for_drops(Outbox& outbox) GPUSHARE_REQUIRES(books);
@@ -425,9 +405,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void authority_changed();
   // Connects to the daemon and puts its choices into the options.
   static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options);
-  SessionImpl* find_session(uint64_t id) GPUSHARE_REQUIRES(books);
   base::Status check_open() const GPUSHARE_REQUIRES(books);
-  base::Status synchronize_until(const base::Deadline& deadline, bool poll_only);
+  std::string check_memory() GPUSHARE_REQUIRES(books);
   // OK, or why the session takes no more calls.
   base::Status check_live(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   base::Status wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox)
@@ -446,8 +425,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
   uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
 
-  // ---- dispatch.cpp: who is ready, and who is granted a lane ----
-  void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  // ---- dispatch.cpp: who is granted a lane ----
   // Grants what can be granted. `current`: a session whose waiting thread is the caller.
   void dispatch_all(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The lane's next iteration, if the policy has one as of `ask_at_ns`. True if it was dispatched.
@@ -459,15 +437,6 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
   // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
   void settle_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
-  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
-  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(books);
-
-  // ---- limits.cpp: what the environment allows ----
-  // Of GPUSHARE_MEMORY, what the quotas of the sessions but one leave; UINT64_MAX without.
-  uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(books);
-  base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(books);
-  double limited_weight(double own, double sum) const;
-  void divide_weight() GPUSHARE_REQUIRES(books);
 
   // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
   // The iteration granted to `session` begins: memory, events. Without the lock.
@@ -482,35 +451,15 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void run_pushed(SessionImpl& session, LaneSlot& lane, std::unique_ptr<Work> work);
   bool binds_lane(const LaneSlot* lane) const;  // the calling thread has an iteration open there
 
-  // ---- retire.cpp: its end on the device ----
-  // Retires the lane's iterations up to `sequence`, whose end events have passed.
-  void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void complete(TicketImpl& ticket, base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Retires what has finished, without waiting.
-  void poll(Outbox& outbox) GPUSHARE_EXCLUDES(books);
-  // Waits on `changed` once, seeing to it that somebody waits for the device; may return for no reason. False
-  // if `deadline` has passed.
-  class Demanding;
+  // ---- session.cpp: a turn that somebody waits for ----
   // Tells the pull that waits.
   static void tell_turn(SessionImpl& session) GPUSHARE_REQUIRES(books);
   // Takes the turn of the session if it is there.
   void look_for_turn(const SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void wait_for_bell(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)
-      GPUSHARE_REQUIRES(books);
-  bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
-      GPUSHARE_REQUIRES(books);
-  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
-  // reaping.
-  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  bool reaper_wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(books);
-  void kick_reapers() GPUSHARE_REQUIRES(books);
-  void run_reaper(LaneSlot& lane);
-  void reap_lane(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
   // ---- failure.cpp: what ends before its time ----
   void end_session(SessionImpl& session, SessionState state, base::Status status, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
-  void maybe_tear_down(SessionImpl& session) GPUSHARE_REQUIRES(books);
   void fail_session(SessionImpl& session, base::Status status);
   // The device is gone: everything ends, once.
   void lose(const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
@@ -532,28 +481,6 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
   static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(books);
-
-  // ---- actions.cpp: what decisions mean for memory ----
-  void collect_actions() GPUSHARE_REQUIRES(books);
-  // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
-  // meanwhile; returns when nobody is at it.
-  void run_actions(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // Returns the result of `attempt`; calls it a second time when moving idle lanes could join free memory.
-  template <class Attempt>
-  base::Status place(Attempt&& attempt) {
-    base::Status placed = attempt();
-    if (placed.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && memory_->compact() > 0) placed = attempt();
-    return placed;
-  }
-  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
-  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);
-  void run_service();
-  void serve(Outbox& outbox) GPUSHARE_REQUIRES(books);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);
 
   std::unique_ptr<device::Device> device_;
@@ -563,11 +490,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   uint32_t fork_depth_ = 0;  // of the process that opened it
   bool record_timeline_ = false;
   bool record_allocations_ = false;
-  EnvironmentLimits limits_;
   bool shared_ = false;                     // the authority is the daemon's
   std::shared_ptr<client::Images> images_;  // the daemon's; set when the runtime opens
-  // Memory that is not promised is given back to the device at once: others may use it.
-  std::atomic<bool> gives_back_{false};
   uint32_t depth_ = 2;
   uint64_t spill_move_bytes_ = kSpillMoveBytes, spill_move_ns_ = kSpillMoveNs;
   uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
@@ -582,42 +506,20 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool stop_threads_ GPUSHARE_GUARDED_BY(books) = false;
   base::Status lost_ GPUSHARE_GUARDED_BY(books);
   std::atomic<bool> collapsed_{false};  // set under the lock
-  uint64_t next_session_id_ GPUSHARE_GUARDED_BY(books) = 1;
-  base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>> sessions_
-      GPUSHARE_GUARDED_BY(books);  // not torn down
+  SessionTable sessions_{*this};
   LaneSet lanes_{*this};
-  std::deque<Action> actions_ GPUSHARE_GUARDED_BY(books);
-  bool acting_ GPUSHARE_GUARDED_BY(books) = false;
-  bool paused_ GPUSHARE_GUARDED_BY(books) = false;  // by check(): no grants
-  // Reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending.
-  uint64_t demand_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint64_t under_way_ GPUSHARE_GUARDED_BY(books) = 0;       // iterations granted and not retired
-  uint64_t ready_sessions_ GPUSHARE_GUARDED_BY(books) = 0;  // with told_ready_ set
-  SessionImpl* profiled_ GPUSHARE_GUARDED_BY(books) = nullptr;
+  ActionRunner actions_{*this};
+  Reaper reaper_{*this};
+  MemoryLadder ladder_{*this};
   uint64_t switches_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint64_t busy_ns_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint64_t paging_ns_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(books) = 0;
-  uint32_t room_waiters_ GPUSHARE_GUARDED_BY(books) = 0;  // in allocations that page out others elsewhere
   RangeTable ranges_{*this};
   uint32_t staying_ GPUSHARE_GUARDED_BY(books) = 0;  // Stays, and progress calls that are due or under way
-  OutOfMemoryFunction out_of_memory_ GPUSHARE_GUARDED_BY(books);
   SideStreams side_streams_;
   Dependents dependents_;
   Timeline timeline_ GPUSHARE_GUARDED_BY(books);
   // Null until a session has asked for its gate: until then nothing is watched.
   std::shared_ptr<OpGate> op_gate_ GPUSHARE_GUARDED_BY(books);
   double target_slowdown_ GPUSHARE_GUARDED_BY(books) = 0;  // 0: the controller's default
-  // A session waits that could not be placed though the books have room for it.
-  std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(books);
-  // Lanes that the policy holds back are asked again then.
-  std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(books);
-  uint64_t retry_ns_ GPUSHARE_GUARDED_BY(books) = 0;
-  base::ConditionVariable actor_done_, service_wakes_, retired_;
-  device::Stream paging_stream_;  // of whoever acts
-  device::Event paging_start_, paging_end_;
-  base::ServiceThread service_;
 };
 
 // While one lives, close() waits: for a thread that uses outside of gates what close() gives back, or runs a function of

@@ -94,7 +94,8 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
     lane.set_owner(session.shared_from_this());
-  base::Status status = session.settle_spilled(lane);
+  base::Status status;
+  if (session.options_.allow_spill) status = session.settle_spilled(lane);
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     lanes_.fit(lane);
@@ -141,7 +142,7 @@ base::Status RuntimeImpl::finish_iteration(SessionImpl& session, LaneSlot& lane,
     lane.holder = nullptr;
     session.open_ = false;
   }
-  actor_done_.notify_all();
+  actions_.changed().notify_all();
   return lost_;
 }
 
@@ -208,26 +209,27 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   session.open_ = false;
   if (planned) ++session.planned_iterations_;
   session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, peak);
-  if (session.profile_left_ > 0 && profiled_ == &session) profile_end(session, lane, peak);
+  if (session.profile_left_ > 0 && sessions_.profiled() == &session)
+    sessions_.profile_end(session, lane, peak);
   ++lane.in_flight;
   ++session.in_flight_;
   if (!outcome.ok()) end_session(session, SessionState::kFailed, outcome, outbox);
   if (!lost_.ok()) {
     device = lost_;
-    retire(lane, sequence, outbox);
+    reaper_.retire(lane, sequence, outbox);
   } else if (!begun.ok() && begun.code() != GPUSHARE_DEVICE_LOST) {
     // Nothing was enqueued: it is over, once those before it are.
     device = {};
-    if (lane.in_flight == 1) retire(lane, sequence, outbox);
+    if (lane.in_flight == 1) reaper_.retire(lane, sequence, outbox);
   } else if (!device.ok()) {
     lose(device, outbox);
     device = lost_;
   } else if (passed && !lane.reaping) {
-    retire(lane, sequence, outbox);
+    reaper_.retire(lane, sequence, outbox);
   }
-  maybe_tear_down(session);
+  actions_.tear_down_if_over(session);
   if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
-  refresh_ready(session);
+  sessions_.refresh_ready(session);
   settle(nullptr, outbox);
   if (device.ok() && passed) lend_turn(session, lane);
   return device;

@@ -34,7 +34,7 @@ base::Result<LaneSlot*> LaneSet::make_slot(uint32_t id) {
   slots_[id] = std::move(slot);
   try {
     raw->worker = base::ServiceThread([this, raw] { runtime_.run_worker(*raw); });
-    raw->reaper = base::ServiceThread([this, raw] { runtime_.run_reaper(*raw); });
+    raw->reaper = base::ServiceThread([this, raw] { runtime_.reaper_.run(*raw); });
   } catch (const std::system_error& error) {
     return base::Status(GPUSHARE_HOST_OUT_OF_MEMORY,
                         std::string("cannot start a lane's thread: ") + error.what(), error.code().value());
@@ -106,7 +106,7 @@ base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) 
     if (status.ok() && slot->stream != nullptr && compute_units > 0) drop_stream(*slot);
     if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
     if (status.ok()) {
-      status = runtime_.place([&]() -> base::Status {
+      status = runtime_.ladder_.place([&]() -> base::Status {
         GPUSHARE_ASSIGN_OR_RETURN(opened,
                                   runtime_.memory_->open_lane(id, bytes, slot->stream->device_stream()));
         return {};
@@ -146,7 +146,7 @@ void LaneSet::close(LaneSlot& lane, Outbox& outbox) {
     const Unlocked unlocked(runtime_.mutex_);
     if (closing != nullptr) status = runtime_.memory_->close_lane(closing);
     if (lane.partition != nullptr) drop_stream(lane);
-    if (runtime_.gives_back_) (void)runtime_.memory_->trim();
+    runtime_.ladder_.give_back();
   }
   if (!status.ok()) base::log(base::kError, status.with_context("closing a lane").to_string());
 }
@@ -173,7 +173,7 @@ base::Status LaneSet::settle_size(LaneSlot& lane) {
 }
 
 base::Status LaneSet::set_size(LaneSlot& lane, memory::Lane& lane_memory, uint64_t bytes) {
-  base::Status status = runtime_.place([&] { return lane_memory.set_size(bytes); });
+  base::Status status = runtime_.ladder_.place([&] { return lane_memory.set_size(bytes); });
   // A size that was still to come at a boundary is gone too when the next one fails.
   lane.applied_bytes.store(status.ok() ? bytes : lane_memory.stats().size_bytes);
   return status;
@@ -199,7 +199,7 @@ void LaneSet::fit(LaneSlot& lane) {
     // Promised already, but others have yet to give it back.
     Outbox outbox(runtime_);
     Section lock(runtime_);
-    runtime_.run_actions(true, outbox);
+    runtime_.actions_.run(true, outbox);
   }
   if (apply_size(lane, true).code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || !lane.profiling.load()) return;
   // All that is free was promised for profiling; of what lies in pieces (contiguous), the largest serves. The search

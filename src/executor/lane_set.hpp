@@ -91,7 +91,7 @@ struct LaneSlot {
   InFlight& at(uint64_t sequence) GPUSHARE_REQUIRES(books) { return ring[sequence % ring.size()]; }
 };
 
-// Opens, resizes and closes lanes. One thread at a time, the one that acts (actions.cpp), opens and closes them.
+// Opens, resizes and closes lanes. One thread at a time, the one that acts (action_runner.hpp), opens and closes them.
 class LaneSet {
  public:
   explicit LaneSet(RuntimeImpl& runtime) : runtime_(runtime) {}

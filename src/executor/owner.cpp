@@ -4,21 +4,20 @@
 
 namespace gpushare::executor {
 
-base::Result<std::shared_ptr<SessionImpl>> RuntimeImpl::find_owner(const Stream* stream) const {
-  if (stream != nullptr && stream->is_lane()) {
-    const auto* lane_stream = static_cast<const StreamImpl*>(stream);
-    const GatePass pass(lane_stream->gate());
-    if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the stream's runtime is closed");
-    if (auto owner = lane_stream->lane()->current_owner(); owner != nullptr) return owner;
+base::Result<std::shared_ptr<Session>> RuntimeImpl::find_owner(const Stream* stream) const {
+  if (stream != nullptr) {
+    auto owner = stream->owner();
+    if (!owner.ok() || *owner != nullptr) return owner;
   }
   for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
-    if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding)) return binding->session;
-  return std::shared_ptr<SessionImpl>();
+    if (binding->session->runtime_.get() == this && IterationImpl::is_open(*binding))
+      return std::shared_ptr<Session>(binding->session);
+  return std::shared_ptr<Session>();
 }
 
 std::shared_ptr<Session> RuntimeImpl::owner(const Stream* stream) {
   auto found = find_owner(stream);
-  return found.ok() ? std::shared_ptr<Session>(std::move(*found)) : nullptr;
+  return found.ok() ? std::move(*found) : nullptr;
 }
 
 base::Result<std::shared_ptr<Stream>> RuntimeImpl::adopt_stream(void* native) {
@@ -58,25 +57,26 @@ uint64_t SessionImpl::open_iteration() const {
   return pass ? iteration_.serial_.load(std::memory_order_relaxed) : 0;
 }
 
+base::Status SessionImpl::order_after(const device::Stream& home, const device::Stream& later) {
+  if (&home == &later) return {};
+  base::MutexLock lock(order_mutex_);
+  if (!order_event_) {
+    GPUSHARE_ASSIGN_OR_RETURN(order_event_, runtime_->device_->create_event());
+  }
+  // A stream waits for what the event marks now, whatever it marks later: one event serves all.
+  const device::Event* const event = &order_event_;
+  GPUSHARE_RETURN_IF_ERROR(home.record(*event));
+  base::Status status = later.wait(*event);
+  if (status.code() != GPUSHARE_INVALID_STATE) return status;
+  // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead, without the
+  // lock, which a host function on the way may want. The event stays while the session has its memory.
+  lock.unlock();
+  return event->synchronize();
+}
+
 base::Status SessionImpl::order_stream(const Stream& stream) {
-  const auto& later = static_cast<const StreamImpl&>(stream);
-  const auto order = [&](const device::Stream& home) -> base::Status {
-    const GatePass pass(later.gate());
-    if (!pass) return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
-    if (&home == &later.device_stream()) return {};
-    base::MutexLock lock(order_mutex_);
-    if (!order_event_) {
-      GPUSHARE_ASSIGN_OR_RETURN(order_event_, runtime_->device_->create_event());
-    }
-    // A stream waits for what the event marks now, whatever it marks later: one event serves all.
-    const device::Event* const event = &order_event_;
-    GPUSHARE_RETURN_IF_ERROR(home.record(*event));
-    base::Status status = later.device_stream().wait(*event);
-    if (status.code() != GPUSHARE_INVALID_STATE) return status;
-    // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead, without the
-    // lock, which a host function on the way may want. The event stays while the session has its memory.
-    lock.unlock();
-    return event->synchronize();
+  const auto order = [&](const device::Stream& home) {
+    return stream.with_device_stream([&](const device::Stream& later) { return order_after(home, later); });
   };
   base::Status status(GPUSHARE_INVALID_STATE, "");
   if (const GatePass pass(iteration_.gate_); pass)

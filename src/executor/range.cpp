@@ -169,7 +169,7 @@ base::Status RangeImpl::close() {
     if (!pass || std::erase(session_->ranges_, memory_) == 0) return {};
     bytes = memory_->committed_bytes();
     runtime_.memory_->close_range(memory_);
-    if (runtime_.gives_back_) (void)runtime_.memory_->trim();
+    runtime_.ladder_.give_back();
   }
   session_->shrink_range(bytes);
   BooksLock lock(runtime_.mutex_);
@@ -252,7 +252,7 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& dea
     if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
   }
   // Nobody is left to ask: sessions of lower rank are paged out.
-  if (session_->make_room(wait.bytes)) {
+  if (runtime_.ladder_.make_room(*session_, wait.bytes)) {
     wait.made_room = true;
     return {};
   }
@@ -285,7 +285,7 @@ base::Status RangeImpl::decommit(uint64_t offset_bytes, uint64_t bytes) {
     GPUSHARE_ASSIGN_OR_RETURN(freed, memory_->decommit(offset_bytes, bytes));
     if (freed == 0) return {};
     committed = memory_->committed_bytes();
-    if (runtime_.gives_back_) (void)runtime_.memory_->trim();
+    runtime_.ladder_.give_back();
   }
   session_->shrink_range(freed);
   changed(committed);
@@ -432,13 +432,13 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     next_ns = std::min(next_ns, elastic_.next_deadline_ns());
   }
   const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
-  runtime_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
   return true;
 }
 
 void RangeTable::sleep_a_while(const base::Deadline& deadline, Outbox& outbox) {
   const base::Deadline soon = base::Deadline::after(kLookAgainNs);
-  runtime_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
+  runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
 }
 
 void RangeTable::leave(RangeWait& wait) {

@@ -76,9 +76,11 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
       options.device = named;
   std::unique_ptr<client::RemoteAuthority> remote;
   if (options.device == kSharedDevice || options.device.rfind(std::string(kSharedDevice) + ":", 0) == 0) {
-    GPUSHARE_ASSIGN_OR_RETURN(limits_, EnvironmentLimits::read());
+    GPUSHARE_ASSIGN_OR_RETURN(const EnvironmentLimits limits, EnvironmentLimits::read());
+    sessions_.set_limits(limits);
     GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
-    shared_ = gives_back_ = true;
+    shared_ = true;
+    ladder_.set_gives_back(true);
     images_ = remote->images();
   } else if (options.policy == nullptr) {
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, sched::make_policy("fair"));
@@ -136,7 +138,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
       failed.authority = authority_.get();
       authority_->set_on_change([this] { authority_changed(); });
     }
-    service_ = base::ServiceThread([this] { run_service(); });
+    actions_.start();
     failed.authority = nullptr;
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the runtime's thread: ") + error.what(),
@@ -171,7 +173,7 @@ void RuntimeImpl::authority_changed() {
   Section lock(*this);
   if (closed_ || collapsed_ || authority_ == nullptr) return;
   settle(nullptr, outbox);
-  if (authority_->standing().ok() && room_waiters_ == 0) return;
+  if (authority_->standing().ok() && !ladder_.anybody_waits()) return;
   for (const auto& [id, session] : sessions_) {
     tell_turn(*session);
     session->state_changed_.notify_all();
@@ -182,11 +184,6 @@ base::Status RuntimeImpl::check_open() const {
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
   if (!lost_.ok() || authority_ == nullptr) return lost_;
   return authority_->standing();
-}
-
-SessionImpl* RuntimeImpl::find_session(uint64_t id) {
-  const auto found = sessions_.find(id);
-  return found == sessions_.end() ? nullptr : found->second.get();
 }
 
 base::Status RuntimeImpl::close() {
@@ -203,9 +200,7 @@ base::Status RuntimeImpl::close() {
     Section lock(*this);
     if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed already"};
     closing_ = true;
-    std::vector<std::shared_ptr<SessionImpl>> all;
-    for (const auto& [id, session] : sessions_) all.push_back(session);
-    for (const auto& session : all) {
+    for (const auto& session : sessions_.all()) {
       session->closed_ = true;
       end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
     }
@@ -214,27 +209,27 @@ base::Status RuntimeImpl::close() {
       LaneSlot* busy = nullptr;
       for (LaneSlot* lane : lanes_.opened())
         if (lane->in_flight > 0 && !lane->reaping) busy = lane;
-      if (!acting_ && !actions_.empty())
-        run_actions(true, outbox);
+      if (!actions_.acting() && actions_.pending())
+        actions_.run(true, outbox);
       else if (busy != nullptr)
-        reap(*busy, outbox);
+        reaper_.reap(*busy, outbox);
       else
-        wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+        reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     }
-    run_actions(true, outbox);
+    actions_.run(true, outbox);
     const auto open = [](const auto& entry) GPUSHARE_REQUIRES(books) { return entry.second->open_; };
-    while (collapsed_ && (acting_ || std::any_of(sessions_.begin(), sessions_.end(), open)))
-      mutex_.wait(actor_done_);
-    while (has_users()) wait(actor_done_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+    while (collapsed_ && (actions_.acting() || std::any_of(sessions_.begin(), sessions_.end(), open)))
+      mutex_.wait(actions_.changed());
+    while (has_users()) reaper_.wait(actions_.changed(), base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     stop_threads_ = true;
-    service_wakes_.notify_all();
+    actions_.stop();
     for (const auto& slot : lanes_.all()) {
       if (slot == nullptr) continue;
       slot->worker_wakes.notify_all();
       slot->reaper_wakes.notify_all();
     }
   }
-  service_.join();
+  actions_.join();
   sched::Authority* told = nullptr;
   {
     BooksLock lock(mutex_);
@@ -273,14 +268,12 @@ base::Status RuntimeImpl::close() {
   authority.reset();                // and with it the policy
   memory_.reset();
   slots.clear();
-  paging_start_ = {};
-  paging_end_ = {};
-  paging_stream_ = {};
+  actions_.release_device();
   return device_->close();
 }
 
 bool RuntimeImpl::has_users() const {
-  if (staying_ > 0 || sync_waiters_ > 0) return true;
+  if (staying_ > 0 || reaper_.anybody_synchronizes()) return true;
   for (const auto& slot : lanes_.all())
     if (slot != nullptr && slot->reaping) return true;
   return false;
@@ -298,18 +291,18 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::open_session(const SessionOp
 }
 
 bool RuntimeImpl::wait_for_drops(Outbox& outbox) {
-  collect_actions();
+  actions_.collect();
   if (authority_->dropping().empty()) return false;
   for (;;) {
-    run_actions(false, outbox);
+    actions_.run(false, outbox);
     if (collapsed_ || closing_ || authority_ == nullptr) return false;
     const std::vector<sched::SessionId> dropping = authority_->dropping();
     const auto busy = std::find_if(dropping.begin(), dropping.end(),
                                    [&](sched::SessionId id)
-                                       GPUSHARE_REQUIRES(books) { return find_session(id) != nullptr; });
+                                       GPUSHARE_REQUIRES(books) { return sessions_.find(id) != nullptr; });
     if (busy == dropping.end()) return true;
-    const std::shared_ptr<SessionImpl> session = sessions_.find(*busy)->second;
-    wait(session->state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+    const std::shared_ptr<SessionImpl> session = sessions_.find(*busy)->shared_from_this();
+    reaper_.wait(session->state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
   }
 }
 
@@ -343,18 +336,16 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   Outbox outbox(*this);
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
-  const uint64_t id = next_session_id_++;
+  const uint64_t id = sessions_.next_id();
   if (complete.name.empty())
     complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));
-  GPUSHARE_RETURN_IF_ERROR(limit_memory(complete));
-  double weights = options.weight;
-  for (const auto& [other_id, other] : sessions_) weights += other->weight_;
+  GPUSHARE_RETURN_IF_ERROR(sessions_.limit_memory(complete));
   sched::SessionSpec spec;
   spec.id = id;
   spec.name = complete.name;
   spec.cls = options.cls;
   spec.priority = options.priority;
-  spec.weight = limited_weight(options.weight, weights);
+  spec.weight = sessions_.weight_of_newcomer(options.weight);
   spec.persistent_bytes = options.persistent_bytes;
   spec.ephemeral_bytes = options.ephemeral_bytes;
   spec.remaining_ns = options.remaining_ns > 0 ? options.remaining_ns : sched::kUnknown;
@@ -379,11 +370,10 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
     arrived = authority_->arrive(spec, now());
   }
   GPUSHARE_RETURN_IF_ERROR(std::move(arrived));
-  sessions_.emplace(id, session);
-  divide_weight();
+  sessions_.add(session);
   if (record_timeline_) timeline_.name_session(id, session->name());
   settle(nullptr, outbox);
-  run_actions(false, outbox);
+  actions_.run(false, outbox);
   if (collapsed_) return lost_;
   if (session->ended_) {
     // It could not be placed, or the device was lost meanwhile.
@@ -398,7 +388,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
 base::Result<RuntimeInfo> RuntimeImpl::info() {
   {
     Outbox outbox(*this);
-    poll(outbox);
+    reaper_.poll(outbox);
   }
   const GatePass pass(memory_gate_.mine());
   if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
@@ -432,9 +422,9 @@ base::Result<RuntimeInfo> RuntimeImpl::info() {
   info.granularity_compute_units = granularity_units_;
   info.promised_compute_units = authority_->promised_compute_units();
   info.switches = switches_;
-  info.iterations_done = iterations_done_;
-  info.paging_ns = paging_ns_;
-  info.device_busy_ns = busy_ns_;
+  info.iterations_done = reaper_.iterations_done();
+  info.paging_ns = actions_.paging_ns();
+  info.device_busy_ns = reaper_.busy_ns();
   info.now_ns = now();
   if (const double ns_per_byte = authority_->link_ns_per_byte(); ns_per_byte > 0)
     info.link_bytes_per_s = static_cast<uint64_t>(1e9 / ns_per_byte);
@@ -462,7 +452,7 @@ base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
 }
 
 base::Status RuntimeImpl::synchronize(uint64_t timeout_ns) {
-  return synchronize_until(base::Deadline::after(timeout_ns), timeout_ns == 0);
+  return reaper_.synchronize(base::Deadline::after(timeout_ns), timeout_ns == 0);
 }
 
 base::Status RuntimeImpl::drain(uint64_t timeout_ns) {
@@ -478,48 +468,15 @@ base::Status RuntimeImpl::drain(uint64_t timeout_ns) {
     base::Status status = ticket->wait_until(deadline, timeout_ns == 0);
     if (!ticket->done_.load(std::memory_order_acquire)) return status;
   }
-  return synchronize_until(deadline, timeout_ns == 0);
-}
-
-base::Status RuntimeImpl::synchronize_until(const base::Deadline& deadline, bool poll_only) {
-  Outbox outbox(*this);
-  if (poll_only) poll(outbox);
-  Section lock(*this);
-  GPUSHARE_RETURN_IF_ERROR(check_open());
-  std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
-  for (LaneSlot* lane : lanes_.opened()) targets.emplace_back(lane, lane->head + lane->in_flight);
-  for (const auto& [lane, target] : targets) {
-    while (lane->head < target && lane->in_flight > 0) {
-      if (collapsed_) return lost_;
-      if (poll_only || deadline.passed())
-        return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
-      if (NoWaitScope::active())
-        return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
-      if (!lane->reaping && (deadline.never() || virtual_time_)) {
-        reap(*lane, outbox);
-      } else {
-        struct Waiting {
-          ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-            --runtime.sync_waiters_;
-            if (runtime.closing_) runtime.actor_done_.notify_all();
-          }
-          RuntimeImpl& runtime;
-        };
-        ++sync_waiters_;
-        const Waiting waiting{*this};
-        wait(retired_, deadline, outbox);
-      }
-    }
-    GPUSHARE_RETURN_IF_ERROR(lost_);
-    if (closing_) break;
-  }
-  return lost_;
+  return reaper_.synchronize(deadline, timeout_ns == 0);
 }
 
 base::Status RuntimeImpl::set_out_of_memory_function(OutOfMemoryFunction function) {
-  BooksLock lock(mutex_);
-  if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
-  out_of_memory_.swap(function);
+  {
+    BooksLock lock(mutex_);
+    if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  }
+  ladder_.set_function(std::move(function));
   return {};
 }
 
@@ -552,7 +509,7 @@ base::Status RuntimeImpl::attach(std::weak_ptr<Dependent> dependent) {
 void RuntimeImpl::destroy_later(std::unique_ptr<Dependent> dependent) noexcept {
   if (!dependents_.let_go(dependent)) return;  // destroyed here
   BooksLock lock(mutex_);                      // a service thread that has just looked is asleep by now
-  service_wakes_.notify_one();
+  actions_.wake();
 }
 
 base::Status RuntimeImpl::write_timeline(const std::string& path) {
@@ -562,7 +519,7 @@ base::Status RuntimeImpl::write_timeline(const std::string& path) {
   Timeline copy;
   {
     Outbox outbox(*this);
-    poll(outbox);
+    reaper_.poll(outbox);
   }
   {
     BooksLock lock(mutex_);
@@ -586,55 +543,50 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
   return memory_->snapshot();
 }
 
+// What memory holds is promised. Nobody works on its books meanwhile: no action and no submitted iteration.
+std::string RuntimeImpl::check_memory() {
+  const ActionRunner::Pause pause(actions_);
+  for (const LaneSlot* lane : lanes_.opened())
+    if (lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0) return {};
+  // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
+  uint64_t promised_bytes = authority_->promised_bytes();
+  struct Promise {
+    const memory::Lane* lane;
+    uint64_t bytes;
+    bool open;  // an iteration is
+  };
+  std::vector<Promise> lanes;
+  for (const LaneSlot* lane : lanes_.opened())
+    lanes.push_back({lane->memory.load(), authority_->lane_bytes(lane->id), lane->holder != nullptr});
+  const Unlocked unlocked(mutex_);
+  if (std::string wrong = memory_->check(); !wrong.empty()) return "memory: " + wrong;
+  const memory::DeviceMemoryStats stats = memory_->stats();
+  promised_bytes += stats.pinned_bytes;
+  // Until its boundary a lane keeps what it no longer needs; growing, a contiguous one has two ranges till then. Kept blocks pin both.
+  for (const Promise& promise : lanes) {
+    const memory::LaneStats now = promise.lane->stats();
+    if (!promise.open && now.promoted_bytes == 0) continue;
+    if (now.size_bytes > promise.bytes)
+      promised_bytes += now.size_bytes - promise.bytes;
+    else if (now.size_bytes < promise.bytes && memory_->layout() == memory::Layout::kContiguous)
+      promised_bytes += now.size_bytes;
+  }
+  const uint64_t held_bytes = stats.capacity_bytes - stats.free_bytes;
+  if (held_bytes <= promised_bytes) return {};
+  return "memory holds " + base::format_bytes(held_bytes) + ", of which " +
+         base::format_bytes(promised_bytes) + " are promised or pinned by kept blocks";
+}
+
 std::string RuntimeImpl::check() {
   Outbox outbox(*this);
   Section lock(*this);
-  // Memory's books can be checked when nobody works on them: no action and no submitted iteration. The caller
-  // is responsible for its own pulled iterations. All decided actions must have been carried out; otherwise
+  // The caller is responsible for its own pulled iterations. All decided actions must have been carried out; otherwise
   // memory holds bytes that are no longer promised.
   settle(nullptr, outbox);
-  while ((acting_ || !actions_.empty()) && !closed_ && !collapsed_) mutex_.wait(actor_done_);
+  while (actions_.busy() && !closed_ && !collapsed_) mutex_.wait(actions_.changed());
   const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave
   if (!pass) return {};
-  acting_ = paused_ = true;
-  std::string failure;
-  bool quiet = true;
-  for (const LaneSlot* lane : lanes_.opened())
-    if (lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0) quiet = false;
-  if (quiet) {
-    // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
-    uint64_t promised_bytes = authority_->promised_bytes();
-    struct Promise {
-      const memory::Lane* lane;
-      uint64_t bytes;
-      bool open;  // an iteration is
-    };
-    std::vector<Promise> lanes;
-    for (const LaneSlot* lane : lanes_.opened())
-      lanes.push_back({lane->memory.load(), authority_->lane_bytes(lane->id), lane->holder != nullptr});
-    lock.unlock();
-    std::string wrong = memory_->check();
-    const memory::DeviceMemoryStats stats = memory_->stats();
-    promised_bytes += stats.pinned_bytes;
-    // Until its boundary a lane keeps what it no longer needs; growing, a contiguous one has two ranges till then. Kept blocks pin both.
-    for (const Promise& promise : lanes) {
-      const memory::LaneStats now = promise.lane->stats();
-      if (!promise.open && now.promoted_bytes == 0) continue;
-      if (now.size_bytes > promise.bytes)
-        promised_bytes += now.size_bytes - promise.bytes;
-      else if (now.size_bytes < promise.bytes && memory_->layout() == memory::Layout::kContiguous)
-        promised_bytes += now.size_bytes;
-    }
-    const uint64_t held_bytes = stats.capacity_bytes - stats.free_bytes;
-    lock.lock();
-    if (!wrong.empty())
-      failure = "memory: " + wrong;
-    else if (held_bytes > promised_bytes)
-      failure = "memory holds " + base::format_bytes(held_bytes) + ", of which " +
-                base::format_bytes(promised_bytes) + " are promised or pinned by kept blocks";
-  }
-  acting_ = paused_ = false;
-  actor_done_.notify_all();
+  const std::string failure = check_memory();
   settle(nullptr, outbox);
   if (!failure.empty()) return failure;
   if (std::string wrong = authority_->check(); !wrong.empty()) return "scheduler: " + wrong;
@@ -646,7 +598,7 @@ std::string RuntimeImpl::check() {
     if (session->in_flight_ + (session->open_ ? 1 : 0) != authority_->view(id).in_flight && lost_.ok())
       return "session " + session->name() + ": the scheduler counts other iterations in flight";
   }
-  if (demand_ < demand) return "somebody waits and is not counted";
+  if (reaper_.demand() < demand) return "somebody waits and is not counted";
   for (const LaneSlot* lane : lanes_.opened()) {
     if (lane->head + lane->in_flight + (lane->holder != nullptr ? 1 : 0) != lane->next)
       return "a lane lost an iteration";

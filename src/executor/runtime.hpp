@@ -169,6 +169,9 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual bool is_lane() const = 0;
+  // The session that has the stream's lane, or had it last; null for a side stream, and before the first. Errors: INVALID_STATE (the runtime is
+  // closed).
+  virtual base::Result<std::shared_ptr<Session>> owner() const = 0;
   // All fail with INVALID_STATE once the stream was released or the runtime closed.
   virtual base::Result<void*> native() const = 0;
   virtual base::Status synchronize() = 0;  // blocks; in a NoWaitScope INVALID_STATE unless the work is done

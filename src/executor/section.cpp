@@ -164,7 +164,15 @@ Stay::~Stay() {
 
 void RuntimeImpl::left() {
   --staying_;
-  if (closing_) actor_done_.notify_all();
+  if (closing_) actions_.changed().notify_all();
+}
+
+void RuntimeImpl::record(const Timeline::Record& what) {
+  if (!record_timeline_) return;
+  try {
+    timeline_.add(what);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): a gap in the timeline
+  }
 }
 
 // Memory has locks of its own, which it may hold while it waits for the device.

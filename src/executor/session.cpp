@@ -63,15 +63,15 @@ base::Status SessionImpl::close() {
     return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active();
   };
   while ((!torn_down_ && !runtime.collapsed_) || progress_calls_ > 0 || works_left()) {
-    if (!runtime.acting_ && !runtime.actions_.empty()) {
-      runtime.run_actions(true, outbox);
+    if (!runtime.actions_.acting() && runtime.actions_.pending()) {
+      runtime.actions_.run(true, outbox);
     } else if (in_flight_ > 0 && lane_->in_flight > 0 && !lane_->reaping) {
-      runtime.reap(*lane_, outbox);
+      runtime.reaper_.reap(*lane_, outbox);
     } else {
-      runtime.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+      runtime.reaper_.wait(state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
     }
   }
-  runtime.run_actions(false, outbox);  // its lane is closed, others are admitted
+  runtime.actions_.run(false, outbox);  // its lane is closed, others are admitted
   if (!first) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed already"};
   return {};
 }
@@ -108,7 +108,7 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, runtime.explain_wait(*this)};
     if (NoWaitScope::active()) return would_wait();
     GPUSHARE_RETURN_IF_ERROR(runtime.check_wait(*this));
-    runtime.wait(state_changed_, deadline, outbox);
+    runtime.reaper_.wait(state_changed_, deadline, outbox);
   }
 }
 
@@ -120,7 +120,7 @@ SessionInfo SessionImpl::info() const {
   RuntimeImpl& runtime = *runtime_;
   {
     Outbox outbox(runtime);
-    runtime.poll(outbox);
+    runtime.reaper_.poll(outbox);
   }
   SessionInfo info;
   memory::HeapStats heap;
@@ -186,7 +186,7 @@ base::Status SessionImpl::set_weight(double weight) {
   weight_ = weight;
   runtime_->authority_->set_weight(id_, weight);
   if (runtime_->op_gate_ != nullptr) runtime_->op_gate_->set_weight(id_, weight);
-  runtime_->divide_weight();
+  runtime_->sessions_.divide_weight();
   runtime_->settle(nullptr, outbox);
   return {};
 }
@@ -295,9 +295,9 @@ base::Result<std::shared_ptr<Iteration>> SessionImpl::begin(uint64_t timeout_ns)
           "session '" + name() + "' has an iteration open already, or another thread waits to begin one");
     pull_waits_ = true;
     pull_order_ = next_order_++;
-    ++runtime.demand_;
+    runtime.reaper_.add_demand();
     if (pushes_.empty() && !open_) waiting_since_ns_ = runtime.now();
-    runtime.refresh_ready(*this);
+    runtime.sessions_.refresh_ready(*this);
     runtime.look_for_turn(*this, outbox);
     struct Waiting {
       ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
@@ -344,19 +344,19 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
       slot.marked = false;
       lane->holder = nullptr;
       session.open_ = false;
-      if (session.profile_left_ > 0 && profiled_ == &session) {
-        profile_end(session, *lane, 0);
+      if (session.profile_left_ > 0 && sessions_.profiled() == &session) {
+        sessions_.profile_end(session, *lane, 0);
         ++session.profile_left_;
       }
       ++lane->in_flight;
       ++session.in_flight_;
-      if (lane->in_flight == 1) retire(*lane, sequence, outbox);
-      maybe_tear_down(session);
+      if (lane->in_flight == 1) reaper_.retire(*lane, sequence, outbox);
+      actions_.tear_down_if_over(session);
     } else {
-      if (session.pull_waits_) --demand_;
+      if (session.pull_waits_) reaper_.drop_demand();
       session.pull_waits_ = false;
     }
-    refresh_ready(session);
+    sessions_.refresh_ready(session);
     settle(nullptr, outbox);
   } catch (...) {
     collapse();
@@ -370,8 +370,8 @@ void RuntimeImpl::tell_turn(SessionImpl& session) {
 
 void RuntimeImpl::look_for_turn(const SessionImpl& session, Outbox& outbox) {
   dispatch_all(&session, outbox);
-  collect_actions();
-  if (!actions_.empty() && !acting_) service_wakes_.notify_one();
+  actions_.collect();
+  actions_.hand_over();
 }
 
 base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_ns, Outbox& outbox) {
@@ -404,7 +404,7 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     if (lane != nullptr && !polled && lane->in_flight >= depth_ && timeout_ns != GPUSHARE_NO_TIMEOUT) {
       const Unlocked unlocked(mutex_);
       outbox.flush();
-      poll(outbox);
+      reaper_.poll(outbox);
       continue;
     }
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
@@ -413,11 +413,11 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     // The one who waits for the device may as well be us.
     if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
         (deadline.never() || virtual_time()))
-      reap(*lane, outbox);
+      reaper_.reap(*lane, outbox);
     else if (session.bell_ != nullptr)
-      wait_for_bell(*session.bell_, rung, deadline, outbox);
+      reaper_.wait(*session.bell_, rung, deadline, outbox);
     else
-      wait(session.turn_came_, deadline, outbox);
+      reaper_.wait(session.turn_came_, deadline, outbox);
   }
 }
 
@@ -436,14 +436,22 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
   pushes_.push_back({std::move(work), ticket, next_order_++});
   last_submitted_ = ticket;
   ++works_;
-  ++runtime.demand_;
+  runtime.reaper_.add_demand();
   if (told_ready_ || open_) {
-    runtime.kick_reapers();
+    runtime.reaper_.wake();
   } else {
-    runtime.refresh_ready(*this);
+    runtime.sessions_.refresh_ready(*this);
     runtime.settle(nullptr, outbox);
   }
   return std::shared_ptr<Ticket>(std::move(ticket));
+}
+
+void TicketImpl::complete(base::Status outcome, Outbox& outbox) {
+  if (done_.load(std::memory_order_relaxed)) return;
+  outcome_ = std::move(outcome);
+  done_.store(true, std::memory_order_release);
+  done_changed_.notify_all();
+  outbox.sessions.push_back(std::move(session_));
 }
 
 base::Status TicketImpl::wait(uint64_t timeout_ns) {
@@ -454,7 +462,7 @@ base::Status TicketImpl::wait_until(const base::Deadline& deadline, bool poll) {
   if (done_.load(std::memory_order_acquire)) return outcome_;
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
-  if (poll) runtime.poll(outbox);
+  if (poll) runtime.reaper_.poll(outbox);
   Section lock(runtime);
   while (!done_.load(std::memory_order_relaxed)) {
     LaneSlot* lane = lane_;
@@ -476,9 +484,9 @@ base::Status TicketImpl::wait_until(const base::Deadline& deadline, bool poll) {
                        lane->id)};
     if (lane != nullptr && lane->in_flight > 0 && !lane->reaping && !runtime.collapsed_ &&
         (deadline.never() || runtime.virtual_time()))
-      runtime.reap(*lane, outbox);
+      runtime.reaper_.reap(*lane, outbox);
     else
-      runtime.wait(done_changed_, deadline, outbox);
+      runtime.reaper_.wait(done_changed_, deadline, outbox);
   }
   return outcome_;
 }

@@ -75,7 +75,7 @@ base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
       false, std::max(granule, std::min(base::round_up(bytes, granule), runtime.spill_move_bytes_)),
       runtime.spill_move_ns_, lane.stream->device_stream(), &moved);
   if (moved > 0) {
-    if (runtime.gives_back_) (void)runtime.memory_->trim();
+    runtime.ladder_.give_back();
     shrink_range(moved);
     home_promise_ -= moved;
     asked_home_ -= std::min(asked_home_.load(), moved);

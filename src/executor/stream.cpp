@@ -51,6 +51,13 @@ base::Status StreamImpl::use(F&& body) const {
   return status.ok() ? status : checked(std::move(status));
 }
 
+base::Result<std::shared_ptr<Session>> StreamImpl::owner() const {
+  if (lane_ == nullptr) return std::shared_ptr<Session>();
+  const GatePass pass(gate_);
+  if (!pass) return base::Status(GPUSHARE_INVALID_STATE, "the stream's runtime is closed");
+  return std::shared_ptr<Session>(lane_->current_owner());
+}
+
 base::Result<void*> StreamImpl::native() const {
   void* native = nullptr;
   GPUSHARE_RETURN_IF_ERROR(use([&]() -> base::Status {

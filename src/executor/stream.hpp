@@ -25,6 +25,7 @@ class StreamImpl final : public Stream {
   ~StreamImpl() override;
 
   bool is_lane() const override { return lane_ != nullptr; }
+  base::Result<std::shared_ptr<Session>> owner() const override;
   base::Result<void*> native() const override;
   base::Status synchronize() override;
   base::Status launch_host(gpushare_host_function function, void* user_data) override;
@@ -36,7 +37,6 @@ class StreamImpl final : public Stream {
       const std::function<base::Status(const device::Stream&)>& body) const override;
   const Runtime* runtime() const override;
 
-  LaneSlot* lane() const { return lane_; }
   // For the runtime, which knows that it is open.
   const device::Stream& device_stream() const { return stream_; }
   Gate& gate() const { return gate_; }

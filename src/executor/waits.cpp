@@ -63,10 +63,9 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
   if (!session.placed_ || paged_out) {
     const std::string what =
         who + (paged_out ? " waits to come back from host memory" : " waits for admission");
-    const bool decided = std::any_of(actions_.begin(), actions_.end(),
-                                     [&](const Action& action) { return action.session.get() == &session; });
-    if (decided) return what + ": there is room, and its memory is about to be made ready";
-    if (retry_at_)
+    if (actions_.decided_for(session))
+      return what + ": there is room, and its memory is about to be made ready";
+    if (actions_.retries())
       return what +
              ": its bytes are promised, but the device does not have them, and it is tried again from "
              "time to time";
@@ -88,8 +87,8 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
   if (session.open_)
     return turn + (session.iteration_.can_end_.load() != 0 ? "its iteration before is still open"
                                                            : "its submitted iteration before still runs");
-  if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session)
-    return turn + "session " + quoted(*profiled_) +
+  if (sessions_.waits_for_profiled(session))
+    return turn + "session " + quoted(*sessions_.profiled()) +
            " runs an iteration of unknown need first, with all memory that is free";
   const sched::LaneId id = authority_->lane_of(session.id_);
   const LaneSlot* lane = lanes_.find(id);
@@ -103,7 +102,7 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
            base::format("lane %u has %u iterations on the device, the limit; the oldest is of session '%s'",
                         id, lane->in_flight, first == nullptr ? "" : first->name().c_str());
   }
-  if (paused_ || acting_) return turn + "memory is being moved or opened first";
+  if (actions_.paused() || actions_.acting()) return turn + "memory is being moved or opened first";
   return turn + base::format("policy '%s' lets another session of lane %u run first, or none",
                              authority_->policy_name().c_str(), id);
 }
@@ -119,13 +118,13 @@ base::Status RuntimeImpl::check_wait(const SessionImpl& session) const {
     if (lane != nullptr && lane->holder != nullptr && binds_lane(lane))
       return refused(base::format(
           "shares lane %u with the iteration that this thread has open: it would wait for itself", id));
-    if (session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session && bound_here(profiled_))
+    if (sessions_.waits_for_profiled(session) && bound_here(sessions_.profiled()))
       return refused(
-          "waits until session " + quoted(*profiled_) +
+          "waits until session " + quoted(*sessions_.profiled()) +
           " has run its first iterations, one of which this thread has open: it would wait for itself");
     return {};
   }
-  if (acting_ || !actions_.empty() || retry_at_) return {};
+  if (actions_.busy() || actions_.retries()) return {};
   // Nobody else can make room: it is all held by iterations of this thread. Sessions that queue before it may still leave.
   size_t residents = 0, queued = 0;
   for (const auto& [id, other] : sessions_) {

@@ -273,7 +273,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
   if (replayed) owner->plan().end_replay(planned);
   if (recorded && owner->plan().recording()) owner->plan().end_recording(shared_.plans);
   if (out_planned != nullptr) *out_planned = planned;
-  order_all(fences, *stream_);
+  if (!fences.empty()) order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
   if (loans_changed || ahead_.bytes > 0 || target() != range_.bytes || shared_.layout->epoch() != seen_epoch_)

@@ -1,7 +1,6 @@
-// Carries out the scheduler's decisions in memory: opens, resizes and closes lanes; places, pages and tears
-// down sessions. Actions run one at a time, in the order of the decisions, without the runtime's lock while
-// memory works.
 // SPDX-License-Identifier: Apache-2.0
+#include "executor/action_runner.hpp"
+
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -15,22 +14,22 @@
 
 namespace gpushare::executor {
 
-void RuntimeImpl::collect_actions() {
-  if (collapsed_) return;
-  for (const sched::Action& decided : authority_->take_actions()) {
+void ActionRunner::collect() {
+  if (runtime_.collapsed_) return;
+  for (const sched::Action& decided : runtime_.authority_->take_actions()) {
     Action action{Action::Kind::kAdmit, decided.lane, decided.bytes, nullptr, decided.compute_units};
     switch (decided.kind) {
       case sched::ActionKind::kOpenLane:
         action.kind = Action::Kind::kOpenLane;
-        lanes_.want(decided.lane, decided.bytes);
+        runtime_.lanes_.want(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kResizeLane:
         action.kind = Action::Kind::kResizeLane;
-        lanes_.want(decided.lane, decided.bytes);
+        runtime_.lanes_.want(decided.lane, decided.bytes);
         break;
       case sched::ActionKind::kCloseLane:
         action.kind = Action::Kind::kCloseLane;
-        if (LaneSlot* const lane = lanes_.find(decided.lane); lane != nullptr) ++lane->closes;
+        if (LaneSlot* const lane = runtime_.lanes_.find(decided.lane); lane != nullptr) ++lane->closes;
         break;
       case sched::ActionKind::kAdmit:
         action.kind = Action::Kind::kAdmit;
@@ -50,79 +49,116 @@ void RuntimeImpl::collect_actions() {
         continue;
     }
     if (decided.session != sched::kNoSession) {
-      const auto found = sessions_.find(decided.session);
-      if (found == sessions_.end()) continue;
-      action.session = found->second;
+      SessionImpl* const session = runtime_.sessions_.find(decided.session);
+      if (session == nullptr) continue;
+      action.session = session->shared_from_this();
     }
     actions_.push_back(std::move(action));
   }
 }
 
-void RuntimeImpl::run_actions(bool may_page, Outbox& outbox) {
-  while (acting_ && !collapsed_) {
+void ActionRunner::start() {
+  service_ = base::ServiceThread([this] { serve(); });
+}
+
+void ActionRunner::stop() {
+  wakes_.notify_all();
+  changed_.notify_all();
+}
+
+void ActionRunner::release_device() {
+  paging_start_ = {};
+  paging_end_ = {};
+  paging_stream_ = {};
+}
+
+void ActionRunner::tear_down_if_over(SessionImpl& session) {
+  if (!session.ended_ || session.open_ || session.in_flight_ > 0 || session.teardown_queued_) return;
+  session.teardown_queued_ = true;
+  actions_.push_back({Action::Kind::kTeardown, UINT32_MAX, 0, session.shared_from_this()});
+}
+
+bool ActionRunner::decided_for(const SessionImpl& session) const {
+  return std::any_of(actions_.begin(), actions_.end(),
+                     [&](const Action& action) { return action.session.get() == &session; });
+}
+
+void ActionRunner::look_again(const base::Deadline& at) {
+  if (look_again_at_ && look_again_at_->at() <= at.at()) return;
+  look_again_at_ = at;
+  wakes_.notify_one();
+}
+
+// While one lives its thread acts.
+class ActionRunner::Acting {
+ public:
+  explicit Acting(ActionRunner& runner) GPUSHARE_REQUIRES(books) : runner_(runner) { runner_.acting_ = true; }
+  ~Acting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    runner_.acting_ = false;
+    runner_.changed_.notify_all();
+  }
+  Acting(const Acting&) = delete;
+  Acting& operator=(const Acting&) = delete;
+
+ private:
+  ActionRunner& runner_;
+};
+
+void ActionRunner::run(bool may_page, Outbox& outbox) {
+  while (acting_ && !runtime_.collapsed_) {
     // This very thread may be the one that acts: a simulated device runs host functions on whoever waits for
     // it.
     if (NoWaitScope::active()) return;
-    mutex_.wait(actor_done_);
+    runtime_.mutex_.wait(changed_);
   }
-  if (closed_ || collapsed_) return;
-  struct Acting {
-    explicit Acting(RuntimeImpl& of) : runtime(of) { runtime.acting_ = true; }
-    ~Acting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-      runtime.acting_ = false;
-      runtime.actor_done_.notify_all();
-    }
-    Acting(const Acting&) = delete;
-    Acting& operator=(const Acting&) = delete;
-    RuntimeImpl& runtime;
-  };
+  if (runtime_.closed_ || runtime_.collapsed_) return;
   std::optional<Acting> acting(*this);
-  collect_actions();
-  while (!collapsed_ && !actions_.empty() && (may_page || !actions_.front().pages())) {
+  collect();
+  while (!runtime_.collapsed_ && !actions_.empty() && (may_page || !actions_.front().pages())) {
     const Action action = std::move(actions_.front());
     actions_.pop_front();
     carry_out(action, outbox);
-    collect_actions();
-    dispatch_all(nullptr, outbox);
-    collect_actions();
-    if (demand_ > 0) kick_reapers();
+    collect();
+    runtime_.dispatch_all(nullptr, outbox);
+    collect();
+    if (runtime_.reaper_.demand() > 0) runtime_.reaper_.wake();
     if (action.session != nullptr) outbox.sessions.push_back(action.session);
   }
   acting.reset();
-  if (!actions_.empty()) service_wakes_.notify_one();
+  hand_over();
 }
 
-void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
-  LaneSlot* lane = lanes_.find(action.lane);
+void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
+  LaneSlot* lane = runtime_.lanes_.find(action.lane);
   switch (action.kind) {
     case Action::Kind::kOpenLane: {
-      const base::Status status = lanes_.open(action.lane, action.bytes, action.compute_units);
-      authority_->lane_applied(action.lane, status.ok() ? action.bytes : 0, now());
-      if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) lose(status, outbox);
+      const base::Status status = runtime_.lanes_.open(action.lane, action.bytes, action.compute_units);
+      runtime_.authority_->lane_applied(action.lane, status.ok() ? action.bytes : 0, runtime_.now());
+      if (!status.ok() && status.code() == GPUSHARE_DEVICE_LOST) runtime_.lose(status, outbox);
       break;
     }
     case Action::Kind::kResizeLane:
       if (lane != nullptr && lane->memory.load() != nullptr) {
         base::Status status;
         {
-          const Unlocked unlocked(mutex_);
-          status = lanes_.apply_size(*lane, true);
-          if (gives_back_) (void)memory_->trim();
+          const Unlocked unlocked(runtime_.mutex_);
+          status = runtime_.lanes_.apply_size(*lane, true);
+          runtime_.ladder_.give_back();
         }
         lane->place_status = std::move(status);
-        authority_->lane_applied(action.lane, lane->applied_bytes.load(), now());
+        runtime_.authority_->lane_applied(action.lane, lane->applied_bytes.load(), runtime_.now());
       }
       break;
     case Action::Kind::kCloseLane:
-      if (lane != nullptr) lanes_.close(*lane, outbox);
-      authority_->lane_applied(action.lane, 0, now());
+      if (lane != nullptr) runtime_.lanes_.close(*lane, outbox);
+      runtime_.authority_->lane_applied(action.lane, 0, runtime_.now());
       break;
     case Action::Kind::kAdmit: {
       // It may have changed lanes since that was decided.
-      const uint32_t id = authority_->lane_of(action.session->id_);
-      LaneSlot* const slot = lanes_.find(id);
+      const uint32_t id = runtime_.authority_->lane_of(action.session->id_);
+      LaneSlot* const slot = runtime_.lanes_.find(id);
       if (slot == nullptr)
-        not_placed(*action.session, lanes_.failure(), outbox);
+        not_placed(*action.session, runtime_.lanes_.failure(), outbox);
       else
         admit(*action.session, *slot, action.bytes, outbox);
       break;
@@ -132,16 +168,17 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
       break;
     case Action::Kind::kPageIn:
       if (lane == nullptr || lane->memory.load() == nullptr)
-        not_placed(*action.session, lane == nullptr ? lanes_.failure() : lane->place_status, outbox);
+        not_placed(*action.session, lane == nullptr ? runtime_.lanes_.failure() : lane->place_status, outbox);
       else
         page(*action.session, lane, false, outbox);
       break;
     case Action::Kind::kDrop:
       action.session->dropped_.store(true, std::memory_order_release);
-      end_session(*action.session, SessionState::kCancelled,
-                  {GPUSHARE_CANCELLED, "session '" + action.session->name() +
-                                           "' was kept for speed alone, and others needed its memory"},
-                  outbox);
+      runtime_.end_session(
+          *action.session, SessionState::kCancelled,
+          {GPUSHARE_CANCELLED,
+           "session '" + action.session->name() + "' was kept for speed alone, and others needed its memory"},
+          outbox);
       break;
     case Action::Kind::kTeardown:
       tear_down(*action.session, outbox);
@@ -149,7 +186,7 @@ void RuntimeImpl::carry_out(const Action& action, Outbox& outbox) {
   }
 }
 
-void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
+void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) {
   if (lane.memory.load() == nullptr) {
     not_placed(session, lane.place_status, outbox);
     return;
@@ -158,18 +195,18 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   memory::PersistentHeap* heap = nullptr;
   base::Status status;
   {
-    const Unlocked unlocked(mutex_);
-    status = lanes_.ensure_size(lane, needed);
+    const Unlocked unlocked(runtime_.mutex_);
+    status = runtime_.lanes_.ensure_size(lane, needed);
     if (status.ok())
-      status = place([&]() -> base::Status {
-        GPUSHARE_ASSIGN_OR_RETURN(heap, memory_->open_heap(session.id_, session.name(), bytes));
+      status = runtime_.ladder_.place([&]() -> base::Status {
+        GPUSHARE_ASSIGN_OR_RETURN(heap, runtime_.memory_->open_heap(session.id_, session.name(), bytes));
         return {};
       });
   }
-  if (collapsed_) return;
+  if (runtime_.collapsed_) return;
   if (!status.ok()) {
     // It may have changed lanes meanwhile.
-    LaneSlot* const other = lanes_.find(authority_->lane_of(session.id_));
+    LaneSlot* const other = runtime_.lanes_.find(runtime_.authority_->lane_of(session.id_));
     if (other != nullptr && other != &lane)
       admit(session, *other, bytes, outbox);
     else
@@ -185,25 +222,25 @@ void RuntimeImpl::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Ou
   session.lane_ = &lane;
   session.heap_gate_.open();
   session.residence_gate_.open();
-  const uint64_t time = now();
+  const uint64_t time = runtime_.now();
   session.queued_ns_ = time - std::min(time, session.arrived_ns_);
   session.resident_since_ns_ = time;
-  record({Timeline::Kind::kQueued, UINT32_MAX, session.id_, session.arrived_ns_, time});
-  record({Timeline::Kind::kAdmitted, lane.id, session.id_, time});
+  runtime_.record({Timeline::Kind::kQueued, UINT32_MAX, session.id_, session.arrived_ns_, time});
+  runtime_.record({Timeline::Kind::kAdmitted, lane.id, session.id_, time});
   outbox.memory_changed = true;
-  refresh_ready(session);
+  runtime_.sessions_.refresh_ready(session);
   session.state_changed_.notify_all();
 }
 
 // Waiting helps only if another session or block may leave the device. Other programs on the device may also
 // hold the missing memory, and they send no notice when they free it; therefore the placement is tried again
 // from time to time.
-void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
+void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
-    lose(status, outbox);
+    runtime_.lose(status, outbox);
     return;
   }
-  bool may_come = sessions_.size() > 1;
+  bool may_come = runtime_.sessions_.size() > 1;
   if (!may_come && session.placed_) {
     // Alone it fits by the books. Missing is what others on the device have, or what blocks that it kept pin of more than one closed lane: a
     // lane that opens takes over one. It may free them, and nobody tells when, or that it never will.
@@ -213,45 +250,34 @@ void RuntimeImpl::not_placed(SessionImpl& session, const base::Status& status, O
   if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
       (session.options_.allow_queueing || session.placed_) && may_come) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
-    authority_->unplaced(session.id_, now());
-    refresh_ready(session);
+    runtime_.authority_->unplaced(session.id_, runtime_.now());
+    runtime_.sessions_.refresh_ready(session);
     retry_ns_ = std::clamp(2 * retry_ns_, kFirstRetryNs, kLastRetryNs);
     if (!retry_at_) retry_at_ = base::Deadline::after(retry_ns_);
-    service_wakes_.notify_one();
+    wakes_.notify_one();
     return;
   }
-  end_session(session, SessionState::kFailed,
-              status.with_context("session '" + session.name() + "' cannot be placed in device memory"),
-              outbox);
+  runtime_.end_session(
+      session, SessionState::kFailed,
+      status.with_context("session '" + session.name() + "' cannot be placed in device memory"), outbox);
 }
 
-void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
+void ActionRunner::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
   if (heap == nullptr) {
     // Ranked out again before there was anything to move; what comes in is then new.
     if (!out) admit(session, *lane, session.persistent_promise_, outbox);
-    if (out || session.placed_) authority_->page_done(session.id_, now());
-    refresh_ready(session);
+    if (out || session.placed_) runtime_.authority_->page_done(session.id_, runtime_.now());
+    runtime_.sessions_.refresh_ready(session);
     session.state_changed_.notify_all();
     return;
   }
-  const uint64_t start_ns = now();
+  const uint64_t start_ns = runtime_.now();
   base::Status status;
   uint64_t device_ns = 0, bytes = 0;
   {
-    const Unlocked unlocked(mutex_);
-    if (!paging_stream_) {
-      auto stream = device_->create_stream();
-      auto start = device_->create_event(GPUSHARE_EVENT_TIMING),
-           end = device_->create_event(GPUSHARE_EVENT_TIMING);
-      if (stream.ok() && start.ok() && end.ok()) {
-        paging_stream_ = std::move(*stream);
-        paging_start_ = std::move(*start);
-        paging_end_ = std::move(*end);
-      } else {
-        status = stream.ok() ? start.ok() ? end.status() : start.status() : stream.status();
-      }
-    }
+    const Unlocked unlocked(runtime_.mutex_);
+    status = make_paging_stream();
     if (out) session.residence_gate_.close();
     if (status.ok()) {
       bytes = heap->stats().live_bytes;
@@ -261,29 +287,30 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
         const auto elapsed = paging_end_.elapsed_since(paging_start_);
         if (elapsed.ok()) device_ns = *elapsed;
       }
-      if (status.ok() && out && gives_back_) (void)memory_->trim();
+      if (status.ok() && out) runtime_.ladder_.give_back();
       if (status.ok() && !out && lane != nullptr) heap->set_stream(&lane->stream->device_stream());
     }
     if (status.ok() != out) session.residence_gate_.open();  // in, or still in
   }
-  if (collapsed_) return;
+  if (runtime_.collapsed_) return;
   if (!status.ok()) {
     base::log(base::kWarning, status.to_string());
     if (status.code() == GPUSHARE_DEVICE_LOST) {
-      lose(status, outbox);
+      runtime_.lose(status, outbox);
     } else if (out) {
-      authority_->page_out_failed(session.id_, now());
+      runtime_.authority_->page_out_failed(session.id_, runtime_.now());
     } else {
       not_placed(session, status, outbox);
     }
     return;
   }
-  const uint64_t time = now();
+  const uint64_t time = runtime_.now();
   paging_ns_ += device_ns;
-  record({out ? Timeline::Kind::kPageOut : Timeline::Kind::kPageIn, UINT32_MAX, session.id_, start_ns, time,
-          bytes});
+  runtime_.record({out ? Timeline::Kind::kPageOut : Timeline::Kind::kPageIn, UINT32_MAX, session.id_,
+                   start_ns, time, bytes});
   if (out) {
-    record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
+    runtime_.record(
+        {Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
   } else {
     retry_ns_ = 0;
     session.tries_alone_ = 0;
@@ -291,14 +318,24 @@ void RuntimeImpl::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& o
     session.stream_lane_.store(lane);
     session.lane_ = lane;
   }
-  authority_->page_done(session.id_, time);
-  refresh_ready(session);
+  runtime_.authority_->page_done(session.id_, time);
+  runtime_.sessions_.refresh_ready(session);
   outbox.memory_changed = true;
   session.state_changed_.notify_all();
 }
 
+base::Status ActionRunner::make_paging_stream() {
+  if (paging_stream_) return {};
+  device::Device& device = *runtime_.device_;
+  GPUSHARE_ASSIGN_OR_RETURN(device::Stream stream, device.create_stream());
+  GPUSHARE_ASSIGN_OR_RETURN(paging_start_, device.create_event(GPUSHARE_EVENT_TIMING));
+  GPUSHARE_ASSIGN_OR_RETURN(paging_end_, device.create_event(GPUSHARE_EVENT_TIMING));
+  paging_stream_ = std::move(stream);
+  return {};
+}
+
 // A session's heap and ranges go out and come in together, or stay.
-base::Status RuntimeImpl::move_out(SessionImpl& session, memory::PersistentHeap& heap) {
+base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap& heap) {
   base::MutexLock lock(session.range_mutex_);
   base::Status status;
   for (memory::ElasticRange* range : session.ranges_)
@@ -311,7 +348,7 @@ base::Status RuntimeImpl::move_out(SessionImpl& session, memory::PersistentHeap&
   return status;
 }
 
-base::Status RuntimeImpl::move_in(SessionImpl& session, memory::PersistentHeap& heap) {
+base::Status ActionRunner::move_in(SessionImpl& session, memory::PersistentHeap& heap) {
   base::MutexLock lock(session.range_mutex_);
   base::Status status;
   for (memory::ElasticRange* range : session.ranges_)
@@ -321,16 +358,17 @@ base::Status RuntimeImpl::move_in(SessionImpl& session, memory::PersistentHeap& 
   return status;
 }
 
-void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
+void ActionRunner::tear_down(SessionImpl& session, Outbox& outbox) {
   memory::PersistentHeap* heap = session.heap_.load();
-  const bool paged_out = session.placed_ && authority_->state(session.id_) == sched::SessionState::kPagedOut;
+  const bool paged_out =
+      session.placed_ && runtime_.authority_->state(session.id_) == sched::SessionState::kPagedOut;
   uint64_t peak = 0;
   if (const std::shared_ptr<LaunchGate> gate = session.launch_gate_; gate != nullptr) {
-    const Unlocked unlocked(mutex_);
+    const Unlocked unlocked(runtime_.mutex_);
     gate->shut();
   }
   if (heap != nullptr) {
-    const Unlocked unlocked(mutex_);
+    const Unlocked unlocked(runtime_.mutex_);
     session.residence_gate_.close();
     session.heap_gate_.close();
     session.heap_.store(nullptr);
@@ -338,80 +376,72 @@ void RuntimeImpl::tear_down(SessionImpl& session, Outbox& outbox) {
     peak = heap->stats().peak_bytes;
     {
       base::MutexLock ranges(session.range_mutex_);
-      for (memory::ElasticRange* range : session.ranges_) memory_->close_range(range);
+      for (memory::ElasticRange* range : session.ranges_) runtime_.memory_->close_range(range);
       session.ranges_.clear();
     }
-    const base::Status status = memory_->close_heap(heap);
+    const base::Status status = runtime_.memory_->close_heap(heap);
     if (!status.ok()) base::log(base::kError, status.with_context("closing a session").to_string());
   }
-  if (collapsed_) return;
+  if (runtime_.collapsed_) return;
   session.peak_bytes_ = std::max(session.peak_bytes_, peak);
-  const uint64_t time = now();
+  const uint64_t time = runtime_.now();
   if (session.placed_ && !paged_out)
-    record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, time});
+    runtime_.record({Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, time});
   if (!session.placed_) session.queued_ns_ = time - std::min(time, session.arrived_ns_);
-  record({Timeline::Kind::kLeft, UINT32_MAX, session.id_, time});
+  runtime_.record({Timeline::Kind::kLeft, UINT32_MAX, session.id_, time});
   session.placed_ = false;
-  if (profiled_ == &session) profiled_ = nullptr;
-  const sched::SessionView view = authority_->view(session.id_);
+  const sched::SessionView view = runtime_.authority_->view(session.id_);
   session.remaining_ns_ = view.remaining_ns;
-  ranges_.forget(session);
-  authority_->leave(session.id_, time);
-  for (LaneSlot* lane : lanes_.opened())
+  runtime_.ranges_.forget(session);
+  runtime_.authority_->leave(session.id_, time);
+  for (LaneSlot* lane : runtime_.lanes_.opened())
     if (lane->current_owner().get() == &session) outbox.sessions.push_back(lane->set_owner(nullptr));
-  collect_actions();
+  collect();
   std::erase_if(actions_, [&](const Action& action) { return action.session.get() == &session; });
   session.torn_down_ = true;
-  --demand_;
+  runtime_.reaper_.drop_demand();
   outbox.memory_changed = true;
-  sessions_.erase(session.id_);
-  divide_weight();
+  runtime_.sessions_.erase(session);
   session.state_changed_.notify_all();
 }
 
 GPUSHARE_CATCHES_FORCED_UNWIND
-void RuntimeImpl::run_service() {
-  Outbox outbox(*this);
-  BooksLock lock(mutex_);
+void ActionRunner::serve() {
+  Outbox outbox(runtime_);
+  BooksLock lock(runtime_.mutex_);
   try {
-    serve(outbox);
+    serve_until_stopped(outbox);
   } catch (const base::ForcedUnwind&) {
-    if (!base::thread_ends()) collapse();  // in a function of the policy
-    throw;                                 // a callback ended the thread: another one goes on
+    if (!base::thread_ends()) runtime_.collapse();  // in a function of the policy
+    throw;                                          // a callback ended the thread: another one goes on
   } catch (...) {
-    collapse();
+    runtime_.collapse();
   }
 }
 
-void RuntimeImpl::serve(Outbox& outbox) {
+void ActionRunner::serve_until_stopped(Outbox& outbox) {
+  const bool& stop = runtime_.stop_threads_;
+  Dependents& dependents = runtime_.dependents_;
   for (;;) {
-    while (!stop_threads_ && !dependents_.any_let_go() && (actions_.empty() || acting_)) {
+    while (!stop && !dependents.any_let_go() && (actions_.empty() || acting_)) {
       const bool look = look_again_at_ && (!retry_at_ || look_again_at_->at() < retry_at_->at());
       std::optional<base::Deadline>& next = look ? look_again_at_ : retry_at_;
       if (!next) {
-        mutex_.wait(service_wakes_);
-      } else if (!mutex_.wait_until(service_wakes_, next->at()) && !stop_threads_) {
+        runtime_.mutex_.wait(wakes_);
+      } else if (!runtime_.mutex_.wait_until(wakes_, next->at()) && !stop) {
         next.reset();
-        if (!look) authority_->room_used(now());
-        settle(nullptr, outbox);
+        if (!look) runtime_.authority_->room_used(runtime_.now());
+        runtime_.settle(nullptr, outbox);
       }
     }
-    if (stop_threads_) return;
-    if (dependents_.any_let_go()) {
-      const Unlocked unlocked(mutex_);
-      dependents_.destroy_let_go();
+    if (stop) return;
+    if (dependents.any_let_go()) {
+      const Unlocked unlocked(runtime_.mutex_);
+      dependents.destroy_let_go();
     }
-    run_actions(true, outbox);
-    const Unlocked unlocked(mutex_);
+    run(true, outbox);
+    const Unlocked unlocked(runtime_.mutex_);
     outbox.flush();
-  }
-}
-
-void RuntimeImpl::record(const Timeline::Record& what) {
-  if (!record_timeline_) return;
-  try {
-    timeline_.add(what);
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): a gap in the timeline
   }
 }
 

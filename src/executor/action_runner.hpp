@@ -1,0 +1,127 @@
+// action_runner.hpp: carries out in memory what the scheduler decides: opens, resizes and closes lanes; places, pages and tears down
+// sessions. Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "base/service_thread.hpp"
+#include "device/device.hpp"
+#include "executor/lent_turn.hpp"
+#include "memory/device_memory.hpp"
+
+namespace gpushare::executor {
+
+class Outbox;
+class RuntimeImpl;
+class SessionImpl;
+struct LaneSlot;
+
+struct Action {
+  enum class Kind : uint8_t {
+    kOpenLane,
+    kResizeLane,
+    kCloseLane,
+    kAdmit,
+    kPageOut,
+    kPageIn,
+    kDrop,
+    kTeardown
+  } kind;
+  uint32_t lane = UINT32_MAX;
+  uint64_t bytes = 0;
+  std::shared_ptr<SessionImpl> session;
+  uint32_t compute_units = 0;
+  bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
+};
+
+// The queue of actions. They run one at a time, in the order of the decisions, without the runtime's lock while memory works: by a caller
+// that may block, or by a thread of the runner's. Who runs them acts, and nobody else does meanwhile.
+class ActionRunner {
+ public:
+  explicit ActionRunner(RuntimeImpl& runtime) : runtime_(runtime) {}
+  void start();                          // its thread. Throws std::system_error
+  void stop() GPUSHARE_REQUIRES(books);  // once the runtime's threads are to stop
+  void join() { service_.join(); }       // without the lock
+  void release_device();                 // nobody acts any more
+  void clear() GPUSHARE_REQUIRES(books) { actions_.clear(); }
+
+  // Takes over what the scheduler has decided.
+  void collect() GPUSHARE_REQUIRES(books);
+  // Tears the session down once it has ended and nothing of it is under way.
+  void tear_down_if_over(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
+  // meanwhile; returns when nobody is at it.
+  void run(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Has the thread carry out what nobody is at.
+  void hand_over() GPUSHARE_REQUIRES(books) {
+    if (!actions_.empty() && !acting_) wakes_.notify_one();
+  }
+  void wake() GPUSHARE_REQUIRES(books) { wakes_.notify_one(); }
+  // Asks the policy again then about the lanes that it holds back.
+  void look_again(const base::Deadline& at) GPUSHARE_REQUIRES(books);
+
+  bool pending() const GPUSHARE_REQUIRES(books) { return !actions_.empty(); }
+  bool acting() const GPUSHARE_REQUIRES(books) { return acting_; }
+  bool busy() const GPUSHARE_REQUIRES(books) { return acting_ || !actions_.empty(); }
+  bool decided_for(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
+  // A session waits that could not be placed though the books have room for it.
+  bool retries() const GPUSHARE_REQUIRES(books) { return retry_at_.has_value(); }
+  uint64_t paging_ns() const GPUSHARE_REQUIRES(books) { return paging_ns_; }
+
+  // Told when nobody acts any more; also when something has happened that a closing runtime waits for.
+  base::ConditionVariable& changed() { return changed_; }
+
+  // While one lives nobody acts and, since memory is being looked at, nothing is granted.
+  class Pause {
+   public:
+    explicit Pause(ActionRunner& runner) GPUSHARE_REQUIRES(books) : runner_(runner) {
+      runner_.acting_ = runner_.paused_ = true;
+    }
+    ~Pause() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      runner_.acting_ = runner_.paused_ = false;
+      runner_.changed_.notify_all();
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    ActionRunner& runner_;
+  };
+  bool paused() const GPUSHARE_REQUIRES(books) { return paused_; }
+
+ private:
+  class Acting;
+  void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // By who acts, without the lock.
+  base::Status make_paging_stream();
+  base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
+  base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);
+  void serve();
+  void serve_until_stopped(Outbox& outbox) GPUSHARE_REQUIRES(books);
+
+  RuntimeImpl& runtime_;
+  std::deque<Action> actions_ GPUSHARE_GUARDED_BY(books);
+  bool acting_ GPUSHARE_GUARDED_BY(books) = false;
+  bool paused_ GPUSHARE_GUARDED_BY(books) = false;
+  std::optional<base::Deadline> retry_at_ GPUSHARE_GUARDED_BY(books);
+  std::optional<base::Deadline> look_again_at_ GPUSHARE_GUARDED_BY(books);
+  uint64_t retry_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t paging_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  base::ConditionVariable changed_, wakes_;
+  // Of whoever acts.
+  device::Stream paging_stream_;
+  device::Event paging_start_, paging_end_;
+  base::ServiceThread service_;
+};
+
+}  // namespace gpushare::executor

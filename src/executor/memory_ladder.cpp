@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/memory_ladder.hpp"
+
+#include <exception>
+#include <utility>
+
+#include "base/cancel.hpp"
+#include "base/log.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+namespace {
+
+// How often one allocation may go through all steps: others may take the memory that was freed for it.
+constexpr int kMaxRounds = 8;
+
+}  // namespace
+
+base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const Attempt& wanted,
+                                                  base::Status why) {
+  const Stay stay(runtime_);
+  if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
+  bool made_room = false;
+  uint64_t promised_bytes = 0;
+  {
+    BooksLock lock(runtime_.mutex_);
+    promised_bytes = session.persistent_promise_ - session.range_promise_;
+  }
+  auto result = climb_steps(session, wanted, std::move(why), &made_room);
+  // A growth that did not help is given back.
+  if (!result.ok() && wanted.lane == nullptr) session.shrink_persistent(promised_bytes);
+  if (made_room) {
+    Outbox outbox(runtime_);
+    Section lock(runtime_);
+    if (runtime_.check_open().ok()) runtime_.authority_->room_used(runtime_.now());
+    runtime_.settle(nullptr, outbox);
+  }
+  return result;
+}
+
+base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, const Attempt& wanted,
+                                                        base::Status why, bool* out_made_room) {
+  memory::DeviceMemory& memory = *runtime_.memory_;
+  bool may_spill = session.options_.allow_spill, may_trim = true;
+  int asked = 0;
+  uint64_t seen_bytes = 0;
+  base::Status not_grown;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    not_grown = wanted.lane != nullptr ? session.grow_ephemeral(wanted, &seen_bytes)
+                                       : session.grow_persistent(wanted.bytes, wanted.alignment, &seen_bytes);
+    if (!not_grown.ok()) {
+      const int32_t code = not_grown.code();
+      if (code != GPUSHARE_DEVICE_OUT_OF_MEMORY && code != GPUSHARE_EXCEEDS_CAPACITY &&
+          code != GPUSHARE_QUOTA_EXCEEDED) {
+        runtime_.note(not_grown);
+        return not_grown;
+      }
+      if (std::exchange(may_spill, false)) {
+        auto spilled = session.attempt_spilled(wanted);
+        if (spilled.ok()) return spilled;
+        not_grown = spilled.status().with_context(not_grown.message() + "; spilling");
+      }
+      if (wanted.bytes > memory.capacity_bytes()) break;
+      if (std::exchange(may_trim, false) && memory.trim() > 0) continue;
+      if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
+          make_room(session, wanted.bytes))
+        *out_made_room = true;
+      else if (asked++ == kMaxCallbackTries || !ask_owner(session, wanted.bytes))
+        break;
+    }
+    auto result = session.attempt(wanted);
+    if (result.ok() || result.status().code() != GPUSHARE_DEVICE_OUT_OF_MEMORY) return result;
+    why = result.status();
+  }
+  std::string message = why.message();
+  if (!not_grown.ok()) message += "; " + not_grown.message();
+  message += "; " + memory.report();
+  return base::Status(
+      not_grown.code() == GPUSHARE_QUOTA_EXCEEDED ? GPUSHARE_QUOTA_EXCEEDED : GPUSHARE_DEVICE_OUT_OF_MEMORY,
+      std::move(message), why.native_code(), why.backend());
+}
+
+bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes) {
+  Outbox outbox(runtime_);
+  Section lock(runtime_);
+  if (!runtime_.check_live(session).ok() ||
+      !runtime_.authority_->make_room(session.id_, bytes, runtime_.now()))
+    return false;
+  runtime_.actions_.run(true, outbox);
+  struct Waiting {
+    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --ladder.room_waiters_; }
+    MemoryLadder& ladder;
+  };
+  ++room_waiters_;
+  const Waiting waiting{*this};
+  while (runtime_.authority_->making_room(session.id_) && runtime_.check_live(session).ok() &&
+         !NoWaitScope::active())
+    runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+  return true;
+}
+
+void MemoryLadder::set_function(OutOfMemoryFunction function) {
+  base::MutexLock lock(mutex_);
+  function_.swap(function);
+}
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+bool MemoryLadder::ask_owner(SessionImpl& session, uint64_t bytes) {
+  OutOfMemoryFunction function;
+  {
+    base::MutexLock lock(mutex_);
+    function = function_;
+  }
+  // Not again from inside itself: it would ask without end.
+  if (!function || CallbackScope::active()) return false;
+  const CallbackScope scope;
+  try {
+    return function(session.id_, bytes);
+  } catch (const std::exception& error) {
+    base::log(base::kWarning, std::string("the out-of-memory function threw: ") + error.what());
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    throw;
+  } catch (...) {
+    base::log(base::kWarning, "the out-of-memory function threw");
+  }
+  return false;
+}
+
+bool MemoryLadder::compact() {
+  return runtime_.memory_->compact() > 0;
+}
+
+void MemoryLadder::give_back() {
+  if (gives_back_) (void)runtime_.memory_->trim();
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,64 @@
+// memory_ladder.hpp: what a runtime does for an allocation that found no memory, step by step. Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/mutex.hpp"
+#include "executor/lent_turn.hpp"
+#include "executor/runtime.hpp"
+
+namespace gpushare::executor {
+
+class RuntimeImpl;
+class SessionImpl;
+struct LaneSlot;
+
+// An allocation, to be tried as often as a step has made room for it.
+struct Attempt {
+  memory::Kind kind;
+  LaneSlot* lane;   // null: persistent
+  uint64_t serial;  // of the iteration
+  uint64_t bytes, alignment;
+};
+
+// The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what memory keeps for speed,
+// the memory of sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
+class MemoryLadder {
+ public:
+  explicit MemoryLadder(RuntimeImpl& runtime) : runtime_(runtime) {}
+
+  // Climbs until the allocation succeeds, or returns the error.
+  base::Result<memory::Address> climb(SessionImpl& session, const Attempt& wanted, base::Status why);
+  // Has sessions of lower rank give back what the session misses of `bytes`. False: nobody is left to ask.
+  bool make_room(SessionImpl& session, uint64_t bytes);
+  // Some thread waits in make_room().
+  bool anybody_waits() const GPUSHARE_REQUIRES(books) { return room_waiters_ > 0; }
+  void set_function(OutOfMemoryFunction function);
+
+  // Returns the result of `attempt`; calls it a second time when moving idle lanes could join free memory.
+  template <class Try>
+  base::Status place(Try&& attempt) {
+    base::Status placed = attempt();
+    if (placed.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && compact()) placed = attempt();
+    return placed;
+  }
+  // Memory that is not promised goes back to the device at once: others may use it.
+  void set_gives_back(bool gives_back) { gives_back_ = gives_back; }
+  void give_back();
+
+ private:
+  base::Result<memory::Address> climb_steps(SessionImpl& session, const Attempt& wanted, base::Status why,
+                                            bool* out_made_room);
+  bool ask_owner(SessionImpl& session, uint64_t bytes);
+  bool compact();
+
+  RuntimeImpl& runtime_;
+  std::atomic<bool> gives_back_{false};
+  uint32_t room_waiters_ GPUSHARE_GUARDED_BY(books) = 0;
+  base::Mutex mutex_;  // a leaf: the function is called without it
+  OutOfMemoryFunction function_ GPUSHARE_GUARDED_BY(mutex_);
+};
+
+}  // namespace gpushare::executor

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/reaper.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/cancel.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
+  if (runtime_.collapsed_) return;
+  const uint64_t time = runtime_.now();
+  const base::Status& lost = runtime_.lost_;
+  while (lane.in_flight > 0 && lane.head <= sequence) {
+    InFlight& slot = lane.at(lane.head);
+    SessionImpl& session = *slot.session;
+    uint64_t device_ns = 0;
+    if (lost.ok() && slot.marked) {
+      const auto elapsed = slot.end.elapsed_since(slot.start);
+      if (elapsed.ok()) device_ns = *elapsed;
+      if (runtime_.record_timeline_) {
+        const device::Event& before = lane.chained ? lane.at(lane.head - 1).end : lane.anchor;
+        const uint64_t before_ns = lane.chained ? lane.last_end_ns : lane.anchor_ns;
+        const auto gap = slot.start.elapsed_since(before);
+        const uint64_t start_ns =
+            std::max(lane.last_end_ns, gap.ok() ? before_ns + *gap : time - std::min(time, device_ns));
+        lane.last_end_ns = start_ns + device_ns;
+        runtime_.record({Timeline::Kind::kIteration, lane.id, session.id_, start_ns, lane.last_end_ns,
+                         session.iterations_done_ + 1});
+        outbox.memory_changed = true;
+      }
+    }
+    lane.chained = slot.marked;
+    ++lane.head;
+    --lane.in_flight;
+    --under_way_;
+    --session.in_flight_;
+    runtime_.authority_->finished(session.id_, device_ns, time);
+    if (runtime_.op_gate_ != nullptr && session.options_.cls == sched::SessionClass::kGuaranteed)
+      runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0, time);
+    session.service_ns_ += device_ns;
+    busy_ns_ += device_ns;
+    const base::Status outcome = slot.outcome.ok() ? lost : slot.outcome;
+    if (outcome.ok()) {
+      ++session.iterations_done_;
+      ++iterations_done_;
+      if (runtime_.on_progress_) {
+        outbox.finished.push_back({session.shared_from_this(),
+                                   {lane.id, session.id_, session.name().c_str(), session.iterations_done_,
+                                    session.service_ns_, device_ns}});
+        ++session.progress_calls_;
+        ++runtime_.staying_;
+      }
+    }
+    slot.outcome = {};
+    slot.session = nullptr;
+    if (slot.ticket != nullptr) {
+      slot.ticket->complete(outcome, outbox);
+      outbox.tickets.push_back(std::move(slot.ticket));
+    }
+    runtime_.actions_.tear_down_if_over(session);
+  }
+  if (sync_waiters_ > 0) told();
+}
+
+void Reaper::poll(Outbox& outbox) {
+  // Heads are looked at without the lock: a runtime that closes keeps its lanes until this thread has left.
+  const GatePass pass(runtime_.memory_gate_.mine());
+  if (!pass) return;
+  struct Head {
+    LaneSlot* lane;
+    const device::Event* end;
+    uint64_t sequence;
+    base::Status status;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    std::vector<Head> heads;
+    {
+      BooksLock lock(runtime_.mutex_);
+      if (!runtime_.lost_.ok()) return;
+      for (LaneSlot* lane : runtime_.lanes_.opened())
+        if (lane->in_flight > 0 && !lane->reaping)
+          heads.push_back({lane, &lane->at(lane->head).end, lane->head, {}});
+    }
+    for (Head& head : heads) head.status = head.end->query();
+    Section lock(runtime_);
+    for (const Head& head : heads) {
+      // If the head is still the same, the event was not recorded anew meanwhile.
+      if (head.status.code() == GPUSHARE_NOT_READY || head.lane->reaping || head.lane->in_flight == 0 ||
+          head.lane->head != head.sequence || !runtime_.lost_.ok())
+        continue;
+      if (head.status.ok())
+        retire(*head.lane, head.sequence, outbox);
+      else
+        runtime_.lose(head.status, outbox);
+      moved = true;
+    }
+    if (moved) runtime_.settle(nullptr, outbox);
+  }
+}
+
+// While one lives a thread waits for the device: somebody looks at what is in flight.
+class Reaper::Demanding {
+ public:
+  explicit Demanding(Reaper& reaper) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS : reaper_(reaper) {
+    ++reaper_.demand_;
+    reaper_.wake();
+  }
+  ~Demanding() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --reaper_.demand_; }
+  Demanding(const Demanding&) = delete;
+  Demanding& operator=(const Demanding&) = delete;
+
+ private:
+  Reaper& reaper_;
+};
+
+// While one lives the thread waits for the head of the lane. A closing runtime waits for the thread.
+class Reaper::Reaping {
+ public:
+  Reaping(RuntimeImpl& runtime, LaneSlot& lane) GPUSHARE_REQUIRES(books) : runtime_(runtime), lane_(lane) {
+    lane_.reaping = true;
+  }
+  ~Reaping() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    lane_.reaping = false;
+    if (runtime_.closing_) runtime_.actions_.changed().notify_all();
+  }
+  Reaping(const Reaping&) = delete;
+  Reaping& operator=(const Reaping&) = delete;
+
+ private:
+  RuntimeImpl& runtime_;
+  LaneSlot& lane_;
+};
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+bool Reaper::wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox) {
+  Books& mutex = runtime_.mutex_;
+  if (!outbox.empty()) {
+    const Unlocked unlocked(mutex);
+    outbox.flush();
+    return true;
+  }
+  const Demanding demanding(*this);
+  try {
+    const base::CancelPoint cancelled_here;
+    if (!deadline.never()) return mutex.wait_until(changed, deadline.at());
+    mutex.wait(changed);
+    return true;
+  } catch (const base::ForcedUnwind&) {
+    mutex.lock();  // which the unwound wait has let go
+    base::thread_ends() = true;
+    throw;
+  }
+}
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+void Reaper::wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox) {
+  const Demanding demanding(*this);
+  const Unlocked unlocked(runtime_.mutex_);
+  outbox.flush();
+  try {
+    const base::CancelPoint cancelled_here;
+    bell.wait(seen, deadline);
+  } catch (const base::ForcedUnwind&) {
+    base::thread_ends() = true;
+    throw;
+  }
+}
+
+void Reaper::reap(LaneSlot& lane, Outbox& outbox) {
+  const uint64_t sequence = lane.head;
+  const device::Event& end = lane.at(sequence).end;
+  base::Status status;
+  {
+    const Reaping reaping(runtime_, lane);
+    const Unlocked unlocked(runtime_.mutex_);
+    outbox.flush();
+    status = end.synchronize();
+  }
+  if (runtime_.collapsed_) return;
+  if (!status.ok())
+    runtime_.lose(status, outbox);
+  else if (lane.in_flight > 0 && lane.head == sequence)
+    retire(lane, sequence, outbox);
+  runtime_.settle(nullptr, outbox);
+}
+
+base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only) {
+  Outbox outbox(runtime_);
+  if (poll_only) poll(outbox);
+  Section lock(runtime_);
+  GPUSHARE_RETURN_IF_ERROR(runtime_.check_open());
+  std::vector<std::pair<LaneSlot*, uint64_t>> targets;  // lane, and what its head must reach
+  for (LaneSlot* lane : runtime_.lanes_.opened()) targets.emplace_back(lane, lane->head + lane->in_flight);
+  for (const auto& [lane, target] : targets) {
+    while (lane->head < target && lane->in_flight > 0) {
+      if (runtime_.collapsed_) return runtime_.lost_;
+      if (poll_only || deadline.passed())
+        return {GPUSHARE_TIMED_OUT, "work enqueued on the lanes has not finished"};
+      if (NoWaitScope::active())
+        return {GPUSHARE_INVALID_STATE, "a function that the runtime waits for cannot wait for the runtime"};
+      if (!lane->reaping && (deadline.never() || runtime_.virtual_time_)) {
+        reap(*lane, outbox);
+      } else {
+        struct Waiting {
+          ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+            --reaper.sync_waiters_;
+            if (reaper.runtime_.closing_) reaper.runtime_.actions_.changed().notify_all();
+          }
+          Reaper& reaper;
+        };
+        ++sync_waiters_;
+        const Waiting waiting{*this};
+        wait(retired_, deadline, outbox);
+      }
+    }
+    GPUSHARE_RETURN_IF_ERROR(runtime_.lost_);
+    if (runtime_.closing_) break;
+  }
+  return runtime_.lost_;
+}
+
+bool Reaper::wanted(const LaneSlot& lane) const {
+  return lane.in_flight > 0 && !lane.reaping &&
+         (demand_ > 0 ||
+          ((runtime_.on_progress_ || runtime_.op_gate_ != nullptr) && !runtime_.virtual_time_) ||
+          (runtime_.shared_ && runtime_.authority_->wants_drained(lane.id)));
+}
+
+void Reaper::wake() {
+  for (LaneSlot* lane : runtime_.lanes_.opened())
+    if (lane->reaper_sleeps && wanted(*lane)) lane->reaper_wakes.notify_one();
+}
+
+GPUSHARE_CATCHES_FORCED_UNWIND
+void Reaper::run(LaneSlot& lane) {
+  Outbox outbox(runtime_);
+  BooksLock lock(runtime_.mutex_);
+  try {
+    run_until_stopped(lane, outbox);
+  } catch (const base::ForcedUnwind&) {
+    if (!base::thread_ends()) runtime_.collapse();  // in a function of the policy
+    throw;                                          // a callback ended the thread: another one goes on
+  } catch (...) {
+    runtime_.collapse();
+  }
+}
+
+void Reaper::run_until_stopped(LaneSlot& lane, Outbox& outbox) {
+  for (;;) {
+    while (!runtime_.stop_threads_ && !wanted(lane)) {
+      lane.reaper_sleeps = true;
+      runtime_.mutex_.wait(lane.reaper_wakes);
+      lane.reaper_sleeps = false;
+    }
+    if (runtime_.stop_threads_) return;
+    reap(lane, outbox);
+    const Unlocked unlocked(runtime_.mutex_);
+    outbox.flush();
+  }
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,81 @@
+// reaper.hpp: the end of iterations on the device: who waits for it on whose behalf, and what is accounted when it has passed. Not for
+// other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "base/bell.hpp"
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "executor/lent_turn.hpp"
+#include "executor/runtime.hpp"
+
+namespace gpushare::executor {
+
+class Outbox;
+class RuntimeImpl;
+struct LaneSlot;
+
+// Threads that wait for something of the runtime's wait for the device themselves where they can. A lane's own thread does so only when
+// somebody has demand, so a virtual clock moves only then.
+class Reaper {
+ public:
+  explicit Reaper(RuntimeImpl& runtime) : runtime_(runtime) {}
+
+  // ---- demand: reasons to wait for the device on somebody's behalf: iterations queued, threads waiting, sessions ending
+  void add_demand() GPUSHARE_REQUIRES(books) { ++demand_; }
+  void drop_demand(uint64_t reasons = 1) GPUSHARE_REQUIRES(books) { demand_ -= reasons; }
+  uint64_t demand() const GPUSHARE_REQUIRES(books) { return demand_; }
+  void wake() GPUSHARE_REQUIRES(books);  // the lanes' threads that are wanted
+
+  // ---- accounts
+  void granted() GPUSHARE_REQUIRES(books) { ++under_way_; }
+  bool any_under_way() const GPUSHARE_REQUIRES(books) { return under_way_ > 0; }
+  // Iterations that were begun and ended by a lent turn.
+  void account(uint64_t iterations, uint64_t device_ns) GPUSHARE_REQUIRES(books) {
+    iterations_done_ += iterations;
+    busy_ns_ += device_ns;
+  }
+  uint64_t iterations_done() const GPUSHARE_REQUIRES(books) { return iterations_done_; }
+  uint64_t busy_ns() const GPUSHARE_REQUIRES(books) { return busy_ns_; }
+
+  // ---- ends
+  // Retires the lane's iterations up to `sequence`, whose end events have passed.
+  void retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Retires what has finished, without waiting.
+  void poll(Outbox& outbox) GPUSHARE_EXCLUDES(books);
+  // Waits for the head of the lane and retires it. Releases the lock meanwhile. Needs in_flight > 0, not
+  // reaping.
+  void reap(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Waits until all that the lanes have now has finished. Errors: TIMED_OUT, DEVICE_LOST, INVALID_STATE.
+  base::Status synchronize(const base::Deadline& deadline, bool poll_only) GPUSHARE_EXCLUDES(books);
+  // Some thread is between synchronize()'s waits.
+  bool anybody_synchronizes() const GPUSHARE_REQUIRES(books) { return sync_waiters_ > 0; }
+  void told() GPUSHARE_REQUIRES(books) { retired_.notify_all(); }  // for those that synchronize
+
+  // ---- waits, with demand
+  // Waits on `changed` once, or flushes the outbox; may return for no reason. False if `deadline` has passed.
+  bool wait(base::ConditionVariable& changed, const base::Deadline& deadline, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
+  void wait(base::Bell& bell, uint32_t seen, const base::Deadline& deadline, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
+
+  void run(LaneSlot& lane);  // the lane's thread
+
+ private:
+  class Demanding;
+  class Reaping;
+  bool wanted(const LaneSlot& lane) const GPUSHARE_REQUIRES(books);
+  void run_until_stopped(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
+
+  RuntimeImpl& runtime_;
+  uint64_t demand_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t under_way_ GPUSHARE_GUARDED_BY(books) = 0;  // iterations granted and not retired
+  uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint64_t busy_ns_ GPUSHARE_GUARDED_BY(books) = 0;
+  uint32_t sync_waiters_ GPUSHARE_GUARDED_BY(books) = 0;
+  base::ConditionVariable retired_;
+};
+
+}  // namespace gpushare::executor

@@ -1,0 +1,166 @@
+// The sessions of a runtime, and the limits that the environment sets for them together. The starter of the program (a node agent, an
+// operator) sets these limits; the program's sessions then divide a part of the device instead of the whole.
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/session_table.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "base/round_up.hpp"
+#include "base/units.hpp"
+#include "executor/internal.hpp"
+
+namespace gpushare::executor {
+
+base::Result<EnvironmentLimits> EnvironmentLimits::read() {
+  EnvironmentLimits limits;
+  if (const char* memory = std::getenv("GPUSHARE_MEMORY"); memory != nullptr && *memory != '\0') {
+    const auto bytes = base::parse_bytes(memory);
+    if (!bytes.ok()) return bytes.status().with_context("GPUSHARE_MEMORY");
+    if (*bytes == 0)
+      return base::Status(GPUSHARE_INVALID_ARGUMENT, "GPUSHARE_MEMORY is 0: unset it for no limit");
+    limits.memory_bytes = *bytes;
+  }
+  if (const char* weight = std::getenv("GPUSHARE_WEIGHT"); weight != nullptr && *weight != '\0') {
+    const auto value = base::parse_double(weight);
+    if (!value.ok()) return value.status().with_context("GPUSHARE_WEIGHT");
+    if (*value <= 0)
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          std::string("GPUSHARE_WEIGHT is ") + weight + "; it must be above 0");
+    limits.weight = *value;
+  }
+  return limits;
+}
+
+void SessionTable::add(std::shared_ptr<SessionImpl> session) {
+  const uint64_t id = session->id();
+  sessions_.emplace(id, std::move(session));
+  divide_weight();
+}
+
+void SessionTable::erase(SessionImpl& session) {
+  if (profiled_ == &session) profiled_ = nullptr;
+  sessions_.erase(session.id());
+  divide_weight();
+}
+
+std::vector<std::shared_ptr<SessionImpl>> SessionTable::all() const {
+  std::vector<std::shared_ptr<SessionImpl>> all;
+  all.reserve(sessions_.size());
+  for (const auto& [id, session] : sessions_) all.push_back(session);
+  return all;
+}
+
+SessionTable::Map SessionTable::take_all() {
+  Map all;
+  all.swap(sessions_);
+  return all;
+}
+
+void SessionTable::refresh_ready(SessionImpl& session) {
+  if (runtime_.collapsed_) return;
+  sched::Authority& authority = *runtime_.authority_;
+  // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
+  // back.
+  bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
+  if (wanted && !session.placed_) wanted = authority.state(session.id_) == sched::SessionState::kPagedOut;
+  if (wanted && waits_for_profiled(session)) wanted = false;
+  if (wanted == session.told_ready_) return;
+  session.told_ready_ = wanted;
+  wanted ? ++ready_ : --ready_;
+  if (wanted)
+    authority.ready(session.id_, runtime_.now());
+  else
+    authority.not_ready(session.id_, runtime_.now());
+}
+
+void SessionTable::picked(SessionImpl& session) {
+  if (std::exchange(session.told_ready_, false)) --ready_;
+}
+
+bool SessionTable::waits_for_profiled(const SessionImpl& session) const {
+  return session.profile_left_ > 0 && profiled_ != nullptr && profiled_ != &session;
+}
+
+void SessionTable::refresh_unprofiled(const SessionImpl* but) {
+  for (const auto& [id, other] : sessions_)
+    if (other.get() != but && other->profile_left_ > 0) refresh_ready(*other);
+}
+
+void SessionTable::profile_begin(SessionImpl& session, LaneSlot& lane) {
+  sched::Authority& authority = *runtime_.authority_;
+  profiled_ = &session;
+  lane.profiling = true;
+  refresh_unprofiled(&session);  // others may have become ready together with it, for lanes of their own
+  // A quarter stays for persistent blocks that first iterations make (optimizer state).
+  const uint64_t granule = runtime_.memory_->granularity_bytes();
+  const uint64_t extra = runtime_.free_bytes() / 4 * 3 / granule * granule;
+  const uint64_t quota =
+      sched::quota_in_granules(session.quota_bytes_.load(std::memory_order_relaxed), granule);
+  const uint64_t within_quota = quota - std::min(quota, base::round_up(session.persistent_promise_, granule));
+  const uint64_t wanted =
+      std::max(std::min(authority.lane_bytes(lane.id) + extra, within_quota), session.ephemeral_promise_);
+  if (authority.set_need(session.id_, session.persistent_promise_, wanted, runtime_.now()).ok())
+    session.ephemeral_promise_ = wanted;
+}
+
+void SessionTable::profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) {
+  profiled_ = nullptr;
+  lane.profiling = false;
+  --session.profile_left_;
+  const auto with_margin = [](uint64_t bytes) { return bytes + bytes / kProfileMarginDivisor; };
+  // Blocks of a later iteration may lie in the margin although they would fit below it: that is no larger need.
+  if (peak_bytes > with_margin(session.profile_peak_bytes_)) session.profile_peak_bytes_ = peak_bytes;
+  const uint64_t wanted = std::min(with_margin(session.profile_peak_bytes_), session.ephemeral_promise_);
+  if (runtime_.authority_->set_need(session.id_, session.persistent_promise_, wanted, runtime_.now()).ok())
+    session.ephemeral_promise_ = wanted;
+  refresh_unprofiled(nullptr);
+}
+
+uint64_t SessionTable::memory_left(const SessionImpl* but) const {
+  if (limits_.memory_bytes == 0) return UINT64_MAX;
+  uint64_t given = 0;
+  for (const auto& [id, session] : sessions_)
+    if (session.get() != but) given += session->effective_quota_bytes();
+  return limits_.memory_bytes - std::min(limits_.memory_bytes, given);
+}
+
+base::Status SessionTable::limit_memory(SessionOptions& options) const {
+  if (limits_.memory_bytes == 0) return {};
+  const uint64_t left = memory_left(nullptr);
+  const uint64_t wanted = options.persistent_bytes + options.ephemeral_bytes;
+  if (options.quota_bytes == 0 && left > 0 && wanted >= options.persistent_bytes && wanted <= left) {
+    options.quota_bytes = left;
+    return {};
+  }
+  if (options.quota_bytes > 0 && options.quota_bytes <= left) return {};
+  return {GPUSHARE_QUOTA_EXCEEDED,
+          "session '" + options.name + "' " +
+              (options.quota_bytes > 0
+                   ? "asks for a quota of " + base::format_bytes(options.quota_bytes)
+                   : "declares persistent_bytes and ephemeral_bytes of " + base::format_bytes(wanted)) +
+              "; GPUSHARE_MEMORY allows this runtime " + base::format_bytes(limits_.memory_bytes) +
+              ", of which the quotas of other sessions leave " + base::format_bytes(left) +
+              ". Give each session a quota_bytes that fits, or raise the limit"};
+}
+
+double SessionTable::sum_of_weights() const {
+  double sum = 0;
+  for (const auto& [id, session] : sessions_) sum += session->weight_;
+  return sum;
+}
+
+double SessionTable::weight_of_newcomer(double own) const {
+  return limits_.weight > 0 ? limits_.weight * own / (own + sum_of_weights()) : own;
+}
+
+void SessionTable::divide_weight() {
+  if (limits_.weight == 0) return;
+  const double sum = sum_of_weights();
+  for (const auto& [id, session] : sessions_)
+    runtime_.authority_->set_weight(id, limits_.weight * session->weight_ / sum);
+}
+
+}  // namespace gpushare::executor

@@ -1,0 +1,89 @@
+// session_table.hpp: the sessions of a runtime: by number, which of them are ready, which is profiled, and what the environment lets them
+// have together. Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/flat_hash.hpp"
+#include "base/mutex.hpp"
+#include "executor/lent_turn.hpp"
+#include "executor/runtime.hpp"
+
+namespace gpushare::executor {
+
+class RuntimeImpl;
+class SessionImpl;
+struct LaneSlot;
+
+// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit.
+struct EnvironmentLimits {
+  uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
+  double weight = 0;          // the sum of its sessions' weights
+  static base::Result<EnvironmentLimits> read();
+};
+
+// Part of the runtime's books: the scheduler is told which sessions are ready.
+class SessionTable {
+ public:
+  using Map = base::FlatHashMap<uint64_t, std::shared_ptr<SessionImpl>>;
+
+  explicit SessionTable(RuntimeImpl& runtime) : runtime_(runtime) {}
+  // Before the runtime is open.
+  void set_limits(const EnvironmentLimits& limits) { limits_ = limits; }
+
+  // ---- those that are not torn down
+  uint64_t next_id() GPUSHARE_REQUIRES(books) { return next_id_++; }
+  void add(std::shared_ptr<SessionImpl> session) GPUSHARE_REQUIRES(books);
+  void erase(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  SessionImpl* find(uint64_t id) const GPUSHARE_REQUIRES(books) {
+    const auto found = sessions_.find(id);
+    return found == sessions_.end() ? nullptr : found->second.get();
+  }
+  Map::const_iterator begin() const GPUSHARE_REQUIRES(books) { return sessions_.begin(); }
+  Map::const_iterator end() const GPUSHARE_REQUIRES(books) { return sessions_.end(); }
+  size_t size() const GPUSHARE_REQUIRES(books) { return sessions_.size(); }
+  bool empty() const GPUSHARE_REQUIRES(books) { return sessions_.empty(); }
+  // For who ends them, which changes the table.
+  std::vector<std::shared_ptr<SessionImpl>> all() const GPUSHARE_REQUIRES(books);
+  Map take_all() GPUSHARE_REQUIRES(books);  // the runtime closes
+
+  // ---- readiness: tells the scheduler whether the session has an iteration to run, if that has changed
+  void refresh_ready(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  bool any_ready() const GPUSHARE_REQUIRES(books) { return ready_ > 0; }
+  // The scheduler has picked the session, and knows by itself that it is not ready any more.
+  void picked(SessionImpl& session) GPUSHARE_REQUIRES(books);
+
+  // ---- the session that runs its first iterations, whose need is not known; null without one
+  const SessionImpl* profiled() const GPUSHARE_REQUIRES(books) { return profiled_; }
+  // Another session is profiled first.
+  bool waits_for_profiled(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
+  void profile_begin(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
+  void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(books);
+
+  // ---- what the environment allows
+  // Of GPUSHARE_MEMORY, what the quotas of the sessions but one leave; UINT64_MAX without.
+  uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(books);
+  // Gives a session without a quota what the others have left, so that their sum never exceeds the limit.
+  base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(books);
+  // The weight that the scheduler is told for a newcomer of weight `own`.
+  double weight_of_newcomer(double own) const GPUSHARE_REQUIRES(books);
+  // The sessions divide the weight of the environment in proportion to their own, so that together they have it and no more.
+  void divide_weight() GPUSHARE_REQUIRES(books);
+
+ private:
+  double sum_of_weights() const GPUSHARE_REQUIRES(books);
+  void refresh_unprofiled(const SessionImpl* but) GPUSHARE_REQUIRES(books);
+
+  RuntimeImpl& runtime_;
+  EnvironmentLimits limits_;
+  Map sessions_ GPUSHARE_GUARDED_BY(books);
+  uint64_t next_id_ GPUSHARE_GUARDED_BY(books) = 1;
+  uint64_t ready_ GPUSHARE_GUARDED_BY(books) = 0;  // those with told_ready_ set
+  SessionImpl* profiled_ GPUSHARE_GUARDED_BY(books) = nullptr;
+};
+
+}  // namespace gpushare::executor
