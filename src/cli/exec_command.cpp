@@ -99,7 +99,8 @@ class ExecCommand final : public Command {
            "\n"
            "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CLASS, _PRIORITY, "
            "_PAGEABLE,\n"
-           "_SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in XDG_CONFIG_HOME "
+           "_SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in "
+           "XDG_CONFIG_HOME "
            "(~/.config), then\n"
            "the options; the later ones win. A file has lines such as memory = 8GiB, weight = 2 and fail = "
            "closed.\n"
@@ -146,6 +147,9 @@ class ExecCommand final : public Command {
     app.add_flag_callback(
         "--pageable", [this] { option("pageable") = "1"; },
         "Under a daemon: outside its turns its memory may go to the host, for programs that rank higher");
+    app.add_flag_callback(
+        "--small-heap", [this] { option("small-heap") = "1"; },
+        "Plain allocations of up to 32 KiB come from chunks of 2 MiB, without a call of the driver");
     app.add_flag("--fail-closed", fail_closed_, "No limit, no program: see above");
     app.add_option("--change", change_,
                    "Gives the group of that gpushare exec other limits, or another share")
@@ -202,9 +206,9 @@ class ExecCommand final : public Command {
     if (!fail.empty() && fail != "closed" && fail != "open")
       return {GPUSHARE_INVALID_ARGUMENT, "fail: '" + fail + "' is not allowed; it is open or closed"};
     if (fail == "closed") fail_closed_ = true;
-    if (const std::string& pageable = setting("pageable")->value;
-        !pageable.empty() && pageable != "0" && pageable != "1")
-      return {GPUSHARE_INVALID_ARGUMENT, "pageable: '" + pageable + "' is not allowed; it is 0 or 1"};
+    for (const std::string name : {"pageable", "small-heap"})
+      if (const std::string& value = setting(name)->value; !value.empty() && value != "0" && value != "1")
+        return {GPUSHARE_INVALID_ARGUMENT, name + ": '" + value + "' is not allowed; it is 0 or 1"};
     if (!cls.empty() && cls != "guaranteed" && cls != "opportunistic")
       return bad_option("--class", cls, "it is guaranteed or opportunistic");
     GPUSHARE_ASSIGN_OR_RETURN(limits_,
@@ -354,7 +358,7 @@ class ExecCommand final : public Command {
     pass("GPUSHARE_SOFT",
          limits_.spill_bytes != 0 ? limits_.device_bytes + limits_.spill_bytes : shim::kNoLimit);
     pass("GPUSHARE_PINNED", limits_.pinned_bytes);
-    for (const char* name : {"weight", "class", "priority", "socket", "pageable"})
+    for (const char* name : {"weight", "class", "priority", "socket", "pageable", "small-heap"})
       if (const Setting& each = *setting(name); !each.value.empty())
         ::setenv(each.variable, each.value.c_str(), 1);
     // The processes of the group have one claim on the daemon, whichever of them comes first.
@@ -402,10 +406,11 @@ class ExecCommand final : public Command {
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
   }
 
-  Setting settings_[9] = {
-      {"memory", "GPUSHARE_MEMORY"}, {"soft", "GPUSHARE_SOFT"},      {"pinned", "GPUSHARE_PINNED"},
-      {"weight", "GPUSHARE_WEIGHT"}, {"class", "GPUSHARE_CLASS"},    {"priority", "GPUSHARE_PRIORITY"},
-      {"socket", "GPUSHARE_SOCKET"}, {"fail", "GPUSHARE_SHIM_FAIL"}, {"pageable", "GPUSHARE_PAGEABLE"}};
+  Setting settings_[10] = {{"memory", "GPUSHARE_MEMORY"},     {"soft", "GPUSHARE_SOFT"},
+                           {"pinned", "GPUSHARE_PINNED"},     {"weight", "GPUSHARE_WEIGHT"},
+                           {"class", "GPUSHARE_CLASS"},       {"priority", "GPUSHARE_PRIORITY"},
+                           {"socket", "GPUSHARE_SOCKET"},     {"fail", "GPUSHARE_SHIM_FAIL"},
+                           {"pageable", "GPUSHARE_PAGEABLE"}, {"small-heap", "GPUSHARE_SMALL_HEAP"}};
   std::string change_;
   bool fail_closed_ = false;
   std::vector<std::string> program_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/blocks.hpp"
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <cstring>
@@ -66,21 +65,6 @@ constexpr int kShards = 16;
 Shard<Block> g_blocks[kShards];
 Shard<Compact> g_memory[kShards];
 
-template <class Entry>
-class ShardLock {
- public:
-  explicit ShardLock(Shard<Entry>& shard) : shard_(shard) {
-    for (int spins = 0; __atomic_exchange_n(&shard_.lock, 1U, __ATOMIC_ACQUIRE) != 0; ++spins)
-      if (spins % 64 == 63) sched_yield();
-  }
-  ~ShardLock() { store(shard_.lock, 0); }
-  ShardLock(const ShardLock&) = delete;
-  ShardLock& operator=(const ShardLock&) = delete;
-
- private:
-  Shard<Entry>& shard_;
-};
-
 // `hash` is mix() of the entry's kind and key.
 template <class Entry>
 uint64_t home_of(const Shard<Entry>& shard, uint64_t hash) {
@@ -139,7 +123,7 @@ void erase(Shard<Entry>& shard, uint64_t at) {
 template <class Entry>
 void insert_into(Shard<Entry> (&shards)[kShards], const Entry& entry) {
   Shard<Entry>& shard = shards[mix(kind_of(entry), entry.key) % kShards];
-  const ShardLock<Entry> lock(shard);
+  const Locked lock(shard.lock);
   const Entry older = shard.newest;
   shard.newest = entry;
   if (is_empty(older)) return;
@@ -153,7 +137,7 @@ template <class Entry, class Body>
 bool at_entry(Shard<Entry> (&shards)[kShards], Kind kind, uint64_t key, Body&& body) {
   const uint64_t hash = mix(kind, key);
   Shard<Entry>& shard = shards[hash % kShards];
-  const ShardLock<Entry> lock(shard);
+  const Locked lock(shard.lock);
   if (shard.newest.key == key && kind_of(shard.newest) == kind && !is_empty(shard.newest)) {
     if (body(shard.newest)) make_empty(&shard.newest);
     return true;
@@ -277,7 +261,7 @@ namespace {
 template <class Entry, class Belongs>
 void drop_from(Shard<Entry> (&shards)[kShards], Belongs belongs) {
   for (Shard<Entry>& shard : shards) {
-    const ShardLock<Entry> lock(shard);
+    const Locked lock(shard.lock);
     if (!is_empty(shard.newest) && belongs(shard.newest)) make_empty(&shard.newest);
     for (uint64_t at = 0; at < shard.capacity;) {
       if (is_empty(shard.entries[at]) || !belongs(shard.entries[at]))
@@ -296,7 +280,7 @@ int pools_of(int device, uint64_t* out_pools, int room) {
     if (block.kind == Kind::pool && block.device == device && count < room) out_pools[count++] = block.key;
   };
   for (Shard<Block>& shard : g_blocks) {
-    const ShardLock<Block> lock(shard);
+    const Locked lock(shard.lock);
     note(shard.newest);
     for (uint64_t at = 0; at < shard.capacity; ++at) note(shard.entries[at]);
   }

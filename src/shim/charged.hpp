@@ -16,6 +16,7 @@
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
 #include "shim/ranges.hpp"
+#include "shim/small_heap.hpp"
 #include "shim/spill.hpp"
 #include "shim/table.hpp"
 
@@ -81,12 +82,13 @@ Result freed(Kind kind, uint64_t key, Call call) {
   return result;
 }
 
-// Memory that is freed by its address: a block of the device, one that lies on the host instead, or another process's.
+// Memory that is freed by its address: a block of the heap or of the device, one that lies on the host instead, or another process's.
 template <class Call>
-Result freed_memory(uint64_t address, Call call) {
+Result freed_memory(uint64_t address, Call call, const Ordered& ordered = {}) {
   Range range;
   Block block;
   Result result = kSuccess;
+  if (free_small(address, ordered, &result)) return result;
   if (take_range(address, &range)) {
     result = free_range(range);
   } else {

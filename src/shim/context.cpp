@@ -11,6 +11,7 @@
 #include "shim/nvml.hpp"
 #include "shim/session.hpp"
 #include "shim/settings.hpp"
+#include "shim/small_heap.hpp"
 #include "shim/spill.hpp"
 #include "shim/table.hpp"
 #include "shim/words.hpp"
@@ -114,6 +115,7 @@ void forget_context(uint64_t context) {
   uint64_t expected = context;
   __atomic_compare_exchange_n(&row.context, &expected, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                               __ATOMIC_RELAXED);
+  forget_small(context);
   drop_context(context);
   forget_ranges(context);
 }
@@ -185,6 +187,7 @@ Result destroy(int entry, P context) {
   if (real(kEntry_cuCtxGetCurrent, &now) != kSuccess || now != context ||
       real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess)
     ordinal = -1;
+  leave_small(reinterpret_cast<uint64_t>(context));
   forget_gate(reinterpret_cast<uint64_t>(context));
   const Result result = real(entry, context);
   if (result != kSuccess) return result;
@@ -212,6 +215,7 @@ void left_primary(I ordinal, uint64_t primary) {
 
 Result leave_primary(int entry, I ordinal) {
   const uint64_t primary = ordinal < kDevices * 4 ? load(g_primary[ordinal]) : 0;
+  leave_small(primary);
   if (primary != 0) forget_gate(primary);
   const Result result = real(entry, ordinal);
   if (result == kSuccess && ordinal < kDevices * 4) left_primary(ordinal, primary);
@@ -246,6 +250,7 @@ Result gpushare_hook_cuCtxDestroy_v2(P a) {
 
 // Counted references: only when the last is gone is the context.
 Result gpushare_hook_cuCtxDetach(P a) {
+  leave_small(reinterpret_cast<uint64_t>(a));
   const Result result = real(kEntry_cuCtxDetach, a);
   uint32_t version = 0;
   if (result == kSuccess && real(kEntry_cuCtxGetApiVersion, a, &version) != kSuccess)
@@ -300,6 +305,7 @@ Result gpushare_hook_cuGreenCtxDestroy(P green) {
   if (real(kEntry_cuCtxFromGreenCtx, &context, green) != kSuccess) context = nullptr;
   const Green known = green_of(reinterpret_cast<uint64_t>(context));
   if (known.ordinal < 0) return real(kEntry_cuGreenCtxDestroy, green);
+  leave_small(known.primary);
   forget_gate(known.context);
   forget_gate(known.primary);
   // What these had in flight has no events any more.

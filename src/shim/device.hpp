@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "shim/table.hpp"
+
 namespace gpushare::shim {
 
 struct Current {
@@ -25,5 +27,25 @@ void forget_context(uint64_t context);
 // Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the limit leaves; `out_bytes` has it.
 // `kept`: what pools are known to keep, which is not to count here.
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept = 0);
+
+// The calling thread has the context for so long.
+class InContext {
+ public:
+  explicit InContext(uint64_t context) {
+    void* now = nullptr;
+    is_ = real(kEntry_cuCtxGetCurrent, &now) == kSuccess && now == reinterpret_cast<P>(context);
+    if (!is_) is_ = pushed_ = real(kEntry_cuCtxPushCurrent_v2, reinterpret_cast<P>(context)) == kSuccess;
+  }
+  ~InContext() {
+    void* popped = nullptr;
+    if (pushed_) real(kEntry_cuCtxPopCurrent_v2, &popped);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  bool is() const { return is_; }
+
+ private:
+  bool is_ = false, pushed_ = false;
+};
 
 }  // namespace gpushare::shim

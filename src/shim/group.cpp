@@ -15,6 +15,7 @@
 #include "shim/driver.hpp"
 #include "shim/ranges.hpp"
 #include "shim/settings.hpp"
+#include "shim/small_heap.hpp"
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
@@ -168,6 +169,7 @@ void set_up() {
       forget_blocks_in_child();
       forget_pools_in_child();
       forget_ranges_in_child();
+      forget_small_in_child();
       // Places of devices stay as they are known.
       std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
       g_private_page.slots_used = 0;

@@ -58,6 +58,24 @@ Result total_memory(int entry, P out_bytes, I ordinal) {
 }
 
 }  // namespace
+
+Result allocate_large(const Current& at, uint64_t bytes, void* out_address, bool may_spill) {
+  Result result = kSuccess;
+  if (may_move(bytes) && allocate_movable(at, bytes, out_address, &result)) return result;
+  const auto get = [&] {
+    return charged<uint64_t>(Kind::memory, at, bytes, out_address,
+                             [&] { return real(kEntry_cuMemAlloc_v2, out_address, bytes); });
+  };
+  result = get();
+  if (__builtin_expect(result != kOutOfMemory, 1)) return result;
+  if (give_back_small(at.place)) result = get();
+  return result != kOutOfMemory || !may_spill ? result : spill(at, bytes, out_address);
+}
+
+Result free_large(uint64_t address) {
+  return freed_memory(address, [&] { return real(kEntry_cuMemFree_v2, address); });
+}
+
 }  // namespace gpushare::shim
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the functions below have C linkage
@@ -67,10 +85,8 @@ extern "C" {
 
 HOOK(cuMemAlloc_v2)(P a, L b) {
   const Current at = current();
-  Result result = kSuccess;
-  if (may_move(b) && allocate_movable(at, b, a, &result)) return result;
-  result = charged<uint64_t>(Kind::memory, at, b, a, [&] { return real(kEntry_cuMemAlloc_v2, a, b); });
-  return __builtin_expect(result != kOutOfMemory, 1) ? result : spill(at, b, a);
+  if (is_small(b) && allocate_small(at, b, a)) return kSuccess;
+  return allocate_large(at, b, a, true);
 }
 HOOK(cuMemAlloc)(P a, I b) {
   return charged<uint32_t>(Kind::memory, current(), b, a, [&] { return real(kEntry_cuMemAlloc, a, b); });

@@ -77,23 +77,6 @@ uint64_t granularity(int place, int ordinal) {
   return able.granularity;
 }
 
-// The calling thread has the context for so long.
-class InContext {
- public:
-  explicit InContext(uint64_t context)
-      : pushed_(real(kEntry_cuCtxPushCurrent_v2, reinterpret_cast<P>(context)) == kSuccess) {}
-  ~InContext() {
-    void* popped = nullptr;
-    if (pushed_) real(kEntry_cuCtxPopCurrent_v2, &popped);
-  }
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
-  bool is() const { return pushed_; }
-
- private:
-  bool pushed_;
-};
-
 Result create(int ordinal, bool on_host, uint64_t size, uint64_t* out_handle) {
   Properties asked = properties(ordinal, on_host);
   return real(kEntry_cuMemCreate, out_handle, size, &asked, L{0});

@@ -52,7 +52,8 @@ bool leaves_room(int place, uint64_t bytes, bool pooled) {
 }  // namespace
 
 bool admit(int place, uint64_t bytes, bool pooled) {
-  const bool fits = charge(place, bytes);
+  bool fits = charge(place, bytes);
+  if (__builtin_expect(!fits && has_small(), 0) && give_back_small(place)) fits = charge(place, bytes);
   if (__builtin_expect(!has_pools(place), 1)) return fits;
   if (fits && leaves_room(place, bytes, pooled)) return true;
   if (load(turn().capturing) != 0) return fits;
@@ -111,11 +112,11 @@ HOOK(cuMemAllocFromPoolAsync_ptsz)(P a, L b, P c, P d) {
 // Captured, the free happens when the graph runs: the block stays charged.
 HOOK(cuMemFreeAsync)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync, a, b); };
-  return is_capturing(kEntry_cuStreamIsCapturing, b) ? call() : freed_memory(a, call);
+  return is_capturing(kEntry_cuStreamIsCapturing, b) ? call() : freed_memory(a, call, {true, false, b});
 }
 HOOK(cuMemFreeAsync_ptsz)(L a, P b) {
   const auto call = [&] { return real(kEntry_cuMemFreeAsync_ptsz, a, b); };
-  return is_capturing(kEntry_cuStreamIsCapturing_ptsz, b) ? call() : freed_memory(a, call);
+  return is_capturing(kEntry_cuStreamIsCapturing_ptsz, b) ? call() : freed_memory(a, call, {true, true, b});
 }
 // Which device (or the host) a pool takes memory from.
 HOOK(cuMemPoolCreate)(P a, P b) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/ranges.hpp"
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -19,16 +18,6 @@ uint64_t g_capacity = 0;
 uint64_t g_count = 0;  // read without the lock: 0 is the usual answer
 uint64_t g_bytes[kDevices][4];
 uint32_t g_lock;
-
-class Lock {
- public:
-  Lock() {
-    while (__atomic_exchange_n(&g_lock, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
-  }
-  ~Lock() { store(g_lock, 0); }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-};
 
 bool none() {
   return __builtin_expect(load(g_count) == 0, 1);
@@ -69,7 +58,7 @@ void pause_for_mover() {
 }  // namespace
 
 bool add_range(const Range& range) {
-  const Lock lock;
+  const Locked lock(g_lock);
   if (g_count == g_capacity) {
     const uint64_t capacity = g_capacity == 0 ? 128 : g_capacity * 2;
     void* memory =
@@ -92,7 +81,7 @@ bool add_range(const Range& range) {
 
 bool find_range(uint64_t address, Range* out_range) {
   if (none()) return false;
-  const Lock lock;
+  const Locked lock(g_lock);
   const uint64_t at = position(address);
   if (at == 0 || address - g_ranges[at - 1].begin >= g_ranges[at - 1].bytes) return false;
   *out_range = g_ranges[at - 1];
@@ -102,7 +91,7 @@ bool find_range(uint64_t address, Range* out_range) {
 bool take_range(uint64_t begin, Range* out_range) {
   if (none()) return false;
   for (;; pause_for_mover()) {
-    const Lock lock;
+    const Locked lock(g_lock);
     const uint64_t at = position(begin) - 1;  // UINT64_MAX: before the first
     if (at >= g_count || g_ranges[at].begin != begin) return false;
     if (g_ranges[at].held) continue;
@@ -114,7 +103,7 @@ bool take_range(uint64_t begin, Range* out_range) {
 bool take_range_of(uint64_t context, Range* out_range) {
   if (none()) return false;
   for (;; pause_for_mover()) {
-    const Lock lock;
+    const Locked lock(g_lock);
     bool held = false;
     for (uint64_t at = 0; at < g_count; ++at) {
       if (g_ranges[at].context != context) continue;
@@ -129,7 +118,7 @@ bool take_range_of(uint64_t context, Range* out_range) {
 
 bool hold_range(uint64_t from, Lies lies, Range* out_range) {
   if (none()) return false;
-  const Lock lock;
+  const Locked lock(g_lock);
   for (uint64_t at = from == 0 ? 0 : position(from - 1); at < g_count; ++at) {
     Range& range = g_ranges[at];
     if (range.lies != lies || range.held) continue;
@@ -141,7 +130,7 @@ bool hold_range(uint64_t from, Lies lies, Range* out_range) {
 }
 
 void release_range(const Range& range) {
-  const Lock lock;
+  const Locked lock(g_lock);
   Range& there = g_ranges[position(range.begin) - 1];
   count(there, false);
   there = range;
@@ -155,7 +144,7 @@ uint64_t range_bytes(int place, Lies lies) {
 
 uint64_t least_range(int place, Lies lies) {
   uint64_t least = UINT64_MAX;
-  const Lock lock;
+  const Locked lock(g_lock);
   for (uint64_t at = 0; at < g_count; ++at) {
     const Range& range = g_ranges[at];
     if (range.place == place && range.lies == lies && range.size < least) least = range.size;

@@ -9,6 +9,7 @@
 
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/small_heap.hpp"
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
@@ -84,6 +85,8 @@ const Settings& load_settings() {
     g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
   if (const char* pageable = secure_getenv("GPUSHARE_PAGEABLE"); pageable != nullptr)
     g_settings.pageable = std::strcmp(pageable, "1") == 0;
+  if (const char* small = secure_getenv("GPUSHARE_SMALL_HEAP"); small != nullptr)
+    g_wants_small = std::strcmp(small, "1") == 0 ? 1 : 0;
   if (const char* group = secure_getenv("GPUSHARE_SHIM_GROUP"); group != nullptr)
     std::snprintf(g_settings.group, sizeof g_settings.group, "%s", group);
   const char* const consequence = g_settings.fails_closed ? "no memory is given (GPUSHARE_SHIM_FAIL=closed)"

@@ -3,6 +3,7 @@
 //   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
 //   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
 //   GPUSHARE_PAGEABLE        1: outside its turns the process's memory may go to the host for others
+//   GPUSHARE_SMALL_HEAP      1: small plain allocations come from the shim's heap (small_heap.hpp)
 //   GPUSHARE_SHIM_GROUP      file of the group's page, whose limit counts then: made by `gpushare exec`, or empty: the first process fills it in
 //   GPUSHARE_SHIM_FAIL       closed: a program that cannot be held gets no memory; open (default): it runs without limits
 //   GPUSHARE_CUDA_DRIVER     the real driver

@@ -1,5 +1,5 @@
 // With unified addressing the device reaches pinned host memory under the host's own address, so a block that lies on the host is to the program
-// a device pointer as any other, only slower. Programs ask the driver about pointers: those questions are answered as for device memory.
+// a device pointer as any other, only slower.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/spill.hpp"
 
@@ -11,8 +11,6 @@ namespace gpushare::shim {
 namespace {
 
 constexpr uint32_t kPortable = 1, kDeviceMap = 2;  // of cuMemHostAlloc
-
-// ---- the quota of pinned memory -----------------------------------------------------------------------------------------------------
 
 // Pins `bytes` by `call`, which writes the address to `*out_address`, or pins what is there already.
 template <class Call>
@@ -43,21 +41,6 @@ Result unpinned(P address, Call call) {
   else
     insert(block);
   return result;
-}
-
-// ---- what a program is told about a pointer -----------------------------------------------------------------------------------------
-
-constexpr uint32_t kMemoryType = 2, kHostPointer = 4;  // attributes of pointers
-constexpr uint32_t kTypeDevice = 2;
-
-template <class Word>
-Result address_range(int entry, P out_base, P out_bytes, Word address) {
-  Range range;
-  if (!find_range(address, &range)) return real(entry, out_base, out_bytes, address);
-  const auto base = static_cast<Word>(range.begin), bytes = static_cast<Word>(range.bytes);
-  if (out_base != nullptr) std::memcpy(out_base, &base, sizeof base);
-  if (out_bytes != nullptr) std::memcpy(out_bytes, &bytes, sizeof bytes);
-  return kSuccess;
 }
 
 }  // namespace
@@ -137,36 +120,5 @@ HOOK(cuMemFreeHost)(P a) {
 }
 HOOK(cuMemHostUnregister)(P a) {
   return unpinned(a, [&] { return real(kEntry_cuMemHostUnregister, a); });
-}
-
-HOOK(cuMemGetAddressRange_v2)(P a, P b, L c) {
-  return address_range<uint64_t>(kEntry_cuMemGetAddressRange_v2, a, b, c);
-}
-HOOK(cuMemGetAddressRange)(P a, P b, I c) {
-  return address_range<uint32_t>(kEntry_cuMemGetAddressRange, a, b, c);
-}
-HOOK(cuPointerGetAttribute)(P out_value, I attribute, L address) {
-  Range range;
-  const Result result = real(kEntry_cuPointerGetAttribute, out_value, attribute, address);
-  if (__builtin_expect(out_value == nullptr || !find_range(address, &range), 1)) return result;
-  if (attribute == kHostPointer) return kInvalidValue;  // as for memory of the device
-  if (attribute == kMemoryType && result == kSuccess)
-    std::memcpy(out_value, &kTypeDevice, sizeof kTypeDevice);
-  return result;
-}
-HOOK(cuPointerGetAttributes)(I count, P attributes, P out_values, L address) {
-  Range range;
-  const Result result = real(kEntry_cuPointerGetAttributes, count, attributes, out_values, address);
-  if (__builtin_expect(result != kSuccess || !find_range(address, &range), 1)) return result;
-  for (I i = 0; i < count; ++i) {
-    uint32_t attribute = 0;
-    void* value = nullptr;
-    std::memcpy(&attribute, static_cast<uint32_t*>(attributes) + i, sizeof attribute);
-    std::memcpy(&value, static_cast<void**>(out_values) + i, sizeof value);
-    if (value == nullptr) continue;
-    if (attribute == kMemoryType) std::memcpy(value, &kTypeDevice, sizeof kTypeDevice);
-    if (attribute == kHostPointer) std::memset(value, 0, sizeof(void*));
-  }
-  return result;
 }
 }

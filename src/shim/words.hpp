@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sched.h>
+
+#include <cstdint>
+
 namespace gpushare::shim {
 
 template <class T>
@@ -18,5 +22,20 @@ template <class T>
 void store(T& word, typename Same<T>::Type to) {
   __atomic_store_n(&word, to, __ATOMIC_RELEASE);
 }
+
+// Holds a lock of one word, which is held for a few instructions at a time.
+class Locked {
+ public:
+  explicit Locked(uint32_t& word) : word_(word) {
+    for (int spins = 0; __atomic_exchange_n(&word_, 1U, __ATOMIC_ACQUIRE) != 0; ++spins)
+      if (spins % 64 == 63) sched_yield();
+  }
+  ~Locked() { store(word_, 0); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  uint32_t& word_;
+};
 
 }  // namespace gpushare::shim

@@ -89,6 +89,9 @@ class Program(Exec):
                          "0.5 opportunistic -1 s\n")
         for option, bad in [("weight", "0"), ("class", "royal"), ("priority", "high"), ("priority", "1.5")]:
             self.assertIn(f"--{option}", self.run_exec(f"--{option}", bad, *print_all, code=2).err)
+        self.assertEqual(self.run_exec("--small-heap", "--", "sh", "-c", "echo $GPUSHARE_SMALL_HEAP").out, "1\n")
+        self.file("config/gpushare/exec.conf", "small-heap = yes\n")
+        self.assertIn("'yes' is not allowed", self.run_exec(*print_limit, code=2).err)
         self.file("config/gpushare/exec.conf", "fail = sometimes\n")
         self.assertIn("'sometimes' is not allowed", self.run_exec(*print_limit, code=2).err)
 
