@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "gpushare/gpushare.hpp"
 
@@ -155,6 +156,110 @@ void BM_session_out_and_in(benchmark::State& state) {
   if (bytes[kBytes - 1] != 1) std::abort();
 }
 BENCHMARK(BM_session_out_and_in)->UseRealTime()->Iterations(4)->Unit(benchmark::kMillisecond);
+
+// A session with 512 MiB of live blocks within P goes down to 64 MiB as its quota falls, and comes back: copies at its boundaries, under the
+// blocks' own addresses. The boundary's bound is lifted, so each way is one or two boundaries; between them the session rests.
+void BM_session_quota_down_and_up(benchmark::State& state) {
+  constexpr uint64_t kBytes = 512 * kMiB, kSmall = 64 * kMiB;
+  gs::RuntimeOptions options;
+  options.device = "host?total_bytes=1073741824";
+  options.capacity_bytes = 640 * kMiB;
+  options.spill_limit_bytes = 1024 * kMiB;
+  options.spill_move_bytes = options.spill_move_ns = UINT64_MAX / 2;
+  gs::Runtime runtime = gs::Runtime::open(options);
+  gs::SessionOptions wanted;
+  wanted.name = "job";
+  wanted.persistent_bytes = kGranule;
+  wanted.ephemeral_bytes = kGranule;
+  wanted.allow_spill = true;
+  gs::Session session = runtime.open_session(wanted);
+  session.begin_iteration().end();
+  auto* const bytes = reinterpret_cast<unsigned char*>(session.alloc_bytes(gs::Kind::model, kBytes));
+  std::memset(bytes, 1, kBytes);
+  const auto promised = [&] { return session.info().promised_persistent_bytes; };
+  // Returns the time of boundaries until the session has come so far, without those at which it only rested.
+  const auto iterate_until = [&](const auto& done) {
+    double seconds = 0;
+    while (!done()) {
+      const uint64_t before = promised();
+      const auto start = std::chrono::steady_clock::now();
+      session.begin_iteration().end();
+      const auto end = std::chrono::steady_clock::now();
+      if (promised() != before) seconds += std::chrono::duration<double>(end - start).count();
+    }
+    return seconds;
+  };
+  // The limit in the same run: a plain copy of as many bytes to pages that exist.
+  std::vector<unsigned char> to(kBytes - kSmall, 2);
+  double out_s = 0, in_s = 0, copy_s = 0;
+  uint64_t moved = 0;
+  for (auto _ : state) {
+    const auto start = std::chrono::steady_clock::now();
+    std::memcpy(to.data(), bytes, to.size());
+    benchmark::ClobberMemory();
+    copy_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const uint64_t full = promised();
+    session.set_quota(kSmall);
+    out_s += iterate_until([&] { return promised() <= kSmall; });
+    moved += full - promised();
+    session.set_quota(0);
+    in_s += iterate_until([&] { return session.info().spilled_bytes == 0; });
+  }
+  const double rounds = static_cast<double>(state.iterations());
+  state.counters["out_GB_per_s"] = static_cast<double>(moved) / 1e9 / out_s;
+  state.counters["in_GB_per_s"] = static_cast<double>(moved) / 1e9 / in_s;
+  state.counters["memcpy_GB_per_s"] = static_cast<double>(to.size()) * rounds / 1e9 / copy_s;
+  state.counters["out_ms"] = 1e3 * out_s / rounds;
+  state.counters["in_ms"] = 1e3 * in_s / rounds;
+  if (bytes[kBytes - 1] != 1 || bytes[0] != 1) std::abort();
+}
+BENCHMARK(BM_session_quota_down_and_up)->UseRealTime()->Iterations(6)->Unit(benchmark::kMillisecond);
+
+// A job that only ever shrinks and grows, as fast as it may: its quota falls to an eighth and rises again as soon as it is there. Iterations
+// of 20 ms of real work on 64 MiB. What it loses is the time of its boundaries beside the rest.
+void BM_job_that_shrinks_and_grows(benchmark::State& state) {
+  constexpr uint64_t kBytes = 64 * kMiB;
+  gs::RuntimeOptions options;
+  options.device = "host?total_bytes=268435456";
+  gs::Runtime runtime = gs::Runtime::open(options);
+  gs::SessionOptions wanted;
+  wanted.name = "job";
+  wanted.persistent_bytes = kGranule;
+  wanted.ephemeral_bytes = kGranule;
+  wanted.allow_spill = true;
+  gs::Session session = runtime.open_session(wanted);
+  session.begin_iteration().end();
+  auto* const words = reinterpret_cast<uint64_t*>(session.alloc_bytes(gs::Kind::model, kBytes));
+  std::memset(words, 1, kBytes);
+  double boundaries_s = 0, moves_s = 0, work_s = 0;
+  uint64_t cycles = 0;
+  bool small = false;
+  for (auto _ : state) {
+    const bool there = small ? session.info().spilled_bytes >= kBytes / 2 : session.info().spilled_bytes == 0;
+    if (there) {
+      session.set_quota(small ? 0 : kBytes / 8);
+      cycles += small ? 1 : 0;
+      small = !small;
+    }
+    const uint64_t before = session.info().promised_persistent_bytes;
+    const auto start = std::chrono::steady_clock::now();
+    gs::Iteration iteration = session.begin_iteration();
+    const auto begun = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - begun < std::chrono::milliseconds(20))
+      for (uint64_t i = 0; i < kBytes / 8; i += 512) words[i] += i;
+    const auto middle = std::chrono::steady_clock::now();
+    iteration.end();
+    const std::chrono::duration<double> boundary =
+        std::chrono::steady_clock::now() - middle + (begun - start);
+    boundaries_s += boundary.count();
+    if (session.info().promised_persistent_bytes != before) moves_s += boundary.count();
+    work_s += std::chrono::duration<double>(middle - begun).count();
+  }
+  state.counters["lost_percent"] = 100 * boundaries_s / (boundaries_s + work_s);
+  state.counters["moving_percent"] = 100 * moves_s / (boundaries_s + work_s);
+  state.counters["cycles"] = static_cast<double>(cycles);
+}
+BENCHMARK(BM_job_that_shrinks_and_grows)->UseRealTime()->Iterations(1500)->Unit(benchmark::kMillisecond);
 
 // The limit for both: a copy in memory.
 void BM_memcpy(benchmark::State& state) {

@@ -263,9 +263,10 @@ typedef struct gpushare_runtime_params {
   uint32_t reserved;
   gpushare_progress_fn on_progress; /* may be null */
   void* on_progress_user_data;
-  /* Of sessions with GPUSHARE_SESSION_ALLOW_SPILL. Their spilled blocks come home, at their own addresses, before an iteration
-   * begins and when the device has room (virtual layout, devices with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
-  uint64_t spill_limit_bytes; /* host memory for spilled blocks; 0 = a quarter of what the host has */
+  /* Of sessions with GPUSHARE_SESSION_ALLOW_SPILL. Before an iteration begins their blocks move at their own addresses: to the
+   * device while it has room, to host memory above the quota or for a guaranteed session (virtual layout, devices with
+   * GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
+  uint64_t spill_limit_bytes; /* host memory for such blocks; 0 = a quarter of what the host has */
   uint64_t spill_move_bytes;  /* moved home or out before an iteration at most; 0 = 256 MiB */
   uint64_t spill_move_ns;     /* and for so long at most; at least one granule moves. 0 = 10 ms */
 } gpushare_runtime_params;
@@ -358,7 +359,9 @@ GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t t
 enum {
   GPUSHARE_SESSION_ALLOW_QUEUEING = 1 << 0, /* the session may wait for admission instead of being refused */
   /* Allocations above the promise or the quota may go to host memory instead of failing, on devices that can address it.
-   * They come home when there is room (spill_limit_bytes of gpushare_runtime_params). */
+   * They come home when there is room, and all blocks of the session may move (spill_limit_bytes of
+   * gpushare_runtime_params): while it begins an iteration, other threads leave its blocks alone, and work on other
+   * streams is known by gpushare_memory_record_use. */
   GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1
 };
 
@@ -427,7 +430,7 @@ typedef struct gpushare_session_info {
   uint64_t promised_persistent_bytes; /* P */
   uint64_t promised_ephemeral_bytes;  /* E */
   uint64_t promoted_bytes;            /* ephemeral blocks that outlived their iteration */
-  uint64_t spilled_bytes;             /* live blocks in host memory */
+  uint64_t spilled_bytes;             /* live blocks in host memory, not counted in persistent_bytes */
   uint64_t iterations_done;
   uint64_t iterations_queued;
   uint64_t service_ns;         /* device time received */
@@ -466,8 +469,8 @@ GPUSHARE_API int32_t gpushare_session_set_priority(gpushare_session session, int
 GPUSHARE_API int32_t gpushare_session_set_weight(gpushare_session session, double weight);
 /* Changes the quota_bytes of gpushare_session_params; 0 = none. If the quota is lowered below what the session has, live
  * blocks stay, and allocations above the quota fail with QUOTA_EXCEEDED, or go to host memory with ALLOW_SPILL. The session's
- * promise then falls at its boundaries, as far as it has freed blocks, by spilled blocks that had come home, and by the bytes
- * that its iterations cannot use any more. gpushare_session_info has the quota and the value in force. P and E are each
+ * promise then falls at its boundaries, as far as it has freed blocks, by blocks that move to host memory (ALLOW_SPILL), and by
+ * the bytes that its iterations cannot use any more. gpushare_session_info has the quota and the value in force. P and E are each
  * rounded up to the granularity of the memory, so together they may be up to two granules above the quota. The quota also
  * holds on shared devices, where the process enforces it. Does not wait for other work of the device. Errors: as above. */
 GPUSHARE_API int32_t gpushare_session_set_quota(gpushare_session session, uint64_t quota_bytes);

@@ -341,8 +341,7 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
   for (memory::ElasticRange* range : session.ranges_)
     if (status.ok()) status = range->save(paging_stream_);
   // What came home goes out again; it comes back at boundaries after the page-in.
-  if (uint64_t moved = 0; status.ok() && heap.settle_home() > 0)
-    status = heap.move_spilled(false, UINT64_MAX, UINT64_MAX, paging_stream_, &moved);
+  if (status.ok() && heap.settle_home() > 0) status = heap.send_spilled_out(paging_stream_);
   if (status.ok()) status = heap.page_out(paging_stream_);
   for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->drop() : range->forget();
   return status;

@@ -278,9 +278,14 @@ void SessionImpl::shrink_persistent(uint64_t persistent_bytes) {
 }
 
 void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
-  if (const GatePass pass(heap_gate_); !pass || (heap_.load()->stats().promised_bytes > persistent_bytes &&
-                                                 !heap_.load()->resize(persistent_bytes).ok()))
-    return;
+  {
+    const GatePass pass(heap_gate_);
+    if (!pass) return;
+    memory::PersistentHeap& heap = *heap_.load();
+    if (heap.stats().promised_bytes > persistent_bytes && !heap.resize(persistent_bytes).ok()) return;
+    // A boundary may have sent granules out meanwhile.
+    persistent_bytes = std::min(persistent_bytes, heap.stats().promised_bytes);
+  }
   runtime_->ladder_.give_back();
   Outbox outbox(*runtime_);
   Section lock(*runtime_);

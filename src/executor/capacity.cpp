@@ -109,9 +109,9 @@ void SessionImpl::give_back_above_quota(bool begins) {
   Section lock(runtime);
   if (!look()) return;
   persistent = unplaced ? std::min(persistent, quota) : resized;
-  // Spilled blocks that came home go out again at boundaries; iterations need not make way for them.
+  // Blocks that may move go out at boundaries; iterations need not make way for them.
   ephemeral =
-      std::min(ephemeral, quota - std::min(quota, persistent - std::min(persistent, home_promise_.load())));
+      std::min(ephemeral, quota - std::min(quota, persistent - std::min(persistent, movable_bytes())));
   if (runtime.authority_->set_need(id_, persistent, ephemeral, runtime.now()).ok()) {
     persistent_promise_ = persistent;
     ephemeral_promise_ = ephemeral;

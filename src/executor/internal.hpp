@@ -195,12 +195,19 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
+  // For a guaranteed session: opportunistic ones that may move send out what is missing at their next boundaries. True once they have, or
+  // have not begun an iteration for a while.
+  bool wait_for_others(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
-  // spilled.cpp. At a boundary: its thread is about to begin an iteration. Brings spilled blocks home, or sends them out. Errors:
+  // spilled.cpp
+  bool may_move() const;
+  uint64_t movable_bytes() const GPUSHARE_REQUIRES(books);  // device bytes that it could send out
+  // At a boundary: its thread is about to begin an iteration. Brings blocks home, or sends them out. Errors:
   // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
   base::Status settle_spilled(LaneSlot& lane);
   base::Status send_out(LaneSlot& lane, uint64_t bytes);
   base::Status come_home(LaneSlot& lane);
+  void claim_what_it_has(uint64_t extra);
   // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota.
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
@@ -233,11 +240,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
 
-  // Spilled blocks. Written by the thread that begins the session's iteration, but for asked_home_.
+  // Blocks that move. Written by the thread that begins the session's iteration, but for asked_out_.
   std::atomic<uint64_t> home_promise_{0};  // the part of range_promise_ that is for blocks that came home
-  std::atomic<uint64_t> asked_home_{0};    // of that, what a guaranteed session has asked for
+  std::atomic<uint64_t> asked_out_{0};     // what a guaranteed session has asked for
   std::atomic<uint64_t> spilled_ephemeral_{0};  // what the last iteration spilled, for its lane to grow
-  uint32_t home_rest_ = 0;                      // boundaries before it tries to come home again
+  uint32_t home_rest_ = 0, out_rest_ = 0;       // boundaries before it tries to come home, or go out, again
   uint32_t sent_out_ = 0, calm_ = 0;            // times sent out; boundaries since then
 
   bool closed_ GPUSHARE_GUARDED_BY(books) = false;     // by its owner
@@ -481,6 +488,12 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // Destroys `work`, with any lock of the runtime's let go, and tells a close() that waits for that.
   static void destroy(SessionImpl& session, std::unique_ptr<Work> work, bool stays) noexcept;
   void record_memory() GPUSHARE_EXCLUDES(books);
+
+  std::atomic<uint32_t> askers_{
+      0};  // guaranteed sessions that wait for others to send blocks out: nothing comes home meanwhile
+  // spilled.cpp. Opportunistic sessions are to send `bytes` out at their next boundaries. Returns what they have of that; `all`: nobody
+  // is asked unless it is all.
+  uint64_t ask_out(const SessionImpl& asker, uint64_t bytes, bool all) GPUSHARE_REQUIRES(books);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);
 
   std::unique_ptr<device::Device> device_;

@@ -94,9 +94,10 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
     lane.set_owner(session.shared_from_this());
+  // What is free in it first; then blocks go out.
+  if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   base::Status status;
   if (session.options_.allow_spill) status = session.settle_spilled(lane);
-  if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     lanes_.fit(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;

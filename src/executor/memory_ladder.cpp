@@ -42,6 +42,14 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
                                                         base::Status why, bool* out_made_room) {
   memory::DeviceMemory& memory = *runtime_.memory_;
   bool may_spill = session.options_.allow_spill, may_trim = true;
+  bool may_ask = session.options_.cls == sched::SessionClass::kGuaranteed;
+  struct Asking {
+    ~Asking() {
+      if (asked) --runtime.askers_;
+    }
+    RuntimeImpl& runtime;
+    bool asked = false;
+  } asking{runtime_};
   int asked = 0;
   uint64_t seen_bytes = 0;
   base::Status not_grown;
@@ -62,6 +70,11 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
       }
       if (wanted.bytes > memory.capacity_bytes()) break;
       if (std::exchange(may_trim, false) && memory.trim() > 0) continue;
+      if (not_grown.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && std::exchange(may_ask, false)) {
+        asking.asked = true;
+        ++runtime_.askers_;
+        if (session.wait_for_others(wanted.bytes + wanted.alignment)) continue;
+      }
       if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
           make_room(session, wanted.bytes))
         *out_made_room = true;

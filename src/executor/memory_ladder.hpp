@@ -24,7 +24,7 @@ struct Attempt {
 };
 
 // The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what memory keeps for speed,
-// the memory of sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
+// what opportunistic sessions send out, the memory of sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
 class MemoryLadder {
  public:
   explicit MemoryLadder(RuntimeImpl& runtime) : runtime_(runtime) {}

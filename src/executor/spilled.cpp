@@ -1,7 +1,7 @@
-// Spilled blocks of a session at its boundaries: what its quota has no room for, or a guaranteed session asks for, goes out to host
-// memory; what has room comes home. The device bytes of blocks that came home are a part of the session's P, beside its heap and its
-// elastic ranges. A boundary moves no more bytes and for no longer than the runtime's settings say, so whoever waits for the lane waits
-// no longer than that.
+// Blocks of a session that may spill, at its boundaries: what its quota has no room for, or a guaranteed session asks for, goes out to host
+// memory, granules of its heap as well as blocks that spilled and came home; what has room comes home. The device bytes of spilled blocks
+// that came home are a part of the session's P, beside its heap and its elastic ranges. A boundary moves no more bytes and for no longer
+// than the runtime's settings say, so whoever waits for the lane waits no longer than that.
 //
 // Against going to and fro: a session that was sent out rests for 8 boundaries before it comes home, twice as many each time it happens
 // again, up to 256; 256 boundaries without it count as calm. One that found no room tries again after 4.
@@ -17,6 +17,9 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint32_t kFirstRest = 8, kLongestRest = 256, kCalmBoundaries = 256, kNoRoomRest = 4;
+// A guaranteed session that waits for others to send bytes out looks again so often, and gives up when those it asked have begun no
+// iteration for so long: they are paged out instead.
+constexpr uint64_t kLookAgainNs = 1'000'000, kIdleNs = 20'000'000;
 
 // What the session cannot live with; anything else leaves its blocks where they are, and is tried again.
 base::Status fatal(const base::Status& status) {
@@ -28,9 +31,20 @@ base::Status fatal(const base::Status& status) {
 
 }  // namespace
 
+bool SessionImpl::may_move() const {
+  return options_.allow_spill && runtime_->memory_->has_host_tier();
+}
+
+uint64_t SessionImpl::movable_bytes() const {
+  const uint64_t ranges = range_promise_ - home_promise_;
+  return may_move() && placed_ ? persistent_promise_ - std::min(persistent_promise_, ranges) : 0;
+}
+
 base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
   memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
-  if (home_promise_ == 0 && heap.away_bytes() == 0 && spilled_ephemeral_ == 0) return {};
+  if (home_promise_ == 0 && asked_out_ == 0 && heap.away_bytes() == 0 && spilled_ephemeral_ == 0 &&
+      !above_quota_.load(std::memory_order_relaxed))
+    return {};
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
   // Somebody fills its memory between iterations: at the next boundary.
   if (!growing.owns_lock() || !residence_gate_.try_close()) return {};
@@ -40,31 +54,51 @@ base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
   };
   const Reopen reopening{residence_gate_};
   if (home_rest_ > 0) --home_rest_;
+  if (out_rest_ > 0) --out_rest_;
   if (sent_out_ > 0 && ++calm_ > kCalmBoundaries) sent_out_ = 0;
   RuntimeImpl& runtime = *runtime_;
   // Blocks were freed, or a page-out sent them out.
-  if (const uint64_t home = heap.settle_home(); home < home_promise_) {
-    shrink_range(home_promise_ - home);
-    home_promise_ = home;
-  }
-  uint64_t above = asked_home_;
-  if (const uint64_t quota = quota_bytes_.load(std::memory_order_relaxed); quota > 0) {
-    const memory::HeapStats stats = heap.stats();
-    const uint64_t unused = stats.promised_bytes - std::min(stats.promised_bytes, stats.live_bytes);
+  if (heap.settle_home() < home_promise_) claim_what_it_has(0);
+  uint64_t above = 0;
+  {
     BooksLock lock(runtime.mutex_);
+    above = std::min(asked_out_.load(), movable_bytes());
+    const uint64_t quota =
+        sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), runtime.granularity_bytes_);
     const uint64_t promised = persistent_promise_ + ephemeral_promise_;
-    const uint64_t allowed = sched::quota_in_granules(quota, runtime.granularity_bytes_) + unused;
-    above = std::max(above, promised - std::min(promised, allowed));
+    above = std::max(above, std::min(movable_bytes(), promised - std::min(promised, quota)));
   }
-  if (above > 0 && home_promise_ > 0) return send_out(lane, above);
-  asked_home_ = 0;
+  if (above > 0) return out_rest_ == 0 ? send_out(lane, above) : base::Status();
+  asked_out_ = 0;
   if (const uint64_t missing = spilled_ephemeral_.exchange(0); missing > 0) {
     const uint64_t size =
         base::round_up(lane.applied_bytes.load() + missing, runtime.memory_->granularity_bytes());
     // If there is no room, the iteration spills again.
     (void)promise(0, 0, size, [&] { return runtime.lanes_.ensure_size(lane, size); });
   }
-  return home_rest_ == 0 && heap.away_bytes() > 0 ? come_home(lane) : base::Status();
+  // Nothing comes home while a guaranteed session waits for what opportunistic ones send out.
+  if (home_rest_ > 0 || heap.away_bytes() == 0 ||
+      (runtime.askers_ > 0 && options_.cls == sched::SessionClass::kOpportunistic))
+    return {};
+  return come_home(lane);
+}
+
+// P becomes what its heap, what came home and its elastic ranges have; `extra` of range_promise_ is for none of them.
+void SessionImpl::claim_what_it_has(uint64_t extra) {
+  const memory::HeapStats stats = heap_.load()->stats();
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  if (torn_down_ || runtime.collapsed_) return;
+  range_promise_ -= extra + home_promise_ - std::min(home_promise_.load(), stats.home_bytes);
+  range_promise_ += stats.home_bytes - std::min(home_promise_.load(), stats.home_bytes);
+  home_promise_ = stats.home_bytes;
+  const uint64_t persistent = stats.promised_bytes + range_promise_;
+  // A need that does not grow is never refused.
+  if (persistent < persistent_promise_ &&
+      runtime.authority_->set_need(id_, persistent, ephemeral_promise_, runtime.now()).ok())
+    persistent_promise_ = persistent;
+  runtime.settle(nullptr, outbox);
 }
 
 base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
@@ -76,12 +110,14 @@ base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
       runtime.spill_move_ns_, lane.stream->device_stream(), &moved);
   if (moved > 0) {
     runtime.ladder_.give_back();
-    shrink_range(moved);
-    home_promise_ -= moved;
-    asked_home_ -= std::min(asked_home_.load(), moved);
+    asked_out_ -= std::min(asked_out_.load(), moved);
+    claim_what_it_has(0);
     home_rest_ = std::min(kLongestRest, kFirstRest << std::min(sent_out_, 5u));
     ++sent_out_;
     calm_ = 0;
+  } else {
+    out_rest_ = kNoRoomRest;
+    asked_out_ = 0;
   }
   return fatal(status);
 }
@@ -108,26 +144,66 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
       return moved > 0 ? base::Status() : base::Status(GPUSHARE_NOT_READY, "nothing came home");
     });
     if (status.ok()) {
-      home_promise_ += moved;
-      if (moved < bytes) shrink_range(bytes - moved);
+      claim_what_it_has(bytes);
       return fatal(copied);
     }
     if (status.code() == GPUSHARE_NOT_READY) return fatal(copied);
   }
   home_rest_ = kNoRoomRest;
-  if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || options_.cls != sched::SessionClass::kGuaranteed)
-    return {};
-  // Opportunistic sessions have what this one misses: they send it out at their next boundary.
-  uint64_t missing = wanted;
-  BooksLock lock(runtime.mutex_);
-  for (const auto& [id, session] : runtime.sessions_) {
-    if (missing == 0) break;
-    if (session->options_.cls != sched::SessionClass::kOpportunistic) continue;
-    const uint64_t share = std::min(missing, session->home_promise_.load());
-    if (share > session->asked_home_) session->asked_home_ = share;
-    missing -= share;
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && options_.cls == sched::SessionClass::kGuaranteed) {
+    // They send it out at their next boundary.
+    BooksLock lock(runtime.mutex_);
+    (void)runtime.ask_out(*this, wanted, false);
   }
   return {};
+}
+
+uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
+  const auto gives = [&](SessionImpl& session) GPUSHARE_REQUIRES(books) {
+    const bool asked = &session != &asker && session.options_.cls == sched::SessionClass::kOpportunistic &&
+                       authority_->state(session.id_) == sched::SessionState::kResident;
+    return asked ? session.movable_bytes() : 0;
+  };
+  uint64_t sum = 0;
+  for (const auto& [id, session] : sessions_) sum += gives(*session);
+  if (all && sum < bytes) return sum;
+  uint64_t missing = bytes;
+  for (const auto& [id, session] : sessions_) {
+    const uint64_t share = std::min(missing, gives(*session));
+    if (share > session->asked_out_) session->asked_out_ = share;
+    missing -= share;
+  }
+  return bytes - missing;
+}
+
+bool SessionImpl::wait_for_others(uint64_t bytes) {
+  RuntimeImpl& runtime = *runtime_;
+  Outbox outbox(runtime);
+  Section lock(runtime);
+  // Whoever has an iteration open may be what their boundary waits for.
+  if (!runtime.check_live(*this).ok() || open_ || NoWaitScope::active() || CallbackScope::active())
+    return false;
+  const uint64_t wanted = base::round_up(bytes, runtime.granularity_bytes_), room = runtime.free_bytes();
+  const uint64_t missing = wanted - std::min(wanted, room);
+  if (missing == 0 || runtime.ask_out(*this, missing, true) < missing) return false;
+  uint64_t left = UINT64_MAX, since_ns = base::host_now_ns();
+  for (;;) {
+    uint64_t asked = 0;
+    bool busy = false;
+    for (const auto& [id, session] : runtime.sessions_) {
+      if (session->asked_out_ == 0) continue;
+      asked += session->asked_out_;
+      busy |= session->open_ || session->in_flight_ > 0;
+    }
+    if (asked == 0 || !runtime.check_live(*this).ok()) return true;
+    const uint64_t now_ns = base::host_now_ns();
+    if (busy || asked < left) since_ns = now_ns;
+    left = std::min(left, asked);
+    if (now_ns - since_ns > kIdleNs) break;
+    runtime.reaper_.wait(state_changed_, base::Deadline::after(kLookAgainNs), outbox);
+  }
+  for (const auto& [id, session] : runtime.sessions_) session->asked_out_ = 0;
+  return true;
 }
 
 }  // namespace gpushare::executor

@@ -32,6 +32,7 @@ class DeviceMemoryImpl final : public DeviceMemory {
   base::Status open(const DeviceMemoryOptions& options);
 
   Layout layout() const override { return shared_.layout->kind(); }
+  bool has_host_tier() const override { return shared_.layout->has_host_tier(); }
   uint64_t capacity_bytes() const override { return shared_.layout->capacity_bytes(); }
   uint64_t granularity_bytes() const override { return shared_.layout->granularity_bytes(); }
   bool can_page() const override { return shared_.layout->can_page(); }

@@ -60,11 +60,11 @@ struct BlockInfo {
 
 struct HeapStats {
   uint64_t promised_bytes = 0;
-  uint64_t live_bytes = 0;  // rounded to the granule; promoted blocks included
+  uint64_t live_bytes = 0;  // on the device, rounded to the granule; promoted blocks included
   uint64_t peak_bytes = 0;
   uint64_t promoted_bytes = 0;
   uint64_t lent_bytes = 0;     // the part of the promise that is lent to lanes for promoted blocks
-  uint64_t spilled_bytes = 0;  // its live blocks in host memory, without what came home
+  uint64_t spilled_bytes = 0;  // its live blocks in host memory: spilled and not come home, or moved out
   uint64_t home_bytes = 0;     // device memory behind spilled blocks that came home: beside the promise
   uint64_t largest_hole_bytes = 0;
 };
@@ -84,11 +84,14 @@ class PersistentHeap {
   // depends on the backend whether copies and fills accept such addresses (those of the host device do not), and it stays. Errors:
   // UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves granules of
-  // spilled blocks home, for which the caller has had `most_bytes` promised beside the heap's promise, or out again. See
-  // SpillStore::move. UNSUPPORTED without a host tier.
+  // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves granules home,
+  // for which the caller has had `most_bytes` promised beside stats().promised_bytes and home_bytes, or out to host memory. Granules of
+  // spilled blocks count in home_bytes; those of the heap in its promise, which moves change. See SpillStore::move. UNSUPPORTED without a
+  // host tier.
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
+  // For who pages the session out: all that came home goes out again.
+  virtual base::Status send_spilled_out(const device::Stream& stream) = 0;
   // Gives device memory back that came home for blocks since freed, and returns what is left. Cheap when there is none.
   virtual uint64_t settle_home() = 0;
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
@@ -230,6 +233,8 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
 
   virtual Layout layout() const = 0;
+  // Blocks can move between the device and host memory at their own addresses.
+  virtual bool has_host_tier() const = 0;
   virtual uint64_t capacity_bytes() const = 0;
   // P and lane sizes are rounded up to this.
   virtual uint64_t granularity_bytes() const = 0;

@@ -52,12 +52,21 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
     for (size_t i = 0; i < extents_.size(); ++i) {
       extents_[i].heap->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (!block.live || (block.tag & BlockTag::kFreed)) return;
-        bytes += block.size_bytes;
-        if (!saved_runs_.empty() && saved_runs_.back().extent == i &&
-            saved_runs_.back().offset + saved_runs_.back().bytes == block.offset_bytes)
-          saved_runs_.back().bytes += block.size_bytes;
-        else
-          saved_runs_.push_back({i, block.offset_bytes, block.size_bytes});
+        const auto save = [&](uint64_t offset, uint64_t size) {
+          bytes += size;
+          if (!saved_runs_.empty() && saved_runs_.back().extent == i &&
+              saved_runs_.back().offset + saved_runs_.back().bytes == offset)
+            saved_runs_.back().bytes += size;
+          else
+            saved_runs_.push_back({i, offset, size});
+        };
+        if (extents_[i].away == 0) return save(block.offset_bytes, block.size_bytes);
+        // What is away stays where it is.
+        uint64_t at = block.offset_bytes;
+        for_each_granule(block.offset_bytes, block.size_bytes, [&](size_t granule, uint64_t size) {
+          if (!extents_[i].granules[granule].away) save(at, size);
+          at += size;
+        });
       });
     }
     fences = uses_.outstanding();

@@ -50,6 +50,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
     ShortLockGuard lock(lock_);
     name_ = std::move(name);
     promised_ = lent_ = owed_ = live_ = promoted_ = peak_ = 0;
+    away_live_bytes_.store(0);
   }
   const uint64_t bytes = round_up(promised_bytes, shared_.layout->granularity_bytes());
   GPUSHARE_RETURN_IF_ERROR(grow(bytes));
@@ -72,8 +73,9 @@ base::Status PersistentHeapImpl::close(FenceList* out_fences, std::vector<LaneIm
     residency_.store(Residency::kClosed);
     for (const FencePtr& fence : uses_.drain()) fences.push_back(fence);
     extents.swap(extents_);
-    live = live_;
+    live = device_live();
     promised_ = lent_ = owed_ = live_ = 0;
+    away_live_bytes_.store(0);
     out_borrowers->swap(borrowers_);
     borrowers_.clear();
   }
@@ -120,7 +122,8 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
   }
   settle_fences(fences);
   ShortLockGuard lock(lock_);
-  extents_.push_back(Extent{range, std::move(heap)});
+  extents_.push_back(Extent{range, std::move(heap), {}, 0});
+  size_granules(extents_.back());
   return {};
 }
 
@@ -139,6 +142,7 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_w
   ShortLockGuard lock(lock_);
   extent.range = grown;
   extent.heap->resize(grown.bytes);
+  size_granules(extent);
   return {};
 }
 
@@ -176,9 +180,13 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
     else
       uses_.take_passed(give_back);
     for (size_t i = extents_.size(); i-- > 0 && surplus > 0;) {
-      cuts[i] =
-          std::min(surplus, extents_[i].range.bytes - round_up(extents_[i].heap->floor_bytes(), granularity));
-      surplus -= cuts[i];
+      const Extent& extent = extents_[i];
+      const uint64_t floor = round_up(extent.heap->floor_bytes(), granularity);
+      uint64_t end = extent.range.bytes;
+      // Granules that are away go as well and are nothing of what is asked for.
+      for (; end > floor && surplus > 0; end -= granularity)
+        if (extent.away == 0 || !extent.granules[end / granularity - 1].away) surplus -= granularity;
+      cuts[i] = extent.range.bytes - end;
     }
     if ((all && surplus > 0) || surplus == bytes) return 0;
     for (size_t i = extents_.size(); i-- > 0;) {
@@ -188,6 +196,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
       extent.range.bytes -= cuts[i];
       kept.push_back(extent.range.bytes);
       extent.heap->resize(extent.range.bytes);
+      size_granules(extent);
       if (extent.range.bytes > 0) continue;
       spare_heaps_.push_back(std::move(extent.heap));
       extents_.erase(extents_.begin() + static_cast<ptrdiff_t>(i));
@@ -209,10 +218,10 @@ base::Status PersistentHeapImpl::shrink(uint64_t promised_bytes) {
   uint64_t before = 0, forgone = 0;
   {
     ShortLockGuard lock(lock_);
-    if (promised_bytes < live_ + promoted_)
+    if (promised_bytes < device_live() + promoted_)
       return {GPUSHARE_INVALID_STATE, "session '" + name_ + "': the promise cannot shrink to " +
                                           base::format_bytes(promised_bytes) + ": " +
-                                          base::format_bytes(live_ + promoted_) + " are live"};
+                                          base::format_bytes(device_live() + promoted_) + " are live"};
     before = std::exchange(promised_, promised_bytes);  // so that no block is placed beyond it from here on
     forgone = std::min(before - promised_bytes, owed_);
     owed_ -= forgone;
@@ -261,11 +270,15 @@ BlockHandle PersistentHeapImpl::allocate(uint64_t bytes, uint64_t alignment, uin
                                          Address* out_address) {
   BlockHandle handle;
   handle.status = HeapStatus::kNoSpace;
-  if (live_ + promoted_ + round_up(bytes, kBlockGranuleBytes) > promised_) return handle;
+  const uint64_t size = round_up(bytes, kBlockGranuleBytes);
+  if (device_live() + promoted_ + size > promised_) return handle;
   for (Extent& extent : extents_) {
     handle = extent.heap->allocate(bytes, alignment, tag);
     if (handle) {
       *out_address = extent.range.base + handle.offset_bytes;
+      touch(extent, handle.offset_bytes, size);
+      count_live(size, away_part(extent, handle.offset_bytes, size));
+      peak_ = std::max(peak_, device_live() + promoted_);
       break;
     }
   }
@@ -281,36 +294,37 @@ base::Result<Address> PersistentHeapImpl::alloc(Kind kind, uint64_t bytes, uint6
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
   if (kind != Kind::kModel && kind != Kind::kFramework)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "a persistent block is of kind model or framework");
-  const uint64_t tag = BlockTag::make(kind, bytes);
   Address address = 0;
-  {
-    ShortLockGuard lock(lock_);
-    if (residency_.load(std::memory_order_relaxed) != Residency::kResident)
-      return base::Status(
-          GPUSHARE_INVALID_STATE,
-          "session '" + name_ + "' is " + (is_open() ? "paged out" : "closed") + ": no block can be placed");
-    BlockHandle handle = allocate(bytes, alignment, tag, &address);
-    if (!handle && uses_.deferred() > 0) {
-      const auto give_back = [this](uint64_t a) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(a); };
-      if (uses_.take_passed(give_back)) handle = allocate(bytes, alignment, tag, &address);
-      const device::Stream* stream = spill_owner_.stream.load();
-      if (!handle && stream != nullptr && uses_.take_ordered(*stream, give_back))
-        handle = allocate(bytes, alignment, tag, &address);
+  for (;;) {
+    {
+      ShortLockGuard lock(lock_);
+      if (!moving_) {
+        GPUSHARE_RETURN_IF_ERROR(place(kind, bytes, alignment, &address));
+        break;
+      }
     }
-    if (!handle) {
-      shared_.recorder.record(AllocationEvent::Action::kOutOfMemory, kind, 0, bytes,
-                              spill_owner_.stream.load(), session());
-      return out_of_memory(bytes, handle.status);
-    }
-    const uint64_t size = round_up(bytes, kBlockGranuleBytes);
-    live_ += size;
-    peak_ = std::max(peak_, live_ + promoted_);
-    shared_.persistent_bytes.fetch_add(size, std::memory_order_relaxed);
-    shared_.recorder.record(AllocationEvent::Action::kAlloc, kind, address, bytes, spill_owner_.stream.load(),
-                            session());
+    const base::MutexLock until_moved(control_);
   }
   shared_.note_peak();
   return address;
+}
+
+base::Status PersistentHeapImpl::place(Kind kind, uint64_t bytes, uint64_t alignment, Address* out_address) {
+  if (residency_.load(std::memory_order_relaxed) != Residency::kResident)
+    return {GPUSHARE_INVALID_STATE, "session '" + name_ + "' is " + (is_open() ? "paged out" : "closed") +
+                                        ": no block can be placed"};
+  const uint64_t tag = BlockTag::make(kind, bytes);
+  BlockHandle handle = allocate(bytes, alignment, tag, out_address);
+  if (!handle && uses_.deferred() > 0) {
+    const auto give_back = [this](uint64_t a) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(a); };
+    if (uses_.take_passed(give_back)) handle = allocate(bytes, alignment, tag, out_address);
+    const device::Stream* stream = spill_owner_.stream.load();
+    if (!handle && stream != nullptr && uses_.take_ordered(*stream, give_back))
+      handle = allocate(bytes, alignment, tag, out_address);
+  }
+  shared_.recorder.record(handle ? AllocationEvent::Action::kAlloc : AllocationEvent::Action::kOutOfMemory,
+                          kind, handle ? *out_address : 0, bytes, spill_owner_.stream.load(), session());
+  return handle ? base::Status() : out_of_memory(bytes, handle.status);
 }
 
 base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status) {
@@ -321,9 +335,9 @@ base::Status PersistentHeapImpl::out_of_memory(uint64_t bytes, HeapStatus status
   for (Extent& extent : extents_) hole = std::max(hole, extent.heap->largest_hole_bytes());
   return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
           "session '" + name_ + "': no room for a persistent block of " + base::format_bytes(bytes) + ": " +
-              base::format_bytes(live_ + promoted_) + " of the promised " + base::format_bytes(promised_) +
-              " live (" + base::format_bytes(promoted_) + " promoted), largest hole " +
-              base::format_bytes(hole) +
+              base::format_bytes(device_live() + promoted_) + " of the promised " +
+              base::format_bytes(promised_) + " live (" + base::format_bytes(promoted_) +
+              " promoted), largest hole " + base::format_bytes(hole) +
               (uses_.deferred() > 0 ? ", freed blocks wait for other streams" : "")};
 }
 
@@ -337,11 +351,29 @@ base::Status PersistentHeapImpl::move_spilled(bool home, uint64_t most_bytes, ui
                                               const device::Stream& stream, uint64_t* out_bytes) {
   *out_bytes = 0;
   if (!shared_.layout->has_host_tier())
-    return {GPUSHARE_UNSUPPORTED, "spilled blocks stay in host memory on this layout or device"};
+    return {GPUSHARE_UNSUPPORTED, "blocks stay where they are on this layout or device"};
   base::MutexLock control(control_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
-  return shared_.spill->move(spill_owner_, home, most_bytes, budget_ns, own_fences(), stream, out_bytes)
-      .with_context("session '" + name() + "': moving spilled blocks");
+  struct Moved {
+    ~Moved() {
+      ShortLockGuard lock(heap.lock_);
+      heap.moving_ = false;
+    }
+    PersistentHeapImpl& heap;
+  };
+  const Moved until_moved{*this};
+  MovingHeap* const granules = residency_.load() == Residency::kResident ? this : nullptr;
+  return shared_.spill
+      ->move(spill_owner_, granules, home, most_bytes, budget_ns, own_fences(), stream, out_bytes)
+      .with_context("session '" + name() + "': moving its blocks");
+}
+
+base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream) {
+  base::MutexLock control(control_);
+  uint64_t moved = 0;
+  return shared_.spill
+      ->move(spill_owner_, nullptr, false, UINT64_MAX, UINT64_MAX, own_fences(), stream, &moved)
+      .with_context("session '" + name() + "': moving its spilled blocks");
 }
 
 uint64_t PersistentHeapImpl::settle_home() {
@@ -358,6 +390,10 @@ base::Status PersistentHeapImpl::free_block(Address address) {
   const uint64_t tag = extent->heap->tag(handle);
   if (tag & BlockTag::kFreed) return no_such_block(address);
   const uint64_t size = extent->heap->size_bytes(handle);
+  const uint64_t away = away_part(*extent, handle.offset_bytes, size);
+  if (moving_)
+    for_each_granule(handle.offset_bytes, size,
+                     [&](size_t i, uint64_t part) { extent->granules[i].live_bytes -= part; });
   if (tag & BlockTag::kUsed) {
     extent->heap->set_tag(handle, tag | BlockTag::kFreed);
     uses_.defer(address);
@@ -367,8 +403,7 @@ base::Status PersistentHeapImpl::free_block(Address address) {
   } else {
     extent->heap->free(handle);
   }
-  live_ -= size;
-  shared_.persistent_bytes.fetch_sub(size, std::memory_order_relaxed);
+  count_live(0 - size, 0 - away);
   shared_.recorder.record(AllocationEvent::Action::kFree, BlockTag::kind(tag), address, BlockTag::bytes(tag),
                           spill_owner_.stream.load(), session());
   return {};
@@ -382,7 +417,85 @@ base::Status PersistentHeapImpl::add_use(Address address, const FencePtr& use) {
   if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return no_such_block(address);
   extent->heap->set_tag(handle, extent->heap->tag(handle) | BlockTag::kUsed);
   uses_.add(address, use);
+  touch(*extent, handle.offset_bytes, extent->heap->size_bytes(handle));
   return {};
+}
+
+void PersistentHeapImpl::size_granules(Extent& extent) {
+  if (!shared_.layout->has_host_tier()) return;
+  extent.granules.resize(extent.range.bytes / shared_.layout->granularity_bytes());
+  if (extent.away == 0) return;
+  extent.away = static_cast<size_t>(std::count_if(extent.granules.begin(), extent.granules.end(),
+                                                  [](const Granule& each) { return each.away; }));
+}
+
+void PersistentHeapImpl::touch(Extent& extent, uint64_t offset, uint64_t bytes) {
+  if (extent.granules.empty()) return;
+  const uint64_t now = spill_owner_.tick();
+  for_each_granule(offset, bytes, [&](size_t i, uint64_t) { extent.granules[i].last_use = now; });
+}
+
+uint64_t PersistentHeapImpl::away_part(const Extent& extent, uint64_t offset, uint64_t bytes) const {
+  uint64_t away = 0;
+  if (extent.away > 0)
+    for_each_granule(offset, bytes,
+                     [&](size_t i, uint64_t part) { away += extent.granules[i].away ? part : 0; });
+  return away;
+}
+
+void PersistentHeapImpl::count_live(uint64_t bytes, uint64_t away_bytes) {
+  live_ += bytes;
+  if (away_bytes != 0) away_live_bytes_.fetch_add(away_bytes, std::memory_order_relaxed);
+  shared_.persistent_bytes.fetch_add(bytes - away_bytes, std::memory_order_relaxed);
+}
+
+void PersistentHeapImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
+                                     FenceList* out_uses) {
+  ShortLockGuard lock(lock_);
+  moving_ = true;
+  for (Extent& extent : extents_) {
+    for (Granule& granule : extent.granules) granule.live_bytes = 0;
+    extent.heap->for_each_block([&](const HeapBlock& block) {
+      if (block.live && !(block.tag & BlockTag::kFreed))
+        for_each_granule(block.offset_bytes, block.size_bytes,
+                         [&](size_t i, uint64_t bytes) { extent.granules[i].live_bytes += bytes; });
+    });
+    for (size_t i = 0; i < extent.granules.size(); ++i) {
+      const Granule& granule = extent.granules[i];
+      if (granule.away == home && (granule.live_bytes > 0 || !home))
+        // One without live blocks goes out before all others: nothing is copied.
+        out_granules->push_back(
+            {extent.range, i, granule.live_bytes > 0 ? granule.last_use : 0, granule.live_bytes, nullptr});
+    }
+  }
+  // The promise also covers promoted blocks, so only so many free bytes may go with what goes out.
+  if (!home && promoted_ > lent_) {
+    const uint64_t granularity = shared_.layout->granularity_bytes();
+    uint64_t spare = promised_ - device_live() - promoted_;
+    std::sort(out_granules->begin(), out_granules->end(),
+              [](const MovableGranule& a, const MovableGranule& b) { return a.live_bytes > b.live_bytes; });
+    size_t kept = 0;
+    for (const MovableGranule& granule : *out_granules) {
+      const uint64_t free_bytes = granularity - granule.live_bytes;
+      if (free_bytes > spare) break;
+      spare -= free_bytes;
+      ++kept;
+    }
+    out_granules->resize(kept);
+  }
+  const FenceList uses = uses_.outstanding();
+  out_uses->insert(out_uses->end(), uses.begin(), uses.end());
+}
+
+void PersistentHeapImpl::moved(const MovableGranule& which, bool home, bool) {
+  ShortLockGuard lock(lock_);
+  Extent* extent = extent_of(which.range.base);
+  extent->granules[which.granule].away = !home;
+  home ? --extent->away : ++extent->away;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  promised_ = home ? promised_ + granularity : promised_ - granularity;
+  const uint64_t live = extent->granules[which.granule].live_bytes;
+  count_live(0, home ? 0 - live : live);
 }
 
 bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
@@ -392,20 +505,22 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   const BlockHandle handle = extent->heap->find(address - extent->range.base);
   if (!handle || (extent->heap->tag(handle) & BlockTag::kFreed)) return false;
   const uint64_t tag = extent->heap->tag(handle);
-  *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX, false, paged_out()};
+  const bool away = away_part(*extent, handle.offset_bytes, BlockTag::bytes(tag)) > 0;
+  *out_info = {address, BlockTag::bytes(tag), BlockTag::kind(tag), session(), UINT32_MAX,
+               false,   away || paged_out()};
   return true;
 }
 
 base::Status PersistentHeapImpl::add_promoted(uint64_t bytes) {
   ShortLockGuard lock(lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
-  if (live_ + promoted_ + bytes > promised_)
+  if (device_live() + promoted_ + bytes > promised_)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "session '" + name_ + "': cannot keep a block of " +
                                                base::format_bytes(bytes) + ": " +
-                                               base::format_bytes(live_ + promoted_) + " of the promised " +
-                                               base::format_bytes(promised_) + " live"};
+                                               base::format_bytes(device_live() + promoted_) +
+                                               " of the promised " + base::format_bytes(promised_) + " live"};
   promoted_ += bytes;
-  peak_ = std::max(peak_, live_ + promoted_);
+  peak_ = std::max(peak_, device_live() + promoted_);
   shared_.persistent_bytes.fetch_add(bytes, std::memory_order_relaxed);
   return {};
 }
@@ -418,20 +533,21 @@ void PersistentHeapImpl::remove_promoted(uint64_t bytes) {
 
 void PersistentHeapImpl::reset_peak() {
   ShortLockGuard lock(lock_);
-  peak_ = live_ + promoted_;
+  peak_ = device_live() + promoted_;
 }
 
 HeapStats PersistentHeapImpl::stats() const {
   ShortLockGuard lock(lock_);
   HeapStats stats;
   stats.promised_bytes = promised_;
-  stats.live_bytes = live_ + promoted_;
+  stats.live_bytes = device_live() + promoted_;
   stats.peak_bytes = peak_;
   stats.promoted_bytes = promoted_;
   stats.lent_bytes = lent_;
   const uint64_t spilled = spill_owner_.spilled_bytes.load(std::memory_order_relaxed);
-  stats.spilled_bytes =
-      spilled - std::min(spilled, spill_owner_.home_live_bytes.load(std::memory_order_relaxed));
+  stats.spilled_bytes = spilled -
+                        std::min(spilled, spill_owner_.home_live_bytes.load(std::memory_order_relaxed)) +
+                        away_live_bytes_.load(std::memory_order_relaxed);
   stats.home_bytes = spill_owner_.home_bytes.load(std::memory_order_relaxed);
   for (const Extent& extent : extents_)
     stats.largest_hole_bytes = std::max(stats.largest_hole_bytes, extent.heap->largest_hole_bytes());
@@ -449,8 +565,9 @@ void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) co
     segment.name = "session " + name_;
     extent.heap->for_each_block([&](const HeapBlock& block) {
       if (!block.live || (block.tag & BlockTag::kFreed)) return;
+      const bool away = away_part(extent, block.offset_bytes, block.size_bytes) > 0;
       segment.blocks.push_back({extent.range.base + block.offset_bytes, BlockTag::bytes(block.tag),
-                                BlockTag::kind(block.tag), session(), UINT32_MAX, false, out});
+                                BlockTag::kind(block.tag), session(), UINT32_MAX, false, away || out});
     });
     out_segments->push_back(std::move(segment));
   }
@@ -459,15 +576,20 @@ void PersistentHeapImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) co
 std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
   base::MutexLock control(control_);
   ShortLockGuard lock(lock_);
-  uint64_t bytes = 0, live = 0;
+  uint64_t bytes = 0, live = 0, away = 0;
   for (const Extent& extent : extents_) {
     if (auto status = extent.heap->check(); !status.ok()) return "session " + name_ + ": " + status.message();
     if (extent.heap->capacity_bytes() != extent.range.bytes)
       return "session " + name_ + ": heap and range differ in size";
-    bytes += extent.range.bytes;
+    bytes += extent.range.bytes - extent.away * shared_.layout->granularity_bytes();
     extent.heap->for_each_block([&](const HeapBlock& block) {
-      if (block.live && !(block.tag & BlockTag::kFreed)) live += block.size_bytes;
+      if (!block.live || (block.tag & BlockTag::kFreed)) return;
+      live += block.size_bytes;
+      away += away_part(extent, block.offset_bytes, block.size_bytes);
     });
+    if (static_cast<size_t>(std::count_if(extent.granules.begin(), extent.granules.end(),
+                                          [](const Granule& each) { return each.away; })) != extent.away)
+      return "session " + name_ + ": granules that are away do not add up";
     for (uint64_t at = 0; at < extent.range.bytes; at += AddressIndex::kGranuleBytes)
       if (shared_.index.find(extent.range.base + at) != this)
         return "session " + name_ + ": not in the address index";
@@ -476,7 +598,8 @@ std::string PersistentHeapImpl::check(std::vector<Range>* out_ranges) const {
   if (bytes + lent_ != promised_) return "session " + name_ + ": extents and promise differ";
   if (owed_ > lent_) return "session " + name_ + ": more owed than lent";
   if (live != live_) return "session " + name_ + ": live bytes do not add up";
-  if (live_ + promoted_ > promised_) return "session " + name_ + ": more live than promised";
+  if (away != away_live_bytes_.load()) return "session " + name_ + ": bytes that are away do not add up";
+  if (device_live() + promoted_ > promised_) return "session " + name_ + ": more live than promised";
   return {};
 }
 

@@ -8,6 +8,9 @@
 // they do not hold their bytes twice: the extents are then smaller than the promise by lent_. owed_ is the part
 // of lent_ that lanes have returned and the extents have not got back yet.
 //
+// Granules of the extents can be moved to host memory and back under their own addresses (SpillStore::move). Those that are away hold
+// nothing of the promise: it is the other granules and lent_. Blocks in them stay live; a new block may also be placed in a hole there.
+//
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
 // the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's control_, then a lane's
 // lock, then lock_, then the layout's. A lane at its boundary comes the other way: it only tries control_.
@@ -15,6 +18,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -29,7 +33,7 @@ namespace gpushare::memory {
 
 class LaneImpl;
 
-class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
+class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, private MovingHeap {
  public:
   explicit PersistentHeapImpl(Shared& shared) : shared_(shared) {}
 
@@ -47,8 +51,12 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
                             uint64_t* out_bytes) override;
+  base::Status send_spilled_out(const device::Stream& stream) override;
   uint64_t settle_home() override;
-  uint64_t away_bytes() const override { return spill_owner_.away_bytes.load(std::memory_order_relaxed); }
+  uint64_t away_bytes() const override {
+    return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
+           away_live_bytes_.load(std::memory_order_relaxed);
+  }
   base::Status resize(uint64_t promised_bytes) override;
   void set_stream(const device::Stream* stream) override { spill_owner_.set_stream(stream); }
   base::Status page_out(const device::Stream& stream) override;
@@ -88,9 +96,16 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
 
  private:
   enum class Residency : uint8_t { kClosed, kResident, kPaging, kPagedOut };
+  struct Granule {
+    uint64_t last_use = 0;
+    uint64_t live_bytes = 0;  // while blocks move
+    bool away = false;
+  };
   struct Extent {
     Range range;
-    std::unique_ptr<Heap> heap;  // tens of KiB: never moved
+    std::unique_ptr<Heap> heap;     // tens of KiB: never moved
+    std::vector<Granule> granules;  // with a host tier: as many as the range has
+    size_t away = 0;                // of these
   };
   struct Run {  // live bytes of an extent, for copying
     size_t extent;
@@ -109,10 +124,34 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   void settle_fences(const FenceList& fences);
   FenceList own_fences() const;
   Extent* extent_of(Address address) GPUSHARE_REQUIRES(lock_);
+  base::Status place(Kind kind, uint64_t bytes, uint64_t alignment, Address* out_address)
+      GPUSHARE_REQUIRES(lock_);
   BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag, Address* out_address)
       GPUSHARE_REQUIRES(lock_);
   void release(Address address) GPUSHARE_REQUIRES(lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
+  // Granules
+  void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
+  void moved(const MovableGranule& granule, bool home, bool lost) override;
+  void size_granules(Extent& extent) GPUSHARE_REQUIRES(lock_);
+  void touch(Extent& extent, uint64_t offset, uint64_t bytes) GPUSHARE_REQUIRES(lock_);
+  // Calls fn(granule, bytes) for each granule that the bytes lie in.
+  template <class Fn>
+  void for_each_granule(uint64_t offset, uint64_t bytes, Fn&& fn) const {
+    const uint64_t granularity = shared_.layout->granularity_bytes();
+    for (uint64_t at = offset; at < offset + bytes;) {
+      const uint64_t end = std::min(offset + bytes, (at / granularity + 1) * granularity);
+      fn(at / granularity, end - at);
+      at = end;
+    }
+  }
+  // The part of a block that lies in host memory.
+  uint64_t away_part(const Extent& extent, uint64_t offset, uint64_t bytes) const;
+  // Adds bytes of a block, or takes them away: modulo 2^64.
+  void count_live(uint64_t bytes, uint64_t away_bytes) GPUSHARE_REQUIRES(lock_);
+  uint64_t device_live() const GPUSHARE_REQUIRES(lock_) {
+    return live_ - away_live_bytes_.load(std::memory_order_relaxed);
+  }
   base::Status copy_runs(const std::vector<Run>& runs, const std::vector<uint64_t>& skip_bytes,
                          const device::Stream& stream, bool out) GPUSHARE_REQUIRES(control_);
 
@@ -131,11 +170,14 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner {
   // Changed under both locks; read under either.
   std::vector<Extent> extents_;
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
-  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) = 0;  // = the extents' bytes + lent_
+  uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) =
+      0;  // = the bytes of the extents' granules that are not away + lent_
+  bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // who would place a block waits for control_
   uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
   std::vector<LaneImpl*> borrowers_ GPUSHARE_GUARDED_BY(lock_);  // lent to since it was opened
-  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;                 // without promoted
+  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;                 // without promoted, with what is away
+  std::atomic<uint64_t> away_live_bytes_{0};                     // written under lock_
   uint64_t promoted_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
 };

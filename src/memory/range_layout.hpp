@@ -81,14 +81,15 @@ class RangeLayout {
   // All of it must be decommitted.
   virtual void close_sparse(Range& range);
 
-  // Host memory behind granules of sparse ranges (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves
-  // between it and device memory: what lies in a granule keeps its addresses. One thread moves at a time.
+  // Host memory behind granules (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves between it and device
+  // memory: what lies in a granule keeps its addresses. Granules of any range can move. Those in host memory are not touched by
+  // unback() and back(); they go with shrink(), give() and decommit(). One thread moves at a time.
   static constexpr size_t kMoveSlots = 16;  // moves that may be under way together
   virtual bool has_host_tier() const { return false; }
-  // For a granule that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
+  // For a granule of a sparse range that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
   virtual base::Status commit_host(const Range& range, size_t granule);
-  // The device is done with it.
-  virtual void release_host(const Range&, size_t) {}
+  // All there is behind granules, without what the device is done with.
+  virtual uint64_t host_bytes() { return 0; }
   // Takes memory of the other kind for the granule and maps it at *out_window as well, for the caller to copy to. Never waits for
   // device work. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's: nothing has changed then.
   virtual base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,

@@ -56,10 +56,16 @@ SpillStore::~SpillStore() {
 
 base::Status SpillStore::check_limit(uint64_t bytes) {
   const uint64_t limit = limit_bytes_.load(std::memory_order_relaxed);
-  if (bytes <= limit && host_bytes_ <= limit - bytes) return {};
+  if (limit == UINT64_MAX) return {};
+  const uint64_t pinned = pinned_bytes();
+  if (bytes <= limit && pinned <= limit - bytes) return {};
   return {GPUSHARE_HOST_OUT_OF_MEMORY,
-          "spilled blocks have " + base::format_bytes(host_bytes_) + " of host memory, and " +
+          "spilled blocks have " + base::format_bytes(pinned) + " of host memory, and " +
               base::format_bytes(bytes) + " more would pass spill_limit_bytes, " + base::format_bytes(limit)};
+}
+
+uint64_t SpillStore::pinned_bytes() const {
+  return plain_bytes_ + shared_.layout->host_bytes();
 }
 
 base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_t bytes) {
@@ -90,7 +96,7 @@ base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_
     if (!memory.ok()) return memory.status().with_context("host memory for spilled blocks");
     pool->memory = *memory;
     pool->base = round_up(reinterpret_cast<uintptr_t>(*memory), AddressIndex::kGranuleBytes);
-    host_bytes_ += bytes;
+    plain_bytes_ += bytes;
   }
   if (auto status = shared_.index.set(pool->base, bytes, this); !status.ok()) {
     release(*pool, false);
@@ -106,19 +112,14 @@ void SpillStore::release(Pool& pool, bool indexed) {
   if (indexed) shared_.index.clear(pool.base, pool.bytes);
   if (pool.memory != nullptr) {
     const base::Status ignored = shared_.device.host_free(pool.memory);
-    host_bytes_ -= pool.bytes;
+    plain_bytes_ -= pool.bytes;
     return;
   }
   const uint64_t granule = shared_.layout->granularity_bytes();
-  for (size_t i = 0; i < pool.granules.size(); ++i) {
-    if (pool.granules[i].where == Where::kHome) {
-      shared_.layout->decommit(pool.range, i, 1, {});
-      if (pool.tenant != nullptr) pool.tenant->home_bytes.fetch_sub(granule, std::memory_order_relaxed);
-    } else if (pool.granules[i].where == Where::kAway) {
-      shared_.layout->release_host(pool.range, i);
-      host_bytes_ -= granule;
-    }
-  }
+  for (const Granule& part : pool.granules)
+    if (part.where == Where::kHome && pool.tenant != nullptr)
+      pool.tenant->home_bytes.fetch_sub(granule, std::memory_order_relaxed);
+  shared_.layout->decommit(pool.range, 0, pool.granules.size(), {});
   shared_.layout->close_sparse(pool.range);
 }
 
@@ -135,7 +136,6 @@ base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes) {
     // Those of a call that fails half way stay for the next block.
     GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit_host(pool.range, i));
     pool.granules[i].where = Where::kAway;
-    host_bytes_ += granule;
   }
   return {};
 }
@@ -156,11 +156,9 @@ void SpillStore::count(Pool& pool, uint64_t offset, uint64_t bytes, bool lives) 
 }
 
 void SpillStore::touch(Pool& pool, uint64_t offset, uint64_t bytes) {
-  if (pool.memory != nullptr) return;
-  const uint64_t granule = shared_.layout->granularity_bytes();
-  ++clock_;
-  for (size_t i = offset / granule; i <= (offset + bytes - 1) / granule; ++i)
-    pool.granules[i].last_use = clock_;
+  if (pool.tenant == nullptr) return;
+  const uint64_t granule = shared_.layout->granularity_bytes(), now = pool.tenant->tick();
+  for (size_t i = offset / granule; i <= (offset + bytes - 1) / granule; ++i) pool.granules[i].last_use = now;
 }
 
 base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
@@ -339,9 +337,9 @@ uint64_t SpillStore::release_empty(bool all) {
     Pool& pool = *pools_[i];
     const bool closed = pool.memory == nullptr && pool.tenant == nullptr;
     if (pool.heap.live_blocks() == 0 && !pool.moving && (all || closed || pool.bytes > kPoolBytes)) {
-      const uint64_t before = host_bytes_;
+      const uint64_t before = pinned_bytes();
       release(pool, true);
-      released += before - host_bytes_;
+      released += before - pinned_bytes();
       pools_.erase(pools_.begin() + static_cast<ptrdiff_t>(i));
     } else {
       ++i;
@@ -359,7 +357,7 @@ uint64_t SpillStore::trim() {
 
 uint64_t SpillStore::host_bytes() const {
   base::MutexLock lock(mutex_);
-  return host_bytes_;
+  return pinned_bytes();
 }
 
 void SpillStore::snapshot(std::vector<SegmentSnapshot>* out_segments) const {

@@ -2,8 +2,8 @@
 // out, and blocks that the device addresses where they lie (spilled blocks).
 //
 // Where the layout has a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own, behind which
-// memory of the host or of the device can be: they move home and out again at their own addresses (spill_moves.cpp). Elsewhere they lie
-// in plain host memory for good.
+// memory of the host or of the device can be: they move home and out again at their own addresses, and so do the granules of the session's
+// heap (spill_moves.cpp). Elsewhere spilled blocks lie in plain host memory for good.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -57,6 +57,30 @@ struct SpillOwner {
   std::atomic<uint64_t> away_bytes{0};       // live, in host memory
   std::atomic<uint64_t> home_bytes{0};       // device memory behind granules that came home
   std::atomic<uint64_t> home_live_bytes{0};  // the live part of these
+  // Counts allocations and recorded uses, to tell which granule was used last.
+  uint64_t tick() { return clock_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+ private:
+  std::atomic<uint64_t> clock_{0};
+};
+
+// A granule that may move.
+struct MovableGranule {
+  Range range;
+  size_t granule = 0;  // of the range
+  uint64_t last_use = 0;
+  uint64_t live_bytes = 0;
+  void* pool = nullptr;  // the store's; null: a heap's
+};
+
+// A heap whose granules move together with the session's spilled blocks. Only SpillStore::move calls it.
+class MovingHeap {
+ public:
+  virtual ~MovingHeap() = default;
+  // No block is placed in it until the move is over. Appends what may move that way, and what device work must have passed before.
+  virtual void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) = 0;
+  // It lies on the other side now; lost: nowhere.
+  virtual void moved(const MovableGranule& granule, bool home, bool lost) = 0;
 };
 
 // Blocks in host memory that the device can address. Slow path: one lock for all.
@@ -76,13 +100,13 @@ class SpillStore final : public BlockOwner {
   // free_all for a heap that closes: its granules go as well.
   void close(SpillOwner& tenant, const FenceList& fences);
 
-  // Moves granules of the tenant with live blocks in them: home those used last and most, out those used longest ago and least. Only the
-  // tenant's thread at a boundary calls it: no work uses the blocks after `before`, and nobody touches them meanwhile. Stops before a
-  // batch that would pass the budget, judged by those before it; the first granule always moves. A budget below
-  // UINT64_MAX also leaves at once if another session moves. *out_bytes is what has moved, also with a failure. The caller has had
+  // Moves granules of the tenant and of `heap` (may be null): home those with live blocks, used last and most first; out those used
+  // longest ago and least first. Only the tenant's thread at a boundary calls it: no work uses the blocks after `before`, and nobody touches
+  // them meanwhile. Stops before a batch that would pass the budget, judged by those before it; the first granule always moves. A budget
+  // below UINT64_MAX also leaves at once if another session moves. *out_bytes is what has moved, also with a failure. The caller has had
   // the bytes that come home promised. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the stream's: what has not moved lies where it
   // lay. INTERNAL: the device unmapped a granule and mapped nothing in its place; its bytes are lost.
-  base::Status move(SpillOwner& tenant, bool home, uint64_t most_bytes, uint64_t budget_ns,
+  base::Status move(SpillOwner& tenant, MovingHeap* heap, bool home, uint64_t most_bytes, uint64_t budget_ns,
                     const FenceList& before, const device::Stream& stream, uint64_t* out_bytes);
   // Gives device memory back that came home for blocks since freed.
   void drop_empty(SpillOwner& tenant);
@@ -121,11 +145,6 @@ class SpillStore final : public BlockOwner {
     std::vector<Granule> granules;
     bool moving = false;  // no block is placed in it
   };
-  struct Moving {
-    Pool* pool;
-    size_t granule;
-    uint64_t last_use, live_bytes;
-  };
   struct Block {
     Pool* pool;
     SpillOwner* owner;
@@ -149,11 +168,13 @@ class SpillStore final : public BlockOwner {
   // Part of it lies in host memory.
   bool is_away(Address address, const Block& block) const GPUSHARE_REQUIRES(mutex_);
   std::string check_granules() const GPUSHARE_REQUIRES(mutex_);
-  std::vector<Moving> choose(SpillOwner& tenant, bool home, uint64_t most_bytes, FenceList* out_uses)
-      GPUSHARE_REQUIRES(mutex_);
-  base::Status move_batch(const Moving* batch, size_t count, bool home, const device::Stream& stream,
-                          uint64_t* out_bytes);
-  void moved(const Moving& granule, bool home, bool lost) GPUSHARE_REQUIRES(mutex_);
+  uint64_t pinned_bytes() const GPUSHARE_REQUIRES(mutex_);
+  // Appends the tenant's granules, sorts all, and keeps as many as may move.
+  void choose(SpillOwner& tenant, bool home, uint64_t most_bytes, std::vector<MovableGranule>* granules,
+              FenceList* out_uses) GPUSHARE_REQUIRES(mutex_);
+  base::Status move_batch(const MovableGranule* batch, size_t count, MovingHeap* heap, bool home,
+                          const device::Stream& stream, uint64_t* out_bytes);
+  void moved(const MovableGranule& granule, bool home, bool lost) GPUSHARE_REQUIRES(mutex_);
   base::Status drop(Address address, const FenceList& fences) GPUSHARE_REQUIRES(mutex_);
   void sweep() GPUSHARE_REQUIRES(mutex_);
   uint64_t release_empty(bool all) GPUSHARE_REQUIRES(mutex_);
@@ -163,8 +184,7 @@ class SpillStore final : public BlockOwner {
   std::atomic<uint64_t> limit_bytes_{UINT64_MAX};
   base::Mutex move_mutex_;  // one session moves at a time; taken before mutex_
   mutable base::Mutex mutex_;
-  uint64_t host_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;
-  uint64_t clock_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of last uses
+  uint64_t plain_bytes_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of pools without granules
   std::vector<std::unique_ptr<Pool>> pools_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Address, Block> blocks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<const SpillOwner*, base::FlatHashSet<Address>> of_owner_ GPUSHARE_GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-// Moves of spilled blocks between host and device memory, a granule with all its blocks at a time. A granule that moves is mapped at two
+// Moves of a session's blocks between host and device memory, a granule with all its blocks at a time. A granule that moves is mapped at two
 // places for a moment: its bytes are copied to the new memory through a window, which then takes the old one's place. So a failure at any
 // point leaves the bytes where they were, and the addresses never change.
 //
@@ -11,41 +11,39 @@
 
 namespace gpushare::memory {
 
-std::vector<SpillStore::Moving> SpillStore::choose(SpillOwner& tenant, bool home, uint64_t most_bytes,
-                                                   FenceList* out_uses) {
-  std::vector<Moving> chosen;
+void SpillStore::choose(SpillOwner& tenant, bool home, uint64_t most_bytes,
+                        std::vector<MovableGranule>* granules, FenceList* out_uses) {
   for (auto& pool : pools_) {
     if (pool->tenant != &tenant) continue;
     for (size_t i = 0; i < pool->granules.size(); ++i) {
       const Granule& granule = pool->granules[i];
       if (granule.where == (home ? Where::kAway : Where::kHome) && (granule.live_bytes > 0 || !home))
-        chosen.push_back({pool.get(), i, granule.last_use, granule.live_bytes});
+        granules->push_back({pool->range, i, granule.last_use, granule.live_bytes, pool.get()});
     }
   }
-  std::sort(chosen.begin(), chosen.end(), [home](const Moving& a, const Moving& b) {
-    if (a.last_use != b.last_use) return home ? a.last_use > b.last_use : a.last_use < b.last_use;
-    if (a.live_bytes != b.live_bytes) return home ? a.live_bytes > b.live_bytes : a.live_bytes < b.live_bytes;
-    return a.pool->base + a.granule < b.pool->base + b.granule;
-  });
-  chosen.resize(std::min(chosen.size(), most_bytes / shared_.layout->granularity_bytes()));
-  for (const Moving& granule : chosen) granule.pool->moving = true;
+  const uint64_t bytes = shared_.layout->granularity_bytes();
+  std::sort(granules->begin(), granules->end(),
+            [home, bytes](const MovableGranule& a, const MovableGranule& b) {
+              if (a.last_use != b.last_use) return home ? a.last_use > b.last_use : a.last_use < b.last_use;
+              if (a.live_bytes != b.live_bytes)
+                return home ? a.live_bytes > b.live_bytes : a.live_bytes < b.live_bytes;
+              return a.range.base + a.granule * bytes < b.range.base + b.granule * bytes;
+            });
+  granules->resize(std::min(granules->size(), most_bytes / bytes));
+  for (const MovableGranule& granule : *granules)
+    if (granule.pool != nullptr) static_cast<Pool*>(granule.pool)->moving = true;
   for (const auto& [address, block] : blocks_)
     if (block.pool->moving) out_uses->insert(out_uses->end(), block.uses.begin(), block.uses.end());
   for (const Freed& freed : freed_)
     if (freed.pool->moving) out_uses->insert(out_uses->end(), freed.fences.begin(), freed.fences.end());
-  return chosen;
 }
 
-void SpillStore::moved(const Moving& which, bool home, bool lost) {
+void SpillStore::moved(const MovableGranule& which, bool home, bool lost) {
   const uint64_t bytes = shared_.layout->granularity_bytes();
-  Granule& granule = which.pool->granules[which.granule];
-  SpillOwner& tenant = *which.pool->tenant;
+  Pool& pool = *static_cast<Pool*>(which.pool);
+  Granule& granule = pool.granules[which.granule];
+  SpillOwner& tenant = *pool.tenant;
   (home ? tenant.away_bytes : tenant.home_live_bytes).fetch_sub(granule.live_bytes);
-  if (home || lost) {
-    if (granule.where == Where::kAway) host_bytes_ -= bytes;
-  } else {
-    host_bytes_ += bytes;
-  }
   if (granule.where == Where::kHome) tenant.home_bytes.fetch_sub(bytes);
   granule.where = lost ? Where::kNowhere : home ? Where::kHome : Where::kAway;
   if (lost) return;
@@ -53,7 +51,7 @@ void SpillStore::moved(const Moving& which, bool home, bool lost) {
   if (home) tenant.home_bytes.fetch_add(bytes);
 }
 
-base::Status SpillStore::move_batch(const Moving* batch, size_t count, bool home,
+base::Status SpillStore::move_batch(const MovableGranule* batch, size_t count, MovingHeap* heap, bool home,
                                     const device::Stream& stream, uint64_t* out_bytes) {
   const uint64_t bytes = shared_.layout->granularity_bytes();
   base::Status status, above_limit;
@@ -70,10 +68,12 @@ base::Status SpillStore::move_batch(const Moving* batch, size_t count, bool home
   base::Status copied;
   for (; begun < count && status.ok() && copied.ok(); ++begun) {
     Address window = 0;
-    status = shared_.layout->begin_move(batch[begun].pool->range, batch[begun].granule, home, begun, &window);
+    const MovableGranule& granule = batch[begun];
+    status = shared_.layout->begin_move(granule.range, granule.granule, home, begun, &window);
     if (!status.ok()) break;
-    copied = stream.copy(window, batch[begun].pool->base + batch[begun].granule * bytes, bytes,
-                         GPUSHARE_COPY_DEVICE_TO_DEVICE);
+    if (granule.live_bytes > 0)
+      copied = stream.copy(window, granule.range.base + granule.granule * bytes, bytes,
+                           GPUSHARE_COPY_DEVICE_TO_DEVICE);
   }
   // Even after a failure: copies enqueued before it still use the windows.
   if (begun > 0) {
@@ -83,21 +83,25 @@ base::Status SpillStore::move_batch(const Moving* batch, size_t count, bool home
   for (size_t i = 0; i < begun; ++i) {
     bool lost = false;
     const base::Status ended =
-        shared_.layout->end_move(batch[i].pool->range, batch[i].granule, home, i, copied.ok(), &lost);
+        shared_.layout->end_move(batch[i].range, batch[i].granule, home, i, copied.ok(), &lost);
     if (status.ok()) status = ended;
     if (lost)
       status = {GPUSHARE_INTERNAL, "the device mapped no memory behind a granule: " + ended.message()};
     if (!lost && (!copied.ok() || !ended.ok())) continue;
-    base::MutexLock lock(mutex_);
-    moved(batch[i], home, lost);
     if (!lost) *out_bytes += bytes;
+    if (batch[i].pool == nullptr) {
+      heap->moved(batch[i], home, lost);
+    } else {
+      base::MutexLock lock(mutex_);
+      moved(batch[i], home, lost);
+    }
   }
   if (!copied.ok()) return copied;
   return status.ok() ? above_limit : status;
 }
 
-base::Status SpillStore::move(SpillOwner& tenant, bool home, uint64_t most_bytes, uint64_t budget_ns,
-                              const FenceList& before, const device::Stream& stream,
+base::Status SpillStore::move(SpillOwner& tenant, MovingHeap* heap, bool home, uint64_t most_bytes,
+                              uint64_t budget_ns, const FenceList& before, const device::Stream& stream,
                               uint64_t* out_bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   *out_bytes = 0;
   std::unique_lock<base::Mutex> alone(move_mutex_, std::defer_lock);
@@ -105,12 +109,13 @@ base::Status SpillStore::move(SpillOwner& tenant, bool home, uint64_t most_bytes
     alone.lock();
   else if (!alone.try_lock())
     return {};
-  std::vector<Moving> chosen;
+  std::vector<MovableGranule> chosen;
   FenceList uses = before;
+  if (heap != nullptr) heap->begin_moves(home, &chosen, &uses);
   {
     base::MutexLock lock(mutex_);
     sweep();
-    chosen = choose(tenant, home, most_bytes, &uses);
+    choose(tenant, home, most_bytes, &chosen, &uses);
   }
   wait_all(uses);
   base::Status status;
@@ -118,14 +123,15 @@ base::Status SpillStore::move(SpillOwner& tenant, bool home, uint64_t most_bytes
   size_t batch = budget_ns == UINT64_MAX ? RangeLayout::kMoveSlots : 1;
   for (size_t done = 0; done < chosen.size() && batch > 0 && status.ok();) {
     const size_t count = std::min({batch, RangeLayout::kMoveSlots, chosen.size() - done});
-    status = move_batch(&chosen[done], count, home, stream, out_bytes);
+    status = move_batch(&chosen[done], count, heap, home, stream, out_bytes);
     done += count;
     if (budget_ns == UINT64_MAX) continue;
     const uint64_t spent_ns = shared_.device.now_ns() - start_ns;
     batch = spent_ns >= budget_ns ? 0 : (budget_ns - spent_ns) / std::max<uint64_t>(1, spent_ns / done);
   }
   base::MutexLock lock(mutex_);
-  for (const Moving& granule : chosen) granule.pool->moving = false;
+  for (const MovableGranule& granule : chosen)
+    if (granule.pool != nullptr) static_cast<Pool*>(granule.pool)->moving = false;
   return status;
 }
 
@@ -146,12 +152,11 @@ void SpillStore::drop_empty(SpillOwner& tenant) {
 }
 
 std::string SpillStore::check_granules() const {
-  uint64_t host = 0;
-  base::FlatHashMap<const Pool*, std::vector<uint64_t>> live;
+  uint64_t plain = 0;
   const uint64_t bytes = shared_.layout->granularity_bytes();
   for (const auto& pool : pools_) {
     if (pool->memory != nullptr) {
-      host += pool->bytes;
+      plain += pool->bytes;
       continue;
     }
     std::vector<uint64_t> sums(pool->granules.size(), 0);
@@ -168,10 +173,9 @@ std::string SpillStore::check_granules() const {
         return "host memory: live bytes of a granule do not add up";
       if (pool->tenant != nullptr && sums[i] > 0 && pool->granules[i].where == Where::kNowhere)
         return "host memory: a block has no memory";
-      if (pool->granules[i].where == Where::kAway) host += bytes;
     }
   }
-  if (host != host_bytes_) return "host memory: pinned bytes do not add up";
+  if (plain != plain_bytes_) return "host memory: pinned bytes do not add up";
   return {};
 }
 

@@ -57,6 +57,7 @@ struct Session {
   PersistentHeap* heap = nullptr;
   uint64_t id = 0;
   uint64_t promised = 0;
+  uint64_t home = 0;  // device memory behind spilled blocks
   const device::Stream* stream = nullptr;
   size_t running_in = SIZE_MAX;
   bool out = false;
@@ -107,6 +108,8 @@ class World {
   void free_persistent();
   void alloc_spilled();
   void page();
+  void move();
+  uint64_t moved_ = 0;
   // The least size that lane's blocks leave it.
   uint64_t pinned_in(size_t lane) const;
   void open_lane();

@@ -112,7 +112,7 @@ void World::alloc_spilled() {
   }
   auto info = memory_->find(*address);
   REQUIRE(info.ok());
-  REQUIRE(info->spilled);
+  REQUIRE((info->spilled || session->home > 0));
   REQUIRE(info->session == session->id);
   auto& list = ephemeral ? lanes_[session->running_in].blocks : session->blocks;
   list.push_back(make(*address, bytes));
@@ -158,6 +158,33 @@ void World::page() {
   for (size_t i = 0; i < kLanes; ++i)
     if (lanes_[i].lane != nullptr && lanes_[i].running == SIZE_MAX)
       REQUIRE(lanes_[i].lane->stats().size_bytes <= std::max(before[i], pinned_in(i)));
+}
+
+// Granules go out to host memory, or come home.
+void World::move() {
+  Session* session = any_session();
+  if (session == nullptr || session->running_in != SIZE_MAX || !memory_->has_host_tier()) return;
+  const bool home = chance(2);
+  const uint64_t most = std::min(pick(12) * granule_, home ? room() / granule_ * granule_ : UINT64_MAX);
+  const device::Stream& stream = session->stream != nullptr ? *session->stream : streams_[kLanes];
+  const uint64_t free_bytes = memory_->stats().free_bytes;
+  uint64_t moved = 0;
+  const auto status = session->heap->move_spilled(home, most, chance(2) ? UINT64_MAX : 1, stream, &moved);
+  if (!status.ok()) {
+    must_be_memory(status);
+    REQUIRE((armed_ || home));  // the device may still use every granule that could be taken
+  }
+  REQUIRE(moved <= most);
+  // Device memory of spilled blocks since freed may have gone back as well.
+  REQUIRE(memory_->stats().free_bytes >= (home ? free_bytes - moved : free_bytes + moved));
+  const auto stats = session->heap->stats();
+  const uint64_t before = session->promised + session->home;
+  if (!session->out) session->promised = stats.promised_bytes;
+  session->home = stats.home_bytes;
+  REQUIRE(session->promised + session->home <= (home ? before + moved : before - moved));
+  moved_ += moved;
+  for (const Block& block : session->blocks)
+    if (!session->out || block.promoted || block.spilled) probe(block, session->stream);
 }
 
 uint64_t World::pinned_in(size_t lane) const {

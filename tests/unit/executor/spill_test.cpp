@@ -172,6 +172,97 @@ TEST_CASE("a session that came home is paged out and in with all its bytes") {
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a session shrinks to a lowered quota and grows back, with all its bytes at their addresses") {
+  const auto policy = GENERATE(as<std::string>{}, "fair", "priority", "pack");
+  auto runtime = open_runtime(options_of(kHostDevice, policy.c_str()));
+  auto session = open_session(*runtime, spiller("s", 0));
+  iterate(*session);
+  const auto block = session->alloc(memory::Kind::kModel, 70 * kMiB, 0);
+  REQUIRE(block.ok());
+  CHECK_FALSE(runtime->find(*block)->spilled);
+  const auto bytes = [&] { return session->info().promised_persistent_bytes; };
+  const uint64_t full = bytes();
+  CHECK(full >= 70 * kMiB);
+  for (int round = 0; round < 3; ++round) {
+    std::memset(reinterpret_cast<void*>(*block), 0x31 + round, 70 * kMiB);
+    REQUIRE(session->set_quota(8 * kMiB).ok());
+    iterate(*session, 60);
+    CHECK(bytes() + session->info().promised_ephemeral_bytes <= 12 * kMiB);
+    CHECK(session->info().spilled_bytes >= 58 * kMiB);
+    CHECK(all_are(reinterpret_cast<void*>(*block), 70 * kMiB, 0x31 + round));
+    CHECK(runtime->check().empty());
+    // Others have the bytes.
+    auto other = open_session(*runtime, need("other", 100 * kMiB, 2 * kMiB));
+    iterate(*other);
+    REQUIRE(other->close().ok());
+    REQUIRE(session->set_quota(0).ok());
+    // It was sent out in up to 60 boundaries, and rests for up to 256 before it comes home.
+    iterate(*session, 400);
+    CHECK(session->info().spilled_bytes == 0);
+    CHECK_FALSE(runtime->find(*block)->spilled);
+    CHECK(all_are(reinterpret_cast<void*>(*block), 70 * kMiB, 0x31 + round));
+    CHECK(bytes() <= full);
+    CHECK(runtime->check().empty());
+  }
+  REQUIRE(session->free(*block).ok());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("a quota that host memory cannot make true is a target, and iterations go on") {
+  auto options = options_of(kHostDevice);
+  options.spill_limit_bytes = 16 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto session = open_session(*runtime, spiller("s", 0));
+  iterate(*session);
+  const auto block = session->alloc(memory::Kind::kModel, 40 * kMiB, 0);
+  REQUIRE(block.ok());
+  std::memset(reinterpret_cast<void*>(*block), 0x44, 40 * kMiB);
+  REQUIRE(session->set_quota(8 * kMiB).ok());
+  iterate(*session, 60);
+  CHECK(session->info().spilled_bytes <= 16 * kMiB);
+  CHECK(session->info().promised_persistent_bytes >= 24 * kMiB);
+  CHECK(all_are(reinterpret_cast<void*>(*block), 40 * kMiB, 0x44));
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("a guaranteed session's memory comes from what an opportunistic one sends out at its boundaries") {
+  auto options = options_of(kHostDevice, "pack");
+  options.spill_move_bytes = 8 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto lower = spiller("lower", 0);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  auto opportunistic = open_session(*runtime, lower);
+  iterate(*opportunistic);
+  const auto theirs = opportunistic->alloc(memory::Kind::kModel, 90 * kMiB, 0);
+  REQUIRE(theirs.ok());
+  std::memset(reinterpret_cast<void*>(*theirs), 0x11, 90 * kMiB);
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> most{0};
+  std::thread runs([&] {
+    uint64_t before = opportunistic->info().promised_persistent_bytes;
+    while (!stop) {
+      iterate(*opportunistic);
+      const uint64_t now = opportunistic->info().promised_persistent_bytes;
+      if (before > now) most = std::max(most.load(), before - now);
+      before = now;
+    }
+  });
+  auto guaranteed = open_session(*runtime, need("higher", 2 * kMiB, 2 * kMiB));
+  const auto ours = guaranteed->alloc(memory::Kind::kModel, 60 * kMiB, 0);
+  INFO(ours.status().to_string());
+  CHECK(ours.ok());
+  CHECK(opportunistic->info().state != executor::SessionState::kPagedOut);
+  stop = true;
+  runs.join();
+  CHECK(most > 0);
+  CHECK(most <= 8 * kMiB);
+  CHECK(opportunistic->info().spilled_bytes > 0);
+  CHECK(all_are(reinterpret_cast<void*>(*theirs), 90 * kMiB, 0x11));
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("sessions that spill, move and end at any time leave nothing") {
   auto options = options_of(kHostDevice, "pack");
   options.spill_move_bytes = 4 * kMiB;
@@ -186,11 +277,13 @@ TEST_CASE("sessions that spill, move and end at any time leave nothing") {
         if (t > 0) wanted.cls = sched::SessionClass::kOpportunistic;
         auto session = runtime->open_session(wanted);
         if (!session.ok()) continue;
+        // Half of them have a block within P when the quota falls.
+        if (life % 2 == 1) (void)(*session)->set_quota(0);
         const auto block = (*session)->alloc(memory::Kind::kModel, 10 * kMiB, 0);
         const int value = 1 + t * 40 + life;
         for (int i = 0; i < 12; ++i) {
           if (i == 2) (void)(*session)->set_quota(0);
-          if (i == 8) (void)(*session)->set_quota(12 * kMiB);
+          if (i == 5) (void)(*session)->set_quota(6 * kMiB);
           auto iteration = (*session)->begin(GPUSHARE_NO_TIMEOUT);
           if (!iteration.ok()) break;
           if (block.ok() && i == 0) std::memset(reinterpret_cast<void*>(*block), value, 10 * kMiB);

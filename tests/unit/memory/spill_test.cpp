@@ -1,7 +1,9 @@
 // Spilled blocks that move between host and device memory at their own addresses.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "support/bytes.hpp"
@@ -17,12 +19,15 @@ constexpr uint64_t kUnlimited = UINT64_MAX;
 
 // A session whose blocks each hold a byte value of their own.
 struct Spiller {
-  Spiller(Fixture& the_fixture, memory::SessionId id, const device::Stream& the_stream)
-      : fixture(the_fixture), heap(the_fixture.heap(id, 0)), stream(the_stream) {
+  Spiller(Fixture& the_fixture, memory::SessionId id, const device::Stream& the_stream,
+          uint64_t promised_bytes = 0)
+      : fixture(the_fixture), heap(the_fixture.heap(id, promised_bytes)), stream(the_stream) {
     heap->set_stream(&stream);
   }
-  base::Status add(uint64_t bytes) {
-    const auto address = heap->alloc_spilled(Kind::kModel, bytes, 0);
+  base::Status add(uint64_t bytes) { return hold(heap->alloc_spilled(Kind::kModel, bytes, 0), bytes); }
+  // Within the promise.
+  base::Status place(uint64_t bytes) { return hold(heap->alloc(Kind::kModel, bytes, 0), bytes); }
+  base::Status hold(const base::Result<Address>& address, uint64_t bytes) {
     if (!address.ok()) return address.status();
     const auto value = static_cast<uint8_t>(1 + next++ % 250);
     CHECK_OK(stream.fill(*address, value, bytes));
@@ -215,6 +220,159 @@ TEST_CASE("a session that closes with blocks home and away leaves nothing") {
   }
 }
 
+TEST_CASE("granules of the heap go out to host memory and come home under their addresses") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 24 * kMiB);
+  for (int i = 0; i < 8; ++i) CHECK_OK(s.place(5 * kMiB / 2));
+  CHECK(s.move(false, 16 * kMiB) == 16 * kMiB);
+  CHECK_OK(s.last);
+  CHECK(f.memory->stats().free_bytes == 56 * kMiB);
+  auto stats = s.heap->stats();
+  CHECK(stats.promised_bytes == 8 * kMiB);
+  CHECK(stats.live_bytes + stats.spilled_bytes == 20 * kMiB);
+  CHECK(s.heap->away_bytes() == stats.spilled_bytes);
+  CHECK(f.memory->find(s.blocks.begin()->first)->spilled);
+  CHECK(f.memory->check() == "");
+  s.check();
+  // Others have what it gave.
+  PersistentHeap* other = f.heap(2, 56 * kMiB);
+  CHECK_OK(stream.fill(must(other->alloc(Kind::kModel, 56 * kMiB, 0)), 0xEE, 56 * kMiB));
+  CHECK(s.move(true) == 0);
+  CHECK(s.last.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  s.check();
+  CHECK_OK(f.memory->close_heap(other));
+  // While some is away, blocks come and go, the promise changes, and the rest is paged.
+  s.drop(0);
+  CHECK_OK(s.heap->resize(12 * kMiB));
+  while (s.place(kMiB).ok()) {
+  }
+  CHECK(f.memory->check() == "");
+  CHECK_OK(s.heap->page_out(stream));
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+  CHECK_OK(f.memory->check() == "" ? base::Status() : base::Status(GPUSHARE_INTERNAL, f.memory->check()));
+  CHECK_OK(s.heap->page_in(stream));
+  s.check();
+  CHECK(s.move(true) > 0);
+  CHECK_OK(s.last);
+  CHECK(s.heap->away_bytes() == 0);
+  s.check();
+  while (!s.blocks.empty()) s.drop(0);
+  CHECK_OK(stream.synchronize());
+  CHECK_OK(s.heap->resize(0));
+  CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+}
+
+TEST_CASE("granules without live blocks go out first, and nothing is copied for them") {
+  Fixture f(sim(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream(), other = f.stream();
+  Spiller s(f, 1, stream, 16 * kMiB);
+  for (int i = 0; i < 8; ++i) CHECK_OK(s.place(2 * kMiB));
+  std::vector<Address> at;
+  for (const auto& [address, block] : s.blocks) at.push_back(address);
+  for (const size_t i : {6u, 4u, 2u}) s.drop(i);
+  CHECK_OK(f.memory->record_use(at[0], other));
+  CHECK(s.move(false, 6 * kMiB) == 6 * kMiB);
+  CHECK(s.heap->away_bytes() == 0);
+  // Then the block used longest ago: the second, as the first was used since.
+  CHECK(s.move(false, 2 * kMiB) == 2 * kMiB);
+  CHECK(f.memory->find(at[1])->spilled);
+  CHECK_FALSE(f.memory->find(at[0])->spilled);
+  // What the last of them leaves behind comes home with it.
+  CHECK(s.move(true) == 2 * kMiB);
+  CHECK(s.heap->stats().promised_bytes == 10 * kMiB);
+  s.check();
+}
+
+TEST_CASE("a move of the heap that fails anywhere leaves every byte in its place") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 16 * kMiB);
+  for (int i = 0; i < 12; ++i) CHECK_OK(s.place(kMiB + 5120));
+  CHECK_OK(s.add(3 * kMiB));
+  for (const uint32_t kind :
+       {uint32_t{GPUSHARE_FAULT_MAP_FAILS}, uint32_t{GPUSHARE_FAULT_LAUNCH_FAILS},
+        uint32_t{GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY}, uint32_t{GPUSHARE_FAULT_HOST_OUT_OF_MEMORY}}) {
+    for (uint64_t at = 1; at <= 12; ++at) {
+      CAPTURE(kind, at);
+      for (const bool home : {false, true}) {
+        (void)f.memory->trim();
+        set_fault(f, kind, at);
+        (void)s.move(home);
+        set_fault(f, GPUSHARE_FAULT_NONE, 1);
+        CHECK(f.memory->check() == "");
+        CHECK(s.last.code() != GPUSHARE_INTERNAL);
+        (void)s.move(home);
+        CHECK_OK(s.last);
+      }
+      CHECK(s.heap->away_bytes() == 0);
+      CHECK(s.heap->stats().promised_bytes == 14 * kMiB);  // an empty granule does not come home
+    }
+    s.check();
+  }
+}
+
+TEST_CASE("the limit of host memory holds for a heap's granules, and a session that closes gives them back") {
+  auto device = device::Device::open(host());
+  REQUIRE(device.ok());
+  memory::DeviceMemoryOptions options;
+  options.capacity_bytes = 64 * kMiB;
+  options.layout = Layout::kVirtual;
+  options.spill_limit_bytes = 8 * kMiB;
+  auto memory = DeviceMemory::open(**device, options);
+  REQUIRE(memory.ok());
+  auto stream = std::move(*(*device)->create_stream());
+  for (int life = 0; life < 3; ++life) {
+    auto* heap = *(*memory)->open_heap(1, "s", 20 * kMiB);
+    heap->set_stream(&stream);
+    must(heap->alloc(Kind::kModel, 20 * kMiB, 0));
+    uint64_t moved = 0;
+    CHECK(heap->move_spilled(false, kUnlimited, kUnlimited, stream, &moved).code() ==
+          GPUSHARE_HOST_OUT_OF_MEMORY);
+    CHECK(moved == 8 * kMiB);
+    CHECK(heap->alloc_spilled(Kind::kModel, kMiB, 0).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
+    CHECK((*memory)->check() == "");
+    CHECK_OK((*memory)->close_heap(heap));
+    CHECK((*memory)->stats().free_bytes == 64 * kMiB);
+    CHECK((*memory)->check() == "");
+  }
+}
+
+TEST_CASE("blocks are placed and freed by other threads while granules move") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto stream = f.stream();
+  Spiller s(f, 1, stream, 32 * kMiB);
+  for (int i = 0; i < 6; ++i) CHECK_OK(s.place(3 * kMiB));
+  std::atomic<bool> stop{false};
+  std::atomic<int> wrong{0}, placed{0};
+  std::thread other([&] {
+    std::vector<Address> mine;
+    while (!stop) {
+      const auto block = s.heap->alloc(Kind::kModel, 300'000, 0);
+      if (block.ok()) mine.push_back(*block);
+      placed += block.ok() ? 1 : 0;
+      if (mine.empty() || (mine.size() <= 4 && block.ok())) continue;
+      if (!f.memory->free(mine.front()).ok()) ++wrong;
+      mine.erase(mine.begin());
+    }
+    for (const Address block : mine)
+      if (!f.memory->free(block).ok()) ++wrong;
+  });
+  while (placed == 0) std::this_thread::yield();
+  for (int round = 0; round < 60; ++round) {
+    // Nobody writes blocks while they move, so the other thread only places and frees.
+    (void)s.move(round % 2 == 1, 20 * kMiB);
+    CHECK_OK(s.last);
+  }
+  stop = true;
+  other.join();
+  CHECK(wrong == 0);
+  CHECK(placed > 0);
+  CHECK_OK(stream.synchronize());
+  s.check();
+  CHECK(f.memory->check() == "");
+}
+
 TEST_CASE("random allocations, frees and moves of several sessions keep all bytes") {
   Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 64 * kMiB);
   const uint64_t from = seed();
@@ -222,12 +380,13 @@ TEST_CASE("random allocations, frees and moves of several sessions keep all byte
   Random random(from);
   auto stream = f.stream();
   std::vector<Spiller> sessions;
-  for (memory::SessionId id = 1; id <= 3; ++id) sessions.emplace_back(f, id, stream);
+  for (memory::SessionId id = 1; id <= 3; ++id) sessions.emplace_back(f, id, stream, 8 * kMiB);
   for (int step = 0; step < 400; ++step) {
     Spiller& s = sessions[uniform(random, 0, sessions.size() - 1)];
     const uint64_t what = uniform(random, 0, 9);
     if (what < 4 && s.blocks.size() < 12) {
-      CHECK_OK(s.add(uniform(random, 1, 3 * kMiB)));
+      const uint64_t bytes = uniform(random, 1, 3 * kMiB);
+      if (uniform(random, 0, 1) == 0 || !s.place(bytes).ok()) CHECK_OK(s.add(bytes));
     } else if (what < 6 && !s.blocks.empty()) {
       s.drop(uniform(random, 0, 100));
     } else {

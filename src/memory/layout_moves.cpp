@@ -1,0 +1,122 @@
+// Host memory behind granules of the virtual layout, and moves between it and memory of the device. A granule that moves has its new
+// memory mapped at a window as well, for the copy; then the new memory takes the addresses.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "memory/layout_virtual.hpp"
+
+namespace gpushare::memory {
+
+base::Status VirtualLayout::commit_host(const Range& range, size_t granule) {
+  base::MutexLock lock(mutex_);
+  sweep_host();
+  Region& region = *regions_[range.slot];
+  if (region.cells.size() <= granule) region.cells.resize(granule + 1);
+  Cell& cell = region.cells[granule];
+  if (cell.memory != nullptr) {  // left there by a decommit
+    if (cell.fences != nullptr) wait_all(*cell.fences);
+    GPUSHARE_RETURN_IF_ERROR(unmap_cell(region, granule));
+  }
+  GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory, device_.phys_create_host(granule_));
+  if (auto status = device_.va_map(region.base + granule * granule_, granule_, memory, 0); !status.ok()) {
+    const base::Status ignored = device_.phys_release(memory);
+    return status.with_context("mapping host memory");
+  }
+  cell = {};
+  cell.memory = memory;
+  cell.committed = cell.on_host = true;
+  ++region.mapped;
+  ++host_granules_;
+  return {};
+}
+
+void VirtualLayout::sweep_host() {
+  std::erase_if(unused_host_, [this](const Unused& entry) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    return take_unused(entry, nullptr) || !is_unused(entry);
+  });
+}
+
+uint64_t VirtualLayout::host_bytes() {
+  base::MutexLock lock(mutex_);
+  sweep_host();
+  return host_granules_ * granule_;
+}
+
+base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t slot, Address* out_window) {
+  base::MutexLock lock(mutex_);
+  if (window_bytes_ == 0)
+    GPUSHARE_RETURN_IF_ERROR(
+        reserve_addresses(kMoveSlots * granule_, &window_, &window_bytes_, &window_base_));
+  gpushare_backend_memory* memory = nullptr;
+  if (home) {
+    if (granule_ > capacity_ - promised_) return no_room(granule_);
+    promised_ += granule_;
+    if (auto status = ensure_granule(false, lock); !status.ok()) {
+      promised_ -= granule_;
+      return status;
+    }
+    memory = pool_.back();
+    pool_.pop_back();
+  } else {
+    GPUSHARE_ASSIGN_OR_RETURN(memory, device_.phys_create_host(granule_));
+  }
+  const Address window = window_base_ + slot * granule_;
+  if (auto status = device_.va_map(window, granule_, memory, 0); !status.ok()) {
+    drop_moved(memory, home);
+    return status.with_context("mapping memory to move to");
+  }
+  moving_[slot] = memory;
+  moving_home_ = home;
+  *out_window = window;
+  return {};
+}
+
+base::Status VirtualLayout::end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
+                                     bool* out_lost) {
+  *out_lost = false;
+  base::MutexLock lock(mutex_);
+  Region& region = *regions_[range.slot];
+  Cell& cell = region.cells[granule];
+  const Address address = region.base + granule * granule_;
+  gpushare_backend_memory* const memory = std::exchange(moving_[slot], nullptr);
+  base::Status status;
+  if (keep) {
+    status = device_.va_unmap(address, granule_);
+    if (status.ok()) {
+      status = device_.va_map(address, granule_, memory, 0);
+      *out_lost = !status.ok() && !device_.va_map(address, granule_, cell.memory, 0).ok();
+    }
+  }
+  // A window that stays mapped refuses later moves, and no more.
+  const base::Status ignored = device_.va_unmap(window_base_ + slot * granule_, granule_);
+  const bool moves = keep && status.ok();
+  if (!moves) drop_moved(memory, home);
+  if (!moves && !*out_lost) return status;
+  drop_moved(cell.memory, !home);
+  if (home) --host_granules_;
+  if (*out_lost) {
+    cell = {};
+    cell.committed = cell.on_host = cell.lost = true;
+    --region.mapped;
+    return status;
+  }
+  if (!home) ++host_granules_;
+  cell = {};
+  cell.memory = memory;
+  cell.committed = true;
+  cell.on_host = !home;
+  return {};
+}
+
+void VirtualLayout::drop_moved(gpushare_backend_memory* memory, bool device) {
+  if (device) {
+    pool_.push_back(memory);
+    promised_ -= granule_;
+  } else {
+    const base::Status ignored = device_.phys_release(memory);
+  }
+}
+
+}  // namespace gpushare::memory

@@ -1,0 +1,158 @@
+// layout_virtual.hpp: the virtual layout. Every range has its own reserved addresses, and physical granules of one size are mapped
+// behind them. A granule of addresses that has memory is a cell: committed, that is, promised to the range's owner, or unused. What is
+// unused stays mapped until somebody needs the granule: a range that is taken again soon costs no driver call, and unmapping happens in
+// batches, off the hot path.
+//
+// One granule size for all, chosen so that a device has some thousands of granules: a size per range would save mapping calls, but a
+// shrunk range could then keep part of a large granule that others were promised.
+//
+// Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given back longest ago
+// before others; only when all others are taken does the caller wait on the host, without the lock.
+//
+// Heaps and lanes have all cells of the first bytes of a range; sparse ranges have any. A cell may have host memory behind it, which is
+// promised to nobody (layout_moves.cpp).
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "memory/range_layout.hpp"
+
+namespace gpushare::memory {
+
+class VirtualLayout final : public RangeLayout {
+ public:
+  VirtualLayout(device::Device& device, uint64_t granule, uint64_t capacity)
+      : device_(device), granule_(granule), capacity_(capacity) {}
+  ~VirtualLayout() override;
+
+  Layout kind() const override { return Layout::kVirtual; }
+  uint64_t granularity_bytes() const override { return granule_; }
+  uint64_t capacity_bytes() const override { return capacity_; }
+  Range span() const override { return {}; }
+
+  base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) override;
+  base::Status extend(Range& range, uint64_t bytes, bool may_wait, FenceList* out_fences) override;
+  void shrink(Range& range, uint64_t bytes, const FenceList& fences) override;
+  void give(Range& range, const FenceList& fences) override;
+  base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
+                          FenceList* out_fences) override;
+  bool would_settle(const Range&) const override { return false; }
+  bool settle(Range&, const FenceList&, FenceList*) override { return false; }
+
+  bool can_page() const override { return true; }
+  base::Status unback(Range& range, uint64_t valid_bytes) override;
+  base::Status back(Range& range, uint64_t* out_valid_bytes) override;
+
+  base::Status open_sparse(uint64_t bytes, Range* out_range) override;
+  base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
+                      std::vector<bool>* out_intact) override;
+  void decommit(const Range& range, size_t first, size_t count, const FenceList& fences) override;
+  void close_sparse(Range& range) override;
+
+  // layout_moves.cpp
+  bool has_host_tier() const override { return device_.can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL); }
+  base::Status commit_host(const Range& range, size_t granule) override;
+  uint64_t host_bytes() override;
+  base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
+                          Address* out_window) override;
+  base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
+                        bool* out_lost) override;
+
+  uint64_t trim() override;
+  uint64_t free_bytes() const override;
+  uint64_t largest_hole_bytes() const override { return free_bytes(); }
+  uint64_t mapped_bytes() const override;
+  std::string check() const override;
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  enum class Use : uint8_t { kHeap, kLane, kSparse };
+  using SharedFences = std::shared_ptr<FenceList>;  // one list for all granules that were given back together
+
+  struct Cell {
+    gpushare_backend_memory* memory = nullptr;  // mapped there
+    uint64_t stamp = 0;                         // of the decommit
+    SharedFences fences;                        // while not committed: before these it may be in use
+    bool committed = false;
+    bool on_host = false;
+    bool lost = false;  // committed, but a move has left no memory there
+  };
+  struct Region {
+    Use use = Use::kHeap;
+    uint32_t slot = 0;
+    Address reserved = 0;
+    uint64_t reserved_bytes = 0;
+    Address base = 0;    // reserved, aligned to the index's granule
+    uint64_t limit = 0;  // addresses from base on
+    uint64_t bytes = 0;  // that whoever has taken it has; not of a sparse one
+    bool taken = false;
+    bool backed = true;       // not paged out
+    size_t intact = 0;        // while not backed: more than these cells hold nothing of use
+    size_t mapped = 0;        // cells with memory
+    std::vector<Cell> cells;  // as many as were ever used
+    SharedFences last;        // of the last owner
+  };
+  // A cell that is mapped and not committed, if its stamp is still the cell's.
+  struct Unused {
+    uint32_t slot;
+    uint32_t cell;
+    uint64_t stamp;
+  };
+
+  base::Status no_room(uint64_t bytes) const GPUSHARE_REQUIRES(mutex_);
+  size_t pick_retired(Use use, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  base::Status take_region(Use use, uint64_t bytes, Region** out_region) GPUSHARE_REQUIRES(mutex_);
+  base::Status reserve(Use use, uint64_t bytes, Region** out_region) GPUSHARE_REQUIRES(mutex_);
+  base::Status reserve_addresses(uint64_t bytes, Address* out_reserved, uint64_t* out_reserved_bytes,
+                                 Address* out_base);
+  void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
+
+  // Memory of the device behind those of the cells that have none; the promise grows by it. On failure nothing has changed. May let go
+  // of `lock` while it waits for the device.
+  base::Status commit_cells(Region& region, size_t first, size_t count, bool may_wait, base::MutexLock& lock,
+                            FenceList* out_fences, std::vector<bool>* out_intact);
+  base::Status drop_unused_host(Region& region, size_t first, size_t count, bool may_wait,
+                                base::MutexLock& lock);
+  // Those that are committed become unused, the last first. with_host: the ones in host memory as well.
+  void decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences, bool with_host)
+      GPUSHARE_REQUIRES(mutex_);
+  base::Status unmap_cell(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
+  bool is_unused(const Unused& entry) const GPUSHARE_REQUIRES(mutex_);
+  void set_unused(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
+  // False if it is no longer unused, cannot be unmapped, or the device still works on it: *out_busy is then what must pass.
+  bool take_unused(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
+  // Leaves at least one granule in the pool.
+  base::Status ensure_granule(bool may_wait, base::MutexLock& lock);
+  bool reclaim(FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
+  void sweep_host() GPUSHARE_REQUIRES(mutex_);
+  // Memory that a move does not need, or no longer; `device`: it was promised.
+  void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_);
+  void release_pool() GPUSHARE_REQUIRES(mutex_);
+
+  device::Device& device_;
+  const uint64_t granule_;
+  const uint64_t capacity_;
+  mutable base::Mutex mutex_;
+  std::vector<std::unique_ptr<Region>> regions_
+      GPUSHARE_GUARDED_BY(mutex_);                            // never removed: a slot is an index
+  std::vector<Region*> retired_ GPUSHARE_GUARDED_BY(mutex_);  // not taken, longest first
+  std::deque<Unused> unused_ GPUSHARE_GUARDED_BY(mutex_);     // decommitted longest ago first; some are stale
+  std::vector<Unused> unused_host_ GPUSHARE_GUARDED_BY(mutex_);  // the same of host memory, which goes soon
+  uint64_t stamp_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
+  uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // granules of the device, mapped and pooled
+  uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // bytes of committed cells of the device
+  uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  // Where memory that a granule moves to is mapped as well during the copy.
+  Address window_ = 0, window_base_ = 0;
+  uint64_t window_bytes_ = 0;
+  gpushare_backend_memory* moving_[kMoveSlots] GPUSHARE_GUARDED_BY(mutex_) = {};
+  bool moving_home_ GPUSHARE_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gpushare::memory
