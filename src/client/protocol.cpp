@@ -51,9 +51,14 @@ constexpr TypeInfo kTypes[] = {
     {"SetCapacity", 16 + 8 + 256},
     {"SetSpare", 32},
     {"SetLink", 32},
+    {"RangeHas", 16 + 32},
+    {"RangeAsk", 32},
+    {"RangeAnswer", 32},
+    {"RangeGive", 32},
+    {"RangeGiven", 32},
 };
 constexpr size_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
-static_assert(kTypeCount == static_cast<size_t>(MessageType::kSetLink) + 1);
+static_assert(kTypeCount == static_cast<size_t>(MessageType::kRangeGiven) + 1);
 static_assert(sizeof(Header) == 16 && sizeof(Hello) >= kTypes[1].first_bytes);
 static_assert(sizeof(Welcome) >= kTypes[2].first_bytes && sizeof(Reply) >= kTypes[3].first_bytes);
 static_assert(sizeof(Arrive) >= kTypes[4].first_bytes && sizeof(Need) >= kTypes[5].first_bytes);

@@ -13,6 +13,9 @@
 //                                  <-          ImageHere + memory to read, before a turn of the image's session is granted
 //                                  <-          ImageGone: unmap it
 //   ImageUnmapped, ImageClose      ->          (no reply)
+//   RangeHas, RangeAnswer          ->          (no reply)
+//   RangeAsk                       ->
+//                                  <-          Reply, RangeGive to owners of other ranges, RangeGiven
 //   StatusRequest, SetCapacity     ->          (instead of Hello)
 //                                  <-          Reply [+ a sealed file with the status (status.hpp)]
 //

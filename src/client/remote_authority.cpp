@@ -51,6 +51,7 @@ base::Status daemon_gone(const std::string& socket, const base::Status& why) {
 }
 
 constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
+constexpr uint16_t kRangesMinor = 5;  // since when they ask ranges of other processes
 
 Descriptor duplicate(const Descriptor& descriptor) {
   return Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
@@ -171,7 +172,8 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
         continue;
       }
       if (type.ok()) {
-        events_.push_back({*type, fields_of<SessionMessage>(*message).session});
+        const auto about = fields_of<SessionMessage>(*message);
+        events_.push_back({*type, about.session, about.value});
         any = true;
         continue;
       }
@@ -368,6 +370,7 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   record.told_ephemeral_bytes = message.ephemeral_bytes;
   record.declared = true;
   if (record.worth_ns) tell_worth(record);
+  if (record.range_answer_ns > 0) tell_ranges(record);
   return {};
 }
 
@@ -660,6 +663,46 @@ bool RemoteAuthority::making_room(SessionId session) const {
   return record != nullptr && record->room_pending;
 }
 
+void RemoteAuthority::set_ranges(SessionId session, uint64_t bytes, uint64_t answer_ns,
+                                 double price_ns_per_byte) {
+  Record* record = find(session);
+  if (record == nullptr || (record->range_bytes == bytes && record->range_answer_ns == answer_ns)) return;
+  record->range_bytes = bytes;
+  record->range_answer_ns = answer_ns;
+  record->range_price = price_ns_per_byte;
+  if (record->declared) tell_ranges(*record);
+}
+
+void RemoteAuthority::tell_ranges(const Record& record) {
+  if (connection_->welcome.minor < kRangesMinor) return;  // such a daemon asks nobody
+  auto message = make_message<RangeHas>(MessageType::kRangeHas);
+  message.session = record.spec.id;
+  message.bytes = record.range_bytes;
+  message.answer_ns = record.range_answer_ns;
+  message.price_ns_per_byte = record.range_price;
+  send(bytes_of(message));
+}
+
+bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, std::string* out_silent) {
+  Record* record = find(session);
+  if (record == nullptr || !record->declared || connection_->welcome.minor < kRangesMinor) return false;
+  if (bytes == 0) {
+    tell(MessageType::kRangeAsk, *record);
+    return false;
+  }
+  const uint32_t sequence = next_sequence_++;
+  const auto reply =
+      call(bytes_of(make_session_message(MessageType::kRangeAsk, session, bytes, sequence)), sequence);
+  if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
+  *out_silent = text_of(reply->text);
+  return reply->value != 0;
+}
+
+void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
+  if (const Record* record = find(session); record != nullptr && connection_->welcome.minor >= kRangesMinor)
+    tell(MessageType::kRangeAnswer, *record, bytes);
+}
+
 void RemoteAuthority::room_used(uint64_t) {
   if (const Record* record = find(last_room_session_)) tell(MessageType::kRoomUsed, *record);
 }
@@ -842,6 +885,9 @@ void RemoteAuthority::handle(const Event& event) {
       return;
     case MessageType::kRoomMade:
       record->room_pending = false;
+      return;
+    case MessageType::kRangeGive:
+      ranges_asked_.push_back({record->spec.id, event.value});
       return;
     default:
       return;  // Wanted: wants_drained() sees it in the lease

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/flat_hash.hpp"
@@ -100,6 +101,11 @@ class RemoteAuthority final : public sched::Authority {
   bool wants_drained(sched::LaneId lane) const override;
   std::shared_ptr<base::Bell> bell(sched::SessionId session) const override;
   bool making_room(sched::SessionId session) const override;
+  void set_ranges(sched::SessionId session, uint64_t bytes, uint64_t answer_ns,
+                  double price_ns_per_byte) override;
+  bool ask_ranges(sched::SessionId session, uint64_t bytes, std::string* out_silent) override;
+  std::vector<RangesAsked> take_ranges_asked() override { return std::exchange(ranges_asked_, {}); }
+  void answer_ranges(sched::SessionId session, uint64_t bytes) override;
 
  private:
   // The daemon at one time.
@@ -133,10 +139,13 @@ class RemoteAuthority final : public sched::Authority {
     bool room_pending = false;
     std::optional<double> worth_ns;  // it is spare
     bool dropping = false;
+    uint64_t range_bytes = 0, range_answer_ns = 0;  // as told by set_ranges()
+    double range_price = 0;
   };
   struct Event {
     MessageType type;
     uint64_t session;
+    uint64_t value;
   };
 
   explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
@@ -149,6 +158,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Result<Reply> call(std::span<const std::byte> request, uint32_t sequence);
   void tell(MessageType type, const Record& record, uint64_t value = 0);
   void tell_worth(const Record& record);
+  void tell_ranges(const Record& record);
   void send(std::span<const std::byte> message);
   void mark(Record& record);
   void accept_unwanted(Record& record);
@@ -182,6 +192,7 @@ class RemoteAuthority final : public sched::Authority {
   base::FlatHashMap<sched::SessionId, std::unique_ptr<Record>> sessions_;
   std::vector<Record*> lanes_;  // by lane id; null = free
   std::vector<sched::Action> actions_;
+  std::vector<RangesAsked> ranges_asked_;
   std::vector<Record*> dirty_;  // flush() has something to say about
   uint32_t next_sequence_ = 1;
   uint64_t last_room_session_ = 0;

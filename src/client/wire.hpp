@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 4;
+inline constexpr uint16_t kProtocolMinor = 5;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -56,6 +56,13 @@ enum class MessageType : uint16_t {
   // Since minor version 4. From the process to the daemon, of one session.
   kSetSpare,
   kSetLink,
+  // Since minor version 5: elastic ranges. From the process to the daemon, of one session.
+  kRangeHas,
+  kRangeAsk,
+  kRangeAnswer,
+  // From the daemon to the process, of one session.
+  kRangeGive,
+  kRangeGiven,
 };
 
 struct Header {
@@ -133,6 +140,17 @@ struct SessionMessage {
   Header header;
   uint64_t session = 0;
   uint64_t value = 0;
+};
+
+// What a session's elastic ranges have that their owner can be asked for. RangeAsk and RangeGive are SessionMessages whose `value` is bytes;
+// RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text` who did not answer since the
+// last one. RangeAnswer: bytes that are given in all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
+struct RangeHas {
+  Header header;
+  uint64_t session = 0;
+  uint64_t bytes = 0;
+  uint64_t answer_ns = 0;  // time to answer
+  double price_ns_per_byte = 0;
 };
 
 // Opens the image of a model for a session. The daemon reads the file as its own user.

@@ -285,12 +285,12 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
   }
   if (!process.welcome) return {GPUSHARE_MALFORMED_INPUT, "the first message is no Hello"};
   SharedDevice& device = *process.device;
-  const auto answer = [&](const base::Status& status, uint32_t value) {
+  const auto answer = [&](const base::Status& status, uint32_t value, const std::string& told = {}) {
     if (sequence == 0) return;
     auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
     reply.code = status.code();
     reply.value = value;
-    client::put_text(reply.text, status.message());
+    client::put_text(reply.text, status.ok() ? told : status.message());
     if (!send_to(process, client::bytes_of(reply))) client::shut(process.socket);
   };
   if (type == MessageType::kArrive) {
@@ -304,10 +304,11 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     answer(status, slot);
     return {};
   }
-  const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
-                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining) ||
-                            type == MessageType::kSetClass || type == MessageType::kImageOpen ||
-                            type == MessageType::kSetSpare || type == MessageType::kSetLink;
+  const bool from_process =
+      type == MessageType::kNeed || type == MessageType::kRoom ||
+      (type >= MessageType::kReady && type <= MessageType::kSetRemaining) || type == MessageType::kSetClass ||
+      type == MessageType::kImageOpen || type == MessageType::kSetSpare || type == MessageType::kSetLink ||
+      type == MessageType::kRangeHas || type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer;
   if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
     const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
     if (type == MessageType::kImageClose)
@@ -330,7 +331,13 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     device.images().open(process, session, client::fields_of<client::ImageOpen>(message));
   else if (type == MessageType::kNeed)
     answer(device.need(session, client::fields_of<client::Need>(message)), 0);
-  else if (type == MessageType::kRoom)
+  else if (type == MessageType::kRangeHas)
+    device.set_ranges(session, client::fields_of<client::RangeHas>(message));
+  else if (type == MessageType::kRangeAsk) {
+    std::string silent;
+    const bool coming = device.ask_ranges(session, about.value, &silent);
+    answer({}, coming ? 1 : 0, silent);
+  } else if (type == MessageType::kRoom)
     answer(device.make_room(session, about.value), 0);
   else
     device.handle(session, type, about.value);

@@ -30,6 +30,7 @@
 #include "client/protocol.hpp"
 #include "client/status.hpp"
 #include "daemon/images.hpp"
+#include "sched/elastic.hpp"
 #include "sched/scheduler.hpp"
 
 namespace gpushare::daemon {
@@ -95,6 +96,12 @@ struct RemoteSession {
   bool has_images = false;                  // for its turn
   bool retries_images = false;          // one could not be had in this turn: it goes back, for another try
   std::vector<uint64_t> wanted_images;  // by Images, of the scheduler
+  // Its elastic ranges, which the daemon knows as one.
+  uint64_t range = 0;       // in elastic_; 0: it has said nothing of any
+  uint64_t range_want = 0;  // of its wait; 0: it does not wait
+  uint64_t range_asked_ns = 0;
+  std::string range_silent;                                    // who did not answer, for its next reply
+  sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 };
 
 // A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight and turns together: the
@@ -105,6 +112,7 @@ struct Claim {
   std::vector<std::unique_ptr<RemoteSession>> members;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
   double weight = 1;
+  sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
   sched::LaneId lane = sched::kNoLane;  // of turns
   bool ready = false;                   // as the scheduler knows it: a member waits for a turn
   bool leased = false;
@@ -140,6 +148,10 @@ class SharedDevice {
   base::Status need(RemoteSession& session, const client::Need& message);
   base::Status make_room(RemoteSession& session, uint64_t bytes);
   void handle(RemoteSession& session, client::MessageType type, uint64_t value);
+  // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
+  void set_ranges(RemoteSession& session, const client::RangeHas& message);
+  // True while bytes are on the way; *out_silent: who did not answer since the last call.
+  bool ask_ranges(RemoteSession& session, uint64_t bytes, std::string* out_silent);
   void remove(RemoteSession& session);
   // The connection of its process is gone, the process may live: it gets no turns.
   void disconnected(RemoteSession& session);
@@ -172,7 +184,13 @@ class SharedDevice {
   void now_ready(RemoteSession& session, uint64_t now_ns);
   void not_ready(RemoteSession& session, uint64_t now_ns);
   void announce(Claim& claim, uint64_t now_ns);
-  void tell(const RemoteSession& session, client::MessageType type);
+  void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
+  void open_range(RemoteSession& session, const sched::RangeSpec& spec);
+  void end_range_wait(RemoteSession& session);
+  void close_range(RemoteSession& session);
+  void tell_range_waits();
+  void refresh_class(RemoteSession& session, uint64_t now_ns);
+  bool expire_ranges(uint64_t now_ns);  // true if somebody is silent
   void tell(const Claim& claim, client::MessageType type);
   void start_paging(Claim& claim, bool out);
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
@@ -239,6 +257,10 @@ class SharedDevice {
   std::vector<uint64_t> room_victims_;
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
+  sched::ElasticRanges elastic_;
+  std::map<sched::RangeId, RemoteSession*> ranges_;
+  sched::RangeId next_range_ = 1;
+  uint64_t next_want_ = 1;
 };
 
 class Service {

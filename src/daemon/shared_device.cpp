@@ -76,6 +76,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   session.number = message.session;
   session.process = &process;
   session.name = client::text_of(message.name);
+  session.cls = static_cast<sched::SessionClass>(message.cls);
   session.slot = static_cast<uint32_t>(free_slot - used.begin());
   const uint64_t now_ns = base::host_now_ns();
   Claim* claim = find_group(message.group, process.peer.uid);
@@ -91,7 +92,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     sched::SessionSpec spec;
     spec.id = claim->id;
     spec.name = session.name;
-    spec.cls = static_cast<sched::SessionClass>(message.cls);
+    spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
     spec.priority = message.priority;
     spec.weight = message.weight;
     spec.persistent_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
@@ -287,8 +288,14 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       scheduler_.set_priority(claim.id, static_cast<int32_t>(static_cast<int64_t>(value)), now_ns);
       break;
     case MessageType::kSetClass:
-      if (value <= static_cast<uint64_t>(sched::SessionClass::kOpportunistic))
-        scheduler_.set_class(claim.id, static_cast<sched::SessionClass>(value), now_ns);
+      if (value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) break;
+      session.cls = static_cast<sched::SessionClass>(value);
+      refresh_class(session, now_ns);
+      break;
+    case MessageType::kRangeAnswer:
+      if (session.range != 0) elastic_.answer(session.range, value);
+      if (expire_ranges(now_ns)) break;  // it said that it gives nothing, for it cannot
+      tell_range_waits();
       break;
     case MessageType::kSetWeight: {
       double weight = 0;
@@ -319,9 +326,9 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
   }
 }
 
-void SharedDevice::tell(const RemoteSession& session, MessageType type) {
+void SharedDevice::tell(const RemoteSession& session, MessageType type, uint64_t value) {
   // If the process does not read, its socket is shut down; the service then closes the connection.
-  if (!send_to(*session.process, client::bytes_of(client::make_session_message(type, session.number))))
+  if (!send_to(*session.process, client::bytes_of(client::make_session_message(type, session.number, value))))
     client::shut(session.process->socket);
 }
 
@@ -410,6 +417,7 @@ void SharedDevice::remove(RemoteSession& session) {
   lease(session).set({++epoch_of(session), LeaseState::kFree});
   if (session.leased) member_done(session, now_ns);
   images_.left(session);
+  close_range(session);
   process.leases->used[session.slot] = false;
   process.sessions.erase(session.number);
   not_ready(session, now_ns);
@@ -434,6 +442,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   take_back_offers();
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
+  close_range(session);  // nobody is there to answer
   if (session.leased) (void)want_back(*session.claim, now_ns);
 }
 

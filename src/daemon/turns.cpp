@@ -229,6 +229,9 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
     next_ns = look_ns - std::min(look_ns, now_ns);
   if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
+  moved = expire_ranges(now_ns) || moved;
+  if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)
+    next_ns = std::min(next_ns, deadline_ns - std::min(deadline_ns, now_ns));
   if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
   for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
   for (Claim* holder : holders_) {

@@ -55,6 +55,8 @@ void ActionRunner::collect() {
     }
     actions_.push_back(std::move(action));
   }
+  for (const auto& asked : runtime_.authority_->take_ranges_asked())
+    runtime_.ranges_.asked(asked.session, asked.bytes);
 }
 
 void ActionRunner::start() {

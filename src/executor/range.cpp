@@ -22,6 +22,8 @@ constexpr double kCopyNsPerByte = 0.2;  // out and back in, as the scheduler pri
 constexpr uint64_t kLookAgainNs = 10'000'000;
 // Those who declined are asked again so long after.
 constexpr uint64_t kAskAgainNs = 50'000'000;
+// The one who asks for what the daemon asks for.
+constexpr sched::RangeId kDaemon = UINT64_MAX;
 
 }  // namespace
 
@@ -33,6 +35,7 @@ struct RangeWait {
   uint64_t since_ns = 0;
   uint64_t asked_ns = 0;  // when `want` was numbered
   bool made_room = false;
+  bool asks_daemon = false;
   std::string silent;  // who did not answer
 };
 
@@ -358,6 +361,9 @@ void RangeImpl::run() {
       }
     }
     BooksLock lock(runtime_.mutex_);
+    base::MutexLock newer(thread_mutex_);
+    if (has_request_) continue;  // the answer is of a request that is over
+    newer.unlock();
     runtime_.ranges_.answer(*this, answer);
   }
 }
@@ -367,30 +373,67 @@ void RangeTable::open(RangeImpl& range) {
   elastic_.open(range.id_, {range.session_->id_, range.session_->options_.cls,
                             options.give_back ? options.answer_ns : 0, options.price_ns_per_byte});
   ranges_[range.id_] = &range;
+  tell_daemon(*range.session_);
 }
 
 void RangeTable::close(RangeImpl& range) {
   elastic_.close(range.id_);
   ranges_.erase(range.id_);
   refresh_class(*range.session_);
+  tell_daemon(*range.session_);
   told();
 }
 
 void RangeTable::forget(const SessionImpl& session) {
   for (const auto& [id, range] : ranges_)
     if (range->session() == &session) elastic_.close(id);
+  asked_.erase(session.id_);
   told();
 }
 
 void RangeTable::set_bytes(RangeImpl& range, uint64_t committed_bytes) {
   elastic_.set_bytes(range.id_, committed_bytes);
   refresh_class(*range.session_);
+  tell_daemon(*range.session_);
   if (!waits_.empty()) told();
 }
 
 void RangeTable::answer(const RangeImpl& range, uint64_t bytes) {
   elastic_.answer(range.id_, bytes);
+  if (const auto asked = asked_.find(range.session_->id_); asked != asked_.end()) {
+    if (bytes == sched::ElasticRanges::kNoAnswer)
+      runtime_.authority_->answer_ranges(range.session_->id_, bytes);
+    else
+      answer_daemon(range.session_->id_, asked->second);
+  }
   told();
+}
+
+void RangeTable::tell_daemon(const SessionImpl& session) {
+  if (!runtime_.shared_ || session.torn_down_ || runtime_.collapsed_) return;
+  uint64_t bytes = 0;
+  const sched::RangeSpec all = elastic_.of_session(session.id_, &bytes);
+  runtime_.authority_->set_ranges(session.id_, bytes, all.answer_ns, all.price_ns_per_byte);
+}
+
+void RangeTable::asked(sched::SessionId session, uint64_t bytes) {
+  const uint64_t now_ns = base::host_now_ns();
+  Asked& asked = asked_[session];
+  if (asked.want != 0) elastic_.withdraw(asked.want);
+  asked.want = next_want_++;
+  (void)elastic_.of_session(session, &asked.had_bytes);
+  elastic_.open(kDaemon, {});
+  for (const sched::RangeRequest& request : elastic_.ask(kDaemon, asked.want, bytes, now_ns, session))
+    ranges_.at(request.range)->request(request, now_ns);
+  if (elastic_.on_the_way_bytes(asked.want) < bytes) answer_daemon(session, asked);
+}
+
+void RangeTable::answer_daemon(sched::SessionId session, const Asked& asked) {
+  uint64_t has = 0;
+  (void)elastic_.of_session(session, &has);
+  runtime_.authority_->answer_ranges(session,
+                                     base::add_saturated(asked.had_bytes - std::min(asked.had_bytes, has),
+                                                         elastic_.on_the_way_bytes(asked.want)));
 }
 
 bool RangeTable::silent(const RangeImpl& range) const {
@@ -428,7 +471,17 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     }
     const auto requests = elastic_.ask(wait.range->id_, wait.want, missing, now_ns);
     for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
-    if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) return false;
+    if (requests.empty() && elastic_.on_the_way_bytes(wait.want) == 0) {
+      // Nobody is left in this process.
+      std::string silent;
+      wait.asks_daemon = true;
+      const bool coming = runtime_.authority_->ask_ranges(wait.range->session_->id_, missing, &silent);
+      if (!silent.empty()) {
+        base::log(base::kWarning, "no answer from " + silent);
+        wait.silent += (wait.silent.empty() ? "" : ", ") + silent;
+      }
+      if (!coming) return false;
+    }
     next_ns = std::min(next_ns, elastic_.next_deadline_ns());
   }
   const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
@@ -444,6 +497,8 @@ void RangeTable::sleep_a_while(const base::Deadline& deadline, Outbox& outbox) {
 void RangeTable::leave(RangeWait& wait) {
   std::erase(waits_, &wait);
   elastic_.withdraw(wait.want);
+  if (wait.asks_daemon && runtime_.check_open().ok())
+    (void)runtime_.authority_->ask_ranges(wait.range->session_->id_, 0, nullptr);
   told();  // it is the next one's turn
 }
 

@@ -41,6 +41,8 @@ class RangeTable {
   // The same without asking anybody.
   void sleep_a_while(const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void leave(RangeWait& wait) GPUSHARE_REQUIRES(books);
+  // Others of the daemon miss bytes: the session's ranges are asked.
+  void asked(sched::SessionId session, uint64_t bytes) GPUSHARE_REQUIRES(books);
   void told() GPUSHARE_REQUIRES(books) {
     room_.notify_all();
   }  // something may have changed for those that wait
@@ -49,11 +51,19 @@ class RangeTable {
   void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
       GPUSHARE_REQUIRES(books);
   void refresh_class(SessionImpl& session) GPUSHARE_REQUIRES(books);
+  // A request of the daemon for the ranges of a session.
+  struct Asked {
+    uint64_t want = 0;
+    uint64_t had_bytes = 0;
+  };
+  void tell_daemon(const SessionImpl& session) GPUSHARE_REQUIRES(books);
+  void answer_daemon(sched::SessionId session, const Asked& asked) GPUSHARE_REQUIRES(books);
 
   RuntimeImpl& runtime_;
   sched::ElasticRanges elastic_ GPUSHARE_GUARDED_BY(books);
   std::vector<RangeWait*> waits_ GPUSHARE_GUARDED_BY(books);  // in their order: class, then arrival
   base::FlatHashMap<sched::RangeId, RangeImpl*> ranges_ GPUSHARE_GUARDED_BY(books);
+  base::FlatHashMap<sched::SessionId, Asked> asked_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_range_ GPUSHARE_GUARDED_BY(books) = 1;
   uint64_t next_want_ GPUSHARE_GUARDED_BY(books) = 1;
   base::ConditionVariable room_;  // those that free some tell it here

@@ -173,6 +173,7 @@ void RuntimeImpl::authority_changed() {
   Section lock(*this);
   if (closed_ || collapsed_ || authority_ == nullptr) return;
   settle(nullptr, outbox);
+  ranges_.told();
   if (authority_->standing().ok() && !ladder_.anybody_waits()) return;
   for (const auto& [id, session] : sessions_) {
     tell_turn(*session);

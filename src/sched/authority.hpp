@@ -189,6 +189,24 @@ class Authority {
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
   // Page-outs that make_room() started for the session are still under way.
   virtual bool making_room(SessionId /*session*/) const { return false; }
+
+  // ---- elastic ranges of other processes (elastic.hpp) -----------------------------------------------------------
+  // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
+  virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
+                          double /*price_ns_per_byte*/) {}
+  // A range of the session misses `bytes`: ranges of other processes are asked. True while some are on the way; those who did not answer
+  // are named in *out_silent. Called again until the bytes are there; 0 bytes: the wait is over.
+  virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, std::string* /*out_silent*/) {
+    return false;
+  }
+  // What the session's ranges are asked for by others; after take_actions().
+  struct RangesAsked {
+    SessionId session;
+    uint64_t bytes;
+  };
+  virtual std::vector<RangesAsked> take_ranges_asked() { return {}; }
+  // The answer: the bytes that they give in all, or UINT64_MAX for none that can be given.
+  virtual void answer_ranges(SessionId /*session*/, uint64_t /*bytes*/) {}
 };
 
 }  // namespace gpushare::sched

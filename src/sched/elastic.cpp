@@ -28,7 +28,8 @@ void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
   range.bytes = bytes;
 }
 
-std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns) {
+std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
+                                             SessionId only) {
   const auto asking = ranges_.find(asker);
   if (asking == ranges_.end()) return {};
   const uint64_t coming = on_the_way_bytes(want);
@@ -39,7 +40,7 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
   std::vector<Claim> claims;
   for (auto& [id, range] : ranges_) {
     if (id == asker || range.asked || range.silent || range.bytes == 0 || range.spec.answer_ns == 0) continue;
-    if (range.asked_for == want) continue;
+    if (range.asked_for == want || (only != kNoSession && range.spec.session != only)) continue;
     const bool opportunistic = range.spec.cls == SessionClass::kOpportunistic;
     if (!opportunistic && asking->second.spec.cls == SessionClass::kOpportunistic) continue;
     candidates.push_back(&range);
@@ -124,6 +125,22 @@ uint64_t ElasticRanges::on_the_way_bytes(uint64_t want) const {
 bool ElasticRanges::silent(RangeId id) const {
   const auto found = ranges_.find(id);
   return found != ranges_.end() && found->second.silent;
+}
+
+RangeSpec ElasticRanges::of_session(SessionId session, uint64_t* out_bytes) const {
+  RangeSpec all;
+  all.session = session;
+  *out_bytes = 0;
+  for (const auto& [id, range] : ranges_) {
+    if (range.spec.session != session || range.spec.answer_ns == 0 || range.silent) continue;
+    all.price_ns_per_byte = all.answer_ns == 0
+                                ? range.spec.price_ns_per_byte
+                                : std::min(all.price_ns_per_byte, range.spec.price_ns_per_byte);
+    all.answer_ns = std::max(all.answer_ns, range.spec.answer_ns);
+    all.cls = range.spec.cls;
+    *out_bytes = base::add_saturated(*out_bytes, range.bytes);
+  }
+  return all;
 }
 
 bool ElasticRanges::session_silent(SessionId session) const {

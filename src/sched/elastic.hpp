@@ -47,7 +47,9 @@ class ElasticRanges {
 
   // `asker` misses `bytes` to commit what it wants. Returns the requests to be delivered now; empty when enough is on its way or nobody
   // is left to ask. `want` numbers the wait: nobody is asked twice for it.
-  std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns);
+  // `only`: ranges of that session.
+  std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
+                                SessionId only = kNoSession);
   // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already included, or kNoAnswer.
   // Ignored if the request is over.
   void answer(RangeId id, uint64_t bytes);
@@ -63,6 +65,8 @@ class ElasticRanges {
   bool silent(RangeId id) const;
   // A range of it is.
   bool session_silent(SessionId session) const;
+  // Its ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer, the lowest price.
+  RangeSpec of_session(SessionId session, uint64_t* out_bytes) const;
 
  private:
   struct Record {

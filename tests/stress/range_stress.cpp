@@ -117,6 +117,13 @@ class Trader {
 struct Worker : ChildProcess {
   explicit Worker(std::vector<std::string> arguments)
       : ChildProcess(GPUSHARE_RANGE_WORKER, std::move(arguments)) {}
+  // How often it was asked to give back, once it has ended.
+  unsigned long long asked() {
+    for (std::string said = line(); !said.empty(); said = line())
+      if (said.rfind("asked ", 0) == 0) return std::stoull(said.substr(6));
+    FAIL("a worker did not say how often it was asked");
+    return 0;
+  }
 };
 
 }  // namespace
@@ -155,6 +162,7 @@ TEST_CASE("ranges of two processes trade, and one that is killed leaves its byte
   hoards.kill();
   CHECK(one.wait() == 0);
   CHECK(two.wait() == 0);
+  CHECK(one.asked() + two.asked() > 0);
   while (!shared.status().sessions.empty() || shared.status().devices[0].promised_bytes != 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }

@@ -1,0 +1,109 @@
+// Elastic ranges of processes. A session tells what its ranges have that their owner can be asked for; the daemon takes them for one range.
+// A session that finds no room and nobody to ask in its own process asks here, and the daemon asks others by the rules of
+// sched::ElasticRanges: by class and price, with the owner's own deadline. Who does not answer keeps the bytes and counts as opportunistic
+// until it gives some back; the one who asked is told the name.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "daemon/service.hpp"
+
+namespace gpushare::daemon {
+
+using client::MessageType;
+
+namespace {
+
+constexpr uint64_t kAskAgainNs = 50'000'000;           // those who declined are asked again so long after
+constexpr uint64_t kLongestAnswerNs = 60'000'000'000;  // what a process may take for itself
+
+}  // namespace
+
+void SharedDevice::open_range(RemoteSession& session, const sched::RangeSpec& spec) {
+  if (session.range == 0) session.range = next_range_++;
+  ranges_[session.range] = &session;
+  elastic_.open(session.range, spec);
+}
+
+void SharedDevice::set_ranges(RemoteSession& session, const client::RangeHas& message) {
+  take_back_offers();
+  const double price =
+      std::isfinite(message.price_ns_per_byte) ? std::max(0.0, message.price_ns_per_byte) : 0;
+  open_range(session, {session.claim->id, session.cls, std::min(message.answer_ns, kLongestAnswerNs), price});
+  elastic_.set_bytes(session.range, std::min(message.bytes, capacity_bytes_));
+  refresh_class(session, base::host_now_ns());
+  tell_range_waits();
+}
+
+bool SharedDevice::ask_ranges(RemoteSession& session, uint64_t bytes, std::string* out_silent) {
+  take_back_offers();
+  if (bytes == 0) {
+    end_range_wait(session);
+    return false;
+  }
+  const uint64_t now_ns = base::host_now_ns();
+  if (session.range == 0) open_range(session, {session.claim->id, session.cls, 0, 0});
+  (void)expire_ranges(now_ns);
+  if (session.range_want == 0 || (now_ns - session.range_asked_ns >= kAskAgainNs &&
+                                  elastic_.on_the_way_bytes(session.range_want) == 0)) {
+    session.range_want = next_want_++;
+    session.range_asked_ns = now_ns;
+  }
+  for (const sched::RangeRequest& request : elastic_.ask(session.range, session.range_want, bytes, now_ns))
+    tell(*ranges_.at(request.range), MessageType::kRangeGive, request.bytes);
+  *out_silent = std::exchange(session.range_silent, {});
+  return elastic_.on_the_way_bytes(session.range_want) > 0;
+}
+
+void SharedDevice::end_range_wait(RemoteSession& session) {
+  if (session.range_want != 0) elastic_.withdraw(session.range_want);
+  session.range_want = 0;
+  session.range_silent.clear();
+}
+
+void SharedDevice::close_range(RemoteSession& session) {
+  if (session.range == 0) return;
+  end_range_wait(session);
+  elastic_.close(session.range);
+  ranges_.erase(session.range);
+  session.range = 0;
+  tell_range_waits();
+}
+
+void SharedDevice::tell_range_waits() {
+  for (const auto& [id, session] : ranges_)
+    if (session->range_want != 0) tell(*session, MessageType::kRangeGiven);
+}
+
+// A group has one class: the one that was told last.
+void SharedDevice::refresh_class(RemoteSession& session, uint64_t now_ns) {
+  Claim& claim = *session.claim;
+  const sched::SessionClass cls =
+      elastic_.session_silent(claim.id) ? sched::SessionClass::kOpportunistic : session.cls;
+  if (std::exchange(claim.counts_as, cls) != cls) scheduler_.set_class(claim.id, cls, now_ns);
+}
+
+bool SharedDevice::expire_ranges(uint64_t now_ns) {
+  bool any = false;
+  for (const sched::RangeRequest& request : elastic_.expire(now_ns)) {
+    const auto owner = ranges_.find(request.range), asker = ranges_.find(request.asker);
+    if (owner == ranges_.end()) continue;
+    any = true;
+    RemoteSession& session = *owner->second;
+    const std::string who = base::format(
+        "session '%s' of process %d, asked for %s, which counts as opportunistic now", session.name.c_str(),
+        session.process->peer.pid, base::format_bytes(request.bytes).c_str());
+    base::log(base::kWarning, "daemon: elastic ranges: no answer from " + who);
+    if (asker != ranges_.end())
+      asker->second->range_silent += (asker->second->range_silent.empty() ? "" : ", ") + who;
+    refresh_class(session, now_ns);
+  }
+  if (any) tell_range_waits();
+  return any;
+}
+
+}  // namespace gpushare::daemon
