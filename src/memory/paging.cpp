@@ -52,7 +52,7 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
     for (size_t i = 0; i < extents_.size(); ++i) {
       extents_[i].heap->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (!block.live || (block.tag & BlockTag::kFreed)) return;
-        const auto save = [&](uint64_t offset, uint64_t size) {
+        const auto save = [&](uint64_t offset, uint64_t size) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
           bytes += size;
           if (!saved_runs_.empty() && saved_runs_.back().extent == i &&
               saved_runs_.back().offset + saved_runs_.back().bytes == offset)
