@@ -156,7 +156,7 @@ TEST_CASE("two ranges trade 1 GiB back and forth from several threads") {
 
 TEST_CASE("ranges of two processes trade, and one that is killed leaves its bytes to the other") {
   SharedService shared;
-  const std::string trades = std::to_string(number_from("GPUSHARE_TEST_TRADES", 1000) / 50);
+  const std::string trades = std::to_string(number_from("GPUSHARE_TEST_TRADES", 1000) / 2);
   Worker one({"one", trades}), two({"two", trades}), hoards({"hoards", "0"});
   CHECK(hoards.line() == "has bytes\n");  // has 40 of 64 MiB now
   hoards.kill();
