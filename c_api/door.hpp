@@ -45,9 +45,18 @@ template <class At>
   return (last.iteration == iteration && last.pass.door != nullptr) || use_other(iteration, last);
 }
 
-// The runtime's address, as doors know it; null for a stale handle.
-inline const void* owner_of(gpushare_runtime runtime) {
-  return static_cast<const executor::Runtime*>(table_of<gpushare_runtime>().peek(runtime));
+// The door of `last` found out to be one of this runtime; a stale or foreign handle is refused.
+[[gnu::noinline]] inline bool use_runtime(gpushare_runtime runtime, memory::LaneDoor::LastUsed& last) {
+  const executor::Runtime* owner = table_of<gpushare_runtime>().peek(runtime);
+  if (last.pass.door == nullptr || owner == nullptr || !last.pass.door->belongs_to(last.pass.key, owner))
+    return false;
+  last.runtime = runtime;
+  return true;
+}
+
+// Whether the pass of `last` is of the runtime. It stays so while the door takes its key, and no handle comes twice.
+[[gnu::always_inline]] inline bool has_runtime(gpushare_runtime runtime, memory::LaneDoor::LastUsed& last) {
+  return (last.runtime == runtime && runtime != nullptr) || use_runtime(runtime, last);
 }
 
 inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment,
@@ -58,11 +67,8 @@ inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t
 }
 
 inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
-  return at_door([&](auto& last) {
-    if (last.pass.door == nullptr) return false;
-    const void* owner = owner_of(runtime);
-    return owner != nullptr && last.pass.door->free(last.pass.key, owner, address);
-  });
+  return at_door(
+      [&](auto& last) { return has_runtime(runtime, last) && last.pass.door->free(last.pass.key, address); });
 }
 
 // How many of the requests were served, the first ones.
@@ -76,9 +82,7 @@ inline size_t alloc_many_at_door(gpushare_iteration iteration, const uint64_t* b
 
 inline size_t free_many_at_door(gpushare_runtime runtime, const memory::Address* addresses, size_t count) {
   return at_door([&](auto& last) -> size_t {
-    if (last.pass.door == nullptr) return 0;
-    const void* owner = owner_of(runtime);
-    return owner != nullptr ? last.pass.door->free_many(last.pass.key, owner, addresses, count) : 0;
+    return has_runtime(runtime, last) ? last.pass.door->free_many(last.pass.key, addresses, count) : 0;
   });
 }
 

@@ -563,9 +563,14 @@ bool LaneDoor::alloc(uint64_t key, uint64_t bytes, uint64_t alignment,
   return true;
 }
 
-bool LaneDoor::free(uint64_t key, const void* owner, Address address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+bool LaneDoor::belongs_to(uint64_t key, const void* owner) {
   const ShortLockGuard lock(lock_);
-  return key_.load(std::memory_order_relaxed) == key && owner_ == owner && lane_->free_here(address);
+  return key_.load(std::memory_order_relaxed) == key && owner_ == owner;
+}
+
+bool LaneDoor::free(uint64_t key, Address address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  const ShortLockGuard lock(lock_);
+  return key_.load(std::memory_order_relaxed) == key && lane_->free_here(address);
 }
 
 size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment,
@@ -586,13 +591,13 @@ size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, u
   return done;
 }
 
-size_t LaneDoor::free_many(uint64_t key, const void* owner, const Address* addresses,
+size_t LaneDoor::free_many(uint64_t key, const Address* addresses,
                            size_t count) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   size_t done = 0;
   while (done < count) {
     const size_t until = std::min(count, done + kBulk);
     const ShortLockGuard lock(lock_);
-    if (key_.load(std::memory_order_relaxed) != key || owner_ != owner) return done;
+    if (key_.load(std::memory_order_relaxed) != key) return done;
     for (; done < until; ++done)
       if (!lane_->free_here(addresses[done])) return done;
   }

@@ -21,17 +21,20 @@ class LaneImpl;
 // All methods may be called from any thread at any time, with any pass that a door of this process ever gave.
 class alignas(64) LaneDoor {
  public:
+  // Whether the key's iteration is open here and belongs to this owner. Keys never come twice, so a yes holds for as long as the key opens the door.
+  bool belongs_to(uint64_t key, const void* owner);
   // The block of an allocation or free at the door, or false: nothing has happened, and the ordinary call does it or says why not. Throws bad_alloc.
   bool alloc(uint64_t key, uint64_t bytes, uint64_t alignment, Address* out);
-  bool free(uint64_t key, const void* owner, Address address);
+  bool free(uint64_t key, Address address);
   // The first `count` of the requests, under one lock for some of them together; returns how many were served.
   size_t alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment, Address* out);
-  size_t free_many(uint64_t key, const void* owner, const Address* addresses, size_t count);
+  size_t free_many(uint64_t key, const Address* addresses, size_t count);
 
   // The iteration in which the calling thread allocated last: its next allocation and most of its frees are of the same. Empty in the child of a fork.
   struct LastUsed {
     LanePass pass;
     const void* iteration = nullptr;  // the handle that the pass was given for
+    const void* runtime = nullptr;    // the handle of the pass's runtime, once a free has named it
   };
   static LastUsed& last_used() {
     static GPUSHARE_THREAD_LOCAL LastUsed last;

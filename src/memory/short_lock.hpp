@@ -19,12 +19,12 @@ namespace gpushare::memory {
 
 class GPUSHARE_CAPABILITY("mutex") ShortLock {
  public:
-  void lock() GPUSHARE_ACQUIRE() {
+  [[gnu::always_inline]] void lock() GPUSHARE_ACQUIRE() {
     uint32_t expected = kFree;
     if (state_.compare_exchange_strong(expected, kHeld, std::memory_order_acquire)) return;
     lock_slowly();
   }
-  void unlock() GPUSHARE_RELEASE() {
+  [[gnu::always_inline]] void unlock() GPUSHARE_RELEASE() {
     // A waiter may set kAwaited between the load and the store. Then nobody wakes it, and it looks again by itself.
     const bool awaited = state_.load(std::memory_order_relaxed) == kAwaited;
     state_.store(kFree, std::memory_order_release);
@@ -35,7 +35,7 @@ class GPUSHARE_CAPABILITY("mutex") ShortLock {
  private:
   static constexpr uint32_t kFree = 0, kHeld = 1, kAwaited = 2;
 
-  void lock_slowly() {
+  [[gnu::noinline, gnu::cold]] void lock_slowly() {
     for (int spin = 0; spin < 100; ++spin) {
       uint32_t expected = kFree;
       if (state_.load(std::memory_order_relaxed) == kFree &&
@@ -47,7 +47,7 @@ class GPUSHARE_CAPABILITY("mutex") ShortLock {
       futex(FUTEX_WAIT_PRIVATE, kAwaited, &kLookAgain);
   }
   // A bare system call: no point where the thread could be cancelled.
-  void futex(int operation, uint32_t value, const timespec* timeout) {
+  [[gnu::noinline, gnu::cold]] void futex(int operation, uint32_t value, const timespec* timeout) {
     static_assert(sizeof(state_) == sizeof(uint32_t));
     (void)syscall(SYS_futex, &state_, operation, value, timeout, nullptr, 0);
   }
