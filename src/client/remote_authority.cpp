@@ -52,6 +52,7 @@ base::Status daemon_gone(const std::string& socket, const base::Status& why) {
 
 constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
 constexpr uint16_t kRangesMinor = 5;  // since when they ask ranges of other processes
+constexpr uint16_t kLimitsMinor = 5;  // since when daemons hold the limits of groups of processes
 
 Descriptor duplicate(const Descriptor& descriptor) {
   return Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
@@ -359,6 +360,13 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   message.cls = static_cast<uint32_t>(spec.cls);
   message.flags = (may_queue ? kMayQueue : 0) | (spec.may_page ? kMayPage : 0) |
                   (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing);
+  if (options_.group != 0 && connection_->welcome.minor >= kLimitsMinor) {
+    message.flags |= kOwnClaim | (record.known_before ? kKnownBefore : 0);
+    message.group = options_.group;
+    if (options_.group_memory_bytes > 0)
+      message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, granularity_bytes_);
+    message.group_weight = options_.group_weight;
+  }
   put_text(message.name, spec.name);
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
   GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
@@ -368,7 +376,7 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   }
   record.slot = reply.value;
   record.told_ephemeral_bytes = message.ephemeral_bytes;
-  record.declared = true;
+  record.declared = record.known_before = true;
   if (record.worth_ns) tell_worth(record);
   if (record.range_answer_ns > 0) tell_ranges(record);
   return {};

@@ -39,6 +39,10 @@ std::string default_socket();
 struct RemoteOptions {
   std::string socket;
   std::string device;  // which of the daemon's devices; empty = its first
+  // The group of processes that this one belongs to, and the limits that all of them have together (Arrive).
+  uint64_t group = 0;  // 0 = none
+  uint64_t group_memory_bytes = 0;
+  double group_weight = 0;
 };
 
 class RemoteAuthority final : public sched::Authority {
@@ -129,6 +133,7 @@ class RemoteAuthority final : public sched::Authority {
     uint64_t epoch = 0;  // of the lease that this side has taken up; 0 = none
     uint32_t in_flight = 0;
     bool declared = false;       // the daemon knows it
+    bool known_before = false;   // so did this daemon or one before it
     bool declared_anew = false;  // as resident: the admission that follows is known
     bool evict = false;          // a new daemon refused what it holds: page it out when it has drained
     bool ready = false;

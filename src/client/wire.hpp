@@ -106,6 +106,10 @@ inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
 inline constexpr uint32_t kRunning =
     4;  // declared anew to a restarted daemon while an iteration is under way
 inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it. Since 1.4
+// Since 1.5. The session has memory and turns of its own, and shares only the limits of its group with the group's other sessions.
+inline constexpr uint32_t kOwnClaim = 16;
+// Since 1.5. Another daemon knew the session, which was within its group's limits there.
+inline constexpr uint32_t kKnownBefore = 32;
 
 struct Arrive {
   Header header;
@@ -121,8 +125,12 @@ struct Arrive {
   uint32_t reserved = 0;
   char name[64] = {};
   // Since 1.1. Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns are of all of them
-  // together, as the first declares them.
+  // together, as the first declares them. With kOwnClaim: the sessions of all users with this number have the limits below together.
   uint64_t group = 0;
+  // Since 1.5, with kOwnClaim: the limits of the group, as its first such session declares them.
+  uint64_t group_memory_bytes =
+      0;                    // most that its sessions need together, those that wait included; 0 = no limit
+  double group_weight = 0;  // what its sessions that use the device divide; 0 = each has its own weight
 };
 
 struct Need {

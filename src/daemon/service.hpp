@@ -104,6 +104,14 @@ struct RemoteSession {
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 };
 
+// What the sessions of a group (Arrive::kOwnClaim) may have together. They are sessions of the scheduler each, with memory and turns of their own.
+struct GroupLimits {
+  uint64_t group = 0;
+  uint64_t memory_bytes = 0;  // 0 = no limit
+  double weight = 0;          // likewise
+  std::vector<Claim*> claims;
+};
+
 // A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight and turns together: the
 // first makes the claim, and the claim is the last one's too. A group has the turn while one of its sessions has a lease.
 struct Claim {
@@ -111,8 +119,9 @@ struct Claim {
   uint64_t group = 0;  // 0: one session alone
   std::vector<std::unique_ptr<RemoteSession>> members;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
-  double weight = 1;
   sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
+  double weight = 1;                    // as its process said
+  std::shared_ptr<GroupLimits> limits;  // null: none
   sched::LaneId lane = sched::kNoLane;  // of turns
   bool ready = false;                   // as the scheduler knows it: a member waits for a turn
   bool leased = false;
@@ -179,6 +188,12 @@ class SharedDevice {
            scheduler_.promised_bytes() > scheduler_.capacity().target_bytes;
   }
   Claim* find_group(uint64_t group, uid_t user) const;
+  // The limits that an arriving session has with others; null: none.
+  std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
+  // Whether a group may need so many bytes more. Errors: QUOTA_EXCEEDED.
+  static base::Status within(const GroupLimits* limits, const std::string& session, uint64_t more_bytes);
+  // Divides the weight of a group among those of its sessions that use the device.
+  void divide_weight(const GroupLimits* limits, uint64_t now_ns);
   void set_ready(Claim& claim, bool ready);
   // A session waits for a turn, or no longer.
   void now_ready(RemoteSession& session, uint64_t now_ns);
@@ -240,6 +255,8 @@ class SharedDevice {
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
   static constexpr uint64_t kPatienceNs = 1'000'000;
+  // How long a session of a group keeps its part of the group's weight without wanting the device.
+  static constexpr uint64_t kUsesNs = 1'000'000'000;
 
   const std::string name_;
   const uint64_t capacity_bytes_;
@@ -247,12 +264,13 @@ class SharedDevice {
   uint64_t next_id_ = 1;  // of claims and caches
   sched::Scheduler scheduler_;
   Images images_;
-  std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
-  std::vector<Claim*> holders_;                        // by lane of turns
-  std::vector<Offer> offers_;                          // likewise
-  std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
-  size_t ready_ = 0;                                   // claims that wait for a turn
-  bool contended_ = false;                             // when it was looked at last
+  std::map<uint64_t, std::unique_ptr<Claim>> claims_;      // by the scheduler's number
+  std::vector<Claim*> holders_;                            // by lane of turns
+  std::vector<Offer> offers_;                              // likewise
+  std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;      // of processes that pass turns
+  std::map<uint64_t, std::weak_ptr<GroupLimits>> limits_;  // by the group's number
+  size_t ready_ = 0;                                       // claims that wait for a turn
+  bool contended_ = false;                                 // when it was looked at last
   uint64_t room_for_ = 0;  // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not

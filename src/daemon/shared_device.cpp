@@ -79,13 +79,19 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   session.cls = static_cast<sched::SessionClass>(message.cls);
   session.slot = static_cast<uint32_t>(free_slot - used.begin());
   const uint64_t now_ns = base::host_now_ns();
-  Claim* claim = find_group(message.group, process.peer.uid);
+  const bool own_claim = (message.flags & client::kOwnClaim) != 0;
+  Claim* claim = own_claim ? nullptr : find_group(message.group, process.peer.uid);
   const bool joins = claim != nullptr;
   if (!joins) {
+    std::shared_ptr<GroupLimits> limits = limits_of(message);
+    if ((message.flags & client::kKnownBefore) == 0)
+      GPUSHARE_RETURN_IF_ERROR(
+          within(limits.get(), session.name,
+                 base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
     auto made = std::make_unique<Claim>();
     claim = made.get();
     claim->id = next_id_++;
-    claim->group = message.group;
+    claim->group = own_claim ? 0 : message.group;
     claim->persistent_bytes = message.persistent_bytes;
     claim->ephemeral_bytes = message.ephemeral_bytes;
     claim->weight = message.weight;
@@ -107,6 +113,10 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
       return arrived;
     }
     claims_.emplace(claim->id, std::move(made));
+    if (limits != nullptr) {
+      claim->limits = std::move(limits);
+      claim->limits->claims.push_back(claim);
+    }
   }
   session.claim = claim;
   claim->members.push_back(std::move(owned));
@@ -127,16 +137,68 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
       grant(*claim, claim->lane, now_ns);
     }
   }
+  divide_weight(claim->limits.get(), now_ns);
   *out_slot = session.slot;
   return {};
+}
+
+std::shared_ptr<GroupLimits> SharedDevice::limits_of(const client::Arrive& message) {
+  if (message.group == 0) return nullptr;
+  std::erase_if(limits_, [](const auto& entry) { return entry.second.expired(); });
+  const auto found = limits_.find(message.group);
+  if (found != limits_.end()) return found->second.lock();
+  if ((message.flags & client::kOwnClaim) == 0) return nullptr;
+  auto limits = std::make_shared<GroupLimits>();
+  limits->group = message.group;
+  limits->memory_bytes = message.group_memory_bytes;
+  if (std::isfinite(message.group_weight) && message.group_weight > 0) limits->weight = message.group_weight;
+  // Sessions of preloaded programs of the group were here before.
+  for (const auto& [id, claim] : claims_)
+    if (claim->group == message.group) {
+      claim->limits = limits;
+      limits->claims.push_back(claim.get());
+    }
+  limits_[message.group] = limits;
+  return limits;
+}
+
+base::Status SharedDevice::within(const GroupLimits* limits, const std::string& session,
+                                  uint64_t more_bytes) {
+  if (limits == nullptr || limits->memory_bytes == 0) return {};
+  uint64_t needed_bytes = 0;
+  for (const Claim* claim : limits->claims)
+    needed_bytes = base::add_saturated(needed_bytes,
+                                       base::add_saturated(claim->persistent_bytes, claim->ephemeral_bytes));
+  if (base::add_saturated(needed_bytes, more_bytes) <= limits->memory_bytes) return {};
+  return {GPUSHARE_QUOTA_EXCEEDED,
+          base::format(
+              "session '%s' needs %s more; its group may need %s together, in all of its processes, and "
+              "its sessions need %s already",
+              session.c_str(), base::format_bytes(more_bytes).c_str(),
+              base::format_bytes(limits->memory_bytes).c_str(), base::format_bytes(needed_bytes).c_str())};
+}
+
+void SharedDevice::divide_weight(const GroupLimits* limits, uint64_t now_ns) {
+  if (limits == nullptr || limits->weight == 0) return;
+  const auto uses = [now_ns](const Claim* claim) {
+    return claim->ready || claim->leased || now_ns - claim->returned_ns < kUsesNs;
+  };
+  double sum = 0;
+  for (const Claim* claim : limits->claims) sum += uses(claim) ? claim->weight : 0;
+  // A session that rests has what it would have alone beside those that do not: it says when it comes back.
+  for (const Claim* claim : limits->claims)
+    scheduler_.set_weight(claim->id,
+                          limits->weight * claim->weight / (sum + (uses(claim) ? 0 : claim->weight)));
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
   take_back_offers();
   Claim& claim = *session.claim;
-  GPUSHARE_RETURN_IF_ERROR(
-      scheduler_.set_need(claim.id, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes), 0,
-                          base::host_now_ns()));
+  const uint64_t before_bytes = base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
+  const uint64_t wanted_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
+  if (wanted_bytes > before_bytes)
+    GPUSHARE_RETURN_IF_ERROR(within(claim.limits.get(), session.name, wanted_bytes - before_bytes));
+  GPUSHARE_RETURN_IF_ERROR(scheduler_.set_need(claim.id, wanted_bytes, 0, base::host_now_ns()));
   claim.persistent_bytes = message.persistent_bytes;
   claim.ephemeral_bytes = message.ephemeral_bytes;
   return {};
@@ -213,6 +275,7 @@ void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
                                  [](const auto& member) { return member->ready && !member->overdue; });
   if (claim.leased || !waits) return;
   set_ready(claim, true);
+  divide_weight(claim.limits.get(), now_ns);
   scheduler_.ready(claim.id, now_ns);
 }
 
@@ -302,7 +365,10 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       std::memcpy(&weight, &value, sizeof(weight));
       if (!std::isfinite(weight) || weight <= 0) break;
       claim.weight = weight;
-      scheduler_.set_weight(claim.id, weight);
+      if (claim.limits != nullptr && claim.limits->weight > 0)
+        divide_weight(claim.limits.get(), now_ns);
+      else
+        scheduler_.set_weight(claim.id, weight);
       break;
     }
     case MessageType::kSetRemaining:
@@ -435,7 +501,10 @@ void SharedDevice::remove(RemoteSession& session) {
   } else {
     room_step(claim.id);
   }
+  const std::shared_ptr<GroupLimits> limits = std::move(claim.limits);
+  if (limits != nullptr) std::erase(limits->claims, &claim);
   claims_.erase(claim.id);
+  divide_weight(limits.get(), now_ns);
 }
 
 void SharedDevice::disconnected(RemoteSession& session) {
@@ -535,7 +604,7 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
   out.cls = view.cls == sched::SessionClass::kOpportunistic ? "opportunistic" : "guaranteed";
   out.share =
       service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
-  out.group = claim.group;
+  out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
   const Claim* holder =
       claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
   if (session.overdue) {

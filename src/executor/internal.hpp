@@ -411,7 +411,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // The authority has news: a thread of its own calls this.
   void authority_changed();
   // Connects to the daemon and puts its choices into the options.
-  static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options);
+  static base::Result<std::unique_ptr<client::RemoteAuthority>> open_shared(RuntimeOptions* options,
+                                                                            const EnvironmentLimits& limits);
   base::Status check_open() const GPUSHARE_REQUIRES(books);
   std::string check_memory() GPUSHARE_REQUIRES(books);
   // OK, or why the session takes no more calls.

@@ -78,7 +78,7 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   if (options.device == kSharedDevice || options.device.rfind(std::string(kSharedDevice) + ":", 0) == 0) {
     GPUSHARE_ASSIGN_OR_RETURN(const EnvironmentLimits limits, EnvironmentLimits::read());
     sessions_.set_limits(limits);
-    GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options));
+    GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options, limits));
     shared_ = true;
     ladder_.set_gives_back(true);
     images_ = remote->images();
@@ -148,9 +148,13 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
 }
 
 // The device, its memory and its policy are the daemon's choice.
-base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(RuntimeOptions* options) {
+base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(
+    RuntimeOptions* options, const EnvironmentLimits& limits) {
   client::RemoteOptions remote;
   remote.socket = client::default_socket();
+  remote.group = limits.group;
+  remote.group_memory_bytes = limits.memory_bytes;
+  remote.group_weight = limits.weight;
   if (options->device.size() > kSharedDevice.size())
     remote.device = options->device.substr(kSharedDevice.size() + 1);
   if (options->layout == memory::Layout::kContiguous)

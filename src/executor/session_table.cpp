@@ -4,8 +4,11 @@
 #include "executor/session_table.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/round_up.hpp"
@@ -30,6 +33,14 @@ base::Result<EnvironmentLimits> EnvironmentLimits::read() {
       return base::Status(GPUSHARE_INVALID_ARGUMENT,
                           std::string("GPUSHARE_WEIGHT is ") + weight + "; it must be above 0");
     limits.weight = *value;
+  }
+  if (const char* group = std::getenv("GPUSHARE_GROUP"); group != nullptr && *group != '\0') {
+    const std::string_view digits = group;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), limits.group, 16);
+    if (error != std::errc() || end != digits.data() + digits.size() || limits.group == 0)
+      return base::Status(
+          GPUSHARE_INVALID_ARGUMENT,
+          std::string("GPUSHARE_GROUP is '") + group + "'; it must be 1 to 16 hexadecimal digits, not all 0");
   }
   return limits;
 }

@@ -19,10 +19,12 @@ class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
 
-// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit.
+// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit. With GPUSHARE_GROUP the daemon also holds
+// all processes of that group to them together.
 struct EnvironmentLimits {
   uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
   double weight = 0;          // the sum of its sessions' weights
+  uint64_t group = 0;         // 0 = none
   static base::Result<EnvironmentLimits> read();
 };
 

@@ -55,14 +55,14 @@ class PreparedClaim:
 def environment(site: Site, spec: str, memory_bytes: int, weight: float, page: str, part: str) -> dict[str, str]:
     """The variables that put a program's sessions on the shared device `spec` and limit them (docs/operators.md).
 
-    Programs that are preloaded have the limits together, with all that name the same `part` and count on the same `page`.
+    All processes that name the same `part` have the limits together at the daemon; those that are preloaded also count on the same `page`.
     """
     result = {"GPUSHARE_DEVICE": f"shared:{spec}", "GPUSHARE_SOCKET": str(site.socket), "GPUSHARE_MEMORY": str(memory_bytes),
-              "GPUSHARE_WEIGHT": f"{weight:g}"}
+              "GPUSHARE_WEIGHT": f"{weight:g}",
+              "GPUSHARE_GROUP": hashlib.sha256(part.encode()).hexdigest()[:16]}  # the part's number at the daemon
     if site.library_dir is not None:
         result["LD_PRELOAD"] = str(_IN_CONTAINER / PRELOAD)
         result["GPUSHARE_SHIM_GROUP"] = str(site.page(page))
-        result["GPUSHARE_GROUP"] = hashlib.sha256(part.encode()).hexdigest()[:16]  # the part's number at the daemon
     return result
 
 

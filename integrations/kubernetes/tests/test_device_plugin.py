@@ -43,7 +43,8 @@ def test_a_container_gets_its_units(node, api, kubelet):
         assert [(unit.ID, unit.health) for unit in next(watch).devices] == [(f"host.{number}", "Healthy") for number in range(10)]
         entry = allocate(kubelet, channel, ["host.1", "host.4", "host.9"])[0]
         envs = dict(entry.envs)
-        assert envs == {"GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": str(CAPACITY * 3 // 10),
+        assert len(envs["GPUSHARE_GROUP"]) == 16
+        assert envs == {"GPUSHARE_GROUP": envs["GPUSHARE_GROUP"], "GPUSHARE_DEVICE": "shared:host", "GPUSHARE_SOCKET": str(node.socket), "GPUSHARE_MEMORY": str(CAPACITY * 3 // 10),
                         "GPUSHARE_WEIGHT": "0.3"}
         assert [(mount.host_path, mount.container_path, mount.read_only) for mount in entry.mounts] == [
             (str(node.socket.parent), str(node.socket.parent), False)]

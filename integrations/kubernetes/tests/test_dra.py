@@ -1,4 +1,5 @@
 """The agent as a DRA driver: what it offers, claims through their life, restarts in every order, and the CDI file at work."""
+import hashlib
 import itertools
 import json
 import os
@@ -42,10 +43,17 @@ def apply(spec, device_id, environment=()):
     return result
 
 
+INHERITED = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "GPUSHARE_LIBRARY", "LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
+
+
 def run(code, environment):
-    inherited = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "GPUSHARE_LIBRARY", "LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env={**inherited, **environment}, capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env={**INHERITED, **environment}, capture_output=True, text=True,
                           timeout=120)
+
+
+def start(code, environment):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env={**INHERITED, **environment}, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
 
 
 def test_the_slice(dra, api):
@@ -79,7 +87,8 @@ def test_a_claim_through_its_life(dra, kubelet, scheduler):
     spec = cdi(dra, claim)
     assert (spec["cdiVersion"], spec["kind"]) == ("0.6.0", f"{DRIVER}/share")
     assert spec["devices"][0]["containerEdits"]["env"] == [
-        "GPUSHARE_DEVICE=shared:host", f"GPUSHARE_SOCKET={dra.socket}", f"GPUSHARE_MEMORY={64 * MIB}", "GPUSHARE_WEIGHT=0.25"]
+        "GPUSHARE_DEVICE=shared:host", f"GPUSHARE_SOCKET={dra.socket}", f"GPUSHARE_MEMORY={64 * MIB}", "GPUSHARE_WEIGHT=0.25",
+        "GPUSHARE_GROUP=" + hashlib.sha256(share_id.encode()).hexdigest()[:16]]
     assert spec["containerEdits"]["mounts"][0]["hostPath"] == str(dra.socket.parent)
     before = dra.files()
     assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]) == [[f"{DRIVER}/share={share_id}"]]  # again: the same
@@ -115,6 +124,64 @@ def test_a_process_with_the_cdi_file_runs_under_its_limits(dra, kubelet, schedul
     """ % (os.environ["GPUSHARE_TOOL_FOLDER"] + "/gpushare"), apply(cdi(dra, claim), entry.devices[0].cdi_device_ids[0]))
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [[0.25], True, True]
+
+
+def test_processes_of_one_claim_have_its_limits_together(dra, kubelet, scheduler):
+    claims = [scheduler.allocate(name, DRIVER, ("gpu", {"memory": "64Mi", "share": "25"})) for name in ("a", "b")]
+    prepared = [kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]] for claim in claims]
+    first, other = [apply(cdi(dra, claim), entry.devices[0].cdi_device_ids[0]) for claim, entry in zip(claims, prepared)]
+    holds = """
+        import gpushare, os, sys
+        runtime = gpushare.Runtime()
+        session = runtime.open_session("holds", persistent_bytes="40M", ephemeral_bytes="8M")
+        print("ready", flush=True)
+        while True:
+            line = sys.stdin.readline()
+            if not line:
+                os._exit(0)
+            with session.iteration():
+                pass
+            print("done", flush=True)
+    """
+    asks = """
+        import gpushare, json, subprocess
+        def opened(bytes):
+            try:
+                with runtime.open_session("asks", persistent_bytes=bytes, ephemeral_bytes="2M") as session:
+                    with session.iteration():
+                        pass
+                    return {entry["name"]: entry["weight"] for entry in
+                            json.loads(subprocess.run([%r, "top", "--json", "-"], capture_output=True).stdout)["sessions"]}
+            except gpushare.QuotaExceeded as error:
+                return "its group may need" in str(error)
+        with gpushare.Runtime() as runtime:
+            print(json.dumps([opened("32M"), opened("8M")]))
+    """ % TOOL
+    process = start(holds, first)
+    try:
+        assert process.stdout.readline() == "ready\n"
+
+        def use():
+            process.stdin.write("iteration\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+        use()
+        # Each process has less than 64 MiB, both together would have more.
+        result = run(asks, first)
+        assert result.returncode == 0, result.stderr
+        refused, weights = json.loads(result.stdout)
+        assert refused is True
+        assert weights["asks"] <= 0.25
+        result = run(asks, other)
+        assert result.returncode == 0, result.stderr
+        assert [entry["asks"] for entry in json.loads(result.stdout)] == [0.25, 0.25]  # another claim
+    finally:
+        process.kill()
+        process.communicate()
+    # Nothing is left of a process that was killed.
+    result = eventually(lambda: (done := run(asks, first)).returncode == 0 and isinstance(json.loads(done.stdout)[0], dict) and done,
+                        "its memory is free")
+    assert [entry["asks"] for entry in json.loads(result.stdout)] == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("order", [" ".join(order) for order in itertools.permutations(("agent", "kubelet", "daemon"))] + ["killed kubelet killed"])

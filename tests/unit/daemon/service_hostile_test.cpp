@@ -233,6 +233,58 @@ TEST_CASE("sessions of a group have memory and turns together") {
   CHECK(promised() == 20 * kMiB);
 }
 
+TEST_CASE("sessions that share a group's limits alone have memory and turns of their own") {
+  using client::LeaseState;
+  constexpr uint64_t kMiB = 1 << 20;
+  SharedService shared;  // 64 MiB
+  Raw preloaded(shared), a(shared), b(shared);
+  for (Raw* raw : {&preloaded, &a, &b}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  const auto limited = [](uint64_t session, uint64_t bytes, uint32_t flags = 0) {
+    auto message = arrive(session, bytes, 7);
+    message.flags |= client::kOwnClaim | flags;
+    message.group_memory_bytes = 30 * kMiB;
+    message.group_weight = 0.5;
+    return message;
+  };
+  // A preloaded program of the group counts too, and was there before.
+  REQUIRE(preloaded.call(arrive(1, 10 * kMiB, 7)) == GPUSHARE_OK);
+  REQUIRE(a.call(limited(1, 8 * kMiB)) == GPUSHARE_OK);
+  REQUIRE(b.call(limited(1, 8 * kMiB)) == GPUSHARE_OK);
+  CHECK(shared.status().devices[0].promised_bytes == 26 * kMiB);
+  CHECK(shared.service->devices()[0]->sessions() == 3);
+  CHECK(a.call(limited(2, 5 * kMiB)) == GPUSHARE_QUOTA_EXCEEDED);
+  auto larger = limited(2, 5 * kMiB);
+  larger.group_memory_bytes = 0;  // as the first declared them
+  CHECK(a.call(larger) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(a.call(limited(2, 4 * kMiB)) == GPUSHARE_OK);
+  auto need = client::make_message<client::Need>(MessageType::kNeed, 1);
+  need.session = 1;
+  need.persistent_bytes = 11 * kMiB;
+  REQUIRE(preloaded.say(need));
+  CHECK(client::fields_of<client::Reply>(preloaded.answer()).code == GPUSHARE_QUOTA_EXCEEDED);
+  need.persistent_bytes = 2 * kMiB;  // less is never refused
+  REQUIRE(preloaded.say(need));
+  CHECK(client::fields_of<client::Reply>(preloaded.answer()).code == GPUSHARE_OK);
+  // Known to a daemon before: it has what it has.
+  CHECK(b.call(limited(2, 20 * kMiB, client::kKnownBefore)) == GPUSHARE_OK);
+  CHECK(b.call(limited(3, 1)) == GPUSHARE_QUOTA_EXCEEDED);
+
+  // One has the turn at a time, unlike sessions with one claim.
+  a.slot = b.slot = 0;
+  a.tell(MessageType::kReady, 1);
+  while (shared.status().devices[0].turns != 1) {
+  }
+  b.tell(MessageType::kReady, 1);
+  while (shared.status().devices[0].turns != 1) {
+  }
+  for (const auto& session : shared.status().sessions) CHECK(session.group == 7);
+  // Numbers that are none.
+  auto odd = limited(9, 0);
+  odd.group = 8;
+  odd.group_weight = -1;
+  CHECK(a.call(odd) == GPUSHARE_OK);
+}
+
 TEST_CASE("random and mutated messages harm nobody else") {
   SharedService shared([](auto& options) {
     options.lease_ns = 20'000'000;  // a turn that a hostile session got is soon the bystander's

@@ -384,6 +384,75 @@ TEST_CASE("the environment limits the sessions of a shared runtime") {
   unsetenv("GPUSHARE_WEIGHT");
 }
 
+TEST_CASE("processes of a group have the limits of the environment together") {
+  SharedService shared;
+  setenv("GPUSHARE_MEMORY", "16MiB", 1);
+  setenv("GPUSHARE_WEIGHT", "0.5", 1);
+  setenv("GPUSHARE_GROUP", "f00d", 1);
+  const auto a = shared.open(), b = shared.open(), c = shared.open();
+  setenv("GPUSHARE_GROUP", "beef", 1);
+  const auto stranger = shared.open();
+  const auto first = open_session(*a, "first", 6 * kMiB, 2 * kMiB);
+  const auto second = open_session(*b, "second", 2 * kMiB, 2 * kMiB);
+  const auto other = open_session(*stranger, "other", 12 * kMiB, 4 * kMiB);  // all of its own group's
+  for (const auto& session : shared.status().sessions)
+    CHECK(session.group == (session.name == "other" ? 0xbeefu : 0xf00du));
+
+  // Each process has less than 16 MiB; a third one's session would make it more in all together. P and E are rounded up to granules of 2 MiB, and
+  // the limit allows for that once.
+  const auto refused = c->open_session(needs("third", 4 * kMiB, 4 * kMiB)).status();
+  CHECK(refused.code() == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(refused.message().find("its group may need 18.00 MiB together") != std::string::npos);
+  CHECK(refused.message().find("its sessions need 12.00 MiB already") != std::string::npos);
+  (void)alloc(*first, 6 * kMiB);
+  (void)alloc(*first, 4 * kMiB);
+  CHECK(first->alloc(memory::Kind::kModel, 3 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(second->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
+
+  // The weight is divided among sessions that use the device; one that has not for a second leaves it to the other.
+  const auto weight_of = [&](const std::string& name) {
+    for (const auto& session : shared.status().sessions)
+      if (session.name == name) return session.weight;
+    return 0.0;
+  };
+  eventually([&] {
+    REQUIRE_OK(begin(*first)->end());
+    REQUIRE_OK(begin(*second)->end());
+    REQUIRE_OK(begin(*other)->end());
+    return weight_of("first") == 0.25 && weight_of("second") == 0.25;
+  });
+  CHECK(weight_of("other") == 0.5);
+  eventually([&] {
+    REQUIRE_OK(begin(*first)->end());
+    REQUIRE_OK(begin(*other)->end());
+    return weight_of("first") == 0.5;
+  });
+
+  // Another daemon hears of the same group.
+  shared.service.reset();
+  shared.start();
+  for (const auto& each : {first, second})
+    eventually([&] {
+      auto iteration = each->begin(kLong);
+      return iteration.ok() && (*iteration)->end().ok();
+    });
+  CHECK(second->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
+  REQUIRE_OK(first->close());
+  eventually([&] { return second->alloc(memory::Kind::kModel, 5 * kMiB, 0).ok(); });
+  REQUIRE_OK(second->close());
+  REQUIRE_OK(other->close());
+  for (const auto& runtime : {a, b, c, stranger}) REQUIRE_OK(runtime->close());
+  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
+
+  for (const char* bad : {"0", "x", "12 ", "-1", "12345678901234567"}) {
+    setenv("GPUSHARE_GROUP", bad, 1);
+    const auto status = SharedService::try_open().status();
+    CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
+    CHECK(status.message().find("GPUSHARE_GROUP") != std::string::npos);
+  }
+  for (const char* name : {"GPUSHARE_MEMORY", "GPUSHARE_WEIGHT", "GPUSHARE_GROUP"}) unsetenv(name);
+}
+
 TEST_CASE("a daemon shares a device once") {
   daemon::ServiceOptions options;
   options.socket = "/tmp/gpushare-twice-" + std::to_string(getpid());
