@@ -77,8 +77,9 @@ namespace {
 void measure_scaling(const Settings& settings, Report& report) {
   const std::string group = "6 resize, map and unmap";
   const uint64_t total = Runtime::open({.device = "cuda:0"}).info().capacity_bytes;
-  const uint64_t full = std::min<uint64_t>(17'600'000'000, total / 2) >> 26 << 26;
-  const uint64_t small = full * 13 / 176;
+  // Whole granules: a quota between two of them leaves room for the next one.
+  const uint64_t full = std::min<uint64_t>(17'600'000'000, total / 2) / settings.load_divisor >> 21 << 21;
+  const uint64_t small = full * 13 / 176 >> 21 << 21;
   const std::string sizes =
       "session of " + std::to_string(full >> 20) + " MiB to " + std::to_string(small >> 20) + " MiB";
   Runtime runtime = Runtime::open({.device = "cuda:0",
@@ -93,7 +94,8 @@ void measure_scaling(const Settings& settings, Report& report) {
                                           .allow_queueing = false,
                                           .allow_spill = true});
   session.begin_iteration().end();
-  runtime.set_capacity(full + full / 16);  // below the capacity of opening, what is given back goes to the device at once
+  runtime.set_capacity(
+      full + full / 16);  // below the capacity of opening, what is given back goes to the device at once
   const auto ms_since = [](std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   };
@@ -101,7 +103,12 @@ void measure_scaling(const Settings& settings, Report& report) {
   const auto boundaries_ms = [&](const auto& done) {
     double ms = 0;
     for (int i = 0; !done(); ++i) {
-      if (i == 2000) throw std::runtime_error("a session did not move its blocks in 2,000 iterations");
+      if (i == 2000) {
+        const gpushare_session_info now = session.info();
+        throw std::runtime_error("a session did not move its blocks in 2,000 iterations: " +
+                                 std::to_string(now.promised_persistent_bytes) + " bytes of P promised, " +
+                                 std::to_string(now.spilled_bytes) + " on the host, " + sizes);
+      }
       const uint64_t before = session.info().promised_persistent_bytes;
       const auto start = std::chrono::steady_clock::now();
       session.begin_iteration().end();
@@ -125,8 +132,7 @@ void measure_scaling(const Settings& settings, Report& report) {
   const Address block = session.alloc_bytes(Kind::model, full - small);
   for (int i = 0; i < repeats; ++i) {
     session.set_quota(small);
-    live_down.push_back(
-        boundaries_ms([&] { return session.info().promised_persistent_bytes <= small; }));
+    live_down.push_back(boundaries_ms([&] { return session.info().promised_persistent_bytes <= small; }));
     session.set_quota(0);
     live_up.push_back(boundaries_ms([&] { return session.info().spilled_bytes == 0; }));
   }
