@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import threading
+import warnings
 from typing import Any, Callable, Optional
 
 import gpushare
@@ -150,7 +151,9 @@ def _trial_id() -> Optional[str]:
     try:
         from ray import tune
 
-        return tune.get_context().get_trial_id()
+        with warnings.catch_warnings():  # Ray warns of the question outside of a trial
+            warnings.simplefilter("ignore")
+            return tune.get_context().get_trial_id()
     except Exception:
         return None
 
