@@ -72,19 +72,20 @@ SessionTable::Map SessionTable::take_all() {
 
 void SessionTable::refresh_ready(SessionImpl& session) {
   if (runtime_.collapsed_) return;
-  sched::Authority& authority = *runtime_.authority_;
+  // Null once the runtime is closed; then nobody is ready.
+  sched::Authority* const authority = runtime_.authority_.get();
   // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
   // back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
-  if (wanted && !session.placed_) wanted = authority.state(session.id_) == sched::SessionState::kPagedOut;
+  if (wanted && !session.placed_) wanted = authority->state(session.id_) == sched::SessionState::kPagedOut;
   if (wanted && waits_for_profiled(session)) wanted = false;
   if (wanted == session.told_ready_) return;
   session.told_ready_ = wanted;
   wanted ? ++ready_ : --ready_;
   if (wanted)
-    authority.ready(session.id_, runtime_.now());
+    authority->ready(session.id_, runtime_.now());
   else
-    authority.not_ready(session.id_, runtime_.now());
+    authority->not_ready(session.id_, runtime_.now());
 }
 
 void SessionTable::picked(SessionImpl& session) {
