@@ -76,8 +76,8 @@ static_assert(kPages == 32);
 struct Heap {
   uint64_t context;  // 0: the place is free
   int place;
-  bool settling;           // a thread waits for the context's work
-  Chunk *roomy, *full;     // chunks with a page that has no size, and the others
+  bool settling;        // a thread waits for the context's work; taken under the lock, given back without it
+  Chunk *roomy, *full;  // chunks with a page that has no size, and the others
   Page* usable[kClasses];  // pages with free blocks
   Page* freed;             // pages with freed blocks
   uint64_t freed_bytes, bytes;
@@ -258,8 +258,8 @@ Result settle(Heap& heap, int keep, bool* out_gained) {
   uint64_t context = 0;
   {
     const Locked lock(g_lock);
-    if (heap.settling || heap.context == 0 || load(turn().capturing) != 0) return kSuccess;
-    heap.settling = true;
+    if (load(heap.settling) || heap.context == 0 || load(turn().capturing) != 0) return kSuccess;
+    store(heap.settling, true);
     context = heap.context;
     for (Page* page = heap.freed; page != nullptr; page = page->next_freed) {
       page->waiting = page->freed;
@@ -372,7 +372,7 @@ bool free_small(uint64_t address, const Ordered& ordered, Result* out_result) {
     one.add(block);
     rest(heap, page, one);
     const uint64_t most = heap.bytes / 8 > kLeastResting ? heap.bytes / 8 : kLeastResting;
-    if (heap.freed_bytes >= most && !heap.settling) due = &heap;
+    if (heap.freed_bytes >= most && !load(heap.settling)) due = &heap;
   }
   bool gained = false;
   *out_result = __builtin_expect(due == nullptr, 1) ? kSuccess : settle(*due, 1, &gained);
