@@ -1,0 +1,362 @@
+// The connection to the daemon: made, listened to, lost, and made again, when every session is declared anew.
+// SPDX-License-Identifier: Apache-2.0
+#include "client/remote_authority.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace gpushare::client {
+
+using sched::kNoLane;
+using sched::SessionSpec;
+
+namespace {
+
+constexpr uint64_t kAnswerNs = 10'000'000'000;  // a daemon that does not answer for so long is taken for gone
+constexpr int kSendMs = 1000;
+constexpr uint64_t kReconnectNs = 100'000'000;
+constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
+constexpr uint16_t kLimitsMinor = 5;  // since when daemons hold the limits of groups of processes
+
+base::Status daemon_gone(const std::string& socket, const base::Status& why) {
+  return {GPUSHARE_UNAVAILABLE,
+          "the daemon at " + socket + " has gone (" + why.message() +
+              "); sessions keep their memory, and go on when a daemon serves there again",
+          why.native_code()};
+}
+
+Descriptor duplicate(const Descriptor& descriptor) {
+  return Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+}
+
+std::string program_name() {
+  return program_invocation_short_name;
+}
+
+}  // namespace
+
+std::string default_socket() {
+  if (const char* named = std::getenv("GPUSHARE_SOCKET"); named != nullptr && *named != '\0') return named;
+  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder != '\0') {
+    std::string path = std::string(folder) + "/gpushare/daemon.sock";
+    struct stat there {};
+    if (stat(path.c_str(), &there) == 0) return path;
+  }
+  return "/run/gpushare/daemon.sock";
+}
+
+base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::connect(
+    const RemoteOptions& options, uint64_t instance) {
+  auto connection = std::make_shared<Connection>();
+  GPUSHARE_ASSIGN_OR_RETURN(connection->socket, connect_to(options.socket));
+  auto hello = make_message<Hello>(MessageType::kHello);
+  hello.instance = instance;
+  hello.flags = kPassesTurns;
+  if (options.device.size() >= sizeof(hello.device))
+    return base::Status(GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long");
+  put_text(hello.device, options.device);
+  put_text(hello.program, program_name());
+  GPUSHARE_RETURN_IF_ERROR(send_message(connection->socket.get(), bytes_of(hello)));
+  const base::Deadline deadline = base::Deadline::after(kAnswerNs);
+  std::vector<std::byte> buffer(4096);
+  std::vector<Descriptor> descriptors;
+  for (;;) {
+    const base::Status there = wait_readable(connection->socket.get(), deadline);
+    if (there.code() == GPUSHARE_TIMED_OUT)
+      return base::Status(GPUSHARE_UNAVAILABLE, "the daemon at " + options.socket + " does not answer");
+    GPUSHARE_RETURN_IF_ERROR(there);
+    const auto message = receive_message(connection->socket.get(), buffer, &descriptors);
+    if (message.status().code() == GPUSHARE_NOT_READY) continue;
+    if (!message.ok()) return message.status();
+    GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message));
+    if (type != MessageType::kWelcome)
+      return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon answers with something else than a Welcome");
+    connection->welcome = fields_of<Welcome>(*message);
+    break;
+  }
+  const Welcome& welcome = connection->welcome;
+  GPUSHARE_RETURN_IF_ERROR(reported(welcome.code, text_of(welcome.text)));
+  if (descriptors.size() != 1 || welcome.slots == 0 || welcome.slots > kSharedLeaseSlots)
+    return base::Status(GPUSHARE_MALFORMED_INPUT, "the daemon sent no page of leases");
+  GPUSHARE_ASSIGN_OR_RETURN(connection->page, LeasePage::open(std::move(descriptors.front()), welcome.slots));
+  return connection;
+}
+
+base::Result<std::unique_ptr<RemoteAuthority>> RemoteAuthority::open(RemoteOptions options) {
+  std::unique_ptr<RemoteAuthority> authority(new RemoteAuthority(std::move(options)));
+  std::random_device random;
+  authority->instance_ = static_cast<uint64_t>(random()) << 32 | random();
+  GPUSHARE_ASSIGN_OR_RETURN(authority->connection_, connect(authority->options_, authority->instance_));
+  const Welcome& welcome = authority->connection_->welcome;
+  authority->device_ = text_of(welcome.device);
+  authority->policy_ = text_of(welcome.policy);
+  authority->capacity_bytes_ = welcome.capacity_bytes;
+  authority->poke_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!authority->poke_) return base::Status(GPUSHARE_IO_ERROR, "eventfd", errno);
+  authority->listening_ = authority->connection_;
+  if (welcome.minor >= kImagesMinor) authority->images_->connected(duplicate(authority->connection_->socket));
+  return authority;
+}
+
+void RemoteAuthority::set_on_change(std::function<void()> changed) {
+  changed_ = std::move(changed);
+  thread_ = base::ServiceThread([this] { listen(); });
+}
+
+void RemoteAuthority::stop() {
+  stop_.store(true);
+  poke();
+  if (thread_.joinable()) thread_.join();
+}
+
+void RemoteAuthority::poke() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(poke_.get(), &one, sizeof(one));
+}
+
+base::Result<bool> RemoteAuthority::drain(Connection& connection) {
+  // One reader at a time: the listening thread, or a call that waits for its reply.
+  base::MutexLock lock(inbox_mutex_);
+  std::byte buffer[kMaxMessageBytes + 64];
+  bool any = false;
+  for (;;) {
+    std::vector<Descriptor> descriptors;
+    const auto message = receive_message(connection.socket.get(), buffer, &descriptors);
+    if (message.status().code() == GPUSHARE_NOT_READY) break;
+    base::Status failed = message.status();
+    if (failed.ok()) {
+      const auto type = check_message(*message);
+      failed = type.status();
+      if (type.ok() && *type == MessageType::kReply) {
+        reply_ = fields_of<Reply>(*message);
+        reply_came_.notify_all();
+        continue;
+      }
+      if (type.ok() && images_->take(*type, *message, &descriptors)) {
+        any = true;
+        continue;
+      }
+      if (type.ok()) {
+        const auto about = fields_of<SessionMessage>(*message);
+        events_.push_back({*type, about.session, about.value});
+        any = true;
+        continue;
+      }
+    }
+    if (lost_.ok()) lost_ = daemon_gone(options_.socket, failed);
+    inbox_full_.store(true);
+    return lost_;
+  }
+  if (any) inbox_full_.store(true);
+  return any;
+}
+
+void RemoteAuthority::listen() {
+  const auto tell_driver = [this] {
+    try {
+      changed_();
+    } catch (const std::exception& error) {
+      base::log(base::kError, std::string("the daemon's news could not be taken up: ") + error.what());
+    }
+  };
+  while (!stop_.load()) {
+    if (listening_ == nullptr) {
+      pollfd wait{poke_.get(), POLLIN, 0};
+      (void)poll(&wait, 1, static_cast<int>(kReconnectNs / 1'000'000));
+      uint64_t drained = 0;
+      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
+      if (stop_.load()) return;
+      auto connected = connect(options_, instance_);
+      if (!connected.ok()) continue;
+      if (text_of((*connected)->welcome.device) != device_ ||
+          (*connected)->welcome.capacity_bytes != capacity_bytes_)
+        base::log(base::kWarning, "the new daemon at " + options_.socket + " serves the device otherwise");
+      listening_ = std::move(*connected);
+      if (listening_->welcome.minor >= kImagesMinor) images_->connected(duplicate(listening_->socket));
+      {
+        base::MutexLock lock(inbox_mutex_);
+        fresh_ = listening_;
+        inbox_full_.store(true);
+      }
+      tell_driver();
+    }
+    pollfd wait[2] = {{listening_->socket.get(), POLLIN, 0}, {poke_.get(), POLLIN, 0}};
+    if (poll(wait, 2, -1) < 0 && errno != EINTR) return;
+    if (stop_.load()) return;
+    bool news = false;
+    if (wait[1].revents != 0) {
+      uint64_t drained = 0;
+      [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
+      news = true;
+    }
+    if (wait[0].revents != 0) {
+      const auto any = drain(*listening_);
+      news = news || !any.ok() || *any;
+      if (!any.ok()) {
+        images_->lost(any.status());
+        listening_.reset();
+      }
+    }
+    images_->deliver();
+    if (news) tell_driver();
+  }
+}
+
+void RemoteAuthority::send(std::span<const std::byte> message) {
+  if (!gone_.ok()) return;
+  for (;;) {
+    const base::Status sent = send_message(connection_->socket.get(), message);
+    if (sent.ok()) return;
+    if (sent.code() == GPUSHARE_QUEUE_FULL) {
+      pollfd wait{connection_->socket.get(), POLLOUT, 0};
+      if (poll(&wait, 1, kSendMs) > 0) continue;
+    }
+    lose(daemon_gone(options_.socket, sent));
+    return;
+  }
+}
+
+void RemoteAuthority::tell(MessageType type, const Record& record, uint64_t value) {
+  if (record.declared) send(bytes_of(make_session_message(type, record.spec.id, value)));
+}
+
+base::Result<Reply> RemoteAuthority::call(std::span<const std::byte> request, uint32_t sequence) {
+  if (!gone_.ok()) return gone_;
+  {
+    base::MutexLock lock(inbox_mutex_);
+    reply_.reset();
+  }
+  send(request);
+  if (!gone_.ok()) return gone_;
+  const base::Deadline deadline = base::Deadline::after(kAnswerNs);
+  bool events = false;
+  for (;;) {
+    const auto any = drain(*connection_);
+    if (!any.ok()) {
+      lose(any.status());
+      break;
+    }
+    events = events || *any;
+    {
+      base::MutexLock lock(inbox_mutex_);
+      // The listening thread brings the reply, unless it waits for the driver itself: then this one reads again.
+      if (!reply_ || reply_->header.sequence != sequence)
+        (void)reply_came_.wait_until(inbox_mutex_,
+                                     std::chrono::steady_clock::now() + std::chrono::microseconds(100));
+      if (reply_ && reply_->header.sequence == sequence) {
+        const Reply reply = *reply_;
+        reply_.reset();
+        lock.unlock();
+        if (events) poke();
+        return reply;
+      }
+    }
+    if (deadline.passed()) {
+      lose(daemon_gone(options_.socket, {GPUSHARE_TIMED_OUT, "it does not answer"}));
+      break;
+    }
+  }
+  poke();
+  return gone_;
+}
+
+// The connection is gone, or of no use: nothing is sent any more. The listening thread finds it closed and reconnects.
+void RemoteAuthority::lose(base::Status why) {
+  if (!gone_.ok()) return;
+  gone_ = std::move(why);
+  base::log(base::kWarning, gone_.message());
+  shut(connection_->socket);
+  for (auto& [id, record] : sessions_) {
+    record->asked = record->room_pending = record->declared = record->declared_anew = false;
+    record->returned = false;
+  }
+}
+
+void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
+  connection_ = std::move(connection);
+  gone_ = {};
+  policy_ = text_of(connection_->welcome.policy);
+  std::vector<Record*> all;
+  for (auto& [id, record] : sessions_) {
+    record->epoch = 0;
+    if (!record->left) all.push_back(record.get());
+  }
+  std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
+  // Those that hold memory first.
+  for (Record* record : all) {
+    if (record->lane == kNoLane || record->closing != Closing::kNone || record->move == Move::kOut) continue;
+    const base::Status declared = declare(*record, false);
+    if (!gone_.ok()) return;
+    if (declared.ok()) {
+      record->declared_anew = true;
+      if (record->in_flight > 0) record->epoch = lease(*record).look().epoch;
+      continue;
+    }
+    base::log(
+        base::kWarning,
+        declared.with_context("session '" + record->spec.name + "' gives its device memory back and waits")
+            .to_string());
+    if (record->in_flight == 0)
+      start_page_out(*record);
+    else
+      record->evict = true;
+  }
+  for (Record* record : all) {
+    if (record->lane == kNoLane && record->move == Move::kNone)
+      if (const base::Status declared = declare(*record, true); !declared.ok())
+        base::log(base::kError, declared.with_context("session '" + record->spec.name + "'").to_string());
+    if (!gone_.ok()) return;
+    mark(*record);
+  }
+}
+
+base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
+  const SessionSpec& spec = record.spec;
+  const uint32_t sequence = next_sequence_++;
+  auto message = make_message<Arrive>(MessageType::kArrive, sequence);
+  message.session = spec.id;
+  message.persistent_bytes = spec.persistent_bytes;
+  message.ephemeral_bytes = std::max(spec.ephemeral_bytes, record.told_ephemeral_bytes);
+  message.remaining_ns = spec.remaining_ns;
+  message.iterations_total = spec.iterations_total;
+  message.weight = spec.weight;
+  message.priority = spec.priority;
+  message.cls = static_cast<uint32_t>(spec.cls);
+  message.flags = (may_queue ? kMayQueue : 0) | (spec.may_page ? kMayPage : 0) |
+                  (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing);
+  if (options_.group != 0 && connection_->welcome.minor >= kLimitsMinor) {
+    message.flags |= kOwnClaim | (record.known_before ? kKnownBefore : 0);
+    message.group = options_.group;
+    if (options_.group_memory_bytes > 0)
+      message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, granularity_bytes_);
+    message.group_weight = options_.group_weight;
+  }
+  put_text(message.name, spec.name);
+  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
+  GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
+  if (reply.value >= connection_->welcome.slots) {
+    lose(daemon_gone(options_.socket, {GPUSHARE_MALFORMED_INPUT, "it names a lease that is not there"}));
+    return gone_;
+  }
+  record.slot = reply.value;
+  record.told_ephemeral_bytes = message.ephemeral_bytes;
+  record.declared = record.known_before = true;
+  if (record.worth_ns) tell_worth(record);
+  if (record.range_answer_ns > 0) tell_ranges(record);
+  return {};
+}
+
+}  // namespace gpushare::client

@@ -1,0 +1,289 @@
+// Bytes: needs, room and paging, lanes, spare sessions, and elastic ranges that ask those of other processes.
+// SPDX-License-Identifier: Apache-2.0
+#include "client/remote_authority.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+
+namespace gpushare::client {
+
+using sched::ActionKind;
+using sched::kNoLane;
+using sched::LaneId;
+using sched::SessionId;
+using sched::SessionState;
+
+namespace {
+
+constexpr uint16_t kRangesMinor = 5;  // since when they ask ranges of other processes
+
+base::Status not_known() {
+  return {GPUSHARE_NOT_FOUND, "no such session"};
+}
+
+}  // namespace
+
+uint64_t RemoteAuthority::rounded(uint64_t bytes) const {
+  const uint64_t rest = bytes % granularity_bytes_;
+  return rest == 0 ? bytes : base::add_saturated(bytes, granularity_bytes_ - rest);
+}
+
+base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                                       uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr) return not_known();
+  GPUSHARE_RETURN_IF_ERROR(gone_);
+  persistent_bytes = rounded(persistent_bytes);
+  ephemeral_bytes = rounded(ephemeral_bytes);
+  const uint64_t need = base::add_saturated(persistent_bytes, ephemeral_bytes);
+  if (need > base::add_saturated(record->spec.persistent_bytes, record->spec.ephemeral_bytes) &&
+      need > sched::quota_in_granules(record->spec.quota_bytes, granularity_bytes_))
+    return {GPUSHARE_QUOTA_EXCEEDED, "session '" + record->spec.name + "' would need " +
+                                         base::format_bytes(need) + "; its quota is " +
+                                         base::format_bytes(record->spec.quota_bytes)};
+  // A lane that shrinks is counted as it was until its memory is back.
+  const uint64_t told =
+      record->lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record->told_ephemeral_bytes);
+  if (persistent_bytes != record->spec.persistent_bytes || told != record->told_ephemeral_bytes) {
+    const uint32_t sequence = next_sequence_++;
+    auto message = make_message<Need>(MessageType::kNeed, sequence);
+    message.session = session;
+    message.persistent_bytes = persistent_bytes;
+    message.ephemeral_bytes = told;
+    GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
+    GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
+  }
+  record->told_ephemeral_bytes = told;
+  record->spec.persistent_bytes = persistent_bytes;
+  const bool resize = record->spec.ephemeral_bytes != ephemeral_bytes;
+  record->spec.ephemeral_bytes = ephemeral_bytes;
+  if (resize && record->lane != kNoLane && record->closing == Closing::kNone)
+    actions_.push_back({ActionKind::kResizeLane, record->lane, sched::kNoSession, ephemeral_bytes});
+  return {};
+}
+
+base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
+  return {GPUSHARE_UNSUPPORTED,
+          "the capacity of a shared device is its operator's choice (gpushare daemon --set-capacity SIZE)"};
+}
+
+// The process's own affair: the daemon is not asked for more.
+void RemoteAuthority::set_quota(SessionId session, uint64_t bytes) {
+  if (Record* record = find(session)) record->spec.quota_bytes = bytes;
+}
+
+bool RemoteAuthority::set_spare(SessionId session, std::optional<double> worth_ns, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->dropping) return false;
+  if (!worth_ns && !record->worth_ns) return true;
+  record->worth_ns = worth_ns;
+  if (record->declared) tell_worth(*record);
+  return true;
+}
+
+void RemoteAuthority::tell_worth(const Record& record) {
+  if (connection_->welcome.minor < 4) return;  // such a daemon pages it out
+  const double worth_ns = record.worth_ns.value_or(-1);
+  uint64_t bits = 0;
+  std::memcpy(&bits, &worth_ns, sizeof(bits));
+  tell(MessageType::kSetSpare, record, bits);
+}
+
+std::vector<SessionId> RemoteAuthority::dropping() const {
+  std::vector<SessionId> out;
+  for (const auto& [id, record] : sessions_)
+    if (record->dropping) out.push_back(id);
+  return out;
+}
+
+void RemoteAuthority::set_link(double ns_per_byte) {
+  if (!std::isfinite(ns_per_byte) || ns_per_byte <= 0) return;
+  link_ns_per_byte_ = ns_per_byte;
+  const auto declared = std::find_if(sessions_.begin(), sessions_.end(),
+                                     [](const auto& each) { return each.second->declared; });
+  if (declared == sessions_.end() || connection_->welcome.minor < 4) return;
+  uint64_t bits = 0;
+  std::memcpy(&bits, &ns_per_byte, sizeof(bits));
+  tell(MessageType::kSetLink, *declared->second, bits);
+}
+
+void RemoteAuthority::unplaced(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->lane == kNoLane || record->closing != Closing::kNone) return;
+  record->state = record->move == Move::kIn ? SessionState::kPagedOut : SessionState::kQueued;
+  record->move = Move::kNone;
+  close_lane(*record, Closing::kUnplaced);
+}
+
+void RemoteAuthority::page_done(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr) return;
+  const Move move = std::exchange(record->move, Move::kNone);
+  if (move == Move::kIn) {
+    record->state = SessionState::kResident;
+    tell(MessageType::kPageDone, *record);
+    if (record->ready) mark(*record);
+  } else if (move == Move::kOut) {
+    close_lane(*record, Closing::kPagedOut);
+  }
+}
+
+void RemoteAuthority::page_out_failed(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->move != Move::kOut) return;
+  record->move = Move::kNone;
+  record->state = SessionState::kResident;
+  tell(MessageType::kPageOutFailed, *record);
+  if (record->ready) mark(*record);
+}
+
+bool RemoteAuthority::make_room(SessionId session, uint64_t bytes, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || !record->declared) return false;
+  const uint32_t sequence = next_sequence_++;
+  const auto reply =
+      call(bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)), sequence);
+  if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
+  record->room_pending = true;
+  last_room_session_ = session;
+  return true;
+}
+
+bool RemoteAuthority::making_room(SessionId session) const {
+  const Record* record = find(session);
+  return record != nullptr && record->room_pending;
+}
+
+void RemoteAuthority::set_ranges(SessionId session, uint64_t bytes, uint64_t answer_ns,
+                                 double price_ns_per_byte) {
+  Record* record = find(session);
+  if (record == nullptr || (record->range_bytes == bytes && record->range_answer_ns == answer_ns)) return;
+  record->range_bytes = bytes;
+  record->range_answer_ns = answer_ns;
+  record->range_price = price_ns_per_byte;
+  if (record->declared) tell_ranges(*record);
+}
+
+void RemoteAuthority::tell_ranges(const Record& record) {
+  if (connection_->welcome.minor < kRangesMinor) return;  // such a daemon asks nobody
+  auto message = make_message<RangeHas>(MessageType::kRangeHas);
+  message.session = record.spec.id;
+  message.bytes = record.range_bytes;
+  message.answer_ns = record.range_answer_ns;
+  message.price_ns_per_byte = record.range_price;
+  send(bytes_of(message));
+}
+
+bool RemoteAuthority::ask_ranges(SessionId session, uint64_t bytes, std::string* out_silent) {
+  Record* record = find(session);
+  if (record == nullptr || !record->declared || connection_->welcome.minor < kRangesMinor) return false;
+  if (bytes == 0) {
+    tell(MessageType::kRangeAsk, *record);
+    return false;
+  }
+  const uint32_t sequence = next_sequence_++;
+  const auto reply =
+      call(bytes_of(make_session_message(MessageType::kRangeAsk, session, bytes, sequence)), sequence);
+  if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
+  *out_silent = text_of(reply->text);
+  return reply->value != 0;
+}
+
+void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
+  if (const Record* record = find(session); record != nullptr && connection_->welcome.minor >= kRangesMinor)
+    tell(MessageType::kRangeAnswer, *record, bytes);
+}
+
+void RemoteAuthority::room_used(uint64_t) {
+  if (const Record* record = find(last_room_session_)) tell(MessageType::kRoomUsed, *record);
+}
+
+void RemoteAuthority::open_lane(Record& record) {
+  LaneId lane = 0;
+  while (lane < lanes_.size() && lanes_[lane] != nullptr) ++lane;
+  if (lane == lanes_.size()) lanes_.emplace_back();
+  lanes_[lane] = &record;
+  record.lane = lane;
+  actions_.push_back({ActionKind::kOpenLane, lane, sched::kNoSession, record.spec.ephemeral_bytes});
+}
+
+void RemoteAuthority::close_lane(Record& record, Closing why) {
+  const bool under_way = std::exchange(record.closing, why) != Closing::kNone;
+  if (under_way) return;
+  if (record.lane == kNoLane) return;
+  actions_.push_back({ActionKind::kCloseLane, record.lane, sched::kNoSession, 0});
+}
+
+void RemoteAuthority::start_page_out(Record& record) {
+  record.state = SessionState::kPagedOut;
+  record.move = Move::kOut;
+  record.dropping = record.worth_ns.has_value();
+  const ActionKind kind = record.dropping ? ActionKind::kDrop : ActionKind::kPageOut;
+  actions_.push_back({kind, record.lane, record.spec.id, record.spec.persistent_bytes});
+}
+
+void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {
+  Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
+  if (record == nullptr) return;
+  if (record->closing == Closing::kNone) {
+    const uint64_t held = std::max(record->spec.ephemeral_bytes, bytes);
+    if (held >= record->told_ephemeral_bytes || !record->declared) return;
+    record->told_ephemeral_bytes = held;
+    auto message = make_message<Need>(MessageType::kNeed);  // sequence 0: no reply
+    message.session = record->spec.id;
+    message.persistent_bytes = record->spec.persistent_bytes;
+    message.ephemeral_bytes = held;
+    send(bytes_of(message));
+    return;
+  }
+  if (bytes > 0) return;
+  lanes_[lane] = nullptr;
+  record->lane = kNoLane;
+  record->told_ephemeral_bytes = 0;
+  switch (std::exchange(record->closing, Closing::kNone)) {
+    case Closing::kLeave: {
+      tell(MessageType::kLeave, *record);
+      std::erase(dirty_, record);
+      sessions_.erase(record->spec.id);
+      return;
+    }
+    case Closing::kPagedOut:
+      if (record->declared) tell(MessageType::kPageDone, *record);
+      break;
+    case Closing::kUnplaced:
+      if (record->declared) tell(MessageType::kUnplaced, *record);
+      break;
+    case Closing::kNone:
+      break;
+  }
+  if (!record->declared && gone_.ok())
+    if (const base::Status declared = declare(*record, true); !declared.ok())
+      base::log(base::kError, declared.with_context("session '" + record->spec.name + "'").to_string());
+  if (record->ready) mark(*record);
+}
+
+sched::Limit RemoteAuthority::capacity() const {
+  const uint64_t said = connection_->page->capacity();
+  const uint64_t target = said == 0 ? capacity_bytes_ : std::min(said, capacity_bytes_);
+  return {target, std::max(target, promised_bytes())};
+}
+
+uint64_t RemoteAuthority::promised_bytes() const {
+  return std::min(connection_->page->promised(), capacity_bytes_);
+}
+
+uint64_t RemoteAuthority::lane_bytes(LaneId lane) const {
+  return lane < lanes_.size() && lanes_[lane] != nullptr
+             ? std::max(lanes_[lane]->spec.ephemeral_bytes, lanes_[lane]->told_ephemeral_bytes)
+             : 0;
+}
+
+}  // namespace gpushare::client

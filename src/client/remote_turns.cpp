@@ -1,0 +1,219 @@
+// Turns: which sessions want one, leases that come and go, and what the daemon's events ask the executor to do next.
+// SPDX-License-Identifier: Apache-2.0
+#include "client/remote_authority.hpp"
+
+#include <optional>
+#include <utility>
+
+#include "base/clock.hpp"
+
+namespace gpushare::client {
+
+using sched::Action;
+using sched::ActionKind;
+using sched::kNoLane;
+using sched::LaneId;
+using sched::SessionId;
+using sched::SessionState;
+
+void RemoteAuthority::mark(Record& record) {
+  if (record.dirty) return;
+  record.dirty = true;
+  dirty_.push_back(&record);
+}
+
+void RemoteAuthority::ready(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->ready) return;
+  record->ready = true;
+  if (!record->dropping) record->worth_ns.reset();  // as the daemon's scheduler does
+  // With the turn in hand there is nothing to ask for: pick() looks again.
+  if (record->epoch == 0 || record->state != SessionState::kResident) mark(*record);
+}
+
+void RemoteAuthority::not_ready(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || !record->ready) return;
+  record->ready = false;
+  if (record->asked) tell(MessageType::kNotReady, *record);
+  record->asked = false;
+  accept_unwanted(*record);
+}
+
+// A turn came for an iteration that is not there any more.
+void RemoteAuthority::accept_unwanted(Record& record) {
+  if (record.ready || record.in_flight > 0 || !record.declared || !gone_.ok()) return;
+  const Lease::Word now = lease(record).look();
+  if (now.epoch == record.epoch || now.state == LeaseState::kFree || now.state == LeaseState::kIdle) return;
+  record.epoch = now.epoch;
+  record.asked = false;
+  give_back(record);
+}
+
+void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr) return;
+  record->ready = false;
+  ++record->in_flight;
+  if (record->declared) lease(*record).set_looks(true);
+}
+
+void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, uint64_t iterations) {
+  Record* record = find(session);
+  if (record == nullptr || record->in_flight == 0) return;
+  --record->in_flight;
+  if (record->declared) lease(*record).account(device_ns, iterations);
+  if (record->in_flight > 0) return;
+  if (record->evict) {
+    record->evict = false;
+    start_page_out(*record);
+  }
+  if (record->declared) give_back(*record);
+}
+
+// Nothing is in flight. Without others that want it the turn stays for the next iteration.
+void RemoteAuthority::give_back(Record& record) {
+  Lease& mine = lease(record);
+  for (;;) {
+    const Lease::Word now = mine.look();
+    if (now.epoch != record.epoch || now.state == LeaseState::kFree) break;  // it was taken away
+    if (now.state == LeaseState::kIdle) return;
+    const bool wanted = now.state == LeaseState::kWanted;
+    if (!mine.change(now, wanted ? LeaseState::kFree : LeaseState::kIdle)) continue;
+    if (!wanted) return;
+    connection_->page->pass_on(mine);
+    break;
+  }
+  record.epoch = 0;
+  record.returned = true;
+  mark(record);
+}
+
+std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
+  Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
+  if (record == nullptr || !record->ready || record->left || record->state != SessionState::kResident ||
+      !record->declared || !gone_.ok())
+    return std::nullopt;
+  Lease& mine = lease(*record);
+  const Lease::Word now = mine.look();
+  if (now.epoch != record->epoch) {
+    if (now.state == LeaseState::kBusy || now.state == LeaseState::kWanted) {
+      record->epoch = now.epoch;
+      record->asked = false;
+      return record->spec.id;
+    }
+  } else if (now.state == LeaseState::kBusy) {
+    return record->spec.id;  // beside what is in flight
+  } else if (now.state == LeaseState::kWanted) {
+    return std::nullopt;  // when that has drained, the turn goes back, and this session waits for the next
+  } else if (now.state == LeaseState::kIdle && base::host_now_ns() < mine.until_ns() &&
+             mine.change(now, LeaseState::kBusy)) {
+    record->asked = false;
+    return record->spec.id;
+  }
+  if (!record->asked) mark(*record);
+  return std::nullopt;
+}
+
+bool RemoteAuthority::wants_drained(LaneId lane) const {
+  const Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
+  if (record == nullptr || record->in_flight == 0 || !record->declared) return false;
+  Lease& mine = lease(*record);
+  mine.set_looks(
+      false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
+  return mine.look().state == LeaseState::kWanted;
+}
+
+std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {
+  const Record* record = find(session);
+  if (record == nullptr || !record->declared || !gone_.ok()) return nullptr;
+  return {connection_->page, &lease(*record).bell()};
+}
+
+void RemoteAuthority::flush() {
+  for (size_t i = 0; i < dirty_.size(); ++i) {
+    Record& record = *dirty_[i];
+    record.dirty = false;
+    if (!record.declared) continue;
+    const bool ask = record.ready && !record.asked && record.in_flight == 0;
+    if (std::exchange(record.returned, false)) {
+      tell(MessageType::kReturned, record, ask ? 1 : 0);
+      record.asked = record.asked || ask;
+    } else if (ask) {
+      record.asked = true;
+      tell(MessageType::kReady, record);
+    }
+  }
+  dirty_.clear();
+}
+
+void RemoteAuthority::take_events() {
+  if (!inbox_full_.load(std::memory_order_acquire)) return;
+  std::deque<Event> events;
+  base::Status lost;
+  std::shared_ptr<Connection> fresh;
+  {
+    base::MutexLock lock(inbox_mutex_);
+    inbox_full_.store(false);
+    events.swap(events_);
+    lost = std::exchange(lost_, {});
+    fresh = std::exchange(fresh_, nullptr);
+  }
+  if (fresh != nullptr) {
+    events.clear();  // of the daemon before
+    lose(lost.ok() ? base::Status(GPUSHARE_UNAVAILABLE, "the daemon was replaced") : lost);
+    adopt(std::move(fresh));
+  } else if (!lost.ok()) {
+    lose(std::move(lost));
+    return;
+  }
+  for (const Event& event : events) handle(event);
+}
+
+void RemoteAuthority::handle(const Event& event) {
+  Record* record = find(event.session);
+  if (record == nullptr) return;
+  switch (event.type) {
+    case MessageType::kAdmit:
+      if (std::exchange(record->declared_anew, false) || record->lane != kNoLane) return;
+      open_lane(*record);
+      if (record->state == SessionState::kPagedOut) {
+        record->move = Move::kIn;
+        actions_.push_back(
+            {ActionKind::kPageIn, record->lane, record->spec.id, record->spec.persistent_bytes});
+        return;
+      }
+      record->state = SessionState::kResident;
+      actions_.push_back({ActionKind::kAdmit, record->lane, record->spec.id, record->spec.persistent_bytes});
+      return;
+    case MessageType::kPageOut:
+      if (record->state != SessionState::kResident || record->closing != Closing::kNone) return;
+      start_page_out(*record);
+      return;
+    case MessageType::kPageIn:
+      if (record->lane != kNoLane || record->state != SessionState::kPagedOut) return;
+      record->move = Move::kIn;
+      open_lane(*record);
+      actions_.push_back({ActionKind::kPageIn, record->lane, record->spec.id, record->spec.persistent_bytes});
+      return;
+    case MessageType::kGranted:
+      accept_unwanted(*record);
+      return;
+    case MessageType::kRoomMade:
+      record->room_pending = false;
+      return;
+    case MessageType::kRangeGive:
+      ranges_asked_.push_back({record->spec.id, event.value});
+      return;
+    default:
+      return;  // Wanted: wants_drained() sees it in the lease
+  }
+}
+
+std::vector<Action> RemoteAuthority::take_actions() {
+  take_events();
+  if (!dirty_.empty()) flush();
+  return std::exchange(actions_, {});
+}
+
+}  // namespace gpushare::client
