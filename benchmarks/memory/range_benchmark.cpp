@@ -157,6 +157,18 @@ void BM_session_out_and_in(benchmark::State& state) {
 }
 BENCHMARK(BM_session_out_and_in)->UseRealTime()->Iterations(4)->Unit(benchmark::kMillisecond);
 
+// A session whose blocks may move; it has begun an iteration, so it has its lane.
+gs::Session open_spilling(gs::Runtime& runtime) {
+  gs::SessionOptions wanted;
+  wanted.name = "job";
+  wanted.persistent_bytes = kGranule;
+  wanted.ephemeral_bytes = kGranule;
+  wanted.allow_spill = true;
+  gs::Session session = runtime.open_session(wanted);
+  session.begin_iteration().end();
+  return session;
+}
+
 // A session with 512 MiB of live blocks within P goes down to 64 MiB as its quota falls, and comes back: copies at its boundaries, under the
 // blocks' own addresses. The boundary's bound is lifted, so each way is one or two boundaries; between them the session rests.
 void BM_session_quota_down_and_up(benchmark::State& state) {
@@ -167,13 +179,7 @@ void BM_session_quota_down_and_up(benchmark::State& state) {
   options.spill_limit_bytes = 1024 * kMiB;
   options.spill_move_bytes = options.spill_move_ns = UINT64_MAX / 2;
   gs::Runtime runtime = gs::Runtime::open(options);
-  gs::SessionOptions wanted;
-  wanted.name = "job";
-  wanted.persistent_bytes = kGranule;
-  wanted.ephemeral_bytes = kGranule;
-  wanted.allow_spill = true;
-  gs::Session session = runtime.open_session(wanted);
-  session.begin_iteration().end();
+  gs::Session session = open_spilling(runtime);
   auto* const bytes = reinterpret_cast<unsigned char*>(session.alloc_bytes(gs::Kind::model, kBytes));
   std::memset(bytes, 1, kBytes);
   const auto promised = [&] { return session.info().promised_persistent_bytes; };
@@ -216,19 +222,13 @@ void BM_session_quota_down_and_up(benchmark::State& state) {
 BENCHMARK(BM_session_quota_down_and_up)->UseRealTime()->Iterations(6)->Unit(benchmark::kMillisecond);
 
 // A job that only ever shrinks and grows, as fast as it may: its quota falls to an eighth and rises again as soon as it is there. Iterations
-// of 20 ms of real work on 64 MiB. What it loses is the time of its boundaries beside the rest.
+// of 20 ms of real work on 64 MiB. It loses the time of its boundaries, given as a share of all.
 void BM_job_that_shrinks_and_grows(benchmark::State& state) {
   constexpr uint64_t kBytes = 64 * kMiB;
   gs::RuntimeOptions options;
   options.device = "host?total_bytes=268435456";
   gs::Runtime runtime = gs::Runtime::open(options);
-  gs::SessionOptions wanted;
-  wanted.name = "job";
-  wanted.persistent_bytes = kGranule;
-  wanted.ephemeral_bytes = kGranule;
-  wanted.allow_spill = true;
-  gs::Session session = runtime.open_session(wanted);
-  session.begin_iteration().end();
+  gs::Session session = open_spilling(runtime);
   auto* const words = reinterpret_cast<uint64_t*>(session.alloc_bytes(gs::Kind::model, kBytes));
   std::memset(words, 1, kBytes);
   double boundaries_s = 0, moves_s = 0, work_s = 0;

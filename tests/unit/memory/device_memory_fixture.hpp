@@ -23,7 +23,8 @@ struct Fixture {
   std::unique_ptr<device::Device> device;
   std::unique_ptr<DeviceMemory> memory;
 
-  Fixture(const std::string& spec, Layout layout, uint64_t capacity_bytes, bool record = false) {
+  Fixture(const std::string& spec, Layout layout, uint64_t capacity_bytes, bool record = false,
+          uint64_t spill_limit_bytes = memory::DeviceMemoryOptions().spill_limit_bytes) {
     auto opened = device::Device::open(spec);
     REQUIRE(opened.ok());
     device = std::move(*opened);
@@ -31,6 +32,7 @@ struct Fixture {
     options.capacity_bytes = capacity_bytes;
     options.layout = layout;
     options.record_allocations = record;
+    options.spill_limit_bytes = spill_limit_bytes;
     auto result = DeviceMemory::open(*device, options);
     INFO(result.status().to_string());
     REQUIRE(result.ok());

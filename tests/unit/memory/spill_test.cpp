@@ -134,16 +134,9 @@ TEST_CASE("what was used last comes home first, and device memory of freed block
 }
 
 TEST_CASE("host memory for spilled blocks has a limit") {
-  auto device = device::Device::open(host());
-  REQUIRE(device.ok());
-  memory::DeviceMemoryOptions options;
-  options.capacity_bytes = 64 * kMiB;
-  options.layout = Layout::kVirtual;
-  options.spill_limit_bytes = 8 * kMiB;
-  auto memory = DeviceMemory::open(**device, options);
-  REQUIRE(memory.ok());
-  auto stream = std::move(*(*device)->create_stream());
-  auto* heap = *(*memory)->open_heap(1, "s", 0);
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB, false, 8 * kMiB);
+  auto stream = f.stream();
+  auto* heap = *f.memory->open_heap(1, "s", 0);
   heap->set_stream(&stream);
   must(heap->alloc_spilled(Kind::kModel, 6 * kMiB, 0));
   CHECK(heap->alloc_spilled(Kind::kModel, 4 * kMiB, 0).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
@@ -155,9 +148,9 @@ TEST_CASE("host memory for spilled blocks has a limit") {
   CHECK(heap->move_spilled(false, kUnlimited, kUnlimited, stream, &moved).code() ==
         GPUSHARE_HOST_OUT_OF_MEMORY);
   CHECK(moved == 2 * kMiB);
-  CHECK((*memory)->check() == "");
-  CHECK_OK((*memory)->close_heap(heap));
-  CHECK((*memory)->check() == "");
+  CHECK(f.memory->check() == "");
+  CHECK_OK(f.memory->close_heap(heap));
+  CHECK(f.memory->check() == "");
 }
 
 TEST_CASE("on the contiguous layout spilled blocks stay where they are") {
@@ -313,17 +306,10 @@ TEST_CASE("a move of the heap that fails anywhere leaves every byte in its place
 }
 
 TEST_CASE("the limit of host memory holds for a heap's granules, and a session that closes gives them back") {
-  auto device = device::Device::open(host());
-  REQUIRE(device.ok());
-  memory::DeviceMemoryOptions options;
-  options.capacity_bytes = 64 * kMiB;
-  options.layout = Layout::kVirtual;
-  options.spill_limit_bytes = 8 * kMiB;
-  auto memory = DeviceMemory::open(**device, options);
-  REQUIRE(memory.ok());
-  auto stream = std::move(*(*device)->create_stream());
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB, false, 8 * kMiB);
+  auto stream = f.stream();
   for (int life = 0; life < 3; ++life) {
-    auto* heap = *(*memory)->open_heap(1, "s", 20 * kMiB);
+    auto* heap = *f.memory->open_heap(1, "s", 20 * kMiB);
     heap->set_stream(&stream);
     must(heap->alloc(Kind::kModel, 20 * kMiB, 0));
     uint64_t moved = 0;
@@ -331,10 +317,10 @@ TEST_CASE("the limit of host memory holds for a heap's granules, and a session t
           GPUSHARE_HOST_OUT_OF_MEMORY);
     CHECK(moved == 8 * kMiB);
     CHECK(heap->alloc_spilled(Kind::kModel, kMiB, 0).status().code() == GPUSHARE_HOST_OUT_OF_MEMORY);
-    CHECK((*memory)->check() == "");
-    CHECK_OK((*memory)->close_heap(heap));
-    CHECK((*memory)->stats().free_bytes == 64 * kMiB);
-    CHECK((*memory)->check() == "");
+    CHECK(f.memory->check() == "");
+    CHECK_OK(f.memory->close_heap(heap));
+    CHECK(f.memory->stats().free_bytes == 64 * kMiB);
+    CHECK(f.memory->check() == "");
   }
 }
 
