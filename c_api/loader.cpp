@@ -87,21 +87,21 @@ base::Result<loader::LinkCosts> capi::read_link(const char* name, const gpushare
   return out;
 }
 
-gpushare_layer_info capi::layer_info(const loader::Image& image, uint32_t layer, double execute_ms) {
+gpushare_layer_info capi::layer_info(const loader::Image& image, uint32_t layer, double execution_ms) {
   gpushare_layer_info out = GPUSHARE_LAYER_INFO_INIT;
   const loader::Layer& of = image.layers()[layer];
   out.layer = layer;
   out.name = of.name.c_str();
   out.bytes = of.bytes;
   out.offset_bytes = of.offset_bytes;
-  out.execution_ns = to_ns(execute_ms);
+  out.execution_ns = to_ns(execution_ms);
   return out;
 }
 
 extern "C" {
 
 int32_t gpushare_plan_solve(const gpushare_plan_params* params, const gpushare_link_costs* link,
-                            uint32_t layers, const uint64_t* layer_bytes, const uint64_t* execute_ns,
+                            uint32_t layers, const uint64_t* layer_bytes, const uint64_t* execution_ns,
                             uint32_t* out_ends, uint32_t* out_groups, uint64_t* out_makespan_ns) {
   return capi::guard([&]() -> base::Status {
     gpushare_plan_params read;
@@ -116,7 +116,7 @@ int32_t gpushare_plan_solve(const gpushare_plan_params* params, const gpushare_l
     for (uint32_t i = 0; i < layers; ++i) {
       const double transmit_ms = static_cast<double>(layer_bytes[i]) / costs.bytes_per_ms;
       all.push_back({layer_bytes[i], transmit_ms,
-                     execute_ns == nullptr ? transmit_ms : static_cast<double>(execute_ns[i]) / 1e6});
+                     execution_ns == nullptr ? transmit_ms : static_cast<double>(execution_ns[i]) / 1e6});
     }
     loader::GroupingCosts grouping;
     grouping.call_overhead_ms = costs.call_overhead_ms;
@@ -273,7 +273,7 @@ int32_t gpushare_image_get_layer(gpushare_image image, uint32_t layer, gpushare_
     if (layer >= of.layers().size())
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("layer is %u, image '%s' has %zu", layer, of.name().c_str(), of.layers().size())};
-    const std::vector<double> execute = of.profile().execute_ms();
+    const std::vector<double> execute = of.profile().execution_ms();
     return capi::write_struct("out_info", capi::layer_info(of, layer, execute.empty() ? 0 : execute[layer]),
                               out_info);
   });

@@ -12,6 +12,6 @@ base::Result<loader::LinkCosts> read_link(const char* name, const gpushare_link_
 // Group ends and execution times are copied. `params` may be null.
 base::Result<loader::LoadOptions> read_load_params(const gpushare_load_params* params, size_t layers);
 
-gpushare_layer_info layer_info(const loader::Image& image, uint32_t layer, double execute_ms);
+gpushare_layer_info layer_info(const loader::Image& image, uint32_t layer, double execution_ms);
 
 }  // namespace gpushare::capi

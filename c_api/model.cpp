@@ -44,9 +44,9 @@ base::Result<loader::LoadOptions> capi::read_load_params(const gpushare_load_par
     if (read.group_ends == nullptr) return capi::null_argument("params->group_ends");
     options.ends.assign(read.group_ends, read.group_ends + read.group_count);
   }
-  if (read.execute_ns != nullptr)
+  if (read.execution_ns != nullptr)
     for (size_t i = 0; i < layers; ++i)
-      options.execute_ms.push_back(static_cast<double>(read.execute_ns[i]) / 1e6);
+      options.execution_ms.push_back(static_cast<double>(read.execution_ns[i]) / 1e6);
   if (read.on_group != nullptr)
     options.on_group = [fn = read.on_group, user_data = read.on_group_user_data](size_t group, uint32_t first,
                                                                                  uint32_t end) {
@@ -118,7 +118,7 @@ int32_t gpushare_model_get_layer(gpushare_model model, uint32_t layer, gpushare_
     const loader::Image& image = *of.image();
     if (layer >= image.layers().size()) return no_layer(image, layer);
     GPUSHARE_ASSIGN_OR_RETURN(const bool there, of.arrived(layer));
-    const std::vector<double> execute = image.profile().execute_ms();
+    const std::vector<double> execute = image.profile().execution_ms();
     gpushare_layer_info out = capi::layer_info(image, layer, execute.empty() ? 0 : execute[layer]);
     out.address = of.address(layer);
     out.arrived = there ? 1 : 0;

@@ -65,7 +65,13 @@ int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_ru
     options.spill_limit_bytes = read.spill_limit_bytes;
     options.spill_move_bytes = read.spill_move_bytes;
     options.spill_move_ns = read.spill_move_ns;
+    if (!(read.spill_move_loss >= 0))
+      return {
+          GPUSHARE_INVALID_ARGUMENT,
+          base::format("spill_move_loss is %g; it must be 0 (the default) or above", read.spill_move_loss)};
+    options.spill_move_loss = read.spill_move_loss;
     options.enqueue_depth = read.enqueue_depth;
+    if (read.interference_file != nullptr) options.interference_file = read.interference_file;
     options.record_timeline = (read.record & GPUSHARE_RECORD_TIMELINE) != 0;
     options.record_allocations = (read.record & GPUSHARE_RECORD_ALLOCATIONS) != 0;
     if (read.on_progress != nullptr) {
@@ -77,6 +83,9 @@ int32_t gpushare_runtime_open(const gpushare_runtime_params* params, gpushare_ru
       };
     }
     GPUSHARE_ASSIGN_OR_RETURN(options.policy, capi::open_policy(read.policy, read.policy_ops));
+    if (read.lane_finder != nullptr) {
+      GPUSHARE_ASSIGN_OR_RETURN(options.lane_finder, sched::lane_finder_named(read.lane_finder));
+    }
     GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<executor::Runtime> runtime,
                               executor::Runtime::open(std::move(options)));
     return capi::publish(std::move(runtime), out_runtime);
@@ -127,8 +136,41 @@ int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushare_runtime_inf
   });
 }
 
+int32_t gpushare_runtime_get_interference(gpushare_runtime runtime, uint32_t index,
+                                          gpushare_interference* out_entry) {
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const auto entries, of.interference());
+    if (index >= entries.size())
+      return {GPUSHARE_NOT_FOUND,
+              base::format("index %u: the table of interference has %zu entries", index, entries.size())};
+    const auto& entry = entries[index];
+    gpushare_interference out = GPUSHARE_INTERFERENCE_INIT;
+    capi::copy_text(out.name, entry.name);
+    capi::copy_text(out.beside, entry.beside);
+    out.value = entry.value;
+    out.confidence = entry.confidence;
+    out.age_s = entry.age_s;
+    return capi::write_struct("out_entry", out, out_entry);
+  });
+}
+
 int32_t gpushare_runtime_set_capacity(gpushare_runtime runtime, uint64_t capacity_bytes) {
   return capi::with(runtime, [&](executor::Runtime& of) { return of.set_capacity(capacity_bytes); });
+}
+
+int32_t gpushare_runtime_set_coordination(gpushare_runtime runtime,
+                                          const gpushare_coordination_params* params) {
+  return capi::with(runtime, [&](executor::Runtime& of) -> base::Status {
+    if (params == nullptr) return of.set_coordination(std::nullopt);
+    gpushare_coordination_params read;
+    GPUSHARE_RETURN_IF_ERROR(capi::read_struct("params", params, &read));
+    if (read.reserved != 0) return {GPUSHARE_INVALID_ARGUMENT, "reserved must be 0"};
+    sched::CoordinatorOptions options;
+    if (read.max_guaranteed > 0) options.max_guaranteed = read.max_guaranteed;
+    if (read.max_opportunistic > 0) options.max_opportunistic = read.max_opportunistic;
+    if (read.long_wait_ns > 0) options.long_wait_ns = read.long_wait_ns;
+    return of.set_coordination(options);
+  });
 }
 
 int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,

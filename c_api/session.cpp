@@ -26,7 +26,8 @@ base::Result<executor::SessionOptions> capi::session_options(const gpushare_sess
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("session_class is %u, allowed are 0 (guaranteed) and 1 (opportunistic)",
                                      params.session_class));
-  constexpr uint32_t kKnown = GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_ALLOW_SPILL;
+  constexpr uint32_t kKnown =
+      GPUSHARE_SESSION_ALLOW_QUEUEING | GPUSHARE_SESSION_ALLOW_SPILL | GPUSHARE_SESSION_MAY_UPGRADE;
   if ((params.flags & ~kKnown) != 0)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("flags is 0x%x, known bits are 0x%x", params.flags, kKnown));
@@ -47,6 +48,8 @@ base::Result<executor::SessionOptions> capi::session_options(const gpushare_sess
   options.allow_spill = (params.flags & GPUSHARE_SESSION_ALLOW_SPILL) != 0;
   options.plan_iterations = params.plan_iterations != 0;
   options.compute_units = params.compute_units;
+  options.least_bytes = params.least_bytes;
+  options.may_upgrade = (params.flags & GPUSHARE_SESSION_MAY_UPGRADE) != 0;
   return options;
 }
 
@@ -123,6 +126,8 @@ int32_t gpushare_session_get_info(gpushare_session session, gpushare_session_inf
     out.quota_bytes = info.quota_bytes;
     out.effective_quota_bytes = info.effective_quota_bytes;
     out.home_bytes = info.home_bytes;
+    out.limit_bytes = info.limit_bytes;
+    out.session_class = static_cast<uint32_t>(info.cls);
     return capi::write_struct("out_info", out, out_info);
   });
 }

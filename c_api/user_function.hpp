@@ -43,9 +43,14 @@ class UserFunction {
     const int32_t code = fn_(user_data_, handle, arguments...);
     if (code == GPUSHARE_OK) return {};
     // The message of the function's own failing call, if that is what it returned.
-    base::Status last = last_error();
-    if (last.code() == code) return last;
-    return {code, base::format("the %s's function returned %s (%d)", whose, base::status_name(code), code)};
+    base::Status failure = last_error();
+    if (failure.code() != code) {
+      failure = {code,
+                 base::format("the %s's function returned %s (%d)", whose, base::status_name(code), code)};
+    }
+    // Codes of the group "try again later" say that a call which waits for the outcome may be repeated. This outcome is final.
+    if (code / 100 == GPUSHARE_NOT_READY / 100) return {GPUSHARE_CALLBACK_FAILED, failure.to_string()};
+    return failure;
   }
 
  private:

@@ -1,7 +1,6 @@
 // This program measures what an opportunistic session costs a guaranteed one on the host device, through a gate and without one.
 //
 //   measure_gate [seconds for each case, 20] [memory|compute|bursty ...: guaranteed jobs, all]
-//   measure_gate two-jobs [seconds of work of the longer job, 20]
 //   measure_gate entries N    N calls of an open and of a closed gate, for counting instructions
 //
 // Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block is its time over the mean
@@ -218,49 +217,6 @@ void measure(Kind guaranteed, Kind other, bool gated, double seconds) {
   std::fflush(stdout);
 }
 
-// AntMan's tables 1 and 2, scaled: A is there first and opportunistic, B comes at 26 of its 43 and takes 91.1. Work, not time, is fixed.
-void two_jobs(double b_seconds) {
-  const double unit = b_seconds / 91.1;
-  std::printf("| way | A, s | B, s |\n|---|---|---|\n");
-  for (const char* way : {"fifo", "pack", "ours"}) {
-    const bool gated = std::strcmp(way, "ours") == 0, one_by_one = std::strcmp(way, "fifo") == 0;
-    gs::Runtime runtime = open_runtime();
-    gs::Session session = open_guaranteed(runtime);
-    Job job(Kind::compute);
-    Opponent a(runtime, Kind::memory);
-    while (!a.ready) std::this_thread::yield();
-    a.gated = gated;
-    const auto a_kernels = static_cast<uint64_t>(43.0 * unit * a.alone_kernels_per_s());
-    const auto b_iterations =
-        static_cast<uint64_t>(b_seconds / (50e-9 * static_cast<double>(kernel_time(job).count())));
-    const auto start = Clock::now();
-    double a_done = 0, b_began = 0, b_done = 0;
-    a.on = true;
-    const auto watch_a = [&] {
-      if (a_done == 0 && a.kernels >= a_kernels) {
-        a_done = seconds_since(start);
-        a.on = false;
-      }
-    };
-    for (uint64_t done = 0; a_done == 0 || done < b_iterations;) {
-      watch_a();
-      const bool here = seconds_since(start) >= 26 * unit && (!one_by_one || a_done > 0);
-      if (!here || done >= b_iterations) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        continue;
-      }
-      if (b_began == 0) b_began = 26 * unit;
-      iterate(session, job);
-      if (++done == b_iterations) {
-        b_done = seconds_since(start);
-        session.close();
-      }
-    }
-    std::printf("| %s | %.1f | %.1f |\n", way, a_done, b_done - b_began);
-    std::fflush(stdout);
-  }
-}
-
 void entries(uint64_t count) {
   gs::Runtime runtime = open_runtime();
   gs::Session session = open_guaranteed(runtime);
@@ -283,10 +239,6 @@ int main(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "20";
   if (first == "entries") {
     entries(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100'000);
-    return 0;
-  }
-  if (first == "two-jobs") {
-    two_jobs(argc > 2 ? std::atof(argv[2]) : 20);
     return 0;
   }
   const double seconds = std::atof(first.c_str());

@@ -48,7 +48,7 @@ struct Workload {
   std::string name;
   std::vector<uint64_t> bytes;       // of each layer
   std::vector<uint64_t> fill_bytes;  // that stand for its execution
-  std::vector<uint64_t> execute_ns;
+  std::vector<uint64_t> execution_ns;
   uint64_t total_bytes = 0;
 
   // `execution_ms` of the whole, shared out by multiply-adds; fills run at `fill_bytes_per_ms`. `divisor` makes the model smaller.
@@ -67,7 +67,7 @@ struct Workload {
           execution_ms * static_cast<double>(layer.multiply_adds) / static_cast<double>(multiply_adds);
       bytes.push_back(std::max<uint64_t>(layer.weights * 4 / divisor, 16));
       fill_bytes.push_back(std::max<uint64_t>(static_cast<uint64_t>(ms * fill_bytes_per_ms), 256));
-      execute_ns.push_back(static_cast<uint64_t>(ms * 1e6));
+      execution_ns.push_back(static_cast<uint64_t>(ms * 1e6));
       total_bytes += (bytes.back() + 255) / 256 * 256;
     }
   }
@@ -130,7 +130,7 @@ struct Switching {
     gpushare_load_params load = GPUSHARE_LOAD_PARAMS_INIT;
     load.group_ends = ends.data();
     load.group_count = static_cast<uint32_t>(ends.size());
-    load.execute_ns = ends.empty() ? work.execute_ns.data() : nullptr;
+    load.execution_ns = ends.empty() ? work.execution_ns.data() : nullptr;
     load.no_profile = 1;
     SessionOptions options;
     options.ephemeral_bytes = block_bytes;

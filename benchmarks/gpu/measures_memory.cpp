@@ -87,7 +87,8 @@ void measure_scaling(const Settings& settings, Report& report) {
                                    .layout = Layout::virtual_memory,
                                    .spill_limit_bytes = 2 * full,
                                    .spill_move_bytes = UINT64_MAX / 2,
-                                   .spill_move_ns = UINT64_MAX / 2});
+                                   .spill_move_ns = UINT64_MAX / 2,
+                                   .spill_move_loss = 1e9});
   Session session = runtime.open_session({.name = "scaling",
                                           .persistent_bytes = small / 2,
                                           .ephemeral_bytes = 2u << 20,

@@ -366,6 +366,8 @@ def measure_models(options):
                 continue
             for by, figures in samples.items():
                 row(what, by, "ms", figures)
+                if way == "load":  # as other loaders tell their speed
+                    row(what + ", speed", by, "GB/s", [nbytes / 1e6 / figure for figure in figures])
 
 
 WAYS = {"turns": play_turns, "gpushare": play_gpushare, "load": play_load, "switch": play_switch}

@@ -63,7 +63,7 @@ void write_model(const std::string& path, const std::vector<uint64_t>& bytes) {
 struct Bench {
   double copy_gbps;
   std::vector<uint64_t> bytes;
-  std::vector<double> execute_ms;
+  std::vector<double> execution_ms;
   std::string path;
   uint64_t standby_bytes = 0;
   uint32_t crc = 0;  // of the image
@@ -100,7 +100,7 @@ struct Bench {
     if (crc == 0)
       for (const loader::Image::Piece& piece : cached->pieces(0, cached->bytes()))
         crc = loader::crc32c(crc, piece.host, piece.bytes);
-    member.load.execute_ms = execute_ms;
+    member.load.execution_ms = execution_ms;
     if (one_shot) member.load.ends = {static_cast<uint32_t>(bytes.size())};
     GPUSHARE_ASSIGN_OR_RETURN(members[which], switcher->add(std::move(member)));
     return {};
@@ -127,7 +127,7 @@ struct Bench {
     uint32_t first = 0;
     for (size_t group = 0; group < ends.size(); ++group) {
       double ms = 0;
-      for (uint32_t i = first; i < ends[group]; ++i) ms += execute_ms[i];
+      for (uint32_t i = first; i < ends[group]; ++i) ms += execution_ms[i];
       executions.push_back(
           {&lane_free_ns, static_cast<uint64_t>(ms * 1e6), [&turn, group, sent_ns]() -> uint64_t {
              if (!turn.loaded) return 0;
@@ -186,7 +186,7 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, uin
   write_model(bench.path, bench.bytes);
   const double load_ms = static_cast<double>(bench.total()) / (copy_gbps * 1e6);
   for (const uint64_t layer : bench.bytes)
-    bench.execute_ms.push_back(ratio * static_cast<double>(layer) / (copy_gbps * 1e6));
+    bench.execution_ms.push_back(ratio * static_cast<double>(layer) / (copy_gbps * 1e6));
 
   Times planned, kept, one_shot;
   base::Status status = take_turns(bench, rounds, false, &planned);

@@ -42,10 +42,10 @@ struct Run {
     uint32_t first = 0;
     for (size_t group = 0; group < ends.size(); ++group) {
       const uint32_t end = ends[group];
-      double execute_ms = 0;
-      for (uint32_t i = first; i < end; ++i) execute_ms += layers[i].execute_ms;
+      double execution_ms = 0;
+      for (uint32_t i = first; i < end; ++i) execution_ms += layers[i].execution_ms;
       executions.push_back(
-          {&lane_free_ns, static_cast<uint64_t>(execute_ms * 1e6), [&transmission, group, sent_ns] {
+          {&lane_free_ns, static_cast<uint64_t>(execution_ms * 1e6), [&transmission, group, sent_ns] {
              const auto after_ns = transmission->arrived_ns(group);
              return sent_ns + (after_ns.ok() ? *after_ns : 0);
            }});
@@ -74,11 +74,11 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
     std::memset(piece.host, 1, piece.bytes);
 
   std::vector<LayerCost> layers = loader::layer_costs(*image, link_costs, {});
-  double transmit_ms = link_costs.call_overhead_ms, execute_ms = 0;
+  double transmit_ms = link_costs.call_overhead_ms, execution_ms = 0;
   for (LayerCost& layer : layers) {
-    layer.execute_ms = layer.transmit_ms * execute_ratio;
+    layer.execution_ms = layer.transmit_ms * execute_ratio;
     transmit_ms += layer.transmit_ms;
-    execute_ms += layer.execute_ms;
+    execution_ms += layer.execution_ms;
   }
   GroupingCosts costs;
   costs.call_overhead_ms = link_costs.call_overhead_ms;
@@ -92,7 +92,7 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
 
   double first_group_ms = link_costs.call_overhead_ms;
   for (uint32_t i = 0; i < plan.ends.front(); ++i) first_group_ms += layers[i].transmit_ms;
-  const double target_ms = std::max(transmit_ms, execute_ms) + first_group_ms;
+  const double target_ms = std::max(transmit_ms, execution_ms) + first_group_ms;
   std::printf(
       "%s%s: %zu layers, %.1f MB; host, link capped at %g GB/s, calibrated %.2f GB/s, %.1f us a call, %.1f "
       "us a "
@@ -101,7 +101,7 @@ base::Status measure(const std::string& model, double copy_gbps, int rounds, dou
       static_cast<double>(image->bytes()) / 1e6, copy_gbps, link_costs.bytes_per_ms / 1e6,
       link_costs.call_overhead_ms * 1e3, link_costs.group_overhead_ms * 1e3);
   std::printf("transmission %.1f ms, execution %.1f ms, first group %.1f ms: target %.1f ms\n", transmit_ms,
-              execute_ms, first_group_ms, target_ms);
+              execution_ms, first_group_ms, target_ms);
 
   const std::pair<const char*, std::vector<uint32_t>> ways[] = {
       {"planned groups", plan.ends},

@@ -91,7 +91,8 @@ typedef struct gpushare_backend_device_info {
   int32_t priority_lowest;             /* stream priorities: numerically larger is less urgent, as in CUDA */
   int32_t priority_highest;
   uint32_t compute_units; /* SMs on cuda, worker threads on host */
-  uint32_t reserved;
+  uint32_t
+      pci_address; /* domain << 16 | bus << 8 | device << 3 | function; 0: it has none, or does not say */
 } gpushare_backend_device_info;
 
 enum {

@@ -83,7 +83,7 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_pause(gpushare_cluster_act
 /* Changes whether a running job is opportunistic. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_resize(gpushare_cluster_actions* actions, uint32_t job,
                                                              int32_t opportunistic);
-/* A job that waits is never to run. The reason is copied. */
+/* Rejects a job that waits: it will never run. The reason is copied. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_actions_reject(gpushare_cluster_actions* actions, uint32_t job,
                                                              const char* reason);
 
@@ -92,17 +92,17 @@ typedef struct gpushare_cluster_scheduler_ops {
   uint32_t abi_version; /* GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION */
   const char* name;     /* for `choices`; none of the library's own */
   void* context;        /* given to every function */
-  /* Before everything else of a run: forget what was. May be null. */
+  /* Called first in a run: forgets what the run before has left. May be null. */
   void (*begin)(void* context);
-  /* Every device once at the beginning; later when one comes up, or goes (`up` 0: its jobs wait again). */
+  /* Called for every device at the beginning of a run, and later when a device comes up or goes (`up` 0: its jobs wait again). */
   void (*device_changed)(void* context, uint32_t device, uint64_t memory_bytes, double speed, int32_t up,
                          double now_s);
   void (*arrived)(void* context, uint32_t job, const gpushare_cluster_job_info* info, double now_s);
-  /* A running job: device time it has had, work left, how many times slower than alone it runs. May be null. */
+  /* Tells of a running job: the device time that it has had, the work left, how many times slower than alone it runs. May be null. */
   void (*observed)(void* context, uint32_t job, double attained_s, double remaining_s, double slowdown,
                    double now_s);
   void (*finished)(void* context, uint32_t job, double now_s);
-  /* Appends actions. Returns when it wants to be asked again though nothing happens, or a negative number: only then. */
+  /* Appends actions. Returns the time at which it wants to be asked again even if nothing happens; a negative number: no such time. */
   double (*tick)(void* context, double now_s, gpushare_cluster_actions* actions);
 } gpushare_cluster_scheduler_ops;
 #define GPUSHARE_CLUSTER_SCHEDULER_OPS_V1_SIZE \

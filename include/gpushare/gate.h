@@ -28,8 +28,8 @@ extern "C" {
 
 typedef struct gpushare_gate_s* gpushare_gate; /* what one session's launches go through */
 
-/* gpushare_gate_enter without a timeout, and a load and a branch where the gate has nothing to decide. `flag`: gpushare_gate_get_flag.
- * A GCC or Clang expression. */
+/* Calls gpushare_gate_enter without a timeout, but only if the flag says that the gate has something to decide: otherwise it costs a
+ * load and a branch. `flag` comes from gpushare_gate_get_flag. An expression for GCC and Clang. */
 #define GPUSHARE_GATE_ENTER(gate, flag, stream, estimated_ns) \
   (__atomic_load_n((flag), __ATOMIC_RELAXED) == 0             \
        ? GPUSHARE_OK                                          \
@@ -42,34 +42,36 @@ GPUSHARE_API int32_t gpushare_gate_open(gpushare_session session, gpushare_gate*
 /* Gives the handle back. The gate itself lives as long as its session. Threads that read its flag must have stopped. */
 GPUSHARE_API int32_t gpushare_gate_release(gpushare_gate gate);
 
-/* Where the gate's flag is: zero while nothing needs to be asked. Read it atomically (GPUSHARE_GATE_ENTER). Valid until
+/* Gives the address of the gate's flag, which is zero while a launch need not ask. Read it atomically (GPUSHARE_GATE_ENTER). Valid until
  * gpushare_gate_release of this handle. */
 GPUSHARE_API int32_t gpushare_gate_get_flag(gpushare_gate gate, const uint32_t** out_flag);
 
-/* Returns when work that takes about `estimated_ns` alone may be launched. Call it on any thread, before the launch. `stream` is where the
- * work goes: the gate then sees by events of its own, a few at a time, when it is done. Null: gpushare_gate_done says so. Work that was let
- * in counts from now on. One launch is let in when nothing is in flight, however long it is. Waits for other sessions and for
+/* Waits until work that takes about `estimated_ns` alone may be launched. Call it on any thread, before the launch. `stream` is the stream
+ * that the work goes to: the gate then records events there, a few at a time, to see when the work is done. If `stream` is null, the
+ * caller reports the end of the work by gpushare_gate_done. Work counts as in flight from the return of this call. When nothing is in
+ * flight, one launch is let in, however long it is. Waits for other sessions and for
  * the session's own earlier work, up to timeout_ns; 0 does not wait. Errors: TIMED_OUT, CANCELLED (the session ended), INVALID_STATE (would wait
  * inside a callback; the stream was released), INVALID_HANDLE, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_gate_enter(gpushare_gate gate, gpushare_stream stream, uint64_t estimated_ns,
                                          uint64_t timeout_ns);
-/* Work that was let in without a stream is done; `estimated_ns` as it was let in. Does not block. Any thread. */
+/* Reports the end of work that was let in without a stream; `estimated_ns` is the estimate that it was let in with. Does not block. Any
+ * thread. */
 GPUSHARE_API int32_t gpushare_gate_done(gpushare_gate gate, uint64_t estimated_ns);
 
 typedef struct gpushare_gate_info {
   uint32_t struct_size;
   uint32_t open;               /* 1: nothing is limited now */
-  double share;                /* of the device's time, that the session may use now; 0: it is paused */
-  uint64_t in_flight_limit_ns; /* of work; UINT64_MAX: none */
-  uint64_t in_flight_ns;       /* let in, and not known to be done */
+  double share;                /* part of the device's time that the session may use now; 0: it is paused */
+  uint64_t in_flight_limit_ns; /* most work that may be in flight; UINT64_MAX: no limit */
+  uint64_t in_flight_ns;       /* work that was let in and is not known to be done */
   uint64_t entries;            /* calls of gpushare_gate_enter */
-  uint64_t waits;              /* of them, those that waited for a share */
-  uint64_t waited_ns;          /* in them */
+  uint64_t waits;              /* calls that waited for a share */
+  uint64_t waited_ns;          /* time that these calls waited */
   uint64_t
       guaranteed_id;   /* the guaranteed session that limits most; 0: there is none. The rest is about it: */
   uint64_t alone_ns;   /* its iteration alone, on the device */
   uint64_t iterations; /* measured since that was learned */
-  uint32_t learning;   /* 1: it runs alone until the time alone is known */
+  uint32_t learning;   /* 1: it runs alone, because its time alone is not known yet */
   uint32_t reserved;
   double slowdown;        /* excess over the time alone, mean of the iterations */
   double slowdown_error;  /* one standard error of it; 1 while nothing is known */
@@ -79,14 +81,14 @@ typedef struct gpushare_gate_info {
 #define GPUSHARE_GATE_INFO_INIT \
   { sizeof(gpushare_gate_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* What the gate allows, and what is known of the guaranteed session that limits most. Does not block. Errors: INVALID_ARGUMENT. */
+/* Tells what the gate allows, and what is known of the guaranteed session that limits most. Does not block. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_gate_get_info(gpushare_gate gate, gpushare_gate_info* out_info);
 
-/* The slowdown that a guaranteed session accepts from opportunistic ones, over its time alone: 0.01 is 1%. 0: that of the runtime.
- * Takes effect at its next iteration. Does not block. Errors: INVALID_ARGUMENT (outside [0.0001, 10] and not 0; an opportunistic session),
+/* Sets the slowdown, over its time alone, that a guaranteed session accepts from opportunistic ones: 0.01 is 1%. 0 means the target
+ * of the runtime. Takes effect at its next iteration. Does not block. Errors: INVALID_ARGUMENT (outside [0.0001, 10] and not 0; an opportunistic session),
  * CANCELLED, INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_session_set_target_slowdown(gpushare_session session, double target_slowdown);
-/* The same for the guaranteed sessions that have no target of their own; 0: 0.01. */
+/* Sets the target of the guaranteed sessions that have none of their own. 0 means the default, 0.01. */
 GPUSHARE_API int32_t gpushare_runtime_set_target_slowdown(gpushare_runtime runtime, double target_slowdown);
 
 #ifdef __cplusplus

@@ -23,7 +23,7 @@
  *   Success never clears that message. The iteration, ticket or session that asynchronous work belongs to
  *   reports its failure.
  * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a
- *   request queue or a worker and end with it; threads that read an image end with the call.
+ *   request queue or an elastic range and end with it; threads that read an image end with the call.
  * Threads that exit.  When a thread exits with an iteration open, the iteration ends and its session has FAILED
  *   with CALLBACK_FAILED and a message that says so.
  * pthread_cancel.  Cancellation is acted upon while gpushare_iteration_begin, gpushare_ticket_wait,
@@ -71,7 +71,7 @@ typedef struct gpushare_session_s* gpushare_session;     /* one job */
 typedef struct gpushare_iteration_s* gpushare_iteration; /* one mini-batch, between begin and end */
 typedef struct gpushare_stream_s* gpushare_stream;       /* an in-order queue of device work */
 typedef struct gpushare_ticket_s* gpushare_ticket;       /* the outcome of a submitted iteration */
-typedef struct gpushare_heap_s* gpushare_heap;           /* a block heap over offsets, without a device */
+struct gpushare_policy_ops;                              /* a policy of the caller's: policy.h */
 
 #define GPUSHARE_NO_TIMEOUT UINT64_MAX /* wait for ever */
 
@@ -148,65 +148,9 @@ GPUSHARE_API int32_t gpushare_device_count(uint32_t* out_count);
  * driver. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_device_get_info(uint32_t index, gpushare_device_info* out_info);
 
-/* ---- policies ---- */
-
 /* Job classes. Guaranteed sessions get what they were admitted with; opportunistic sessions use spare
  * capacity. */
 enum { GPUSHARE_CLASS_GUARANTEED = 0, GPUSHARE_CLASS_OPPORTUNISTIC = 1 };
-
-/* A session as a policy sees it. Times are on the device's clock. */
-typedef struct gpushare_candidate {
-  uint32_t struct_size;
-  uint32_t session_class;
-  uint64_t session_id; /* stable for the session's life; ascending in arrival order */
-  uint64_t arrival_ns;
-  uint64_t ready_since_ns; /* when its next iteration began to wait */
-  uint64_t service_ns;     /* device time received so far */
-  uint64_t remaining_ns;   /* declared or estimated; UINT64_MAX when unknown */
-  uint64_t iteration_ns;   /* mean of the measured iterations; 0 before the first */
-  uint64_t iterations_done;
-  uint64_t persistent_bytes;
-  uint64_t ephemeral_bytes;
-  int32_t priority; /* larger runs first */
-  uint32_t reserved;
-  double weight; /* share under fair; > 0 */
-} gpushare_candidate;
-
-/* A policy of the caller's. The scheduler calls its functions with its lock held: they must be quick and must not call
- * gpushare (such calls return INVALID_STATE). A function that throws counts as the answer 0; a `pick` that throws leaves
- * the lane idle. All functions get `user_data`. The library copies the table. `release`, if given, is called exactly once:
- * when the runtime is done with the policy, or, if the call that was given the table fails, before that call returns. */
-typedef struct gpushare_policy_ops {
-  uint32_t struct_size;
-  uint32_t max_lanes;     /* lanes that may be open at once; 0 = no limit */
-  uint32_t max_residents; /* sessions admitted at once; 0 = no limit */
-  uint32_t head_of_line;  /* nonzero: a session that does not fit blocks those behind it */
-  const char* name;
-  void* user_data;
-  /* Chooses which of `count` > 0 candidates runs next in `lane`. Returns its index, or UINT32_MAX to leave
-   * the lane idle until something changes. Mandatory. */
-  uint32_t (*pick)(void* user_data, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                   uint64_t now_ns);
-  /* Nonzero if `a` is to be admitted before `b`. Null: arrival order. */
-  int32_t (*before)(void* user_data, const gpushare_candidate* a, const gpushare_candidate* b);
-  /* Nonzero if resident `resident` may be paged out to host memory so that `waiting` is admitted. Null:
-   * never. */
-  int32_t (*outranks)(void* user_data, const gpushare_candidate* waiting, const gpushare_candidate* resident);
-  void (*release)(void* user_data);
-} gpushare_policy_ops;
-
-/* A policy in a shared library, for programs that take a policy by the path of its library (`gpushare run --policy
- * /path/lottery.so`). The library exports a function of this type under the name GPUSHARE_POLICY_ENTRY_NAME. The function
- * fills *out_ops, in which only struct_size is set, to the size that the caller knows. The string behind `name` must live
- * as long as the library. The function returns a status: GPUSHARE_OK, or why there is no policy. It is called once for each
- * run, and `release` once at the end of each run. */
-typedef int32_t (*gpushare_policy_entry)(gpushare_policy_ops* out_ops);
-#define GPUSHARE_POLICY_ENTRY_NAME "gpushare_policy_entry_v1"
-
-/* The built-in policies: "fifo", "srtf", "pack", "fair", "priority". */
-GPUSHARE_API uint32_t gpushare_policy_count(void);
-/* Name of built-in policy `index`; null past the end. Static storage. */
-GPUSHARE_API const char* gpushare_policy_name(uint32_t index);
 
 /* ---- runtime ---- */
 
@@ -256,10 +200,11 @@ typedef struct gpushare_runtime_params {
                               (docs/operators.md) */
   uint64_t capacity_bytes; /* device memory to use; 0 = nearly all that is free (1 GiB on host) */
   const char* policy;      /* a built-in policy; null = "fair" */
-  const gpushare_policy_ops* policy_ops; /* a policy of the caller's; overrides `policy` when not null */
-  uint32_t max_lanes;                    /* 0 = as the policy says, at most 64 */
-  uint32_t enqueue_depth;                /* iterations of a lane in flight on the device, 1 to 64; 0 = 2 */
-  uint32_t record;                       /* GPUSHARE_RECORD_* */
+  const struct gpushare_policy_ops*
+      policy_ops;         /* a policy of the caller's; overrides `policy` when not null */
+  uint32_t max_lanes;     /* 0 = as the policy says, at most 64 */
+  uint32_t enqueue_depth; /* iterations of a lane in flight on the device, 1 to 64; 0 = 2 */
+  uint32_t record;        /* GPUSHARE_RECORD_* */
   uint32_t reserved;
   gpushare_progress_fn on_progress; /* may be null */
   void* on_progress_user_data;
@@ -269,19 +214,33 @@ typedef struct gpushare_runtime_params {
   uint64_t spill_limit_bytes; /* host memory for such blocks; 0 = a quarter of what the host has */
   uint64_t spill_move_bytes;  /* moved home or out before an iteration at most; 0 = 256 MiB */
   uint64_t spill_move_ns;     /* and for so long at most; at least one granule moves. 0 = 10 ms */
+  double
+      spill_move_loss; /* part of a session's time that moves out and home again and again may take: after each such
+                                 cycle but the first its blocks stay away until that is so. 0 = 0.004 */
+  /* Which lane a session joins. "salus": a lane of its own while there is room, else the lane that fits best. "balanced": the
+   * same, else the lane with the least work ahead: shorter makespans. "compact": a lane that fits closely before a
+   * new one: more sessions at a time. null = as the policy says, else "salus". Ignored on a shared device */
+  const char* lane_finder;
+  /* Under the policy "pack" the runtime measures how sessions slow each other. The table of what was measured is read from this file,
+   * if it exists, when the runtime is opened, and written to it when the runtime is closed. With a file it is measured under every
+   * policy. Sessions of one name count as the same work; those without a name are not written. null = the table ends
+   * with the runtime. On a shared device the daemon measures: UNSUPPORTED */
+  const char* interference_file;
 } gpushare_runtime_params;
 #define GPUSHARE_RUNTIME_PARAMS_INIT \
-  { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the driver. Errors:
- * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy or backend), INVALID_ARGUMENT,
- * UNSUPPORTED (layout), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
+ * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy, lane finder or backend), INVALID_ARGUMENT,
+ * UNSUPPORTED (layout, interference_file), MALFORMED_INPUT or IO_ERROR (interference_file; the message names it),
+ * DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params,
                                            gpushare_runtime* out_runtime);
 
 /* Cancels and closes every session, waits for work already on the device, returns all memory, and invalidates the handles
  * of the runtime's dependents. Blocks until all of that is done and until progress and out-of-memory functions on other
- * threads have returned; none of them runs afterwards. Must not be called from a callback of this runtime (INVALID_STATE). */
+ * threads have returned; none of them runs afterwards. Must not be called from a callback of this runtime (INVALID_STATE).
+ * IO_ERROR: the runtime is closed, but interference_file could not be written. */
 GPUSHARE_API int32_t gpushare_runtime_close(gpushare_runtime runtime);
 
 typedef struct gpushare_runtime_info {
@@ -331,7 +290,28 @@ GPUSHARE_API int32_t gpushare_runtime_get_info(gpushare_runtime runtime, gpushar
 /* Changes the policy. Takes effect at the next iteration boundary of each lane, within enqueue_depth
  * iterations. Sessions already admitted stay admitted. Errors: NOT_FOUND, INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const char* policy,
-                                                 const gpushare_policy_ops* policy_ops);
+                                                 const struct gpushare_policy_ops* policy_ops);
+
+/* How long iterations of a session take, alone or beside another one, as the runtime measured it. */
+typedef struct gpushare_interference {
+  uint32_t struct_size;
+  uint32_t reserved;
+  char name[64];   /* of sessions; longer ones are cut */
+  char beside[64]; /* of the other sessions; empty: alone */
+  double
+      value; /* alone: ns of device time of an iteration; else how many times as long it takes beside the other */
+  double
+      confidence; /* number of iterations, 16 at most, halved every 10 minutes; below 0.75 the value is not used */
+  double age_s; /* since the last of them */
+} gpushare_interference;
+#define GPUSHARE_INTERFERENCE_INIT \
+  { sizeof(gpushare_interference), 0, {0}, {0}, 0, 0, 0 }
+
+/* Reads entry `index` of the table of what was measured under the policy "pack" or with an interference_file, ordered by name. The
+ * table changes while sessions run. Does not block. Errors: NOT_FOUND (past the end: also where nothing is measured),
+ * INVALID_STATE. */
+GPUSHARE_API int32_t gpushare_runtime_get_interference(gpushare_runtime runtime, uint32_t index,
+                                                       gpushare_interference* out_entry);
 
 /* Changes how much device memory may be promised. 0 restores the capacity that the runtime was opened with, which is the
  * upper limit. Does not block. A raised capacity admits waiting sessions at once. A capacity below the promised bytes is a
@@ -340,9 +320,33 @@ GPUSHARE_API int32_t gpushare_runtime_set_policy(gpushare_runtime runtime, const
  * need the least copying first. gpushare_runtime_info has the target and the value in force. Where sessions cannot be paged
  * out (contiguous layout) promises fall only as sessions end or need less. A session that does not fit any more waits, with
  * its persistent bytes in host memory, until the capacity is raised or others leave. On the virtual layout memory that is
- * not promised is given back to the device. Errors: EXCEEDS_CAPACITY (more than the runtime was opened with; the message
- * has both), UNSUPPORTED (a shared device: its operator sets the capacity), INVALID_STATE. */
+ * not promised is given back to the device. On a shared device this is the capacity that the daemon shares out, of all
+ * processes: only the daemon's user and root may change it, 0 is what the daemon began with, and the call waits for the
+ * daemon's answer. Errors: EXCEEDS_CAPACITY (more than it was opened with; the message has both), UNAVAILABLE (a shared
+ * device, and the caller is somebody else, or the daemon is gone), INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_runtime_set_capacity(gpushare_runtime runtime, uint64_t capacity_bytes);
+
+typedef struct gpushare_coordination_params {
+  uint32_t struct_size;
+  uint32_t max_guaranteed;    /* guaranteed sessions that run at once, upgraded ones included; 0 = 1 */
+  uint32_t max_opportunistic; /* opportunistic ones; 0 = 4 */
+  uint32_t reserved;
+  uint64_t
+      long_wait_ns; /* a guaranteed session that has waited so long may start as opportunistic; 0 = 10 minutes */
+} gpushare_coordination_params;
+#define GPUSHARE_COORDINATION_PARAMS_INIT \
+  { sizeof(gpushare_coordination_params), 0, 0, 0, 0 }
+
+/* From now on a coordinator decides which sessions run, in which class and with how many bytes; null: none does, as at first. Policies
+ * go on to order iterations. Guaranteed sessions have all bytes of their need, or wait. Opportunistic ones share what these leave, by
+ * weight, each at least its least_bytes; what a session has above its limit goes to host memory at its next boundaries
+ * (ALLOW_SPILL). A session that cannot shrink to its limit within 100 ms while others wait, or for whose least_bytes there is no
+ * room, is paged out and waits. Sessions with MAY_UPGRADE are upgraded while no guaranteed one waits, and demoted when one needs the
+ * room. gpushare_session_info has class and limit. P and E of every session count, also where sessions share a lane. Where
+ * sessions cannot be paged out (contiguous layout) one that runs goes on. Does not block. Errors: UNSUPPORTED (a shared device:
+ * its operator decides), INVALID_ARGUMENT, INVALID_STATE. */
+GPUSHARE_API int32_t gpushare_runtime_set_coordination(gpushare_runtime runtime,
+                                                       const gpushare_coordination_params* params);
 
 /* Blocks until the work enqueued on every lane has finished. Does not wait for submitted iterations that
  * have not had their turn yet; gpushare_runtime_drain does. Errors: TIMED_OUT, DEVICE_LOST. */
@@ -362,7 +366,10 @@ enum {
    * They come home when there is room, and all blocks of the session may move (spill_limit_bytes of
    * gpushare_runtime_params): while it begins an iteration, other threads leave its blocks alone, and work on other
    * streams is known by gpushare_memory_record_use. */
-  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1
+  GPUSHARE_SESSION_ALLOW_SPILL = 1 << 1,
+  /* An opportunistic session counts as guaranteed while there is room, where there is a coordinator
+   * (gpushare_runtime_set_coordination, gpushare daemon --coordinate). */
+  GPUSHARE_SESSION_MAY_UPGRADE = 1 << 2
 };
 
 enum {
@@ -392,9 +399,12 @@ typedef struct gpushare_session_params {
                                 only with sessions that ask for the same number. Work of other partitions
                                 never runs on it; work of lanes without a partition may. 0 = no partition:
                                 the lane shares the device with all such lanes. See gpushare_runtime_info */
+  uint64_t least_bytes; /* for a coordinator: bytes on the device with which an opportunistic session that may
+                                spill still runs, the rest in host memory. Leave room for an iteration and for
+                                blocks that are kept. 0 = all of its need */
 } gpushare_session_params;
 #define GPUSHARE_SESSION_PARAMS_INIT \
-  { sizeof(gpushare_session_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
+  { sizeof(gpushare_session_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0 }
 
 /* Opens a session. Does not wait. With ALLOW_QUEUEING a session that cannot be admitted now is QUEUED and its first
  * iteration waits; without the flag the call fails with DEVICE_OUT_OF_MEMORY and the numbers in the message. A session of
@@ -445,9 +455,15 @@ typedef struct gpushare_session_info {
       effective_quota_bytes; /* the limit in force. It is quota_bytes, unless that was lowered below P + E:
                                 then it falls to quota_bytes as the promise falls */
   uint64_t home_bytes;       /* device memory behind spilled blocks that came home; a part of P */
+  uint64_t limit_bytes;      /* of P + E, that a coordinator allows it; 0 = no such limit */
+  uint32_t session_class;    /* GPUSHARE_CLASS_*, as it counts now: a coordinator may have changed it */
+  uint32_t reserved_2;
 } gpushare_session_info;
-#define GPUSHARE_SESSION_INFO_INIT \
-  { sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define GPUSHARE_SESSION_INFO_INIT                                                                         \
+  {                                                                                                        \
+    sizeof(gpushare_session_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0                                                                                               \
+  }
 
 /* Returns the state, and statistics since the session was opened, also of a session that has ended. iterations_done and
  * service_ns count what the device has finished. That may be up to enqueue_depth iterations fewer than have ended on the
@@ -569,7 +585,8 @@ GPUSHARE_API int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint
                                               uint64_t alignment_bytes, gpushare_device_address* out_address);
 
 /* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a persistent block.
- * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe; the block stays ephemeral). */
+ * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe, or the session shares its lane with other processes and there is
+ * no room for E of its own, which it has from the first kept block on; the block stays ephemeral). */
 GPUSHARE_API int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address);
 
 /* The lane's stream. Owned by the lane; valid until the iteration ends. */
@@ -577,7 +594,7 @@ GPUSHARE_API int32_t gpushare_iteration_get_stream(gpushare_iteration iteration,
 
 /* The function of a submitted iteration. It runs on the lane's thread when it is the session's turn. `iteration` is valid
  * during the call. It returns a status; a status other than OK ends the session as FAILED. It may call gpushare but must
- * not close its own session or runtime. A C++ exception that leaves it is caught and counts as CALLBACK_FAILED. */
+ * not close its session or runtime. A C++ exception that leaves it, or a status of 100 to 199, is CALLBACK_FAILED. */
 typedef int32_t (*gpushare_iteration_fn)(void* user_data, gpushare_iteration iteration);
 
 /* Queues an iteration. Iterations of a session run in the order of submission. If the call succeeds, `release`, if given,
@@ -653,49 +670,6 @@ GPUSHARE_API int32_t gpushare_runtime_write_snapshot(gpushare_runtime runtime, c
  * Needs RECORD_ALLOCATIONS (INVALID_STATE). Errors: IO_ERROR. Blocks on the disk. */
 GPUSHARE_API int32_t gpushare_runtime_write_allocation_log(gpushare_runtime runtime, const char* path);
 
-/* ---- the block heap ---- */
-
-/* The allocator without a device: it places blocks in the offsets [0, capacity) and touches no memory behind
- * them. Not thread-safe: the caller must serialise calls on one heap. */
-typedef struct gpushare_heap_params {
-  uint32_t struct_size;
-  uint32_t reserved;
-  uint64_t capacity_bytes;  /* up to 1 PiB */
-  uint64_t alignment_bytes; /* granule, a power of two from 16; 0 = 256 */
-} gpushare_heap_params;
-#define GPUSHARE_HEAP_PARAMS_INIT \
-  { sizeof(gpushare_heap_params), 0, 0, 0 }
-
-/* The caller owns *out_heap and releases it. Errors: INVALID_ARGUMENT (the message names the number),
- * HOST_OUT_OF_MEMORY. */
-GPUSHARE_API int32_t gpushare_heap_create(const gpushare_heap_params* params, gpushare_heap* out_heap);
-GPUSHARE_API int32_t gpushare_heap_release(gpushare_heap heap);
-/* O(1). Errors: DEVICE_OUT_OF_MEMORY (asked, free, largest hole), INVALID_ARGUMENT (0 bytes). */
-GPUSHARE_API int32_t gpushare_heap_alloc(gpushare_heap heap, uint64_t bytes, uint64_t* out_offset);
-/* O(1). Errors: NOT_FOUND (no live block starts there). */
-GPUSHARE_API int32_t gpushare_heap_free(gpushare_heap heap, uint64_t offset);
-typedef struct gpushare_heap_info {
-  uint32_t struct_size;
-  uint32_t reserved;
-  uint64_t capacity_bytes;
-  uint64_t live_bytes;
-  uint64_t live_blocks;
-  uint64_t largest_hole_bytes;
-  uint64_t high_water_bytes; /* end of the highest block ever placed */
-} gpushare_heap_info;
-#define GPUSHARE_HEAP_INFO_INIT \
-  { sizeof(gpushare_heap_info), 0, 0, 0, 0, 0, 0 }
-/* O(1), except for largest_hole_bytes, which may search one list of holes. Errors: INVALID_ARGUMENT. */
-GPUSHARE_API int32_t gpushare_heap_get_info(gpushare_heap heap, gpushare_heap_info* out_info);
-
-/* Solves a static placement: buffer i lives in [lower[i], upper[i]) and takes size_bytes[i] bytes. Writes offsets such that
- * buffers alive at the same time do not overlap, and the arena size that they need. Granularity alignment_bytes (0 = 256).
- * Takes O(n log n) to O(n^2) time. Errors: INVALID_ARGUMENT (lower >= upper, size 0, overflow; the message names the
- * buffer). */
-GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lower, const uint64_t* upper,
-                                              const uint64_t* size_bytes, uint64_t alignment_bytes,
-                                              uint64_t* out_offsets, uint64_t* out_arena_bytes);
-
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
@@ -703,7 +677,9 @@ GPUSHARE_API int32_t gpushare_placement_solve(uint64_t count, const uint64_t* lo
 #include "gpushare/allocator.h"
 #include "gpushare/bulk.h"
 #include "gpushare/gate.h"
+#include "gpushare/heap.h"
 #include "gpushare/loader.h"
+#include "gpushare/policy.h"
 #include "gpushare/range.h"
 #include "gpushare/serving.h"
 #include "gpushare/shared_image.h"

@@ -300,6 +300,9 @@ struct SessionOptions {
   bool allow_spill = false;
   bool plan_iterations = false;
   uint32_t compute_units = 0;  // units that only its lane uses; 0 = the lane shares the device
+  uint64_t least_bytes =
+      0;  // for a coordinator (Runtime::set_coordination), as is the next; 0 = all of its need
+  bool may_upgrade = false;
 };
 
 namespace detail {
@@ -316,10 +319,12 @@ inline gpushare_session_params session_params(const SessionOptions& options) {
   params.quota_bytes = options.quota_bytes;
   params.priority = options.priority;
   params.flags = (options.allow_queueing ? uint32_t{GPUSHARE_SESSION_ALLOW_QUEUEING} : 0U) |
-                 (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U);
+                 (options.allow_spill ? uint32_t{GPUSHARE_SESSION_ALLOW_SPILL} : 0U) |
+                 (options.may_upgrade ? uint32_t{GPUSHARE_SESSION_MAY_UPGRADE} : 0U);
   params.weight = options.weight;
   params.plan_iterations = options.plan_iterations ? 1 : 0;
   params.compute_units = options.compute_units;
+  params.least_bytes = options.least_bytes;
   return params;
 }
 
@@ -413,32 +418,15 @@ class Session {
   detail::Handle<gpushare_session, gpushare_session_close> handle_;
 };
 
-// Base class of the caller's own policies: derive from it, override pick, and set
-// RuntimeOptions::custom_policy. The scheduler calls the methods with its lock held: they must be quick, must
-// not call gpushare and should not throw (an exception counts as "idle").
-class Policy {
- public:
-  static constexpr uint32_t idle = UINT32_MAX;
-  virtual ~Policy() = default;
-  virtual uint32_t pick(uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                        uint64_t now_ns) = 0;
-  virtual bool before(const gpushare_candidate& a, const gpushare_candidate& b) {
-    return a.session_id < b.session_id;
-  }
-  virtual bool outranks(const gpushare_candidate& /*waiting*/, const gpushare_candidate& /*resident*/) {
-    return false;
-  }
-  // Limits, read once: 0 = none.
-  virtual uint32_t max_lanes() const { return 0; }
-  virtual uint32_t max_residents() const { return 0; }
-  virtual bool head_of_line() const { return false; }
-};
+class Policy;  // policy.hpp
 
 struct RuntimeOptions {
   std::string device = "auto";
   std::string policy = "fair";
   std::shared_ptr<Policy> custom_policy{};  // overrides `policy`
   std::string custom_policy_name = "custom";
+  std::string lane_finder{};        // empty: as the policy says, else "salus"
+  std::string interference_file{};  // of what was measured: read when opened, written when closed
   uint64_t capacity_bytes = 0;
   Layout layout = Layout::automatic;
   uint32_t max_lanes = 0;
@@ -446,6 +434,7 @@ struct RuntimeOptions {
   uint64_t spill_limit_bytes = 0;
   uint64_t spill_move_bytes = 0;
   uint64_t spill_move_ns = 0;
+  double spill_move_loss = 0;
   bool record_timeline = false;
   bool record_allocations = false;
   gpushare_progress_fn on_progress = nullptr;
@@ -454,44 +443,8 @@ struct RuntimeOptions {
 
 namespace detail {
 
-inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, const std::string& name) {
-  using Shared = std::shared_ptr<Policy>;
-  gpushare_policy_ops ops{};
-  ops.struct_size = sizeof ops;
-  ops.name = name.c_str();
-  ops.max_lanes = policy->max_lanes();
-  ops.max_residents = policy->max_residents();
-  ops.head_of_line = policy->head_of_line() ? 1 : 0;
-  ops.user_data = new Shared(policy);
-  ops.pick = [](void* user, uint32_t lane, const gpushare_candidate* candidates, uint32_t count,
-                uint64_t now_ns) -> uint32_t {
-    try {
-      return (*static_cast<Shared*>(user))->pick(lane, candidates, count, now_ns);
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return Policy::idle;
-    }
-  };
-  ops.before = [](void* user, const gpushare_candidate* a, const gpushare_candidate* b) -> int32_t {
-    try {
-      return (*static_cast<Shared*>(user))->before(*a, *b) ? 1 : 0;
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return a->session_id < b->session_id ? 1 : 0;
-    }
-  };
-  ops.outranks = [](void* user, const gpushare_candidate* waiting,
-                    const gpushare_candidate* resident) -> int32_t {
-    try {
-      return (*static_cast<Shared*>(user))->outranks(*waiting, *resident) ? 1 : 0;
-    }
-    GPUSHARE_RETHROW_THREAD_END catch (...) {
-      return 0;
-    }
-  };
-  ops.release = [](void* user) { delete static_cast<Shared*>(user); };
-  return ops;
-}
+// The caller, or the call that is given the table, owns what `release` frees.
+inline gpushare_policy_ops policy_ops(const std::shared_ptr<Policy>& policy, const std::string& name);
 
 }  // namespace detail
 
@@ -508,11 +461,14 @@ class Runtime {
     params.device = options.device.c_str();
     params.capacity_bytes = options.capacity_bytes;
     params.policy = options.policy.c_str();
+    if (!options.lane_finder.empty()) params.lane_finder = options.lane_finder.c_str();
+    if (!options.interference_file.empty()) params.interference_file = options.interference_file.c_str();
     params.max_lanes = options.max_lanes;
     params.enqueue_depth = options.enqueue_depth;
     params.spill_limit_bytes = options.spill_limit_bytes;
     params.spill_move_bytes = options.spill_move_bytes;
     params.spill_move_ns = options.spill_move_ns;
+    params.spill_move_loss = options.spill_move_loss;
     params.record = (options.record_timeline ? uint32_t{GPUSHARE_RECORD_TIMELINE} : 0U) |
                     (options.record_allocations ? uint32_t{GPUSHARE_RECORD_ALLOCATIONS} : 0U);
     params.on_progress = options.on_progress;
@@ -567,6 +523,17 @@ class Runtime {
     check(gpushare_runtime_get_info(get(), &info));
     return info;
   }
+  // What was measured of sessions alone and beside each other (policy "pack", or with an interference_file).
+  std::vector<gpushare_interference> interference() const {
+    std::vector<gpushare_interference> out;
+    for (uint32_t index = 0;; ++index) {
+      gpushare_interference entry = GPUSHARE_INTERFERENCE_INIT;
+      const int32_t status = gpushare_runtime_get_interference(get(), index, &entry);
+      if (status == GPUSHARE_NOT_FOUND) return out;
+      check(status);
+      out.push_back(entry);
+    }
+  }
   void set_policy(const std::string& name) {
     check(gpushare_runtime_set_policy(get(), name.c_str(), nullptr));
   }
@@ -577,6 +544,18 @@ class Runtime {
   // Changes the capacity; 0 = as the runtime was opened. A capacity below the promised bytes is a target: see
   // gpushare_runtime_set_capacity.
   void set_capacity(uint64_t bytes) { check(gpushare_runtime_set_capacity(get(), bytes)); }
+  // A coordinator decides which sessions run, in which class and with how many bytes. Zeros are the defaults: see
+  // gpushare_runtime_set_coordination.
+  void set_coordination(uint32_t max_guaranteed, uint32_t max_opportunistic,
+                        Nanoseconds long_wait = Nanoseconds{0}) {
+    gpushare_coordination_params params = GPUSHARE_COORDINATION_PARAMS_INIT;
+    params.max_guaranteed = max_guaranteed;
+    params.max_opportunistic = max_opportunistic;
+    params.long_wait_ns = detail::timeout_ns(long_wait);
+    check(gpushare_runtime_set_coordination(get(), &params));
+  }
+  // No coordinator decides from now on.
+  void clear_coordination() { check(gpushare_runtime_set_coordination(get(), nullptr)); }
   // Sets a function that is called when an allocation is about to fail. It frees something and returns nonzero
   // to have the allocation tried again. `user_data` must stay valid until the runtime is closed.
   void set_out_of_memory_callback(gpushare_out_of_memory_fn function, void* user_data) {
@@ -614,62 +593,6 @@ class Runtime {
   detail::Handle<gpushare_runtime, gpushare_runtime_close> handle_;
 };
 
-// The block heap alone: places blocks in [0, capacity) of anything. Not thread-safe.
-class Heap {
- public:
-  explicit Heap(uint64_t capacity_bytes, uint64_t alignment_bytes = 0) {
-    gpushare_heap_params params = GPUSHARE_HEAP_PARAMS_INIT;
-    params.capacity_bytes = capacity_bytes;
-    params.alignment_bytes = alignment_bytes;
-    gpushare_heap out = nullptr;
-    check(gpushare_heap_create(&params, &out));
-    handle_ = detail::Handle<gpushare_heap, gpushare_heap_release>(out);
-  }
-  // Empty when no hole is large enough.
-  std::optional<uint64_t> alloc(uint64_t bytes) {
-    uint64_t offset = 0;
-    const int32_t status = gpushare_heap_alloc(handle_.get(), bytes, &offset);
-    if (status == GPUSHARE_DEVICE_OUT_OF_MEMORY) return std::nullopt;
-    check(status);
-    return offset;
-  }
-  void free(uint64_t offset) { check(gpushare_heap_free(handle_.get(), offset)); }
-  gpushare_heap_info info() const {
-    gpushare_heap_info info = GPUSHARE_HEAP_INFO_INIT;
-    check(gpushare_heap_get_info(handle_.get(), &info));
-    return info;
-  }
-
- private:
-  detail::Handle<gpushare_heap, gpushare_heap_release> handle_;
-};
-
-// When a buffer is alive: [lower, upper) on any axis.
-struct Lifetime {
-  uint64_t lower = 0;
-  uint64_t upper = 0;
-  uint64_t bytes = 0;
-};
-struct Placement {
-  std::vector<uint64_t> offsets;  // of each buffer
-  uint64_t arena_bytes = 0;
-};
-// Computes offsets at which buffers alive at the same time do not overlap, in the smallest arena that the
-// solver finds.
-inline Placement solve_placement(const std::vector<Lifetime>& buffers, uint64_t alignment_bytes = 0) {
-  std::vector<uint64_t> lower, upper, bytes;
-  for (const Lifetime& buffer : buffers) {
-    lower.push_back(buffer.lower);
-    upper.push_back(buffer.upper);
-    bytes.push_back(buffer.bytes);
-  }
-  Placement out;
-  out.offsets.resize(buffers.size());
-  check(gpushare_placement_solve(buffers.size(), lower.data(), upper.data(), bytes.data(), alignment_bytes,
-                                 out.offsets.data(), &out.arena_bytes));
-  return out;
-}
-
 // The library's version, "1.0.0"; the header's is GPUSHARE_VERSION_STRING.
 inline std::string version() {
   return gpushare_version_string();
@@ -677,13 +600,6 @@ inline std::string version() {
 // The same as a number to compare with GPUSHARE_VERSION.
 inline uint32_t version_number() {
   return gpushare_version();
-}
-
-// Names of the built-in policies.
-inline std::vector<std::string> policies() {
-  std::vector<std::string> out;
-  for (uint32_t i = 0; i < gpushare_policy_count(); ++i) out.emplace_back(gpushare_policy_name(i));
-  return out;
 }
 
 // Sends log lines of `level` and more severe ones to `function`; null: to stderr. Process-wide.
@@ -718,7 +634,9 @@ inline std::vector<gpushare_device_info> devices() {
 #include "gpushare/allocator.hpp"
 #include "gpushare/bulk.hpp"
 #include "gpushare/gate.hpp"
+#include "gpushare/heap.hpp"
 #include "gpushare/loader.hpp"
+#include "gpushare/policy.hpp"
 #include "gpushare/range.hpp"
 #include "gpushare/serving.hpp"
 #include "gpushare/shared_image.hpp"

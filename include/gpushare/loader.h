@@ -53,13 +53,13 @@ typedef struct gpushare_plan_params {
 
 /* Computes the plan: which consecutive layers are sent, and executed, as one group so that the last layer is
  * done as early as possible. The result is exact; the time is O(layers * groups). `layer_bytes` and
- * `execute_ns` have `layers` elements; a null execute_ns means that each layer executes as long as its
+ * `execution_ns` have `layers` elements; a null execution_ns means that each layer executes as long as its
  * transmission takes. out_ends has room for `layers` elements and receives the exclusive end of each group.
  * Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_plan_solve(const gpushare_plan_params* params, const gpushare_link_costs* link,
                                          uint32_t layers, const uint64_t* layer_bytes,
-                                         const uint64_t* execute_ns, uint32_t* out_ends, uint32_t* out_groups,
-                                         uint64_t* out_makespan_ns);
+                                         const uint64_t* execution_ns, uint32_t* out_ends,
+                                         uint32_t* out_groups, uint64_t* out_makespan_ns);
 
 enum {
   GPUSHARE_READ_AUTO =
@@ -211,7 +211,7 @@ typedef struct gpushare_load_params {
                                  by the library */
   const uint32_t* group_ends; /* exclusive ends, ascending, the last one being the number of layers */
   const uint64_t*
-      execute_ns; /* execution time of each layer, for the plan; null: as measured so far, or as long as the
+      execution_ns; /* execution time of each layer, for the plan; null: as measured so far, or as long as the
                      layer's transmission if nothing was measured */
   gpushare_group_fn on_group; /* may be null */
   void* on_group_user_data;   /* valid until the last group has arrived */

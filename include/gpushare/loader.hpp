@@ -13,19 +13,19 @@ struct Plan {
   std::vector<uint32_t> ends;  // of each group, exclusive
   Nanoseconds makespan{0};
 };
-// `execute_ns` has one time for each layer; if it is empty, each layer executes as long as its transmission
+// `execution_ns` has one time for each layer; if it is empty, each layer executes as long as its transmission
 // takes.
 inline Plan solve_plan(const gpushare_link_costs& link, const std::vector<uint64_t>& layer_bytes,
-                       const std::vector<uint64_t>& execute_ns = {},
+                       const std::vector<uint64_t>& execution_ns = {},
                        const gpushare_plan_params& params = GPUSHARE_PLAN_PARAMS_INIT) {
-  if (!execute_ns.empty() && execute_ns.size() != layer_bytes.size())
-    throw Error(GPUSHARE_INVALID_ARGUMENT, "execute_ns: one time for each layer, or none");
+  if (!execution_ns.empty() && execution_ns.size() != layer_bytes.size())
+    throw Error(GPUSHARE_INVALID_ARGUMENT, "execution_ns: one time for each layer, or none");
   Plan plan;
   plan.ends.resize(layer_bytes.size());
   uint32_t groups = 0;
   uint64_t makespan_ns = 0;
   check(gpushare_plan_solve(&params, &link, static_cast<uint32_t>(layer_bytes.size()), layer_bytes.data(),
-                            execute_ns.empty() ? nullptr : execute_ns.data(), plan.ends.data(), &groups,
+                            execution_ns.empty() ? nullptr : execution_ns.data(), plan.ends.data(), &groups,
                             &makespan_ns));
   plan.ends.resize(groups);
   plan.makespan = Nanoseconds(static_cast<Nanoseconds::rep>(makespan_ns));

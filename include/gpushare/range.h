@@ -6,10 +6,11 @@
  * in its quota, and are paged out with it. So several engines on one device, in this process or in others of the daemon, each with a
  * range, share what there is, and no split has to be fixed beforehand.
  *
- * Who finds no room waits if it wants to. Ranges that wait are served in the order of class, then arrival; a commit that does not wait
- * is refused while one of its class or a higher one waits. The first of them asks ranges of its own class and of lower ones, in this
- * runtime, to give back (gpushare_give_back_fn). If nobody is left to ask, sessions of lower rank are paged out. Across processes
- * of a daemon nobody is asked: bytes that another process decommits are found within 10 ms, and sessions of lower rank are paged out.
+ * A commit that finds no room may wait. Commits that wait are served in the order of class, then arrival; a commit that does not wait
+ * is refused while one of its class or a higher one waits. The range whose commit is first in that order asks ranges of its own class
+ * and of lower ones to give bytes back (gpushare_give_back_fn): those of this runtime, then, on a shared device, those of other
+ * processes, through the daemon. If no range is left to ask, sessions of lower rank are paged out. There is no order among processes
+ * that wait.
  *
  * Needs the virtual layout. Nothing here synchronises the device or waits for its work, with one exception: a commit waits for the work
  * that still uses the granules it gets, if there are no others.
@@ -30,9 +31,9 @@ typedef struct gpushare_range_s* gpushare_range; /* an elastic range of a sessio
 #define GPUSHARE_RANGE_NO_ANSWER UINT64_MAX
 
 /* Asks the owner of a range to give `bytes` back within `within_ns`, because another range waits for memory. Returns how many bytes it
- * gives by then, those that it decommitted during the call included: 0 declines, which costs nothing. A range that does not return in
- * time, gives less than it said, or returns GPUSHARE_RANGE_NO_ANSWER, is silent: it keeps its bytes, its session counts as
- * opportunistic until the range decommits something, and who asked is told its name. Called on a thread of the range, one call at a
+ * gives by then, including those that it decommitted during the call. 0 declines, which has no consequence. A range is silent if its
+ * function does not return in time, gives less than it said, or returns GPUSHARE_RANGE_NO_ANSWER. A silent range keeps its bytes; its
+ * session counts as opportunistic until the range decommits something, and the range that asked is told its name. Called on a thread of the range, one call at a
  * time, with no lock held. May call gpushare, decommit here or have another thread do it; a commit does not wait here. Must not close
  * its range, its session or its runtime. */
 typedef uint64_t (*gpushare_give_back_fn)(void* user_data, uint64_t bytes, uint64_t within_ns);
@@ -43,7 +44,7 @@ typedef struct gpushare_range_params {
   const char* name; /* for messages; null = "range-N". Copied */
   uint64_t
       reserved_bytes; /* addresses; rounded up to granules, at most 1 TiB. May exceed the device's memory */
-  gpushare_give_back_fn give_back; /* null: nobody asks it */
+  gpushare_give_back_fn give_back; /* null: the range is never asked */
   void* user_data;                 /* for give_back; must stay valid until the range is closed */
   uint64_t answer_ns;              /* time that give_back has; 0 = 100 ms */
   double
@@ -55,15 +56,15 @@ typedef struct gpushare_range_params {
 
 typedef struct gpushare_range_info {
   uint32_t struct_size;
-  uint32_t silent; /* 1: it did not answer, and its session counts as opportunistic */
+  uint32_t silent; /* 1: the range did not answer, and its session counts as opportunistic */
   gpushare_device_address address;
   uint64_t reserved_bytes;
   uint64_t granule_bytes; /* offsets and sizes are multiples of this */
   uint64_t committed_bytes;
   uint64_t peak_bytes;      /* most ever committed */
-  uint64_t requests;        /* times that it was asked to give back */
-  uint64_t requested_bytes; /* in these */
-  uint64_t silences;        /* requests that it did not answer */
+  uint64_t requests;        /* times that the range was asked to give back */
+  uint64_t requested_bytes; /* sum of the bytes asked for */
+  uint64_t silences;        /* requests that the range did not answer */
   uint64_t waits;           /* commits that did not find room at once */
   uint64_t waited_ns;
   uint64_t longest_wait_ns;
@@ -81,8 +82,8 @@ GPUSHARE_API int32_t gpushare_range_open(gpushare_session session, const gpushar
  * INVALID_STATE (from its give_back: the handle stays good). */
 GPUSHARE_API int32_t gpushare_range_close(gpushare_range range);
 /* Puts memory behind the granules of [offset_bytes, offset_bytes + bytes) that have none, all or none of them. Their content is
- * undefined. `timeout_ns`: how long to wait for room, and for the session to be admitted or paged in; 0: not at all. A copy that makes
- * room is carried through, so the call may last longer by that. Work on the session's own stream may use the bytes at once. Thread-safe;
+ * undefined. `timeout_ns` limits the wait for room and for the session to be admitted or paged in; 0 does not wait. A copy that makes
+ * room is always finished, so the call may last longer by the time of the copy. Work on the session's own stream may use the bytes at once. Thread-safe;
  * cancellable. Errors: DEVICE_OUT_OF_MEMORY (no room, and timeout_ns is 0 or this is a callback), TIMED_OUT (the message names who has
  * the room and who did not answer), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT (not whole granules of the range), INVALID_STATE
  * (the session has ended), CANCELLED, DEVICE_LOST. */
@@ -93,7 +94,7 @@ GPUSHARE_API int32_t gpushare_range_commit(gpushare_range range, uint64_t offset
  * (gpushare_memory_record_use). Does not wait for the device. Work enqueued later must not use the bytes. Thread-safe. Errors:
  * INVALID_ARGUMENT, INVALID_STATE (the session has ended; its stream captures a graph). */
 GPUSHARE_API int32_t gpushare_range_decommit(gpushare_range range, uint64_t offset_bytes, uint64_t bytes);
-/* Where the range lies and what became of it. Once its session has ended only the counts are left. Thread-safe. */
+/* Tells where the range lies, and its counts. Once its session has ended, only the counts are left. Thread-safe. */
 GPUSHARE_API int32_t gpushare_range_get_info(gpushare_range range, gpushare_range_info* out_info);
 
 #ifdef __cplusplus

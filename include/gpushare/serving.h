@@ -251,7 +251,7 @@ typedef struct gpushare_queued_batch {
 } gpushare_queued_batch;
 /* Runs a batch by enqueuing its work on the iteration's stream. It is called on the lane's thread in the
  * session's turn, like gpushare_iteration_fn. The batch ends when the device has finished the enqueued work.
- * A status that is not OK, or a C++ exception (CALLBACK_FAILED), fails the requests of the batch; the
+ * A status that is not OK, or a C++ exception, counts as there and fails the requests of the batch; the
  * session goes on. The function may call gpushare and the queue, except close and drain of the queue, and
  * must not close its session or runtime. */
 typedef int32_t (*gpushare_batch_fn)(void* user_data, gpushare_iteration iteration,

@@ -1,11 +1,13 @@
 """Ray for real, run by scripts/test-ray: see there. Exits with 75 if Ray does not start, with 1 if something does not hold."""
 # SPDX-License-Identifier: Apache-2.0
 import argparse
+import collections
 import json
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -55,11 +57,16 @@ class Worker:
             return True
 
     def train(self, seconds):
-        end = time.monotonic() + seconds
+        """Always has iterations queued, also while a busy machine gives this thread no processor: a share is of the time that all want."""
+        end, queued = time.monotonic() + seconds, collections.deque()
         while time.monotonic() < end:
-            with self.session.iteration() as step:
-                burn(step, 0.004)
-        return self.session.info()["service_ns"]
+            queued.append(self.session.submit(lambda step: burn(step, 0.004)))
+            if len(queued) > 16:
+                queued.popleft().result()
+        used = self.session.info()["service_ns"]
+        for ticket in queued:
+            ticket.result()
+        return used
 
 
 def burn(step, seconds):
@@ -164,6 +171,52 @@ def tuned(run, repeat, folder, options):
     return row
 
 
+# ---- whole GPUs, through Ray ----
+
+
+@gpushare_ray.with_session(persistent_bytes="2M", ephemeral_bytes="2M")
+def resumable(session, config):
+    """Goes on from its checkpoint, as a trainable must that ResourceChangingScheduler restarts."""
+    from ray import tune
+
+    checkpoint, begin = tune.get_checkpoint(), 0
+    if checkpoint:
+        with checkpoint.as_directory() as place:
+            begin = int(pathlib.Path(place, "done").read_text()) + 1
+    for number in range(begin, config["case"]["iterations"]):
+        with session.iteration() as step:
+            burn(step, config["work"] / 1000)
+        session.runtime.synchronize()
+        with tempfile.TemporaryDirectory() as place:
+            pathlib.Path(place, "done").write_text(str(number))
+            tune.report({"loss": 1 / (number + 1), "number": number, "gpus": tune.get_context().get_trial_resources().required_resources["GPU"],
+                         "begin": begin}, checkpoint=tune.Checkpoint.from_directory(place))
+
+
+def whole(folder):
+    """Two trials share two GPUs. When the short one has ended, the other gets both of them: one restart, from its checkpoint."""
+    from ray import tune
+    from ray.tune.schedulers import ResourceChangingScheduler
+
+    fluid = gpushare_ray.FluidScheduler(max_packed=4, max_workers=2, interval_s=0.5, devices=2,
+                                        remaining=lambda trial, result, told: trial.config["case"]["iterations"] - (result or {}).get("training_iteration", 0))
+    cases = [{"iterations": 4}, {"iterations": 24}]
+    results = tune.Tuner(
+        tune.with_resources(resumable, {"cpu": 0.1, "gpu": 1 / 4}),
+        param_space={"case": tune.grid_search(cases), "work": OPTIONS.work},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=False, scheduler=ResourceChangingScheduler(fluid, fluid.whole_gpus())),
+        run_config=tune.RunConfig(name="whole", storage_path=str(folder / "results"), verbose=0)).fit()
+    told = [[(row["number"], row["gpus"], row["begin"]) for _, row in result.metrics_dataframe.iterrows()] for result in results]
+    check("whole GPUs: no trial failed", results.num_errors == 0)
+    long = max(told, key=len)
+    print(json.dumps({"whole": long}), flush=True)
+    check("whole GPUs: every iteration of the long trial once", [number for number, _, _ in long] == list(range(24)))
+    check("whole GPUs: a part of one at first, both at the end", long[0][1] == 0.25 and long[-1][1] == 2, f"{long[0][1]}, {long[-1][1]}")
+    starts = sorted({begin for _, _, begin in long})
+    check("whole GPUs: one restart, from the checkpoint", len(starts) == 2 and starts[1] > 0, str(starts))
+    return {"gpus": [gpus for _, gpus, _ in long], "starts": starts}
+
+
 def start_daemon():
     daemon.ensure_daemon("host", OPTIONS.gpus, "256M", timeout_s=120)
 
@@ -188,7 +241,9 @@ def main():
                 for run in OPTIONS.runs.split(","):
                     results["tune"].append(tuned(run, repeat, OPTIONS.folder, OPTIONS))
                     OPTIONS.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-            check("no session is left", until(lambda: not daemon.status()["sessions"]))
+        if "whole" in OPTIONS.parts:
+            results["whole"] = whole(OPTIONS.folder)
+        check("no session is left", until(lambda: not daemon.status()["sessions"]))
     finally:
         ray.shutdown()
     results["failed"] = FAILURES
@@ -200,7 +255,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--parts", default="shares,tune", help="what to run [%(default)s]")
+    parser.add_argument("--parts", default="shares,tune", help="what to run; `whole` needs --gpus 2 [%(default)s]")
     parser.add_argument("--runs", default=",".join(f"{algorithm}.{way}" for algorithm in ("grid", "asha", "hyperband")
                                                    for way in ("whole", "packed", "fluid")), help="[%(default)s]")
     parser.add_argument("--repeats", type=int, default=1, help="of each run [%(default)s]")

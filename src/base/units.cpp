@@ -32,6 +32,14 @@ Result<double> parse_double(std::string_view text) {
   return value;
 }
 
+Result<double> parse_percent(std::string_view text) {
+  static constexpr const char* kWanted = "a percentage such as 30% or 12.5%, above 0 and at most 100%";
+  if (text.empty() || text.back() != '%') return bad_number(text, kWanted);
+  const Result<double> value = parse_double(text.substr(0, text.size() - 1));
+  if (!value.ok() || *value <= 0 || *value > 100) return bad_number(text, kWanted);
+  return *value / 100;
+}
+
 Result<uint64_t> parse_uint64(std::string_view text) {
   return parse_whole<uint64_t>(text, "a whole number of 0 or more");
 }

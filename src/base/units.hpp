@@ -22,6 +22,8 @@ std::string format_duration_ns(uint64_t ns);
 
 // Whole-string number parsing: no sign tricks, no trailing text, finite. Errors: INVALID_ARGUMENT.
 Result<double> parse_double(std::string_view text);
+// A part of a whole as "30%": above 0, at most 100%. The result is of 1.
+Result<double> parse_percent(std::string_view text);
 Result<uint64_t> parse_uint64(std::string_view text);
 
 }  // namespace gpushare::base

@@ -34,7 +34,9 @@ nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::s
                        {"resident", device.resident},
                        {"waiting", device.waiting},
                        {"turns", device.turns},
-                       {"cut_off", device.cut_off}});
+                       {"cut_off", device.cut_off},
+                       {"max_guaranteed", device.max_guaranteed},
+                       {"max_opportunistic", device.max_opportunistic}});
   for (const client::ProcessStatus& process : status.processes)
     processes.push_back({{"pid", process.pid},
                          {"uid", process.uid},
@@ -55,8 +57,10 @@ nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::s
                         {"service_s", static_cast<double>(session.service_ns) / 1e9},
                         {"iterations", session.iterations},
                         {"weight", session.weight},
+                        {"cap", session.cap > 0 ? ordered_json(session.cap) : ordered_json()},
                         {"priority", session.priority},
                         {"class", session.cls},
+                        {"limit_bytes", session.limit_bytes},
                         {"share", session.share},
                         {"group", session.group}});
   for (const client::ImageStatus& image : status.images)
@@ -89,6 +93,12 @@ std::string to_text(const client::ServiceStatus& status) {
         static_cast<unsigned long long>(device.resident), static_cast<unsigned long long>(device.waiting),
         static_cast<unsigned long long>(device.turns), static_cast<unsigned long long>(device.cut_off));
   for (const client::DeviceStatus& device : status.devices)
+    if (device.max_guaranteed > 0)
+      out +=
+          base::format("device %s: a coordinator lets %llu guaranteed and %llu opportunistic sessions run\n",
+                       device.device.c_str(), static_cast<unsigned long long>(device.max_guaranteed),
+                       static_cast<unsigned long long>(device.max_opportunistic));
+  for (const client::DeviceStatus& device : status.devices)
     if (device.effective_capacity_bytes > device.capacity_bytes)
       out += base::format("device %s: the capacity was lowered, %s are promised still\n",
                           device.device.c_str(), base::format_bytes(device.effective_capacity_bytes).c_str());
@@ -106,16 +116,20 @@ std::string to_text(const client::ServiceStatus& status) {
     Table table;
     table.add_column("session", Table::Align::kLeft);
     table.add_column("pid", Table::Align::kRight);
-    table.add_column("state", Table::Align::kLeft);
-    for (const char* title : {"weight", "share", "service", "iterations", "persistent", "ephemeral"})
+    for (const char* title : {"state", "class"}) table.add_column(title, Table::Align::kLeft);
+    for (const char* title :
+         {"weight", "cap", "share", "service", "iterations", "persistent", "ephemeral", "limit"})
       table.add_column(title, Table::Align::kRight);
     table.add_column("waits for", Table::Align::kLeft);
     for (const client::SessionStatus& session : status.sessions)
-      table.add_row({session.name, std::to_string(session.pid), session.state,
-                     base::format("%g", session.weight), base::format("%.1f%%", 100 * session.share),
-                     base::format_duration_ns(session.service_ns), std::to_string(session.iterations),
-                     base::format_bytes(session.persistent_bytes),
-                     base::format_bytes(session.ephemeral_bytes), session.waits_for});
+      table.add_row(
+          {session.name, std::to_string(session.pid), session.state, session.cls,
+           base::format("%g", session.weight),
+           session.cap > 0 ? base::format("%g%%", 100 * session.cap) : "-",
+           base::format("%.1f%%", 100 * session.share), base::format_duration_ns(session.service_ns),
+           std::to_string(session.iterations), base::format_bytes(session.persistent_bytes),
+           base::format_bytes(session.ephemeral_bytes),
+           session.limit_bytes == 0 ? "-" : base::format_bytes(session.limit_bytes), session.waits_for});
     out += '\n' + table.to_string();
   }
   if (!status.images.empty()) {
@@ -194,9 +208,24 @@ class DaemonCommand final : public Command {
         ->type_name("N");
     app.add_option("--lease", lease_, "Seconds that a session may keep its turn while another waits [10]")
         ->type_name("S");
+    app.add_flag("--share-lanes", share_lanes_, "Sessions of one user have their ephemeral memory together");
+    app.add_flag("--coordinate", coordinate_,
+                 "Have a coordinator decide which sessions run, in which class and with how many bytes");
+    app.add_option("--max-guaranteed", max_guaranteed_,
+                   "Most guaranteed sessions that it lets run at once [1]")
+        ->type_name("N");
+    app.add_option("--max-opportunistic", max_opportunistic_, "Most opportunistic ones [4]")->type_name("N");
+    app.add_option("--long-wait", long_wait_,
+                   "Seconds after which a guaranteed session that waits may start as opportunistic [600]")
+        ->type_name("S");
+    app.add_option("--stay", stay_,
+                   "Least seconds on the device for programs that take turns in its memory (gpushare exec "
+                   "--pageable) [1]")
+        ->type_name("S");
     app.add_flag("--kill-overdue", kill_, "Kill a process that kept its turn longer than the lease");
     app.add_flag("--all-users", all_users_, "Let other users connect");
-    app.add_option("--max-processes", max_processes_, "Most connections of one user [64]")->type_name("N");
+    app.add_option("--max-processes", max_processes_, "Most connections of one user, for each device [64]")
+        ->type_name("N");
     app.add_option("--max-sessions", max_sessions_, "Most sessions of one user [1024]")->type_name("N");
     app.add_option("--for", for_, "Stop by itself after so many seconds")->type_name("S");
   }
@@ -216,6 +245,10 @@ class DaemonCommand final : public Command {
     options.max_lanes = static_cast<uint32_t>(lanes);
     GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, false, 1e6));
     options.lease_ns = static_cast<uint64_t>(lease_s * 1e9) + 1;
+    options.share_lanes = share_lanes_;
+    GPUSHARE_ASSIGN_OR_RETURN(options.coordination, coordination());
+    GPUSHARE_ASSIGN_OR_RETURN(const double stay_s, parse_number("--stay", stay_, 0, false, 1e6));
+    options.least_stay_ns = static_cast<uint64_t>(stay_s * 1e9) + 1;
     options.kill_overdue = kill_;
     options.all_users = all_users_;
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t processes,
@@ -243,6 +276,19 @@ class DaemonCommand final : public Command {
   }
 
  private:
+  base::Result<std::optional<sched::CoordinatorOptions>> coordination() const {
+    sched::CoordinatorOptions options;
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t guaranteed,
+                              parse_count("--max-guaranteed", max_guaranteed_, 1'000'000, 1));
+    GPUSHARE_ASSIGN_OR_RETURN(const uint64_t opportunistic,
+                              parse_count("--max-opportunistic", max_opportunistic_, 1'000'000, 0));
+    GPUSHARE_ASSIGN_OR_RETURN(const double long_wait_s,
+                              parse_number("--long-wait", long_wait_, 0, false, 1e9));
+    options.max_guaranteed = static_cast<uint32_t>(guaranteed);
+    options.max_opportunistic = static_cast<uint32_t>(opportunistic);
+    options.long_wait_ns = static_cast<uint64_t>(long_wait_s * 1e9);
+    return coordinate_ ? std::optional(options) : std::nullopt;
+  }
   // What is promised above it falls at boundaries: gpushare top shows target and effective value.
   base::Result<ExitCode> set_capacity() const {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, set_capacity_ == "0"
@@ -273,10 +319,11 @@ class DaemonCommand final : public Command {
     return (folder / "daemon.sock").string();
   }
 
-  std::string socket_, capacity_, set_capacity_, images_, policy_ = "fair", lanes_ = "1", lease_ = "10",
-                                                          max_processes_ = "64", max_sessions_ = "1024", for_;
+  std::string socket_, capacity_, set_capacity_, images_,
+      policy_ = "fair", lanes_ = "1", lease_ = "10", stay_ = "1", max_processes_ = "64",
+      max_sessions_ = "1024", for_, max_guaranteed_ = "1", max_opportunistic_ = "4", long_wait_ = "600";
   std::vector<std::string> devices_;
-  bool kill_ = false, all_users_ = false;
+  bool share_lanes_ = false, kill_ = false, all_users_ = false, coordinate_ = false;
 };
 
 class TopCommand final : public Command {
@@ -304,13 +351,17 @@ class TopCommand final : public Command {
            "\n"
            "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, "
            "effective_capacity_bytes,\n"
-           "promised_bytes, images_bytes, lanes, resident, waiting, turns,\n"
-           "cut_off}, processes[] {pid, uid, program, device, state, sessions}, sessions[] {pid, session, "
+           "promised_bytes, images_bytes, lanes, resident, waiting, turns, cut_off,\n"
+           "max_guaranteed, max_opportunistic},\n"
+           "processes[] {pid, uid, program, device, state, "
+           "sessions}, sessions[] {pid, session, "
            "name, "
            "device, state,\n"
-           "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, priority, "
+           "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, "
+           "priority, "
            "class,\n"
-           "share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, loads, "
+           "limit_bytes, share, group}, images[] {path, device, state, bytes, kept_bytes, layers, arrived, "
+           "loads, "
            "sessions}.\n"
            "\n"
            "Exit codes: 0 asked; 2 bad usage; 3 no daemon answers.\n";

@@ -89,7 +89,10 @@ class ExecCommand final : public Command {
            "\n"
            "Where a daemon serves the device (gpushare daemon), the group is a session of it: its memory is "
            "promised, and its work\n"
-           "for the device waits for its turns, by weight, class and priority.\n"
+           "for the device waits for its turns, by weight, class and priority. With --cap it gets no more "
+           "than "
+           "that part of the\n"
+           "device's time, also while the device is idle.\n"
            "\n"
            "With --pageable the daemon may move the group's memory to pinned host memory while others have "
            "the "
@@ -97,7 +100,8 @@ class ExecCommand final : public Command {
            "and priority), so that programs run in turns of which each wants the whole device. It comes back "
            "under the same addresses.\n"
            "\n"
-           "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CLASS, _PRIORITY, "
+           "Settings come from the environment (GPUSHARE_MEMORY, _SOFT, _PINNED, _WEIGHT, _CAP, _CLASS, "
+           "_PRIORITY, "
            "_PAGEABLE,\n"
            "_SMALL_HEAP, _SOCKET, _SHIM_FAIL), then /etc/gpushare/exec.conf, then gpushare/exec.conf in "
            "XDG_CONFIG_HOME\n"
@@ -116,7 +120,8 @@ class ExecCommand final : public Command {
            "\n"
            "--change PID gives the group of a running gpushare exec other limits, those of --memory (with "
            "--soft) and --pinned, and\n"
-           "another --weight, --class and --priority. A program that holds more gets nothing further until "
+           "another --weight, --cap, --class and --priority. A program that holds more gets nothing further "
+           "until "
            "it "
            "has freed enough.\n"
            "\n"
@@ -137,6 +142,10 @@ class ExecCommand final : public Command {
     app.add_option("--weight", option("weight"),
                    "Share of the device's time beside others, under a daemon [1]")
         ->type_name("N");
+    app.add_option(
+           "--cap", option("cap"),
+           "The most of each device's time, under a daemon: 30%. Also while nobody else wants it [100%]")
+        ->type_name("PERCENT");
     app.add_option("--class", option("class"), "guaranteed, or opportunistic: gives way at once [guaranteed]")
         ->type_name("CLASS");
     app.add_option("--priority", option("priority"), "For policies that know it; higher goes first [0]")
@@ -214,12 +223,21 @@ class ExecCommand final : public Command {
     GPUSHARE_ASSIGN_OR_RETURN(limits_,
                               parse_limits(memory, setting("soft")->value, setting("pinned")->value));
     if (!weight.empty()) GPUSHARE_RETURN_IF_ERROR(parse_number("--weight", weight, 0, false, 1e6).status());
+    if (const std::string& cap = setting("cap")->value; !cap.empty())
+      GPUSHARE_RETURN_IF_ERROR(parse_share("--cap", cap).status());
     if (!priority.empty()) {
       GPUSHARE_RETURN_IF_ERROR(parse_number("--priority", priority, -1e9, true, 1e9).status());
       if (priority.find('.') != std::string::npos)
         return bad_option("--priority", priority, "it is a whole number");
     }
     return {};
+  }
+
+  static base::Result<double> parse_share(const char* option, const std::string& text) {
+    const base::Result<double> share = base::parse_percent(text);
+    if (!share.ok())
+      return bad_option(option, text, "give a percentage such as 30%, above 0% and at most 100%");
+    return share;
   }
 
   static base::Result<shim::Limits> parse_limits(const std::string& memory, const std::string& soft,
@@ -268,10 +286,12 @@ class ExecCommand final : public Command {
   base::Result<ExitCode> change_group() {
     // The command line alone counts here. Files and variables set up groups that begin, and must not change one that runs.
     const std::string &memory = option("memory"), &soft = option("soft"), &pinned = option("pinned");
-    const std::string &weight = option("weight"), &cls = option("class"), &priority = option("priority");
-    if (memory.empty() && pinned.empty() && weight.empty() && cls.empty() && priority.empty())
-      return bad_option("--change", change_,
-                        "with what holds from now on: --memory, --pinned, --weight, --class, --priority");
+    const std::string &weight = option("weight"), &cls = option("class"), &priority = option("priority"),
+                      &cap = option("cap");
+    if (memory.empty() && pinned.empty() && weight.empty() && cls.empty() && priority.empty() && cap.empty())
+      return bad_option(
+          "--change", change_,
+          "with what holds from now on: --memory, --pinned, --weight, --cap, --class, --priority");
     GPUSHARE_ASSIGN_OR_RETURN(const shim::Limits limits, parse_limits(memory, soft, pinned));
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t process, parse_count("--change", change_, INT32_MAX, 1));
     const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
@@ -296,7 +316,7 @@ class ExecCommand final : public Command {
           __atomic_store_n(&page->limits.device_bytes, limits.device_bytes, __ATOMIC_RELEASE);
         if (!pinned.empty())
           __atomic_store_n(&page->limits.pinned_bytes, limits.pinned_bytes, __ATOMIC_RELEASE);
-        change_share(page->share, weight, cls, priority);
+        change_share(page->share, weight, cap, cls, priority);
       }
       ::munmap(mapped, sizeof(shim::GroupPage));
       if (good) return kExitOk;
@@ -305,16 +325,18 @@ class ExecCommand final : public Command {
   }
 
   // The values were checked with the settings.
-  static void change_share(shim::Share& share, const std::string& weight, const std::string& cls,
-                           const std::string& priority) {
+  static void change_share(shim::Share& share, const std::string& weight, const std::string& cap,
+                           const std::string& cls, const std::string& priority) {
     uint32_t said = 0;
-    if (!weight.empty()) {
-      const double number = *parse_number("--weight", weight, 0, false, 1e6);
+    const auto put = [&said](uint64_t& word, double number, uint32_t which) {
       uint64_t bits = 0;
       std::memcpy(&bits, &number, sizeof bits);
-      __atomic_store_n(&share.weight, bits, __ATOMIC_RELEASE);
-      said |= shim::Share::kWeight;
-    }
+      __atomic_store_n(&word, bits, __ATOMIC_RELEASE);
+      said |= which;
+    };
+    if (!weight.empty())
+      put(share.weight, *parse_number("--weight", weight, 0, false, 1e6), shim::Share::kWeight);
+    if (!cap.empty()) put(share.cap, *parse_share("--cap", cap), shim::Share::kCap);
     if (!cls.empty()) {
       __atomic_store_n(&share.cls, cls == "opportunistic" ? 1U : 0U, __ATOMIC_RELEASE);
       said |= shim::Share::kClass;
@@ -358,7 +380,7 @@ class ExecCommand final : public Command {
     pass("GPUSHARE_SOFT",
          limits_.spill_bytes != 0 ? limits_.device_bytes + limits_.spill_bytes : shim::kNoLimit);
     pass("GPUSHARE_PINNED", limits_.pinned_bytes);
-    for (const char* name : {"weight", "class", "priority", "socket", "pageable", "small-heap"})
+    for (const char* name : {"weight", "cap", "class", "priority", "socket", "pageable", "small-heap"})
       if (const Setting& each = *setting(name); !each.value.empty())
         ::setenv(each.variable, each.value.c_str(), 1);
     // The processes of the group have one claim on the daemon, whichever of them comes first.
@@ -406,11 +428,17 @@ class ExecCommand final : public Command {
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
   }
 
-  Setting settings_[10] = {{"memory", "GPUSHARE_MEMORY"},     {"soft", "GPUSHARE_SOFT"},
-                           {"pinned", "GPUSHARE_PINNED"},     {"weight", "GPUSHARE_WEIGHT"},
-                           {"class", "GPUSHARE_CLASS"},       {"priority", "GPUSHARE_PRIORITY"},
-                           {"socket", "GPUSHARE_SOCKET"},     {"fail", "GPUSHARE_SHIM_FAIL"},
-                           {"pageable", "GPUSHARE_PAGEABLE"}, {"small-heap", "GPUSHARE_SMALL_HEAP"}};
+  Setting settings_[11] = {{"memory", "GPUSHARE_MEMORY"},
+                           {"soft", "GPUSHARE_SOFT"},
+                           {"pinned", "GPUSHARE_PINNED"},
+                           {"weight", "GPUSHARE_WEIGHT"},
+                           {"class", "GPUSHARE_CLASS"},
+                           {"priority", "GPUSHARE_PRIORITY"},
+                           {"cap", "GPUSHARE_CAP"},
+                           {"socket", "GPUSHARE_SOCKET"},
+                           {"fail", "GPUSHARE_SHIM_FAIL"},
+                           {"pageable", "GPUSHARE_PAGEABLE"},
+                           {"small-heap", "GPUSHARE_SMALL_HEAP"}};
   std::string change_;
   bool fail_closed_ = false;
   std::vector<std::string> program_;

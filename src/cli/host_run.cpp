@@ -539,6 +539,8 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
     if (choice.entry == nullptr) runtime_options.policy = choice.name;
     runtime_options.capacity_bytes = options.capacity_bytes;
     runtime_options.max_lanes = options.lanes;
+    runtime_options.lane_finder = options.lane_finder;
+    runtime_options.interference_file = options.interference_file;
     runtime_options.record_timeline = !options.timeline_path.empty();
     try {
       Runtime runtime = Runtime::open(runtime_options);
@@ -563,6 +565,8 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
       HostRun host(plan, work, runtime, addressable, fill, run);
       host.run(snapshot, progress);
       result.interrupted = host.interrupted();
+      for (const gpushare_interference& entry : runtime.interference())
+        run.interference.push_back({entry.name, entry.beside, entry.value, entry.confidence});
       cores = addressable ? std::max(1U, std::thread::hardware_concurrency()) : 1;
       if (!options.timeline_path.empty()) {
         traces.push_back(options.timeline_path + ".part" + std::to_string(index));

@@ -15,7 +15,7 @@ namespace gpushare::cli {
 namespace {
 
 constexpr double kMaxMegabytes = 1e7;  // 10 TB: above any layer, far below where bytes would overflow
-constexpr double kMaxExecuteMs = 1e9;
+constexpr double kMaxExecutionMs = 1e9;
 
 base::Status bad_field(const std::string& file, size_t line, const char* field, const std::string& value,
                        const std::string& allowed) {
@@ -149,7 +149,7 @@ base::Result<std::vector<double>> parse_execution_times(std::string_view text, c
     double& time = times[entry->second];
     if (!std::isnan(time))
       return bad_field(file, row.line, "layer", row.fields[0], "give each layer's time once");
-    GPUSHARE_ASSIGN_OR_RETURN(time, number_field(file, row, 1, "exec_ms", kMaxExecuteMs));
+    GPUSHARE_ASSIGN_OR_RETURN(time, number_field(file, row, 1, "exec_ms", kMaxExecutionMs));
   }
   for (size_t i = 0; i < layers.size(); ++i)
     if (std::isnan(times[i]))

@@ -272,10 +272,10 @@ class PlanCommand final : public Command {
                               parse_count("--resident", resident_, plan.layers.size()));
     plan.costs.resident_layers = static_cast<uint32_t>(resident);
 
-    std::vector<double> execute_ms;
+    std::vector<double> execution_ms;
     if (!exec_file_.empty()) {
       GPUSHARE_ASSIGN_OR_RETURN(const std::string text, sim::read_text(exec_file_));
-      GPUSHARE_ASSIGN_OR_RETURN(execute_ms, parse_execution_times(text, exec_file_, plan.layers));
+      GPUSHARE_ASSIGN_OR_RETURN(execution_ms, parse_execution_times(text, exec_file_, plan.layers));
       plan.execution_rule = "from " + exec_file_ + ".";
     } else {
       plan.execution_rule = base::format(
@@ -286,7 +286,7 @@ class PlanCommand final : public Command {
     for (size_t i = 0; i < plan.layers.size(); ++i) {
       const double transmit_ms = static_cast<double>(plan.layers[i].bytes) / (gbs * 1e6);
       plan.layer_costs.push_back(
-          {plan.layers[i].bytes, transmit_ms, execute_ms.empty() ? transmit_ms : execute_ms[i]});
+          {plan.layers[i].bytes, transmit_ms, execution_ms.empty() ? transmit_ms : execution_ms[i]});
     }
     GPUSHARE_ASSIGN_OR_RETURN(plan, solve(std::move(plan)));
 

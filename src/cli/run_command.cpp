@@ -83,8 +83,10 @@ class RunCommand final : public Command {
            "jct_mean_s, jct_p50_s, jct_p95_s, queue_mean_s, utilization, switches, peak_bytes, oom, "
            "paged_bytes,\n"
            "most_inside, most_apart_bytes, switch_s, stay_s, simulated_makespan_s, simulated_jct_mean_s, "
-           "not_completed[] {name,\n"
-           "state, reason}}, interrupted, findings[]. jct is the completion time; null: not measured.\n"
+           "interference[] {name,\n"
+           "beside, iteration_s or slowdown, confidence}, not_completed[] {name, state, reason}}, "
+           "interrupted, findings[].\n"
+           "jct is the completion time; null: not measured.\n"
            "\n"
            "Exit codes: 0 all jobs completed; 1 a job was refused or failed, the run was interrupted, or a "
            "file could "
@@ -102,17 +104,22 @@ class RunCommand final : public Command {
         ->type_name("A,B,..");
     app.add_option("--lanes", lanes_, "Most lanes at once, below the policy's own limit; 0 = that limit [0]")
         ->type_name("N");
+    app.add_option("--lane-finder", options_.lane_finder,
+                   "Which lane a job joins: salus, balanced or compact [as the policy says, else salus]")
+        ->type_name("NAME");
     app.add_option("--capacity", capacity_,
                    "Device memory: 16GiB, 16GB, ... [sim 16GiB, host 1GiB, GPU all that is free]")
         ->type_name("SIZE");
     app.add_option(
            "--interference", interference_,
-           "sim: measured pairs (Gavel's JSON); 'none': lanes do not slow each other [contention model]")
+           "sim: measured pairs (Gavel's JSON), or none: lanes do not slow each other [contention model]; "
+           "devices: what was measured, read at the start and written at the end")
         ->type_name("FILE|none");
-    app.add_option("--tell", tell_,
-                   "sim: what pack knows of interference: right estimates, or nothing: then memory alone "
-                   "decides [estimates]")
-        ->type_name("estimates|nothing");
+    app.add_option(
+           "--tell", tell_,
+           "sim: what pack knows of interference: right estimates; what it has measured, as on a device; "
+           "or nothing: memory alone decides [estimates]")
+        ->type_name("estimates|measured|nothing");
     app.add_option("--interference-device", table_device_, "Which device of that file [p100]")
         ->type_name("NAME");
     app.add_option("--limit", limit_, "Only the first N jobs of the file; 0 = all [0]")->type_name("N");
@@ -138,7 +145,7 @@ class RunCommand final : public Command {
   base::Result<ExitCode> run() override {
     GPUSHARE_RETURN_IF_ERROR(check_options());
     std::optional<sim::InterferenceTable> table;
-    if (!interference_.empty() && interference_ != "none") {
+    if (!interference_.empty() && interference_ != "none" && options_.device == "sim") {
       GPUSHARE_ASSIGN_OR_RETURN(table, sim::InterferenceTable::read(interference_, table_device_));
     }
     options_.interference = interference_ != "none";
@@ -255,21 +262,29 @@ class RunCommand final : public Command {
     if (table_device_ != "p100" && (interference_.empty() || interference_ == "none"))
       return base::Status(GPUSHARE_INVALID_ARGUMENT, "--interference-device: only with --interference FILE");
     GPUSHARE_ASSIGN_OR_RETURN(options_.jitter, parse_number("--jitter", jitter_, 0, true, 1));
-    if (tell_ != "estimates" && tell_ != "nothing")
-      return bad_option("--tell", tell_, "there are estimates and nothing");
+    if (tell_ != "estimates" && tell_ != "measured" && tell_ != "nothing")
+      return bad_option("--tell", tell_, "there are estimates, measured and nothing");
+    options_.measures = tell_ == "measured";
+    if (!options_.lane_finder.empty()) {
+      const auto finder = sched::lane_finder_named(options_.lane_finder);
+      if (!finder.ok()) return bad_option("--lane-finder", options_.lane_finder, finder.status().message());
+    }
     if (options_.device != "sim") {
       if (tell_ != "estimates")
         return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                            "--tell: only for --device sim; on a real device pack is told nothing");
-      if (!interference_.empty())
-        return base::Status(GPUSHARE_INVALID_ARGUMENT,
-                            "--interference: only for --device sim; lanes of a real device slow each other");
+                            "--tell: only for --device sim; on a real device pack measures");
+      if (interference_ == "none")
+        return bad_option("--interference", interference_,
+                          "only for --device sim: lanes of a real device slow each other; name a file for "
+                          "what was measured");
+      options_.interference_file = interference_;
       if (options_.jitter > 0)
         return base::Status(GPUSHARE_INVALID_ARGUMENT,
                             "--jitter: only for --device sim; a real device has its own");
     }
-    return check_files({{"--jobs", jobs_}, {"--interference", interference_}},
+    return check_files({{"--jobs", jobs_}, {"--interference", options_.device == "sim" ? interference_ : ""}},
                        {json_.file(),
+                        {"--interference", options_.interference_file},
                         {"--timeline", options_.timeline_path},
                         {"--snapshot", options_.snapshot_path},
                         {"--report", report_},

@@ -19,10 +19,13 @@ namespace gpushare::cli {
 struct RunOptions {
   std::string device = "sim";
   std::vector<PolicyChoice> policies;
-  uint32_t lanes = 0;           // 0: as the policy says
-  uint64_t capacity_bytes = 0;  // 0: the engine's default
-  bool interference = true;     // sim: lanes slow each other
-  bool tell_policy = true;      // sim: pack is told how much they do
+  uint32_t lanes = 0;             // 0: as the policy says
+  uint64_t capacity_bytes = 0;    // 0: the engine's default
+  bool interference = true;       // sim: lanes slow each other
+  bool tell_policy = true;        // sim: pack is told how much they do
+  bool measures = false;          // sim: it is told nothing and measures, as on a device
+  std::string lane_finder;        // "" = as the policy says
+  std::string interference_file;  // device: of what was measured; "" = none
   double time_scale = 1.0;
   uint64_t seed = 1;
   double jitter = 0;

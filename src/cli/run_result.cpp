@@ -239,6 +239,15 @@ nlohmann::ordered_json to_json(const RunResult& result) {
     for (const JobOutcome& job : run.jobs)
       if (job.state != JobOutcome::State::kCompleted)
         refusals.push_back({{"name", job.name}, {"state", name_of(job.state)}, {"reason", job.reason}});
+    nlohmann::ordered_json measured = nlohmann::ordered_json::array();
+    for (const MeasuredBeside& entry : run.interference) {
+      const bool alone = entry.beside.empty();
+      measured.push_back(
+          {{"name", entry.name},
+           {"beside", alone ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(entry.beside)},
+           {alone ? "iteration_s" : "slowdown", alone ? entry.value * 1e-9 : rounded(entry.value)},
+           {"confidence", rounded(entry.confidence)}});
+    }
     policies.push_back({{"policy", run.policy},
                         {"jobs", run.jobs.size()},
                         {"completed", run.completed},
@@ -260,6 +269,7 @@ nlohmann::ordered_json to_json(const RunResult& result) {
                         {"stay_s", or_null(run.stay_s)},
                         {"simulated_makespan_s", or_null(run.simulated_makespan_s)},
                         {"simulated_jct_mean_s", or_null(run.simulated_jct_mean_s)},
+                        {"interference", std::move(measured)},
                         {"not_completed", std::move(refusals)}});
   }
   return {{"device", result.device},

@@ -28,6 +28,13 @@ struct JobOutcome {
 };
 
 // One policy's run.
+// What was measured: device ns of an iteration alone (`beside` is empty), or how many times as long it takes beside another.
+struct MeasuredBeside {
+  std::string name, beside;
+  double value = 0;
+  double confidence = 0;
+};
+
 struct PolicyRun {
   std::string policy;
   std::vector<JobOutcome> jobs;  // in file order
@@ -47,6 +54,8 @@ struct PolicyRun {
   // Measured runs: what the simulator makes of the same jobs; below 0: it was not asked.
   double simulated_makespan_s = -1;
   double simulated_jct_mean_s = -1;
+
+  std::vector<MeasuredBeside> interference;  // measured runs under pack, or with a file for it
 
   // Filled in by summarize().
   uint64_t completed = 0;

@@ -216,6 +216,10 @@ base::Result<RunResult> run_simulated(const RunOptions& options, const sim::JobF
   simulation.max_lanes = options.lanes;
   simulation.interference = options.interference;
   simulation.tell_policy = options.tell_policy;
+  simulation.measures = options.measures;
+  if (!options.lane_finder.empty()) {
+    GPUSHARE_ASSIGN_OR_RETURN(simulation.lane_finder, sched::lane_finder_named(options.lane_finder));
+  }
   simulation.table = table;
   simulation.seed = options.seed;
   simulation.jitter = options.jitter;

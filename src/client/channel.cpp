@@ -106,7 +106,7 @@ base::Result<Descriptor> accept_peer(int listener, Peer* out_peer) {
   if (!socket) {
     if (would_block(errno) || errno == ECONNABORTED || errno == EINTR)
       return base::Status(GPUSHARE_NOT_READY, "nobody connects");
-    return system_error(GPUSHARE_IO_ERROR, "cannot accept a worker");
+    return system_error(GPUSHARE_IO_ERROR, "cannot accept a client");
   }
   ucred credentials{};
   socklen_t bytes = sizeof(credentials);

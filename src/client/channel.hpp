@@ -31,6 +31,7 @@ class Descriptor {
   }
   ~Descriptor();
   int get() const { return number_; }
+  int release() { return std::exchange(number_, -1); }  // the caller's from now on
   explicit operator bool() const { return number_ >= 0; }
 
  private:

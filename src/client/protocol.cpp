@@ -56,9 +56,13 @@ constexpr TypeInfo kTypes[] = {
     {"RangeAnswer", 32},
     {"RangeGive", 32},
     {"RangeGiven", 32},
+    {"LaneHere", 32},
+    {"CountsAs", 32},
+    {"Limit", 32},
+    {"SetCap", 32},
 };
 constexpr size_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
-static_assert(kTypeCount == static_cast<size_t>(MessageType::kRangeGiven) + 1);
+static_assert(kTypeCount == static_cast<size_t>(MessageType::kSetCap) + 1);
 static_assert(sizeof(Header) == 16 && sizeof(Hello) >= kTypes[1].first_bytes);
 static_assert(sizeof(Welcome) >= kTypes[2].first_bytes && sizeof(Reply) >= kTypes[3].first_bytes);
 static_assert(sizeof(Arrive) >= kTypes[4].first_bytes && sizeof(Need) >= kTypes[5].first_bytes);

@@ -8,6 +8,7 @@
 //                                  <-          Reply, with the request's sequence
 //   Ready, NotReady, Returned, ... ->          (no reply)
 //                                  <-          Granted, Wanted, Admit, PageOut, PageIn, RoomMade
+//                                  <-          LaneHere + memory to map, before an Admit, a PageIn or a Reply to a Need
 //   ImageOpen                      ->
 //                                  <-          ImageOpened + board (board.hpp), table of layers
 //                                  <-          ImageHere + memory to read, before a turn of the image's session is granted
@@ -16,6 +17,7 @@
 //   RangeHas, RangeAnswer          ->          (no reply)
 //   RangeAsk                       ->
 //                                  <-          Reply, RangeGive to owners of other ranges, RangeGiven
+//                                  <-          CountsAs, Limit, where the daemon has a coordinator
 //   StatusRequest, SetCapacity     ->          (instead of Hello)
 //                                  <-          Reply [+ a sealed file with the status (status.hpp)]
 //

@@ -43,6 +43,7 @@ base::Status RemoteAuthority::arrive(const SessionSpec& spec, uint64_t) {
   record->spec = spec;
   record->spec.persistent_bytes = rounded(spec.persistent_bytes);
   record->spec.ephemeral_bytes = rounded(spec.ephemeral_bytes);
+  record->counts_as = spec.cls;
   GPUSHARE_RETURN_IF_ERROR(declare(*record, spec.may_queue));
   sessions_.emplace(spec.id, std::move(record));
   return {};
@@ -64,6 +65,7 @@ void RemoteAuthority::leave(SessionId session, uint64_t) {
   if (record == nullptr) return;
   record->left = true;
   record->ready = false;
+  (void)end_move(*record);
   std::erase_if(actions_, [session](const Action& action) { return action.session == session; });
   if (record->lane != kNoLane) {
     close_lane(*record, Closing::kLeave);
@@ -84,9 +86,18 @@ void RemoteAuthority::set_priority(SessionId session, int32_t priority, uint64_t
 void RemoteAuthority::set_class(SessionId session, sched::SessionClass cls, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || record->spec.cls == cls) return;
-  record->spec.cls = cls;
+  record->spec.cls = record->counts_as = cls;
   if (connection_->welcome.minor >= 2)  // else once it is declared anew
     tell(MessageType::kSetClass, *record, static_cast<uint64_t>(cls));
+}
+
+void RemoteAuthority::set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes) {
+  limit_bytes =
+      limit_bytes > 0 ? std::max(limit_bytes / granularity_bytes_, uint64_t{1}) * granularity_bytes_ : 0;
+  if (record.counts_as == cls && record.limit_bytes == limit_bytes) return;
+  record.counts_as = cls;
+  record.limit_bytes = limit_bytes;
+  actions_.push_back({sched::ActionKind::kTerms, kNoLane, record.spec.id, limit_bytes, 0, cls});
 }
 
 void RemoteAuthority::set_weight(SessionId session, double weight) {
@@ -120,7 +131,7 @@ SessionView RemoteAuthority::view(SessionId session) const {
   const Record* record = find(session);
   if (record == nullptr) return view;
   view.id = session;
-  view.cls = record->spec.cls;
+  view.cls = record->counts_as;
   view.priority = record->spec.priority;
   view.weight = record->spec.weight;
   view.remaining_ns = record->spec.remaining_ns;
@@ -132,7 +143,8 @@ SessionView RemoteAuthority::view(SessionId session) const {
 
 std::string RemoteAuthority::check() const {
   for (LaneId lane = 0; lane < lanes_.size(); ++lane)
-    if (lanes_[lane] != nullptr && lanes_[lane]->lane != lane) return "a lane and its session disagree";
+    if (lanes_[lane] != nullptr && lanes_[lane] != &given_up_ && lanes_[lane]->lane != lane)
+      return "a lane and its session disagree";
   return {};
 }
 

@@ -1,12 +1,13 @@
 // remote_authority.hpp: the daemon's scheduler, as the executor of one process sees it.
 //
-// Every session of the process is a session of the daemon's scheduler, its ephemeral bytes counted like persistent
-// ones: each resident session has a lane of its own here, whose number is this process's affair. The process allocates
-// both in its own device context and tells the daemon when bytes are really free again. A turn is a lease
-// (lease_page.hpp).
+// Every session of the process is a session of the daemon's scheduler. Each resident session has a lane of its own here, whose number is
+// this process's affair. The process allocates P in its own device context and tells the daemon when bytes are really free again. E is
+// either the same, counted like P, or memory of the daemon that it sends in pieces (LaneHere) and that sessions of other processes
+// use in their turns. A turn is a lease (lease_page.hpp).
 //
 // When the daemon has gone, standing() says so, sessions keep their memory, and a thread tries to reach a new
-// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits.
+// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits. A shared lane is given up
+// and had anew, so the process connects again only when no iteration is under way in one.
 //
 // Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages.
 // SPDX-License-Identifier: Apache-2.0
@@ -23,6 +24,7 @@
 
 #include "base/flat_hash.hpp"
 #include "base/mutex.hpp"
+#include "base/pieces.hpp"
 #include "base/service_thread.hpp"
 #include "client/channel.hpp"
 #include "client/images.hpp"
@@ -43,6 +45,8 @@ struct RemoteOptions {
   uint64_t group = 0;  // 0 = none
   uint64_t group_memory_bytes = 0;
   double group_weight = 0;
+  double cap = 0;  // the most of the device's time that the group, or this process, gets; 0 = no cap
+  bool private_lanes = false;  // E is not shared with other processes
 };
 
 class RemoteAuthority final : public sched::Authority {
@@ -70,6 +74,8 @@ class RemoteAuthority final : public sched::Authority {
   base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
+  base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options,
+                                uint64_t now_ns) override;
   void set_quota(sched::SessionId session, uint64_t bytes) override;
   void set_priority(sched::SessionId session, int32_t priority, uint64_t now_ns) override;
   void set_class(sched::SessionId session, sched::SessionClass cls, uint64_t now_ns) override;
@@ -103,6 +109,9 @@ class RemoteAuthority final : public sched::Authority {
   void set_on_change(std::function<void()> changed) override;
   void stop() override;
   bool wants_drained(sched::LaneId lane) const override;
+  std::shared_ptr<base::Pieces> lane_pieces(sched::LaneId lane) const override;
+  base::Status needs_own_lane(sched::SessionId session, uint64_t now_ns) override;
+  void has_own_lane(sched::SessionId session, bool has, uint64_t now_ns) override;
   std::shared_ptr<base::Bell> bell(sched::SessionId session) const override;
   bool making_room(sched::SessionId session) const override;
   void set_ranges(sched::SessionId session, uint64_t bytes, uint64_t answer_ns,
@@ -122,6 +131,8 @@ class RemoteAuthority final : public sched::Authority {
   enum class Move : uint8_t { kNone, kOut, kIn };
   // The message that the daemon gets once the session's lane has closed.
   enum class Closing : uint8_t { kNone, kPagedOut, kLeave, kUnplaced };
+  // Whether the session has given up sharing its lane: kBoth from needs_own_lane() until has_own_lane().
+  enum class OwnLane : uint8_t { kNo, kBoth, kYes };
   struct Record {
     sched::SessionSpec spec;
     sched::SessionState state = sched::SessionState::kQueued;
@@ -144,13 +155,19 @@ class RemoteAuthority final : public sched::Authority {
     bool room_pending = false;
     std::optional<double> worth_ns;  // it is spare
     bool dropping = false;
+    // As the daemon's coordinator has decided.
+    sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
+    uint64_t limit_bytes = 0;
     uint64_t range_bytes = 0, range_answer_ns = 0;  // as told by set_ranges()
     double range_price = 0;
+    std::shared_ptr<base::Pieces> pieces;  // of its lane, if that is shared; null: its E is its own
+    OwnLane own_lane = OwnLane::kNo;
   };
   struct Event {
     MessageType type;
     uint64_t session;
     uint64_t value;
+    std::vector<Descriptor> descriptors;
   };
 
   explicit RemoteAuthority(RemoteOptions options) : options_(std::move(options)) {}
@@ -167,13 +184,30 @@ class RemoteAuthority final : public sched::Authority {
   void send(std::span<const std::byte> message);
   void mark(Record& record);
   void accept_unwanted(Record& record);
+  void say_unseen_returned(Record& record);
   void give_back(Record& record);
   void flush();
   void take_events();
-  void handle(const Event& event);
+  void handle(Event event);
+  // P and E as the daemon is to count them: an E that is the session's own is told as P.
+  static void put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                       uint64_t* out_persistent, uint64_t* out_ephemeral);
+  base::Status say_need(const Record& record, uint64_t persistent_bytes,
+                        uint64_t ephemeral_bytes);  // waits for the answer
+  void tell_need(const Record& record);
   void open_lane(Record& record);
   void close_lane(Record& record, Closing why);
+  void lane_closed(Record& record);
+  // A shared lane of a daemon that has gone: it closes, and the session has none until the next one admits it.
+  void give_lane_up(Record& record);
+  void take_piece(Record& record, std::vector<Descriptor> descriptors, uint64_t bytes);
+  // Those that have come for the session.
+  void take_pieces(Record& record);
+  void count_shared(const Record& record, bool begins);
   void start_page_out(Record& record);
+  void start_page_in(Record& record);
+  Move end_move(Record& record);
+  void set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes);
   void adopt(std::shared_ptr<Connection> connection);
   void lose(base::Status why);
 
@@ -196,6 +230,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Status gone_;
   base::FlatHashMap<sched::SessionId, std::unique_ptr<Record>> sessions_;
   std::vector<Record*> lanes_;  // by lane id; null = free
+  Record given_up_;             // whose lane it is once its session has given it up
   std::vector<sched::Action> actions_;
   std::vector<RangesAsked> ranges_asked_;
   std::vector<Record*> dirty_;  // flush() has something to say about
@@ -213,7 +248,9 @@ class RemoteAuthority final : public sched::Authority {
   std::function<void()> changed_;
   Descriptor poke_;  // an eventfd
   std::atomic<bool> stop_{false};
-  std::shared_ptr<Connection> listening_;  // of the thread
+  std::atomic<bool> lost_known_{false};      // to the driver, which begins no iteration any more
+  std::atomic<uint32_t> busy_in_shared_{0};  // iterations and page-ins under way in shared lanes
+  std::shared_ptr<Connection> listening_;    // of the thread
   base::ServiceThread thread_;
 };
 

@@ -29,6 +29,7 @@ constexpr uint64_t kAnswerNs = 10'000'000'000;  // a daemon that does not answer
 constexpr int kSendMs = 1000;
 constexpr uint64_t kReconnectNs = 100'000'000;
 constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
+constexpr uint16_t kLanesMinor = 6;   // since when daemons share lanes
 constexpr uint16_t kLimitsMinor = 5;  // since when daemons hold the limits of groups of processes
 
 base::Status daemon_gone(const std::string& socket, const base::Status& why) {
@@ -151,7 +152,7 @@ base::Result<bool> RemoteAuthority::drain(Connection& connection) {
       }
       if (type.ok()) {
         const auto about = fields_of<SessionMessage>(*message);
-        events_.push_back({*type, about.session, about.value});
+        events_.push_back({*type, about.session, about.value, std::move(descriptors)});
         any = true;
         continue;
       }
@@ -179,6 +180,9 @@ void RemoteAuthority::listen() {
       uint64_t drained = 0;
       [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
       if (stop_.load()) return;
+      // What is under way in a shared lane ends first: over a new connection the daemon takes the lane for free.
+      if (!lost_known_.load() || busy_in_shared_.load() > 0) tell_driver();
+      if (!lost_known_.load() || busy_in_shared_.load() > 0) continue;
       auto connected = connect(options_, instance_);
       if (!connected.ok()) continue;
       if (text_of((*connected)->welcome.device) != device_ ||
@@ -277,6 +281,7 @@ base::Result<Reply> RemoteAuthority::call(std::span<const std::byte> request, ui
 void RemoteAuthority::lose(base::Status why) {
   if (!gone_.ok()) return;
   gone_ = std::move(why);
+  lost_known_.store(true);
   base::log(base::kWarning, gone_.message());
   shut(connection_->socket);
   for (auto& [id, record] : sessions_) {
@@ -288,16 +293,25 @@ void RemoteAuthority::lose(base::Status why) {
 void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
   connection_ = std::move(connection);
   gone_ = {};
+  lost_known_.store(false);
   policy_ = text_of(connection_->welcome.policy);
   std::vector<Record*> all;
   for (auto& [id, record] : sessions_) {
     record->epoch = 0;
+    set_terms(*record, record->spec.cls, 0);  // until the new daemon says otherwise
     if (!record->left) all.push_back(record.get());
+  }
+  std::vector<Record*> resident;  // with what they hold
+  for (Record* record : all) {
+    if (record->lane == kNoLane || record->closing != Closing::kNone || record->move == Move::kOut) continue;
+    resident.push_back(record);
+    if (record->pieces == nullptr) continue;
+    give_lane_up(*record);
+    record->pieces = nullptr;
   }
   std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
   // Those that hold memory first.
-  for (Record* record : all) {
-    if (record->lane == kNoLane || record->closing != Closing::kNone || record->move == Move::kOut) continue;
+  for (Record* record : resident) {
     const base::Status declared = declare(*record, false);
     if (!gone_.ok()) return;
     if (declared.ok()) {
@@ -315,7 +329,7 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
       record->evict = true;
   }
   for (Record* record : all) {
-    if (record->lane == kNoLane && record->move == Move::kNone)
+    if (record->lane == kNoLane && record->move == Move::kNone && !record->declared)
       if (const base::Status declared = declare(*record, true); !declared.ok())
         base::log(base::kError, declared.with_context("session '" + record->spec.name + "'").to_string());
     if (!gone_.ok()) return;
@@ -328,15 +342,21 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
   const uint32_t sequence = next_sequence_++;
   auto message = make_message<Arrive>(MessageType::kArrive, sequence);
   message.session = spec.id;
-  message.persistent_bytes = spec.persistent_bytes;
-  message.ephemeral_bytes = std::max(spec.ephemeral_bytes, record.told_ephemeral_bytes);
+  const uint64_t ephemeral_bytes = std::max(spec.ephemeral_bytes, record.told_ephemeral_bytes);
+  put_need(record, spec.persistent_bytes, ephemeral_bytes, &message.persistent_bytes,
+           &message.ephemeral_bytes);
   message.remaining_ns = spec.remaining_ns;
   message.iterations_total = spec.iterations_total;
   message.weight = spec.weight;
   message.priority = spec.priority;
   message.cls = static_cast<uint32_t>(spec.cls);
   message.flags = (may_queue ? kMayQueue : 0) | (spec.may_page ? kMayPage : 0) |
-                  (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing);
+                  (record.in_flight > 0 ? kRunning : 0) | (spec.may_claim ? 0 : kClaimsNothing) |
+                  (spec.may_upgrade ? kMayUpgrade : 0);
+  message.least_bytes = spec.least_bytes;
+  if (connection_->welcome.minor >= kLanesMinor && !options_.private_lanes && record.lane == kNoLane &&
+      record.own_lane == OwnLane::kNo)
+    message.flags |= kMayShareLane;
   if (options_.group != 0 && connection_->welcome.minor >= kLimitsMinor) {
     message.flags |= kOwnClaim | (record.known_before ? kKnownBefore : 0);
     message.group = options_.group;
@@ -344,15 +364,18 @@ base::Status RemoteAuthority::declare(Record& record, bool may_queue) {
       message.group_memory_bytes = sched::quota_in_granules(options_.group_memory_bytes, granularity_bytes_);
     message.group_weight = options_.group_weight;
   }
+  message.cap = options_.cap;  // a daemon before 1.7 knows of none
   put_text(message.name, spec.name);
   GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
   GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
-  if (reply.value >= connection_->welcome.slots) {
+  const uint32_t slot = reply.value & ~kSharesLane;
+  if (slot >= connection_->welcome.slots) {
     lose(daemon_gone(options_.socket, {GPUSHARE_MALFORMED_INPUT, "it names a lease that is not there"}));
     return gone_;
   }
-  record.slot = reply.value;
-  record.told_ephemeral_bytes = message.ephemeral_bytes;
+  record.slot = slot;
+  record.pieces = (reply.value & kSharesLane) != 0 ? std::make_shared<base::Pieces>() : nullptr;
+  record.told_ephemeral_bytes = ephemeral_bytes;
   record.declared = record.known_before = true;
   if (record.worth_ns) tell_worth(record);
   if (record.range_answer_ns > 0) tell_ranges(record);

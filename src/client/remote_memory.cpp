@@ -53,13 +53,8 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
   const uint64_t told =
       record->lane == kNoLane ? ephemeral_bytes : std::max(ephemeral_bytes, record->told_ephemeral_bytes);
   if (persistent_bytes != record->spec.persistent_bytes || told != record->told_ephemeral_bytes) {
-    const uint32_t sequence = next_sequence_++;
-    auto message = make_message<Need>(MessageType::kNeed, sequence);
-    message.session = session;
-    message.persistent_bytes = persistent_bytes;
-    message.ephemeral_bytes = told;
-    GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
-    GPUSHARE_RETURN_IF_ERROR(reported(reply.code, text_of(reply.text)));
+    GPUSHARE_RETURN_IF_ERROR(say_need(*record, persistent_bytes, told));
+    take_pieces(*record);
   }
   record->told_ephemeral_bytes = told;
   record->spec.persistent_bytes = persistent_bytes;
@@ -70,9 +65,62 @@ base::Status RemoteAuthority::set_need(SessionId session, uint64_t persistent_by
   return {};
 }
 
+void RemoteAuthority::put_need(const Record& record, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                               uint64_t* out_persistent, uint64_t* out_ephemeral) {
+  const bool own = record.own_lane != OwnLane::kNo;
+  *out_persistent = own ? base::add_saturated(persistent_bytes, ephemeral_bytes) : persistent_bytes;
+  *out_ephemeral = record.own_lane == OwnLane::kYes ? 0 : ephemeral_bytes;
+}
+
+base::Status RemoteAuthority::say_need(const Record& record, uint64_t persistent_bytes,
+                                       uint64_t ephemeral_bytes) {
+  const uint32_t sequence = next_sequence_++;
+  auto message = make_message<Need>(MessageType::kNeed, sequence);
+  message.session = record.spec.id;
+  put_need(record, persistent_bytes, ephemeral_bytes, &message.persistent_bytes, &message.ephemeral_bytes);
+  GPUSHARE_ASSIGN_OR_RETURN(const Reply reply, call(bytes_of(message), sequence));
+  return reported(reply.code, text_of(reply.text));
+}
+
+// A need that does not grow: nobody waits for the answer.
+void RemoteAuthority::tell_need(const Record& record) {
+  auto message = make_message<Need>(MessageType::kNeed);  // sequence 0: no reply
+  message.session = record.spec.id;
+  put_need(record, record.spec.persistent_bytes, record.told_ephemeral_bytes, &message.persistent_bytes,
+           &message.ephemeral_bytes);
+  send(bytes_of(message));
+}
+
+base::Status RemoteAuthority::needs_own_lane(SessionId session, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr) return not_known();
+  GPUSHARE_RETURN_IF_ERROR(gone_);
+  if (record->pieces == nullptr || record->own_lane != OwnLane::kNo) return {};
+  record->own_lane = OwnLane::kBoth;
+  base::Status status = say_need(*record, record->spec.persistent_bytes, record->told_ephemeral_bytes);
+  if (!status.ok()) record->own_lane = OwnLane::kNo;
+  return status;
+}
+
+void RemoteAuthority::has_own_lane(SessionId session, bool has, uint64_t) {
+  Record* record = find(session);
+  if (record == nullptr || record->own_lane != OwnLane::kBoth) return;
+  record->own_lane = has ? OwnLane::kYes : OwnLane::kNo;
+  if (has) {
+    count_shared(*record, false);  // its iteration is under way, but not in a shared lane any more
+    record->pieces = nullptr;
+  }
+  if (record->declared) tell_need(*record);
+}
+
 base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
   return {GPUSHARE_UNSUPPORTED,
           "the capacity of a shared device is its operator's choice (gpushare daemon --set-capacity SIZE)"};
+}
+
+base::Status RemoteAuthority::set_coordination(const std::optional<sched::CoordinatorOptions>&, uint64_t) {
+  return {GPUSHARE_UNSUPPORTED,
+          "the coordinator of a shared device is its operator's choice (gpushare daemon --coordinate)"};
 }
 
 // The process's own affair: the daemon is not asked for more.
@@ -118,15 +166,14 @@ void RemoteAuthority::set_link(double ns_per_byte) {
 void RemoteAuthority::unplaced(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr || record->lane == kNoLane || record->closing != Closing::kNone) return;
-  record->state = record->move == Move::kIn ? SessionState::kPagedOut : SessionState::kQueued;
-  record->move = Move::kNone;
+  record->state = end_move(*record) == Move::kIn ? SessionState::kPagedOut : SessionState::kQueued;
   close_lane(*record, Closing::kUnplaced);
 }
 
 void RemoteAuthority::page_done(SessionId session, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
-  const Move move = std::exchange(record->move, Move::kNone);
+  const Move move = end_move(*record);
   if (move == Move::kIn) {
     record->state = SessionState::kResident;
     tell(MessageType::kPageDone, *record);
@@ -218,8 +265,21 @@ void RemoteAuthority::open_lane(Record& record) {
 void RemoteAuthority::close_lane(Record& record, Closing why) {
   const bool under_way = std::exchange(record.closing, why) != Closing::kNone;
   if (under_way) return;
-  if (record.lane == kNoLane) return;
+  if (record.lane == kNoLane) return lane_closed(record);
   actions_.push_back({ActionKind::kCloseLane, record.lane, sched::kNoSession, 0});
+}
+
+void RemoteAuthority::start_page_in(Record& record) {
+  record.move = Move::kIn;
+  count_shared(record, true);
+  open_lane(record);
+  actions_.push_back({ActionKind::kPageIn, record.lane, record.spec.id, record.spec.persistent_bytes});
+}
+
+RemoteAuthority::Move RemoteAuthority::end_move(Record& record) {
+  const Move move = std::exchange(record.move, Move::kNone);
+  if (move == Move::kIn) count_shared(record, false);
+  return move;
 }
 
 void RemoteAuthority::start_page_out(Record& record) {
@@ -233,41 +293,79 @@ void RemoteAuthority::start_page_out(Record& record) {
 void RemoteAuthority::lane_applied(LaneId lane, uint64_t bytes, uint64_t) {
   Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
   if (record == nullptr) return;
+  if (record == &given_up_) {
+    if (bytes == 0) lanes_[lane] = nullptr;
+    return;
+  }
   if (record->closing == Closing::kNone) {
     const uint64_t held = std::max(record->spec.ephemeral_bytes, bytes);
     if (held >= record->told_ephemeral_bytes || !record->declared) return;
     record->told_ephemeral_bytes = held;
-    auto message = make_message<Need>(MessageType::kNeed);  // sequence 0: no reply
-    message.session = record->spec.id;
-    message.persistent_bytes = record->spec.persistent_bytes;
-    message.ephemeral_bytes = held;
-    send(bytes_of(message));
+    take_pieces(*record);
+    if (record->pieces != nullptr) record->pieces->cut(held);
+    tell_need(*record);
     return;
   }
-  if (bytes > 0) return;
-  lanes_[lane] = nullptr;
-  record->lane = kNoLane;
-  record->told_ephemeral_bytes = 0;
-  switch (std::exchange(record->closing, Closing::kNone)) {
+  if (bytes == 0) lane_closed(*record);
+}
+
+void RemoteAuthority::lane_closed(Record& record) {
+  if (record.lane != kNoLane) lanes_[record.lane] = nullptr;
+  record.lane = kNoLane;
+  record.told_ephemeral_bytes = 0;
+  take_pieces(record);
+  if (record.pieces != nullptr) record.pieces = std::make_shared<base::Pieces>();
+  switch (std::exchange(record.closing, Closing::kNone)) {
     case Closing::kLeave: {
-      tell(MessageType::kLeave, *record);
-      std::erase(dirty_, record);
-      sessions_.erase(record->spec.id);
+      tell(MessageType::kLeave, record);
+      std::erase(dirty_, &record);
+      sessions_.erase(record.spec.id);
       return;
     }
     case Closing::kPagedOut:
-      if (record->declared) tell(MessageType::kPageDone, *record);
+      if (record.declared) tell(MessageType::kPageDone, record);
       break;
     case Closing::kUnplaced:
-      if (record->declared) tell(MessageType::kUnplaced, *record);
+      if (record.declared) tell(MessageType::kUnplaced, record);
       break;
     case Closing::kNone:
       break;
   }
-  if (!record->declared && gone_.ok())
-    if (const base::Status declared = declare(*record, true); !declared.ok())
-      base::log(base::kError, declared.with_context("session '" + record->spec.name + "'").to_string());
-  if (record->ready) mark(*record);
+  if (!record.declared && gone_.ok())
+    if (const base::Status declared = declare(record, true); !declared.ok())
+      base::log(base::kError, declared.with_context("session '" + record.spec.name + "'").to_string());
+  if (record.ready) mark(record);
+}
+
+void RemoteAuthority::give_lane_up(Record& record) {
+  lanes_[record.lane] = &given_up_;
+  actions_.push_back({ActionKind::kCloseLane, record.lane, sched::kNoSession, 0});
+  record.lane = kNoLane;
+  record.told_ephemeral_bytes = 0;
+}
+
+std::shared_ptr<base::Pieces> RemoteAuthority::lane_pieces(LaneId lane) const {
+  return lane < lanes_.size() && lanes_[lane] != nullptr ? lanes_[lane]->pieces : nullptr;
+}
+
+void RemoteAuthority::take_piece(Record& record, std::vector<Descriptor> descriptors, uint64_t bytes) {
+  if (record.pieces == nullptr || descriptors.size() != 1 || bytes == 0) return;
+  record.pieces->add(descriptors.front().release(), bytes);
+}
+
+void RemoteAuthority::take_pieces(Record& record) {
+  if (record.pieces == nullptr) return;
+  std::vector<Event> mine;
+  {
+    base::MutexLock lock(inbox_mutex_);
+    for (Event& event : events_)
+      if (event.type == MessageType::kLaneHere && event.session == record.spec.id)
+        mine.push_back(std::move(event));
+    std::erase_if(events_, [&](const Event& event) {
+      return event.type == MessageType::kLaneHere && event.session == record.spec.id;
+    });
+  }
+  for (Event& event : mine) take_piece(record, std::move(event.descriptors), event.value);
 }
 
 sched::Limit RemoteAuthority::capacity() const {

@@ -50,11 +50,22 @@ void RemoteAuthority::accept_unwanted(Record& record) {
   give_back(record);
 }
 
+// The daemon wants the turn. One that it took back before this process had seen it is over, and only this side can say so.
+void RemoteAuthority::say_unseen_returned(Record& record) {
+  if (record.in_flight > 0 || !record.declared || !gone_.ok()) return;
+  const Lease::Word now = lease(record).look();
+  if (now.epoch == record.epoch || now.state != LeaseState::kFree) return;
+  record.epoch = 0;
+  record.asked = false;
+  record.returned = true;
+  mark(record);
+}
+
 void RemoteAuthority::dispatched(SessionId session, LaneId, uint64_t, uint64_t) {
   Record* record = find(session);
   if (record == nullptr) return;
   record->ready = false;
-  ++record->in_flight;
+  if (record->in_flight++ == 0) count_shared(*record, true);
   if (record->declared) lease(*record).set_looks(true);
 }
 
@@ -64,11 +75,21 @@ void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, 
   --record->in_flight;
   if (record->declared) lease(*record).account(device_ns, iterations);
   if (record->in_flight > 0) return;
+  count_shared(*record, false);
   if (record->evict) {
     record->evict = false;
     start_page_out(*record);
   }
   if (record->declared) give_back(*record);
+}
+
+// The listening thread looks whether it may connect again.
+void RemoteAuthority::count_shared(const Record& record, bool begins) {
+  if (record.pieces == nullptr) return;
+  if (begins)
+    busy_in_shared_.fetch_add(1);
+  else if (busy_in_shared_.fetch_sub(1) == 1 && !gone_.ok())
+    poke();
 }
 
 // Nothing is in flight. Without others that want it the turn stays for the next iteration.
@@ -117,7 +138,9 @@ std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
 
 bool RemoteAuthority::wants_drained(LaneId lane) const {
   const Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
-  if (record == nullptr || record->in_flight == 0 || !record->declared) return false;
+  if (record == nullptr || record->in_flight == 0) return false;
+  if (!gone_.ok()) return record->pieces != nullptr;  // the process connects again once it has ended
+  if (!record->declared) return false;
   Lease& mine = lease(*record);
   mine.set_looks(
       false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
@@ -167,22 +190,28 @@ void RemoteAuthority::take_events() {
     lose(std::move(lost));
     return;
   }
-  for (const Event& event : events) handle(event);
+  for (Event& event : events) handle(std::move(event));
 }
 
-void RemoteAuthority::handle(const Event& event) {
+void RemoteAuthority::handle(Event event) {
   Record* record = find(event.session);
   if (record == nullptr) return;
   switch (event.type) {
+    case MessageType::kLaneHere:
+      take_piece(*record, std::move(event.descriptors), event.value);
+      return;
     case MessageType::kAdmit:
-      if (std::exchange(record->declared_anew, false) || record->lane != kNoLane) return;
-      open_lane(*record);
-      if (record->state == SessionState::kPagedOut) {
-        record->move = Move::kIn;
+      if (std::exchange(record->declared_anew, false) && record->lane == kNoLane &&
+          record->state == SessionState::kResident) {  // it gave its lane up, and has kept its place
+        open_lane(*record);
         actions_.push_back(
-            {ActionKind::kPageIn, record->lane, record->spec.id, record->spec.persistent_bytes});
+            {ActionKind::kAdmit, record->lane, record->spec.id, record->spec.persistent_bytes});
+        if (record->ready) mark(*record);
         return;
       }
+      if (record->lane != kNoLane) return;
+      if (record->state == SessionState::kPagedOut) return start_page_in(*record);
+      open_lane(*record);
       record->state = SessionState::kResident;
       actions_.push_back({ActionKind::kAdmit, record->lane, record->spec.id, record->spec.persistent_bytes});
       return;
@@ -191,13 +220,13 @@ void RemoteAuthority::handle(const Event& event) {
       start_page_out(*record);
       return;
     case MessageType::kPageIn:
-      if (record->lane != kNoLane || record->state != SessionState::kPagedOut) return;
-      record->move = Move::kIn;
-      open_lane(*record);
-      actions_.push_back({ActionKind::kPageIn, record->lane, record->spec.id, record->spec.persistent_bytes});
+      if (record->lane == kNoLane && record->state == SessionState::kPagedOut) start_page_in(*record);
       return;
     case MessageType::kGranted:
       accept_unwanted(*record);
+      return;
+    case MessageType::kWanted:
+      say_unseen_returned(*record);  // of a turn under way, wants_drained() sees it in the lease
       return;
     case MessageType::kRoomMade:
       record->room_pending = false;
@@ -205,8 +234,15 @@ void RemoteAuthority::handle(const Event& event) {
     case MessageType::kRangeGive:
       ranges_asked_.push_back({record->spec.id, event.value});
       return;
+    case MessageType::kCountsAs:
+      if (event.value > static_cast<uint64_t>(sched::SessionClass::kOpportunistic)) return;
+      set_terms(*record, static_cast<sched::SessionClass>(event.value), record->limit_bytes);
+      return;
+    case MessageType::kLimit:
+      set_terms(*record, record->counts_as, event.value);
+      return;
     default:
-      return;  // Wanted: wants_drained() sees it in the lease
+      return;
   }
 }
 

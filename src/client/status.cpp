@@ -30,6 +30,8 @@ void fields(Visit& visit, DeviceStatus& device) {
   visit("waiting", device.waiting);
   visit("turns", device.turns);
   visit("cut_off", device.cut_off);
+  visit("max_guaranteed", device.max_guaranteed);
+  visit("max_opportunistic", device.max_opportunistic);
 }
 template <class Visit>
 void fields(Visit& visit, ProcessStatus& process) {
@@ -54,8 +56,10 @@ void fields(Visit& visit, SessionStatus& session) {
   visit("service_ns", session.service_ns);
   visit("iterations", session.iterations);
   visit("weight", session.weight);
+  visit("cap", session.cap);
   visit("priority", session.priority);
   visit("class", session.cls);
+  visit("limit_bytes", session.limit_bytes);
   visit("share", session.share);
   visit("group", session.group);
 }

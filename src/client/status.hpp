@@ -24,6 +24,8 @@ struct DeviceStatus {
   uint64_t waiting = 0;
   uint64_t turns = 0;    // given
   uint64_t cut_off = 0;  // turns taken back after the lease
+  // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
+  uint64_t max_guaranteed = 0, max_opportunistic = 0;
 };
 struct ProcessStatus {
   uint64_t pid = 0;
@@ -49,9 +51,11 @@ struct SessionStatus {
   uint64_t service_ns = 0;
   uint64_t iterations = 0;
   double weight = 1;
+  double cap = 0;  // the most of the device's time that its group or process gets, of 1; 0 = no cap
   int64_t priority = 0;
-  std::string cls;     // guaranteed, opportunistic
-  double share = 0;    // of all service on the device so far
+  std::string cls;           // guaranteed, opportunistic: as it counts now
+  uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
+  double share = 0;          // of all service on the device so far
   uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
 };
 // An image that sessions have open.

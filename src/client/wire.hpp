@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 5;
+inline constexpr uint16_t kProtocolMinor = 7;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -63,6 +63,13 @@ enum class MessageType : uint16_t {
   // From the daemon to the process, of one session.
   kRangeGive,
   kRangeGiven,
+  // Since minor version 6: lanes shared between processes. From the daemon to the process, of one session.
+  kLaneHere,
+  // Since minor version 6. From the daemon to the process, of one session: what its coordinator has decided.
+  kCountsAs,
+  kLimit,
+  // Since minor version 7. From the process to the daemon, of one session.
+  kSetCap,
 };
 
 struct Header {
@@ -86,6 +93,9 @@ struct Hello {
       0;  // a number of this runtime's choice: it comes back under it after the connection broke
   char device[256] = {};  // which of the daemon's devices; empty = the first
   char program[64] = {};  // for people
+  // Since 1.6. Where `device` is empty: the device with this PCI address (domain << 16 | bus << 8 | device << 3 | function). A daemon that knows no
+  // addresses gives its first device.
+  uint64_t pci_address = 0;
 };
 
 struct Welcome {
@@ -110,6 +120,14 @@ inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it. Sin
 inline constexpr uint32_t kOwnClaim = 16;
 // Since 1.5. Another daemon knew the session, which was within its group's limits there.
 inline constexpr uint32_t kKnownBefore = 32;
+// Since 1.6. The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back only when all work in
+// them is done. The Reply says whether the daemon does so.
+inline constexpr uint32_t kMayShareLane = 64;
+// Since 1.6. An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
+inline constexpr uint32_t kMayUpgrade = 128;
+// Since 1.6. With kMayPage: under every policy the session takes turns with those that wait for memory. Without kMayPage: it can never be
+// paged out.
+inline constexpr uint32_t kAlternates = 256, kNeverPages = 512;
 
 struct Arrive {
   Header header;
@@ -131,6 +149,11 @@ struct Arrive {
   uint64_t group_memory_bytes =
       0;                    // most that its sessions need together, those that wait included; 0 = no limit
   double group_weight = 0;  // what its sessions that use the device divide; 0 = each has its own weight
+  // Since 1.6. With how many of its bytes the session can still run, the rest in host memory; 0 = all of them.
+  uint64_t least_bytes = 0;
+  // Since 1.7. The most of the device's time that the sessions of the group, or of the connection, get together, also while nobody else wants
+  // the device: above 0, at most 1; 0 = no cap. As the first session that names one says.
+  double cap = 0;
 };
 
 struct Need {
@@ -141,8 +164,8 @@ struct Need {
 };
 
 // Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
-// ready again; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetRemaining nanoseconds; SetSpare the bits of a double, its worth in
-// nanoseconds, below 0: it is not spare any more; SetLink the bits of a double, nanoseconds a byte; else 0. A PageOut of a spare session
+// ready again; LaneHere the bytes of the lane's next piece, whose descriptor comes with it; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetCap likewise, 1: none; SetRemaining nanoseconds; SetSpare the bits of a double, its worth in
+// nanoseconds, below 0: it is not spare any more; SetLink the bits of a double, nanoseconds a byte; CountsAs the class; Limit the bytes, 0: none; else 0. A PageOut of a spare session
 // may be answered by Leave.
 struct SessionMessage {
   Header header;
@@ -196,9 +219,14 @@ struct StatusRequest {
 struct Reply {
   Header header;
   int32_t code = 0;
-  uint32_t value = 0;  // of Arrive: the session's slot in the page of leases
+  uint32_t value =
+      0;  // of Arrive: the session's slot in the page of leases, and kSharesLane (since 1.6) if E is of a shared lane
   char text[512] = {};
 };
+
+// The session's lane is shared: E is memory of the daemon, sent by LaneHere before the Admit, the PageIn or the Reply to the Need that promises
+// it. The process has mapped the pieces that begin below E, and no others once it says that E is less, that it is paged out, or that it has gone.
+inline constexpr uint32_t kSharesLane = 1u << 31;
 
 // The largest message.
 inline constexpr size_t kMaxMessageBytes = sizeof(ImageOpen);

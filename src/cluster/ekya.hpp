@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
@@ -22,10 +23,18 @@ struct InferenceConfiguration {
   double gpus = 1;             // > 0, devices to keep up with the stream
 };
 
+// What a profiler saw of a configuration's first epochs.
+struct RetrainingProfile {
+  double epochs = 0;  // of the whole retraining
+  std::vector<std::pair<double, double>>
+      observed;  // epoch, accuracy as a part of 1; empty: there is no profile
+};
+
 struct RetrainingConfiguration {
   std::string name;
   double accuracy = 0;     // reached at the end
   double gpu_seconds = 0;  // > 0, on a whole device of speed 1
+  RetrainingProfile profile = {};
 };
 
 struct Stream {

@@ -143,6 +143,8 @@ class TrialPolicy {
   virtual void finished(TrialRun& run) = 0;
   virtual double wake_s() const { return std::numeric_limits<double>::infinity(); }
   virtual void woken(TrialRun&) {}
+  // Takes one more trial at that width into what is planned already. False: this policy cannot.
+  virtual bool insert(TrialRun&, size_t /*trial*/, Width) { return false; }
   virtual std::unique_ptr<TrialPolicy> clone() const = 0;
 };
 

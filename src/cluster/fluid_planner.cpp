@@ -4,7 +4,8 @@
 //   wraps     for the least T that fits: each trial mixes two adjacent widths so that it ends exactly at T (the point of its convex hull at
 //             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the devices that are left.
 //             Trials on part of a device share blocks of p slots, which are wrapped in the same way.
-// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included.
+// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included. While many trials are
+// left, a few that arrive are only taken into the plan that there is.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -18,6 +19,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kTolerance = 1e-9;
 constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
 constexpr size_t kMostToWrap = 400;
+// With more trials left, few newcomers are taken into the plan that there is: a plan of all would take longer than a decision may.
+constexpr size_t kMostToPlanAnew = 400;
+constexpr size_t kFewOf = 16;  // one in so many
 
 // From a time on a trial holds that; a width of 0: it pauses.
 struct Change {
@@ -310,9 +314,16 @@ class Planner final : public TrialPolicy {
  public:
   Planner() = default;
   Planner(const Planner& other)
-      : TrialPolicy(other), current_(other.current_ ? other.current_->clone() : nullptr) {}
+      : TrialPolicy(other),
+        current_(other.current_ ? other.current_->clone() : nullptr),
+        end_s_(other.end_s_),
+        inserted_(other.inserted_) {}
 
-  void arrived(TrialRun& run, const std::vector<size_t>&) override { replan(run, true); }
+  void arrived(TrialRun& run, const std::vector<size_t>& trials) override {
+    const size_t left = run.unfinished_count();
+    if (left <= kMostToPlanAnew || trials.size() * kFewOf > left || !insert_all(run, trials))
+      replan(run, true);
+  }
   void finished(TrialRun& run) override {
     if (current_) current_->finished(run);
     if (run.unfinished_count() == 0) return;
@@ -390,6 +401,8 @@ class Planner final : public TrialPolicy {
       }
     }
     if (!best) return;
+    end_s_ = best_end;
+    inserted_ = 0;
     current_ = std::move(best);
     best_start(run, *current_);
   }
@@ -409,41 +422,77 @@ class Planner final : public TrialPolicy {
     return trials_bound(run.devices(), run.limits(), {group});
   }
 
-  // Each waiting trial at the width of least area that ends within T, or the fastest; longest first.
+  // Takes newcomers into the plan that there is, at widths for its expected end. False: that plan has no place for them.
+  bool insert_all(TrialRun& run, const std::vector<size_t>& trials) {
+    if (!current_) return false;
+    inserted_ += trials.size();
+    if (end_s_ <= run.now_s() || inserted_ * kFewOf > run.unfinished_count()) {
+      end_s_ = expected_end(run);
+      inserted_ = 0;
+    }
+    for (size_t trial : trials) {
+      const Item item = within(run, trial, end_s_ - run.now_s());
+      if (!current_->insert(run, trial, item.width)) return false;
+      end_s_ = std::max(end_s_ + item.time * size_of(item.width) / double(run.devices().size()),
+                        run.now_s() + item.time);
+    }
+    return true;
+  }
+
+  // If devices never idled and each trial had its least area on a device or a part of one.
+  static double expected_end(const TrialRun& run) {
+    double area = 0, longest = 0, speeds = 0;
+    for (const TrialDevice& device : run.devices()) speeds += device.speed;
+    for (size_t trial : run.unfinished()) {
+      const Trial& told = run.trials()[trial].trial;
+      const double one = duration(told, 1), part = run.remaining(trial);
+      double least = one;
+      for (int p = 2; p <= run.limits().max_packed; ++p) least = std::min(least, duration(told, -p) / p);
+      area += part * least;
+      longest = std::max(longest, part * one);
+    }
+    return run.now_s() + std::max(area / speeds, longest);
+  }
+
+  struct Item {
+    size_t trial;
+    Width width;
+    double time;
+  };
+  // The trial at the width of least area that ends within T, or the fastest.
+  static Item within(const TrialRun& run, size_t trial, double T) {
+    const Trial& told = run.trials()[trial].trial;
+    const double part = run.remaining(trial);
+    const int widest = std::min<int>(run.limits().max_workers, int(run.devices().size()));
+    const auto enough =
+        int(std::count_if(run.devices().begin(), run.devices().end(), [&](const TrialDevice& device) {
+          return device.memory_bytes >= told.memory_bytes;
+        }));
+    Width best = 1;
+    double best_time = part * duration(told, 1);
+    for (Width width = -run.limits().max_packed; width <= std::min(widest, enough); ++width) {
+      if (width == 0 || width == -1) continue;
+      const double time = part * duration(told, width);
+      const bool fits = time <= T * (1 + kTolerance);
+      const bool best_fits = best_time <= T * (1 + kTolerance);
+      const double area = time * size_of(width);
+      const double best_area = best_time * size_of(best);
+      const bool better = fits != best_fits ? fits
+                          : fits            ? area < best_area * (1 - kTolerance)
+                                            : time < best_time;
+      if (!better) continue;
+      best = width;
+      best_time = time;
+    }
+    return {trial, best, best_time};
+  }
+
+  // Each waiting trial as within T, longest first.
   static void start_list(ListPolicy& policy, TrialRun& run, const TrialRun& state,
                          const std::vector<size_t>& waiting, double T) {
-    struct Item {
-      size_t trial;
-      Width width;
-      double time;
-    };
     std::vector<Item> items;
-    const int widest = std::min<int>(run.limits().max_workers, int(run.devices().size()));
-    for (size_t trial : waiting) {
-      const Trial& told = state.trials()[trial].trial;
-      const double part = state.remaining(trial);
-      const auto enough =
-          int(std::count_if(run.devices().begin(), run.devices().end(), [&](const TrialDevice& device) {
-            return device.memory_bytes >= told.memory_bytes;
-          }));
-      Width best = 1;
-      double best_time = part * duration(told, 1);
-      for (Width width = -run.limits().max_packed; width <= std::min(widest, enough); ++width) {
-        if (width == 0 || width == -1) continue;
-        const double time = part * duration(told, width);
-        const bool fits = time <= T * (1 + kTolerance);
-        const bool best_fits = best_time <= T * (1 + kTolerance);
-        const double area = time * size_of(width);
-        const double best_area = best_time * size_of(best);
-        const bool better = fits != best_fits ? fits
-                            : fits            ? area < best_area * (1 - kTolerance)
-                                              : time < best_time;
-        if (!better) continue;
-        best = width;
-        best_time = time;
-      }
-      items.push_back({trial, best, best_time});
-    }
+    items.reserve(waiting.size());
+    for (size_t trial : waiting) items.push_back(within(state, trial, T));
     std::stable_sort(items.begin(), items.end(),
                      [](const Item& a, const Item& b) { return a.time > b.time; });
     for (const Item& item : items) policy.add(item.trial, item.width);
@@ -451,6 +500,8 @@ class Planner final : public TrialPolicy {
   }
 
   std::unique_ptr<TrialPolicy> current_;
+  double end_s_ = 0;     // at which the plan is expected to end
+  size_t inserted_ = 0;  // trials since that was estimated
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace gpushare::cluster {
 namespace {
@@ -30,6 +31,31 @@ std::vector<std::pair<double, size_t>> by_work_left(const TrialRun& run, const s
 
 void QueuePolicy::enqueue(size_t trial, Width width) {
   queues_[width].push_back({next_++, trial});
+}
+
+bool QueuePolicy::insert(TrialRun& run, size_t trial, Width width) {
+  const auto takes = [&run](size_t which, Width at) {
+    return run.remaining(which) * duration(run.trials()[which].trial, at);
+  };
+  const double own = takes(trial, width);
+  double before = -std::numeric_limits<double>::infinity(), behind = std::numeric_limits<double>::infinity();
+  for (const auto& [at, queue] : queues_) {
+    const auto place = std::partition_point(queue.begin(), queue.end(), [&, at = at](const Entry& entry) {
+      return takes(entry.trial, at) >= own;
+    });
+    if (place != queue.begin()) before = std::max(before, std::prev(place)->order);
+    if (place != queue.end()) behind = std::min(behind, place->order);
+  }
+  const double order = std::isinf(behind)   ? next_++
+                       : std::isinf(before) ? behind - 1
+                       : before < behind    ? before + (behind - before) / 2
+                                            : before;
+  std::deque<Entry>& queue = queues_[width];
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), order,
+                                [](double value, const Entry& entry) { return value < entry.order; }),
+               {order, trial});
+  fill(run);
+  return true;
 }
 
 bool QueuePolicy::empty() const {

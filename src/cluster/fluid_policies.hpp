@@ -16,6 +16,8 @@ namespace gpushare::cluster {
 class QueuePolicy : public TrialPolicy {
  public:
   void finished(TrialRun& run) override { fill(run); }
+  // Behind the trials that take longer.
+  bool insert(TrialRun& run, size_t trial, Width width) override;
 
  protected:
   explicit QueuePolicy(bool in_order) : in_order_(in_order) {}
@@ -25,11 +27,11 @@ class QueuePolicy : public TrialPolicy {
 
  private:
   struct Entry {
-    uint64_t order;
+    double order;
     size_t trial;
   };
   std::map<Width, std::deque<Entry>> queues_;
-  uint64_t next_ = 0;
+  double next_ = 0;
   bool in_order_;  // a trial whose memory does not fit keeps those behind it waiting
 };
 

@@ -5,9 +5,23 @@
 
 #include "cluster/ekya.hpp"
 #include "cluster/kinds.hpp"
+#include "cluster/learn/learning_curve.hpp"
 
 namespace gpushare::cluster {
 namespace {
+
+// Accuracies are points in the document, parts of 1 in the curve.
+constexpr double kPoints = 100;
+
+RetrainingProfile read_profile(Fields& fields) {
+  RetrainingProfile profile;
+  profile.epochs = fields.number("epochs", kPositive);
+  fields.each("observed", 2, [&](Fields& inner, size_t) {
+    const double epoch = inner.number("epoch", kPositive);
+    profile.observed.emplace_back(epoch, inner.number("accuracy", {0, kPoints, false}) / kPoints);
+  });
+  return profile;
+}
 
 Stream read_stream(Fields& fields, Fields::Names& seen, size_t index) {
   Stream stream;
@@ -35,6 +49,8 @@ Stream read_stream(Fields& fields, Fields::Names& seen, size_t index) {
       configuration.name = inner.name(names, i);
       configuration.accuracy = inner.number("accuracy", kNotNegative);
       configuration.gpu_seconds = inner.number("gpu_seconds", kPositive);
+      if (inner.has("profile"))
+        inner.with("profile", [&](Fields& profile) { configuration.profile = read_profile(profile); });
       configurations.push_back(std::move(configuration));
     });
   });
@@ -74,7 +90,7 @@ class RetrainingKindProblem final : public Problem {
     for (Stream& stream : told.streams)
       for (auto& window : stream.windows)
         for (RetrainingConfiguration& configuration : window)
-          configuration.accuracy = std::max(0.0, configuration.accuracy * (1 + noise * normal(random)));
+          configuration.accuracy = told_accuracy(configuration, [&] { return 1 + noise * normal(random); });
     GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan played,
                               run_retraining(problem_, told, scheduler_of(choice)));
     write(played, result);
@@ -100,6 +116,17 @@ class RetrainingKindProblem final : public Problem {
   }
 
  private:
+  // What the profiler tells: where it has observed the first epochs, what their learning curve says of the last one, each observation
+  // with an error; else the truth with an error.
+  template <class F>
+  static double told_accuracy(const RetrainingConfiguration& configuration, F&& error) {
+    std::vector<std::pair<double, double>> observed = configuration.profile.observed;
+    for (auto& [epoch, accuracy] : observed) accuracy = std::clamp(accuracy * error(), 0.0, 0.999);
+    if (const auto curve = fit_learning_curve(observed))
+      return kPoints * curve->accuracy(configuration.profile.epochs);
+    return std::max(0.0, configuration.accuracy * error());
+  }
+
   static RetrainingScheduler scheduler_of(std::string_view choice) {
     return choice == "none"      ? RetrainingScheduler::kNone
            : choice == "uniform" ? RetrainingScheduler::kUniform
@@ -192,7 +219,22 @@ const Kind& retraining_kind() {
                 "properties": {
                   "name": {"$ref": "#/$defs/name"},
                   "accuracy": {"$ref": "#/$defs/not_negative"},
-                  "gpu_seconds": {"$ref": "#/$defs/positive"}
+                  "gpu_seconds": {"$ref": "#/$defs/positive"},
+                  "profile": {
+                    "description": "For run: the accuracies that a profiler observed after the first epochs. Schedulers are told what a learning curve through them says of the last of epochs.",
+                    "type": "object",
+                    "properties": {
+                      "epochs": {"$ref": "#/$defs/positive"},
+                      "observed": {"type": "array", "minItems": 2, "items": {
+                        "type": "object",
+                        "properties": {"epoch": {"$ref": "#/$defs/positive"}, "accuracy": {"type": "number", "minimum": 0, "maximum": 100}},
+                        "required": ["epoch", "accuracy"],
+                        "additionalProperties": false
+                      }}
+                    },
+                    "required": ["epochs", "observed"],
+                    "additionalProperties": false
+                  }
                 },
                 "required": ["name", "accuracy", "gpu_seconds"],
                 "additionalProperties": false

@@ -14,6 +14,7 @@
 #include "base/no_memory.hpp"
 #include "base/saturate.hpp"
 #include "base/units.hpp"
+#include "daemon/log_failure.hpp"
 #include "daemon/service.hpp"
 #include "loader/grouping.hpp"
 #include "loader/prefix.hpp"
@@ -29,11 +30,6 @@ constexpr uint64_t kChunkBytes = 16ull << 20;  // of pinned host memory
 
 uint64_t now_ns() {
   return base::host_now_ns();
-}
-
-void log_failure(const base::Status& status, const char* what) {
-  if (!status.ok())
-    base::log(base::kWarning, status.with_context(std::string("daemon: ") + what).to_string());
 }
 
 }  // namespace
@@ -122,7 +118,7 @@ void Images::open(Process& process, RemoteSession& session, const client::ImageO
     refused = {
         GPUSHARE_UNSUPPORTED,
         base::format("this daemon reads files as user %u, and shares images with that user alone; you are "
-                     "user %u: start a daemon of your own, or load the model into the session",
+                     "user %u: start a daemon of your own, or load the image into the session",
                      geteuid(), process.peer.uid)};
   else if (session.claim->group != 0)
     refused = {GPUSHARE_UNSUPPORTED, "sessions of a group open no images"};
@@ -156,14 +152,14 @@ void Images::answer(const ImageUse& use, const base::Status& status, std::span<c
   message.code = status.code();
   client::put_text(message.text, status.message());
   if (status.ok()) {
-    message.image_bytes = use.model->image()->bytes();
-    message.region_bytes = use.model->region_bytes();
-    message.layers = static_cast<uint32_t>(use.model->image()->layers().size());
+    message.image_bytes = use.image->source()->bytes();
+    message.region_bytes = use.image->region_bytes();
+    message.layers = static_cast<uint32_t>(use.image->source()->layers().size());
   }
   if (!send_to(*use.process, client::bytes_of(message), descriptors)) client::shut(use.process->socket);
 }
 
-// ---- models ---------------------------------------------------------------------------------------------------
+// ---- loaded images ---------------------------------------------------------------------------------------------------
 
 Images::Entry* Images::entry_of(uint64_t cache) {
   for (Entry& entry : entries_)
@@ -171,18 +167,18 @@ Images::Entry* Images::entry_of(uint64_t cache) {
   return nullptr;
 }
 
-Images::Entry* Images::entry_of(const Model& model) {
-  return entry_of(model.id());
+Images::Entry* Images::entry_of(const SharedImage& image) {
+  return entry_of(image.id());
 }
 
-std::vector<loader::LayerCost> Images::layer_costs(const loader::Image& image, uint64_t execute_ns) const {
+std::vector<loader::LayerCost> Images::layer_costs(const loader::Image& image, uint64_t execution_ns) const {
   std::vector<loader::LayerCost> layers = loader::layer_costs(image, link_, {});
   // Only the length of a whole iteration is known: layers are assumed to execute in proportion to their bytes.
   double transmit_ms = 0;
   for (const loader::LayerCost& layer : layers) transmit_ms += layer.transmit_ms;
   const double ratio =
-      execute_ns == 0 || transmit_ms <= 0 ? 1.0 : static_cast<double>(execute_ns) / 1e6 / transmit_ms;
-  for (loader::LayerCost& layer : layers) layer.execute_ms = layer.transmit_ms * ratio;
+      execution_ns == 0 || transmit_ms <= 0 ? 1.0 : static_cast<double>(execution_ns) / 1e6 / transmit_ms;
+  for (loader::LayerCost& layer : layers) layer.execution_ms = layer.transmit_ms * ratio;
   return layers;
 }
 
@@ -190,22 +186,22 @@ std::vector<loader::LayerCost> Images::layer_costs(const loader::Image& image, u
 base::Result<Images::Entry*> Images::entry_for(const std::shared_ptr<const loader::Image>& image,
                                                uint64_t user, uint64_t iteration_ns) {
   for (Entry& entry : entries_)
-    if (entry.model->image() == image && entry.user == user) return &entry;
+    if (entry.image->source() == image && entry.user == user) return &entry;
   Entry entry;
   entry.rest = next_id_++;
   entry.user = user;
-  entry.model = std::make_shared<Model>(*device_, link_stream_, image, entry.rest);
+  entry.image = std::make_shared<SharedImage>(*device_, link_stream_, image, entry.rest);
   loader::PrefixLimits limits;
   limits.granule_bytes = device_->info().mapping_granularity_bytes;
   const auto prefix = loader::choose_prefix(layer_costs(*image, iteration_ns), link_.grouping(), limits);
-  if (prefix.ok()) entry.model->set_prefix(*prefix);
-  const uint64_t first_bytes = entry.model->prefix().bytes;
+  if (prefix.ok()) entry.image->set_prefix(*prefix);
+  const uint64_t first_bytes = entry.image->prefix().bytes;
   if (first_bytes > 0) {
     entry.first = next_id_++;
     GPUSHARE_RETURN_IF_ERROR(scheduler_.add_cache(
         entry.first, first_bytes, static_cast<double>(link_.send_ns(first_bytes)) + prefix->saves_ms * 1e6));
   }
-  const uint64_t rest_bytes = entry.model->region_bytes() - first_bytes;
+  const uint64_t rest_bytes = entry.image->region_bytes() - first_bytes;
   const base::Status added = scheduler_.add_cache(
       entry.rest, rest_bytes, static_cast<double>(link_.send_ns(rest_bytes)), entry.first);
   if (!added.ok()) {
@@ -218,7 +214,7 @@ base::Result<Images::Entry*> Images::entry_for(const std::shared_ptr<const loade
 
 base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::Image>& image) {
   if (image->bytes() == 0)
-    return {GPUSHARE_INVALID_ARGUMENT, "model " + image->name() + " has no bytes to load"};
+    return {GPUSHARE_INVALID_ARGUMENT, "image " + image->name() + " has no bytes to load"};
   std::vector<client::TableLayer> table;
   for (const loader::Layer& layer : image->layers())
     table.push_back({layer.name, layer.offset_bytes, layer.bytes});
@@ -226,9 +222,9 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
   GPUSHARE_ASSIGN_OR_RETURN(use.board, client::Board::create());
   GPUSHARE_ASSIGN_OR_RETURN(Entry * entry, entry_for(image, use.process->peer.uid, use.iteration_ns));
   // Together with what the session has otherwise it must be able to run.
-  uint64_t bytes = entry->model->region_bytes();
+  uint64_t bytes = entry->image->region_bytes();
   for (const ImageUse* other : use.session->images)
-    if (other->model != nullptr && other->model != entry->model) bytes += other->model->region_bytes();
+    if (other->image != nullptr && other->image != entry->image) bytes += other->image->region_bytes();
   const uint64_t own = use.session->claim->persistent_bytes + use.session->claim->ephemeral_bytes;
   const uint64_t capacity = scheduler_.capacity().target_bytes;
   if (bytes > capacity - std::min(capacity, own)) {
@@ -237,7 +233,7 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
                          use.session->name.c_str(), base::format_bytes(own).c_str(),
                          base::format_bytes(bytes).c_str(), base::format_bytes(capacity).c_str())};
   }
-  use.model = entry->model;
+  use.image = entry->image;
   const int descriptors[] = {use.board->file(), layers.get()};
   answer(use, {}, descriptors);
   use.session->has_images = false;
@@ -245,12 +241,12 @@ base::Status Images::finish(ImageUse& use, const std::shared_ptr<const loader::I
   return {};
 }
 
-base::Status Images::load(Entry& entry, uint64_t execute_ns) {
-  const loader::Image& image = *entry.model->image();
+base::Status Images::load(Entry& entry, uint64_t execution_ns) {
+  const loader::Image& image = *entry.image->source();
   GPUSHARE_ASSIGN_OR_RETURN(
       const loader::Grouping grouping,
-      loader::plan_groups(layer_costs(image, execute_ns), link_.grouping(entry.model->kept_layers())));
-  return entry.model->load(grouping.ends, wake_);
+      loader::plan_groups(layer_costs(image, execution_ns), link_.grouping(entry.image->kept_layers())));
+  return entry.image->load(grouping.ends, wake_);
 }
 
 void Images::fill(uint64_t cache) {
@@ -258,14 +254,14 @@ void Images::fill(uint64_t cache) {
   if (entry == nullptr) return;
   const bool whole =
       scheduler_.cache_held(entry->rest) && (entry->first == 0 || scheduler_.cache_held(entry->first));
-  if (!whole || entry->model->state() != Model::State::kOff) return;
-  uint64_t execute_ns = 0;
+  if (!whole || entry->image->state() != SharedImage::State::kOff) return;
+  uint64_t execution_ns = 0;
   for (const auto& use : uses_) {
-    if (use->model != entry->model || use->session == nullptr) continue;
+    if (use->image != entry->image || use->session == nullptr) continue;
     const uint64_t measured_ns = scheduler_.view(use->session->claim->id).iteration_ns;
-    execute_ns = std::max(execute_ns, measured_ns != 0 ? measured_ns : use->iteration_ns);
+    execution_ns = std::max(execution_ns, measured_ns != 0 ? measured_ns : use->iteration_ns);
   }
-  if (const base::Status loading = load(*entry, execute_ns); !loading.ok()) fail(*entry, loading);
+  if (const base::Status loading = load(*entry, execution_ns); !loading.ok()) fail(*entry, loading);
 }
 
 // The sessions that want it get their turns, in which their waits say why.
@@ -273,19 +269,19 @@ void Images::fail(Entry& entry, const base::Status& why) {
   base::log(base::kWarning, why.with_context("daemon").to_string());
   entry.failure = why;
   for (const auto& use : uses_)
-    if (use->model == entry.model) {
+    if (use->image == entry.image) {
       use->board->fail(why);
       if (use->session != nullptr) use->session->retries_images = true;
     }
 }
 
 void Images::drop(uint64_t cache) {
-  if (Entry* entry = entry_of(cache)) settle(*entry);
+  if (Entry* entry = entry_of(cache)) give_back(*entry);
 }
 
-bool Images::mapped(const Model& model) const {
+bool Images::mapped(const SharedImage& image) const {
   return std::any_of(uses_.begin(), uses_.end(),
-                     [&](const auto& use) { return use->model.get() == &model && use->mapped; });
+                     [&](const auto& use) { return use->image.get() == &image && use->mapped; });
 }
 
 bool Images::ask_to_unmap(ImageUse& use) {
@@ -311,27 +307,27 @@ std::vector<const Process*> Images::overdue(uint64_t now, uint64_t lease_ns, uin
         base::format("daemon: process %d was asked %s ago to let go of image %s, and has not: the image's "
                      "bytes stay promised",
                      use->process->peer.pid, base::format_duration_ns(now - use->going_since_ns).c_str(),
-                     use->model->path().c_str()));
+                     use->image->path().c_str()));
     out.push_back(use->process);
   }
   return out;
 }
 
-void Images::settle(Entry& entry) {
-  Model& model = *entry.model;
+void Images::give_back(Entry& entry) {
+  SharedImage& image = *entry.image;
   const bool unheld = !scheduler_.cache_held(entry.rest);
   const bool failed = !entry.failure.ok() && entry.users == 0;
-  if ((!unheld && !failed) || model.state() == Model::State::kLoading) return;
+  if ((!unheld && !failed) || image.state() == SharedImage::State::kLoading) return;
   for (const auto& use : uses_) {
-    if (use->model != entry.model || !use->mapped || use->going) continue;
+    if (use->image != entry.image || !use->mapped || use->going) continue;
     if (!ask_to_unmap(*use)) client::shut(use->process->socket);
   }
-  if (mapped(model)) return;
+  if (mapped(image)) return;
   const bool first_stays = !failed && entry.first != 0 && scheduler_.cache_held(entry.first);
-  if (model.state() != Model::State::kOff)
-    model.drop(first_stays);
+  if (image.state() != SharedImage::State::kOff)
+    image.drop(first_stays);
   else if (!first_stays)
-    model.forget_prefix();
+    image.forget_prefix();
   if (failed) entry.failure = {};
   scheduler_.cache_dropped(entry.rest, now_ns());
   if (!first_stays && entry.first != 0) scheduler_.cache_dropped(entry.first, now_ns());
@@ -358,8 +354,8 @@ void Images::let_go(RemoteSession& session) {
 bool Images::want(RemoteSession& session) {
   bool any = false;
   for (const ImageUse* use : session.images) {
-    if (use->model == nullptr) continue;
-    Entry& entry = *entry_of(*use->model);
+    if (use->image == nullptr) continue;
+    Entry& entry = *entry_of(*use->image);
     if (std::find(session.wanted_images.begin(), session.wanted_images.end(), entry.rest) !=
         session.wanted_images.end())
       continue;
@@ -379,40 +375,40 @@ void Images::unwant(RemoteSession& session) {
     --entry->users;
     scheduler_.unwant_cache(entry->rest, now_ns());
     if (entry->first != 0) scheduler_.unwant_cache(entry->first, now_ns());
-    settle(*entry);
+    give_back(*entry);
   }
 }
 
 // All its images are on the device or on their way; a failed one counts.
 bool Images::there(const RemoteSession& session) {
   return std::all_of(session.images.begin(), session.images.end(), [&](const ImageUse* use) {
-    if (use->model == nullptr) return true;  // it is being read: the session's business when it waits for it
-    Entry& entry = *entry_of(*use->model);
+    if (use->image == nullptr) return true;  // it is being read: the session's business when it waits for it
+    Entry& entry = *entry_of(*use->image);
     if (!entry.failure.ok()) return true;
     const bool held =
         scheduler_.cache_held(entry.rest) && (entry.first == 0 || scheduler_.cache_held(entry.first));
-    return held && (entry.model->state() == Model::State::kLoading ||
-                    entry.model->state() == Model::State::kResident);
+    return held && (entry.image->state() == SharedImage::State::kLoading ||
+                    entry.image->state() == SharedImage::State::kResident);
   });
 }
 
 bool Images::share(ImageUse& use) {
-  if (use.model == nullptr || use.mapped) return true;
-  if (const base::Status& failure = entry_of(*use.model)->failure; !failure.ok()) {
+  if (use.image == nullptr || use.mapped) return true;
+  if (const base::Status& failure = entry_of(*use.image)->failure; !failure.ok()) {
     use.board->fail(failure);
     return true;
   }
-  base::Result<std::vector<Descriptor>> parts = use.model->share();
+  base::Result<std::vector<Descriptor>> parts = use.image->share();
   if (!parts.ok()) {
-    use.board->fail(parts.status().with_context("sharing image " + use.model->path()));
+    use.board->fail(parts.status().with_context("sharing image " + use.image->path()));
     use.session->retries_images = true;
     return true;
   }
-  use.model->unwatch(use.board.get());
-  use.model->watch(use.board);
+  use.image->unwatch(use.board.get());
+  use.image->watch(use.board);
   std::vector<int> descriptors;
   for (const Descriptor& part : *parts) descriptors.push_back(part.get());
-  const uint64_t first_bytes = parts->size() > 1 ? use.model->prefix_bytes() : use.model->region_bytes();
+  const uint64_t first_bytes = parts->size() > 1 ? use.image->prefix_bytes() : use.image->region_bytes();
   use.mapped = true;
   use.going = false;
   if (send_to(
@@ -434,7 +430,7 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
   }
   for (Read& done : read) {
     const auto found = std::find_if(uses_.begin(), uses_.end(), [&](const auto& use) {
-      return use->process->id == done.process && use->number == done.number && use->model == nullptr;
+      return use->process->id == done.process && use->number == done.number && use->image == nullptr;
     });
     if (found == uses_.end()) continue;
     ImageUse& use = **found;
@@ -447,19 +443,19 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
     forget_unused();
   }
   for (Entry& entry : entries_) {
-    if (entry.model->state() != Model::State::kLoading) continue;
-    entry.model->poll();
-    if (entry.model->state() == Model::State::kLoading) continue;
-    if (entry.model->state() == Model::State::kFailed) {
-      fail(entry, entry.model->failure());
-    } else if (entry.model->load_ns() > 0) {  // what the link really does
+    if (entry.image->state() != SharedImage::State::kLoading) continue;
+    entry.image->poll();
+    if (entry.image->state() == SharedImage::State::kLoading) continue;
+    if (entry.image->state() == SharedImage::State::kFailed) {
+      fail(entry, entry.image->failure());
+    } else if (entry.image->load_ns() > 0) {  // what the link really does
       const double measured =
-          static_cast<double>(entry.model->sent_bytes()) * 1e6 / static_cast<double>(entry.model->load_ns());
+          static_cast<double>(entry.image->sent_bytes()) * 1e6 / static_cast<double>(entry.image->load_ns());
       link_.bytes_per_ms += (link_measured_ ? 0.25 : 1.0) * (measured - link_.bytes_per_ms);
       link_measured_ = true;
       scheduler_.set_link(1e6 / link_.bytes_per_ms);
     }
-    settle(entry);
+    give_back(entry);
     moved = true;
   }
   forget_unused();
@@ -486,7 +482,7 @@ bool Images::step(std::vector<RemoteSession*>* out_ready) {
 
 bool Images::loading() const {
   return std::any_of(entries_.begin(), entries_.end(),
-                     [](const Entry& entry) { return entry.model->state() == Model::State::kLoading; });
+                     [](const Entry& entry) { return entry.image->state() == SharedImage::State::kLoading; });
 }
 
 // ---- ends -----------------------------------------------------------------------------------------------------
@@ -496,12 +492,12 @@ void Images::unmapped(Process& process, uint64_t number) {
     if ((*use)->process != &process || (*use)->number != number || !(*use)->mapped) continue;
     if (!(*use)->going && (*use)->session != nullptr) (*use)->session->retries_images = true;
     (*use)->mapped = (*use)->going = false;
-    const std::shared_ptr<Model> model = (*use)->model;
+    const std::shared_ptr<SharedImage> image = (*use)->image;
     if ((*use)->session == nullptr) {
-      model->unwatch((*use)->board.get());
+      image->unwatch((*use)->board.get());
       uses_.erase(use);
     }
-    settle(*entry_of(*model));
+    give_back(*entry_of(*image));
     break;
   }
   forget_unused();
@@ -514,10 +510,10 @@ void Images::close(Process& process, uint64_t number) {
   if (found == uses_.end()) return;
   ImageUse& use = **found;
   if (use.session != nullptr) std::erase(use.session->images, &use);
-  Entry* entry = use.model == nullptr ? nullptr : entry_of(*use.model);
-  if (use.model != nullptr) use.model->unwatch(use.board.get());
+  Entry* entry = use.image == nullptr ? nullptr : entry_of(*use.image);
+  if (use.image != nullptr) use.image->unwatch(use.board.get());
   uses_.erase(found);
-  if (entry != nullptr) settle(*entry);
+  if (entry != nullptr) give_back(*entry);
   forget_unused();
 }
 
@@ -529,7 +525,7 @@ void Images::left(RemoteSession& session) {
   }
   std::erase_if(uses_, [](const auto& use) {
     const bool over = use->session == nullptr && !use->mapped;
-    if (over && use->model != nullptr) use->model->unwatch(use->board.get());
+    if (over && use->image != nullptr) use->image->unwatch(use->board.get());
     return over;
   });
   forget_unused();
@@ -538,23 +534,23 @@ void Images::left(RemoteSession& session) {
 void Images::died(Process& process) {
   std::erase_if(uses_, [&](const auto& use) {
     if (use->process != &process) return false;
-    if (use->model == nullptr) return true;
-    use->model->unwatch(use->board.get());
+    if (use->image == nullptr) return true;
+    use->image->unwatch(use->board.get());
     if (use->stuck) {
-      Entry& entry = *entry_of(*use->model);
+      Entry& entry = *entry_of(*use->image);
       --entry.users;
       scheduler_.unwant_cache(entry.rest, now_ns());
     }
     return true;
   });
-  for (Entry& entry : entries_) settle(entry);
+  for (Entry& entry : entries_) give_back(entry);
   forget_unused();
 }
 
 void Images::disconnected(Process& process) {
   for (const auto& use : uses_) {
     if (use->process != &process || !use->mapped) continue;
-    Entry& entry = *entry_of(*use->model);
+    Entry& entry = *entry_of(*use->image);
     if (!scheduler_.cache_held(entry.rest)) continue;
     use->stuck = true;
     ++entry.users;
@@ -571,8 +567,8 @@ bool Images::in_use(const Process& process) const {
 void Images::forget_unused() {
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const bool used =
-        std::any_of(uses_.begin(), uses_.end(), [&](const auto& use) { return use->model == entry->model; });
-    if (used || entry->model->state() == Model::State::kLoading) {
+        std::any_of(uses_.begin(), uses_.end(), [&](const auto& use) { return use->image == entry->image; });
+    if (used || entry->image->state() == SharedImage::State::kLoading) {
       ++entry;
       continue;
     }
@@ -587,16 +583,16 @@ std::vector<client::ImageStatus> Images::status() const {
   std::vector<client::ImageStatus> out;
   for (const Entry& entry : entries_) {
     client::ImageStatus line;
-    line.path = entry.model->path();
+    line.path = entry.image->path();
     line.device = spec_;
-    line.state = !entry.failure.ok() ? "failed" : state_name(entry.model->state());
-    line.bytes = entry.model->region_bytes();
-    line.kept_bytes = entry.model->kept_bytes();
-    line.layers = entry.model->image()->layers().size();
-    line.arrived = entry.model->arrived();
-    line.loads = entry.model->loads();
+    line.state = !entry.failure.ok() ? "failed" : state_name(entry.image->state());
+    line.bytes = entry.image->region_bytes();
+    line.kept_bytes = entry.image->kept_bytes();
+    line.layers = entry.image->source()->layers().size();
+    line.arrived = entry.image->arrived();
+    line.loads = entry.image->loads();
     line.sessions = static_cast<uint64_t>(std::count_if(
-        uses_.begin(), uses_.end(), [&](const auto& use) { return use->model == entry.model; }));
+        uses_.begin(), uses_.end(), [&](const auto& use) { return use->image == entry.image; }));
     out.push_back(std::move(line));
   }
   return out;

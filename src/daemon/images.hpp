@@ -25,7 +25,7 @@
 #include "client/images.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
-#include "daemon/model.hpp"
+#include "daemon/shared_image.hpp"
 #include "device/device.hpp"
 #include "loader/image.hpp"
 #include "loader/profile.hpp"
@@ -40,8 +40,8 @@ struct RemoteSession;
 struct ImageUse {
   uint64_t number = 0;  // the process's
   Process* process = nullptr;
-  RemoteSession* session = nullptr;  // null: it has left
-  std::shared_ptr<Model> model;      // null: it is being read
+  RemoteSession* session = nullptr;    // null: it has left
+  std::shared_ptr<SharedImage> image;  // null: it is being read
   std::shared_ptr<client::Board> board;
   uint64_t iteration_ns = 0;
   bool mapped = false;  // by its process, or on its way there
@@ -93,7 +93,7 @@ class Images {
 
  private:
   struct Entry {
-    std::shared_ptr<Model> model;
+    std::shared_ptr<SharedImage> image;
     uint64_t first = 0, rest = 0;  // caches; first is 0 without a prefix
     uint64_t user = 0;             // who may share it
     base::Status failure;          // why it could not be loaded: it goes once nobody wants it
@@ -110,14 +110,14 @@ class Images {
   base::Result<Entry*> entry_for(const std::shared_ptr<const loader::Image>& image, uint64_t user,
                                  uint64_t iteration_ns);
   Entry* entry_of(uint64_t cache);
-  Entry* entry_of(const Model& model);
-  std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execute_ns) const;
-  base::Status load(Entry& entry, uint64_t execute_ns);
+  Entry* entry_of(const SharedImage& image);
+  std::vector<loader::LayerCost> layer_costs(const loader::Image& image, uint64_t execution_ns) const;
+  base::Status load(Entry& entry, uint64_t execution_ns);
   void fail(Entry& entry, const base::Status& why);
   static bool ask_to_unmap(ImageUse& use);  // false: its process does not read
   // Gives back what may go and is not mapped any more.
-  void settle(Entry& entry);
-  bool mapped(const Model& model) const;
+  void give_back(Entry& entry);
+  bool mapped(const SharedImage& image) const;
   bool there(const RemoteSession& session);
   bool want(RemoteSession& session);  // false: it did all before
   void unwant(RemoteSession& session);

@@ -51,6 +51,12 @@ base::Status watch(int epoll, int descriptor, uint64_t id) {
   return {GPUSHARE_IO_ERROR, std::string("epoll_ctl: ") + std::strerror(errno), errno};
 }
 
+// As CUDA and NVML write it.
+std::string pci_text(uint32_t address) {
+  return base::format("%04x:%02x:%02x.%x", address >> 16, address >> 8 & 0xff, address >> 3 & 0x1f,
+                      address & 7);
+}
+
 }  // namespace
 
 bool send_to(const Process& process, std::span<const std::byte> message, std::span<const int> descriptors) {
@@ -70,6 +76,10 @@ base::Status Service::open() {
   if (options_.devices.empty()) return {GPUSHARE_INVALID_ARGUMENT, "no device is named"};
   if (options_.lease_ns == 0) return {GPUSHARE_INVALID_ARGUMENT, "the lease is 0; give a time above 0"};
   if (options_.max_lanes == 0) return {GPUSHARE_INVALID_ARGUMENT, "max_lanes is 0; allowed is 1 and more"};
+  if (options_.share_lanes && options_.max_lanes > 1)
+    return {
+        GPUSHARE_INVALID_ARGUMENT,
+        "lanes are shared where one session at a time has the device: leave max_lanes 1, or share_lanes off"};
   GPUSHARE_ASSIGN_OR_RETURN(listener_,
                             client::Listener::open(options_.socket, options_.all_users ? 0666 : 0600));
   for (const std::string& spec : options_.devices) {
@@ -78,6 +88,8 @@ base::Status Service::open() {
     const std::string name = spec == "auto" ? device->spec() : spec;
     const bool sharable =
         device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
+    const uint64_t granularity_bytes =
+        device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
     // Its processes open it themselves; the service needs its size alone.
     const base::Status closed = device->close();
     if (!closed.ok())
@@ -100,8 +112,9 @@ base::Status Service::open() {
                                              " asked; device '" + name + "' has " +
                                              base::format_bytes(info.free_bytes) + " free"};
     GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(options_.policy));
-    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, options_, std::move(policy),
-                                                      [this] { wake(); }));
+    devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
+                                                      std::move(policy), [this] { wake(); }));
+    devices_.back()->set_pci_address(info.pci_address);
   }
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
@@ -210,9 +223,10 @@ void Service::accept_processes() {
     if (!options_.all_users && peer.uid != geteuid() && peer.uid != 0)
       refused = {GPUSHARE_UNAVAILABLE,
                  base::format("this daemon serves user %u alone; you are user %u", geteuid(), peer.uid)};
-    else if (processes_of(peer.uid) >= options_.max_processes_per_user)
-      refused = {GPUSHARE_QUEUE_FULL, base::format("user %u has %u processes connected, as many as allowed",
-                                                   peer.uid, options_.max_processes_per_user)};
+    else if (processes_of(peer.uid) >= options_.max_processes_per_user * devices_.size())
+      // A preloaded process connects once for each device.
+      refused = {GPUSHARE_QUEUE_FULL, base::format("user %u has %zu processes connected, as many as allowed",
+                                                   peer.uid, processes_of(peer.uid))};
     auto process = std::make_unique<Process>();
     process->id = next_id_++;
     process->peer = peer;
@@ -237,13 +251,14 @@ void Service::accept_processes() {
 void Service::receive(Process& process) {
   std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
   for (size_t i = 0; i < kMessagesAtOnce && !process.dead && process.socket; ++i) {
-    const auto message = client::receive_message(process.socket.get(), buffer);
+    std::vector<client::Descriptor> descriptors;
+    const auto message = client::receive_message(process.socket.get(), buffer, &descriptors);
     if (message.status().code() == GPUSHARE_NOT_READY) return;
     if (!message.ok()) {
       disconnect(process, {});
       return;
     }
-    const base::Status handled = handle(process, *message);
+    const base::Status handled = handle(process, *message, std::move(descriptors));
     if (!handled.ok()) {
       auto reply = client::make_message<client::Reply>(MessageType::kReply);
       reply.code = handled.code();
@@ -257,15 +272,20 @@ void Service::receive(Process& process) {
 
 // A message that breaks the protocol is an error, which ends the connection. A request that is refused gets a
 // reply.
-base::Status Service::handle(Process& process, std::span<const std::byte> message) {
+base::Status Service::handle(Process& process, std::span<const std::byte> message,
+                             std::vector<client::Descriptor> descriptors) {
   GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, client::check_message(message));
   const uint32_t sequence = client::fields_of<client::Header>(message).sequence;
   if (type == MessageType::kStatusRequest) {
+    // The answer tells what all messages before it have led to.
+    for (const auto& device : devices_) device->pump();
     send_status(process, sequence);
     return {};
   }
   if (type == MessageType::kSetCapacity) {
     const base::Status set = set_capacity(process, client::fields_of<client::SetCapacity>(message));
+    // Who asked finds the new capacity on the page when the answer comes.
+    for (const auto& device : devices_) device->pump();
     auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
     reply.code = set.code();
     client::put_text(reply.text, set.message());
@@ -300,15 +320,18 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
       status = {GPUSHARE_QUEUE_FULL, base::format("user %u has %u sessions, as many as allowed",
                                                   process.peer.uid, options_.max_sessions_per_user)};
     else
-      status = device.arrive(process, client::fields_of<client::Arrive>(message), &slot);
+      status = device.arrive(process, client::fields_of<client::Arrive>(message),
+                             descriptors.empty() ? nullptr : GroupPage::open(std::move(descriptors.front())),
+                             &slot);
     answer(status, slot);
     return {};
   }
-  const bool from_process =
-      type == MessageType::kNeed || type == MessageType::kRoom ||
-      (type >= MessageType::kReady && type <= MessageType::kSetRemaining) || type == MessageType::kSetClass ||
-      type == MessageType::kImageOpen || type == MessageType::kSetSpare || type == MessageType::kSetLink ||
-      type == MessageType::kRangeHas || type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer;
+  const bool from_process = type == MessageType::kNeed || type == MessageType::kRoom ||
+                            (type >= MessageType::kReady && type <= MessageType::kSetRemaining) ||
+                            type == MessageType::kSetClass || type == MessageType::kSetCap ||
+                            type == MessageType::kImageOpen || type == MessageType::kSetSpare ||
+                            type == MessageType::kSetLink || type == MessageType::kRangeHas ||
+                            type == MessageType::kRangeAsk || type == MessageType::kRangeAnswer;
   if (type == MessageType::kImageClose || type == MessageType::kImageUnmapped) {
     const uint64_t image = client::fields_of<client::SessionMessage>(message).value;
     if (type == MessageType::kImageClose)
@@ -345,18 +368,7 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
 }
 
 base::Status Service::hello(Process& process, const client::Hello& message) {
-  const std::string wanted = client::text_of(message.device);
-  SharedDevice* device = nullptr;
-  for (const auto& each : devices_)
-    if (wanted.empty() || each->name() == wanted) {
-      device = each.get();
-      break;
-    }
-  if (device == nullptr) {
-    std::string names;
-    for (const auto& each : devices_) names += (names.empty() ? "" : ", ") + each->name();
-    return {GPUSHARE_NOT_FOUND, "this daemon has no device '" + wanted + "'; it has: " + names};
-  }
+  GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
   // The same runtime under a new connection declares everything anew.
   for (const auto& [id, other] : processes_)
     if (other.get() != &process && !other->socket && !other->dead && other->instance == message.instance &&
@@ -365,6 +377,7 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
   process.passes_turns = (message.flags & client::kPassesTurns) != 0;
   GPUSHARE_ASSIGN_OR_RETURN(process.leases, device->leases_for(process.peer.uid, process.passes_turns));
   process.device = device;
+  process.minor = message.minor;
   process.instance = message.instance;
   process.program = client::text_of(message.program);
   process.welcome = true;
@@ -378,6 +391,23 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
   if (!send_to(process, client::bytes_of(welcome), std::span<const int>(&file, 1)))
     return {GPUSHARE_QUEUE_FULL, "the process does not read"};
   return {};
+}
+
+base::Result<SharedDevice*> Service::find_device(const client::Hello& message) const {
+  const std::string wanted = client::text_of(message.device);
+  const auto pci = static_cast<uint32_t>(message.pci_address);
+  const bool by_address = wanted.empty() && pci != 0 &&
+                          std::any_of(devices_.begin(), devices_.end(),
+                                      [](const auto& each) { return each->pci_address() != 0; });
+  std::string names;
+  for (const auto& each : devices_) {
+    if (by_address ? each->pci_address() == pci : wanted.empty() || each->name() == wanted) return each.get();
+    names += (names.empty() ? "" : ", ") + each->name();
+    if (by_address) names += " at " + pci_text(each->pci_address());
+  }
+  return base::Status(GPUSHARE_NOT_FOUND, "this daemon has no device " +
+                                              (by_address ? "at " + pci_text(pci) : "'" + wanted + "'") +
+                                              "; it has: " + names);
 }
 
 client::ServiceStatus Service::status(uid_t user) const {

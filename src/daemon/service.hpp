@@ -6,9 +6,10 @@
 // reads the device time that the holder measured now and then, and believes at most the time for which the
 // holder had the turn.
 //
-// Ephemeral memory is private to a process so far: P and E of a session are both counted as bytes that it keeps while it
-// is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
-// contexts of different processes take turns on a device anyhow.
+// Ephemeral memory is private to a process unless the operator lets lanes be shared: P and E of a session are both counted as bytes that it
+// keeps while it is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
+// contexts of different processes take turns on a device anyhow. With shared lanes each user has a lane, whose memory is made here (lanes.hpp)
+// and mapped by the user's processes; only who has the turn touches it.
 //
 // A process is dead when the kernel says so (pidfd), never because a socket closed: until then its bytes stay promised.
 // A session that keeps its turn longer than the lease while another waits loses the turn, not its bytes.
@@ -18,20 +19,26 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/status.hpp"
 #include "client/channel.hpp"
 #include "client/lease_page.hpp"
 #include "client/protocol.hpp"
 #include "client/status.hpp"
+#include "daemon/group_page.hpp"
 #include "daemon/images.hpp"
+#include "daemon/lanes.hpp"
 #include "sched/elastic.hpp"
 #include "sched/scheduler.hpp"
+#include "sched/time_cap.hpp"
 
 namespace gpushare::daemon {
 
@@ -41,11 +48,15 @@ struct ServiceOptions {
   uint64_t capacity_bytes = 0;  // of each device; 0 = what is free at start, less a 64th
   std::string policy = "fair";
   uint32_t max_lanes = 1;  // turns at a time; more than 1 where kernels of several processes run side by side
-  uint64_t lease_ns = 10'000'000'000;  // of a turn while another waits
-  uint64_t images_bytes = 4ull << 30;  // of host memory, for images that are open
+  bool share_lanes =
+      false;  // sessions of one user have their ephemeral memory together. Not with max_lanes above 1
+  uint64_t lease_ns = 10'000'000'000;            // of a turn while another waits
+  uint64_t least_stay_ns = sched::kLeastStayNs;  // of sessions that take turns in the device's memory
+  uint64_t images_bytes = 4ull << 30;            // of host memory, for images that are open
+  std::optional<sched::CoordinatorOptions> coordination;  // of each device; else no coordinator
   bool kill_overdue = false;  // a process that exceeded its lease, or does not let go of an image for as long
   bool all_users = false;     // else only the service's own user may connect
-  uint32_t max_processes_per_user = 64;
+  uint32_t max_processes_per_user = 64;  // for each device
   uint32_t max_sessions_per_user = 1024;
 };
 
@@ -69,11 +80,13 @@ struct Process {
   uint64_t connected_ns = 0;
   bool welcome = false;  // it said Hello
   bool dead = false;     // to be removed
+  uint16_t minor = 0;    // version of the protocol
   uint64_t instance = 0;
   std::string program;
   SharedDevice* device = nullptr;
   std::shared_ptr<LeaseTable> leases;
   bool passes_turns = false;
+  std::shared_ptr<sched::TimeCap> cap;          // of its sessions that are of no group; null: none
   std::map<uint64_t, RemoteSession*> sessions;  // by the process's number
 };
 
@@ -88,6 +101,7 @@ struct RemoteSession {
   bool leased = false;
   bool pages = false;    // was told to page out or in, and has not answered
   bool overdue = false;  // its turn was taken back, and it has not said that it is done
+  size_t pieces = 0;     // of its shared lane that it was sent
   uint64_t epoch = 0;
   uint64_t seen_service_ns = 0, seen_iterations = 0;
   uint64_t service_ns = 0, iterations = 0;  // that were believed
@@ -119,9 +133,14 @@ struct Claim {
   uint64_t group = 0;  // 0: one session alone
   std::vector<std::unique_ptr<RemoteSession>> members;
   uint64_t persistent_bytes = 0, ephemeral_bytes = 0;
+  bool shares_lane = false;  // E is of the lane of its user; else it is counted like P
   sched::SessionClass counts_as = sched::SessionClass::kGuaranteed;
   double weight = 1;                    // as its process said
+  uint64_t limit_bytes = 0;             // by the coordinator; 0 = none
   std::shared_ptr<GroupLimits> limits;  // null: none
+  std::shared_ptr<sched::TimeCap> cap;  // with others of its group or process; null: none
+  std::unique_ptr<GroupPage>
+      page;  // of a group of preloaded programs; null: it has none, or the daemon cannot use it
   sched::LaneId lane = sched::kNoLane;  // of turns
   bool ready = false;                   // as the scheduler knows it: a member waits for a turn
   bool leased = false;
@@ -145,15 +164,22 @@ struct Claim {
 // The sessions of one device: events in, leases and messages out. Used by the service's thread alone.
 class SharedDevice {
  public:
-  SharedDevice(std::string device, uint64_t capacity_bytes, const ServiceOptions& options,
-               std::unique_ptr<sched::Policy> policy, std::function<void()> wake);
+  // `granularity_bytes`: what the device maps; 0: it cannot share memory.
+  SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t granularity_bytes,
+               const ServiceOptions& options, std::unique_ptr<sched::Policy> policy,
+               std::function<void()> wake);
   const std::string& name() const { return name_; }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
+  // As gpushare_backend_device_info has it; 0: none is known.
+  uint32_t pci_address() const { return pci_address_; }
+  void set_pci_address(uint32_t address) { pci_address_ = address; }
   std::string policy_name() const { return scheduler_.policy_name(); }
 
   // The leases that a process of the user gets.
   base::Result<std::shared_ptr<LeaseTable>> leases_for(uid_t user, bool passes_turns);
-  base::Status arrive(Process& process, const client::Arrive& message, uint32_t* out_slot);
+  // `page`: on which the process counts with others of its group; null: none.
+  base::Status arrive(Process& process, const client::Arrive& message, std::unique_ptr<GroupPage> page,
+                      uint32_t* out_slot);
   base::Status need(RemoteSession& session, const client::Need& message);
   base::Status make_room(RemoteSession& session, uint64_t bytes);
   void handle(RemoteSession& session, client::MessageType type, uint64_t value);
@@ -190,8 +216,15 @@ class SharedDevice {
   Claim* find_group(uint64_t group, uid_t user) const;
   // The limits that an arriving session has with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
-  // Whether a group may need so many bytes more. Errors: QUOTA_EXCEEDED.
-  static base::Status within(const GroupLimits* limits, const std::string& session, uint64_t more_bytes);
+  // Whether a group may need so many bytes more, for which its preloaded programs lend what they do not hold. `asks`: whose need grows; null: a
+  // new session's. Errors: QUOTA_EXCEEDED.
+  base::Status within(const GroupLimits* limits, const Claim* asks, const std::string& session,
+                      uint64_t more_bytes, uint64_t now_ns);
+  bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
+  // Preloaded programs get back what the group's other sessions no longer need.
+  void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
+  // What the first of a group's preloaded programs is promised of the bytes that it declares: no more than the other sessions leave.
+  uint64_t left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page, uint64_t now_ns) const;
   // Divides the weight of a group among those of its sessions that use the device.
   void divide_weight(const GroupLimits* limits, uint64_t now_ns);
   void set_ready(Claim& claim, bool ready);
@@ -199,6 +232,12 @@ class SharedDevice {
   void now_ready(RemoteSession& session, uint64_t now_ns);
   void not_ready(RemoteSession& session, uint64_t now_ns);
   void announce(Claim& claim, uint64_t now_ns);
+  // The cap of an arriving session, or of one that is to have this cap from now on; null: none.
+  std::shared_ptr<sched::TimeCap> cap_of(Process& process, uint64_t group, double share, uint64_t now_ns);
+  void set_cap(RemoteSession& session, double share, uint64_t now_ns);
+  static bool capped(const Claim& claim) { return claim.cap != nullptr && claim.cap->binds(); }
+  // Those whose debts are repaid wait for a turn again; true if there are any.
+  bool announce_repaid(uint64_t now_ns);
   void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
   void open_range(RemoteSession& session, const sched::RangeSpec& spec);
   void end_range_wait(RemoteSession& session);
@@ -207,9 +246,21 @@ class SharedDevice {
   void refresh_class(RemoteSession& session, uint64_t now_ns);
   bool expire_ranges(uint64_t now_ns);  // true if somebody is silent
   void tell(const Claim& claim, client::MessageType type);
+  void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, bool out);
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   void carry_out(const sched::Action& action);
+  void carry_out_all();
+  // Shared lanes. What of E is promised: whole pieces.
+  base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
+  uint64_t lane_need(uint64_t ephemeral_bytes) const;
+  void size_lane(sched::LaneId lane, uint64_t bytes);
+  // Sends the session what it needs of its lane; false if that could not be made.
+  bool send_lane(Claim& claim);
+  void unplace(Claim& claim, uint64_t now_ns);
+  void leave_lane(Claim& claim);  // its process has unmapped it
+  // Nobody has a turn in the lane of a session that is overdue.
+  void set_overdue(RemoteSession& session, bool overdue);
   void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
   void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);
   void start_turn(Claim& claim, sched::LaneId lane, uint64_t granted_ns, uint64_t now_ns);
@@ -233,6 +284,8 @@ class SharedDevice {
   // The device time that the holder has measured since the last call, at most as long as it had the turn.
   void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
+  base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
+  void next_room(uint64_t now_ns);  // for the first in the line
   base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   // Those whose turns were asked back for room have ended them, or took too long.
   void room_drained(uint64_t now_ns);
@@ -259,19 +312,30 @@ class SharedDevice {
   static constexpr uint64_t kUsesNs = 1'000'000'000;
 
   const std::string name_;
+  uint32_t pci_address_ = 0;
   const uint64_t capacity_bytes_;
+  const uint64_t began_ns_ = base::host_now_ns();
   const ServiceOptions& options_;
   uint64_t next_id_ = 1;  // of claims and caches
   sched::Scheduler scheduler_;
   Images images_;
-  std::map<uint64_t, std::unique_ptr<Claim>> claims_;      // by the scheduler's number
-  std::vector<Claim*> holders_;                            // by lane of turns
-  std::vector<Offer> offers_;                              // likewise
-  std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;      // of processes that pass turns
-  std::map<uint64_t, std::weak_ptr<GroupLimits>> limits_;  // by the group's number
-  size_t ready_ = 0;                                       // claims that wait for a turn
-  bool contended_ = false;                                 // when it was looked at last
-  uint64_t room_for_ = 0;  // the claim that pages others out, and whom: claims and caches
+  std::unique_ptr<Lanes> lanes_;  // null: none are shared
+  uint64_t retry_lanes_ns_ = 0;   // memory of a lane could not be made: when to try again; 0: it could
+  std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
+  std::vector<Claim*> holders_;                        // by lane of turns
+  std::vector<Offer> offers_;                          // likewise
+  std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
+  std::vector<std::weak_ptr<LeaseTable>>
+      all_tables_;  // what is promised is told in each, also to a process without sessions
+  std::map<uint64_t, std::weak_ptr<GroupLimits>> limits_;   // by the group's number
+  std::map<uint64_t, std::weak_ptr<sched::TimeCap>> caps_;  // likewise
+  std::vector<Claim*> in_debt_;  // they wait for a turn, and their caps for the debt to be repaid
+  size_t ready_ = 0;             // claims that wait for a turn
+  bool contended_ = false;       // when it was looked at last
+  std::deque<std::pair<uint64_t, uint64_t>>
+      room_line_;                // guaranteed claims that want room after that, and how much
+  bool room_for_lower_ = false;  // it waits for turns of opportunistic ones alone
+  uint64_t room_for_ = 0;        // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
@@ -300,8 +364,11 @@ class Service {
   void wake();
   void accept_processes();
   void receive(Process& process);
-  base::Status handle(Process& process, std::span<const std::byte> message);
+  base::Status handle(Process& process, std::span<const std::byte> message,
+                      std::vector<client::Descriptor> descriptors);
   base::Status hello(Process& process, const client::Hello& message);
+  // The device that the message means. Errors: NOT_FOUND.
+  base::Result<SharedDevice*> find_device(const client::Hello& message) const;
   void send_status(Process& process, uint32_t sequence);
   base::Status set_capacity(const Process& process, const client::SetCapacity& message);
   void disconnect(Process& process, const std::string& why);

@@ -11,6 +11,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "daemon/service.hpp"
@@ -23,24 +24,38 @@ using client::MessageType;
 
 namespace {
 
-constexpr uint64_t kRoomWaitNs = 50'000'000;  // for the end of iterations of those that may have room to give
+// For the end of iterations of those that may have room to give; of opportunistic ones, for a guaranteed one.
+constexpr uint64_t kRoomWaitNs = 50'000'000, kBoundaryWaitNs = 5'000'000'000;
 
-sched::SchedulerOptions scheduling(uint64_t capacity_bytes, uint32_t max_lanes) {
+constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
+constexpr uint64_t kLeastPieceBytes = 2ull << 20;  // processes map no less
+
+sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions& service) {
   sched::SchedulerOptions options;
   options.capacity_bytes = capacity_bytes;
-  options.max_lanes = max_lanes;
+  options.max_lanes = service.max_lanes;
+  options.shared_lanes = service.share_lanes;
+  options.measures = true;
+  options.least_stay_ns = service.least_stay_ns;
   return options;
 }
 
 }  // namespace
 
-SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, const ServiceOptions& options,
-                           std::unique_ptr<sched::Policy> policy, std::function<void()> wake)
+SharedDevice::SharedDevice(std::string device, uint64_t capacity_bytes, uint64_t granularity_bytes,
+                           const ServiceOptions& options, std::unique_ptr<sched::Policy> policy,
+                           std::function<void()> wake)
     : name_(std::move(device)),
       capacity_bytes_(capacity_bytes),
       options_(options),
-      scheduler_(scheduling(capacity_bytes, options.max_lanes), std::move(policy)),
-      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {}
+      scheduler_(scheduling(capacity_bytes, options), std::move(policy)),
+      images_(name_, options.images_bytes, scheduler_, next_id_, std::move(wake)) {
+  const base::Status always_ok = scheduler_.set_coordination(options.coordination, base::host_now_ns());
+  if (!options.share_lanes || granularity_bytes == 0) return;
+  const uint64_t piece = std::max(kLeastPieceBytes, capacity_bytes / kPiecesOfDevice);
+  lanes_ =
+      std::make_unique<Lanes>(name_, base::round_up(piece, std::max(kLeastPieceBytes, granularity_bytes)));
+}
 
 base::Result<std::shared_ptr<LeaseTable>> SharedDevice::leases_for(uid_t user, bool passes_turns) {
   if (passes_turns)
@@ -50,6 +65,8 @@ base::Result<std::shared_ptr<LeaseTable>> SharedDevice::leases_for(uid_t user, b
   GPUSHARE_ASSIGN_OR_RETURN(table->page, client::LeasePage::create(slots));
   table->epochs.assign(slots, 0);
   table->used.assign(slots, false);
+  table->page->set_promised(scheduler_.promised_bytes(), scheduler_.capacity().target_bytes);
+  all_tables_.push_back(table);
   if (passes_turns) tables_[user] = table;
   return table;
 }
@@ -61,13 +78,18 @@ Claim* SharedDevice::find_group(uint64_t group, uid_t user) const {
   return nullptr;
 }
 
-base::Status SharedDevice::arrive(Process& process, const client::Arrive& message, uint32_t* out_slot) {
+base::Status SharedDevice::arrive(Process& process, const client::Arrive& message,
+                                  std::unique_ptr<GroupPage> page, uint32_t* out_slot) {
   if (message.session == 0 || process.sessions.contains(message.session))
     return {GPUSHARE_INVALID_ARGUMENT, "the session's number is 0 or in use"};
   if (message.cls > static_cast<uint32_t>(sched::SessionClass::kOpportunistic))
     return {GPUSHARE_INVALID_ARGUMENT, base::format("there is no session class %u", message.cls)};
+  if (message.cap != 0 && !sched::TimeCap::valid(message.cap))
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("a cap of %g of the device's time is not above 0 and at most 1", message.cap)};
   take_back_offers();
   std::vector<bool>& used = process.leases->used;
+  carry_out_all();
   const auto free_slot = std::find(used.begin(), used.end(), false);
   if (free_slot == used.end())
     return {GPUSHARE_QUEUE_FULL, base::format("there are %zu sessions, as many as allowed", used.size())};
@@ -84,32 +106,52 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   const bool joins = claim != nullptr;
   if (!joins) {
     std::shared_ptr<GroupLimits> limits = limits_of(message);
-    if ((message.flags & client::kKnownBefore) == 0)
-      GPUSHARE_RETURN_IF_ERROR(
-          within(limits.get(), session.name,
-                 base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
+    uint64_t persistent_bytes = message.persistent_bytes;
+    if (!own_claim && page != nullptr)
+      persistent_bytes = left_for_page(limits.get(), persistent_bytes, *page, now_ns);
+    const base::Status fits = within(limits.get(), nullptr, session.name,
+                                     base::add_saturated(persistent_bytes, message.ephemeral_bytes), now_ns);
+    if (!fits.ok() && (message.flags & client::kKnownBefore) == 0) return fits;
     auto made = std::make_unique<Claim>();
     claim = made.get();
     claim->id = next_id_++;
     claim->group = own_claim ? 0 : message.group;
-    claim->persistent_bytes = message.persistent_bytes;
+    claim->persistent_bytes = persistent_bytes;
     claim->ephemeral_bytes = message.ephemeral_bytes;
     claim->weight = message.weight;
     sched::SessionSpec spec;
     spec.id = claim->id;
     spec.name = session.name;
+    spec.named = session.name.rfind("session-", 0) != 0;  // what executors call sessions without a name
     spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
     spec.priority = message.priority;
     spec.weight = message.weight;
-    spec.persistent_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
+    // Where it fits only without the rounding to pieces, its E is its own.
+    claim->shares_lane = lanes_ != nullptr && claim->group == 0 &&
+                         (message.flags & client::kMayShareLane) != 0 &&
+                         base::add_saturated(persistent_bytes, lane_need(message.ephemeral_bytes)) <=
+                             scheduler_.capacity().target_bytes;
+    spec.persistent_bytes = persistent_bytes;
+    if (claim->shares_lane) {
+      spec.ephemeral_bytes = lane_need(message.ephemeral_bytes);
+      spec.trust_group = uint64_t{process.peer.uid} + 1;
+    } else {
+      spec.persistent_bytes = base::add_saturated(persistent_bytes, message.ephemeral_bytes);
+    }
     spec.remaining_ns = message.remaining_ns;
     spec.iterations_total = message.iterations_total;
     spec.may_queue = (message.flags & client::kMayQueue) != 0;
     spec.may_page = (message.flags & client::kMayPage) != 0;
+    spec.alternates = (message.flags & client::kAlternates) != 0;
+    spec.never_pages = (message.flags & client::kNeverPages) != 0;
     spec.may_claim = (message.flags & client::kClaimsNothing) == 0;
+    spec.may_upgrade = (message.flags & client::kMayUpgrade) != 0;
+    // Members of a group do not know what the others have.
+    spec.least_bytes = claim->group == 0 ? message.least_bytes : 0;
     if (base::Status arrived = scheduler_.arrive(spec, now_ns); !arrived.ok()) {
       // What is on its way out for it is told first: its process waits for what is its own, and asks again.
-      for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
+      carry_out_all();
+      take_back_loan(limits.get(), now_ns);
       return arrived;
     }
     claims_.emplace(claim->id, std::move(made));
@@ -118,6 +160,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
       claim->limits->claims.push_back(claim);
     }
   }
+  if (claim->group != 0 && claim->page == nullptr) claim->page = std::move(page);
+  if (claim->cap == nullptr) claim->cap = cap_of(process, message.group, message.cap, now_ns);
   session.claim = claim;
   claim->members.push_back(std::move(owned));
   *free_slot = true;
@@ -125,7 +169,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
   lease.reset();
   lease.set({++epoch_of(session), LeaseState::kFree});
   process.sessions.emplace(session.number, &session);
-  for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
+  carry_out_all();
+  if (joins) tell_terms(session, scheduler_.view(claim->id).cls, 0);
   if (joins && scheduler_.state(claim->id) == sched::SessionState::kResident && !claim->pages_out)
     tell(session, MessageType::kAdmit);
   // A restarted daemon hears of an iteration under way: it has the turn, where nobody else has it already.
@@ -138,89 +183,67 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     }
   }
   divide_weight(claim->limits.get(), now_ns);
-  *out_slot = session.slot;
+  *out_slot = session.slot | (claim->shares_lane ? client::kSharesLane : 0);
   return {};
-}
-
-std::shared_ptr<GroupLimits> SharedDevice::limits_of(const client::Arrive& message) {
-  if (message.group == 0) return nullptr;
-  std::erase_if(limits_, [](const auto& entry) { return entry.second.expired(); });
-  const auto found = limits_.find(message.group);
-  if (found != limits_.end()) return found->second.lock();
-  if ((message.flags & client::kOwnClaim) == 0) return nullptr;
-  auto limits = std::make_shared<GroupLimits>();
-  limits->group = message.group;
-  limits->memory_bytes = message.group_memory_bytes;
-  if (std::isfinite(message.group_weight) && message.group_weight > 0) limits->weight = message.group_weight;
-  // Sessions of preloaded programs of the group were here before.
-  for (const auto& [id, claim] : claims_)
-    if (claim->group == message.group) {
-      claim->limits = limits;
-      limits->claims.push_back(claim.get());
-    }
-  limits_[message.group] = limits;
-  return limits;
-}
-
-base::Status SharedDevice::within(const GroupLimits* limits, const std::string& session,
-                                  uint64_t more_bytes) {
-  if (limits == nullptr || limits->memory_bytes == 0) return {};
-  uint64_t needed_bytes = 0;
-  for (const Claim* claim : limits->claims)
-    needed_bytes = base::add_saturated(needed_bytes,
-                                       base::add_saturated(claim->persistent_bytes, claim->ephemeral_bytes));
-  if (base::add_saturated(needed_bytes, more_bytes) <= limits->memory_bytes) return {};
-  return {GPUSHARE_QUOTA_EXCEEDED,
-          base::format(
-              "session '%s' needs %s more; its group may need %s together, in all of its processes, and "
-              "its sessions need %s already",
-              session.c_str(), base::format_bytes(more_bytes).c_str(),
-              base::format_bytes(limits->memory_bytes).c_str(), base::format_bytes(needed_bytes).c_str())};
-}
-
-void SharedDevice::divide_weight(const GroupLimits* limits, uint64_t now_ns) {
-  if (limits == nullptr || limits->weight == 0) return;
-  const auto uses = [now_ns](const Claim* claim) {
-    return claim->ready || claim->leased || now_ns - claim->returned_ns < kUsesNs;
-  };
-  double sum = 0;
-  for (const Claim* claim : limits->claims) sum += uses(claim) ? claim->weight : 0;
-  // A session that rests has what it would have alone beside those that do not: it says when it comes back.
-  for (const Claim* claim : limits->claims)
-    scheduler_.set_weight(claim->id,
-                          limits->weight * claim->weight / (sum + (uses(claim) ? 0 : claim->weight)));
 }
 
 base::Status SharedDevice::need(RemoteSession& session, const client::Need& message) {
   take_back_offers();
   Claim& claim = *session.claim;
+  const uint64_t now_ns = base::host_now_ns();
   const uint64_t before_bytes = base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
   const uint64_t wanted_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
   if (wanted_bytes > before_bytes)
-    GPUSHARE_RETURN_IF_ERROR(within(claim.limits.get(), session.name, wanted_bytes - before_bytes));
-  GPUSHARE_RETURN_IF_ERROR(scheduler_.set_need(claim.id, wanted_bytes, 0, base::host_now_ns()));
-  claim.persistent_bytes = message.persistent_bytes;
-  claim.ephemeral_bytes = message.ephemeral_bytes;
-  return {};
+    GPUSHARE_RETURN_IF_ERROR(
+        within(claim.limits.get(), &claim, session.name, wanted_bytes - before_bytes, now_ns));
+  carry_out_all();  // what is given back is back before anybody else is promised it
+  const uint64_t before_p = claim.persistent_bytes, before_e = claim.ephemeral_bytes;
+  base::Status set = set_need(claim, message.persistent_bytes, message.ephemeral_bytes, now_ns);
+  carry_out_all();
+  if (set.ok() && claim.shares_lane && claim.lane != sched::kNoLane && !send_lane(claim)) {
+    (void)set_need(claim, before_p, before_e, now_ns);
+    set = {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+           "session '" + session.name + "': the device has no memory for its lane to grow"};
+  }
+  if (!set.ok() || wanted_bytes < before_bytes) take_back_loan(claim.limits.get(), now_ns);
+  return set;
 }
 
 base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
-  if (room_for_ != 0)
+  if (room_for_ == 0) return make_room(*session.claim, bytes, base::host_now_ns());
+  if (session.claim->counts_as != sched::SessionClass::kGuaranteed)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "room is being made for another session already"};
+  room_line_.emplace_back(session.claim->id, bytes);
+  return {};
+}
+
+void SharedDevice::next_room(uint64_t now_ns) {
+  while (room_for_ == 0 && !room_line_.empty()) {
+    const auto [id, bytes] = room_line_.front();
+    room_line_.pop_front();
+    const auto found = claims_.find(id);
+    // Without room it asks again, and is refused.
+    if (found != claims_.end() && !make_room(*found->second, bytes, now_ns).ok())
+      tell(*found->second, MessageType::kRoomMade);
+  }
+}
+
+base::Status SharedDevice::make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns) {
   take_back_offers();
-  const uint64_t now_ns = base::host_now_ns();
   // A session that keeps its lease counts as running for the scheduler, and would give nothing. A process whose work is done
   // may not have looked, and says so when its turn is wanted.
-  bool drains = false;
+  bool drains = false, lower_drain = false;
   for (Claim* holder : std::vector<Claim*>(holders_)) {
-    if (holder == nullptr || holder == session.claim) continue;
-    const bool asked_before = holder->wanted_since_ns != 0;
-    drains = (!want_back(*holder, now_ns) && !asked_before) || drains;
+    if (holder == nullptr || holder == &claim) continue;
+    const bool asked_before = holder->wanted_since_ns != 0, given = want_back(*holder, now_ns);
+    drains = (!given && !asked_before) || drains;
+    lower_drain = (!given && holder->counts_as == sched::SessionClass::kOpportunistic) || lower_drain;
   }
-  if (!drains) return start_room(*session.claim, bytes, now_ns);
-  room_for_ = session.claim->id;
+  room_for_lower_ = lower_drain && claim.counts_as == sched::SessionClass::kGuaranteed;
+  if (!drains && !room_for_lower_) return start_room(claim, bytes, now_ns);
+  room_for_ = claim.id;
   room_bytes_ = bytes;
-  room_until_ns_ = now_ns + kRoomWaitNs;
+  room_until_ns_ = now_ns + (room_for_lower_ ? kBoundaryWaitNs : kRoomWaitNs);
   return {};
 }
 
@@ -241,7 +264,8 @@ void SharedDevice::room_drained(uint64_t now_ns) {
   if (room_until_ns_ == 0) return;
   const auto found = claims_.find(room_for_);
   if (now_ns < room_until_ns_ && std::any_of(holders_.begin(), holders_.end(), [&](const Claim* holder) {
-        return holder != nullptr && holder->id != room_for_ && holder->wanted_since_ns != 0;
+        return holder != nullptr && holder->id != room_for_ && holder->wanted_since_ns != 0 &&
+               (!room_for_lower_ || holder->counts_as == sched::SessionClass::kOpportunistic);
       }))
     return;
   room_until_ns_ = 0;
@@ -249,6 +273,7 @@ void SharedDevice::room_drained(uint64_t now_ns) {
   // Without room it asks again, and is refused.
   if (found != claims_.end() && !start_room(*found->second, room_bytes_, now_ns).ok())
     tell(*found->second, MessageType::kRoomMade);
+  next_room(now_ns);
 }
 
 base::Status SharedDevice::set_capacity(uint64_t bytes) {
@@ -262,6 +287,7 @@ void SharedDevice::room_step(uint64_t victim) {
   const auto found = claims_.find(room_for_);
   if (found != claims_.end()) tell(*found->second, MessageType::kRoomMade);
   room_for_ = 0;
+  next_room(base::host_now_ns());
 }
 
 void SharedDevice::set_ready(Claim& claim, bool ready) {
@@ -274,6 +300,10 @@ void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
   const bool waits = std::any_of(claim.members.begin(), claim.members.end(),
                                  [](const auto& member) { return member->ready && !member->overdue; });
   if (claim.leased || !waits) return;
+  if (claim.cap != nullptr && claim.cap->may_begin_ns(now_ns) > now_ns) {
+    if (std::find(in_debt_.begin(), in_debt_.end(), &claim) == in_debt_.end()) in_debt_.push_back(&claim);
+    return;
+  }
   set_ready(claim, true);
   divide_weight(claim.limits.get(), now_ns);
   scheduler_.ready(claim.id, now_ns);
@@ -295,6 +325,7 @@ void SharedDevice::not_ready(RemoteSession& session, uint64_t now_ns) {
   if (std::any_of(claim.members.begin(), claim.members.end(),
                   [](const auto& member) { return member->ready; }))
     return;
+  std::erase(in_debt_, &claim);
   set_ready(claim, false);
   scheduler_.not_ready(claim.id, now_ns);
   if (!session.leased && !session.overdue) images_.let_go(session);
@@ -321,7 +352,10 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       const Lease::Word word = lease(session).look();
       if (session.leased && (word.epoch != session.epoch || word.state == LeaseState::kFree))
         member_done(session, now_ns);
-      if (std::exchange(session.overdue, false)) images_.let_go(session);
+      if (session.overdue) {
+        set_overdue(session, false);
+        images_.let_go(session);
+      }
       if (value != 0 && !session.leased) now_ready(session, now_ns);
       break;
     }
@@ -335,10 +369,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       remove(session);
       break;
     case MessageType::kUnplaced:
-      if (claim.group != 0) break;  // it has no lane of its own
-      claim.lane = sched::kNoLane;
-      claim.paging = false;
-      scheduler_.unplaced(claim.id, now_ns);
+      if (claim.group == 0) unplace(claim, now_ns);  // else it has no lane of its own
       break;
     case MessageType::kPageDone:
     case MessageType::kPageOutFailed:
@@ -369,6 +400,12 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
         divide_weight(claim.limits.get(), now_ns);
       else
         scheduler_.set_weight(claim.id, weight);
+      break;
+    }
+    case MessageType::kSetCap: {
+      double share = 0;
+      std::memcpy(&share, &value, sizeof(share));
+      if (sched::TimeCap::valid(share)) set_cap(session, share, now_ns);
       break;
     }
     case MessageType::kSetRemaining:
@@ -402,6 +439,13 @@ void SharedDevice::tell(const Claim& claim, MessageType type) {
   for (const auto& member : claim.members) tell(*member, type);
 }
 
+void SharedDevice::tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes) {
+  constexpr uint16_t kTermsMinor = 6;
+  if (session.process->minor < kTermsMinor) return;
+  tell(session, MessageType::kCountsAs, static_cast<uint64_t>(cls));
+  tell(session, MessageType::kLimit, limit_bytes);
+}
+
 void SharedDevice::start_paging(Claim& claim, bool out) {
   claim.pages_out = out;
   claim.page_out_failed = false;
@@ -426,6 +470,7 @@ void SharedDevice::paged(Claim& claim, bool done, uint64_t now_ns) {
     scheduler_.page_out_failed(claim.id, now_ns);
   } else {
     scheduler_.page_done(claim.id, now_ns);
+    if (scheduler_.lane_of(claim.id) == sched::kNoLane) leave_lane(claim);
     claim.lane = scheduler_.lane_of(claim.id);
     if (claim.group != 0 && !claim.pages_out)
       tell(claim, MessageType::kAdmit);  // members that came meanwhile
@@ -439,8 +484,12 @@ void SharedDevice::carry_out(const sched::Action& action) {
       holders_.resize(action.lane + 1);
       offers_.resize(action.lane + 1);
     }
-    return;
+    return size_lane(action.lane, scheduler_.lane_size(action.lane));
   }
+  // As it is now: what was decided since may be less.
+  if (action.kind == sched::ActionKind::kResizeLane)
+    return size_lane(action.lane, scheduler_.lane_size(action.lane));
+  if (action.kind == sched::ActionKind::kCloseLane) return size_lane(action.lane, 0);
   if (action.kind == sched::ActionKind::kFillCache) return images_.fill(action.session);
   if (action.kind == sched::ActionKind::kDropCache) return images_.drop(action.session);
   const auto found = claims_.find(action.session);
@@ -449,7 +498,10 @@ void SharedDevice::carry_out(const sched::Action& action) {
   switch (action.kind) {
     case sched::ActionKind::kAdmit:
       claim.lane = action.lane;
-      tell(claim, MessageType::kAdmit);
+      if (send_lane(claim))
+        tell(claim, MessageType::kAdmit);
+      else
+        unplace(claim, base::host_now_ns());
       break;
     case sched::ActionKind::kMove:  // the process's memory stays where it is
       claim.lane = action.lane;
@@ -465,13 +517,26 @@ void SharedDevice::carry_out(const sched::Action& action) {
       start_paging(claim, true);
       break;
     case sched::ActionKind::kPageIn:
-      claim.paging = true;
       claim.lane = action.lane;
+      if (!send_lane(claim)) {
+        unplace(claim, base::host_now_ns());
+        break;
+      }
+      claim.paging = true;
       start_paging(claim, false);
       break;
+    case sched::ActionKind::kTerms:
+      claim.limit_bytes = action.bytes;
+      for (const auto& member : claim.members)
+        tell_terms(*member, action.cls, claim.group == 0 ? action.bytes : 0);
+      break;
     default:
-      break;  // lanes of turns hold no memory
+      break;
   }
+}
+
+void SharedDevice::carry_out_all() {
+  for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
 }
 
 void SharedDevice::remove(RemoteSession& session) {
@@ -482,6 +547,7 @@ void SharedDevice::remove(RemoteSession& session) {
   session.ready = false;
   lease(session).set({++epoch_of(session), LeaseState::kFree});
   if (session.leased) member_done(session, now_ns);
+  if (session.overdue) set_overdue(session, false);
   images_.left(session);
   close_range(session);
   process.leases->used[session.slot] = false;
@@ -498,12 +564,14 @@ void SharedDevice::remove(RemoteSession& session) {
     room_for_ = room_until_ns_ = 0;
     room_victims_.clear();
     scheduler_.room_used(now_ns);
+    next_room(now_ns);
   } else {
     room_step(claim.id);
   }
   const std::shared_ptr<GroupLimits> limits = std::move(claim.limits);
   if (limits != nullptr) std::erase(limits->claims, &claim);
   claims_.erase(claim.id);
+  take_back_loan(limits.get(), now_ns);
   divide_weight(limits.get(), now_ns);
 }
 
@@ -517,6 +585,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
 
 void SharedDevice::pump() {
   take_back_offers();
+  scheduler_.look(base::host_now_ns());
   for (bool moved = true; moved;) {
     moved = false;
     for (const sched::Action& action : scheduler_.take_actions()) {
@@ -536,9 +605,9 @@ void SharedDevice::pump() {
       moved = true;
     }
     for (sched::LaneId lane = 0; lane < holders_.size(); ++lane) {
-      if (Claim* holder = holders_[lane]; holder != nullptr &&
-                                          (contended() || holder->members.front()->retries_images) &&
-                                          !keeps(*holder, now_ns) && want_back(*holder, now_ns))
+      if (Claim* holder = holders_[lane];
+          holder != nullptr && (contended() || capped(*holder) || holder->members.front()->retries_images) &&
+          !keeps(*holder, now_ns) && want_back(*holder, now_ns))
         moved = true;
       room_drained(now_ns);
       if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
@@ -559,98 +628,17 @@ void SharedDevice::pump() {
     if (!claims_.contains(victim) && !scheduler_.cache_going(victim)) room_step(victim);
   const uint64_t promised = scheduler_.promised_bytes();
   const uint64_t capacity = scheduler_.capacity().target_bytes;
-  for (const auto& [id, claim] : claims_)
-    for (const auto& member : claim->members) member->process->leases->page->set_promised(promised, capacity);
+  std::erase_if(all_tables_, [&](const std::weak_ptr<LeaseTable>& each) {
+    const std::shared_ptr<LeaseTable> table = each.lock();
+    if (table != nullptr) table->page->set_promised(promised, capacity);
+    return table == nullptr;
+  });
   make_offers();
 }
 
 void SharedDevice::kill_overdue(const Process& process) const {
   if (options_.kill_overdue && process.pidfd)
     (void)syscall(SYS_pidfd_send_signal, process.pidfd.get(), SIGKILL, nullptr, 0);
-}
-
-client::DeviceStatus SharedDevice::status() const {
-  client::DeviceStatus out;
-  out.device = name_;
-  out.policy = scheduler_.policy_name();
-  const sched::Limit capacity = scheduler_.capacity();
-  out.capacity_bytes = capacity.target_bytes;
-  out.effective_capacity_bytes = capacity.effective_bytes;
-  out.promised_bytes = scheduler_.promised_bytes();
-  out.images_bytes = scheduler_.cached_bytes();
-  out.lanes = scheduler_.lanes_open();
-  out.resident = scheduler_.residents();
-  out.waiting = scheduler_.waiting();
-  out.turns = turns_;
-  out.cut_off = cut_off_;
-  return out;
-}
-
-client::SessionStatus SharedDevice::status_of(const RemoteSession& session) const {
-  client::SessionStatus out;
-  const Claim& claim = *session.claim;
-  const sched::SessionView view = scheduler_.view(claim.id);
-  out.pid = static_cast<uint64_t>(session.process->peer.pid);
-  out.session = session.number;
-  out.name = session.name;
-  out.device = name_;
-  out.lane = claim.lane == sched::kNoLane ? UINT64_MAX : claim.lane;
-  out.persistent_bytes = claim.persistent_bytes;
-  out.ephemeral_bytes = claim.ephemeral_bytes;
-  out.service_ns = session.service_ns;
-  out.iterations = session.iterations;
-  out.weight = view.weight;
-  out.priority = view.priority;
-  out.cls = view.cls == sched::SessionClass::kOpportunistic ? "opportunistic" : "guaranteed";
-  out.share =
-      service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
-  out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
-  const Claim* holder =
-      claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
-  if (session.overdue) {
-    out.state = "overdue";
-    out.waits_for = "its own iteration, which exceeded the lease";
-  } else if (claim.paging) {
-    out.state = "paging";
-  } else if (session.leased) {
-    out.state = lease(session).look().state == LeaseState::kIdle ? "idle" : "turn";
-  } else if (scheduler_.state(claim.id) == sched::SessionState::kQueued) {
-    out.state = "queued";
-    out.waits_for = base::format(
-        "memory: needs %s, %s can be promised",
-        base::format_bytes(base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes)).c_str(),
-        base::format_bytes(capacity_bytes_ - std::min(capacity_bytes_, scheduler_.promised_bytes())).c_str());
-  } else if (scheduler_.state(claim.id) == sched::SessionState::kPagedOut) {
-    out.state = "paged_out";
-    if (session.ready) out.waits_for = "memory, to be paged in";
-  } else if (session.waits_for_images) {
-    out.state = "ready";
-    out.waits_for = "its images, which are not on the device yet";
-  } else if (session.ready) {
-    out.state = "ready";
-    if (holder != nullptr)
-      out.waits_for =
-          base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
-                       holder->members.front()->process->peer.pid);
-  } else {
-    out.state = "resting";
-  }
-  return out;
-}
-
-std::string SharedDevice::check() const {
-  if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
-  size_t ready = 0;
-  for (const auto& [id, claim] : claims_) {
-    ready += claim->ready ? 1 : 0;
-    const std::string name = "'" + claim->members.front()->name + "'";
-    const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
-    if (holds != claim->leased) return "session " + name + " and its lane disagree on the turn";
-    const bool leased = std::any_of(claim->members.begin(), claim->members.end(),
-                                    [](const auto& member) { return member->leased; });
-    if (leased != claim->leased) return "session " + name + " and its group disagree on the turn";
-  }
-  return ready == ready_ ? std::string() : "sessions that are ready are miscounted";
 }
 
 }  // namespace gpushare::daemon

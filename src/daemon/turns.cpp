@@ -41,7 +41,8 @@ void SharedDevice::start_turn(Claim& claim, sched::LaneId lane, uint64_t granted
 void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
   start_turn(claim, lane, now_ns, now_ns);
   // Who looks at the lease itself is told nothing, so that it is marked wanted once it is decided that the turn does not stay.
-  const bool contested = contended() && !passes(claim);
+  // A capped holder too gives its turn back after what a turn is: its debt is looked at then.
+  const bool contested = (contended() || capped(claim)) && !passes(claim);
   if (contested) claim.wanted_since_ns = now_ns;
   for (const auto& member : claim.members)
     if (member->ready && !member->overdue)
@@ -108,8 +109,8 @@ void SharedDevice::offer(sched::LaneId lane, uint64_t now_ns) {
 
 bool SharedDevice::keeps(Claim& claim, uint64_t now_ns) {
   claim.kept = false;
-  if (!passes(claim) || claim.slow || claim.members.front()->retries_images || claim.wanted_since_ns != 0 ||
-      ready_ == 0 || scheduler_.waiting() > 0 ||
+  if (!passes(claim) || capped(claim) || claim.slow || claim.members.front()->retries_images ||
+      claim.wanted_since_ns != 0 || ready_ == 0 || scheduler_.waiting() > 0 ||
       scheduler_.promised_bytes() > scheduler_.capacity().target_bytes)
     return false;
   const Lease& lease = this->lease(*claim.members.front());
@@ -198,6 +199,7 @@ void SharedDevice::read_service(Claim& claim, uint64_t now_ns, bool gives_back) 
   const uint64_t count = std::min(std::exchange(claim.unread_iterations, 0), kMostIterations);
   claim.believed_ns += spent_ns;
   service_ns_ += spent_ns;
+  if (claim.cap != nullptr) claim.cap->charge(spent_ns, now_ns);
   // In this order a session that keeps the turn has something in flight throughout: it changes no lane.
   if (!gives_back) scheduler_.dispatched(claim.id, claim.lane, now_ns);
   scheduler_.finished(claim.id, spent_ns, now_ns, count);
@@ -229,6 +231,15 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
     next_ns = look_ns - std::min(look_ns, now_ns);
   if (images_.loading()) next_ns = std::min(next_ns, kLoadLookNs);
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
+  moved = announce_repaid(now_ns) || moved;
+  for (const Claim* claim : in_debt_) next_ns = std::min(next_ns, claim->cap->may_begin_ns(now_ns) - now_ns);
+  if (retry_lanes_ns_ != 0 && now_ns >= retry_lanes_ns_) {
+    retry_lanes_ns_ = 0;
+    scheduler_.room_used(now_ns);
+    moved = true;
+  }
+  if (retry_lanes_ns_ != 0) next_ns = std::min(next_ns, retry_lanes_ns_ - now_ns);
+  if (scheduler_.coordination() && scheduler_.look_again_ns() <= now_ns) moved = true;  // pump looks
   moved = expire_ranges(now_ns) || moved;
   if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)
     next_ns = std::min(next_ns, deadline_ns - std::min(deadline_ns, now_ns));
@@ -264,7 +275,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
       member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);
       claim.unread_ns = std::max(claim.unread_ns, held_ns);
       lease(*member).set({++epoch_of(*member), LeaseState::kFree});
-      member->overdue = true;
+      set_overdue(*member, true);
+      tell(*member, MessageType::kWanted);  // it may not have seen that it had the turn
       kill_overdue(*member->process);
     }
     turn_over(claim, now_ns);

@@ -43,6 +43,11 @@ void ActionRunner::collect() {
       case sched::ActionKind::kDrop:
         action.kind = Action::Kind::kDrop;
         break;
+      case sched::ActionKind::kTerms:
+        action.kind = Action::Kind::kLimit;
+        if (SessionImpl* const session = runtime_.sessions_.find(decided.session); session != nullptr)
+          session->set_terms(decided.cls, decided.bytes);
+        break;
       case sched::ActionKind::kFillCache:  // this driver has no caches
       case sched::ActionKind::kDropCache:
       case sched::ActionKind::kMove:  // its next iteration takes the lane that it is dispatched to
@@ -158,6 +163,13 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
     case Action::Kind::kAdmit: {
       // It may have changed lanes since that was decided.
       const uint32_t id = runtime_.authority_->lane_of(action.session->id_);
+      if (id == sched::kNoLane) break;                // it has none any more, and is admitted anew
+      if (action.session->heap_.load() != nullptr) {  // it has its place, and another lane now
+        if (LaneSlot* const its = runtime_.lanes_.find(id); its != nullptr && its->memory.load() == nullptr)
+          not_placed(*action.session, its->place_status, outbox);
+        runtime_.sessions_.refresh_ready(*action.session);
+        break;
+      }
       LaneSlot* const slot = runtime_.lanes_.find(id);
       if (slot == nullptr)
         not_placed(*action.session, runtime_.lanes_.failure(), outbox);
@@ -182,6 +194,11 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
            "session '" + action.session->name() + "' was kept for speed alone, and others needed its memory"},
           outbox);
       break;
+    case Action::Kind::kLimit: {
+      const Unlocked unlocked(runtime_.mutex_);
+      action.session->give_back_above_quota(false);
+      break;
+    }
     case Action::Kind::kTeardown:
       tear_down(*action.session, outbox);
       break;
@@ -343,7 +360,7 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
   for (memory::ElasticRange* range : session.ranges_)
     if (status.ok()) status = range->save(paging_stream_);
   // What came home goes out again; it comes back at boundaries after the page-in.
-  if (status.ok() && heap.settle_home() > 0) status = heap.send_spilled_out(paging_stream_);
+  if (status.ok() && heap.release_home() > 0) status = heap.send_spilled_out(paging_stream_);
   if (status.ok()) status = heap.page_out(paging_stream_);
   for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->drop() : range->forget();
   return status;
@@ -432,7 +449,7 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
       } else if (!runtime_.mutex_.wait_until(wakes_, next->at()) && !stop) {
         next.reset();
         if (!look) runtime_.authority_->room_used(runtime_.now());
-        runtime_.settle(nullptr, outbox);
+        runtime_.carry_out(nullptr, outbox);
       }
     }
     if (stop) return;

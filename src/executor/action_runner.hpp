@@ -31,6 +31,7 @@ struct Action {
     kPageOut,
     kPageIn,
     kDrop,
+    kLimit,  // a limit has come: what the session has free goes back now, what else at its boundaries
     kTeardown
   } kind;
   uint32_t lane = UINT32_MAX;

@@ -125,16 +125,11 @@ base::Status SessionImpl::free(memory::Address address) {
   return runtime_->memory_->free(address);
 }
 
-base::Status SessionImpl::with_residence(
-    uint64_t timeout_ns, const std::function<base::Status(const device::Stream& home)>& body) {
+base::Result<HeldStream> SessionImpl::hold(uint64_t timeout_ns) {
   for (;;) {
-    if (const GatePass pass(residence_gate_); pass) {
-      LaneSlot* lane = nullptr;
-      {
-        BooksLock lock(runtime_->mutex_);
-        lane = lane_;
-      }
-      return body(lane->stream->device_stream());
+    if (GatePass pass(residence_gate_); pass) {
+      BooksLock lock(runtime_->mutex_);
+      return HeldStream(std::move(pass), lane_->stream->device_stream());
     }
     GPUSHARE_RETURN_IF_ERROR(wait_admitted(timeout_ns));
     const base::MutexLock moved(grow_mutex_);  // a boundary that moves spilled blocks has it
@@ -180,6 +175,13 @@ base::Status IterationImpl::alloc_many(std::span<const uint64_t> bytes, uint64_t
 }
 
 base::Status IterationImpl::keep(memory::Address address) {
+  {
+    const GatePass pass(gate_);
+    if (!pass) return iteration_ended();
+    LaneSlot& lane = *lane_.load(std::memory_order_relaxed);
+    if (lane.memory.load(std::memory_order_relaxed)->is_shared())
+      GPUSHARE_RETURN_IF_ERROR(session_.promise_own_lane());
+  }
   for (bool grown = false;; grown = true) {
     base::Status status;
     {
@@ -228,8 +230,31 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
     persistent_promise_ = before_p;
     ephemeral_promise_ = before_e;
   }
-  runtime.settle(nullptr, outbox);
+  runtime.carry_out(nullptr, outbox);
   return status;
+}
+
+base::Status SessionImpl::promise_own_lane() {
+  RuntimeImpl& runtime = *runtime_;
+  base::Status status;
+  for (bool made_room = false;; made_room = true) {
+    uint64_t bytes = 0;
+    {
+      Outbox outbox(runtime);
+      Section lock(runtime);
+      GPUSHARE_RETURN_IF_ERROR(runtime.check_live(*this));
+      bytes = ephemeral_promise_;
+      status = runtime.authority_->needs_own_lane(id_, runtime.now());
+      if (status.ok()) leaves_shared_lane_ = true;
+      if (made_room) runtime.authority_->room_used(runtime.now());
+      runtime.carry_out(nullptr, outbox);
+    }
+    if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || made_room ||
+        !runtime.ladder_.make_room(*this, bytes, base::Deadline::after(GPUSHARE_NO_TIMEOUT)))
+      break;
+  }
+  return status.with_context("session '" + name() +
+                             "' shares its lane with other processes; keeping a block of it");
 }
 
 base::Status SessionImpl::grow_persistent(uint64_t bytes, uint64_t alignment, uint64_t* seen_bytes) {
@@ -293,7 +318,7 @@ void SessionImpl::shrink_persistent_alone(uint64_t persistent_bytes) {
   persistent_bytes += range_promise_;
   if (runtime_->authority_->set_need(id_, persistent_bytes, ephemeral_promise_, runtime_->now()).ok())
     persistent_promise_ = persistent_bytes;
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
 }
 
 base::Status SessionImpl::grow_range(uint64_t bytes, const std::function<base::Status()>& apply) {
@@ -318,7 +343,7 @@ void SessionImpl::shrink_range(uint64_t bytes) {
   // A need that does not grow is never refused.
   if (runtime.authority_->set_need(id_, persistent_promise_ - bytes, ephemeral_promise_, runtime.now()).ok())
     persistent_promise_ -= bytes;
-  runtime.settle(nullptr, outbox);
+  runtime.carry_out(nullptr, outbox);
 }
 
 base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes) {
@@ -337,7 +362,7 @@ base::Status SessionImpl::grow_ephemeral(const Attempt& wanted, uint64_t* seen_b
   if (stats.size_bytes > std::exchange(*seen_bytes, stats.size_bytes)) return {};
   if (const uint64_t lent = stats.lent_bytes; stats.promoted_bytes >= lent + granularity) {
     // Room beside kept blocks that the last boundary could not add without waiting for the device.
-    GPUSHARE_RETURN_IF_ERROR(runtime.lanes_.settle_size(lane));
+    GPUSHARE_RETURN_IF_ERROR(runtime.lanes_.reapply_size(lane));
     GPUSHARE_RETURN_IF_ERROR(measure());
     if (stats.lent_bytes > lent) return {};
   }
@@ -399,11 +424,15 @@ bool RuntimeImpl::free_at_home(memory::Address address, const void* native, base
 }
 
 base::Status RuntimeImpl::record_use(memory::Address address, const Stream& stream) {
-  return stream.with_device_stream([this, address](const device::Stream& used) -> base::Status {
+  base::Status status;
+  {
+    GPUSHARE_ASSIGN_OR_RETURN(const HeldStream used, stream.hold());
     const GatePass pass(memory_gate_.mine());
     if (!pass) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
-    return memory_->record_use(address, used);
-  });
+    status = memory_->record_use(address, *used);
+  }
+  note(status);
+  return status;
 }
 
 base::Result<memory::BlockInfo> RuntimeImpl::find(memory::Address address) {

@@ -7,6 +7,7 @@
 #include "base/round_up.hpp"
 #include "base/saturate.hpp"
 #include "base/units.hpp"
+#include "client/status.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
@@ -14,6 +15,7 @@ namespace gpushare::executor {
 base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
   const GatePass pass(memory_gate_.mine());
   if (!pass) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
+  if (shared_) return client::set_service_capacity(socket_, shared_device_, bytes);
   const uint64_t most = memory_->capacity_bytes();
   if (bytes == 0) bytes = most;
   {
@@ -22,9 +24,9 @@ base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
     GPUSHARE_RETURN_IF_ERROR(check_open());
     GPUSHARE_RETURN_IF_ERROR(authority_->set_capacity(bytes, now()));
     // What is not promised is for others on the device.
-    ladder_.set_gives_back(shared_ || bytes < most);
+    ladder_.set_gives_back(bytes < most);
     outbox.memory_changed = true;
-    settle(nullptr, outbox);
+    carry_out(nullptr, outbox);
   }
   ladder_.give_back();
   return {};
@@ -53,13 +55,43 @@ base::Status SessionImpl::set_quota(uint64_t bytes) {
       if (bytes == 0) bytes = left;
     }
     runtime_->authority_->set_quota(id_, bytes);
-    quota_bytes_.store(bytes, std::memory_order_relaxed);
-    above_quota_.store(bytes > 0, std::memory_order_relaxed);
+    own_quota_bytes_ = bytes;
+    refresh_quota();
   }
   // Allocations of an open iteration are checked from now on.
   if (const GatePass pass(iteration_.gate_); pass)
     iteration_.lane_.load(std::memory_order_relaxed)->memory.load(std::memory_order_relaxed)->close_door();
   give_back_above_quota(false);
+  return {};
+}
+
+// The lower one of what its owner and what the coordinator allow.
+void SessionImpl::refresh_quota() {
+  uint64_t quota = own_quota_bytes_;
+  if (limit_bytes_ > 0) {
+    // The quota below which P and E, in whole granules, are within the limit.
+    const uint64_t granule = runtime_->granularity_bytes_;
+    const uint64_t below = std::max<uint64_t>(limit_bytes_ - std::min(limit_bytes_, granule), 1);
+    quota = quota > 0 ? std::min(quota, below) : below;
+  }
+  quota_bytes_.store(quota, std::memory_order_relaxed);
+  above_quota_.store(quota > 0, std::memory_order_relaxed);
+}
+
+void SessionImpl::set_terms(sched::SessionClass cls, uint64_t limit_bytes) {
+  limit_bytes_ = limit_bytes;
+  refresh_quota();
+  if (class_.exchange(cls, std::memory_order_relaxed) == cls || runtime_->op_gate_ == nullptr) return;
+  runtime_->op_gate_->set_class(id_, cls, weight_);
+}
+
+base::Status RuntimeImpl::set_coordination(const std::optional<sched::CoordinatorOptions>& options) {
+  Outbox outbox(*this);
+  Section lock(*this);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  GPUSHARE_RETURN_IF_ERROR(authority_->set_coordination(options, now()));
+  coordinated_ = options.has_value();
+  carry_out(nullptr, outbox);
   return {};
 }
 
@@ -117,7 +149,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
     ephemeral_promise_ = ephemeral;
     if (persistent + ephemeral <= quota) above_quota_.store(false, std::memory_order_relaxed);
   }
-  runtime.settle(nullptr, outbox);
+  runtime.carry_out(nullptr, outbox);
 }
 
 }  // namespace gpushare::executor

@@ -8,12 +8,18 @@
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
+namespace {
+
+constexpr uint32_t kMostAskedAhead = 64;  // times that a clock which stands still is asked for
+
+}  // namespace
 
 void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
   if (!lost_.ok() || actions_.paused() || (!sessions_.any_ready() && !shared_)) return;
   std::optional<uint64_t> time;  // one reading for all lanes
   bool dispatched = true, on_device = false;
   uint64_t look_again_ns = sched::kUnknown, ask_at_ns = 0;
+  uint32_t asked_ahead = 0;
   // A dispatch in one lane may release another lane that was held back for it.
   while (dispatched) {
     dispatched = on_device = false;
@@ -27,8 +33,11 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
     }
     look_again_ns = time ? authority_->look_again_ns() : sched::kUnknown;
     if (look_again_ns == sched::kUnknown) return;
-    // A virtual clock stands still while all that is under way is held open by its host.
-    if (virtual_time_ && !dispatched && !on_device && ask_at_ns < look_again_ns) {
+    // A virtual clock stands still while all that is under way is held open by its host. A policy that chooses a lane which cannot
+    // run now would name a later time for ever; the end of what its host holds open asks again.
+    if (virtual_time_ && !dispatched && !on_device && ask_at_ns < look_again_ns &&
+        asked_ahead < kMostAskedAhead) {
+      ++asked_ahead;
       ask_at_ns = look_again_ns;
       dispatched = true;
     }
@@ -46,7 +55,7 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   // After that: a change of needs may page out whoever has nothing in flight.
   if (session->profile_left_ > 0) sessions_.profile_begin(*session, lane);
   reaper_.granted();
-  if (op_gate_ != nullptr && session->options_.cls == sched::SessionClass::kGuaranteed)
+  if (op_gate_ != nullptr && session->guaranteed())
     op_gate_->began(session->id_, session->target_slowdown_, time);
   sessions_.picked(*session);
   session->open_ = true;
@@ -100,11 +109,11 @@ void Books::wake(SessionImpl& session) noexcept {
   session.turn_came_.notify_one();
 }
 
-void Books::settle_turn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  runtime_.settle_turn(turn_.take_back());
+void Books::account_turn() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  runtime_.account_turn(turn_.take_back());
 }
 
-void RuntimeImpl::settle_turn(const LentTurn::Ended& ended) noexcept {
+void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
   if (collapsed_) return;
   SessionImpl& session = *ended.session;
   LaneSlot& lane = *ended.lane;
@@ -132,8 +141,19 @@ void RuntimeImpl::settle_turn(const LentTurn::Ended& ended) noexcept {
   }
 }
 
-void RuntimeImpl::settle(const SessionImpl* current, Outbox& outbox) {
+// At once if it is time, else when it is. A virtual clock moves at events only, which come here.
+void RuntimeImpl::look_at_coordinator() {
+  uint64_t time = now();
+  if (authority_->look_again_ns() <= time) authority_->look(time);
+  const uint64_t at_ns = authority_->look_again_ns();
+  if (at_ns == sched::kUnknown || virtual_time_) return;
+  time = now();
+  actions_.look_again(base::Deadline::after(at_ns - std::min(at_ns, time)));
+}
+
+void RuntimeImpl::carry_out(const SessionImpl* current, Outbox& outbox) {
   if (closed_ || collapsed_) return;
+  if (coordinated_) look_at_coordinator();
   actions_.collect();
   dispatch_all(current, outbox);
   actions_.collect();  // profiling changes needs

@@ -42,7 +42,7 @@ void RuntimeImpl::fail_session(SessionImpl& session, base::Status status) {
   Outbox outbox(*this);
   Section lock(*this);
   end_session(session, SessionState::kFailed, std::move(status), outbox);
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
 }
 
 void RuntimeImpl::note(const base::Status& status) {
@@ -50,7 +50,7 @@ void RuntimeImpl::note(const base::Status& status) {
   Outbox outbox(*this);
   Section lock(*this);
   lose(status, outbox);
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
 }
 
 void RuntimeImpl::lose(const base::Status& status, Outbox& outbox) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <thread>
+#include <utility>
 
 #include "base/thread_local.hpp"
 
@@ -80,6 +81,7 @@ class WideGate {
 class GatePass {
  public:
   explicit GatePass(Gate& gate) : gate_(gate.enter() ? &gate : nullptr) {}
+  GatePass(GatePass&& other) noexcept : gate_(std::exchange(other.gate_, nullptr)) {}
   ~GatePass() {
     if (gate_ != nullptr) gate_->leave();
   }

@@ -46,6 +46,7 @@
 #include "executor/timeline.hpp"
 #include "sched/authority.hpp"
 #include "sched/elastic.hpp"
+#include "sched/move_rest.hpp"
 
 namespace gpushare::executor {
 
@@ -150,8 +151,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool dropped() const override { return dropped_.load(std::memory_order_acquire); }
   base::Result<memory::Address> alloc(memory::Kind kind, uint64_t bytes, uint64_t alignment) override;
   base::Status free(memory::Address address) override;
-  base::Status with_residence(uint64_t timeout_ns,
-                              const std::function<base::Status(const device::Stream& home)>& body) override;
+  base::Result<HeldStream> hold(uint64_t timeout_ns) override;
   base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) override {
     return iteration_.alloc(bytes, alignment);
   }
@@ -199,21 +199,31 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // have not begun an iteration for a while.
   bool wait_for_others(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
+  // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the iteration's end has moved it.
+  base::Status promise_own_lane();
   // spilled.cpp
   bool may_move() const;
   uint64_t movable_bytes() const GPUSHARE_REQUIRES(books);  // device bytes that it could send out
   // At a boundary: its thread is about to begin an iteration. Brings blocks home, or sends them out. Errors:
   // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
-  base::Status settle_spilled(LaneSlot& lane);
+  base::Status move_spilled(LaneSlot& lane);
   base::Status send_out(LaneSlot& lane, uint64_t bytes);
   base::Status come_home(LaneSlot& lane);
   void claim_what_it_has(uint64_t extra);
-  // capacity.cpp. The quota, or what it is promised above it still; 0 without a quota.
+  // capacity.cpp. What the coordinator has decided for it.
+  void set_terms(sched::SessionClass cls, uint64_t limit_bytes) GPUSHARE_REQUIRES(books);
+  void refresh_quota() GPUSHARE_REQUIRES(books);
+  bool guaranteed() const {
+    return class_.load(std::memory_order_relaxed) == sched::SessionClass::kGuaranteed;
+  }
+  // The quota, or what it is promised above it still; 0 without a quota.
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);
 
-  // owner.cpp. What `later` is given from now on comes after what `home` has been given.
+  // owner.cpp. The stream of the open iteration's lane, else as hold().
+  base::Result<HeldStream> hold_home();
+  // What `later` is given from now on comes after what `home` has been given.
   base::Status order_after(const device::Stream& home, const device::Stream& later);
   // Its gates are closed.
   void drop_order_event() {
@@ -235,7 +245,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Mutex order_mutex_;                                      // held for the two calls of order_stream()
   device::Event order_event_ GPUSHARE_GUARDED_BY(order_mutex_);  // until its memory goes
   base::Mutex quota_mutex_;                                  // with a quota: from the check to the allocation
-  std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // 0 = none
+  std::atomic<uint64_t> quota_bytes_{options_.quota_bytes};  // what holds of the two below; 0 = none
+  std::atomic<sched::SessionClass> class_{options_.cls};     // as it counts: a coordinator may change it
   std::atomic<bool> dropped_{false};
   std::atomic<bool> above_quota_{
       false};  // may be promised more than the quota: to be looked at at its next boundary
@@ -245,11 +256,13 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   std::atomic<uint64_t> asked_out_{0};     // what a guaranteed session has asked for
   std::atomic<uint64_t> spilled_ephemeral_{0};  // what the last iteration spilled, for its lane to grow
   uint32_t home_rest_ = 0, out_rest_ = 0;       // boundaries before it tries to come home, or go out, again
-  uint32_t sent_out_ = 0, calm_ = 0;            // times sent out; boundaries since then
+  sched::MoveRest move_rest_;                   // of the thread that begins its iterations
 
-  bool closed_ GPUSHARE_GUARDED_BY(books) = false;     // by its owner
-  bool ended_ GPUSHARE_GUARDED_BY(books) = false;      // cancelled, failed or closed: no new iterations
-  bool torn_down_ GPUSHARE_GUARDED_BY(books) = false;  // memory returned, unknown to the scheduler
+  uint64_t own_quota_bytes_ GPUSHARE_GUARDED_BY(books) = options_.quota_bytes;
+  uint64_t limit_bytes_ GPUSHARE_GUARDED_BY(books) = 0;  // by the coordinator, in whole granules
+  bool closed_ GPUSHARE_GUARDED_BY(books) = false;       // by its owner
+  bool ended_ GPUSHARE_GUARDED_BY(books) = false;        // cancelled, failed or closed: no new iterations
+  bool torn_down_ GPUSHARE_GUARDED_BY(books) = false;    // memory returned, unknown to the scheduler
   bool teardown_queued_ GPUSHARE_GUARDED_BY(books) = false;
   SessionState end_state_ GPUSHARE_GUARDED_BY(books) = SessionState::kCancelled;
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
@@ -278,6 +291,8 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t profile_peak_bytes_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t iterations_done_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t planned_iterations_ GPUSHARE_GUARDED_BY(books) = 0;
+  bool leaves_shared_lane_ GPUSHARE_GUARDED_BY(books) =
+      false;  // promise_own_lane() was called in the iteration under way
   uint64_t service_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t waited_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t queued_ns_ GPUSHARE_GUARDED_BY(books) = 0;
@@ -355,8 +370,10 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   base::Status close() override;
   base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) override;
   base::Result<RuntimeInfo> info() override;
+  base::Result<std::vector<sched::MeasuredInterference::Entry>> interference() override;
   base::Status set_policy(std::unique_ptr<sched::Policy> policy) override;
   base::Status set_capacity(uint64_t bytes) override;
+  base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options) override;
   void set_link(double ns_per_byte) override;
   base::Status set_target_slowdown(double target) override;
   base::Status synchronize(uint64_t timeout_ns) override;
@@ -439,12 +456,13 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // The lane's next iteration, if the policy has one as of `ask_at_ns`. True if it was dispatched.
   bool dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t time, uint64_t ask_at_ns)
       GPUSHARE_REQUIRES(books);
+  void look_at_coordinator() GPUSHARE_REQUIRES(books);
   // After anything that the scheduler was told: new actions, new grants.
-  void settle(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void carry_out(const SessionImpl* current, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Lends the session its turn in `lane`, which it has just given back, if nobody else could want it now.
   void lend_turn(SessionImpl& session, LaneSlot& lane) GPUSHARE_REQUIRES(books);
   // A lent turn was taken back: enters what has run, and an iteration still under way, into the books.
-  void settle_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
+  void account_turn(const LentTurn::Ended& ended) noexcept GPUSHARE_REQUIRES(books);
 
   // ---- iteration.cpp: an iteration on the host, from its grant to its end ----
   // The iteration granted to `session` begins: memory, events. Without the lock.
@@ -505,9 +523,12 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   bool record_timeline_ = false;
   bool record_allocations_ = false;
   bool shared_ = false;                     // the authority is the daemon's
+  std::string socket_, shared_device_;      // then: of the daemon, and its name for the device
+  std::string interference_file_;           // written when the runtime closes; empty: none
   std::shared_ptr<client::Images> images_;  // the daemon's; set when the runtime opens
   uint32_t depth_ = 2;
   uint64_t spill_move_bytes_ = kSpillMoveBytes, spill_move_ns_ = kSpillMoveNs;
+  double spill_move_loss_ = kSpillMoveLoss;
   uint64_t granularity_bytes_ = 1;  // of memory; also when that is gone
   // How lanes can share the compute units out; zeros without partitions.
   uint32_t partitionable_units_ = 0, granularity_units_ = 0;
@@ -515,6 +536,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   mutable Books mutex_{*this};
   std::unique_ptr<sched::Authority> authority_ GPUSHARE_GUARDED_BY(books);
+  bool coordinated_ GPUSHARE_GUARDED_BY(books) = false;  // by a coordinator in this process
   bool closing_ GPUSHARE_GUARDED_BY(books) = false;
   bool closed_ GPUSHARE_GUARDED_BY(books) = false;
   bool stop_threads_ GPUSHARE_GUARDED_BY(books) = false;

@@ -97,7 +97,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   // What is free in it first; then blocks go out.
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   base::Status status;
-  if (session.options_.allow_spill) status = session.settle_spilled(lane);
+  if (session.options_.allow_spill) status = session.move_spilled(lane);
   if (lane.want_bytes.load(std::memory_order_relaxed) != lane.applied_bytes.load(std::memory_order_relaxed))
     lanes_.fit(lane);
   const uint64_t serial = iteration.serial_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -209,6 +209,8 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   lane.holder = nullptr;
   session.open_ = false;
   if (planned) ++session.planned_iterations_;
+  if (std::exchange(session.leaves_shared_lane_, false))
+    authority_->has_own_lane(session.id_, !lane_memory->is_shared(), now());
   session.iteration_peak_bytes_ = std::max(session.iteration_peak_bytes_, peak);
   if (session.profile_left_ > 0 && sessions_.profiled() == &session)
     sessions_.profile_end(session, lane, peak);
@@ -231,7 +233,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
   actions_.tear_down_if_over(session);
   if (session.pull_waits_ || !session.pushes_.empty()) session.waiting_since_ns_ = now();
   sessions_.refresh_ready(session);
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   if (device.ok() && passed) lend_turn(session, lane);
   return device;
 }

@@ -91,6 +91,7 @@ base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) 
   const bool complete_slot = slot != nullptr && slot->worker.joinable() && slot->reaper.joinable();
   base::Status status;
   memory::Lane* opened = nullptr;
+  const std::shared_ptr<base::Pieces> pieces = runtime_.authority_->lane_pieces(id);
   {
     const Unlocked unlocked(runtime_.mutex_);
     if (!complete_slot) {
@@ -107,8 +108,8 @@ base::Status LaneSet::open(uint32_t id, uint64_t bytes, uint32_t compute_units) 
     if (status.ok() && slot->stream == nullptr) status = make_stream(*slot, compute_units);
     if (status.ok()) {
       status = runtime_.ladder_.place([&]() -> base::Status {
-        GPUSHARE_ASSIGN_OR_RETURN(opened,
-                                  runtime_.memory_->open_lane(id, bytes, slot->stream->device_stream()));
+        GPUSHARE_ASSIGN_OR_RETURN(
+            opened, runtime_.memory_->open_lane(id, bytes, slot->stream->device_stream(), pieces));
         return {};
       });
     }
@@ -165,7 +166,7 @@ base::Status LaneSet::ensure_size(LaneSlot& lane, uint64_t bytes) {
   return set_size(lane, *lane_memory, bytes);
 }
 
-base::Status LaneSet::settle_size(LaneSlot& lane) {
+base::Status LaneSet::reapply_size(LaneSlot& lane) {
   base::MutexLock lock(lane.size_mutex);
   memory::Lane* lane_memory = lane.memory.load();
   if (lane_memory == nullptr) return {GPUSHARE_INVALID_STATE, "the lane is closed"};

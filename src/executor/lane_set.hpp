@@ -118,8 +118,8 @@ class LaneSet {
 
   base::Status apply_size(LaneSlot& lane, bool grow_on_demand);  // what the scheduler promises
   base::Status ensure_size(LaneSlot& lane, uint64_t bytes);      // at least `bytes`, within the promise
-  base::Status settle_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
-  void fit(LaneSlot& lane);                  // before an iteration, by whoever begins it; not for failing
+  base::Status reapply_size(LaneSlot& lane);  // as it is: room beside kept blocks, waiting if need be
+  void fit(LaneSlot& lane);                   // before an iteration, by whoever begins it; not for failing
 
  private:
   base::Result<LaneSlot*> make_slot(uint32_t id);

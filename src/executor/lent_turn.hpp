@@ -134,7 +134,7 @@ class Books : private base::Mutex {
   explicit Books(RuntimeImpl& runtime) : runtime_(runtime) {}
   void lock() GPUSHARE_ACQUIRE(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     base::Mutex::lock();
-    if (turn_.lent()) settle_turn();
+    if (turn_.lent()) account_turn();
   }
   void unlock() GPUSHARE_RELEASE(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     if (granted_ == nullptr) {
@@ -153,20 +153,20 @@ class Books : private base::Mutex {
   void wait(base::ConditionVariable& changed) GPUSHARE_REQUIRES(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     wake_granted();
     changed.wait(*this);
-    if (turn_.lent()) settle_turn();
+    if (turn_.lent()) account_turn();
   }
   // False when the time point passed first.
   bool wait_until(base::ConditionVariable& changed, std::chrono::steady_clock::time_point deadline)
       GPUSHARE_REQUIRES(books) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     wake_granted();
     const bool in_time = changed.wait_until(*this, deadline);
-    if (turn_.lent()) settle_turn();
+    if (turn_.lent()) account_turn();
     return in_time;
   }
   LentTurn& turn() { return turn_; }
 
  private:
-  void settle_turn();                               // dispatch.cpp; with the lock held
+  void account_turn();                              // dispatch.cpp; with the lock held
   static void wake(SessionImpl& session) noexcept;  // dispatch.cpp
   void wake_granted() {
     if (granted_ != nullptr) wake(*std::exchange(granted_, nullptr));

@@ -6,6 +6,7 @@
 
 #include "base/cancel.hpp"
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "executor/internal.hpp"
 
 namespace gpushare::executor {
@@ -13,6 +14,16 @@ namespace {
 
 // How often one allocation may go through all steps: others may take the memory that was freed for it.
 constexpr int kMaxRounds = 8;
+// A guaranteed session waits so long for the ends of iterations of opportunistic sessions, in all rounds of an allocation together, and looks
+// so often.
+constexpr uint64_t kBoundaryWaitNs = 5'000'000'000, kBoundaryLookNs = 1'000'000;
+
+// The calling thread has an iteration of another session open.
+bool binds_another(const SessionImpl& session) {
+  for (const Binding* binding = thread_bindings(); binding != nullptr; binding = binding->outer)
+    if (binding->session.get() != &session && IterationImpl::is_open(*binding)) return true;
+  return false;
+}
 
 }  // namespace
 
@@ -33,7 +44,7 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
     Outbox outbox(runtime_);
     Section lock(runtime_);
     if (runtime_.check_open().ok()) runtime_.authority_->room_used(runtime_.now());
-    runtime_.settle(nullptr, outbox);
+    runtime_.carry_out(nullptr, outbox);
   }
   return result;
 }
@@ -42,7 +53,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
                                                         base::Status why, bool* out_made_room) {
   memory::DeviceMemory& memory = *runtime_.memory_;
   bool may_spill = session.options_.allow_spill, may_trim = true;
-  bool may_ask = session.options_.cls == sched::SessionClass::kGuaranteed;
+  bool may_ask = session.guaranteed();
   struct Asking {
     ~Asking() {
       if (asked) --runtime.askers_;
@@ -52,6 +63,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
   } asking{runtime_};
   int asked = 0;
   uint64_t seen_bytes = 0;
+  const base::Deadline boundaries = base::Deadline::after(kBoundaryWaitNs);
   base::Status not_grown;
   for (int round = 0; round < kMaxRounds; ++round) {
     not_grown = wanted.lane != nullptr ? session.grow_ephemeral(wanted, &seen_bytes)
@@ -76,7 +88,7 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
         if (session.wait_for_others(wanted.bytes + wanted.alignment)) continue;
       }
       if (not_grown.code() != GPUSHARE_EXCEEDS_CAPACITY && code != GPUSHARE_QUOTA_EXCEEDED &&
-          make_room(session, wanted.bytes))
+          make_room(session, wanted.bytes + wanted.alignment, boundaries))
         *out_made_room = true;
       else if (asked++ == kMaxCallbackTries || !ask_owner(session, wanted.bytes))
         break;
@@ -93,22 +105,40 @@ base::Result<memory::Address> MemoryLadder::climb_steps(SessionImpl& session, co
       std::move(message), why.native_code(), why.backend());
 }
 
-bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes) {
+bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until) {
   Outbox outbox(runtime_);
   Section lock(runtime_);
-  if (!runtime_.check_live(session).ok() ||
-      !runtime_.authority_->make_room(session.id_, bytes, runtime_.now()))
-    return false;
+  if (!runtime_.check_live(session).ok()) return false;
+  if (!runtime_.authority_->make_room(session.id_, bytes, runtime_.now()))
+    return wait_for_boundaries(session, bytes, until, outbox);
   runtime_.actions_.run(true, outbox);
-  struct Waiting {
-    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --ladder.room_waiters_; }
-    MemoryLadder& ladder;
-  };
   ++room_waiters_;
   const Waiting waiting{*this};
   while (runtime_.authority_->making_room(session.id_) && runtime_.check_live(session).ok() &&
          !NoWaitScope::active())
     runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(GPUSHARE_NO_TIMEOUT), outbox);
+  return true;
+}
+
+bool MemoryLadder::wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until,
+                                       Outbox& outbox) {
+  // A boundary may wait for what this thread has open, and for what called it.
+  if (until.passed() || NoWaitScope::active() || CallbackScope::active() || binds_another(session))
+    return false;
+  bytes = base::round_up(bytes, runtime_.granularity_bytes_);
+  if (!runtime_.authority_->make_room_at_boundaries(session.id_, bytes, runtime_.now())) return false;
+  const base::Deadline at_most = base::Deadline::after(kBoundaryWaitNs);
+  ++room_waiters_;
+  const Waiting waiting{*this};
+  runtime_.actions_.run(true, outbox);
+  while (runtime_.authority_->making_room(session.id_)) {
+    if (until.passed() || at_most.passed() || runtime_.free_bytes() >= bytes ||
+        !runtime_.check_live(session).ok()) {
+      runtime_.authority_->stop_making_room(session.id_);
+      break;
+    }
+    runtime_.reaper_.wait(session.state_changed_, base::Deadline::after(kBoundaryLookNs), outbox);
+  }
   return true;
 }
 

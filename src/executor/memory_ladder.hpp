@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/clock.hpp"
 #include "base/mutex.hpp"
 #include "executor/lent_turn.hpp"
 #include "executor/runtime.hpp"
@@ -14,6 +15,7 @@ namespace gpushare::executor {
 class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
+class Outbox;
 
 // An allocation, to be tried as often as a step has made room for it.
 struct Attempt {
@@ -31,8 +33,9 @@ class MemoryLadder {
 
   // Climbs until the allocation succeeds, or returns the error.
   base::Result<memory::Address> climb(SessionImpl& session, const Attempt& wanted, base::Status why);
-  // Has sessions of lower rank give back what the session misses of `bytes`. False: nobody is left to ask.
-  bool make_room(SessionImpl& session, uint64_t bytes);
+  // Has sessions of lower rank give back what the session misses of `bytes`: first those with nothing in flight; for a guaranteed session
+  // then opportunistic ones at their next boundaries, for which it waits until `until`. False: nobody is left to ask.
+  bool make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until);
   // Some thread waits in make_room().
   bool anybody_waits() const GPUSHARE_REQUIRES(books) { return room_waiters_ > 0; }
   void set_function(OutOfMemoryFunction function);
@@ -49,8 +52,14 @@ class MemoryLadder {
   void give_back();
 
  private:
+  struct Waiting {
+    ~Waiting() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { --ladder.room_waiters_; }
+    MemoryLadder& ladder;
+  };
   base::Result<memory::Address> climb_steps(SessionImpl& session, const Attempt& wanted, base::Status why,
                                             bool* out_made_room);
+  bool wait_for_boundaries(SessionImpl& session, uint64_t bytes, const base::Deadline& until, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
   bool ask_owner(SessionImpl& session, uint64_t bytes);
   bool compact();
 

@@ -11,7 +11,7 @@ namespace gpushare::executor {
 // ---- OpGate
 
 void OpGate::began(uint64_t session, double target_slowdown, uint64_t now_ns) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   if (guaranteed_.insert(session).second)
     controller_.arrive(session, sched::SessionClass::kGuaranteed, 1, target_slowdown);
   controller_.began(session, now_ns);
@@ -19,7 +19,7 @@ void OpGate::began(uint64_t session, double target_slowdown, uint64_t now_ns) {
 }
 
 void OpGate::finished(uint64_t session, uint64_t device_ns, uint64_t now_ns) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   for (LaunchGate* gate : gates_) {
     if (!gate->always_open_) controller_.set_wants(gate->session_, gate->used_ || gate->waiting_ > 0);
     gate->used_ = false;
@@ -29,24 +29,41 @@ void OpGate::finished(uint64_t session, uint64_t device_ns, uint64_t now_ns) {
 }
 
 void OpGate::left(uint64_t session) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   guaranteed_.erase(session);
   controller_.leave(session);
   changed();
 }
 
 void OpGate::set_target(uint64_t session, double target_slowdown) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   controller_.set_target(session, target_slowdown);
 }
 
 void OpGate::set_weight(uint64_t session, double weight) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   controller_.set_weight(session, weight);
 }
 
+void OpGate::set_class(uint64_t session, sched::SessionClass cls, double weight) {
+  base::RoleLock lock(mutex_, has_gates);
+  // A guaranteed session is known from its next iteration on.
+  guaranteed_.erase(session);
+  controller_.leave(session);
+  for (LaunchGate* gate : gates_) {
+    if (gate->session_ != session) continue;
+    gate->always_open_ = cls == sched::SessionClass::kGuaranteed;
+    if (gate->always_open_) continue;
+    controller_.arrive(session, cls, weight);
+    controller_.set_wants(session, gate->waiting_ > 0);
+    gate->used_ = false;
+  }
+  version_ = 0;
+  changed();
+}
+
 void OpGate::set_default_target(double target_slowdown) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_gates);
   sched::OpControllerOptions options = controller_.options();
   options.target_slowdown = target_slowdown;
   controller_.set_options(options);
@@ -56,7 +73,7 @@ void OpGate::changed() {
   if (version_ == controller_.version()) return;
   version_ = controller_.version();
   for (LaunchGate* gate : gates_) {
-    const bool open = gate->always_open_ || controller_.allowance(gate->session_).open();
+    const bool open = !gate->ended_ && (gate->always_open_ || controller_.allowance(gate->session_).open());
     gate->closed_.store(open ? 0 : 1, std::memory_order_relaxed);
   }
   changed_.notify_all();
@@ -67,15 +84,15 @@ void OpGate::changed() {
 base::Result<std::shared_ptr<LaunchGate>> LaunchGate::make(std::shared_ptr<OpGate> of, device::Device& device,
                                                            uint64_t session, std::string name, double weight,
                                                            bool always_open) {
-  std::shared_ptr<LaunchGate> gate(new LaunchGate(std::move(of), session, std::move(name), always_open));
-  if (!always_open) {
-    for (Mark& mark : gate->marks_) {
-      GPUSHARE_ASSIGN_OR_RETURN(mark.event, device.create_event());
-    }
+  std::array<Mark, kMarks> marks;
+  for (Mark& mark : marks) {
+    GPUSHARE_ASSIGN_OR_RETURN(mark.event, device.create_event());
   }
+  std::shared_ptr<LaunchGate> gate(new LaunchGate(std::move(of), session, std::move(name), always_open));
   gate->users_.open();
   OpGate& op = *gate->of_;
-  base::MutexLock lock(op.mutex_);
+  base::RoleLock lock(op.mutex_, has_gates);
+  gate->marks_ = std::move(marks);
   op.gates_.push_back(gate.get());
   if (always_open) return gate;
   op.controller_.arrive(session, sched::SessionClass::kOpportunistic, weight);
@@ -86,12 +103,12 @@ base::Result<std::shared_ptr<LaunchGate>> LaunchGate::make(std::shared_ptr<OpGat
 }
 
 LaunchGate::~LaunchGate() {
-  base::MutexLock lock(of_->mutex_);
+  base::RoleLock lock(of_->mutex_, has_gates);
   std::erase(of_->gates_, this);
 }
 
 void LaunchGate::end() noexcept {
-  base::MutexLock lock(of_->mutex_);
+  base::RoleLock lock(of_->mutex_, has_gates);
   ended_ = true;
   closed_.store(1, std::memory_order_relaxed);
   of_->changed_.notify_all();
@@ -100,14 +117,16 @@ void LaunchGate::end() noexcept {
 void LaunchGate::shut() {
   end();
   users_.close();
-  for (Mark& mark : marks_) const device::Event gone = std::move(mark.event);
+  std::array<Mark, kMarks> gone;  // destroyed without the lock
+  const base::RoleLock lock(of_->mutex_, has_gates);
+  std::swap(gone, marks_);
 }
 
 base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns) {
   const GatePass pass(users_);
   const base::Deadline deadline = base::Deadline::after(timeout_ns);
   OpGate& op = *of_;
-  base::MutexLock lock(op.mutex_);
+  base::RoleLock lock(op.mutex_, has_gates);
   ++entries_;
   uint64_t waiting_since_ns = 0;
   struct Waiting {
@@ -184,14 +203,18 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
   }
 }
 
-base::Status LaunchGate::drain(base::MutexLock& lock, const Stream* stream, bool poll) {
+base::Status LaunchGate::drain(base::RoleLock& lock, const Stream* stream, bool poll) {
   draining_ = true;
   base::Status status;
   if (stream != nullptr && unmarked_ns_ > 0 && marked_ < kMarks) {
     Mark& mark = marks_[(first_mark_ + marked_) % kMarks];
     mark.ns = unmarked_ns_;
     lock.unlock();
-    status = stream->with_device_stream([&](const device::Stream& on) { return on.record(mark.event); });
+    if (const auto held = stream->hold(); held.ok())
+      status = (*held)->record(mark.event);
+    else
+      status = held.status();
+    status = stream->checked(std::move(status));
     lock.lock();
     if (status.ok()) {
       // The gate may have been open meanwhile, and have forgotten what was in flight.
@@ -216,7 +239,7 @@ base::Status LaunchGate::drain(base::MutexLock& lock, const Stream* stream, bool
 }
 
 void LaunchGate::done(uint64_t ns) {
-  base::MutexLock lock(of_->mutex_);
+  base::RoleLock lock(of_->mutex_, has_gates);
   in_flight_ns_ -= std::min(in_flight_ns_, ns);
   unmarked_ns_ -= std::min(unmarked_ns_, ns);
   of_->changed_.notify_all();
@@ -224,7 +247,7 @@ void LaunchGate::done(uint64_t ns) {
 
 GateInfo LaunchGate::info() {
   OpGate& op = *of_;
-  base::MutexLock lock(op.mutex_);
+  base::RoleLock lock(op.mutex_, has_gates);
   GateInfo info;
   const auto allowed = always_open_ ? sched::OpController::Allowance{} : op.controller_.allowance(session_);
   info.share = allowed.share;

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/mutex.hpp"
+#include "base/role.hpp"
 #include "device/device.hpp"
 #include "executor/gate.hpp"
 #include "sched/op_controller.hpp"
@@ -26,6 +26,8 @@ namespace gpushare::executor {
 
 class LaunchGate;
 class Stream;
+
+inline constexpr base::Role has_gates;  // who holds OpGate's mutex: it guards the members of its LaunchGates
 
 // Of one runtime. Threads: any.
 class OpGate {
@@ -36,11 +38,13 @@ class OpGate {
   void left(uint64_t session);  // of any class
   void set_target(uint64_t session, double target_slowdown);
   void set_weight(uint64_t session, double weight);
+  // It counts as of another class from now on.
+  void set_class(uint64_t session, sched::SessionClass cls, double weight);
   void set_default_target(double target_slowdown);
 
  private:
   friend class LaunchGate;
-  void changed() GPUSHARE_REQUIRES(mutex_);  // flags and waiting launches follow the controller
+  void changed() GPUSHARE_REQUIRES(mutex_, has_gates);  // flags and waiting launches follow the controller
 
   base::Mutex mutex_;
   base::ConditionVariable changed_;
@@ -65,7 +69,7 @@ struct GateInfo {
 // The gate of one session. Threads: any. Outlives its session as an object; entering then fails.
 class LaunchGate {
  public:
-  // `always_open`: of a guaranteed session. Makes its events on `device`, which outlives shut().
+  // `always_open`: of a guaranteed session; OpGate::set_class() changes it. Makes its events on `device`, which outlives shut().
   static base::Result<std::shared_ptr<LaunchGate>> make(std::shared_ptr<OpGate> of, device::Device& device,
                                                         uint64_t session, std::string name, double weight,
                                                         bool always_open);
@@ -97,27 +101,27 @@ class LaunchGate {
       : of_(std::move(of)), session_(session), name_(std::move(name)), always_open_(always_open) {}
   // Waits for the oldest work in flight, marking it first if need be. Releases the lock meanwhile.
   // NOT_READY with `poll`, which does not wait.
-  base::Status drain(base::MutexLock& lock, const Stream* stream,
+  base::Status drain(base::RoleLock& lock, const Stream* stream,
                      bool poll) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
 
   const std::shared_ptr<OpGate> of_;
   const uint64_t session_;
   const std::string name_;
-  const bool always_open_;
+  bool always_open_ GPUSHARE_GUARDED_BY(has_gates);
   std::atomic<uint32_t> closed_{0};
   Gate users_;  // of the events
-  // Guarded by of_->mutex_.
   static constexpr size_t kMarks = 4;
-  std::array<Mark, kMarks> marks_;
-  size_t first_mark_ = 0, marked_ = 0;
-  bool draining_ = false;  // a thread is in drain()
-  bool ended_ = false;
-  uint64_t in_flight_ns_ = 0, unmarked_ns_ = 0;
-  double debt_ns_ = 0;  // work let in that the share has not paid for yet
-  uint64_t paid_at_ns_ = 0;
-  uint64_t entries_ = 0, waits_ = 0, waited_ns_ = 0;
-  bool used_ = false;  // since a guaranteed iteration ended
-  uint32_t waiting_ = 0;
+  std::array<Mark, kMarks> marks_ GPUSHARE_GUARDED_BY(has_gates);
+  size_t first_mark_ GPUSHARE_GUARDED_BY(has_gates) = 0, marked_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  bool draining_ GPUSHARE_GUARDED_BY(has_gates) = false;  // a thread is in drain()
+  bool ended_ GPUSHARE_GUARDED_BY(has_gates) = false;
+  uint64_t in_flight_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0, unmarked_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  double debt_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;  // work let in that the share has not paid for yet
+  uint64_t paid_at_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  uint64_t entries_ GPUSHARE_GUARDED_BY(has_gates) = 0, waits_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  uint64_t waited_ns_ GPUSHARE_GUARDED_BY(has_gates) = 0;
+  bool used_ GPUSHARE_GUARDED_BY(has_gates) = false;  // since a guaranteed iteration ended
+  uint32_t waiting_ GPUSHARE_GUARDED_BY(has_gates) = 0;
 };
 
 }  // namespace gpushare::executor

@@ -74,15 +74,20 @@ base::Status SessionImpl::order_after(const device::Stream& home, const device::
   return event->synchronize();
 }
 
+base::Result<HeldStream> SessionImpl::hold_home() {
+  if (GatePass pass(iteration_.gate_); pass)
+    return HeldStream(std::move(pass),
+                      iteration_.lane_.load(std::memory_order_relaxed)->stream->device_stream());
+  return hold(GPUSHARE_NO_TIMEOUT);
+}
+
 base::Status SessionImpl::order_stream(const Stream& stream) {
-  const auto order = [&](const device::Stream& home) {
-    return stream.with_device_stream([&](const device::Stream& later) { return order_after(home, later); });
-  };
-  base::Status status(GPUSHARE_INVALID_STATE, "");
-  if (const GatePass pass(iteration_.gate_); pass)
-    status = order(iteration_.lane_.load(std::memory_order_relaxed)->stream->device_stream());
-  else
-    status = with_residence(GPUSHARE_NO_TIMEOUT, order);
+  base::Status status;
+  {
+    GPUSHARE_ASSIGN_OR_RETURN(const HeldStream home, hold_home());
+    GPUSHARE_ASSIGN_OR_RETURN(const HeldStream later, stream.hold());
+    status = order_after(*home, *later);
+  }
   runtime_->note(status);
   return status;
 }

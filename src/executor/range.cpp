@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kAnswerNs = 100'000'000;
 constexpr double kCopyNsPerByte = 0.2;  // out and back in, as the scheduler prices paging
 // How long a waiting commit sleeps unless a range gives something: room also comes from sessions, lanes and other processes.
-constexpr uint64_t kLookAgainNs = 10'000'000;
+constexpr uint64_t kLookForRoomNs = 10'000'000;
 // Those who declined are asked again so long after.
 constexpr uint64_t kAskAgainNs = 50'000'000;
 // The one who asks for what the daemon asks for.
@@ -255,7 +255,7 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& dea
     if (runtime_.ranges_.sleep(wait, deadline, outbox)) return {};
   }
   // Nobody is left to ask: sessions of lower rank are paged out.
-  if (runtime_.ladder_.make_room(*session_, wait.bytes)) {
+  if (runtime_.ladder_.make_room(*session_, wait.bytes, deadline)) {
     wait.made_room = true;
     return {};
   }
@@ -275,7 +275,7 @@ void RangeImpl::leave(RangeWait& wait) {
   runtime_.ranges_.leave(wait);
   if (wait.made_room && runtime_.check_open().ok()) {
     runtime_.authority_->room_used(runtime_.now());
-    runtime_.settle(nullptr, outbox);
+    runtime_.carry_out(nullptr, outbox);
   }
 }
 
@@ -458,7 +458,7 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     });
     waits_.insert(at, &wait);
   }
-  uint64_t next_ns = base::add_saturated(now_ns, kLookAgainNs);
+  uint64_t next_ns = base::add_saturated(now_ns, kLookForRoomNs);
   if (waits_.front() == &wait) {
     for (const sched::RangeRequest& silent : elastic_.expire(now_ns)) keeps_silent(silent, wait, outbox);
     // What is free already may be too little, or in use by the device.
@@ -490,7 +490,7 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
 }
 
 void RangeTable::sleep_a_while(const base::Deadline& deadline, Outbox& outbox) {
-  const base::Deadline soon = base::Deadline::after(kLookAgainNs);
+  const base::Deadline soon = base::Deadline::after(kLookForRoomNs);
   runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
 }
 
@@ -522,7 +522,7 @@ void RangeTable::keeps_silent(const sched::RangeRequest& request, RangeWait& wai
   wait.silent += (wait.silent.empty() ? "" : ", ") + who;
   wait.range->info_.unanswered_by = range.session()->id_;
   refresh_class(*range.session_);
-  runtime_.settle(nullptr, outbox);
+  runtime_.carry_out(nullptr, outbox);
 }
 
 }  // namespace gpushare::executor

@@ -38,7 +38,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     --under_way_;
     --session.in_flight_;
     runtime_.authority_->finished(session.id_, device_ns, time);
-    if (runtime_.op_gate_ != nullptr && session.options_.cls == sched::SessionClass::kGuaranteed)
+    if (runtime_.op_gate_ != nullptr && session.guaranteed())
       runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0, time);
     session.service_ns_ += device_ns;
     busy_ns_ += device_ns;
@@ -98,7 +98,7 @@ void Reaper::poll(Outbox& outbox) {
         runtime_.lose(head.status, outbox);
       moved = true;
     }
-    if (moved) runtime_.settle(nullptr, outbox);
+    if (moved) runtime_.carry_out(nullptr, outbox);
   }
 }
 
@@ -185,7 +185,7 @@ void Reaper::reap(LaneSlot& lane, Outbox& outbox) {
     runtime_.lose(status, outbox);
   else if (lane.in_flight > 0 && lane.head == sequence)
     retire(lane, sequence, outbox);
-  runtime_.settle(nullptr, outbox);
+  runtime_.carry_out(nullptr, outbox);
 }
 
 base::Status Reaper::synchronize(const base::Deadline& deadline, bool poll_only) {

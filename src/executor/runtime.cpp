@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/runtime.hpp"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "executor/interference_file.hpp"
 #include "executor/internal.hpp"
 #include "sched/scheduler.hpp"
 
@@ -79,7 +81,12 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
     GPUSHARE_ASSIGN_OR_RETURN(const EnvironmentLimits limits, EnvironmentLimits::read());
     sessions_.set_limits(limits);
     GPUSHARE_ASSIGN_OR_RETURN(remote, open_shared(&options, limits));
+    if (!options.interference_file.empty())
+      return {GPUSHARE_UNSUPPORTED,
+              "interference_file: on a shared device the daemon measures how sessions slow each other"};
     shared_ = true;
+    socket_ = client::default_socket();
+    shared_device_ = remote->device();
     ladder_.set_gives_back(true);
     images_ = remote->images();
   } else if (options.policy == nullptr) {
@@ -95,10 +102,12 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
       options.spill_limit_bytes > 0 ? options.spill_limit_bytes : quarter_of_host_memory();
   if (options.spill_move_bytes > 0) spill_move_bytes_ = options.spill_move_bytes;
   if (options.spill_move_ns > 0) spill_move_ns_ = options.spill_move_ns;
+  if (options.spill_move_loss > 0) spill_move_loss_ = options.spill_move_loss;
   GPUSHARE_ASSIGN_OR_RETURN(memory_, memory::DeviceMemory::open(*device_, memory_options));
   virtual_time_ = device_->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
   record_timeline_ = options.record_timeline;
   record_allocations_ = options.record_allocations;
+  interference_file_ = options.interference_file;
   if (options.enqueue_depth > 0) depth_ = options.enqueue_depth;
   on_progress_ = std::move(options.on_progress);
   sched::SchedulerOptions scheduling;
@@ -107,6 +116,8 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   scheduling.max_lanes = options.max_lanes > 0 ? options.max_lanes : kMaxLanes;
   scheduling.paging = memory_->can_page();
   scheduling.confirms_lanes = true;
+  scheduling.lane_finder = options.lane_finder;
+  scheduling.measures = true;
   if (device_->can(GPUSHARE_DEVICE_CAP_PARTITIONS)) {
     GPUSHARE_ASSIGN_OR_RETURN(const gpushare_backend_partition_info partitions, device_->partition_info());
     scheduling.compute_units = partitionable_units_ = partitions.partitionable_units;
@@ -115,14 +126,18 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   if (shared_ && virtual_time_)
     return {GPUSHARE_UNSUPPORTED, "the daemon serves device " + options.device +
                                       ", whose time is virtual: processes cannot share it"};
+  std::unique_ptr<sched::Authority> authority;
+  if (remote != nullptr) {
+    remote->set_granularity(memory_->granularity_bytes());
+    authority = std::move(remote);
+  } else {
+    authority = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
+    if (!options.interference_file.empty())
+      GPUSHARE_RETURN_IF_ERROR(read_interference(options.interference_file, *authority->measure()));
+  }
   {
     BooksLock lock(mutex_);
-    if (remote != nullptr) {
-      remote->set_granularity(memory_->granularity_bytes());
-      authority_ = std::move(remote);
-    } else {
-      authority_ = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
-    }
+    authority_ = std::move(authority);
   }
   memory_gate_.open();
   struct StopUnlessOpen {
@@ -147,6 +162,22 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   return {};
 }
 
+namespace {
+
+// Under the preload library of `gpushare exec` and of Kubernetes claims the process would be two sessions, which wait for each other's turns: its
+// own, and one that counts each call of the driver.
+base::Status put_preload_aside(const std::string& device) {
+  if (!device.starts_with("cuda")) return {};
+  const auto stand_aside = reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "gpushare_shim_stand_aside"));
+  if (stand_aside == nullptr || stand_aside() != 0) return {};
+  return {
+      GPUSHARE_INVALID_STATE,
+      "the preload library holds this process already: open the runtime on the shared device before anything "
+      "else in the process makes a CUDA context"};
+}
+
+}  // namespace
+
 // The device, its memory and its policy are the daemon's choice.
 base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(
     RuntimeOptions* options, const EnvironmentLimits& limits) {
@@ -155,6 +186,8 @@ base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(
   remote.group = limits.group;
   remote.group_memory_bytes = limits.memory_bytes;
   remote.group_weight = limits.weight;
+  remote.cap = limits.cap;
+  remote.private_lanes = limits.private_lanes;
   if (options->device.size() > kSharedDevice.size())
     remote.device = options->device.substr(kSharedDevice.size() + 1);
   if (options->layout == memory::Layout::kContiguous)
@@ -164,6 +197,7 @@ base::Result<std::unique_ptr<client::RemoteAuthority>> RuntimeImpl::open_shared(
         "leave layout 0");
   GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<client::RemoteAuthority> authority,
                             client::RemoteAuthority::open(std::move(remote)));
+  GPUSHARE_RETURN_IF_ERROR(put_preload_aside(authority->device()));
   options->device = authority->device();
   options->layout = memory::Layout::kVirtual;
   options->capacity_bytes = authority->capacity_bytes();
@@ -176,7 +210,7 @@ void RuntimeImpl::authority_changed() {
   Outbox outbox(*this);
   Section lock(*this);
   if (closed_ || collapsed_ || authority_ == nullptr) return;
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   ranges_.told();
   if (authority_->standing().ok() && !ladder_.anybody_waits()) return;
   for (const auto& [id, session] : sessions_) {
@@ -209,7 +243,7 @@ base::Status RuntimeImpl::close() {
       session->closed_ = true;
       end_session(*session, SessionState::kCancelled, {GPUSHARE_CANCELLED, "the runtime was closed"}, outbox);
     }
-    settle(nullptr, outbox);
+    carry_out(nullptr, outbox);
     while (!sessions_.empty() && !collapsed_) {
       LaneSlot* busy = nullptr;
       for (LaneSlot* lane : lanes_.opened())
@@ -245,8 +279,16 @@ base::Status RuntimeImpl::close() {
   memory_gate_.close();
   std::vector<std::unique_ptr<LaneSlot>> slots;
   std::unique_ptr<sched::Authority> authority;
+  std::string interference;
   {
     BooksLock lock(mutex_);
+    if (!interference_file_.empty() && !collapsed_) {
+      try {
+        interference = authority_->measured()->text(unix_seconds());
+      } catch (const std::bad_alloc&) {
+        base::log(base::kWarning, interference_file_ + " is not written: there is no host memory");
+      }
+    }
     slots = lanes_.take_all();
     authority.swap(authority_);
     closed_ = true;
@@ -274,7 +316,10 @@ base::Status RuntimeImpl::close() {
   memory_.reset();
   slots.clear();
   actions_.release_device();
-  return device_->close();
+  const base::Status status = device_->close();
+  if (interference.empty()) return status;
+  const base::Status written = write_interference(interference_file_, interference);
+  return status.ok() ? written : status;
 }
 
 bool RuntimeImpl::has_users() const {
@@ -318,7 +363,7 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
   if (any) (void)wait_for_drops(outbox);
   if (any && authority_ != nullptr) authority_->room_used(now());
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   return any;
 }
 
@@ -348,6 +393,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   sched::SessionSpec spec;
   spec.id = id;
   spec.name = complete.name;
+  spec.named = !options.name.empty();
   spec.cls = options.cls;
   spec.priority = options.priority;
   spec.weight = sessions_.weight_of_newcomer(options.weight);
@@ -359,6 +405,9 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   spec.compute_units = options.compute_units;
   spec.may_queue = options.allow_queueing;
   spec.may_page = options.may_page;
+  // Only what may lie in host memory can be left out.
+  spec.least_bytes = options.allow_spill && memory_->has_host_tier() ? options.least_bytes : 0;
+  spec.may_upgrade = options.may_upgrade;
   spec.may_claim = options.may_claim && (may_wait || options.allow_queueing);
   const uint64_t time = now();
   auto session = std::make_shared<SessionImpl>(shared_from_this(), id, std::move(complete));
@@ -377,7 +426,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   GPUSHARE_RETURN_IF_ERROR(std::move(arrived));
   sessions_.add(session);
   if (record_timeline_) timeline_.name_session(id, session->name());
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   actions_.run(false, outbox);
   if (collapsed_) return lost_;
   if (session->ended_) {
@@ -442,6 +491,14 @@ void RuntimeImpl::set_link(double ns_per_byte) {
   if (check_open().ok()) authority_->set_link(ns_per_byte);
 }
 
+base::Result<std::vector<sched::MeasuredInterference::Entry>> RuntimeImpl::interference() {
+  BooksLock lock(mutex_);
+  GPUSHARE_RETURN_IF_ERROR(check_open());
+  const auto measured = authority_->measured();
+  if (measured == nullptr) return std::vector<sched::MeasuredInterference::Entry>();
+  return measured->entries();
+}
+
 base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
   if (policy == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "the policy is null"};
   if (shared_)
@@ -452,7 +509,7 @@ base::Status RuntimeImpl::set_policy(std::unique_ptr<sched::Policy> policy) {
   if (closing_) return {GPUSHARE_INVALID_STATE, "the runtime is closed"};
   if (collapsed_) return lost_;
   authority_->set_policy(std::move(policy), now());
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   return {};
 }
 
@@ -587,12 +644,12 @@ std::string RuntimeImpl::check() {
   Section lock(*this);
   // The caller is responsible for its own pulled iterations. All decided actions must have been carried out; otherwise
   // memory holds bytes that are no longer promised.
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   while (actions_.busy() && !closed_ && !collapsed_) mutex_.wait(actions_.changed());
   const GatePass pass(memory_gate_.mine());  // not while waiting: whoever acts may wait for all to leave
   if (!pass) return {};
   const std::string failure = check_memory();
-  settle(nullptr, outbox);
+  carry_out(nullptr, outbox);
   if (!failure.empty()) return failure;
   if (std::string wrong = authority_->check(); !wrong.empty()) return "scheduler: " + wrong;
   uint64_t demand = 0;

@@ -15,13 +15,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/status.hpp"
 #include "device/device.hpp"
+#include "executor/gate.hpp"
 #include "memory/device_memory.hpp"
+#include "sched/coordinator.hpp"
+#include "sched/measured_interference.hpp"
 #include "sched/policy.hpp"
 
 namespace gpushare::executor {
@@ -63,6 +69,7 @@ using ProgressFunction = std::function<void(const Progress&)>;
 using OutOfMemoryFunction = std::function<bool(uint64_t session_id, uint64_t bytes)>;
 
 inline constexpr uint64_t kSpillMoveBytes = uint64_t{256} << 20, kSpillMoveNs = 10'000'000;
+inline constexpr double kSpillMoveLoss = 0.004;
 
 struct RuntimeOptions {
   std::string device = "auto";  // as device::Device::open
@@ -74,9 +81,13 @@ struct RuntimeOptions {
   uint64_t spill_limit_bytes = 0;  // host memory for spilled blocks; 0 = a quarter of what the host has
   uint64_t spill_move_bytes = 0;   // moved at a boundary at most, home or out; 0 = kSpillMoveBytes
   uint64_t spill_move_ns = 0;      // and for so long at most; 0 = kSpillMoveNs
+  double spill_move_loss =
+      0;  // of a session's time, that moving its blocks to and fro may take; 0 = kSpillMoveLoss
   bool record_timeline = false;
   bool record_allocations = false;
   ProgressFunction on_progress;
+  std::optional<sched::LaneFinderKind> lane_finder;  // without: as the policy says
+  std::string interference_file;  // what was measured: read when opened, written when closed; empty = none
 };
 
 struct RuntimeInfo {
@@ -131,6 +142,9 @@ struct SessionOptions {
   bool may_page = true;  // else it is not paged out before allow_paging(): what fills it need not wait
   bool allow_spill = false;
   bool plan_iterations = false;
+  // For a coordinator (Runtime::set_coordination).
+  uint64_t least_bytes = 0;  // with how many of its bytes it can still run, if it may spill; 0 = all
+  bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
 };
 
 struct SharedImageOptions {
@@ -150,6 +164,8 @@ struct SessionInfo {
   uint64_t peak_bytes = 0;
   uint64_t promised_persistent_bytes = 0;
   uint64_t promised_ephemeral_bytes = 0;
+  sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as it counts now
+  uint64_t limit_bytes = 0;            // that a coordinator allows it; 0 = no such limit
   uint64_t quota_bytes = 0;            // 0 = none
   uint64_t effective_quota_bytes = 0;  // what it is promised above its quota still, else the quota
   uint64_t promoted_bytes = 0;
@@ -162,6 +178,19 @@ struct SessionInfo {
   uint64_t waited_ns = 0;
   uint64_t remaining_ns = UINT64_MAX;
   uint64_t planned_iterations = 0;
+};
+
+// A stream of the device that stays as long as this object: how other folders reach the device itself. Hold it for short stretches,
+// and do not wait for the runtime meanwhile.
+class HeldStream {
+ public:
+  HeldStream(GatePass pass, const device::Stream& stream) : pass_(std::move(pass)), stream_(&stream) {}
+  const device::Stream& operator*() const { return *stream_; }
+  const device::Stream* operator->() const { return stream_; }
+
+ private:
+  GatePass pass_;
+  const device::Stream* stream_;
 };
 
 // A stream to enqueue work on: a lane's, or a side stream outside all lanes.
@@ -181,9 +210,10 @@ class Stream {
   virtual base::Status work(const gpushare_backend_work& work) = 0;
   // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
   virtual base::Status release() = 0;
-  // Calls `body` with the device's stream, which stays while it runs. For events; `body` must not wait.
-  virtual base::Status with_device_stream(
-      const std::function<base::Status(const device::Stream&)>& body) const = 0;
+  // The device's stream, to record and wait for events. What calls on it return goes through checked(), once it is let go.
+  virtual base::Result<HeldStream> hold() const = 0;
+  // Returns `status`. If that is DEVICE_LOST, the runtime takes note: all sessions end.
+  virtual base::Status checked(base::Status status) const = 0;
   // Whose it is, for comparison only.
   virtual const Runtime* runtime() const = 0;
 };
@@ -315,20 +345,18 @@ class Session {
   // Frees a persistent block of this session, also while it is paged out. INVALID_STATE once it has ended: its
   // blocks went with it.
   virtual base::Status free(memory::Address address) = 0;
-  // Calls `body` while the session's persistent bytes are on the device and stay there, so that it can enqueue
-  // work on them outside an iteration; that work must come after what `home`, the session's stream, has enqueued
-  // (blocks are reused in its order), and must be recorded (Runtime::record_use) in it. `body` must be short and
-  // must not wait for the runtime. Blocks while the session is queued or paged out, at most timeout_ns. Errors: as
-  // wait_admitted, and body's.
-  virtual base::Status with_residence(
-      uint64_t timeout_ns, const std::function<base::Status(const device::Stream& home)>& body) = 0;
+  // The session's own stream. As long as it is held, the session's persistent bytes stay on the device, so that the caller can
+  // enqueue work on them outside an iteration. That work must come after what the session's stream has been given, because
+  // blocks are reused in its order, and must be recorded (Runtime::record_use) before the stream is let go. Blocks while the
+  // session is queued or paged out, at most timeout_ns. Errors: as wait_admitted.
+  virtual base::Result<HeldStream> hold(uint64_t timeout_ns) = 0;
   // An ephemeral block of the session's open iteration, whoever began it. INVALID_STATE when none is open; else as Iteration::alloc.
   virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
   // A number of the iteration that is open, another one for each; 0 when none is.
   virtual uint64_t open_iteration() const = 0;
   // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may be used there.
   // Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the session is queued or paged
-  // out with no iteration open. Errors: as with_residence.
+  // out with no iteration open. Errors: as hold.
   virtual base::Status order_stream(const Stream& stream) = 0;
   // An elastic range of the session (range.hpp). Blocks while the session is queued. Errors: as gpushare_range_open.
   virtual base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) = 0;
@@ -364,10 +392,14 @@ class Runtime {
   // Errors: as gpushare_session_open. Does not wait for admission.
   virtual base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) = 0;
   virtual base::Result<RuntimeInfo> info() = 0;
+  // What was measured of sessions beside each other; empty where nobody measures. Errors: INVALID_STATE.
+  virtual base::Result<std::vector<sched::MeasuredInterference::Entry>> interference() = 0;
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
   // sched::Authority::set_capacity; 0: all that the runtime was opened with. What is not promised goes back to the device
-  // (virtual layout). Errors: EXCEEDS_CAPACITY, UNSUPPORTED (a shared device), INVALID_STATE.
+  // (virtual layout). On a shared device: of the daemon, for its own user and root. Errors: EXCEEDS_CAPACITY, UNAVAILABLE, INVALID_STATE.
   virtual base::Status set_capacity(uint64_t bytes) = 0;
+  // sched::Authority::set_coordination; nullopt: no coordinator. Does not block.
+  virtual base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options) = 0;
   // Of guaranteed sessions that have no target of their own.
   virtual base::Status set_target_slowdown(double target) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.

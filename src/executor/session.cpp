@@ -27,7 +27,11 @@ base::Status check_target_slowdown(double target) {
 }
 
 SessionImpl::SessionImpl(std::shared_ptr<RuntimeImpl> runtime, uint64_t id, SessionOptions options)
-    : runtime_(std::move(runtime)), id_(id), options_(std::move(options)), weight_(options_.weight) {}
+    : runtime_(std::move(runtime)),
+      id_(id),
+      options_(std::move(options)),
+      move_rest_(runtime_->spill_move_loss_),
+      weight_(options_.weight) {}
 
 base::Status RuntimeImpl::check_live(const SessionImpl& session) const {
   if (session.closed_) return {GPUSHARE_INVALID_STATE, "session '" + session.name() + "' is closed"};
@@ -57,7 +61,7 @@ base::Status SessionImpl::close() {
   closed_ = true;
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
-  runtime.settle(nullptr, outbox);
+  runtime.carry_out(nullptr, outbox);
   // Inside the destructor of a work, the one that is being destroyed would wait for itself.
   const auto works_left = [&]() GPUSHARE_REQUIRES(books) {
     return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active();
@@ -87,7 +91,7 @@ base::Status SessionImpl::cancel() {
   if (closed_) return {GPUSHARE_INVALID_STATE, "session '" + name() + "' is closed"};
   runtime_->end_session(*this, SessionState::kCancelled,
                         {GPUSHARE_CANCELLED, "session '" + name() + "' was cancelled"}, outbox);
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   return {};
 }
 
@@ -103,7 +107,7 @@ base::Status SessionImpl::wait_admitted(uint64_t timeout_ns) {
     if (state == sched::SessionState::kPagedOut) {
       // Each time: it may have come back and gone again before this thread saw it.
       runtime.authority_->wake(id_, runtime.now());
-      runtime.settle(nullptr, outbox);
+      runtime.carry_out(nullptr, outbox);
     }
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, runtime.explain_wait(*this)};
     if (NoWaitScope::active()) return would_wait();
@@ -150,7 +154,9 @@ SessionInfo SessionImpl::info() const {
   } else {
     info.remaining_ns = remaining_ns_;
   }
-  info.quota_bytes = quota_bytes_.load(std::memory_order_relaxed);
+  info.quota_bytes = own_quota_bytes_;
+  info.cls = class_.load(std::memory_order_relaxed);
+  info.limit_bytes = limit_bytes_;
   info.effective_quota_bytes = known ? effective_quota_bytes() : info.quota_bytes;
   info.persistent_bytes = heap.live_bytes;
   info.ephemeral_bytes = lane.live_bytes - std::min(lane.live_bytes, lane.promoted_bytes);
@@ -173,7 +179,7 @@ base::Status SessionImpl::set_priority(int32_t priority) {
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->authority_->set_priority(id_, priority, runtime_->now());
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   return {};
 }
 
@@ -187,7 +193,7 @@ base::Status SessionImpl::set_weight(double weight) {
   runtime_->authority_->set_weight(id_, weight);
   if (runtime_->op_gate_ != nullptr) runtime_->op_gate_->set_weight(id_, weight);
   runtime_->sessions_.divide_weight();
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   return {};
 }
 
@@ -196,7 +202,7 @@ base::Status SessionImpl::set_remaining(uint64_t remaining_ns) {
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->authority_->set_remaining(id_, remaining_ns, runtime_->now());
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   return {};
 }
 
@@ -234,9 +240,9 @@ base::Result<std::shared_ptr<LaunchGate>> SessionImpl::gate() {
   }
   const Stay stay(runtime);  // the device stays for the events
   if (!stay) return base::Status(GPUSHARE_INVALID_STATE, "the runtime is closed");
-  GPUSHARE_ASSIGN_OR_RETURN(std::shared_ptr<LaunchGate> made,
-                            LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight,
-                                             options_.cls == sched::SessionClass::kGuaranteed));
+  GPUSHARE_ASSIGN_OR_RETURN(
+      std::shared_ptr<LaunchGate> made,
+      LaunchGate::make(std::move(of), *runtime.device_, id_, name(), weight, guaranteed()));
   base::Status live;
   {
     BooksLock lock(runtime.mutex_);
@@ -261,7 +267,7 @@ base::Status SessionImpl::allow_paging() {
   Section lock(*runtime_);
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   runtime_->authority_->allow_paging(id_, runtime_->now());
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   return {};
 }
 
@@ -271,7 +277,7 @@ base::Status SessionImpl::set_spare(std::optional<double> worth_ns) {
   GPUSHARE_RETURN_IF_ERROR(runtime_->check_live(*this));
   const bool done = runtime_->authority_->set_spare(id_, worth_ns, runtime_->now());
   state_changed_.notify_all();  // for who waits until it is dropped
-  runtime_->settle(nullptr, outbox);
+  runtime_->carry_out(nullptr, outbox);
   if (done) return {};
   return {GPUSHARE_CANCELLED, "session '" + name() + "' is being dropped: others need its memory"};
 }
@@ -357,7 +363,7 @@ void RuntimeImpl::withdraw(SessionImpl& session, Outbox& outbox) noexcept {
       session.pull_waits_ = false;
     }
     sessions_.refresh_ready(session);
-    settle(nullptr, outbox);
+    carry_out(nullptr, outbox);
   } catch (...) {
     collapse();
   }
@@ -441,7 +447,7 @@ base::Result<std::shared_ptr<Ticket>> SessionImpl::submit(std::unique_ptr<Work>&
     runtime.reaper_.wake();
   } else {
     runtime.sessions_.refresh_ready(*this);
-    runtime.settle(nullptr, outbox);
+    runtime.carry_out(nullptr, outbox);
   }
   return std::shared_ptr<Ticket>(std::move(ticket));
 }

@@ -34,6 +34,11 @@ base::Result<EnvironmentLimits> EnvironmentLimits::read() {
                           std::string("GPUSHARE_WEIGHT is ") + weight + "; it must be above 0");
     limits.weight = *value;
   }
+  if (const char* cap = std::getenv("GPUSHARE_CAP"); cap != nullptr && *cap != '\0') {
+    const auto value = base::parse_percent(cap);
+    if (!value.ok()) return value.status().with_context("GPUSHARE_CAP");
+    limits.cap = *value;
+  }
   if (const char* group = std::getenv("GPUSHARE_GROUP"); group != nullptr && *group != '\0') {
     const std::string_view digits = group;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), limits.group, 16);
@@ -41,6 +46,12 @@ base::Result<EnvironmentLimits> EnvironmentLimits::read() {
       return base::Status(
           GPUSHARE_INVALID_ARGUMENT,
           std::string("GPUSHARE_GROUP is '") + group + "'; it must be 1 to 16 hexadecimal digits, not all 0");
+  }
+  if (const char* lanes = std::getenv("GPUSHARE_PRIVATE_LANES"); lanes != nullptr && *lanes != '\0') {
+    limits.private_lanes = std::string_view(lanes) == "1";
+    if (!limits.private_lanes && std::string_view(lanes) != "0")
+      return base::Status(GPUSHARE_INVALID_ARGUMENT,
+                          std::string("GPUSHARE_PRIVATE_LANES is '") + lanes + "'; it must be 0 or 1");
   }
   return limits;
 }

@@ -19,12 +19,14 @@ class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
 
-// The limits that GPUSHARE_MEMORY and GPUSHARE_WEIGHT set for a runtime on a shared device; 0 = no limit. With GPUSHARE_GROUP the daemon also holds
+// The limits that GPUSHARE_MEMORY, GPUSHARE_WEIGHT and GPUSHARE_CAP set for a runtime on a shared device; 0 = no limit. With GPUSHARE_GROUP the daemon also holds
 // all processes of that group to them together.
 struct EnvironmentLimits {
-  uint64_t memory_bytes = 0;  // the sum of its sessions' quotas
-  double weight = 0;          // the sum of its sessions' weights
-  uint64_t group = 0;         // 0 = none
+  uint64_t memory_bytes = 0;   // the sum of its sessions' quotas
+  double weight = 0;           // the sum of its sessions' weights
+  double cap = 0;              // the most of the device's time that they get, of 1
+  uint64_t group = 0;          // 0 = none
+  bool private_lanes = false;  // GPUSHARE_PRIVATE_LANES: no lane is shared with other processes
   static base::Result<EnvironmentLimits> read();
 };
 

@@ -3,8 +3,8 @@
 // that came home are a part of the session's P, beside its heap and its elastic ranges. A boundary moves no more bytes and for no longer
 // than the runtime's settings say, so whoever waits for the lane waits no longer than that.
 //
-// Against going to and fro: a session that was sent out rests for 8 boundaries before it comes home, twice as many each time it happens
-// again, up to 256; 256 boundaries without it count as calm. One that found no room tries again after 4.
+// Against going to and fro: a session that was sent out rests for 8 boundaries, in which who asked for the bytes takes them, and until what
+// its moves before cost is paid (sched/move_rest.hpp). One that found no room tries again after 4 boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -16,7 +16,7 @@
 namespace gpushare::executor {
 namespace {
 
-constexpr uint32_t kFirstRest = 8, kLongestRest = 256, kCalmBoundaries = 256, kNoRoomRest = 4;
+constexpr uint32_t kSentOutRest = 8, kNoRoomRest = 4;
 // A guaranteed session that waits for others to send bytes out looks again so often, and gives up when those it asked have begun no
 // iteration for so long: they are paged out instead.
 constexpr uint64_t kLookAgainNs = 1'000'000, kIdleNs = 20'000'000;
@@ -40,7 +40,7 @@ uint64_t SessionImpl::movable_bytes() const {
   return may_move() && placed_ ? persistent_promise_ - std::min(persistent_promise_, ranges) : 0;
 }
 
-base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
+base::Status SessionImpl::move_spilled(LaneSlot& lane) {
   memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
   if (home_promise_ == 0 && asked_out_ == 0 && heap.away_bytes() == 0 && spilled_ephemeral_ == 0 &&
       !above_quota_.load(std::memory_order_relaxed))
@@ -55,10 +55,9 @@ base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
   const Reopen reopening{residence_gate_};
   if (home_rest_ > 0) --home_rest_;
   if (out_rest_ > 0) --out_rest_;
-  if (sent_out_ > 0 && ++calm_ > kCalmBoundaries) sent_out_ = 0;
   RuntimeImpl& runtime = *runtime_;
   // Blocks were freed, or a page-out sent them out.
-  if (heap.settle_home() < home_promise_) claim_what_it_has(0);
+  if (heap.release_home() < home_promise_) claim_what_it_has(0);
   uint64_t above = 0;
   {
     BooksLock lock(runtime.mutex_);
@@ -77,8 +76,8 @@ base::Status SessionImpl::settle_spilled(LaneSlot& lane) {
     (void)promise(0, 0, size, [&] { return runtime.lanes_.ensure_size(lane, size); });
   }
   // Nothing comes home while a guaranteed session waits for what opportunistic ones send out.
-  if (home_rest_ > 0 || heap.away_bytes() == 0 ||
-      (runtime.askers_ > 0 && options_.cls == sched::SessionClass::kOpportunistic))
+  if (home_rest_ > 0 || heap.away_bytes() == 0 || !move_rest_.may_come_home(runtime.now()) ||
+      (runtime.askers_ > 0 && !guaranteed()))
     return {};
   return come_home(lane);
 }
@@ -98,13 +97,14 @@ void SessionImpl::claim_what_it_has(uint64_t extra) {
   if (persistent < persistent_promise_ &&
       runtime.authority_->set_need(id_, persistent, ephemeral_promise_, runtime.now()).ok())
     persistent_promise_ = persistent;
-  runtime.settle(nullptr, outbox);
+  runtime.carry_out(nullptr, outbox);
 }
 
 base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;
   const uint64_t granule = runtime.granularity_bytes_;
   uint64_t moved = 0;
+  const uint64_t began_ns = runtime.now();
   const base::Status status = heap_.load()->move_spilled(
       false, std::max(granule, std::min(base::round_up(bytes, granule), runtime.spill_move_bytes_)),
       runtime.spill_move_ns_, lane.stream->device_stream(), &moved);
@@ -112,9 +112,8 @@ base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
     runtime.ladder_.give_back();
     asked_out_ -= std::min(asked_out_.load(), moved);
     claim_what_it_has(0);
-    home_rest_ = std::min(kLongestRest, kFirstRest << std::min(sent_out_, 5u));
-    ++sent_out_;
-    calm_ = 0;
+    home_rest_ = kSentOutRest;
+    move_rest_.moved_out(began_ns, runtime.now());
   } else {
     out_rest_ = kNoRoomRest;
     asked_out_ = 0;
@@ -137,6 +136,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
         std::min(wanted, most - std::min(most, persistent_promise_ + ephemeral_promise_)) / granule * granule;
   }
   uint64_t moved = 0;
+  const uint64_t began_ns = runtime.now();
   base::Status status, copied;
   for (uint64_t bytes = wanted; bytes > 0; bytes = bytes / 2 / granule * granule) {
     status = promise(0, bytes, 0, [&]() -> base::Status {
@@ -145,12 +145,13 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
     });
     if (status.ok()) {
       claim_what_it_has(bytes);
+      move_rest_.moved_home(began_ns, runtime.now());
       return fatal(copied);
     }
     if (status.code() == GPUSHARE_NOT_READY) return fatal(copied);
   }
   home_rest_ = kNoRoomRest;
-  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && options_.cls == sched::SessionClass::kGuaranteed) {
+  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && guaranteed()) {
     // They send it out at their next boundary.
     BooksLock lock(runtime.mutex_);
     (void)runtime.ask_out(*this, wanted, false);
@@ -160,7 +161,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
 
 uint64_t RuntimeImpl::ask_out(const SessionImpl& asker, uint64_t bytes, bool all) {
   const auto gives = [&](SessionImpl& session) GPUSHARE_REQUIRES(books) {
-    const bool asked = &session != &asker && session.options_.cls == sched::SessionClass::kOpportunistic &&
+    const bool asked = &session != &asker && !session.guaranteed() &&
                        authority_->state(session.id_) == sched::SessionState::kResident;
     return asked ? session.movable_bytes() : 0;
   };

@@ -34,6 +34,10 @@ void StreamImpl::shut() {
   if (was_open && lane_ == nullptr) runtime_->side_streams_.gone();
 }
 
+base::Status StreamImpl::released() {
+  return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
+}
+
 // Work on a stream may reveal that the device is lost.
 base::Status StreamImpl::checked(base::Status status) const {
   if (status.code() == GPUSHARE_DEVICE_LOST) runtime_->note(status);
@@ -45,7 +49,7 @@ base::Status StreamImpl::use(F&& body) const {
   base::Status status;
   {
     const GatePass pass(gate_);
-    if (!pass) return {GPUSHARE_INVALID_STATE, "the stream was released, or its runtime closed"};
+    if (!pass) return released();
     status = body();
   }
   return status.ok() ? status : checked(std::move(status));
@@ -153,9 +157,10 @@ base::Status StreamImpl::work(const gpushare_backend_work& work) {
   return use([&] { return stream_.work(work); });
 }
 
-base::Status StreamImpl::with_device_stream(
-    const std::function<base::Status(const device::Stream&)>& body) const {
-  return use([&] { return body(stream_); });
+base::Result<HeldStream> StreamImpl::hold() const {
+  GatePass pass(gate_);
+  if (!pass) return released();
+  return HeldStream(std::move(pass), stream_);
 }
 
 const Runtime* StreamImpl::runtime() const {

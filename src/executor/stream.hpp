@@ -33,8 +33,8 @@ class StreamImpl final : public Stream {
   base::Status fill(memory::Address address, uint8_t value, uint64_t bytes) override;
   base::Status work(const gpushare_backend_work& work) override;
   base::Status release() override;
-  base::Status with_device_stream(
-      const std::function<base::Status(const device::Stream&)>& body) const override;
+  base::Result<HeldStream> hold() const override;
+  base::Status checked(base::Status status) const override;
   const Runtime* runtime() const override;
 
   // For the runtime, which knows that it is open.
@@ -57,7 +57,7 @@ class StreamImpl final : public Stream {
   static void run_host_call(void* user_data);
   HostCall* take_call();
   void give_call(HostCall* call);
-  base::Status checked(base::Status status) const;
+  static base::Status released();
   template <class F>
   base::Status use(F&& body) const;
 

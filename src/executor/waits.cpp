@@ -65,6 +65,8 @@ std::string RuntimeImpl::explain_wait(const SessionImpl& session) const {
         who + (paged_out ? " waits to come back from host memory" : " waits for admission");
     if (actions_.decided_for(session))
       return what + ": there is room, and its memory is about to be made ready";
+    if (const std::string why = authority_->coordinated_wait(session.id_); !why.empty())
+      return what + ": " + why;
     if (actions_.retries())
       return what +
              ": its bytes are promised, but the device does not have them, and it is tried again from "

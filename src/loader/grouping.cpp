@@ -15,10 +15,10 @@ constexpr uint64_t kMostSteps = uint64_t{1} << 26;
 base::Status check(std::span<const LayerCost> layers, const GroupingCosts& costs) {
   const auto bad = [](double value) { return !std::isfinite(value) || value < 0; };
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (bad(layers[i].transmit_ms) || bad(layers[i].execute_ms))
+    if (bad(layers[i].transmit_ms) || bad(layers[i].execution_ms))
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("layer %zu: transmit %g ms, execute %g ms; both must be finite and 0 or more", i,
-                           layers[i].transmit_ms, layers[i].execute_ms)};
+                           layers[i].transmit_ms, layers[i].execution_ms)};
   }
   if (bad(costs.call_overhead_ms) || bad(costs.group_overhead_ms) || bad(costs.link_busy_ms) ||
       bad(costs.lane_busy_ms))
@@ -33,7 +33,7 @@ base::Status check(std::span<const LayerCost> layers, const GroupingCosts& costs
 double lane_start(std::span<const LayerCost> layers, const GroupingCosts& costs) {
   double start = costs.lane_busy_ms;
   if (costs.resident_layers > 0) start += costs.group_overhead_ms;
-  for (uint32_t i = 0; i < costs.resident_layers; ++i) start += layers[i].execute_ms;
+  for (uint32_t i = 0; i < costs.resident_layers; ++i) start += layers[i].execution_ms;
   return start;
 }
 
@@ -56,7 +56,7 @@ base::Result<double> simulate(std::span<const LayerCost> layers, const GroupingC
     times.arrived_ms += costs.call_overhead_ms;
     for (uint32_t i = begin; i < end; ++i) {
       times.arrived_ms += layers[i].transmit_ms;
-      execute += layers[i].execute_ms;
+      execute += layers[i].execution_ms;
     }
     times.start_ms = std::max(times.done_ms, times.arrived_ms);
     times.done_ms = times.start_ms + costs.group_overhead_ms + execute;
@@ -178,12 +178,12 @@ base::Result<Grouping> plan_groups(std::span<const LayerCost> layers, const Grou
   std::vector<uint64_t> bytes(n);
   for (size_t i = 0; i < n; ++i) {
     const size_t at = reversed ? n - 1 - i : i;
-    send[at] = reversed ? sent[i].execute_ms : sent[i].transmit_ms;
-    run[at] = reversed ? sent[i].transmit_ms : sent[i].execute_ms;
+    send[at] = reversed ? sent[i].execution_ms : sent[i].transmit_ms;
+    run[at] = reversed ? sent[i].transmit_ms : sent[i].execution_ms;
     bytes[at] = sent[i].bytes;
   }
   double total_execute = 0;
-  for (const LayerCost& layer : sent) total_execute += layer.execute_ms;
+  for (const LayerCost& layer : sent) total_execute += layer.execution_ms;
   const double a = std::max(costs.call_overhead_ms, costs.group_overhead_ms);
   const double c = std::min(costs.call_overhead_ms, costs.group_overhead_ms);
   Rows rows(std::move(send), std::move(run), std::move(bytes), a, c, costs.group_cap_bytes);
@@ -268,7 +268,7 @@ base::Result<std::vector<uint32_t>> best_uniform_groups(std::span<const LayerCos
   std::vector<double> transmit(n + 1, 0), execute(n + 1, 0);
   for (size_t i = 0; i < n; ++i) {
     transmit[i + 1] = transmit[i] + layers[resident + i].transmit_ms;
-    execute[i + 1] = execute[i] + layers[resident + i].execute_ms;
+    execute[i + 1] = execute[i] + layers[resident + i].execution_ms;
   }
   const double lane_free = lane_start(layers, costs);
   size_t best_width = 1;
@@ -302,10 +302,10 @@ double makespan_lower_bound_ms(std::span<const LayerCost> layers, const Grouping
   double execute = 0;
   for (const LayerCost& layer : sent) {
     transmit += layer.transmit_ms;
-    execute += layer.execute_ms;
+    execute += layer.execution_ms;
   }
   const double link = costs.link_busy_ms + costs.call_overhead_ms;
-  return std::max({link + transmit + costs.group_overhead_ms + sent.back().execute_ms,
+  return std::max({link + transmit + costs.group_overhead_ms + sent.back().execution_ms,
                    link + sent.front().transmit_ms + costs.group_overhead_ms + execute,
                    lane_free + costs.group_overhead_ms + execute});
 }

@@ -32,7 +32,7 @@ namespace gpushare::loader {
 struct LayerCost {
   uint64_t bytes = 0;
   double transmit_ms = 0;
-  double execute_ms = 0;
+  double execution_ms = 0;
 };
 
 struct GroupingCosts {

@@ -452,12 +452,14 @@ void ChunkPool::run() {
 }
 
 void ChunkPool::end_thread() {
+  base::ServiceThread thread;
   {
     base::MutexLock lock(mutex_);
     end_thread_ = true;
     changed_.notify_all();
+    thread = std::move(thread_);
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread.joinable()) thread.join();
 }
 
 void ChunkPool::shut() {

@@ -96,7 +96,7 @@ class ChunkPool {
   bool thread_started_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool thread_waits_ GPUSHARE_GUARDED_BY(mutex_) = false;  // for a first chunk to be kept
   bool end_thread_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  base::ServiceThread thread_;  // set by the one that sets thread_started_
+  base::ServiceThread thread_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 // Immutable once loaded; shared by reference. Gives its chunks back when the last reference goes.

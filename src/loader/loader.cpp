@@ -141,57 +141,50 @@ base::Result<std::shared_ptr<executor::Stream>> Loader::copy_stream() {
   return copies_;
 }
 
-base::Result<std::unique_ptr<Transmission>> Loader::transmit(executor::Session& session,
-                                                             memory::Address address, const Send& send) {
+base::Result<std::unique_ptr<Transmission>> Loader::transmit(const Delivery& what) {
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Stream> stream, copy_stream());
   std::unique_ptr<Transmission> out;
-  bool begun = false;
-  const base::Status status =
-      session.with_residence(GPUSHARE_NO_TIMEOUT, [&](const device::Stream& home) -> base::Status {
-        base::MutexLock enqueuing(enqueue_mutex_);
-        base::Status sent = stream->with_device_stream([&](const device::Stream& copies) -> base::Status {
-          // The block's bytes were given out in the order of the session's stream: what it has enqueued may use
-          // them.
-          GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
-          GPUSHARE_RETURN_IF_ERROR(
-              home.record(before));  // refused while the session's stream captures a graph
-          begun = true;
-          GPUSHARE_RETURN_IF_ERROR(copies.wait(before));
-          GPUSHARE_ASSIGN_OR_RETURN(out, send(*stream, copies));
-          out->hold(std::move(before));
-          return {};
-        });
-        return sent.ok() ? runtime_->record_use(address, *stream) : sent;
-      });
+  base::Status status = enqueue(what, *stream, &out);
   if (status.ok()) return out;
-  // A stream that has failed stays so: the next load gets another.
   out.reset();
-  if (begun && status.code() != GPUSHARE_INVALID_ARGUMENT) {
-    base::MutexLock lock(mutex_);
-    if (copies_ == stream) copies_.reset();
-  }
-  return status;
+  replace_if_failed(stream);
+  return stream->checked(std::move(status));
 }
 
-base::Result<std::unique_ptr<Transmission>> Loader::send(const executor::Stream& stream,
-                                                         const device::Stream& copies,
-                                                         const std::shared_ptr<const Image>& image,
-                                                         memory::Address address, LoadOptions& options) {
-  const auto start = [&](Prefix prefix) {
-    return Transmission::start(runtime_->device(), copies, image, address, options.ends, prefix,
-                               guarded(options.on_group));
-  };
-  base::Result<std::unique_ptr<Transmission>> out = base::Status();
-  bool lent = false;
-  base::Status status;
-  if (options.prefix != nullptr)
-    status = options.prefix->lend(stream, copies, [&](const Prefix& prefix) -> base::Status {
-      lent = true;
-      return (out = start(prefix)).status();
-    });
-  if (!lent) return start({});
-  if (!status.ok()) return status;
-  return out;
+base::Status Loader::enqueue(const Delivery& what, const executor::Stream& stream,
+                             std::unique_ptr<Transmission>* out) {
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, what.session.hold(GPUSHARE_NO_TIMEOUT));
+  const base::MutexLock enqueuing(enqueue_mutex_);
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream copies, stream.hold());
+  // The block's bytes were given out in the order of the session's stream: what it has enqueued may use them.
+  GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
+  GPUSHARE_RETURN_IF_ERROR(home->record(before));  // refused while the session's stream captures a graph
+  GPUSHARE_RETURN_IF_ERROR(copies->wait(before));
+  const LoadOptions& options = what.options;
+  if (what.layers < what.image->layers().size()) {
+    GPUSHARE_ASSIGN_OR_RETURN(
+        *out, Transmission::start_prefix(runtime_->device(), *copies, what.image, what.address, what.layers));
+  } else {
+    const auto loan = options.prefix != nullptr
+                          ? options.prefix->lend(*copies)
+                          : base::Result<Model::Loan>(base::Status(GPUSHARE_NOT_FOUND, ""));
+    GPUSHARE_ASSIGN_OR_RETURN(
+        *out, Transmission::start(runtime_->device(), *copies, what.image, what.address, options.ends,
+                                  loan.ok() ? loan->prefix : Prefix{}, guarded(options.on_group)));
+    if (loan.ok()) GPUSHARE_RETURN_IF_ERROR(runtime_->record_use(loan->prefix.copy, stream));
+  }
+  (*out)->hold(std::move(before));
+  return runtime_->record_use(what.address, stream);
+}
+
+void Loader::replace_if_failed(const std::shared_ptr<executor::Stream>& stream) {
+  const auto state = [&]() -> base::Status {
+    GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream held, stream->hold());
+    return held->query();
+  }();
+  if (state.ok() || state.code() == GPUSHARE_NOT_READY) return;
+  base::MutexLock lock(mutex_);
+  if (copies_ == stream) copies_.reset();
 }
 
 base::Status Loader::check(const executor::Session& session, const Image& image) const {
@@ -209,10 +202,10 @@ base::Result<std::vector<uint32_t>> Loader::plan(const Image& image, const LoadO
   const uint64_t copied_bytes = resident == 0 ? 0 : image.end_of(resident - 1);
   const LinkCosts costs = link();
   std::vector<uint32_t> ends;
-  if (options.execute_ms.empty()) {
+  if (options.execution_ms.empty()) {
     GPUSHARE_ASSIGN_OR_RETURN(ends, image.profile().plan(costs, resident, copied_bytes));
   } else {
-    GPUSHARE_ASSIGN_OR_RETURN(Grouping plan, plan_groups(layer_costs(image, costs, options.execute_ms),
+    GPUSHARE_ASSIGN_OR_RETURN(Grouping plan, plan_groups(layer_costs(image, costs, options.execution_ms),
                                                          costs.grouping(resident, copied_bytes)));
     ends = std::move(plan.ends);
   }
@@ -225,10 +218,10 @@ base::Result<std::shared_ptr<Model>> Loader::load(const std::shared_ptr<executor
   const Use use(*this);
   if (!use) return closed();
   GPUSHARE_RETURN_IF_ERROR(check(*session, *image));
-  if (!options.execute_ms.empty() && options.execute_ms.size() != image->layers().size())
+  if (!options.execution_ms.empty() && options.execution_ms.size() != image->layers().size())
     return base::Status(
         GPUSHARE_INVALID_ARGUMENT,
-        base::format("%zu execution times for the %zu layers of image '%s'", options.execute_ms.size(),
+        base::format("%zu execution times for the %zu layers of image '%s'", options.execution_ms.size(),
                      image->layers().size(), image->name().c_str()));
   if (options.prefix != nullptr && options.prefix->image() != image)
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
@@ -237,12 +230,16 @@ base::Result<std::shared_ptr<Model>> Loader::load(const std::shared_ptr<executor
   if (options.ends.empty()) {
     GPUSHARE_ASSIGN_OR_RETURN(options.ends, plan(*image, options));
   }
-  GPUSHARE_ASSIGN_OR_RETURN(const memory::Address address,
-                            session->alloc(memory::Kind::kModel, image->bytes(), kLayerAlignmentBytes));
-  auto transmission =
-      transmit(*session, address, [&](const executor::Stream& stream, const device::Stream& copies) {
-        return send(stream, copies, image, address, options);
-      });
+  return deliver(session, image, static_cast<uint32_t>(image->layers().size()), options);
+}
+
+base::Result<std::shared_ptr<Model>> Loader::deliver(const std::shared_ptr<executor::Session>& session,
+                                                     const std::shared_ptr<const Image>& image,
+                                                     uint32_t layers, const LoadOptions& options) {
+  GPUSHARE_ASSIGN_OR_RETURN(
+      const memory::Address address,
+      session->alloc(memory::Kind::kModel, image->end_of(layers - 1), kLayerAlignmentBytes));
+  auto transmission = transmit({*session, address, image, layers, options});
   if (!transmission.ok()) {
     (void)session->free(address);
     return transmission.status().with_context("loading image '" + image->name() + "' into session '" +
@@ -261,17 +258,10 @@ base::Result<std::shared_ptr<Model>> Loader::load_prefix(const std::shared_ptr<e
     return base::Status(GPUSHARE_INVALID_ARGUMENT,
                         base::format("image '%s' has no prefix of %u layers with bytes in it",
                                      image->name().c_str(), layers));
-  GPUSHARE_ASSIGN_OR_RETURN(
-      const memory::Address address,
-      session->alloc(memory::Kind::kModel, image->end_of(layers - 1), kLayerAlignmentBytes));
-  auto transmission = transmit(*session, address, [&](const executor::Stream&, const device::Stream& copies) {
-    return Transmission::start_prefix(runtime_->device(), copies, image, address, layers);
-  });
-  if (!transmission.ok()) {
-    (void)session->free(address);
-    return transmission.status();
-  }
-  return adopt(session, address, std::move(*transmission), false);
+  LoadOptions options;
+  options.profile = false;
+  options.ends = {layers};
+  return deliver(session, image, layers, options);
 }
 
 std::shared_ptr<Model> Loader::adopt(const std::shared_ptr<executor::Session>& session,

@@ -35,10 +35,10 @@ struct LoaderOptions {
 class Model;
 
 struct LoadOptions {
-  std::vector<uint32_t> ends;      // a grouping of the caller's; empty: planned
-  std::vector<double> execute_ms;  // of each layer, for the plan; empty: as the image's profile says
-  GroupCallback on_group;          // may throw; must not wait for the runtime
-  bool profile = true;             // learn execution times from make_usable (model.hpp)
+  std::vector<uint32_t> ends;        // a grouping of the caller's; empty: planned
+  std::vector<double> execution_ms;  // of each layer, for the plan; empty: as the image's profile says
+  GroupCallback on_group;            // may throw; must not wait for the runtime
+  bool profile = true;               // learn execution times from make_usable (model.hpp)
   // Result of an earlier load_prefix() of the same image. Its layers are copied from device memory instead of
   // the host; the transmission plan accounts for that. If the prefix is not on the device any more, or its
   // copies failed, all layers come from the image.
@@ -107,15 +107,24 @@ class Loader final : public executor::Dependent, public std::enable_shared_from_
   };
   static base::Status closed();
   base::Result<std::shared_ptr<executor::Stream>> copy_stream();
-  using Send = std::function<base::Result<std::unique_ptr<Transmission>>(const executor::Stream& stream,
-                                                                         const device::Stream& copies)>;
-  // Calls `send` with the stream of copies, in an order that is right for the block at `address` of `session`.
-  base::Result<std::unique_ptr<Transmission>> transmit(executor::Session& session, memory::Address address,
-                                                       const Send& send);
-  base::Result<std::unique_ptr<Transmission>> send(const executor::Stream& stream,
-                                                   const device::Stream& copies,
-                                                   const std::shared_ptr<const Image>& image,
-                                                   memory::Address address, LoadOptions& options);
+  // The first `layers` of an image on their way to the block at `address` of `session`.
+  struct Delivery {
+    executor::Session& session;
+    memory::Address address;
+    const std::shared_ptr<const Image>& image;
+    uint32_t layers;
+    const LoadOptions& options;
+  };
+  // Allocates a block for the first `layers` and enqueues their copies.
+  base::Result<std::shared_ptr<Model>> deliver(const std::shared_ptr<executor::Session>& session,
+                                               const std::shared_ptr<const Image>& image, uint32_t layers,
+                                               const LoadOptions& options);
+  base::Result<std::unique_ptr<Transmission>> transmit(const Delivery& what);
+  // Enqueues the copies on `stream`, in an order that is right for the block. `*out` may be set although it fails.
+  base::Status enqueue(const Delivery& what, const executor::Stream& stream,
+                       std::unique_ptr<Transmission>* out);
+  // A stream that has failed stays so: the next load gets another.
+  void replace_if_failed(const std::shared_ptr<executor::Stream>& stream);
   base::Status check(const executor::Session& session, const Image& image) const;
   base::Result<std::vector<uint32_t>> plan(const Image& image, const LoadOptions& options);
   std::shared_ptr<Model> adopt(const std::shared_ptr<executor::Session>& session, memory::Address address,

@@ -85,23 +85,26 @@ base::Status Model::make_usable(uint32_t first, uint32_t end, const executor::St
   // A copy that has failed already is told here; one that fails later, by wait and arrived.
   GPUSHARE_ASSIGN_OR_RETURN(const bool there, transmission_->arrived(end - 1));
   if (there && end == image_->layers().size()) arrived_whole();
-  return stream.with_device_stream([&](const device::Stream& lane) -> base::Status {
-    base::MutexLock lock(mutex_);
-    if (stream_ == &stream && first >= reached_) {
-      GPUSHARE_RETURN_IF_ERROR(close_run(lane));
-    } else {
-      collect();
-      for (Run& run : runs_) spare_.push_back(std::move(run));  // an execution without an end
-      runs_.clear();
-      ++executions_;
-      stream_ = &stream;
-      marking_ =
-          profile_ && ended_.empty() && (executions_ <= kProfiledRuns || executions_ % kProfileEvery == 0);
-    }
-    reached_ = end;
-    GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(first, end, lane));
-    return marking_ ? open_run(first, end, lane) : base::Status();
-  });
+  return stream.checked(begin_layers(first, end, stream));
+}
+
+base::Status Model::begin_layers(uint32_t first, uint32_t end, const executor::Stream& stream) {
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream lane, stream.hold());
+  base::MutexLock lock(mutex_);
+  if (stream_ == &stream && first >= reached_) {
+    GPUSHARE_RETURN_IF_ERROR(close_run(*lane));
+  } else {
+    collect();
+    for (Run& run : runs_) spare_.push_back(std::move(run));  // an execution without an end
+    runs_.clear();
+    ++executions_;
+    stream_ = &stream;
+    marking_ =
+        profile_ && ended_.empty() && (executions_ <= kProfiledRuns || executions_ % kProfileEvery == 0);
+  }
+  reached_ = end;
+  GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(first, end, *lane));
+  return marking_ ? open_run(first, end, *lane) : base::Status();
 }
 
 // Between a graph's nodes there is nothing to mark: an execution that is captured teaches nothing.
@@ -144,20 +147,23 @@ base::Status Model::mark_end(const executor::Stream& stream) {
     return {GPUSHARE_INVALID_ARGUMENT, "the stream is of another runtime than the model"};
   const GatePass pass(gate_);
   if (!pass) return gone();
-  return stream.with_device_stream([&](const device::Stream& lane) -> base::Status {
-    base::MutexLock lock(mutex_);
-    if (stream_ != &stream) return {};
-    GPUSHARE_RETURN_IF_ERROR(close_run(lane));
-    collect();
-    if (ended_.empty()) {
-      ended_.swap(runs_);
-    } else {
-      for (Run& run : runs_) spare_.push_back(std::move(run));
-      runs_.clear();
-    }
-    stream_ = nullptr;
-    return {};
-  });
+  return stream.checked(end_execution(stream));
+}
+
+base::Status Model::end_execution(const executor::Stream& stream) {
+  GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream lane, stream.hold());
+  base::MutexLock lock(mutex_);
+  if (stream_ != &stream) return {};
+  GPUSHARE_RETURN_IF_ERROR(close_run(*lane));
+  collect();
+  if (ended_.empty()) {
+    ended_.swap(runs_);
+  } else {
+    for (Run& run : runs_) spare_.push_back(std::move(run));
+    runs_.clear();
+  }
+  stream_ = nullptr;
+  return {};
 }
 
 void Model::collect() {
@@ -196,16 +202,13 @@ base::Status Model::wait(uint32_t layer, uint64_t timeout_ns) {
   return {};
 }
 
-base::Status Model::lend(const executor::Stream& stream, const device::Stream& copies,
-                         const std::function<base::Status(const Prefix&)>& body) {
-  const GatePass pass(gate_);
+base::Result<Model::Loan> Model::lend(const device::Stream& copies) {
+  GatePass pass(gate_);
   if (!pass) return gone();
   GPUSHARE_RETURN_IF_ERROR(transmission_->arrived(layers() - 1).status());
-  return session_->with_residence(0, [&](const device::Stream&) -> base::Status {
-    GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(0, layers(), copies));
-    GPUSHARE_RETURN_IF_ERROR(body({layers(), address_}));
-    return loader_->runtime().record_use(address_, stream);
-  });
+  GPUSHARE_ASSIGN_OR_RETURN(executor::HeldStream home, session_->hold(0));
+  GPUSHARE_RETURN_IF_ERROR(transmission_->make_usable(0, layers(), copies));
+  return Loan{std::move(pass), std::move(home), {layers(), address_}};
 }
 
 base::Result<bool> Model::arrived(uint32_t layer) {

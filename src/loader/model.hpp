@@ -43,11 +43,15 @@ class Model {
   // Device time from the start of the first copy until group `group` was there. NOT_READY before.
   base::Result<uint64_t> arrived_ns(size_t group);
 
-  // Calls `body` with this model's layers as a prefix for another transmission of its image, while they are on the
-  // device; what body enqueues on `stream` comes after their own copies, and before their bytes are used again. Does
-  // not wait. Errors: TIMED_OUT (paged out), what a copy failed with, body's.
-  base::Status lend(const executor::Stream& stream, const device::Stream& copies,
-                    const std::function<base::Status(const Prefix&)>& body);
+  // This model's layers as a prefix for another transmission of its image: they stay on the device while the loan lives.
+  struct Loan {
+    executor::GatePass model;
+    executor::HeldStream session;
+    Prefix prefix;
+  };
+  // What is enqueued on `copies` from now on finds the layers on the device. It must be recorded (Runtime::record_use) before the
+  // loan ends. Does not wait. Errors: TIMED_OUT (paged out), what a copy failed with.
+  base::Result<Loan> lend(const device::Stream& copies);
 
   // Does not block, but waits for other threads' calls on this model. The block is freed (unless its session has
   // ended and taken it along). OK also the second time.
@@ -71,6 +75,8 @@ class Model {
   static base::Status gone();
   bool claim();  // the right to take it apart: true for one caller
   std::unique_ptr<Transmission> take_apart();
+  base::Status begin_layers(uint32_t first, uint32_t end, const executor::Stream& stream);
+  base::Status end_execution(const executor::Stream& stream);
   base::Status close_run(const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
   base::Status open_run(uint32_t first, uint32_t end, const device::Stream& stream) GPUSHARE_REQUIRES(mutex_);
   // Does `keep` if a mark was recorded; on a stream that captures a graph gives the execution's marks up instead.

@@ -68,7 +68,7 @@ std::vector<double> Profile::execute_locked() const {
   return out;
 }
 
-std::vector<double> Profile::execute_ms() const {
+std::vector<double> Profile::execution_ms() const {
   base::MutexLock lock(mutex_);
   return execute_locked();
 }

@@ -51,7 +51,7 @@ class Profile {
   uint64_t observations() const;
   // Execution time of each layer. Empty before the first observation. Layers never observed are assumed to
   // execute as fast, per byte, as the observed ones.
-  std::vector<double> execute_ms() const;
+  std::vector<double> execution_ms() const;
 
   // Costs of each layer. A layer that was not observed is assumed to execute as long as its transmission takes.
   std::vector<LayerCost> costs(const LinkCosts& link) const;

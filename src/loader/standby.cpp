@@ -42,13 +42,13 @@ std::vector<uint64_t> grant(std::vector<Wish> wishes, uint64_t budget_bytes) {
 
 }  // namespace
 
-void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms,
+void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execution_ms,
                   sched::SessionClass cls) {
   base::MutexLock lock(mutex_);
   Entry& entry = entries_[member];
   entry.image = std::move(image);
   entry.cls = cls;
-  entry.execute_ms = std::move(execute_ms);
+  entry.execution_ms = std::move(execution_ms);
 }
 
 void Standby::remove(uint64_t member) {
@@ -74,7 +74,7 @@ void Standby::refresh() noexcept {
     for (;;) {
       uint64_t member = 0;
       std::shared_ptr<const Image> image;
-      std::vector<double> execute_ms;
+      std::vector<double> execution_ms;
       {
         base::MutexLock lock(mutex_);
         const auto entry = std::find_if(entries_.begin(), entries_.end(),
@@ -82,10 +82,10 @@ void Standby::refresh() noexcept {
         if (entry == entries_.end()) return;
         member = entry->first;
         image = entry->second.image;
-        execute_ms = entry->second.execute_ms;
+        execution_ms = entry->second.execution_ms;
         entry->second.out_of_date = false;
       }
-      const PrefixChoice wish = work_out(*image, execute_ms);
+      const PrefixChoice wish = work_out(*image, execution_ms);
       base::MutexLock lock(mutex_);
       if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.fresh = wish;
     }
@@ -100,14 +100,14 @@ std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
   return out;
 }
 
-PrefixChoice Standby::work_out(const Image& image, const std::vector<double>& execute_ms) const {
+PrefixChoice Standby::work_out(const Image& image, const std::vector<double>& execution_ms) const {
   const LinkCosts link = loader_.link();
   PrefixLimits limits;
   limits.most_bytes = budget_bytes_;
   limits.copied = &link;
-  const auto choice =
-      choose_prefix(execute_ms.empty() ? image.profile().costs(link) : layer_costs(image, link, execute_ms),
-                    link.grouping(), limits);
+  const auto choice = choose_prefix(
+      execution_ms.empty() ? image.profile().costs(link) : layer_costs(image, link, execution_ms),
+      link.grouping(), limits);
   return choice.ok() ? *choice : PrefixChoice{};
 }
 
@@ -118,7 +118,7 @@ bool Standby::suits(const Entry& entry) {
          entry.bytes <= entry.wish.bytes + entry.wish.bytes / 2;
 }
 
-void Standby::settle(std::span<const Use> uses) {
+void Standby::update(std::span<const Use> uses) {
   if (budget_bytes_ == 0) return;
   const auto runtime = loader_.runtime().info();
   const bool others_wait = !runtime.ok() || runtime->sessions_queued > 0;
@@ -144,7 +144,7 @@ void Standby::settle(std::span<const Use> uses) {
     if (others_wait && entry.model == nullptr) continue;
     if (!use.away && !(use.active && entry.model != nullptr)) continue;
     if (!entry.known) {
-      entry.wish = work_out(*entry.image, entry.execute_ms);
+      entry.wish = work_out(*entry.image, entry.execution_ms);
       entry.known = true;
     }
     if (entry.wish.layers == 0) continue;

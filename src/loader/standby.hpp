@@ -29,7 +29,7 @@ namespace gpushare::loader {
 
 class Standby {
  public:
-  // A member as settle() sees it.
+  // A member as update() sees it.
   struct Use {
     uint64_t member = 0;
     double requests = 0;  // rate, by any measure that is the same for all
@@ -39,15 +39,15 @@ class Standby {
 
   Standby(Loader& loader, uint64_t budget_bytes) : loader_(loader), budget_bytes_(budget_bytes) {}
 
-  // `execute_ms`: of each layer, or empty: as the image's profile says.
-  void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execute_ms,
+  // `execution_ms`: of each layer, or empty: as the image's profile says.
+  void add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execution_ms,
            sched::SessionClass cls);
   void remove(uint64_t member);
   // The prefix from which a load of `member` may take its first layers; null: there is none.
   std::shared_ptr<Model> prefix(uint64_t member) const;
   // The member's execution times may have changed since its wish was worked out. The wish stays until refresh().
   void learned(uint64_t member);
-  // Works out anew what wishes are out of date; settle() takes them up. Milliseconds for a model of hundreds of layers, so it
+  // Works out anew what wishes are out of date; update() takes them up. Milliseconds for a model of hundreds of layers, so it
   // is for when nobody waits for a switch. For any thread. Does not throw.
   void refresh() noexcept;
 
@@ -55,7 +55,7 @@ class Standby {
   // and not there, behind the copies enqueued so far. Prefixes are for members that are away; the active one keeps
   // its own if they leave room for it, which saves sending it again. While sessions queue for room nobody gets a
   // new one. Prefixes that do not fit are left out.
-  void settle(std::span<const Use> uses);
+  void update(std::span<const Use> uses);
   // The member's prefix makes no room for others from here on, or does again. False: there is none.
   bool hold(uint64_t member, bool held);
   void clear();
@@ -66,18 +66,18 @@ class Standby {
  private:
   struct Entry {
     std::shared_ptr<const Image> image;
-    std::vector<double> execute_ms;
+    std::vector<double> execution_ms;
     sched::SessionClass cls = sched::SessionClass::kGuaranteed;
     bool known = false;  // the wish is worked out
     PrefixChoice wish;
     bool out_of_date = false;           // and nobody is at it; with `fresh`, under the lock
     std::optional<PrefixChoice> fresh;  // the next wish
-    double worth_ns = 0;                // when it was settled last
+    double worth_ns = 0;                // at the last update()
     uint64_t bytes = 0;
     std::shared_ptr<executor::Session> session;
     std::shared_ptr<Model> model;
   };
-  PrefixChoice work_out(const Image& image, const std::vector<double>& execute_ms) const;
+  PrefixChoice work_out(const Image& image, const std::vector<double>& execution_ms) const;
   static bool suits(const Entry& entry);
   static bool there(const Entry& entry) { return entry.session != nullptr && !entry.session->dropped(); }
   bool send(uint64_t member, Entry& entry);

@@ -126,7 +126,7 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
   GPUSHARE_RETURN_IF_ERROR(residency_.add(member->id, member->persistent_bytes, load_ns));
   ++next_member_;
   const MemberId id = member->id;
-  standby_.add(id, member->options.image, member->options.load.execute_ms, member->options.session.cls);
+  standby_.add(id, member->options.image, member->options.load.execution_ms, member->options.session.cls);
   members_.emplace(id, std::move(member));
   return id;
 }
@@ -304,12 +304,12 @@ base::Status Switcher::make_active(Member& member) {
   }
   if (!live) {
     take_leave();  // those that made room for it
-    settle_standby();
+    update_standby();
   }
   return {};
 }
 
-void Switcher::settle_standby() {
+void Switcher::update_standby() {
   if (options_.standby_bytes == 0) return;
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   std::vector<Standby::Use> uses;
@@ -318,7 +318,7 @@ void Switcher::settle_standby() {
     for (const auto& [id, member] : members_)
       uses.push_back({id, residency_.requests(id, now_ns), member->session == nullptr, id == active_});
   }
-  standby_.settle(uses);
+  standby_.update(uses);
 }
 
 base::Status Switcher::load(Member& member) {

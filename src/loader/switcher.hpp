@@ -135,7 +135,7 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   void tell_worths(MemberId active);
   static void learn_need(Member& member);
   bool usable(Member& member);
-  void settle_standby();
+  void update_standby();
   void drop(Member& member);
   void drop_all(const std::vector<sched::ModelId>& members);
   std::shared_ptr<Member> find(MemberId member) const;

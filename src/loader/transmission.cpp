@@ -260,12 +260,12 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address tar
 }
 
 std::vector<LayerCost> layer_costs(const Image& image, const LinkCosts& link,
-                                   std::span<const double> execute_ms) {
+                                   std::span<const double> execution_ms) {
   std::vector<LayerCost> out;
   for (size_t i = 0; i < image.layers().size(); ++i) {
     const uint64_t bytes = image.layers()[i].bytes;
     out.push_back({bytes, link.bytes_per_ms > 0 ? static_cast<double>(bytes) / link.bytes_per_ms : 0.0,
-                   i < execute_ms.size() ? execute_ms[i] : 0.0});
+                   i < execution_ms.size() ? execution_ms[i] : 0.0});
   }
   return out;
 }

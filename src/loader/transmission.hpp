@@ -109,6 +109,6 @@ base::Result<LinkCosts> calibrate_on(device::Device& device, device::Address scr
 
 // Fills transmit_ms of `layers` from the costs.
 std::vector<LayerCost> layer_costs(const Image& image, const LinkCosts& link,
-                                   std::span<const double> execute_ms);
+                                   std::span<const double> execution_ms);
 
 }  // namespace gpushare::loader

@@ -40,7 +40,8 @@ class DeviceMemoryImpl final : public DeviceMemory {
   base::Result<PersistentHeap*> open_heap(SessionId session, std::string name,
                                           uint64_t promised_bytes) override;
   base::Status close_heap(PersistentHeap* heap) override;
-  base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) override;
+  base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream,
+                                std::shared_ptr<base::Pieces> pieces) override;
   base::Status close_lane(Lane* lane) override;
   base::Result<ElasticRange*> open_range(PersistentHeap& heap, std::string name,
                                          uint64_t reserved_bytes) override;
@@ -174,7 +175,7 @@ base::Result<PersistentHeap*> DeviceMemoryImpl::open_heap(SessionId session, std
 
 base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   if (heap == nullptr) return {GPUSHARE_INVALID_HANDLE, "the persistent heap is null"};
-  auto* closing = static_cast<PersistentHeapImpl*>(heap);
+  PersistentHeapImpl* const closing = &heap->impl();
   FenceList fences;
   std::vector<LaneImpl*> lanes, borrowers;
   const bool promoted = closing->stats().promoted_bytes > 0;
@@ -186,7 +187,7 @@ base::Status DeviceMemoryImpl::close_heap(PersistentHeap* heap) {
   }
   for (LaneImpl* lane : lanes) lane->free_promoted_of(*closing, fences);
   for (LaneImpl* lane : borrowers) lane->return_loan(*closing, true);
-  for (LaneImpl* lane : lanes) lane->settle_unpinned();
+  for (LaneImpl* lane : lanes) lane->resize_unpinned();
   base::MutexLock lock(mutex_);
   open_heaps_[closing->position] = open_heaps_.back();
   open_heaps_[closing->position]->position = closing->position;
@@ -201,8 +202,10 @@ void DeviceMemoryImpl::remove(std::vector<LaneImpl*>& list, LaneImpl* lane) {
   list.pop_back();
 }
 
-base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) {
-  if (LaneImpl* reopened = reopen_lane(id, bytes, stream)) return static_cast<Lane*>(reopened);
+base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream,
+                                                std::shared_ptr<base::Pieces> pieces) {
+  if (pieces == nullptr)
+    if (LaneImpl* reopened = reopen_lane(id, bytes, stream)) return static_cast<Lane*>(reopened);
   LaneImpl* lane = nullptr;
   {
     base::MutexLock lock(mutex_);
@@ -213,7 +216,7 @@ base::Result<Lane*> DeviceMemoryImpl::open_lane(uint32_t id, uint64_t bytes, con
     lane = spare_lanes_.back();
     spare_lanes_.pop_back();
   }
-  auto status = lane->open(id, bytes, stream);
+  auto status = lane->open(id, bytes, stream, std::move(pieces));
   base::MutexLock lock(mutex_);
   if (!status.ok()) {
     spare_lanes_.push_back(lane);
@@ -238,7 +241,7 @@ LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const devic
     lane->position = open_lanes_.size();  // always in a list: its sessions may close meanwhile
     open_lanes_.push_back(lane);
   }
-  if (lane->open(id, bytes, stream).ok()) return lane;
+  if (lane->open(id, bytes, stream, nullptr).ok()) return lane;
   base::MutexLock lock(mutex_);
   remove(open_lanes_, lane);
   keep_closed(lane);
@@ -257,7 +260,7 @@ void DeviceMemoryImpl::keep_closed(LaneImpl* lane) {
 
 base::Status DeviceMemoryImpl::close_lane(Lane* lane) {
   if (lane == nullptr) return {GPUSHARE_INVALID_HANDLE, "the lane is null"};
-  auto* closing = static_cast<LaneImpl*>(lane);
+  LaneImpl* const closing = &lane->impl();
   // Under the lock, so that drained() finds the lane in one list or the other.
   base::MutexLock lock(mutex_);
   GPUSHARE_RETURN_IF_ERROR(closing->close());
@@ -288,8 +291,7 @@ base::Result<ElasticRange*> DeviceMemoryImpl::open_range(PersistentHeap& heap, s
     range = spare_ranges_.back();
     spare_ranges_.pop_back();
   }
-  const auto status =
-      range->open(static_cast<const PersistentHeapImpl&>(heap), std::move(name), reserved_bytes);
+  const auto status = range->open(heap.impl(), std::move(name), reserved_bytes);
   base::MutexLock lock(mutex_);
   (status.ok() ? open_ranges_ : spare_ranges_).push_back(range);
   if (!status.ok()) return status;

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "base/pieces.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
 
@@ -69,6 +70,9 @@ struct HeapStats {
   uint64_t largest_hole_bytes = 0;
 };
 
+class LaneImpl;
+class PersistentHeapImpl;
+
 // A session's persistent blocks. Created and destroyed by DeviceMemory.
 class PersistentHeap {
  public:
@@ -93,7 +97,7 @@ class PersistentHeap {
   // For who pages the session out: all that came home goes out again.
   virtual base::Status send_spilled_out(const device::Stream& stream) = 0;
   // Gives device memory back that came home for blocks since freed, and returns what is left. Cheap when there is none.
-  virtual uint64_t settle_home() = 0;
+  virtual uint64_t release_home() = 0;
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
   // least the block's size (and alignment), because the added bytes may lie in a separate extent. Also fetches
@@ -119,6 +123,7 @@ class PersistentHeap {
   virtual HeapStats stats() const = 0;
   // stats().peak_bytes counts from now on.
   virtual void reset_peak() = 0;
+  virtual PersistentHeapImpl& impl() = 0;  // for this folder
 };
 
 struct LaneStats {
@@ -165,7 +170,10 @@ class Lane {
   // granules of it to the lane. The session's ranges shrink by as much as the lane's range grows, so the lane
   // keeps its size beside the pinned blocks. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise
   // does not cover it (grow it by the block's size and try again): the block stays ephemeral.
+  // In a lane whose memory processes share, the session needs memory of its own for the block: DEVICE_OUT_OF_MEMORY also when there is none
+  // for as many bytes as the lane has. The iteration's end then waits for the stream, and the lane is not shared any more.
   virtual base::Status keep(Address address) = 0;
+  virtual bool is_shared() const = 0;
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
   // range may move (free: it is empty; with promoted blocks it stays). The host does not wait; the lane's
   // stream waits for recorded uses on other streams. `out_planned` (may be null) tells whether a plan served
@@ -180,6 +188,7 @@ class Lane {
   // later.
   virtual base::Status set_size(uint64_t bytes) = 0;
   virtual LaneStats stats() const = 0;
+  virtual LaneImpl& impl() = 0;  // for this folder
 };
 
 // Content of a snapshot: a segment for each heap and lane. See snapshot.hpp for the writers.
@@ -247,8 +256,10 @@ class DeviceMemory {
   // Returns every block, promoted and spilled ones too. The next user of the bytes is ordered after the work
   // now on the stream set last and after recorded uses; other work must have finished. No host wait.
   virtual base::Status close_heap(PersistentHeap* heap) = 0;
-  // `stream` must outlive the lane.
-  virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream) = 0;
+  // `stream` must outlive the lane. With `pieces` the lane lies in memory that other processes use between its iterations, until a block
+  // of it is kept; its end_iteration() waits on the host for uses on other streams. Virtual layout alone.
+  virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream,
+                                        std::shared_ptr<base::Pieces> pieces = nullptr) = 0;
   // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed; what
   // their sessions have not lent of those is promised to nobody: see pinned_bytes. The next user is ordered
   // after the work now on its stream.

@@ -25,8 +25,8 @@ constexpr size_t kBulk = 64;
 
 base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   base::MutexLock control(control_);
-  auto& heap = static_cast<PersistentHeapImpl&>(owner);
-  ShortLockGuard lock(lock_);
+  PersistentHeapImpl& heap = owner.impl();
+  ShortLockGuard lock(door_.lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed"};
   if (owner_ != nullptr)
     return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs an iteration already"};
@@ -98,12 +98,12 @@ void LaneImpl::tell_now() {
 }
 
 void LaneImpl::tell() {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   if (owner_ != nullptr) tell_now();
 }
 
 void LaneImpl::close_door() {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   door_.key_.store(0, std::memory_order_relaxed);
 }
 
@@ -135,7 +135,7 @@ void LaneImpl::close_door() {
 
 base::Result<Address> LaneImpl::alloc(uint64_t bytes, uint64_t alignment) {
   GPUSHARE_RETURN_IF_ERROR(check_request(bytes, alignment));
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   if (owner_ == nullptr)
     return base::Status(GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration");
   BlockHandle handle = alloc_here(bytes, alignment);
@@ -167,7 +167,7 @@ base::Result<Address> LaneImpl::alloc_spilled(uint64_t bytes, uint64_t alignment
   base::MutexLock control(control_);
   PersistentHeapImpl* owner = nullptr;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     owner = owner_;
   }
   if (owner == nullptr)
@@ -176,9 +176,10 @@ base::Result<Address> LaneImpl::alloc_spilled(uint64_t bytes, uint64_t alignment
 }
 
 base::Status LaneImpl::keep(Address address) {
+  if (is_shared()) GPUSHARE_RETURN_IF_ERROR(take_own());
   PersistentHeapImpl* owner = nullptr;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     owner = owner_;
@@ -250,7 +251,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
   bool planned = false, replayed = false, recorded = false, loans_changed = false;
   PersistentHeapImpl* owner = nullptr;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (owner_ == nullptr)
       return {GPUSHARE_INVALID_STATE, "lane " + std::to_string(id()) + " runs no iteration"};
     iteration_peak_ = arena_needed();
@@ -273,10 +274,16 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
   if (replayed) owner->plan().end_replay(planned);
   if (recorded && owner->plan().recording()) owner->plan().end_recording(shared_.plans);
   if (out_planned != nullptr) *out_planned = planned;
-  if (!fences.empty()) order_all(fences, *stream_);
+  // Another process does not wait for this lane's stream: whoever has the lane next may use the bytes at once.
+  if (!fences.empty() && pieces_ != nullptr)
+    wait_all(fences);
+  else if (!fences.empty())
+    order_all(fences, *stream_);
   if (spill_owner_.spilled_bytes.load(std::memory_order_relaxed) > 0)
     shared_.spill->free_all(spill_owner_, own_fence());
-  if (loans_changed || ahead_.bytes > 0 || target() != range_.bytes || shared_.layout->epoch() != seen_epoch_)
+  if (own_.bytes > 0) GPUSHARE_RETURN_IF_ERROR(leave_shared());
+  if (loans_changed || ahead_.bytes > 0 || target() != range().bytes ||
+      shared_.layout->epoch() != seen_epoch_)
     boundary();
   return {};
 }
@@ -303,7 +310,7 @@ base::Status LaneImpl::free_planned(uint64_t offset) {
 base::Status LaneImpl::free_block(Address address) {
   bool drained = false, unpinned = false;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     const uint64_t offset = address - range_.base;
     if (offset >= range_.bytes) return no_such_block(address);
     // On a plan, only promoted blocks are the heap's own.
@@ -352,14 +359,14 @@ base::Status LaneImpl::free_block(Address address) {
                               stream, session);
   }
   if (drained) drained_(this);
-  if (unpinned) settle_unpinned();
+  if (unpinned) resize_unpinned();
   return {};
 }
 
 void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences) {
   bool drained = false;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (promoted_.empty()) return;
     for (auto it = promoted_.begin(); it != promoted_.end();) {
       if (it->second != &heap) {
@@ -389,7 +396,7 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
 }
 
 base::Status LaneImpl::add_use(Address address, const FencePtr& use) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   const BlockHandle handle = ordinary_block(address);
   if (!handle) return no_such_block(address);
   heap_->set_tag(handle, heap_->tag(handle) | BlockTag::kUsed);
@@ -398,7 +405,7 @@ base::Status LaneImpl::add_use(Address address, const FencePtr& use) {
 }
 
 bool LaneImpl::find_block(Address address, BlockInfo* out_info) {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   const uint64_t offset = address - range_.base;
   if (offset >= range_.bytes) return false;
   uint64_t tag = 0;
@@ -418,7 +425,7 @@ bool LaneImpl::find_block(Address address, BlockInfo* out_info) {
 }
 
 LaneStats LaneImpl::stats() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   LaneStats stats;
   stats.size_bytes = range_.bytes - std::min(range_.bytes, lent_bytes_);
   stats.lent_bytes = lent_bytes_;
@@ -432,7 +439,7 @@ LaneStats LaneImpl::stats() const {
 }
 
 void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   if (range_.bytes == 0) return;
   SegmentSnapshot segment;
   segment.address = range_.base;
@@ -455,7 +462,7 @@ void LaneImpl::snapshot(std::vector<SegmentSnapshot>* out_segments) const {
 
 std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
   base::MutexLock control(control_);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   const std::string who = "lane " + std::to_string(id());
   if (!heap_) return {};
   if (auto status = heap_->check(); !status.ok()) return who + ": " + status.message();

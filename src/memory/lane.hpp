@@ -7,12 +7,13 @@
 //
 // Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
 // shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
-// freed. Objects are pooled like persistent heaps. On the virtual layout the range is the lane's size plus the
+// freed. Objects are pooled like persistent heaps. A lane in memory that processes share gets memory of its own for its promoted blocks: keep()
+// takes that, and the iteration's end copies the blocks and maps it behind the same addresses. On the virtual layout the range is the lane's size plus the
 // bytes that sessions lend for their promoted blocks in it (loans). Loans are balanced at boundaries, so that
 // an iteration finds the whole size beside the pinned blocks. An iteration on a plan has its blocks in one
 // block of the heap, the plan's arena (tag 0); keeping or sharing one of them leaves the plan.
 //
-// Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; lock_ guards
+// Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; the door's lock_ guards
 // the blocks. Order: a persistent heap's control_, control_, lock_, then a persistent heap's lock, then the
 // layout's.
 //
@@ -40,7 +41,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   ~LaneImpl() override { door_.give_back(); }
 
   // Life cycle, for DeviceMemory.
-  base::Status open(uint32_t id, uint64_t bytes, const device::Stream& stream);
+  base::Status open(uint32_t id, uint64_t bytes, const device::Stream& stream,
+                    std::shared_ptr<base::Pieces> pieces);
   // Returns the range, or as much of it as no promoted block pins.
   base::Status close();
   // True once it is closed and holds nothing: it may be opened again. Returns what a closed lane still held.
@@ -55,7 +57,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t lent_bytes() const;
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the next one. Does nothing
   // while there are such blocks, an iteration is under way or another thread has control_.
-  void settle_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
+  void resize_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // Moves to the highest place that its range fits, unless an iteration is open, a block is kept or another thread has control_.
   void move_up_if_idle() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   Address base() const;
@@ -71,9 +73,11 @@ class LaneImpl final : public Lane, public BlockOwner {
   base::Result<Address> alloc(uint64_t bytes, uint64_t alignment) override;
   base::Result<Address> alloc_spilled(uint64_t bytes, uint64_t alignment) override;
   base::Status keep(Address address) override;
+  bool is_shared() const override { return shared_memory_.load(std::memory_order_relaxed); }
   base::Status end_iteration(bool* out_planned, uint64_t* out_peak_bytes) override;
   base::Status set_size(uint64_t bytes) override;
   LaneStats stats() const override;
+  LaneImpl& impl() override { return *this; }
 
   // BlockOwner
   base::Status free_block(Address address) override;
@@ -94,49 +98,57 @@ class LaneImpl final : public Lane, public BlockOwner {
   friend class LaneDoor;
 
   // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens.
-  BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(lock_);
-  bool free_here(Address address) GPUSHARE_REQUIRES(lock_);
+  BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
+  bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
   void move_up() GPUSHARE_REQUIRES(control_);
   bool adopt_ahead() GPUSHARE_REQUIRES(control_);
-  enum class Settle { kReturn, kAll, kAllAndWait };
-  void settle(Settle how) GPUSHARE_REQUIRES(control_);
+  enum class Balance { kReturn, kAll, kAllAndWait };
+  void balance_loans(Balance how) GPUSHARE_REQUIRES(control_);
   void borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   void shrink_to_target() GPUSHARE_REQUIRES(control_);
+  // For who has control_: nobody changes them meanwhile.
+  Range& range() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return range_; }
+  uint64_t lent() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return lent_bytes_; }
   bool is_idle() const;  // open, no iteration under way and nothing kept
   // The range's size when nothing is pinned beyond it.
-  uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + lent_bytes_; }
+  uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + lent(); }
   void drop_ahead() GPUSHARE_REQUIRES(control_);
+  base::Status take_own();
+  base::Status leave_shared() GPUSHARE_REQUIRES(control_);
   FenceList own_fence() const;
-  base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(lock_);
-  void reclaim_all() GPUSHARE_REQUIRES(lock_);
-  BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) GPUSHARE_REQUIRES(lock_);
+  base::Status free_planned(uint64_t offset) GPUSHARE_REQUIRES(door_.lock_);
+  void reclaim_all() GPUSHARE_REQUIRES(door_.lock_);
+  BlockHandle allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) GPUSHARE_REQUIRES(door_.lock_);
   // The live block at `address` as an ordinary block of the heap: leaves the plan if it is a planned one.
   // Empty if there is none.
-  BlockHandle ordinary_block(Address address) GPUSHARE_REQUIRES(lock_);
-  bool on_plan() const GPUSHARE_REQUIRES(lock_) { return replaying_ && replay_->on_plan(); }
-  uint64_t live_bytes() const GPUSHARE_REQUIRES(lock_);
-  uint64_t arena_needed() const GPUSHARE_REQUIRES(lock_) {
+  BlockHandle ordinary_block(Address address) GPUSHARE_REQUIRES(door_.lock_);
+  bool on_plan() const GPUSHARE_REQUIRES(door_.lock_) { return replaying_ && replay_->on_plan(); }
+  uint64_t live_bytes() const GPUSHARE_REQUIRES(door_.lock_);
+  uint64_t arena_needed() const GPUSHARE_REQUIRES(door_.lock_) {
     return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_);
   }
-  void tell_live() GPUSHARE_REQUIRES(lock_);  // once it differs enough
-  void tell_now() GPUSHARE_REQUIRES(lock_);
-  uint64_t ephemeral_live() const GPUSHARE_REQUIRES(lock_) {
+  void tell_live() GPUSHARE_REQUIRES(door_.lock_);  // once it differs enough
+  void tell_now() GPUSHARE_REQUIRES(door_.lock_);
+  uint64_t ephemeral_live() const GPUSHARE_REQUIRES(door_.lock_) {
     return heap_->live_bytes() - deferred_bytes_ - promoted_bytes_;
   }
-  void release(uint64_t offset) GPUSHARE_REQUIRES(lock_);
-  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(lock_);
-  SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(lock_);
+  void release(uint64_t offset) GPUSHARE_REQUIRES(door_.lock_);
+  base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(door_.lock_);
+  SessionId session_of(uint64_t offset, uint64_t tag) const GPUSHARE_REQUIRES(door_.lock_);
 
   Shared& shared_;
   const std::function<void(LaneImpl*)> drained_;
   std::atomic<bool> open_{false};
   std::atomic<uint32_t> id_{0};
+  std::atomic<bool> shared_memory_{false};  // with other processes
   const device::Stream* stream_ = nullptr;  // set by open, of the caller
 
   mutable base::Mutex control_;
+  std::shared_ptr<base::Pieces> pieces_ GPUSHARE_GUARDED_BY(control_);  // null: its memory is its own
+  Range own_ GPUSHARE_GUARDED_BY(control_);  // taken by keep() in a shared lane, for the end of the iteration
   Range ahead_ GPUSHARE_GUARDED_BY(control_);  // taken for growing at the next boundary
   FenceList ahead_fences_ GPUSHARE_GUARDED_BY(control_);
   FenceList closing_fences_
@@ -147,30 +159,30 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t seen_epoch_ GPUSHARE_GUARDED_BY(control_) = 0;
 
   LaneDoor& door_;
-  ShortLock& lock_ = door_.lock_;
   struct Loan {
     uint64_t promoted_bytes = 0;
     uint64_t lent_bytes = 0;
   };
-  Range range_;              // changed under both locks
-  uint64_t lent_bytes_ = 0;  // changed under both locks: of all loans
-  base::FlatHashMap<PersistentHeapImpl*, Loan> loans_ GPUSHARE_GUARDED_BY(lock_);
-  bool loans_changed_ GPUSHARE_GUARDED_BY(lock_) = false;  // or some could not be settled yet
-  std::optional<Heap> heap_;  // offsets in range_; capacity = range_.bytes; made by the first open
-  PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // of the iteration under way
-  std::optional<PlanReplay> replay_;                                // over heap_
-  bool replaying_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration began on a plan
-  bool recording_ GPUSHARE_GUARDED_BY(lock_) = false;               // this iteration is recorded for one
-  UseTable uses_ GPUSHARE_GUARDED_BY(lock_);                        // by offset
-  base::FlatHashMap<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(lock_);  // by offset
-  uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  uint64_t highest_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;  // that it held since it told last
-  uint64_t step_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;     // after which it tells
-  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(lock_) = 0;     // its part of Shared::ephemeral_bytes
-  SpillOwner spill_owner_;                                 // its stream is null unless the lane is open
+  Range range_ GPUSHARE_GUARDED_BY(door_.lock_);              // changed under control_ as well
+  uint64_t lent_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // of all loans; changed under control_ as well
+  base::FlatHashMap<PersistentHeapImpl*, Loan> loans_ GPUSHARE_GUARDED_BY(door_.lock_);
+  bool loans_changed_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // or some could not be balanced yet
+  std::optional<Heap> heap_
+      GPUSHARE_GUARDED_BY(door_.lock_);  // offsets in range_; capacity = range_.bytes; made by the first open
+  PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(door_.lock_) = nullptr;  // of the iteration under way
+  std::optional<PlanReplay> replay_ GPUSHARE_GUARDED_BY(door_.lock_);     // over heap_
+  bool replaying_ GPUSHARE_GUARDED_BY(door_.lock_) = false;               // this iteration began on a plan
+  bool recording_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // this iteration is recorded for one
+  UseTable uses_ GPUSHARE_GUARDED_BY(door_.lock_);           // by offset
+  base::FlatHashMap<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(door_.lock_);  // by offset
+  uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t highest_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // that it held since it told last
+  uint64_t step_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;     // after which it tells
+  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;     // its part of Shared::ephemeral_bytes
+  SpillOwner spill_owner_;                                       // its stream is null unless the lane is open
 };
 
 }  // namespace gpushare::memory

@@ -50,10 +50,10 @@ class alignas(64) LaneDoor {
 
   ShortLock lock_;
   std::atomic<uint64_t> key_{0};  // of the open iteration; 0: none. Changes under the lock
-  uint64_t last_key_ = 0;         // guarded by the lock, as the next two are
-  LaneImpl* lane_ = nullptr;
-  const void* owner_ = nullptr;  // DeviceMemoryOptions::owner
-  LaneDoor* next_ = nullptr;     // of those without a lane
+  uint64_t last_key_ GPUSHARE_GUARDED_BY(lock_) = 0;
+  LaneImpl* lane_ GPUSHARE_GUARDED_BY(lock_) = nullptr;
+  const void* owner_ GPUSHARE_GUARDED_BY(lock_) = nullptr;  // DeviceMemoryOptions::owner
+  LaneDoor* next_ = nullptr;                                // of those without a lane
 };
 
 }  // namespace gpushare::memory

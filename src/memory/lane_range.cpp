@@ -14,25 +14,32 @@ FenceList LaneImpl::own_fence() const {
   return {shared_.fences.at_end_of(*stream_)};
 }
 
-base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& stream) {
+base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& stream,
+                            std::shared_ptr<base::Pieces> pieces) {
   base::MutexLock control(control_);
-  if (!heap_) {
-    HeapOptions options;
-    options.granule_bytes = kBlockGranuleBytes;
-    options.max_blocks = 1u << 20;
-    GPUSHARE_ASSIGN_OR_RETURN(heap_, Heap::create(options));
-    replay_.emplace(&*heap_);
-  }
+  pieces_ = std::move(pieces);
+  shared_memory_.store(pieces_ != nullptr, std::memory_order_relaxed);
+  bool first = false;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
+    first = !heap_;
     stream_ = &stream;
     peak_ = iteration_peak_ = 0;
   }
+  if (first) {
+    HeapOptions options;
+    options.granule_bytes = kBlockGranuleBytes;
+    options.max_blocks = 1u << 20;
+    GPUSHARE_ASSIGN_OR_RETURN(Heap heap, Heap::create(options));
+    ShortLockGuard lock(door_.lock_);
+    heap_ = std::move(heap);
+    replay_.emplace(&*heap_);
+  }
   seen_epoch_ = shared_.layout->epoch();
-  const bool pinned = range_.bytes > 0;  // by blocks kept before it was closed
+  const bool pinned = range().bytes > 0;  // by blocks kept before it was closed
   order_all(closing_fences_, stream);
   const uint64_t size = round_up(bytes, shared_.layout->granularity_bytes());
-  base::Status status = grow(size + lent_bytes_);
+  base::Status status = grow(size + lent());
   if (status.ok() && ahead_.bytes > 0) {
     drop_ahead();
     status = {GPUSHARE_DEVICE_OUT_OF_MEMORY, "its kept blocks pin it where it cannot grow"};
@@ -44,7 +51,7 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
   spill_owner_.lane = id;
   spill_owner_.set_stream(&stream);
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     loans_changed_ = pinned;
     open_.store(true);
   }
@@ -56,7 +63,7 @@ base::Status LaneImpl::close() {
   base::MutexLock control(control_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the lane is closed already"};
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (owner_ != nullptr)
       return {GPUSHARE_INVALID_STATE,
               "lane " + std::to_string(id()) + " runs an iteration: end it before closing the lane"};
@@ -64,16 +71,18 @@ base::Status LaneImpl::close() {
   }
   spill_owner_.set_stream(nullptr);
   drop_ahead();
+  if (own_.bytes > 0) shared_.layout->give(own_, own_fence());
   size_bytes_ = 0;
-  settle(Settle::kAll);
+  balance_loans(Balance::kAll);
   uint64_t floor = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     floor = heap_->floor_bytes();
   }
   // The lane's stream may be gone when the last promoted block is.
   if (floor > 0) closing_fences_ = own_fence();
   shrink(round_up(floor, shared_.layout->granularity_bytes()));
+  pieces_ = nullptr;
   return {};
 }
 
@@ -84,7 +93,7 @@ bool LaneImpl::reclaim_closed() {
   Range range;
   std::vector<std::pair<PersistentHeapImpl*, uint64_t>> lenders;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (!promoted_.empty()) return false;
     for (const auto& [heap, loan] : loans_) lenders.emplace_back(heap, loan.lent_bytes);
     loans_.clear();
@@ -110,17 +119,49 @@ bool LaneImpl::reclaim_closed() {
   return true;
 }
 
-base::Status LaneImpl::grow(uint64_t bytes) {
-  if (bytes <= range_.bytes) return {};
+// Memory of its own for a lane that processes share, as large as the lane. What has been promised for it is the caller's affair.
+base::Status LaneImpl::take_own() {
+  base::MutexLock control(control_);
+  if (pieces_ == nullptr || own_.bytes > 0) return {};
   FenceList fences;
-  Range grown = range_;
-  const uint64_t missing = bytes - range_.bytes;
-  if (range_.bytes == 0)
+  if (auto status = shared_.layout->take(RangeUse::kLane, range().bytes, &own_, &fences); !status.ok())
+    return status.with_context("lane " + std::to_string(id()) +
+                               " is shared with other processes; keeping a block of it");
+  order_all(fences, *stream_);
+  return {};
+}
+
+// At the end of an iteration: the lane has memory of its own from here on, with the promoted blocks in it. Waits for the lane's stream.
+base::Status LaneImpl::leave_shared() {
+  if (own_.bytes > range().bytes) shared_.layout->shrink(own_, range().bytes, {});
+  {
+    ShortLockGuard lock(door_.lock_);
+    for (const auto& [offset, heap] : promoted_)
+      GPUSHARE_RETURN_IF_ERROR(stream_->copy(own_.base + offset, range_.base + offset,
+                                             heap_->size_bytes(heap_->find(offset)),
+                                             GPUSHARE_COPY_DEVICE_TO_DEVICE));
+  }
+  GPUSHARE_RETURN_IF_ERROR(stream_->synchronize());
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->adopt_own(range(), own_));
+  pieces_ = nullptr;
+  shared_memory_.store(false, std::memory_order_relaxed);
+  return {};
+}
+
+base::Status LaneImpl::grow(uint64_t bytes) {
+  if (bytes <= range().bytes) return {};
+  FenceList fences;
+  Range grown = range();
+  const uint64_t missing = bytes - range().bytes;
+  if (own_.bytes > 0 && bytes > own_.bytes)
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(own_, bytes - own_.bytes, true, &fences));
+  if (range().bytes == 0 && pieces_ != nullptr)
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_shared(pieces_, bytes, &grown));
+  else if (range().bytes == 0)
     GPUSHARE_RETURN_IF_ERROR(shared_.layout->take(RangeUse::kLane, bytes, &grown, &fences));
   else if (!shared_.layout->extend(grown, missing, true, &fences).ok()) {
     // Without what is lent: it is gone over to only when nothing is pinned here.
-    GPUSHARE_RETURN_IF_ERROR(
-        shared_.layout->take_ahead(range_, bytes - lent_bytes_, &ahead_, &ahead_fences_));
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_ahead(range(), bytes - lent(), &ahead_, &ahead_fences_));
     if (auto status = shared_.index.set(ahead_.base, ahead_.bytes, this); !status.ok()) {
       shared_.layout->give(ahead_, ahead_fences_);
       ahead_fences_.clear();
@@ -128,15 +169,15 @@ base::Status LaneImpl::grow(uint64_t bytes) {
     }
     return {};
   }
-  if (auto status = shared_.index.set(grown.base + range_.bytes, missing, this); !status.ok()) {
-    if (range_.bytes == 0)
+  if (auto status = shared_.index.set(grown.base + range().bytes, missing, this); !status.ok()) {
+    if (range().bytes == 0)
       shared_.layout->give(grown, fences);
     else
-      shared_.layout->shrink(grown, range_.bytes, fences);
+      shared_.layout->shrink(grown, range().bytes, fences);
     return status;
   }
   order_all(fences, *stream_);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   range_ = grown;
   heap_->resize(grown.bytes);
   return {};
@@ -146,7 +187,7 @@ base::Status LaneImpl::grow(uint64_t bytes) {
 bool LaneImpl::shrink(uint64_t bytes) {
   Range before;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (bytes >= range_.bytes) return true;
     if (heap_->resize(bytes) != HeapStatus::kOk) return false;
     before = range_;
@@ -172,17 +213,17 @@ void LaneImpl::drop_ahead() {
 bool LaneImpl::adopt_ahead() {
   order_all(ahead_fences_, *stream_);
   Range before;
-  const bool joins = ahead_.base + ahead_.bytes == range_.base;
+  const bool joins = ahead_.base + ahead_.bytes == range().base;
   {
     // From here on blocks are placed in the new range: nothing of the old one may be live.
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0) return false;
     before = range_;
     range_ = ahead_;
     if (joins) range_.bytes += before.bytes;
     heap_->resize(range_.bytes);
   }
-  size_bytes_ = range_.bytes;
+  size_bytes_ = range().bytes;
   if (!joins) {
     shared_.index.clear(before.base, before.bytes);
     shared_.layout->give(before, own_fence());
@@ -199,12 +240,12 @@ void LaneImpl::boundary() {
   {
     // Promoted blocks freed since the last iteration: what the lane gives back now must come after their
     // other uses.
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     uses_.take_ordered(*stream_,
                        [this](uint64_t offset) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { release(offset); });
     is_pinned = !promoted_.empty();
   }
-  settle(Settle::kAll);
+  balance_loans(Balance::kAll);
   if (ahead_.bytes > 0) adopt_ahead();
   shrink_to_target();
   const uint64_t epoch = shared_.layout->epoch();
@@ -215,24 +256,24 @@ void LaneImpl::boundary() {
 
 // Nothing is live in the range.
 void LaneImpl::move_up() {
-  if (range_.bytes == 0 || !shared_.layout->would_settle(range_)) return;
-  Range moved = range_;
+  if (range().bytes == 0 || !shared_.layout->would_move_up(range())) return;
+  Range moved = range();
   FenceList fences;
-  shared_.index.clear(range_.base, range_.bytes);
-  shared_.layout->settle(moved, own_fence(), &fences);
+  shared_.index.clear(range().base, range().bytes);
+  shared_.layout->move_up(moved, own_fence(), &fences);
   // Cannot fail: the index has room for the whole buffer, and the place was free.
   const base::Status ignored = shared_.index.set(moved.base, moved.bytes, this);
   order_all(fences, *stream_);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   range_ = moved;
 }
 
 bool LaneImpl::is_idle() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return is_open() && owner_ == nullptr && promoted_.empty();
 }
 
-void LaneImpl::settle_unpinned() {
+void LaneImpl::resize_unpinned() {
   const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
   if (!control || (ahead_.bytes == 0 && target() == range_.bytes) || !is_idle()) return;
   boundary();
@@ -246,15 +287,15 @@ void LaneImpl::move_up_if_idle() {
 }
 
 Address LaneImpl::base() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return range_.base;
 }
 
 void LaneImpl::shrink_to_target() {
-  if (target() >= range_.bytes || shrink(target())) return;
+  if (target() >= range().bytes || shrink(target())) return;
   uint64_t floor = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     floor = heap_->floor_bytes();
   }
   shrink(std::max(target(), round_up(floor, shared_.layout->granularity_bytes())));
@@ -266,15 +307,15 @@ base::Status LaneImpl::set_size(uint64_t bytes) {
   bytes = round_up(bytes, shared_.layout->granularity_bytes());
   drop_ahead();
   // Until a lane has grown it has the size it had: what was lent and goes back now must not stay in it.
-  size_bytes_ = std::min(bytes, range_.bytes - lent_bytes_);
-  settle(Settle::kAllAndWait);
+  size_bytes_ = std::min(bytes, range().bytes - lent());
+  balance_loans(Balance::kAllAndWait);
   bool idle = false;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     idle = owner_ == nullptr;
   }
-  if (bytes + lent_bytes_ > range_.bytes) {
-    if (auto status = grow(bytes + lent_bytes_); !status.ok())
+  if (bytes + lent() > range().bytes) {
+    if (auto status = grow(bytes + lent()); !status.ok())
       return status.with_context("lane " + std::to_string(id()));
     if (ahead_.bytes == 0) size_bytes_ = bytes;
   } else {

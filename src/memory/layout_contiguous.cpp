@@ -88,12 +88,12 @@ class ContiguousLayout final : public RangeLayout {
     return {};
   }
 
-  bool would_settle(const Range& range) const override {
+  bool would_move_up(const Range& range) const override {
     base::MutexLock lock(mutex_);
     return best_place(range) != range.base - base_;
   }
 
-  bool settle(Range& range, const FenceList& fences, FenceList* out_fences) override {
+  bool move_up(Range& range, const FenceList& fences, FenceList* out_fences) override {
     base::MutexLock lock(mutex_);
     const uint64_t to = best_place(range);
     if (to == range.base - base_) return false;

@@ -19,9 +19,9 @@ base::Status VirtualLayout::commit_host(const Range& range, size_t granule) {
     if (cell.fences != nullptr) wait_all(*cell.fences);
     GPUSHARE_RETURN_IF_ERROR(unmap_cell(region, granule));
   }
-  GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory, device_.phys_create_host(granule_));
+  GPUSHARE_ASSIGN_OR_RETURN(gpushare_backend_memory * memory, take_host());
   if (auto status = device_.va_map(region.base + granule * granule_, granule_, memory, 0); !status.ok()) {
-    const base::Status ignored = device_.phys_release(memory);
+    give_host(memory);
     return status.with_context("mapping host memory");
   }
   cell = {};
@@ -41,7 +41,34 @@ void VirtualLayout::sweep_host() {
 uint64_t VirtualLayout::host_bytes() {
   base::MutexLock lock(mutex_);
   sweep_host();
-  return host_granules_ * granule_;
+  return (host_granules_ + host_pool_.size()) * granule_;
+}
+
+void VirtualLayout::trim_host() {
+  base::MutexLock lock(mutex_);
+  release_host_pool();
+}
+
+void VirtualLayout::release_host_pool() {
+  for (gpushare_backend_memory* memory : host_pool_) {
+    const base::Status ignored = device_.phys_release(memory);
+  }
+  host_pool_.clear();
+}
+
+base::Result<gpushare_backend_memory*> VirtualLayout::take_host() {
+  if (host_pool_.empty()) return device_.phys_create_host(granule_);
+  gpushare_backend_memory* const memory = host_pool_.back();
+  host_pool_.pop_back();
+  return memory;
+}
+
+void VirtualLayout::give_host(gpushare_backend_memory* memory) {
+  if (host_pool_.size() < kKeptOnHost) {
+    host_pool_.push_back(memory);
+    return;
+  }
+  const base::Status ignored = device_.phys_release(memory);
 }
 
 base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t slot, Address* out_window) {
@@ -60,7 +87,7 @@ base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t s
     memory = pool_.back();
     pool_.pop_back();
   } else {
-    GPUSHARE_ASSIGN_OR_RETURN(memory, device_.phys_create_host(granule_));
+    GPUSHARE_ASSIGN_OR_RETURN(memory, take_host());
   }
   const Address window = window_base_ + slot * granule_;
   if (auto status = device_.va_map(window, granule_, memory, 0); !status.ok()) {
@@ -115,7 +142,7 @@ void VirtualLayout::drop_moved(gpushare_backend_memory* memory, bool device) {
     pool_.push_back(memory);
     promised_ -= granule_;
   } else {
-    const base::Status ignored = device_.phys_release(memory);
+    give_host(memory);
   }
 }
 

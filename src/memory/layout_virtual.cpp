@@ -18,6 +18,7 @@ VirtualLayout::~VirtualLayout() {
       last = &cell.fences;
     }
     base::MutexLock lock(mutex_);
+    drop_imported(*region, 0, {}, lock);
     for (size_t i = 0; i < region->cells.size(); ++i) {
       const base::Status lost = unmap_cell(*region, i);  // nothing left to do with a lost device
     }
@@ -28,6 +29,7 @@ VirtualLayout::~VirtualLayout() {
   }
   base::MutexLock lock(mutex_);
   release_pool();
+  release_host_pool();
 }
 
 base::Status VirtualLayout::take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) {
@@ -51,8 +53,11 @@ base::Status VirtualLayout::extend(Range& range, uint64_t bytes, bool may_wait, 
   if (bytes > region.limit - region.bytes)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "the address range reserved for it ends after " +
                                                base::format_bytes(region.limit - region.bytes) + " more"};
-  GPUSHARE_RETURN_IF_ERROR(
-      commit_cells(region, region.bytes / granule_, bytes / granule_, may_wait, lock, out_fences, nullptr));
+  if (region.use == Use::kShared)
+    GPUSHARE_RETURN_IF_ERROR(import_up_to(region, region.bytes + bytes));
+  else
+    GPUSHARE_RETURN_IF_ERROR(
+        commit_cells(region, region.bytes / granule_, bytes / granule_, may_wait, lock, out_fences, nullptr));
   region.bytes += bytes;
   range.bytes += bytes;
   return {};
@@ -61,18 +66,27 @@ base::Status VirtualLayout::extend(Range& range, uint64_t bytes, bool may_wait, 
 void VirtualLayout::shrink(Range& range, uint64_t bytes, const FenceList& fences) {
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
-  decommit_cells(region, bytes / granule_, (region.bytes - bytes) / granule_,
-                 std::make_shared<FenceList>(fences), true);
+  if (region.use == Use::kShared)
+    drop_imported(region, bytes, fences, lock);
+  else
+    decommit_cells(region, bytes / granule_, (region.bytes - bytes) / granule_,
+                   std::make_shared<FenceList>(fences), true);
   region.bytes = range.bytes = bytes;
 }
 
 void VirtualLayout::give(Range& range, const FenceList& fences) {
   base::MutexLock lock(mutex_);
   Region& region = *regions_[range.slot];
+  range = {};
+  if (region.use == Use::kShared) {
+    drop_imported(region, 0, fences, lock);
+    region.pieces = nullptr;
+    if (region.imported.empty()) retire(region, nullptr);  // else its addresses are lost
+    return;
+  }
   const auto shared = std::make_shared<FenceList>(fences);
   decommit_cells(region, 0, region.cells.size(), shared, true);
   retire(region, shared);
-  range = {};
 }
 
 // Where a lane could not reserve addresses for all of the device. One that could was refused memory, and a
@@ -141,6 +155,7 @@ void VirtualLayout::close_sparse(Range& range) {
 uint64_t VirtualLayout::trim() {
   base::MutexLock lock(mutex_);
   sweep_host();
+  release_host_pool();
   std::deque<Unused> busy;
   for (; !unused_.empty(); unused_.pop_front())
     if (!take_unused(unused_.front(), nullptr) && is_unused(unused_.front())) busy.push_back(unused_.front());
@@ -179,8 +194,9 @@ std::string VirtualLayout::check() const {
       if (i * granule_ < region->bytes) ++committed;
     }
     if (mapped != region->mapped) return "mapped granules of a range do not add up";
-    if (region->taken && region->backed && region->use != Use::kSparse &&
-        committed * granule_ != region->bytes)
+    if (region->taken && region->use == Use::kShared && region->imported_bytes < region->bytes)
+      return "a shared range has less memory behind it than its bytes";
+    if (region->taken && region->backed && region->use <= Use::kLane && committed * granule_ != region->bytes)
       return "a range has less memory behind it than promised";
   }
   for (gpushare_backend_memory* memory : moving_) {
@@ -210,10 +226,10 @@ size_t VirtualLayout::pick_retired(Use use, uint64_t bytes) {
   uint64_t best_cost[3] = {};
   for (size_t i = 0; i < retired_.size(); ++i) {
     Region& region = *retired_[i];
-    if (region.limit < (use == Use::kLane ? capacity_ : bytes)) continue;
-    if ((region.use == Use::kSparse) != (use == Use::kSparse)) continue;
+    if (region.limit < (use == Use::kLane || use == Use::kShared ? capacity_ : bytes)) continue;
+    if (std::max(region.use, Use::kLane) != std::max(use, Use::kLane)) continue;  // a kind of its own
     if (region.last != nullptr) prune(*region.last);
-    const uint64_t mapped = region.mapped * granule_, wanted = use == Use::kSparse ? 0 : bytes;
+    const uint64_t mapped = region.mapped * granule_, wanted = use > Use::kLane ? 0 : bytes;
     const uint64_t cost[3] = {region.last == nullptr || region.last->empty() ? 0u : 1u,
                               mapped < wanted ? wanted - mapped : 0, mapped + region.limit / 1024};
     if (best != kNone && !std::lexicographical_compare(cost, cost + 3, best_cost, best_cost + 3)) continue;
@@ -247,6 +263,7 @@ void VirtualLayout::retire(Region& region, SharedFences fences) {
 // it begins with before it needs a second range.
 base::Status VirtualLayout::reserve(Use use, uint64_t bytes, Region** out_region) {
   uint64_t limit = use == Use::kLane ? capacity_ : bytes;
+  if (use == Use::kShared) limit = 2 * capacity_;  // the last piece may be larger than what is left
   if (use == Use::kHeap) limit = std::min(capacity_, std::bit_ceil(std::max(4 * bytes, 32 * granule_)));
   auto region = std::make_unique<Region>();
   base::Status status = reserve_addresses(limit, &region->reserved, &region->reserved_bytes, &region->base);
@@ -381,7 +398,7 @@ base::Status VirtualLayout::unmap_cell(Region& region, size_t index) {
   if (cell.memory == nullptr) return {};
   GPUSHARE_RETURN_IF_ERROR(device_.va_unmap(region.base + index * granule_, granule_));
   if (cell.on_host) {
-    const base::Status ignored = device_.phys_release(cell.memory);
+    give_host(cell.memory);
     --host_granules_;
   } else {
     pool_.push_back(cell.memory);

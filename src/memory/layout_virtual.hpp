@@ -10,7 +10,7 @@
 // before others; only when all others are taken does the caller wait on the host, without the lock.
 //
 // Heaps and lanes have all cells of the first bytes of a range; sparse ranges have any. A cell may have host memory behind it, which is
-// promised to nobody (layout_moves.cpp).
+// promised to nobody (layout_moves.cpp). A shared range has no cells: its memory is that of others, mapped piece by piece (layout_shared.cpp).
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -36,13 +36,15 @@ class VirtualLayout final : public RangeLayout {
   Range span() const override { return {}; }
 
   base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) override;
+  base::Status take_shared(std::shared_ptr<base::Pieces> pieces, uint64_t bytes, Range* out_range) override;
+  base::Status adopt_own(Range& range, Range& own) override;
   base::Status extend(Range& range, uint64_t bytes, bool may_wait, FenceList* out_fences) override;
   void shrink(Range& range, uint64_t bytes, const FenceList& fences) override;
   void give(Range& range, const FenceList& fences) override;
   base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
                           FenceList* out_fences) override;
-  bool would_settle(const Range&) const override { return false; }
-  bool settle(Range&, const FenceList&, FenceList*) override { return false; }
+  bool would_move_up(const Range&) const override { return false; }
+  bool move_up(Range&, const FenceList&, FenceList*) override { return false; }
 
   bool can_page() const override { return true; }
   base::Status unback(Range& range, uint64_t valid_bytes) override;
@@ -58,6 +60,7 @@ class VirtualLayout final : public RangeLayout {
   bool has_host_tier() const override { return device_.can(GPUSHARE_DEVICE_CAP_HOST_PHYSICAL); }
   base::Status commit_host(const Range& range, size_t granule) override;
   uint64_t host_bytes() override;
+  void trim_host() override;
   base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
                           Address* out_window) override;
   base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
@@ -71,7 +74,7 @@ class VirtualLayout final : public RangeLayout {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
-  enum class Use : uint8_t { kHeap, kLane, kSparse };
+  enum class Use : uint8_t { kHeap, kLane, kSparse, kShared };
   using SharedFences = std::shared_ptr<FenceList>;  // one list for all granules that were given back together
 
   struct Cell {
@@ -81,6 +84,10 @@ class VirtualLayout final : public RangeLayout {
     bool committed = false;
     bool on_host = false;
     bool lost = false;  // committed, but a move has left no memory there
+  };
+  struct Imported {
+    gpushare_backend_memory* memory;
+    uint64_t bytes;
   };
   struct Region {
     Use use = Use::kHeap;
@@ -96,6 +103,10 @@ class VirtualLayout final : public RangeLayout {
     size_t mapped = 0;        // cells with memory
     std::vector<Cell> cells;  // as many as were ever used
     SharedFences last;        // of the last owner
+    // Of a shared one: where its memory comes from, and what of it is mapped, one behind the other.
+    std::shared_ptr<base::Pieces> pieces;
+    std::vector<Imported> imported;
+    uint64_t imported_bytes = 0;
   };
   // A cell that is mapped and not committed, if its stamp is still the cell's.
   struct Unused {
@@ -110,6 +121,10 @@ class VirtualLayout final : public RangeLayout {
   base::Status reserve(Use use, uint64_t bytes, Region** out_region) GPUSHARE_REQUIRES(mutex_);
   base::Status reserve_addresses(uint64_t bytes, Address* out_reserved, uint64_t* out_reserved_bytes,
                                  Address* out_base);
+  // layout_shared.cpp
+  base::Status import_up_to(Region& region, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
+  // Those that begin at `bytes` or above. Lets go of `lock` while it waits.
+  void drop_imported(Region& region, uint64_t bytes, const FenceList& fences, base::MutexLock& lock);
   void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
 
   // Memory of the device behind those of the cells that have none; the promise grows by it. On failure nothing has changed. May let go
@@ -133,6 +148,9 @@ class VirtualLayout final : public RangeLayout {
   // Memory that a move does not need, or no longer; `device`: it was promised.
   void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_);
   void release_pool() GPUSHARE_REQUIRES(mutex_);
+  base::Result<gpushare_backend_memory*> take_host() GPUSHARE_REQUIRES(mutex_);
+  void give_host(gpushare_backend_memory* memory) GPUSHARE_REQUIRES(mutex_);
+  void release_host_pool() GPUSHARE_REQUIRES(mutex_);
 
   device::Device& device_;
   const uint64_t granule_;
@@ -145,9 +163,12 @@ class VirtualLayout final : public RangeLayout {
   std::vector<Unused> unused_host_ GPUSHARE_GUARDED_BY(mutex_);  // the same of host memory, which goes soon
   uint64_t stamp_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   std::vector<gpushare_backend_memory*> pool_ GPUSHARE_GUARDED_BY(mutex_);
-  uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;   // granules of the device, mapped and pooled
-  uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // bytes of committed cells of the device
-  uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;
+  uint64_t created_ GPUSHARE_GUARDED_BY(mutex_) = 0;        // granules of the device, mapped and pooled
+  uint64_t promised_ GPUSHARE_GUARDED_BY(mutex_) = 0;       // bytes of committed cells of the device
+  uint64_t host_granules_ GPUSHARE_GUARDED_BY(mutex_) = 0;  // of host memory, mapped
+  // Host memory of granules that came home, for those that go out next: making it anew costs more than the copy.
+  static constexpr size_t kKeptOnHost = 64;
+  std::vector<gpushare_backend_memory*> host_pool_ GPUSHARE_GUARDED_BY(mutex_);
   // Where memory that a granule moves to is mapped as well during the copy.
   Address window_ = 0, window_base_ = 0;
   uint64_t window_bytes_ = 0;

@@ -1,5 +1,5 @@
 // Loans: what sessions lend to lanes, so that a promoted block holds its bytes once. Both sides of it: a lane
-// settles at its boundary what it borrows, a persistent heap cuts that off its extents and gets it back.
+// balances at its boundary what it borrows, a persistent heap cuts that off its extents and gets it back.
 //
 // A heap's promise is its extents plus lent_; owed_ of that has been returned by lanes and not given to the
 // extents yet. A lane's range is its size plus the sum of its loans. So what is held stays what is promised.
@@ -17,15 +17,15 @@ namespace gpushare::memory {
 
 // The lent bytes follow the promoted bytes, in whole granules. Bytes that must come back are returned first,
 // and only as far as the range can shrink now: bytes that blocks pin must belong to somebody.
-void LaneImpl::settle(Settle how) {
+void LaneImpl::balance_loans(Balance how) {
   // Elsewhere a pinned lane has no room to grow.
   const bool lends = shared_.layout->kind() == Layout::kVirtual;
   const uint64_t granularity = shared_.layout->granularity_bytes();
   std::vector<std::pair<PersistentHeapImpl*, uint64_t>> back, more;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     if (!loans_changed_) return;
-    loans_changed_ = how == Settle::kReturn;
+    loans_changed_ = how == Balance::kReturn;
     uint64_t returnable = 0;
     if (is_open())
       returnable = range_.bytes - std::min(range_.bytes, round_up(heap_->floor_bytes(), granularity));
@@ -50,10 +50,10 @@ void LaneImpl::settle(Settle how) {
   if (!back.empty() && is_open()) shrink_to_target();
   for (const auto& [heap, bytes] : back) {
     heap->take_back(bytes);
-    if (how != Settle::kReturn) heap->try_restore();
+    if (how != Balance::kReturn) heap->try_restore();
   }
-  if (how == Settle::kReturn) return;
-  for (const auto& [heap, bytes] : more) borrow(heap, bytes, how == Settle::kAllAndWait);
+  if (how == Balance::kReturn) return;
+  for (const auto& [heap, bytes] : more) borrow(heap, bytes, how == Balance::kAllAndWait);
 }
 
 void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
@@ -62,15 +62,15 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
   // A closed lane needs no room, only that what it holds is somebody's.
   if (lent > 0 && is_open()) {
     FenceList fences;
-    Range grown = range_;
-    added = range_.bytes > 0 && shared_.layout->extend(grown, lent, may_wait, &fences).ok();
-    if (added && !shared_.index.set(grown.base + range_.bytes, lent, this).ok()) {
-      shared_.layout->shrink(grown, range_.bytes, fences);
+    Range grown = range();
+    added = range().bytes > 0 && shared_.layout->extend(grown, lent, may_wait, &fences).ok();
+    if (added && !shared_.index.set(grown.base + range().bytes, lent, this).ok()) {
+      shared_.layout->shrink(grown, range().bytes, fences);
       added = false;
     }
     if (added) {
       order_all(fences, *stream_);
-      ShortLockGuard lock(lock_);
+      ShortLockGuard lock(door_.lock_);
       range_ = grown;
       heap_->resize(grown.bytes);
     }
@@ -78,7 +78,7 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
   // Granules that could not be added stay cut off until the device has finished with them; the next boundary
   // tries again.
   if (!added) heap->take_back(lent);
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   const uint64_t now = added ? lent : 0;
   loans_[heap].lent_bytes += now;
   lent_bytes_ += now;
@@ -87,14 +87,14 @@ void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
 
 void LaneImpl::return_surplus() {
   base::MutexLock control(control_);
-  settle(Settle::kReturn);
+  balance_loans(Balance::kReturn);
 }
 
 void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
   base::MutexLock control(control_);
   uint64_t bytes = 0;
   {
-    ShortLockGuard lock(lock_);
+    ShortLockGuard lock(door_.lock_);
     const auto found = loans_.find(&heap);
     if (found == loans_.end()) return;
     bytes = std::exchange(found->second.lent_bytes, 0);
@@ -111,12 +111,12 @@ void LaneImpl::return_loan(PersistentHeapImpl& heap, bool ends) {
 }
 
 uint64_t LaneImpl::lent_bytes() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return lent_bytes_;
 }
 
 uint64_t LaneImpl::pinned_bytes() const {
-  ShortLockGuard lock(lock_);
+  ShortLockGuard lock(door_.lock_);
   return is_open() ? 0 : range_.bytes - std::min(range_.bytes, lent_bytes_);
 }
 
@@ -165,7 +165,7 @@ void PersistentHeapImpl::restore(bool may_wait) {
   }
   if (owed == 0) return;
   base::Status status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "");
-  for (size_t i = extents_.size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
+  for (size_t i = extents().size(); i-- > 0 && !status.ok();) status = extend(i, owed, may_wait);
   if (!status.ok() && may_wait) status = add_extent(owed);
   if (!status.ok()) return;
   ShortLockGuard lock(lock_);

@@ -19,7 +19,7 @@ base::Status PersistentHeapImpl::copy_runs(const std::vector<Run>& runs,
                                            const device::Stream& stream, bool out) {
   uint64_t at = 0;  // in the saved chunks
   for (const Run& run : runs) {
-    const Address begin = extents_[run.extent].range.base + run.offset;
+    const Address begin = extents()[run.extent].range.base + run.offset;
     for (uint64_t done = 0; done < run.bytes;) {
       const uint64_t room = HostChunks::kBytes - at % HostChunks::kBytes;
       const uint64_t bytes = std::min(room, run.bytes - done);
@@ -50,7 +50,8 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
     ShortLockGuard lock(lock_);
     residency_.store(Residency::kPaging);
     for (size_t i = 0; i < extents_.size(); ++i) {
-      extents_[i].heap->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+      const Extent& extent = extents_[i];
+      extent.heap->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
         if (!block.live || (block.tag & BlockTag::kFreed)) return;
         const auto save = [&](uint64_t offset, uint64_t size) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
           bytes += size;
@@ -60,11 +61,11 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
           else
             saved_runs_.push_back({i, offset, size});
         };
-        if (extents_[i].away == 0) return save(block.offset_bytes, block.size_bytes);
+        if (extent.away == 0) return save(block.offset_bytes, block.size_bytes);
         // What is away stays where it is.
         uint64_t at = block.offset_bytes;
         for_each_granule(block.offset_bytes, block.size_bytes, [&](size_t granule, uint64_t size) {
-          if (!extents_[i].granules[granule].away) save(at, size);
+          if (!extent.granules[granule].away) save(at, size);
           at += size;
         });
       });
@@ -84,12 +85,12 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
   };
   order_all(fences, stream);
   if (auto status = shared_.spill->chunks().take(bytes, &saved_chunks_); !status.ok()) return stay(status);
-  auto status = copy_runs(saved_runs_, std::vector<uint64_t>(extents_.size(), 0), stream, true);
+  auto status = copy_runs(saved_runs_, std::vector<uint64_t>(extents().size(), 0), stream, true);
   // Even after a failure: copies enqueued before it still write to the chunks.
   const auto finished = stream.synchronize();
   if (status.ok()) status = finished;
   if (!status.ok()) return stay(status);
-  for (Extent& extent : extents_) {
+  for (Extent& extent : extents()) {
     status = shared_.layout->unback(extent.range, extent.range.bytes);
     if (!status.ok()) return stay(status);  // INVALID_STATE only: a broken invariant
   }
@@ -102,14 +103,15 @@ base::Status PersistentHeapImpl::page_in(const device::Stream& stream) {
   base::MutexLock control(control_);
   if (residency_.load() != Residency::kPagedOut)
     return {GPUSHARE_INVALID_STATE, "the session is not paged out"};
-  std::vector<uint64_t> valid(extents_.size(), 0);
+  std::vector<Extent>& extents = this->extents();
+  std::vector<uint64_t> valid(extents.size(), 0);
   size_t backed = 0;
   base::Status status;
-  for (; backed < extents_.size() && status.ok(); ++backed)
-    status = shared_.layout->back(extents_[backed].range, &valid[backed]);
+  for (; backed < extents.size() && status.ok(); ++backed)
+    status = shared_.layout->back(extents[backed].range, &valid[backed]);
   const auto stay_out = [&](size_t count) {
     for (size_t i = 0; i < count; ++i) {
-      const base::Status ignored = shared_.layout->unback(extents_[i].range, valid[i]);
+      const base::Status ignored = shared_.layout->unback(extents[i].range, valid[i]);
     }
     return status.with_context("paging in session '" + name() + "'");
   };
@@ -117,7 +119,7 @@ base::Status PersistentHeapImpl::page_in(const device::Stream& stream) {
   status = copy_runs(saved_runs_, valid, stream, false);
   const auto finished = stream.synchronize();
   if (status.ok()) status = finished;
-  if (!status.ok()) return stay_out(extents_.size());
+  if (!status.ok()) return stay_out(extents.size());
   uint64_t bytes = 0;
   for (const Run& run : saved_runs_) bytes += run.bytes;
   shared_.spill->chunks().give(saved_chunks_);

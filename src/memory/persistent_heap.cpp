@@ -27,7 +27,7 @@ std::string PersistentHeapImpl::name() const {
 }
 
 // With a stream the device waits; without one (before the first iteration) the host does.
-void PersistentHeapImpl::settle_fences(const FenceList& fences) {
+void PersistentHeapImpl::await_fences(const FenceList& fences) {
   if (const device::Stream* stream = spill_owner_.stream.load())
     order_all(fences, *stream);
   else
@@ -120,7 +120,7 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
     spare_heaps_.push_back(std::move(heap));
     return status;
   }
-  settle_fences(fences);
+  await_fences(fences);
   ShortLockGuard lock(lock_);
   extents_.push_back(Extent{range, std::move(heap), {}, 0});
   size_granules(extents_.back());
@@ -130,16 +130,17 @@ base::Status PersistentHeapImpl::add_extent(uint64_t bytes) {
 base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_wait) {
   if (!may_wait && stream() == nullptr)
     return {GPUSHARE_DEVICE_OUT_OF_MEMORY, "no stream to order the bytes on"};
-  Extent& extent = extents_[index];
   FenceList fences;
-  Range grown = extent.range;
+  Range grown = extents()[index].range;
+  const Address end = grown.base + grown.bytes;
   GPUSHARE_RETURN_IF_ERROR(shared_.layout->extend(grown, bytes, may_wait, &fences));
-  if (auto status = shared_.index.set(extent.range.base + extent.range.bytes, bytes, this); !status.ok()) {
-    shared_.layout->shrink(grown, extent.range.bytes, fences);
+  if (auto status = shared_.index.set(end, bytes, this); !status.ok()) {
+    shared_.layout->shrink(grown, end - grown.base, fences);
     return status;
   }
-  settle_fences(fences);
+  await_fences(fences);
   ShortLockGuard lock(lock_);
+  Extent& extent = extents_[index];
   extent.range = grown;
   extent.heap->resize(grown.bytes);
   size_granules(extent);
@@ -148,7 +149,7 @@ base::Status PersistentHeapImpl::extend(size_t index, uint64_t bytes, bool may_w
 
 base::Status PersistentHeapImpl::grow(uint64_t bytes) {
   if (bytes == 0) return {};
-  for (size_t i = extents_.size(); i-- > 0;)
+  for (size_t i = extents().size(); i-- > 0;)
     if (extend(i, bytes, true).ok()) return {};
   return add_extent(bytes).with_context("session '" + name() + "'");
 }
@@ -157,7 +158,7 @@ base::Status PersistentHeapImpl::grow(uint64_t bytes) {
 // much. Only what must all go may wait on the host.
 uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
   const uint64_t granularity = shared_.layout->granularity_bytes();
-  std::vector<uint64_t> cuts(extents_.size(), 0);
+  std::vector<uint64_t> cuts(extents().size(), 0);
   std::vector<Range> cut_ranges;  // as they were
   std::vector<uint64_t> kept;
   // Freed blocks that wait for other streams are free for this: the ranges that go are fenced with the
@@ -168,7 +169,7 @@ uint64_t PersistentHeapImpl::cut(uint64_t bytes, bool all) {
     if (uses_.deferred() > 0) waits = uses_.outstanding();
   }
   if (!waits.empty() && !all && stream() == nullptr) return 0;
-  if (!waits.empty()) settle_fences(waits);
+  if (!waits.empty()) await_fences(waits);
   uint64_t surplus = bytes;
   {
     // No block may be placed in a part that goes, so the heaps shrink first, under the lock; the ranges go
@@ -376,7 +377,7 @@ base::Status PersistentHeapImpl::send_spilled_out(const device::Stream& stream) 
       .with_context("session '" + name() + "': moving its spilled blocks");
 }
 
-uint64_t PersistentHeapImpl::settle_home() {
+uint64_t PersistentHeapImpl::release_home() {
   shared_.spill->drop_empty(spill_owner_);
   return spill_owner_.home_bytes.load(std::memory_order_relaxed);
 }

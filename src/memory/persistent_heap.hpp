@@ -52,7 +52,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns, const device::Stream& stream,
                             uint64_t* out_bytes) override;
   base::Status send_spilled_out(const device::Stream& stream) override;
-  uint64_t settle_home() override;
+  uint64_t release_home() override;
   uint64_t away_bytes() const override {
     return spill_owner_.away_bytes.load(std::memory_order_relaxed) +
            away_live_bytes_.load(std::memory_order_relaxed);
@@ -64,6 +64,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   bool paged_out() const override { return residency_.load() == Residency::kPagedOut; }
   HeapStats stats() const override;
   void reset_peak() override;
+  PersistentHeapImpl& impl() override { return *this; }
 
   // BlockOwner
   base::Status free_block(Address address) override;
@@ -121,8 +122,12 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   std::vector<LaneImpl*> borrowers() const;
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   base::Status shrink(uint64_t promised_bytes) GPUSHARE_REQUIRES(control_);
-  void settle_fences(const FenceList& fences);
+  void await_fences(const FenceList& fences);
   FenceList own_fences() const;
+  // For who has control_: nobody adds, removes or resizes any meanwhile.
+  std::vector<Extent>& extents() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    return extents_;
+  }
   Extent* extent_of(Address address) GPUSHARE_REQUIRES(lock_);
   base::Status place(Kind kind, uint64_t bytes, uint64_t alignment, Address* out_address)
       GPUSHARE_REQUIRES(lock_);
@@ -167,8 +172,8 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
 
   mutable ShortLock lock_;
   std::string name_ GPUSHARE_GUARDED_BY(lock_);
-  // Changed under both locks; read under either.
-  std::vector<Extent> extents_;
+  // Changed under control_ as well.
+  std::vector<Extent> extents_ GPUSHARE_GUARDED_BY(lock_);
   UseTable uses_ GPUSHARE_GUARDED_BY(lock_);
   uint64_t promised_ GPUSHARE_GUARDED_BY(lock_) =
       0;  // = the bytes of the extents' granules that are not away + lent_

@@ -8,8 +8,6 @@
 #include <map>
 #include <numeric>
 
-#include "memory/exact_placement.hpp"
-
 namespace gpushare::memory {
 namespace {
 
@@ -367,9 +365,9 @@ void Solver::search_exactly() {
   uint64_t spent = 0;
   uint32_t low = target, capacity = target;
   std::vector<uint32_t> offsets;
-  while (spent < options.exact_work_limit && capacity < best) {
-    const uint64_t effort = (options.exact_work_limit - spent) / 2 + 1;
-    if (place_exactly(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
+  while (spent < options.exact.work_limit && capacity < best) {
+    const uint64_t effort = (options.exact.work_limit - spent) / 2 + 1;
+    if (options.exact.place(items, capacity, effort, &spent, &offsets) == ExactOutcome::kFound) {
       uint32_t arena = 0;
       for (size_t i = 0; i < items.size(); ++i) arena = std::max(arena, offsets[i] + items[i].size);
       keep(arena, offsets, "exact");
@@ -417,7 +415,7 @@ base::Result<Placement> solve_placement(std::span<const Buffer> buffers, const P
   std::vector<double> priority;
   solver.simple_orders(&priority);
   if (!solver.done()) solver.improve(priority);
-  if (options.exact_work_limit > 0 && !solver.cancelled()) solver.search_exactly();
+  if (options.exact.place != nullptr && !solver.cancelled()) solver.search_exactly();
   if (solver.cancelled()) return base::Status(GPUSHARE_CANCELLED, "placement: cancelled");
   placement.lower_bound_bytes = peak_bytes(buffers, options.granule_bytes);
   placement.arena_bytes = uint64_t{solver.best} << solver.shift;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "memory/exact_placement.hpp"
 #include "memory/trace.hpp"
 
 namespace gpushare::memory {
@@ -28,8 +29,7 @@ struct PlacementOptions {
   uint64_t granule_bytes = 256;  // offsets are multiples of it, sizes round up to it; a power of two
   // Comparisons of two buffers; about 10^9 a second. 0: the simple orders only.
   uint64_t work_limit = 2'500'000'000;
-  // Items the exact search may look at, about 10^9 a second; for kMaxExactItems and fewer buffers. 0: no such search.
-  uint64_t exact_work_limit = 0;
+  ExactSearch exact;  // for kMaxExactItems and fewer buffers
   // Good enough: stop at or below this arena. The peak of live bytes, a lower bound for any placement, always
   // stops.
   uint64_t stop_at_bytes = 0;

@@ -49,7 +49,7 @@ void PlanSolver::run() noexcept {
 
 void PlanSolver::finish(PlanTask& task) noexcept {
   try {
-    auto solved = task.recorder.finish(kWorkLimit, 0, &task.abandoned);
+    auto solved = task.recorder.finish(kWorkLimit, {}, &task.abandoned);
     if (solved.ok()) task.plan = std::move(*solved);
     task.recorder.clear();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no host memory for it: no plan

@@ -49,7 +49,7 @@ class PlanSolver {
   std::deque<std::shared_ptr<PlanTask>> tasks_ GPUSHARE_GUARDED_BY(mutex_);
   std::shared_ptr<PlanTask> current_ GPUSHARE_GUARDED_BY(mutex_);  // being solved
   bool stop_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // started under mutex_
+  std::thread thread_ GPUSHARE_GUARDED_BY(mutex_);
 };
 
 }  // namespace gpushare::memory

@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/pieces.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
 #include "memory/device_memory.hpp"
@@ -42,6 +44,12 @@ class RangeLayout {
   // bytes > 0. Errors: DEVICE_OUT_OF_MEMORY, naming asked and largest hole; nothing has changed then. So in
   // all that follow.
   virtual base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) = 0;
+  // The same for a lane that lies in memory of others: it is mapped from the pieces, whose promise is not counted here. Giving it back waits
+  // on the host for the device. UNSUPPORTED unless the layout maps memory. Errors: also DEVICE_OUT_OF_MEMORY (fewer pieces).
+  virtual base::Status take_shared(std::shared_ptr<base::Pieces> pieces, uint64_t bytes, Range* out_range);
+  // Maps the memory of `own`, a lane's range of as many bytes, behind the addresses of such a range in place of the pieces: from then on
+  // `range` is a lane's own, and `own` is empty. The device works in neither. Errors: the device's, after which `range` is of no use.
+  virtual base::Status adopt_own(Range& range, Range& own);
   // Adds bytes at the range's end, where it lies. Unless it may wait, it does not wait on the host for device
   // work either: DEVICE_OUT_OF_MEMORY then.
   virtual base::Status extend(Range& range, uint64_t bytes, bool may_wait, FenceList* out_fences) = 0;
@@ -54,9 +62,9 @@ class RangeLayout {
   virtual base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
                                   FenceList* out_fences) = 0;
   // At the boundary, the range being empty: moves it to where it lies best now. False if that is where it is.
-  virtual bool would_settle(const Range& range) const = 0;
-  virtual bool settle(Range& range, const FenceList& fences, FenceList* out_fences) = 0;
-  // Changes whenever would_settle() may answer otherwise than last time.
+  virtual bool would_move_up(const Range& range) const = 0;
+  virtual bool move_up(Range& range, const FenceList& fences, FenceList* out_fences) = 0;
+  // Changes whenever would_move_up() may answer otherwise than last time.
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
   // Takes the memory from behind a range whose device work is done, and puts some behind it again; the
@@ -88,8 +96,10 @@ class RangeLayout {
   virtual bool has_host_tier() const { return false; }
   // For a granule of a sparse range that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
   virtual base::Status commit_host(const Range& range, size_t granule);
-  // All there is behind granules, without what the device is done with.
+  // All there is behind granules, without what the device is done with, and a little that is kept for the next moves.
   virtual uint64_t host_bytes() { return 0; }
+  // Gives the latter back.
+  virtual void trim_host() {}
   // Takes memory of the other kind for the granule and maps it at *out_window as well, for the caller to copy to. Never waits for
   // device work. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's: nothing has changed then.
   virtual base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
@@ -111,6 +121,12 @@ class RangeLayout {
   std::atomic<uint64_t> epoch_{1};
 };
 
+inline base::Status RangeLayout::take_shared(std::shared_ptr<base::Pieces>, uint64_t, Range*) {
+  return {GPUSHARE_UNSUPPORTED, "lanes are shared between processes on the virtual layout alone"};
+}
+inline base::Status RangeLayout::adopt_own(Range&, Range&) {
+  return take_shared(nullptr, 0, nullptr);
+}
 inline base::Status RangeLayout::open_sparse(uint64_t, Range*) {
   return {GPUSHARE_UNSUPPORTED,
           "elastic ranges need the virtual layout: open the runtime with GPUSHARE_LAYOUT_VIRTUAL on a device "

@@ -57,7 +57,11 @@ SpillStore::~SpillStore() {
 base::Status SpillStore::check_limit(uint64_t bytes) {
   const uint64_t limit = limit_bytes_.load(std::memory_order_relaxed);
   if (limit == UINT64_MAX) return {};
-  const uint64_t pinned = pinned_bytes();
+  uint64_t pinned = pinned_bytes();
+  if (bytes <= limit && pinned > limit - bytes) {
+    shared_.layout->trim_host();
+    pinned = pinned_bytes();
+  }
   if (bytes <= limit && pinned <= limit - bytes) return {};
   return {GPUSHARE_HOST_OUT_OF_MEMORY,
           "spilled blocks have " + base::format_bytes(pinned) + " of host memory, and " +

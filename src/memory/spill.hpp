@@ -64,13 +64,31 @@ struct SpillOwner {
   std::atomic<uint64_t> clock_{0};
 };
 
+// A stretch of host memory that spilled blocks lie in.
+struct SpillPool {
+  enum class Where : uint8_t { kNowhere, kAway, kHome };
+  struct Granule {
+    Where where = Where::kNowhere;
+    uint64_t live_bytes = 0;  // blocks that wait for fences included
+    uint64_t last_use = 0;
+  };
+  void* memory = nullptr;  // null: granules
+  Address base = 0;
+  uint64_t bytes = 0;
+  Heap heap;
+  Range range;
+  SpillOwner* tenant = nullptr;  // null: anybody's, or a closed heap's
+  std::vector<Granule> granules;
+  bool moving = false;  // no block is placed in it
+};
+
 // A granule that may move.
 struct MovableGranule {
   Range range;
   size_t granule = 0;  // of the range
   uint64_t last_use = 0;
   uint64_t live_bytes = 0;
-  void* pool = nullptr;  // the store's; null: a heap's
+  SpillPool* pool = nullptr;  // null: of a heap
 };
 
 // A heap whose granules move together with the session's spilled blocks. Only SpillStore::move calls it.
@@ -129,22 +147,9 @@ class SpillStore final : public BlockOwner {
 
  private:
   static constexpr uint64_t kPoolBytes = uint64_t{32} << 20;  // smaller blocks share pools of this size
-  enum class Where : uint8_t { kNowhere, kAway, kHome };
-  struct Granule {
-    Where where = Where::kNowhere;
-    uint64_t live_bytes = 0;  // blocks that wait for fences included
-    uint64_t last_use = 0;
-  };
-  struct Pool {
-    void* memory = nullptr;  // null: granules
-    Address base = 0;
-    uint64_t bytes = 0;
-    Heap heap;
-    Range range;
-    SpillOwner* tenant = nullptr;  // null: anybody's, or a closed heap's
-    std::vector<Granule> granules;
-    bool moving = false;  // no block is placed in it
-  };
+  using Pool = SpillPool;
+  using Granule = SpillPool::Granule;
+  using Where = SpillPool::Where;
   struct Block {
     Pool* pool;
     SpillOwner* owner;

@@ -31,7 +31,7 @@ void SpillStore::choose(SpillOwner& tenant, bool home, uint64_t most_bytes,
             });
   granules->resize(std::min(granules->size(), most_bytes / bytes));
   for (const MovableGranule& granule : *granules)
-    if (granule.pool != nullptr) static_cast<Pool*>(granule.pool)->moving = true;
+    if (granule.pool != nullptr) granule.pool->moving = true;
   for (const auto& [address, block] : blocks_)
     if (block.pool->moving) out_uses->insert(out_uses->end(), block.uses.begin(), block.uses.end());
   for (const Freed& freed : freed_)
@@ -40,7 +40,7 @@ void SpillStore::choose(SpillOwner& tenant, bool home, uint64_t most_bytes,
 
 void SpillStore::moved(const MovableGranule& which, bool home, bool lost) {
   const uint64_t bytes = shared_.layout->granularity_bytes();
-  Pool& pool = *static_cast<Pool*>(which.pool);
+  Pool& pool = *which.pool;
   Granule& granule = pool.granules[which.granule];
   SpillOwner& tenant = *pool.tenant;
   (home ? tenant.away_bytes : tenant.home_live_bytes).fetch_sub(granule.live_bytes);
@@ -131,7 +131,7 @@ base::Status SpillStore::move(SpillOwner& tenant, MovingHeap* heap, bool home, u
   }
   base::MutexLock lock(mutex_);
   for (const MovableGranule& granule : chosen)
-    if (granule.pool != nullptr) static_cast<Pool*>(granule.pool)->moving = false;
+    if (granule.pool != nullptr) granule.pool->moving = false;
   return status;
 }
 

@@ -62,10 +62,21 @@ void Scheduler::Impl::block(SessionRecord& session) {
   blocked.push_back(session.view.id);
 }
 
+bool Scheduler::Impl::may_open_lane(const SessionRecord& session) const {
+  if (session.compute_units > options.compute_units - compute_units) return false;
+  if (options.shared_lanes)
+    return std::none_of(lanes.begin(), lanes.end(),
+                        [&](const LaneRecord& lane) { return lane.open && suits(lane, session); });
+  const uint32_t limit = max_lanes();
+  return limit == 0 || lanes_open < limit;
+}
+
 Placement Scheduler::Impl::placement(const SessionRecord& session) const {
   if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
   // Somebody has to go as it is: nobody joins, not even for nothing.
   if (promised() > capacity.target_bytes || session.persistent_bytes > free_bytes()) return {};
+  const LaneFinderKind finder =
+      options.lane_finder.value_or(traits.lane_finder.value_or(LaneFinderKind::kSalus));
   std::vector<LaneView> views;
   views.reserve(lanes_open);
   for (LaneId id = 0; id < lanes.size(); ++id) {
@@ -74,9 +85,9 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // Admit this session to the lane whose residents were paged out for it; sending it to another lane would
     // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
-    if (lane.compute_units != session.compute_units || lane.closing) continue;
+    if (!suits(lane, session) || lane.closing) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
-    if (options.lane_finder == LaneFinderKind::kBalanced) {
+    if (finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;
       for (const SessionRecord* member : lane.members) {
         const uint64_t left = member->view.remaining_ns;
@@ -91,10 +102,8 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     }
     views.push_back(view);
   }
-  const uint32_t limit = max_lanes();
-  Placement found = find_lane(
-      options.lane_finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
-      (limit == 0 || lanes_open < limit) && session.compute_units <= options.compute_units - compute_units);
+  Placement found = find_lane(finder, session.persistent_bytes, session.ephemeral_bytes, free_bytes(), views,
+                              may_open_lane(session));
   if (session.spec.profiling && found.kind != Placement::Kind::kNone) {
     // All that is free, on top of what the lane has.
     const uint64_t room = free_bytes() - session.persistent_bytes;
@@ -121,6 +130,7 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
     lane.open = true;
     lane.bytes = lane.held = found.bytes;
     lane.compute_units = session.compute_units;
+    lane.trust_group = session.spec.trust_group;
     lane_bytes += lane.held;
     compute_units += lane.compute_units;
     ++lanes_open;
@@ -140,14 +150,21 @@ bool Scheduler::Impl::place(SessionRecord& session, uint64_t now_ns) {
   set_claiming(session, false);
   if (session.state == SessionState::kPagedOut) {
     session.move = SessionRecord::Move::kIn;
+    session.move_since_ns = now_ns;
     actions.push_back({ActionKind::kPageIn, id, session.view.id, session.persistent_bytes});
     return true;
   }
   session.state = SessionState::kResident;
+  begin_stay(session, now_ns);
   actions.push_back({ActionKind::kAdmit, id, session.view.id, session.persistent_bytes});
-  policy->admitted(session.view, id, now_ns);
+  tell_admitted(session, now_ns);
   set_ready_slot(session, session.ready);
   return true;
+}
+
+void Scheduler::Impl::tell_admitted(const SessionRecord& session, uint64_t now_ns) {
+  policy->admitted(session.view, session.lane, now_ns);
+  if (session.ready) policy->ready(session.view.id, session.lane, now_ns);
 }
 
 void Scheduler::Impl::join(SessionRecord& session, LaneId id) {
@@ -175,7 +192,7 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   }
   if (session.spec.profiling)
     session.ephemeral_bytes = rounded(session.spec.ephemeral_bytes);  // not the lane it had
-  settle(id);
+  shrink_or_close(id);
 }
 
 bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
@@ -188,9 +205,9 @@ bool Scheduler::Impl::move(SessionRecord& session, LaneId to, uint64_t now_ns) {
   set_ready_slot(session, session.ready);
   actions.push_back({ActionKind::kMove, to, session.view.id, session.persistent_bytes});
   policy->paged_out(session.view.id, from, now_ns);
-  policy->admitted(session.view, to, now_ns);
+  tell_admitted(session, now_ns);
   const uint64_t before = promised();
-  settle(from);
+  shrink_or_close(from);
   return promised() < before;
 }
 
@@ -199,7 +216,7 @@ bool Scheduler::Impl::runs_next(const SessionRecord& session, const LaneRecord& 
                      [&](const SessionRecord* member) { return policy->before(session.view, member->view); });
 }
 
-void Scheduler::Impl::settle(LaneId id) {
+void Scheduler::Impl::shrink_or_close(LaneId id) {
   LaneRecord& lane = lanes[id];
   if (lane.members.empty()) {
     hold_back(lane, kUnknown);
@@ -225,9 +242,10 @@ void Scheduler::Impl::settle(LaneId id) {
 
 bool Scheduler::Impl::boundary(LaneId id) {
   LaneRecord& lane = lanes[id];
-  if (!lane.open || lane.held == lane.bytes || lane.completed < lane.settles_at) return false;
-  lane_bytes -= lane.held - lane.bytes;
-  lane.held = lane.bytes;
+  const uint64_t least = options.shared_lanes ? std::max(lane.bytes, lane.applied) : lane.bytes;
+  if (!lane.open || lane.held <= least || lane.completed < lane.settles_at) return false;
+  lane_bytes -= lane.held - least;
+  lane.held = least;
   gave_back();
   return true;
 }
@@ -236,7 +254,7 @@ WaitingList::Room Scheduler::Impl::room() const {
   if (traits.max_residents != 0 && residents >= traits.max_residents) return {};
   if (promised() > capacity.target_bytes) return {};
   const uint32_t limit = max_lanes();
-  bool choice = limit == 0 || lanes_open < limit;
+  bool choice = limit == 0 || lanes_open < limit || options.shared_lanes;
   uint64_t largest = 0;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open || lane.closing || lane.compute_units != 0) continue;
@@ -248,8 +266,9 @@ WaitingList::Room Scheduler::Impl::room() const {
 
 bool Scheduler::Impl::admit_newcomer(SessionRecord& session, uint64_t now_ns) {
   const WaitingList::Position at = enqueue(session);
+  if (session.stopped) return false;
   if (traits.head_of_line && at != waiting.begin()) return false;
-  if (waiting.barred(at, traits.max_overtakes)) return false;
+  if (place_for != kNoSession || waiting.barred(at, traits.max_overtakes)) return false;
   if (!place(session, now_ns)) {
     if (!claim(session, now_ns)) merge_waiting(now_ns);
     return session.holds_promise();
@@ -283,7 +302,7 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
   while (from < end) {
     SessionRecord& session = waiting.at(from);
     if (!session.blocked && claim(session, now_ns)) return true;
-    if (session.compute_units > 0) {
+    if (session.compute_units > 0 || several_groups) {
       from = waiting.next(from);
     } else {
       WaitingList::Room room = claimable_room(session);
@@ -301,8 +320,10 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
 
 void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
   lower(now_ns);
+  stays_end_ns = kUnknown;
   if (!cache_line.empty() && hold_waiting(now_ns)) return;  // what comes back meanwhile is for it
-  uint64_t unwelcome = 0;                                   // kinds
+  if (place_for != kNoSession && give_place(now_ns)) return;
+  uint64_t unwelcome = 0;  // kinds
   for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
     const WaitingList::Position fit = waiting.first_fit(at, room(), unwelcome);
     const WaitingList::Position barrier = traits.head_of_line ? at
@@ -322,6 +343,7 @@ void Scheduler::Impl::admit_waiting(uint64_t now_ns) {
     at = waiting.next(fit);
   }
   merge_waiting(now_ns);
+  alternate(now_ns);
   if (!waiting.empty() || idle.empty() || evicting > 0) return;
   // Idle paged-out sessions come back only into room that nobody wants.
   for (WaitingList::Position at = idle.first_fit(idle.begin(), room(), 0); at < idle.end();

@@ -14,14 +14,18 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "sched/coordinator.hpp"
 #include "sched/policy.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::base {
 class Bell;
-}
+class Pieces;
+}  // namespace gpushare::base
 
 namespace gpushare::sched {
+
+class MeasuredInterference;
 
 struct SessionSpec {
   SessionId id = kNoSession;  // chosen by the driver, ascending
@@ -31,13 +35,22 @@ struct SessionSpec {
   double weight = 1.0;
   uint64_t persistent_bytes = 0;     // P
   uint64_t ephemeral_bytes = 0;      // E
+  bool named = true;                 // false: the name was made up, and says nothing of what the session does
   uint64_t remaining_ns = kUnknown;  // declared
   uint64_t iterations_total = 0;     // 0 = unknown; with iteration_ns an estimate of remaining
   uint64_t quota_bytes = 0;          // limit on P + E, see set_quota(); 0 = none
   uint32_t compute_units = 0;  // its lane has so many for itself; 0 = shares the device with all such lanes
-  bool may_queue = true;       // false: arrive() refuses a session that cannot be admitted at once
-  bool may_page = true;        // false: the session is not paged out before allow_paging()
-  bool may_claim = true;       // false: nothing is dropped or paged out so that it gets in
+  uint64_t trust_group =
+      0;                  // it shares a lane only with sessions of the same; SchedulerOptions::shared_lanes
+  bool may_queue = true;  // false: arrive() refuses a session that cannot be admitted at once
+  bool may_page = true;   // false: the session is not paged out before allow_paging()
+  bool may_claim = true;  // false: nothing is dropped or paged out so that it gets in
+  // For a coordinator (set_coordination). How many bytes of P + E it can still run with, the rest in host memory; 0: all of them.
+  uint64_t least_bytes = 0;
+  bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
+  // Once its stay is over (stays.hpp) it is paged out for one that waits for memory, whatever the policy.
+  bool alternates = false;
+  bool never_pages = false;  // with may_page false: nor after allow_paging(), which never comes
   // The need is unknown. The session is admitted with all free bytes as E, in a lane of its own where one may
   // be opened, once at least persistent_bytes + ephemeral_bytes (here the least to start with) are free.
   // set_need() ends profiling.
@@ -58,7 +71,9 @@ enum class ActionKind : uint32_t {
   kMove,        // session, lane: its iterations run there from now on; nothing of it is in flight or copied
   kDrop,        // session: it is spare; end it without a copy, then leave()
   kFillCache,   // session is the cache's id: its bytes are promised; send them
-  kDropCache    // likewise: give its bytes back, then cache_dropped()
+  kDropCache,   // likewise: give its bytes back, then cache_dropped()
+  kTerms  // session, bytes, cls: what the coordinator has decided: it counts as of that class, and has at most so many bytes of P + E (0:
+          // no such limit), which the driver reaches at boundaries like a quota
 };
 
 struct Action {
@@ -67,6 +82,7 @@ struct Action {
   SessionId session = kNoSession;
   uint64_t bytes = 0;
   uint32_t compute_units = 0;
+  SessionClass cls = SessionClass::kGuaranteed;
 };
 
 class Authority {
@@ -113,6 +129,10 @@ class Authority {
   // is below the session's need, the need does not grow, and the driver gives back free bytes of it at
   // boundaries, by set_need(). Nobody is paged out for it.
   virtual void set_quota(SessionId session, uint64_t bytes) = 0;
+  // From now on a coordinator with these options (all but the capacity, which is this one's) decides which sessions run, in which class and
+  // with how many bytes; nullopt: none does, as at first. Errors: UNSUPPORTED (another process decides it).
+  virtual base::Status set_coordination(const std::optional<CoordinatorOptions>& options,
+                                        uint64_t now_ns) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
   // Which class the session counts as from now on.
   virtual void set_class(SessionId session, SessionClass cls, uint64_t now_ns) = 0;
@@ -138,6 +158,16 @@ class Authority {
   // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
   // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used().
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
+  // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next boundaries, until a
+  // guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room() tells until when. Returns false if all of
+  // them would not do, or if the session is not guaranteed. An authority that decides elsewhere does so in make_room().
+  virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
+    return false;
+  }
+  // The session waits no longer for boundaries that have not come: whoever was to be paged out there goes on.
+  virtual void stop_making_room(SessionId /*session*/) {}
+  // What was begun for the session by make_room() elsewhere, or by make_room_at_boundaries(), is still under way.
+  virtual bool making_room(SessionId session) const = 0;
   // The session that make_room() worked for has taken what it needs, or has given up.
   virtual void room_used(uint64_t now_ns) = 0;
   // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
@@ -154,6 +184,8 @@ class Authority {
   // sessions that are behind in service, and an iteration of these may take longer than expected because its
   // host holds it open.
   virtual uint64_t look_again_ns() const = 0;
+  // Time has passed: to be called at look_again_ns().
+  virtual void look(uint64_t /*now_ns*/) {}
   // True if the driver may run iterations of the session in its lane one after the other and report them together, by ready(),
   // dispatched() and finished() with their number, before it reports or asks anything else: with no other session ready, no pick would
   // answer otherwise, and nothing waits for a boundary of the lane.
@@ -166,6 +198,8 @@ class Authority {
   virtual LaneId lane_of(SessionId session) const = 0;  // also while its page-in is under way
   virtual SessionView view(SessionId session) const = 0;
   virtual std::string policy_name() const = 0;
+  // Why the coordinator does not let the session run; empty: it does, or there is none.
+  virtual std::string coordinated_wait(SessionId /*session*/) const { return {}; }
   virtual std::vector<SessionId> dropping() const = 0;  // spare sessions that are to go and have not left
   virtual double link_ns_per_byte() const = 0;          // 0: not measured
   virtual uint64_t promised_bytes() const = 0;          // of the whole device
@@ -175,6 +209,11 @@ class Authority {
   virtual uint32_t promised_compute_units() const = 0;         // sum over lanes
   // Checks the invariants; empty when they hold. For tests.
   virtual std::string check() const = 0;
+
+  // ---- how sessions slow each other ------------------------------------------------------------------------------
+  // Measures it from now on, under any policy; null where another process does.
+  virtual std::shared_ptr<MeasuredInterference> measure() { return nullptr; }
+  virtual std::shared_ptr<MeasuredInterference> measured() const { return nullptr; }  // null: nobody measures
 
   // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
   // OK, or why no decisions come now. Sessions keep what they have.
@@ -187,8 +226,13 @@ class Authority {
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
   // What a thread that waits for the session's turn waits on, besides asking pick() again each time it rings; null: `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
-  // Page-outs that make_room() started for the session are still under way.
-  virtual bool making_room(SessionId /*session*/) const { return false; }
+  // Where the lane's memory comes from if processes share it; null: the driver makes it.
+  virtual std::shared_ptr<base::Pieces> lane_pieces(LaneId /*lane*/) const { return nullptr; }
+  // The session needs memory of its own in place of a lane that processes share: its E is promised a second time, as its own, until
+  // has_own_lane() tells what became of that. `has`: it does not use the shared lane any more, and its E is its own for good; else
+  // all is as before. Errors of needs_own_lane(): as set_need().
+  virtual base::Status needs_own_lane(SessionId /*session*/, uint64_t /*now_ns*/) { return {}; }
+  virtual void has_own_lane(SessionId /*session*/, bool /*has*/, uint64_t /*now_ns*/) {}
 
   // ---- elastic ranges of other processes (elastic.hpp) -----------------------------------------------------------
   // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.

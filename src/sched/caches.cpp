@@ -160,10 +160,14 @@ bool Scheduler::set_spare(SessionId id, std::optional<double> worth_ns, uint64_t
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || (session->worth_ns && session->evicting)) return false;
   impl_->forget_worth(*session);
-  if (!worth_ns || session->ready) return true;
+  if (!worth_ns || session->ready) {
+    impl_->coordinate(now_ns);
+    return true;
+  }
   ++impl_->spares;
   session->worth_ns = std::isnan(*worth_ns) ? 0 : std::clamp(*worth_ns, 0.0, kMostWorthNs);
   session->worth_since_ns = now_ns;
+  impl_->coordinate(now_ns);
   impl_->admit_waiting(now_ns);
   return true;
 }

@@ -17,11 +17,13 @@ base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
                                            " is more than there is: at most " + base::format_bytes(most)};
   const bool raised = bytes > impl_->capacity.target_bytes;
   impl_->capacity = {bytes, std::max(bytes, impl_->promised())};
+  if (impl_->coordinator) impl_->coordinator->set_capacity(bytes, now_ns);
   if (raised) {  // what was to give way and has not begun may stay
     for (LaneRecord& lane : impl_->lanes) lane.closing = false;
     for (SessionRecord* session : impl_->waiting.sessions()) impl_->set_claiming(*session, false);
     impl_->cancel_evictions();
   }
+  impl_->coordinate(now_ns);
   impl_->freed(now_ns);
   return {};
 }
@@ -50,7 +52,8 @@ uint64_t quota_in_granules(uint64_t quota_bytes, uint64_t granule_bytes) {
 }
 
 uint64_t Scheduler::Impl::quota_of(const SessionRecord& session) const {
-  return quota_in_granules(session.spec.quota_bytes, options.granularity_bytes);
+  const uint64_t quota = quota_in_granules(session.spec.quota_bytes, options.granularity_bytes);
+  return session.limit_bytes > 0 ? std::min(quota, session.limit_bytes) : quota;
 }
 
 // As many lanes as it takes, first those with nothing in flight, then those of the fewest sessions, merge into the

@@ -6,6 +6,7 @@
 
 #include "base/saturate.hpp"
 #include "base/status.hpp"
+#include "base/units.hpp"
 
 namespace gpushare::sched {
 
@@ -16,16 +17,35 @@ void Coordinator::arrive(const CoordinatedJob& job, uint64_t now_ns) {
   entry.job = job;
   entry.job.least_bytes = std::min(job.least_bytes, job.bytes);
   entry.waiting_since_ns = now_ns;
-  settle(now_ns);
+  decide(now_ns);
+}
+
+void Coordinator::change(const CoordinatedJob& job, uint64_t now_ns) {
+  const auto found = jobs_.find(job.id);
+  if (found == jobs_.end()) return;
+  Entry& entry = found->second;
+  entry.job = job;
+  // A guaranteed job that runs has grown: others give way for it, but no guaranteed one.
+  if (job.cls == SessionClass::kGuaranteed && entry.running && entry.cls == SessionClass::kGuaranteed) {
+    uint64_t others = 0;
+    for (const auto& [id, other] : jobs_)
+      if (id != job.id && other.running && other.cls == SessionClass::kGuaranteed &&
+          other.job.cls == SessionClass::kGuaranteed)
+        others += other.limit_bytes;
+    entry.job.bytes =
+        std::min(job.bytes, options_.capacity_bytes - std::min(options_.capacity_bytes, others));
+  }
+  entry.job.least_bytes = std::min(job.least_bytes, entry.job.bytes);
+  decide(now_ns);
 }
 
 void Coordinator::leave(SessionId id, uint64_t now_ns) {
-  if (jobs_.erase(id) > 0) settle(now_ns);
+  if (jobs_.erase(id) > 0) decide(now_ns);
 }
 
 void Coordinator::set_capacity(uint64_t bytes, uint64_t now_ns) {
   options_.capacity_bytes = bytes;
-  settle(now_ns);
+  decide(now_ns);
 }
 
 std::vector<CoordinatorAction> Coordinator::take_actions() {
@@ -38,8 +58,26 @@ Coordinator::View Coordinator::view(SessionId id) const {
   return {found->second.running, found->second.cls, found->second.limit_bytes};
 }
 
+Coordinator::Use Coordinator::use() const {
+  Use now;
+  for (const auto& [id, entry] : jobs_) {
+    if (!entry.running) continue;
+    now.bytes += entry.limit_bytes;
+    ++(entry.cls == SessionClass::kGuaranteed ? now.guaranteed : now.opportunistic);
+  }
+  return now;
+}
+
+std::string Coordinator::describe() const {
+  const Use now = use();
+  return base::format(
+      "the coordinator: %u of %u guaranteed and %u of %u opportunistic sessions run, with %s of %s",
+      now.guaranteed, options_.max_guaranteed, now.opportunistic, options_.max_opportunistic,
+      base::format_bytes(now.bytes).c_str(), base::format_bytes(options_.capacity_bytes).c_str());
+}
+
 // Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank, and tells the differences.
-void Coordinator::settle(uint64_t now_ns) {
+void Coordinator::decide(uint64_t now_ns) {
   struct Decision {
     Entry* entry;
     SessionId id;
@@ -150,12 +188,8 @@ void Coordinator::settle(uint64_t now_ns) {
 }
 
 std::string Coordinator::check() const {
-  uint64_t bytes = 0;
-  uint32_t guaranteed = 0, opportunistic = 0;
   for (const auto& [id, entry] : jobs_) {
     if (!entry.running) continue;
-    bytes += entry.limit_bytes;
-    ++(entry.cls == SessionClass::kGuaranteed ? guaranteed : opportunistic);
     if (entry.cls == SessionClass::kGuaranteed && entry.limit_bytes != entry.job.bytes)
       return base::format("job %llu is guaranteed and has not all of its bytes",
                           static_cast<unsigned long long>(id));
@@ -163,9 +197,10 @@ std::string Coordinator::check() const {
       return base::format("job %llu has a limit outside of what it asked for",
                           static_cast<unsigned long long>(id));
   }
-  if (bytes > options_.capacity_bytes) return "limits exceed the capacity";
-  if (guaranteed > options_.max_guaranteed) return "too many guaranteed jobs";
-  if (opportunistic > options_.max_opportunistic) return "too many opportunistic jobs";
+  const Use now = use();
+  if (now.bytes > options_.capacity_bytes) return "limits exceed the capacity";
+  if (now.guaranteed > options_.max_guaranteed) return "too many guaranteed jobs";
+  if (now.opportunistic > options_.max_opportunistic) return "too many opportunistic jobs";
   return {};
 }
 

@@ -56,9 +56,12 @@ class Coordinator {
   bool fits(const CoordinatedJob& job) const { return job.least_bytes <= options_.capacity_bytes; }
   void arrive(const CoordinatedJob& job, uint64_t now_ns);
   void leave(SessionId id, uint64_t now_ns);
+  // The job, which is known, needs something else from now on. It keeps its place and the time that it has waited.
+  void change(const CoordinatedJob& job, uint64_t now_ns);
+  bool knows(SessionId id) const { return jobs_.contains(id); }
   void set_capacity(uint64_t bytes, uint64_t now_ns);
   // Looks again at who has waited long; call at the time that look_again_ns says.
-  void tick(uint64_t now_ns) { settle(now_ns); }
+  void tick(uint64_t now_ns) { decide(now_ns); }
   uint64_t look_again_ns() const { return look_again_ns_; }
 
   // What has been decided since the last call, in order: limits fall and jobs stop before others start with the room.
@@ -70,6 +73,9 @@ class Coordinator {
     uint64_t limit_bytes = 0;
   };
   View view(SessionId id) const;
+  const CoordinatorOptions& options() const { return options_; }
+  // For people: who runs, as a reason why another job waits.
+  std::string describe() const;
   // Empty when the invariants hold. For tests.
   std::string check() const;
 
@@ -81,7 +87,12 @@ class Coordinator {
     SessionClass cls = SessionClass::kGuaranteed;
     uint64_t limit_bytes = 0;
   };
-  void settle(uint64_t now_ns);
+  struct Use {
+    uint64_t bytes = 0;
+    uint32_t guaranteed = 0, opportunistic = 0;  // sessions that run
+  };
+  Use use() const;
+  void decide(uint64_t now_ns);
 
   CoordinatorOptions options_;
   std::map<SessionId, Entry> jobs_;  // in order of arrival

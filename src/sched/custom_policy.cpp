@@ -38,8 +38,10 @@ gpushare_candidate to_candidate(const SessionView& view) {
 
 class CustomPolicy final : public Policy {
  public:
-  explicit CustomPolicy(const gpushare_policy_ops& ops)
-      : ops_(ops), name_(ops.name != nullptr && ops.name[0] != '\0' ? ops.name : "custom") {}
+  CustomPolicy(const gpushare_policy_ops& ops, std::optional<LaneFinderKind> lane_finder)
+      : ops_(ops),
+        lane_finder_(lane_finder),
+        name_(ops.name != nullptr && ops.name[0] != '\0' ? ops.name : "custom") {}
   ~CustomPolicy() override {
     if (ops_.release == nullptr) return;
     const PolicyCall inside;
@@ -54,7 +56,12 @@ class CustomPolicy final : public Policy {
 
   std::string_view name() const override { return name_; }
   PolicyTraits traits() const override {
-    return {ops_.max_lanes, ops_.max_residents, ops_.head_of_line != 0, PolicyTraits{}.max_overtakes};
+    PolicyTraits traits;
+    traits.max_lanes = ops_.max_lanes;
+    traits.max_residents = ops_.max_residents;
+    traits.head_of_line = ops_.head_of_line != 0;
+    traits.lane_finder = lane_finder_;
+    return traits;
   }
   size_t pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) override {
     candidates_.clear();
@@ -100,6 +107,7 @@ class CustomPolicy final : public Policy {
   }
 
   gpushare_policy_ops ops_;
+  std::optional<LaneFinderKind> lane_finder_;
   std::string name_;
   std::vector<gpushare_candidate> candidates_;
   mutable bool complained_ = false;
@@ -119,7 +127,13 @@ base::Result<std::unique_ptr<Policy>> make_custom_policy(const gpushare_policy_o
   std::memcpy(&known, ops, std::min<size_t>(ops->struct_size, sizeof(known)));
   if (known.pick == nullptr)
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "policy_ops.pick is null; it is mandatory");
-  return std::unique_ptr<Policy>(std::make_unique<CustomPolicy>(known));
+  std::optional<LaneFinderKind> lane_finder;
+  if (known.lane_finder != nullptr) {
+    auto named = lane_finder_named(known.lane_finder);
+    if (!named.ok()) return named.status();
+    lane_finder = *named;
+  }
+  return std::unique_ptr<Policy>(std::make_unique<CustomPolicy>(known, lane_finder));
 }
 
 }  // namespace gpushare::sched

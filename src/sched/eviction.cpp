@@ -163,46 +163,6 @@ void Scheduler::Impl::evict(const Victims& victims, uint64_t now_ns) {
   }
 }
 
-// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
-// settled.
-template <class IsGone>
-WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,
-                                                IsGone is_gone) const {
-  uint64_t used = cache_bytes_without(is_gone), largest = 0;
-  uint32_t units = 0, staying_lanes = 0;
-  size_t staying = 0;
-  bool choice = false;
-  for (const LaneRecord& lane : lanes) {
-    if (!lane.open) continue;
-    uint64_t bytes = 0;
-    size_t members = 0;
-    bool runs_next = lane.compute_units == session.compute_units;
-    for (const SessionRecord* member : lane.members) {
-      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
-      ++members;
-      bytes = std::max(bytes, member->ephemeral_bytes);
-      used += member->persistent_bytes;
-      runs_next = runs_next && (which == Lanes::kAny || policy->before(session.view, member->view));
-    }
-    if (members == 0) continue;
-    if (which == Lanes::kAny && lane.closing) runs_next = false;
-    staying += members;
-    ++staying_lanes;
-    used += bytes;
-    units += lane.compute_units;
-    if (!runs_next) continue;
-    choice = true;
-    largest = std::max(largest, bytes);
-  }
-  if (used > capacity.target_bytes) return {};
-  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
-  const uint32_t limit = max_lanes();
-  if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
-    choice = true;
-  const uint64_t free = capacity.target_bytes - used;
-  return {choice, free, free + largest};
-}
-
 WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) const {
   return room_without(session, Lanes::kWhereItRunsNext, [&](const auto& each) {
     if constexpr (std::is_same_v<std::decay_t<decltype(each)>, CacheRecord>)
@@ -210,11 +170,6 @@ WaitingList::Room Scheduler::Impl::claimable_room(const SessionRecord& session) 
     else
       return spare(each) || (evictable(each) && policy->outranks(session.view, each.view));
   });
-}
-
-bool Scheduler::Impl::fits_without_victims(const SessionRecord& session) const {
-  return room_without(session, Lanes::kWhereItRunsNext, [](const auto& each) { return each.victim; })
-      .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
 }
 
 WaitingList::Room Scheduler::Impl::room_without_spares(const SessionRecord& session) const {
@@ -245,6 +200,8 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   if (!session.spec.may_claim) return false;
   if (any_spare() && claim_spares(session, now_ns)) return true;
   if (!options.paging) return false;
+  // The coordinator makes room for it: others shrink to their limits, or have been stopped.
+  if (above_limit > 0 && session.view.cls == SessionClass::kGuaranteed) return true;
   // Merging lanes copies nothing.
   if (!session.claiming && mergeable_room(session).holds(session.persistent_bytes,
                                                          session.persistent_bytes + session.ephemeral_bytes))
@@ -255,7 +212,8 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     for (SessionRecord* member : lane.members)
-      if (spare(*member) || (evictable(*member) && policy->outranks(session.view, member->view)))
+      if (spare(*member) || (evictable(*member) && !takes_turns(*member, session) &&
+                             policy->outranks(session.view, member->view)))
         outranked.push_back(member);
   }
   if (candidates.empty() && evicting == 0 && !session.claiming) return false;
@@ -265,8 +223,9 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
   const uint64_t missing =
       !now.any ? 0
                : std::max(p - std::min(p, now.persistent_bytes), total - std::min(total, now.total_bytes));
-  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(),
-                                      [&] { return fits_without_victims(session); });
+  const auto victims = choose_victims(std::move(candidates), missing, now_ns, gives_back(), [&] {
+    return fits_without(session, Lanes::kWhereItRunsNext, [](const auto& each) { return each.victim; });
+  });
   if (!victims) {
     set_claiming(session, false);
     return false;
@@ -286,8 +245,10 @@ bool Scheduler::Impl::claim(SessionRecord& session, uint64_t now_ns) {
 }
 
 void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
+  end_stay(session, now_ns);
   session.state = SessionState::kPagedOut;
   session.move = SessionRecord::Move::kOut;
+  session.move_since_ns = now_ns;
   policy->paged_out(session.view.id, session.lane, now_ns);
   const ActionKind kind = session.worth_ns ? ActionKind::kDrop : ActionKind::kPageOut;
   actions.push_back({kind, session.lane, session.view.id, session.persistent_bytes});
@@ -330,16 +291,74 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, ui
   return any;
 }
 
-// Those not begun: a copy under way is carried through.
-void Scheduler::Impl::cancel_evictions() {
+bool Scheduler::make_room_at_boundaries(SessionId id, uint64_t bytes, uint64_t now_ns) {
+  const SessionRecord* session = impl_->find(id);
+  return session != nullptr && session->holds_promise() &&
+         impl_->make_room_at_boundaries(*session, bytes, now_ns);
+}
+
+bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns) {
+  if (session.view.cls != SessionClass::kGuaranteed || !options.paging) return false;
+  Victims candidates{};
   for (const LaneRecord& lane : lanes) {
     for (SessionRecord* member : lane.members) {
-      if (!member->evicting || member->move != SessionRecord::Move::kNone) continue;
-      member->evicting = false;
-      --evicting;
-      set_ready_slot(*member, member->ready);
+      // What is on its way for somebody else may be enough for both; if not, the session asks again.
+      if (member->yielding && member->evicting) return true;
+      if (member != &session && evictable(*member) && member->busy() &&
+          member->view.cls == SessionClass::kOpportunistic)
+        candidates.sessions.push_back(member);
     }
   }
+  const uint64_t missing = bytes - std::min(bytes, free_bytes());
+  const std::vector<SessionRecord*> busy = candidates.sessions;
+  const auto chosen = choose_victims(
+      std::move(candidates), missing, now_ns, [](const SessionRecord& each) { return each.persistent_bytes; },
+      [&] {
+        uint64_t freed = 0;
+        for (const SessionRecord* each : busy) freed += each->victim ? each->persistent_bytes : 0;
+        return freed >= missing;
+      });
+  if (!chosen || chosen->empty()) return false;
+  for (SessionRecord* victim : chosen->sessions) victim->yielding = true;
+  evict(*chosen, now_ns);
+  return true;
+}
+
+bool Scheduler::making_room(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->view.cls != SessionClass::kGuaranteed) return false;
+  for (const LaneRecord& lane : impl_->lanes)
+    for (const SessionRecord* member : lane.members)
+      if (member->yielding && member->evicting) return true;
+  return false;
+}
+
+void Scheduler::stop_making_room(SessionId) {
+  for (const LaneRecord& lane : impl_->lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (!member->yielding || !member->evicting || member->stopped ||
+          member->move != SessionRecord::Move::kNone)
+        continue;
+      member->yielding = false;
+      impl_->stay(*member);
+    }
+  }
+}
+
+void Scheduler::Impl::stay(SessionRecord& session) {
+  session.evicting = false;
+  --evicting;
+  set_ready_slot(session, session.ready);
+}
+
+// Those not begun: a copy under way is carried through.
+void Scheduler::Impl::cancel_evictions() {
+  place_for = kNoSession;
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (member->evicting && !member->stopped && !member->yielding &&
+          member->move == SessionRecord::Move::kNone)
+        stay(*member);
 }
 
 }  // namespace gpushare::sched

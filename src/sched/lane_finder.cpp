@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/lane_finder.hpp"
 
+#include <array>
+#include <string>
 #include <tuple>
 
 namespace gpushare::sched {
@@ -43,7 +45,23 @@ Placement join(const LaneView& lane, uint64_t ephemeral) {
   return {Placement::Kind::kEnlarge, lane.lane, ephemeral};
 }
 
+constexpr std::array<const char*, 3> kFinderNames = {"salus", "balanced", "compact"};  // by kind
+
 }  // namespace
+
+std::span<const char* const> lane_finder_names() {
+  return kFinderNames;
+}
+
+base::Result<LaneFinderKind> lane_finder_named(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kFinderNames.size(); ++i) {
+    if (name == kFinderNames[i]) return static_cast<LaneFinderKind>(i);
+    known += (i > 0 ? ", " : "") + std::string(kFinderNames[i]);
+  }
+  return base::Status(GPUSHARE_NOT_FOUND, "there is no lane finder '" + std::string(name.substr(0, 64)) +
+                                              "'; there are: " + known);
+}
 
 Placement find_lane(LaneFinderKind kind, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                     uint64_t free_bytes, std::span<const LaneView> lanes, bool may_open) {

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
+#include "base/status.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -18,6 +20,10 @@ enum class LaneFinderKind : uint32_t {
                // work ahead
   kCompact  // joins a lane that fits closely (E <= L <= 2 E) before it opens one: more residents, fewer lanes
 };
+
+// "salus", "balanced", "compact". Errors: NOT_FOUND listing them.
+base::Result<LaneFinderKind> lane_finder_named(std::string_view name);
+std::span<const char* const> lane_finder_names();
 
 struct LaneView {
   LaneId lane = kNoLane;

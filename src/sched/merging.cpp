@@ -10,7 +10,7 @@ namespace gpushare::sched {
 
 // Not if one of its sessions outranks the one that waits: it would have to share its turns.
 bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& session) const {
-  if (!lane.open || lane.compute_units != session.compute_units) return false;
+  if (!lane.open || !suits(lane, session)) return false;
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
     return member->spec.profiling || member->move != SessionRecord::Move::kNone || member->evicting ||
            policy->outranks(member->view, session.view);

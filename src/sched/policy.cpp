@@ -21,16 +21,22 @@ size_t first_by(std::span<const SessionView> candidates, Less less) {
   return best;
 }
 
-bool earlier(const SessionView& a, const SessionView& b) {
-  return a.id < b.id;
-}
+// A session that ends within ten stays runs to its end undisturbed; an endless one keeps nobody off for ever.
+constexpr uint32_t kFifoStays = 10;
 
 class Fifo final : public Policy {
  public:
   std::string_view name() const override { return "fifo"; }
-  PolicyTraits traits() const override { return {1, 1, true, 0, PagingRule::kNever}; }
+  PolicyTraits traits() const override {
+    return {.max_lanes = 1,
+            .max_residents = 1,
+            .head_of_line = true,
+            .max_overtakes = 0,
+            .paging = PagingRule::kNever,
+            .stay_factor = kFifoStays};
+  }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
-    return first_by(candidates, earlier);
+    return first_by(candidates, ahead_in_line);
   }
   uint64_t pick_holds_ns(LaneId, std::span<const SessionView>, size_t) const override { return kUnknown; }
 };
@@ -38,7 +44,9 @@ class Fifo final : public Policy {
 class Srtf final : public Policy {
  public:
   std::string_view name() const override { return "srtf"; }
-  PolicyTraits traits() const override { return {1, 0, false, 64, PagingRule::kByOrder}; }
+  PolicyTraits traits() const override {
+    return {.max_lanes = 1, .paging = PagingRule::kByOrder, .stay_factor = 1, .by_service = true};
+  }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
   }
@@ -67,8 +75,8 @@ class Srtf final : public Policy {
   static uint64_t level_end(uint32_t level) {
     return level >= 33 ? kUnknown : kLevelNs << level;  // 2^33 s: never
   }
-  static std::tuple<uint64_t, uint32_t, SessionId> rank(const SessionView& view) {
-    return {view.remaining_ns, level(view), view.id};
+  static std::tuple<uint64_t, uint32_t, uint64_t, SessionId> rank(const SessionView& view) {
+    return {view.remaining_ns, level(view), view.in_line, view.id};
   }
   static constexpr uint64_t kLevelNs = 1'000'000'000;
 };
@@ -76,7 +84,9 @@ class Srtf final : public Policy {
 class Fair final : public Policy {
  public:
   std::string_view name() const override { return "fair"; }
-  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kNever, true, true}; }
+  PolicyTraits traits() const override {
+    return {.paging = PagingRule::kNever, .device_wide = true, .moves = true, .stay_factor = 1};
+  }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [](const SessionView& a, const SessionView& b) {
       if (a.virtual_ns != b.virtual_ns) return a.virtual_ns < b.virtual_ns;
@@ -96,12 +106,15 @@ class Fair final : public Policy {
 class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
-  PolicyTraits traits() const override { return {0, 0, false, 64, PagingRule::kByOrder, false, true, true}; }
+  PolicyTraits traits() const override {
+    return {.paging = PagingRule::kByOrder, .moves = true, .protects = true, .stay_factor = 1};
+  }
   size_t pick(LaneId, std::span<const SessionView> candidates, uint64_t) override {
     return first_by(candidates, [this](const SessionView& a, const SessionView& b) { return before(a, b); });
   }
   bool before(const SessionView& a, const SessionView& b) const override {
-    return std::tuple(a.cls, -int64_t{a.priority}, a.id) < std::tuple(b.cls, -int64_t{b.priority}, b.id);
+    return std::tuple(a.cls, -int64_t{a.priority}, a.in_line, a.id) <
+           std::tuple(b.cls, -int64_t{b.priority}, b.in_line, b.id);
   }
   bool outranks(const SessionView& waiting, const SessionView& resident) const override {
     return std::tuple(waiting.cls, -int64_t{waiting.priority}) <

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "base/status.hpp"
 #include "gpushare/gpushare.h"
 #include "sched/interference.hpp"
+#include "sched/lane_finder.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -42,6 +44,13 @@ struct PolicyTraits {
   bool moves = false;
   // An iteration starts only while no backlogged session of another lane outranks its session.
   bool protects = false;
+  // It decides by how sessions slow each other: the scheduler measures that where nobody has told it.
+  bool measures = false;
+  std::optional<LaneFinderKind> lane_finder = std::nullopt;  // unless the scheduler's options name one
+  // Sessions that alternate stay so many times as long as they must (stays.hpp); 0: they do not take turns.
+  uint32_t stay_factor = 0;
+  // Between two sessions of unknown remaining time, outranks() goes by the service that they have received.
+  bool by_service = false;
 };
 
 class Policy {
@@ -63,9 +72,9 @@ class Policy {
     return 0;
   }
 
-  // True if `a` is to be admitted before `b`. A strict weak order; arrival order by default. Asked when a
+  // True if `a` is to be admitted before `b`. A strict weak order; the order of the line by default. Asked when a
   // session starts to wait or one of its parameters changes, not each time.
-  virtual bool before(const SessionView& a, const SessionView& b) const { return a.id < b.id; }
+  virtual bool before(const SessionView& a, const SessionView& b) const { return ahead_in_line(a, b); }
   // True if waiting `a` may move resident `b`'s persistent bytes to host memory to get in.
   virtual bool outranks(const SessionView& waiting, const SessionView& resident) const {
     (void)waiting, (void)resident;
@@ -81,6 +90,8 @@ class Policy {
     (void)session;
     return kUnknown;
   }
+  // After pick has answered kIdle: when to ask again although nothing has happened; kUnknown: not before something does.
+  virtual uint64_t look_again_ns() const { return kUnknown; }
   // Tells the policy how sessions slow each other; null: nothing is known. Most policies ignore it.
   virtual void set_interference(const std::shared_ptr<const Interference>&) {}
 
@@ -90,11 +101,13 @@ class Policy {
   virtual void admitted(const SessionView&, LaneId, uint64_t /*now_ns*/) {}
   virtual void paged_out(SessionId, LaneId, uint64_t /*now_ns*/) {}
   virtual void ready(SessionId, LaneId, uint64_t /*now_ns*/) {}
-  virtual void dispatched(SessionId, LaneId, uint64_t /*now_ns*/) {}
-  virtual void finished(SessionId, LaneId, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
+  virtual void not_ready(SessionId, LaneId, uint64_t /*now_ns*/) {}
+  virtual void dispatched(const SessionView&, LaneId, uint64_t /*iterations*/, uint64_t /*now_ns*/) {}
+  virtual void finished(const SessionView&, LaneId, uint64_t /*device_ns*/, uint64_t /*now_ns*/) {}
   virtual void left(SessionId, uint64_t /*now_ns*/) {}
 };
 
+// Sessions that alternate take turns in memory under each of them (stays.hpp).
 // fifo      one session at a time, in arrival order; the one in front blocks the others (Salus's baseline).
 // srtf      one lane; the session with the least remaining time runs, decided at every iteration boundary; a
 // newcomer that could

@@ -88,20 +88,13 @@ base::Result<Residency::Decision> Residency::request(ModelId id, uint64_t now_ns
 std::vector<ModelId> Residency::choose(std::vector<Candidate> candidates, uint64_t room_bytes) const {
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.turn < b.turn; });
-  std::vector<ModelId> drops;
-  if (policy_ == ResidencyPolicy::kLeastRecentlyUsed) {
-    uint64_t made_bytes = 0;
-    for (const Candidate& candidate : candidates) {
-      if (made_bytes >= room_bytes) break;
-      if (candidate.bytes == 0) continue;  // dropping it makes no room
-      drops.push_back(candidate.id);
-      made_bytes += candidate.bytes;
-    }
-    return drops;
-  }
+  // Least recently used is the order of ranks: a model goes only if all that were requested longer ago do not do.
+  const bool by_turn = policy_ == ResidencyPolicy::kLeastRecentlyUsed;
   std::vector<Claim> claims;
   claims.reserve(candidates.size());
-  for (const Candidate& candidate : candidates) claims.push_back({candidate.bytes, 0, candidate.worth});
+  for (const Candidate& candidate : candidates)
+    claims.push_back({candidate.bytes, by_turn ? static_cast<uint32_t>(claims.size()) : 0, candidate.worth});
+  std::vector<ModelId> drops;
   for (const size_t index : choose_claims(claims, room_bytes)) drops.push_back(candidates[index].id);
   return drops;
 }

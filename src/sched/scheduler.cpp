@@ -1,4 +1,4 @@
-// Events. Picks are in turns.cpp, admission and paging in admission.cpp.
+// Events. Picks are in turns.cpp, admission and paging in admission.cpp, what a driver changes in changes.cpp, questions and checks in books.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/scheduler.hpp"
 
@@ -71,6 +71,11 @@ void Scheduler::Impl::estimate_remaining(SessionRecord& session) {
   } else {
     view.remaining_ns = kUnknown;
   }
+  view.work_left_ns = view.remaining_ns;
+  if (session.work_ns == kUnknown || total <= session.work_since) return;
+  const double left = static_cast<double>(total - std::min(total, view.iterations_done)) /
+                      static_cast<double>(total - session.work_since);
+  view.work_left_ns = base::to_uint64(static_cast<double>(session.work_ns) * left);
 }
 
 base::Status Scheduler::Impl::validate(const SessionSpec& spec) const {
@@ -108,7 +113,13 @@ Scheduler::Scheduler(SchedulerOptions options, std::unique_ptr<Policy> policy)
   impl_->options = options;
   impl_->capacity = {options.capacity_bytes, options.capacity_bytes};
   impl_->policy = std::move(policy);
-  impl_->traits = impl_->policy->traits();
+  impl_->take_traits();
+  if (impl_->options.measures && impl_->traits.measures) measure();
+}
+
+void Scheduler::Impl::take_traits() {
+  traits = policy->traits();
+  if (options.shared_lanes) traits.moves = false;
 }
 
 Scheduler::~Scheduler() = default;
@@ -121,7 +132,7 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   session.persistent_bytes = impl_->rounded(spec.persistent_bytes);
   session.ephemeral_bytes = impl_->rounded(spec.ephemeral_bytes);
   session.compute_units = static_cast<uint32_t>(impl_->rounded_units(spec.compute_units));
-  session.declared_ns = spec.remaining_ns;
+  session.declared_ns = session.work_ns = spec.remaining_ns;
   SessionView& view = session.view;
   view.id = spec.id;
   view.cls = spec.cls;
@@ -131,28 +142,57 @@ base::Status Scheduler::arrive(const SessionSpec& spec, uint64_t now_ns) {
   view.persistent_bytes = spec.persistent_bytes;
   view.ephemeral_bytes = spec.ephemeral_bytes;
   impl_->estimate_remaining(session);
+  impl_->join_line(session, now_ns);
+  if (spec.alternates) ++impl_->alternating;
+  if (impl_->options.shared_lanes && !impl_->several_groups)
+    impl_->several_groups =
+        std::any_of(impl_->sessions.begin(), impl_->sessions.end(),
+                    [&](const auto& other) { return other.second->spec.trust_group != spec.trust_group; });
   impl_->sessions.emplace(spec.id, std::move(owned));
+  if (impl_->measured != nullptr) impl_->measured->arrived(spec.id, spec.named ? spec.name : "");
   impl_->policy->arrived(view, now_ns);
+  if (impl_->coordinator) {
+    session.stopped = true;
+    impl_->coordinator->arrive(impl_->job_of(session), now_ns);
+    impl_->coordinate(now_ns);
+  }
   if (spec.may_queue) {
-    impl_->admit_newcomer(session, now_ns);
+    const bool admitted = impl_->admit_newcomer(session, now_ns);
+    if (impl_->coordinator) impl_->admit_waiting(now_ns);  // others may run now
+    if (!admitted) impl_->alternate(now_ns);
     return {};
   }
   // Refused rather than queued: nobody is paged out for it either, since that takes time.
   const bool paging = std::exchange(impl_->options.paging, false);
+  const std::string coordinated = coordinated_wait(spec.id);
   const bool admitted = impl_->admit_newcomer(session, now_ns);
   impl_->options.paging = paging;
   if (admitted) return {};
-  base::Status refused(GPUSHARE_DEVICE_OUT_OF_MEMORY, impl_->shortage(session));
+  base::Status refused(GPUSHARE_DEVICE_OUT_OF_MEMORY,
+                       coordinated.empty() ? impl_->shortage(session)
+                                           : "session '" + spec.name + "' may not run now: " + coordinated);
   impl_->dequeue(session);
+  if (spec.alternates) --impl_->alternating;
   impl_->policy->left(spec.id, now_ns);
+  if (impl_->measured != nullptr) impl_->measured->left(spec.id);
   impl_->sessions.erase(spec.id);
+  if (impl_->coordinator) {
+    impl_->coordinator->leave(spec.id, now_ns);
+    impl_->coordinate(now_ns);
+  }
   return refused;
 }
 
 void Scheduler::ready(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->ready) return;
-  if (!session->evicting) impl_->forget_worth(*session);
+  if (!session->evicting && session->worth_ns) {
+    impl_->forget_worth(*session);
+    impl_->coordinate(now_ns);
+  }
+  if (session->spec.alternates && !session->wanted())
+    session->stay_rest_ns +=
+        now_ns - std::min(now_ns, std::max(session->last_wanted_ns, session->stay_since_ns));
   session->ready = true;
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
@@ -160,6 +200,7 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
     if (!session->evicting) impl_->set_ready_slot(*session, true);
     impl_->policy->ready(id, session->lane, now_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
+    if (impl_->alternating > 0 && session->queued_idle) impl_->join_line(*session, now_ns);
     impl_->requeue(*session);
     impl_->admit_waiting(now_ns);
   }
@@ -190,8 +231,9 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   session->ready = false;
   session->last_wanted_ns = now_ns;
   impl_->set_ready_slot(*session, false);
+  if (session->state == SessionState::kResident) impl_->policy->not_ready(id, session->lane, now_ns);
   if (session->wants_in() || session->chunk == nullptr) return;
-  const bool claimed = std::exchange(session->claiming, false);
+  const bool claimed = std::exchange(session->claiming, false) || impl_->place_for == id;
   impl_->requeue(*session);
   if (!claimed) return;
   impl_->cancel_evictions();
@@ -215,7 +257,8 @@ void Scheduler::dispatched(SessionId id, LaneId lane_id, uint64_t now_ns, uint64
   view.virtual_ns += virtual_cost(expected, view.weight);
   session->expected_in_flight_ns += expected;
   impl_->advance(now_ns);
-  impl_->policy->dispatched(id, lane_id, now_ns);
+  if (impl_->measured != nullptr) impl_->measured->dispatched(id, lane_id, now_ns);
+  impl_->policy->dispatched(view, lane_id, iterations, now_ns);
 }
 
 void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint64_t iterations) {
@@ -242,15 +285,17 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   if (session->declared_ns != kUnknown) session->declared_ns -= std::min(session->declared_ns, device_ns);
   impl_->estimate_remaining(*session);
   impl_->show(*session);
-  impl_->policy->finished(id, session->lane, device_ns, now_ns);
+  if (impl_->measured != nullptr) impl_->measured->finished(id, session->lane, device_ns, iterations, now_ns);
+  impl_->policy->finished(view, session->lane, device_ns, now_ns);
   bool settled = impl_->boundary(session->lane);
   if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
     impl_->start_page_out(*session, now_ns);
   if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) settled = true;
   if (settled)
     impl_->freed(now_ns);
-  else if (!impl_->waiting.empty() && view.service_ns / kAgesNs != (view.service_ns - device_ns) / kAgesNs)
-    impl_->admit_waiting(now_ns);  // by what it has received, others may outrank it now
+  else if (now_ns >= impl_->stays_end_ns ||
+           (!impl_->waiting.empty() && view.service_ns / kAgesNs != (view.service_ns - device_ns) / kAgesNs))
+    impl_->admit_waiting(now_ns);  // by what it has received, others may outrank it or have its place now
   else
     impl_->lower(now_ns);
 }
@@ -258,7 +303,8 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
 void Scheduler::leave(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
-  const bool was_claiming = session->claiming, yielded = session->yielding;
+  const bool was_claiming = session->claiming || impl_->place_for == id, yielded = session->yielding;
+  if (session->spec.alternates) --impl_->alternating;
   impl_->forget_worth(*session);
   if (session->holds_promise()) {
     LaneRecord& lane = impl_->lanes[session->lane];
@@ -274,138 +320,18 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   impl_->policy->left(id, now_ns);
+  if (impl_->measured != nullptr) impl_->measured->left(id);
   impl_->sessions.erase(id);
   for (const SessionId other : std::exchange(impl_->pinned, {}))
     if (SessionRecord* record = impl_->find(other)) record->pinned = false;
+  if (impl_->coordinator) {
+    impl_->coordinator->leave(id, now_ns);
+    impl_->coordinate(now_ns);
+  }
   if (!yielded)
     impl_->freed(now_ns);
   else if (!impl_->cache_line.empty())  // else what it gave is another's, until room_used()
     (void)impl_->hold_waiting(now_ns);
-}
-
-base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
-                                 uint64_t now_ns) {
-  SessionRecord* session = impl_->find(id);
-  if (session == nullptr) return {GPUSHARE_NOT_FOUND, "no such session"};
-  SessionSpec spec = session->spec;
-  spec.persistent_bytes = persistent_bytes;
-  spec.ephemeral_bytes = ephemeral_bytes;
-  const uint64_t p = impl_->rounded(persistent_bytes), e = impl_->rounded(ephemeral_bytes);
-  const uint64_t need = base::add_saturated(p, e), most = impl_->capacity.target_bytes;
-  const bool grows = need > session->persistent_bytes + session->ephemeral_bytes;
-  if (grows && need > impl_->quota_of(*session))
-    return {GPUSHARE_QUOTA_EXCEEDED,
-            base::format("session '%s' would need persistent %s and ephemeral %s; its quota is %s",
-                         spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
-                         base::format_bytes(spec.quota_bytes).c_str())};
-  if ((grows || need > impl_->options.capacity_bytes) && need > most)
-    return {
-        GPUSHARE_EXCEEDS_CAPACITY,
-        base::format("session '%s' would need persistent %s and ephemeral %s of %s: it could not run alone",
-                     spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
-                     base::format_bytes(most).c_str())};
-  if (session->holds_promise()) {
-    LaneRecord& lane = impl_->lanes[session->lane];
-    const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
-    const uint64_t grown = grown_lane + (p > session->persistent_bytes ? p - session->persistent_bytes : 0);
-    uint64_t shrunk = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
-    uint64_t lane_need = e;
-    for (const SessionRecord* member : lane.members)
-      if (member != session) lane_need = std::max(lane_need, member->ephemeral_bytes);
-    if (lane_need < lane.held && lane.completed == lane.dispatched)
-      shrunk += lane.held - lane_need;  // settles at once
-    if (grown > impl_->free_bytes() + shrunk)
-      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
-              base::format("session '%s' would grow by %s; %s of %s can be promised: persistent %s of %zu "
-                           "sessions, lanes %s (%u)",
-                           spec.name.c_str(), base::format_bytes(grown).c_str(),
-                           base::format_bytes(impl_->free_bytes()).c_str(), base::format_bytes(most).c_str(),
-                           base::format_bytes(impl_->persistent_bytes).c_str(), impl_->residents,
-                           base::format_bytes(impl_->lane_bytes).c_str(), impl_->lanes_open)};
-    impl_->persistent_bytes = impl_->persistent_bytes - session->persistent_bytes + p;
-    impl_->lane_bytes += grown_lane;
-    lane.held += grown_lane;
-  }
-  session->spec = std::move(spec);
-  session->spec.profiling = false;
-  session->persistent_bytes = p;
-  session->ephemeral_bytes = e;
-  if (session->slot != SessionRecord::kNoSlot)
-    impl_->lanes[session->lane].least_ready_bytes =
-        std::min(impl_->lanes[session->lane].least_ready_bytes, e);
-  session->view.persistent_bytes = persistent_bytes;
-  session->view.ephemeral_bytes = ephemeral_bytes;
-  impl_->show(*session);
-  if (session->holds_promise()) {
-    impl_->gave_back();
-    impl_->settle(session->lane);
-  } else {
-    impl_->requeue(*session);
-  }
-  impl_->freed(now_ns);
-  return {};
-}
-
-void Scheduler::set_priority(SessionId id, int32_t priority, uint64_t now_ns) {
-  SessionRecord* session = impl_->find(id);
-  if (session == nullptr) return;
-  session->spec.priority = session->view.priority = priority;
-  impl_->show(*session);
-  impl_->requeue(*session);
-  impl_->admit_waiting(now_ns);
-}
-
-void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
-  SessionRecord* session = impl_->find(id);
-  if (session == nullptr || session->view.cls == cls) return;
-  session->spec.cls = session->view.cls = cls;
-  impl_->show(*session);
-  impl_->requeue(*session);
-  impl_->admit_waiting(now_ns);
-}
-
-void Scheduler::set_weight(SessionId id, double weight) {
-  SessionRecord* session = impl_->find(id);
-  if (session == nullptr || !std::isfinite(weight) || weight <= 0) return;
-  session->spec.weight = session->view.weight = weight;
-  impl_->show(*session);
-}
-
-void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_ns) {
-  SessionRecord* session = impl_->find(id);
-  if (session == nullptr) return;
-  session->declared_ns = remaining_ns;
-  impl_->estimate_remaining(*session);
-  if (remaining_ns == 0) session->view.remaining_ns = 0;
-  impl_->show(*session);
-  impl_->requeue(*session);
-  impl_->admit_waiting(now_ns);
-}
-
-void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
-  impl_->policy = std::move(policy);
-  impl_->traits = impl_->policy->traits();
-  if (impl_->interference != nullptr) impl_->policy->set_interference(impl_->interference);
-  impl_->cancel_evictions();
-  std::vector<SessionRecord*> all;
-  for (const auto& [id, session] : impl_->sessions) all.push_back(session.get());
-  std::sort(all.begin(), all.end(),
-            [](const SessionRecord* a, const SessionRecord* b) { return a->view.id < b->view.id; });
-  for (SessionRecord* session : all) {
-    session->claiming = false;
-    impl_->policy->arrived(session->view, now_ns);
-    if (session->state == SessionState::kResident)
-      impl_->policy->admitted(session->view, session->lane, now_ns);
-  }
-  impl_->requeue_all();
-  impl_->freed(now_ns);
-}
-
-void Scheduler::set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns) {
-  impl_->interference = std::move(interference);
-  impl_->policy->set_interference(impl_->interference);
-  impl_->requeue_all();
-  impl_->admit_waiting(now_ns);
 }
 
 void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
@@ -429,8 +355,12 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     session->move = SessionRecord::Move::kNone;
     session->state = SessionState::kResident;
     session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
-    impl_->policy->admitted(session->view, session->lane, now_ns);
+    session->in_ns = std::max<uint64_t>(now_ns - session->move_since_ns, 1);
+    impl_->begin_stay(*session, now_ns);
+    impl_->tell_admitted(*session, now_ns);
     impl_->set_ready_slot(*session, session->ready);
+    impl_->coordinate(now_ns);  // it may have been stopped meanwhile
+    if (session->lane == kNoLane) return;
     if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) impl_->freed(now_ns);
     // It may be wanted out again already.
     if (!impl_->waiting.empty() || impl_->promised() > impl_->capacity.target_bytes)
@@ -438,7 +368,9 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   } else if (session->move == SessionRecord::Move::kOut) {
     session->move = SessionRecord::Move::kNone;
     impl_->forget_worth(*session);  // the driver has copied it
+    session->out_ns = std::max<uint64_t>(now_ns - session->move_since_ns, 1);
     impl_->quit(*session);
+    impl_->coordinate(now_ns);
     const bool yielded = std::exchange(session->yielding, false);
     if (yielded) impl_->block(*session);
     impl_->enqueue(*session);
@@ -452,6 +384,10 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
 void Scheduler::lane_applied(LaneId id, uint64_t bytes, uint64_t now_ns) {
   if (!lane_is_open(id)) return;
   impl_->lanes[id].applied = bytes;
+  if (impl_->options.shared_lanes) {
+    if (impl_->boundary(id)) impl_->freed(now_ns);
+    return;
+  }
   impl_->lower(now_ns);
   if (!impl_->waiting.empty()) impl_->merge_waiting(now_ns);
 }
@@ -469,7 +405,8 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   --impl_->evicting;
   session->pinned = true;
   impl_->pinned.push_back(id);
-  impl_->policy->admitted(session->view, session->lane, now_ns);
+  impl_->begin_stay(*session, now_ns);
+  impl_->tell_admitted(*session, now_ns);
   impl_->set_ready_slot(*session, session->ready);
   for (SessionRecord* waiting : impl_->waiting.sessions()) impl_->set_claiming(*waiting, false);
   impl_->cancel_evictions();
@@ -478,141 +415,6 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
 
 std::vector<Action> Scheduler::take_actions() {
   return std::exchange(impl_->actions, {});
-}
-
-SessionState Scheduler::state(SessionId id) const {
-  const SessionRecord* session = impl_->find(id);
-  return session == nullptr ? SessionState::kQueued : session->state;
-}
-LaneId Scheduler::lane_of(SessionId id) const {
-  const SessionRecord* session = impl_->find(id);
-  return session == nullptr ? kNoLane : session->lane;
-}
-SessionView Scheduler::view(SessionId id) const {
-  const SessionRecord* session = impl_->find(id);
-  return session == nullptr ? SessionView{} : session->view;
-}
-bool Scheduler::knows(SessionId id) const {
-  return impl_->find(id) != nullptr;
-}
-Policy& Scheduler::policy() {
-  return *impl_->policy;
-}
-std::string Scheduler::policy_name() const {
-  return std::string(impl_->policy->name());
-}
-uint64_t Scheduler::promised_bytes() const {
-  return impl_->promised();
-}
-uint64_t Scheduler::persistent_bytes() const {
-  return impl_->persistent_bytes;
-}
-uint32_t Scheduler::lanes_open() const {
-  return impl_->lanes_open;
-}
-uint32_t Scheduler::lane_limit() const {
-  return static_cast<uint32_t>(impl_->lanes.size());
-}
-bool Scheduler::lane_is_open(LaneId lane) const {
-  return lane < impl_->lanes.size() && impl_->lanes[lane].open;
-}
-uint64_t Scheduler::lane_bytes(LaneId lane) const {
-  return lane_is_open(lane) ? impl_->lanes[lane].held : 0;
-}
-uint32_t Scheduler::lane_compute_units(LaneId lane) const {
-  return lane_is_open(lane) ? impl_->lanes[lane].compute_units : 0;
-}
-uint32_t Scheduler::promised_compute_units() const {
-  return impl_->compute_units;
-}
-size_t Scheduler::residents() const {
-  return impl_->residents;
-}
-size_t Scheduler::waiting() const {
-  return impl_->waiting.size() + impl_->idle.size();
-}
-
-std::string Scheduler::check() const {
-  const Impl& state = *impl_;
-  uint64_t persistent = 0, lanes = 0;
-  size_t residents = 0, ready = 0;
-  uint32_t open = 0, units = 0;
-  size_t lanes_ready = 0;
-  for (LaneId id = 0; id < state.lanes.size(); ++id) {
-    const LaneRecord& lane = state.lanes[id];
-    if (!lane.ready.empty() &&
-        (++lanes_ready > state.ready_lanes.size() || state.ready_lanes[lane.ready_position] != id))
-      return base::format("lane %u is not among those with somebody ready", id);
-    for (const SessionView& view : lane.ready)
-      if (state.find(view.id)->ephemeral_bytes < lane.least_ready_bytes)
-        return base::format("a ready session of lane %u needs less than the least", id);
-    if (!lane.open) {
-      if (!lane.members.empty()) return base::format("closed lane %u has sessions", id);
-      continue;
-    }
-    ++open;
-    if (lane.members.empty()) return base::format("open lane %u is empty", id);
-    if (lane.held < lane.bytes) return base::format("lane %u holds less than its size", id);
-    lanes += lane.held;
-    units += lane.compute_units;
-    ready += lane.ready.size();
-    for (const SessionRecord* member : lane.members) {
-      if (member->lane != id) return base::format("lane %u has a session of another lane", id);
-      if (member->ephemeral_bytes > lane.bytes)
-        return base::format("lane %u is smaller than a session's E", id);
-      if (member->compute_units != lane.compute_units)
-        return base::format("lane %u has a session of another share of the device", id);
-    }
-    residents += lane.members.size();
-  }
-  if (lanes_ready != state.ready_lanes.size()) return "a lane without a ready session counts as one with";
-  size_t waiting = 0, slots = 0, spares = 0;
-  uint32_t evicting = 0;
-  for (const auto& [id, session] : state.sessions) {
-    if (session->holds_promise()) persistent += session->persistent_bytes;
-    if (session->evicting) ++evicting;
-    if (session->worth_ns) ++spares;
-    if (!session->holds_promise()) {
-      ++waiting;
-      if (session->chunk == nullptr) return "a session without a promise is not queued";
-      if (session->queued_idle == session->wants_in())
-        return "a session that wants in is idle, or the other way round";
-      const WaitingList& list = session->queued_idle ? state.idle : state.waiting;
-      if (&list.at(list.position_of(*session)) != session.get()) return "a queued session is not in its list";
-      if (session->state == SessionState::kResident) return "a resident session holds no promise";
-    }
-    if (session->slot != SessionRecord::kNoSlot) {
-      ++slots;
-      if (session->state != SessionState::kResident || !session->ready)
-        return "a session that cannot run is a candidate";
-      if (state.lanes[session->lane].ready[session->slot].id != id) return "a candidate's slot is another's";
-    } else if (session->state == SessionState::kResident && session->ready && !session->evicting) {
-      return "a session that can run is no candidate";
-    }
-  }
-  uint64_t cached = 0;
-  for (const auto& cache : state.caches) {
-    if (cache->held) cached += cache->bytes;
-    if (cache->dropping) ++evicting;
-    if (cache->dropping && !cache->held) return "a cache that is not held is being dropped";
-    if (cache->waiting && cache->users == 0) return "a cache waits that nobody wants";
-    const CacheRecord* first = state.find_cache(cache->first_part);
-    if (first != nullptr && first->dropping && cache->held && !cache->dropping)
-      return "first layers go before the rest";
-  }
-  if (cached != state.cache_bytes) return "the bytes of caches are miscounted";
-  if (persistent != state.persistent_bytes || lanes != state.lane_bytes || residents != state.residents ||
-      open != state.lanes_open || waiting != this->waiting() || slots != ready ||
-      evicting != state.evicting || spares != state.spares)
-    return "a running total is wrong";
-  if (units != state.compute_units || units > state.options.compute_units)
-    return base::format("lanes have %u compute units of %u", units, state.options.compute_units);
-  if (persistent + lanes + cached > state.capacity.effective_bytes)
-    return base::format("promised %s of %s", base::format_bytes(persistent + lanes + cached).c_str(),
-                        base::format_bytes(state.capacity.effective_bytes).c_str());
-  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, persistent + lanes + cached))
-    return "the effective capacity did not fall with the promises";
-  return {};
 }
 
 }  // namespace gpushare::sched

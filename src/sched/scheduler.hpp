@@ -27,7 +27,9 @@
 #include "base/status.hpp"
 #include "sched/authority.hpp"
 #include "sched/lane_finder.hpp"
+#include "sched/measured_interference.hpp"
 #include "sched/policy.hpp"
+#include "sched/stays.hpp"
 #include "sched/types.hpp"
 
 namespace gpushare::sched {
@@ -40,11 +42,18 @@ struct SchedulerOptions {
   uint32_t max_lanes = 0;                  // on top of the policy's own limit; 0 = no limit
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
-  bool paging = true;  // the driver can page sessions out and keep their addresses
-  LaneFinderKind lane_finder = LaneFinderKind::kSalus;
+  uint64_t least_stay_ns = kLeastStayNs;  // of sessions that alternate
+  bool paging = true;                     // the driver can page sessions out and keep their addresses
+  std::optional<LaneFinderKind> lane_finder =
+      std::nullopt;  // without: the one that the policy names, else kSalus
+  // How sessions slow each other is measured where the policy decides by it (PolicyTraits::measures).
+  bool measures = false;
   // True: the driver reports by lane_applied() when a lane has its memory, and no session changes to the lane
   // before that. False: lanes have the decided memory at once.
   bool confirms_lanes = false;
+  // Sessions of several processes share lanes: each trust group (SessionSpec::trust_group) has one, and no session changes to another. One
+  // lane at a time has iterations, chosen among the sessions of all. What lane_applied() says that a lane has counts as promised until it says less.
+  bool shared_lanes = false;
 };
 
 class Scheduler final : public Authority {
@@ -65,6 +74,8 @@ class Scheduler final : public Authority {
                         uint64_t now_ns) override;
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
   void set_quota(SessionId session, uint64_t bytes) override;
+  base::Status set_coordination(const std::optional<CoordinatorOptions>& options, uint64_t now_ns) override;
+  std::optional<CoordinatorOptions> coordination() const;
   void set_priority(SessionId session, int32_t priority, uint64_t now_ns) override;
   void set_class(SessionId session, SessionClass cls, uint64_t now_ns) override;
   void set_weight(SessionId session, double weight) override;  // finite, > 0; else ignored
@@ -75,9 +86,14 @@ class Scheduler final : public Authority {
   void unplaced(SessionId session, uint64_t now_ns) override;
   void page_done(SessionId session, uint64_t now_ns) override;
   bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) override;
+  bool make_room_at_boundaries(SessionId session, uint64_t bytes, uint64_t now_ns) override;
+  void stop_making_room(SessionId session) override;
+  bool making_room(SessionId session) const override;
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
+  // While it is held up no session of the lane is picked: whoever had a turn there last may not have ended.
+  void hold_up(LaneId lane, bool held_up);
   // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
   // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
   // held; else it stays for speed alone, and is dropped before any session is paged out, by the class of the session that
@@ -97,9 +113,13 @@ class Scheduler final : public Authority {
   uint64_t cached_bytes() const;           // of promised_bytes, held by caches
   // Passes the interference model to the present policy and to every later one; null: nothing is known.
   void set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns);
+  // Measures from now on how sessions slow each other, under any policy, and tells the policy where nobody has told it.
+  std::shared_ptr<MeasuredInterference> measure() override;
+  std::shared_ptr<MeasuredInterference> measured() const override;
   // ---- Authority: what next -------------------------------------------------------------------------------
   std::optional<SessionId> pick(LaneId lane, uint64_t now_ns) override;
   uint64_t look_again_ns() const override;
+  void look(uint64_t now_ns) override;
   bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
   // True under a policy that shares the device by weight if pick would choose the session, whose iterations keep the lane busy, again, were it
@@ -116,6 +136,7 @@ class Scheduler final : public Authority {
   bool knows(SessionId session) const;
   Policy& policy();
   std::string policy_name() const override;
+  std::string coordinated_wait(SessionId session) const override;
   std::vector<SessionId> dropping() const override;
   double link_ns_per_byte() const override;
   uint64_t promised_bytes() const override;
@@ -126,8 +147,10 @@ class Scheduler final : public Authority {
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;
   uint64_t lane_bytes(LaneId lane) const override;
+  uint64_t lane_size(LaneId lane) const;  // of lane_bytes(), what iterations may use from now on
   uint32_t lane_compute_units(LaneId lane) const override;  // for itself; 0 = shares the device
-  uint32_t promised_compute_units() const override;         // sum over lanes
+  uint64_t trust_group_of(LaneId lane) const;
+  uint32_t promised_compute_units() const override;  // sum over lanes
   size_t residents() const;  // sessions that hold a promise, those being paged either way included
   size_t waiting() const;    // queued or paged out, holding none
   // Checks the invariants (safety, each resident in one lane, lane size >= max E); empty when they hold. For

@@ -15,6 +15,7 @@
 
 #include "sched/claims.hpp"
 #include "sched/scheduler.hpp"
+#include "sched/stays.hpp"
 #include "sched/waiting_list.hpp"
 
 namespace gpushare::sched {
@@ -43,6 +44,8 @@ struct SessionRecord {
   uint32_t compute_units = 0;       // rounded likewise
   size_t slot = kNoSlot;            // in its lane's ready views
   uint64_t declared_ns = kUnknown;  // remaining, declared, less what was received since
+  uint64_t work_ns = kUnknown;      // remaining when it was declared, after `work_since` iterations
+  uint64_t work_since = 0;
   double expected_in_flight_ns = 0;
   uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
@@ -53,16 +56,26 @@ struct SessionRecord {
   bool wake = false;
   bool evicting = false;           // to be paged out at its next boundary
   bool claiming = false;           // waits for page-outs made for it
-  bool yielding = false;           // paged out by make_room(): not to come straight back
+  bool yielding = false;           // paged out by make_room() or at its boundary: not to come straight back
   bool pinned = false;             // could not be paged out: is spared until another leaves
   bool victim = false;             // inside choose_victims(): would be paged out
   std::optional<double> worth_ns;  // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
+  bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
+  bool rigid = false;         // it could not shrink to its limit: it needs all of its bytes
+  uint64_t limit_bytes = 0;   // on P + E, by the coordinator; 0 = none
+  uint64_t wanted_bytes = 0;  // what it would have without the limit
+  uint64_t above_bytes = 0;   // what it has above the limit, and since when it came no nearer
+  uint64_t above_since_ns = 0;
   bool blocked = false;  // could not be placed physically: waits until something is freed
+  // Of its stay (stays.hpp): when it began, with what service; since then without work; its weighted use of the memory before.
+  uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
+  double stay_tag_ns = 0;
+  uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // how long its last moves took; 0: none yet
 
   bool holds_promise() const { return lane != kNoLane; }
   bool wanted() const { return ready || view.in_flight > 0; }
-  bool wants_in() const { return state != SessionState::kPagedOut || ready || wake; }
+  bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
   // Were it to be paged out: only later.
   bool busy() const { return view.in_flight > 0 || !spec.may_page; }
 };
@@ -74,6 +87,8 @@ struct LaneRecord {
   uint64_t held = 0;           // what is promised: >= bytes until a shrink has settled
   uint64_t applied = 0;        // what the driver says that it has
   uint32_t compute_units = 0;  // for itself: of each of its sessions
+  uint64_t trust_group = 0;    // of each of its sessions
+  bool held_up = false;        // nobody of it is picked
   uint64_t dispatched = 0;
   uint64_t completed = 0;
   uint64_t settles_at = 0;           // completed count at which held falls to bytes
@@ -111,11 +126,12 @@ struct Scheduler::Impl {
   std::unique_ptr<Policy> policy;
   PolicyTraits traits;
   std::shared_ptr<const Interference> interference;
+  std::shared_ptr<MeasuredInterference> measured;  // null: nobody asked for it
   base::FlatHashMap<SessionId, std::unique_ptr<SessionRecord>> sessions;
   std::vector<LaneRecord> lanes;
   std::vector<LaneId> ready_lanes;  // lanes with somebody ready, in no order
   WaitingList waiting;              // those that want in
-  WaitingList idle;                 // paged-out ones without work
+  WaitingList idle;                 // paged-out ones without work, and those that the coordinator has stopped
   std::vector<SessionId> blocked;   // since the last time that something was freed; some may have left
   std::vector<SessionId> pinned;    // likewise, since the last time that a session left
   std::vector<uint64_t> kinds;      // of sessions, as the policy tells them apart: place i has bit i
@@ -134,9 +150,17 @@ struct Scheduler::Impl {
   uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
   std::vector<std::unique_ptr<CacheRecord>> caches;
   size_t spares = 0;                     // sessions with a worth
+  bool several_groups = false;           // sessions of more than one trust group have arrived
   double link_ns_per_byte = 0;           // 0: not measured
   std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
   uint64_t cache_bytes = 0;              // held
+  std::optional<Coordinator> coordinator;
+  uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
+  uint32_t above_limit = 0;              // sessions that have more than their limit
+  size_t alternating = 0;                // sessions that do
+  SessionId place_for = kNoSession;      // who has the place of those whose stays are over
+  uint64_t stays_end_ns = kUnknown;      // when that is to be asked again
+  uint64_t last_in_line = 0;
 
   SessionRecord* find(SessionId id) const {
     const auto found = sessions.find(id);
@@ -151,14 +175,18 @@ struct Scheduler::Impl {
   uint32_t max_lanes() const;
   uint64_t rounded(uint64_t bytes) const;
   uint64_t rounded_units(uint32_t units) const;
+  // A session could be of the lane, were there room.
+  static bool suits(const LaneRecord& lane, const SessionRecord& session) {
+    return lane.compute_units == session.compute_units && lane.trust_group == session.spec.trust_group;
+  }
   // A session may change to the lane.
   bool takes(const LaneRecord& lane, const SessionRecord& session) const {
-    return lane.open && !lane.closing && lane.compute_units == session.compute_units &&
-           session.ephemeral_bytes <= lane.bytes &&
+    return lane.open && !lane.closing && suits(lane, session) && session.ephemeral_bytes <= lane.bytes &&
            (!options.confirms_lanes || (lane.applied > 0 && session.ephemeral_bytes <= lane.applied));
   }
   bool evictable(const SessionRecord& session) const {
-    return session.state == SessionState::kResident && !session.evicting && !session.pinned;
+    return session.state == SessionState::kResident && !session.evicting && !session.pinned &&
+           !session.spec.never_pages;
   }
   // Stays for speed alone: goes before all that somebody uses.
   bool spare(const SessionRecord& session) const { return session.worth_ns && evictable(session); }
@@ -179,6 +207,10 @@ struct Scheduler::Impl {
   bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
   std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
+  // Where one lane at a time has iterations: if the session that is next on the device is of this one.
+  std::optional<SessionId> pick_of_all(LaneId id, uint64_t now_ns);
+  std::span<const SessionView> ready_of_all();
+  void take_traits();  // of the policy
   void estimate_remaining(SessionRecord& session);
   base::Status validate(const SessionSpec& spec) const;
 
@@ -190,6 +222,18 @@ struct Scheduler::Impl {
   uint64_t promised_without(IsGone is_gone) const;
   void lower(uint64_t now_ns);  // decides what gives way while more is promised than the capacity
   void merge_to_lower(uint64_t now_ns);
+
+  // coordination.cpp
+  void coordinate_anew(const std::optional<CoordinatorOptions>& asked, uint64_t now_ns);
+  CoordinatedJob job_of(SessionRecord& session) const;
+  void job_changed(SessionRecord& session, uint64_t now_ns);  // tells the coordinator
+  void want(SessionRecord& session, uint64_t need_bytes, uint64_t now_ns);
+  void coordinate(uint64_t now_ns);  // carries out what it has decided
+  void look_at_limits(uint64_t now_ns);
+  void watch_limit(SessionRecord& session, uint64_t now_ns);
+  void stop(SessionRecord& session, uint64_t now_ns);
+  void release(SessionRecord& session);
+  void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
   // eviction.cpp
   // Of `candidates`, which to page out: about `bytes` of them by rank and price, as many as it takes until `enough`
@@ -210,6 +254,8 @@ struct Scheduler::Impl {
   void evict(const Victims& victims, uint64_t now_ns);
   // make_room() for the session; a session that is not resident has room made by caches alone.
   bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns);
+  bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
+  void stay(SessionRecord& session);  // it was to be paged out, and is not
 
   // caches.cpp
   CacheRecord* find_cache(uint64_t id) const;
@@ -242,7 +288,8 @@ struct Scheduler::Impl {
   uint64_t kind_bit(const SessionRecord& session);
   bool place(SessionRecord& session, uint64_t now_ns);  // admits or starts its page-in if it fits now
   void join(SessionRecord& session, LaneId lane);
-  void quit(SessionRecord& session);  // gives its promise back
+  void tell_admitted(const SessionRecord& session, uint64_t now_ns);  // the policy
+  void quit(SessionRecord& session);                                  // gives its promise back
   // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
@@ -250,7 +297,7 @@ struct Scheduler::Impl {
   void merge_waiting(uint64_t now_ns);  // starts to close lanes for the first that this lets in
   void merge(const SessionRecord& session, uint64_t now_ns);
   bool drain(LaneId lane, uint64_t now_ns);  // of a closing lane; true if memory came back
-  void settle(LaneId lane);                  // shrink or close after members or needs changed
+  void shrink_or_close(LaneId lane);         // shrink or close after members or needs changed
   bool boundary(LaneId lane);                // true if a shrink settled
   bool move(SessionRecord& session, LaneId to, uint64_t now_ns);  // true if memory came back
   bool claim(SessionRecord& session,
@@ -260,6 +307,7 @@ struct Scheduler::Impl {
   bool admit_newcomer(SessionRecord& session, uint64_t now_ns);
   void admit_waiting(uint64_t now_ns);
   void freed(uint64_t now_ns);  // memory came back: unblock and admit
+  bool may_open_lane(const SessionRecord& session) const;
   Placement placement(const SessionRecord& session) const;
   WaitingList::Room room() const;  // what place() has for a session that shares the device
   // Bytes that claim() would have for the session, and at most has for sessions behind it.
@@ -270,9 +318,66 @@ struct Scheduler::Impl {
   WaitingList::Position admitted_from(WaitingList::Position position);
   bool claim_first(WaitingList::Position from, WaitingList::Position end, uint64_t now_ns);
   bool runs_next(const SessionRecord& session, const LaneRecord& lane) const;  // were it in that lane
-  bool fits_without_victims(const SessionRecord& session) const;
+  template <class IsGone>
+  bool fits_without(const SessionRecord& session, Lanes which, IsGone is_gone) const {
+    return room_without(session, which, is_gone)
+        .holds(session.persistent_bytes, session.persistent_bytes + session.ephemeral_bytes);
+  }
   std::string shortage(const SessionRecord& session) const;
+
+  // stays.cpp
+  uint64_t used_of_stay_ns(const SessionRecord& session, uint64_t now_ns) const;
+  Resident stay_of(const SessionRecord& session, uint64_t now_ns) const;
+  uint64_t stay_left_ns(const SessionRecord& resident, const SessionRecord& session, uint64_t now_ns) const;
+  void begin_stay(SessionRecord& session, uint64_t now_ns);
+  void end_stay(SessionRecord& session, uint64_t now_ns);
+  void join_line(SessionRecord& session, uint64_t now_ns);
+  bool takes_turns(const SessionRecord& resident, const SessionRecord& session) const;
+  bool may_alternate(const SessionRecord& resident, const SessionRecord& session) const;
+  void alternate(uint64_t now_ns);
+  bool alternate_for(SessionRecord& session, uint64_t now_ns);
+  bool give_place(uint64_t now_ns);
 };
+
+// Room for `session`, to run next in its lane, were those of whom `is_gone` says so gone and all shrinks
+// settled.
+template <class IsGone>
+WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,
+                                                IsGone is_gone) const {
+  uint64_t used = cache_bytes_without(is_gone), largest = 0;
+  uint32_t units = 0, staying_lanes = 0;
+  size_t staying = 0;
+  bool choice = false;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open) continue;
+    uint64_t bytes = 0;
+    size_t members = 0;
+    bool runs_next = suits(lane, session);
+    for (const SessionRecord* member : lane.members) {
+      if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
+      ++members;
+      bytes = std::max(bytes, member->ephemeral_bytes);
+      used += member->persistent_bytes;
+      runs_next = runs_next && (which == Lanes::kAny || policy->before(session.view, member->view));
+    }
+    if (members == 0) continue;
+    if (which == Lanes::kAny && lane.closing) runs_next = false;
+    staying += members;
+    if (!options.shared_lanes || suits(lane, session)) ++staying_lanes;
+    used += bytes;
+    units += lane.compute_units;
+    if (!runs_next) continue;
+    choice = true;
+    largest = std::max(largest, bytes);
+  }
+  if (used > capacity.target_bytes) return {};
+  if (traits.max_residents != 0 && staying >= traits.max_residents) return {};
+  const uint32_t limit = options.shared_lanes ? 1 : max_lanes();
+  if ((limit == 0 || staying_lanes < limit) && session.compute_units <= options.compute_units - units)
+    choice = true;
+  const uint64_t free = capacity.target_bytes - used;
+  return {choice, free, free + largest};
+}
 
 template <class IsGone>
 uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {

@@ -93,10 +93,11 @@ void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
 }
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
-  if (!lane_is_open(id)) return std::nullopt;
+  if (now_ns >= impl_->stays_end_ns) impl_->admit_waiting(now_ns);
+  if (!lane_is_open(id) || impl_->lanes[id].held_up) return std::nullopt;
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
-  auto picked = impl_->pick_in(id, now_ns);
+  auto picked = impl_->options.shared_lanes ? impl_->pick_of_all(id, now_ns) : impl_->pick_in(id, now_ns);
   if (!picked && impl_->traits.moves && impl_->lanes_open > 1 && !impl_->lanes[id].busy())
     picked = impl_->move_in(id, now_ns);
   if (picked) impl_->lanes[id].picked = *picked;
@@ -141,7 +142,11 @@ std::optional<SessionId> Scheduler::Impl::pick_in(LaneId id, uint64_t now_ns) {
   LaneRecord& lane = lanes[id];
   if (lane.ready.empty()) return std::nullopt;
   const size_t picked = policy->pick(id, lane.ready, now_ns);
-  if (picked >= lane.ready.size() || !may_start(id, lane.ready[picked], now_ns)) return std::nullopt;
+  if (picked >= lane.ready.size()) {
+    hold_back(lane, policy->look_again_ns());
+    return std::nullopt;
+  }
+  if (!may_start(id, lane.ready[picked], now_ns)) return std::nullopt;
   return lane.ready[picked].id;
 }
 
@@ -162,19 +167,46 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   return session;
 }
 
+void Scheduler::hold_up(LaneId lane, bool held_up) {
+  if (lane_is_open(lane)) impl_->lanes[lane].held_up = held_up;
+}
+
+std::span<const SessionView> Scheduler::Impl::ready_of_all() {
+  if (ready_lanes.size() == 1 && !lanes[ready_lanes.front()].held_up) return lanes[ready_lanes.front()].ready;
+  movable.clear();
+  for (const LaneId id : ready_lanes)
+    if (!lanes[id].held_up) movable.insert(movable.end(), lanes[id].ready.begin(), lanes[id].ready.end());
+  return movable;
+}
+
+std::optional<SessionId> Scheduler::Impl::pick_of_all(LaneId id, uint64_t now_ns) {
+  for (LaneId other = 0; other < lanes.size(); ++other)
+    if (other != id && lanes[other].open && lanes[other].busy()) return std::nullopt;
+  const std::span<const SessionView> ready = ready_of_all();
+  const size_t picked = ready.empty() ? 0 : policy->pick(id, ready, now_ns);
+  if (picked >= ready.size() || find(ready[picked].id)->lane != id) return std::nullopt;
+  return ready[picked].id;
+}
+
 bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
   if (!impl_->traits.device_wide || session == nullptr || session->lane != lane_id ||
       session->state != SessionState::kResident || session->evicting)
     return false;
-  const LaneRecord& lane = impl_->lanes[lane_id];
-  impl_->movable.assign(lane.ready.begin(), lane.ready.end());
+  const std::span<const SessionView> ready =
+      impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready;
+  if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
   impl_->movable.push_back(session->view);
   return impl_->policy->pick(lane_id, impl_->movable, now_ns) + 1 == impl_->movable.size();
 }
 
 uint64_t Scheduler::look_again_ns() const {
-  uint64_t least = kUnknown;
+  uint64_t least = impl_->stays_end_ns;
+  // What is in flight asks by itself when it has finished.
+  if (std::any_of(impl_->lanes.begin(), impl_->lanes.end(),
+                  [](const LaneRecord& lane) { return lane.busy(); }))
+    least = kUnknown;
+  least = std::min(least, impl_->coordinate_at_ns);
   if (impl_->held_back > 0)
     for (const LaneRecord& lane : impl_->lanes) least = std::min(least, lane.held_back_ns);
   return least;
@@ -203,7 +235,7 @@ uint64_t Scheduler::decision_holds_until(LaneId id, uint64_t now_ns) const {
         (impl_->others_virtual_ns(id, now_ns, until) - session->view.virtual_ns) * session->view.weight;
     holds = std::min(holds, base::to_uint64(std::max(gap, 0.0)));
   }
-  return holds > kUnknown - now_ns ? kUnknown : now_ns + holds;
+  return std::min(base::add_saturated(now_ns, holds), std::max(impl_->stays_end_ns, now_ns));
 }
 
 }  // namespace gpushare::sched

@@ -43,7 +43,9 @@ struct SessionView {
   uint64_t ready_since_ns = 0;
   uint64_t service_ns = 0;           // device time received
   uint64_t remaining_ns = kUnknown;  // declared or estimated
-  uint64_t iteration_ns = 0;         // mean of measured iterations
+  // The same without what others slow the session by: its declared work, in proportion to the iterations that are left.
+  uint64_t work_left_ns = kUnknown;
+  uint64_t iteration_ns = 0;  // mean of measured iterations
   uint64_t iterations_done = 0;
   uint64_t persistent_bytes = 0;  // P
   uint64_t ephemeral_bytes = 0;   // E
@@ -52,6 +54,12 @@ struct SessionView {
   // their expected length.
   double virtual_ns = 0;
   uint32_t in_flight = 0;  // iterations dispatched and not yet finished
+  // Its place in line among those of equal rank: its id, until its stay on the device is over. Then it goes to the end.
+  uint64_t in_line = 0;
 };
+
+inline bool ahead_in_line(const SessionView& a, const SessionView& b) {
+  return a.in_line != b.in_line ? a.in_line < b.in_line : a.id < b.id;
+}
 
 }  // namespace gpushare::sched

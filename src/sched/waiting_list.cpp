@@ -33,7 +33,7 @@ struct WaitingList::Chunk {
   std::vector<Entry> entries;
 
   static Entry entry_of(SessionRecord& session) {
-    const bool blocked = session.blocked;
+    const bool blocked = session.blocked || session.stopped;
     return {&session,
             blocked ? kNever : session.persistent_bytes,
             blocked ? kNever : session.persistent_bytes + session.ephemeral_bytes,

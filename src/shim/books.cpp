@@ -8,14 +8,10 @@
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
-namespace {
 
-// Of blocks of pools, by device: bytes now, and at most since it was last known what the pools keep.
-struct Pooled {
-  uint64_t live, most;
-  bool any;
-};
 Pooled g_pooled[kDevices];
+
+namespace {
 
 // A number of the slots summed up over the group.
 template <class Number>
@@ -43,23 +39,37 @@ struct Pinned {
 // Adds to a number of this process's slot if the group's sum stays within the limit. Two processes may both be refused where one of them would
 // have fitted; never are both let through.
 template <class Number, class Limit>
-bool add(uint64_t& number, const Number& summed, const Limit& limit_of, uint64_t bytes) {
-  GroupPage& page = group();
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    uint64_t before = load(number);
-    for (;;) {
-      const uint64_t limit = limit_of(page.limits), held = sum(page, summed);
-      if (bytes > limit || held > limit - bytes) break;
-      if (!__atomic_compare_exchange_n(&number, &before, before + bytes, false, __ATOMIC_ACQ_REL,
-                                       __ATOMIC_ACQUIRE))
-        continue;
-      if (load(page.slots_used) == 1 || sum(page, summed) <= limit) return true;
-      __atomic_sub_fetch(&number, bytes, __ATOMIC_ACQ_REL);
-      break;
-    }
-    if (load(page.slots_used) > 1) reap(page);  // before it is refused: who of the others is still alive
+__attribute__((always_inline)) inline bool try_to_add(GroupPage& page, uint64_t& number, const Number& summed,
+                                                      const Limit& limit_of, uint64_t bytes) {
+  uint64_t before = load(number);
+  for (;;) {
+    const uint64_t limit = limit_of(page.limits), held = sum(page, summed);
+    if (bytes > limit || held > limit - bytes) return false;
+    if (__builtin_expect(!__atomic_compare_exchange_n(&number, &before, before + bytes, false,
+                                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE),
+                         0))
+      continue;
+    // The daemon may have lowered the limit meanwhile.
+    const uint64_t limit_now = limit_of(page.limits);
+    if ((load(page.slots_used) == 1 && limit_now >= limit) || sum(page, summed) <= limit_now) return true;
+    __atomic_sub_fetch(&number, bytes, __ATOMIC_ACQ_REL);
+    return false;
   }
-  return false;
+}
+// Before it is refused: who of the others is still alive.
+template <class Number, class Limit>
+__attribute__((noinline)) bool add_without_the_dead(GroupPage& page, uint64_t& number, const Number& summed,
+                                                    const Limit& limit_of, uint64_t bytes) {
+  if (load(page.slots_used) > 1) reap(page);
+  const bool added = try_to_add(page, number, summed, limit_of, bytes);
+  if (!added && load(page.slots_used) > 1) reap(page);
+  return added;
+}
+template <class Number, class Limit>
+__attribute__((always_inline)) inline bool add(GroupPage& page, uint64_t& number, const Number& summed,
+                                               const Limit& limit_of, uint64_t bytes) {
+  return __builtin_expect(try_to_add(page, number, summed, limit_of, bytes), 1) ||
+         add_without_the_dead(page, number, summed, limit_of, bytes);
 }
 
 uint64_t device_limit(const Limits& limits) {
@@ -81,16 +91,11 @@ bool charge(int device, uint64_t bytes) {
     __atomic_add_fetch(&g_slot->counted[device], bytes, __ATOMIC_RELAXED);
     return true;
   }
-  return add(g_slot->counted[device], OnDevice{device}, device_limit, bytes);
-}
-
-void discharge(int device, uint64_t bytes) {
-  group();
-  if (is_counted(device)) __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
+  return add(page, g_slot->counted[device], OnDevice{device}, device_limit, bytes);
 }
 
 bool note_overhead(int device, uint64_t bytes) {
-  group();
+  GroupPage& page = group();
   if (!is_counted(device)) return true;
   uint64_t& number = g_slot->overhead[device];
   const uint64_t before = load(number);
@@ -98,13 +103,14 @@ bool note_overhead(int device, uint64_t bytes) {
     store(number, bytes);
     return true;
   }
-  return add(number, OnDevice{device}, device_limit, bytes - before);
+  return add(page, number, OnDevice{device}, device_limit, bytes - before);
 }
 
 bool charge_host(int device, uint64_t bytes) {
-  group();
-  if (!add(g_slot->pinned, Pinned{}, pinned_limit, bytes)) return false;
-  if (!is_counted(device) || add(g_slot->spilled[device], Spilled{device}, spill_limit, bytes)) return true;
+  GroupPage& page = group();
+  if (!add(page, g_slot->pinned, Pinned{}, pinned_limit, bytes)) return false;
+  if (!is_counted(device) || add(page, g_slot->spilled[device], Spilled{device}, spill_limit, bytes))
+    return true;
   __atomic_sub_fetch(&g_slot->pinned, bytes, __ATOMIC_ACQ_REL);
   return false;
 }
@@ -113,10 +119,6 @@ void discharge_host(int device, uint64_t bytes) {
   group();
   if (is_counted(device)) __atomic_sub_fetch(&g_slot->spilled[device], bytes, __ATOMIC_ACQ_REL);
   __atomic_sub_fetch(&g_slot->pinned, bytes, __ATOMIC_ACQ_REL);
-}
-
-bool has_pools(int device) {
-  return is_counted(device) && load(g_pooled[device].any);
 }
 
 void add_pooled(int device, uint64_t bytes) {
@@ -137,15 +139,6 @@ uint64_t kept_by_pools(int device) {
 
 void note_kept(int device, uint64_t bytes) {
   if (has_pools(device)) store(g_pooled[device].most, load(g_pooled[device].live) + bytes);
-}
-
-void discharge(const Block& block) {
-  if (block.pooled && is_counted(block.device))
-    __atomic_sub_fetch(&g_pooled[block.device].live, block.bytes, __ATOMIC_ACQ_REL);
-  if (block.kind == Kind::host)
-    discharge_host(block.device, block.bytes);
-  else
-    discharge(block.device, block.bytes);
 }
 
 namespace {

@@ -14,7 +14,10 @@ namespace gpushare::shim {
 
 // Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the group would be above its limit.
 bool charge(int device, uint64_t bytes);
-void discharge(int device, uint64_t bytes);
+inline void discharge(int device, uint64_t bytes) {
+  group();
+  if (is_counted(device)) __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
+}
 // Measured overhead of this process: replaces what was noted before. False, and nothing changed, if the group would be above its limit.
 bool note_overhead(int device, uint64_t bytes);
 // The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
@@ -40,15 +43,30 @@ struct Told {
 };
 Told tell(int device, uint64_t total, uint64_t free);
 
-// Gives back what the block was charged.
-void discharge(const Block& block);
-
 // What pools of this process may keep of a device beyond their blocks, without asking them: the most that blocks of pools ever had together, less what
 // they have. note_kept() replaces it by what is known.
-bool has_pools(int device);
+struct
+    Pooled {  // blocks of pools, of one device: bytes now, and at most since it was last known what the pools keep
+  uint64_t live, most;
+  bool any;
+};
+extern Pooled g_pooled[kDevices];
+inline bool has_pools(int device) {
+  return is_counted(device) && load(g_pooled[device].any);
+}
 void add_pooled(int device, uint64_t bytes);
 uint64_t kept_by_pools(int device);
 void note_kept(int device, uint64_t bytes);
 void forget_pools_in_child();
+
+// Gives back what the block was charged.
+inline void discharge(const Block& block) {
+  if (__builtin_expect(block.pooled, 0) && is_counted(block.device))
+    __atomic_sub_fetch(&g_pooled[block.device].live, block.bytes, __ATOMIC_ACQ_REL);
+  if (__builtin_expect(block.kind == Kind::host, 0))
+    discharge_host(block.device, block.bytes);
+  else
+    discharge(block.device, block.bytes);
+}
 
 }  // namespace gpushare::shim

@@ -44,7 +44,11 @@ inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at
 }
 
 // charge(), with regard to what pools keep of freed memory (pools.cpp). Calls the driver only where that decides, and not while a stream is being captured.
-bool admit(int place, uint64_t bytes, bool pooled = false);
+bool admit_near_limit(int place, uint64_t bytes, bool pooled, bool fits);
+inline bool admit(int place, uint64_t bytes, bool pooled = false) {
+  const bool fits = charge(place, bytes);
+  return __builtin_expect(fits && !has_pools(place), 1) || admit_near_limit(place, bytes, pooled, fits);
+}
 
 // Charges, asks the driver by `call`, and notes the block whose key is then in `*out_key`.
 template <class Key, class Call>
@@ -88,18 +92,21 @@ Result freed_memory(uint64_t address, Call call, const Ordered& ordered = {}) {
   Range range;
   Block block;
   Result result = kSuccess;
+  int place = -1;
   if (free_small(address, ordered, &result)) return result;
   if (take_range(address, &range)) {
+    place = range.place;
     result = free_range(range);
   } else {
     if (!take(Kind::memory, address, &block) && !take(Kind::opened, address, &block)) return call();
+    place = block.device;
     result = call();
     if (result == kSuccess)
       discharge(block);
     else
       insert(block);
   }
-  if (moves()) bring_home_alone();
+  if (moves()) bring_home_alone(place);
   return result;
 }
 

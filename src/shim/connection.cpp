@@ -24,13 +24,13 @@ namespace gpushare::shim {
 using client::Lease;
 using client::MessageType;
 
-Session g_session;
+Session g_sessions[kSeats];
 
 namespace {
 
 constexpr uint64_t kAnswerNs = 10'000'000'000;
 
-bool map_page(int file) {
+bool map_page(Session& session, int file) {
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   const int seals = fcntl(file, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals ||
@@ -38,26 +38,40 @@ bool map_page(int file) {
     return false;
   void* memory = mmap(nullptr, sizeof(client::LeaseMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return false;
-  g_session.page = static_cast<client::LeaseMemory*>(memory);
-  return g_session.page->mark.load(std::memory_order_acquire) == client::kLeasePageMark;
+  session.page = static_cast<client::LeaseMemory*>(memory);
+  return session.page->mark.load(std::memory_order_acquire) == client::kLeasePageMark;
 }
 
 }  // namespace
 
-bool say_bytes(const void* message, size_t bytes) {
+bool say_bytes(const Session& session, const void* message, size_t bytes, int file) {
+  iovec part{const_cast<void*>(message), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (file >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* const item = CMSG_FIRSTHDR(&header);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(item), &file, sizeof file);
+  }
   for (;;) {
-    const ssize_t sent = send(g_session.socket, message, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = sendmsg(session.socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return true;
     if (errno == EINTR) continue;
-    pollfd wait{g_session.socket, POLLOUT, 0};
+    pollfd wait{session.socket, POLLOUT, 0};
     if ((errno != EAGAIN && errno != ENOBUFS) || poll(&wait, 1, 1000) <= 0) return false;
   }
 }
-bool tell(MessageType type, uint64_t value) {
+bool tell(const Session& session, MessageType type, uint64_t value) {
   auto message = client::make_message<client::SessionMessage>(type);
   message.session = kSession;
   message.value = value;
-  return say(message);
+  return say(session, message);
 }
 
 int receive(int socket, Incoming* out) {
@@ -91,50 +105,52 @@ int receive(int socket, Incoming* out) {
   return good ? 1 : -1;
 }
 
-void note_event(const Incoming& message) {
+void note_event(Session& session, const Incoming& message) {
   if (message.descriptor >= 0) close(message.descriptor);
-  if (message.type() == MessageType::kAdmit) g_session.admitted = true;
-  if (message.type() == MessageType::kPageOut) g_session.paging = Paging::out;
-  if (message.type() == MessageType::kPageIn) g_session.paging = Paging::in;
+  if (message.type() == MessageType::kAdmit) session.admitted = true;
+  if (message.type() == MessageType::kPageOut) session.paging = Paging::out;
+  if (message.type() == MessageType::kPageIn) session.paging = Paging::in;
+  if (message.type() == MessageType::kWanted) session.wanted = true;
   if (message.type() != MessageType::kReply) return;
   const auto reply = client::fields_of<client::Reply>(message.bytes, message.size);
-  if (reply.header.sequence != g_session.sequence) return;
+  if (reply.header.sequence != session.sequence) return;
   if (reply.code == 0) {
-    g_session.told_bytes = g_session.asked_bytes;
+    session.told_bytes = session.asked_bytes;
   } else if (limited()) {
     log_line("the daemon does not promise %llu bytes, so the limit stays %llu: %.511s",
-             static_cast<unsigned long long>(g_session.asked_bytes),
-             static_cast<unsigned long long>(g_session.told_bytes), reply.text);
-    store(group().limits.device_bytes, g_session.told_bytes);
+             static_cast<unsigned long long>(session.asked_bytes),
+             static_cast<unsigned long long>(session.told_bytes), reply.text);
+    store(group().limits.device_bytes, session.told_bytes);
   }
 }
 
-bool await(MessageType type, Incoming* out, uint64_t timeout_ns) {
+bool await(Session& session, MessageType type, Incoming* out, uint64_t timeout_ns) {
   const uint64_t ends_ns = host_ns() + timeout_ns;
   for (uint64_t now_ns = host_ns(); now_ns < ends_ns; now_ns = host_ns()) {
-    pollfd wait{g_session.socket, POLLIN, 0};
+    pollfd wait{session.socket, POLLIN, 0};
     poll(&wait, 1, static_cast<int>((ends_ns - now_ns) / 1'000'000 + 1));
-    const int got = receive(g_session.socket, out);
+    const int got = receive(session.socket, out);
     if (got < 0) return false;
     if (got == 0) continue;
     if (out->type() == type) return true;
-    note_event(*out);
+    note_event(session, *out);
   }
   return false;
 }
 
 // The descriptor's number stays this session's: a thread may be about to send, and must not meet another file of the program under it.
-void disconnect() {
-  if (g_session.socket >= 0) shutdown(g_session.socket, SHUT_RDWR);
-  if (g_session.page != nullptr) munmap(g_session.page, sizeof(client::LeaseMemory));
-  g_session.page = nullptr;
-  g_session.lease = nullptr;
-  g_session.epoch = 0;
-  g_session.admitted = false;
-  g_session.paging = Paging::nothing;
+void disconnect(Session& session) {
+  if (session.socket >= 0) shutdown(session.socket, SHUT_RDWR);
+  if (session.page != nullptr) munmap(session.page, sizeof(client::LeaseMemory));
+  session.page = nullptr;
+  session.lease = nullptr;
+  session.epoch = 0;
+  session.admitted = false;
+  session.paging = Paging::nothing;
+  session.wanted = false;
 }
 
-Outcome connect_daemon(char* out_why, size_t size) {
+Outcome connect_daemon(Session& session, char* out_why, size_t size) {
   out_why[0] = 0;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -154,38 +170,46 @@ Outcome connect_daemon(char* out_why, size_t size) {
     close(made);
     return Outcome::absent;
   }
-  if (g_session.socket < 0) {
-    g_session.socket = made;
+  if (session.socket < 0) {
+    session.socket = made;
   } else {
-    dup3(made, g_session.socket, O_CLOEXEC);
+    dup3(made, session.socket, O_CLOEXEC);
     close(made);
   }
   auto hello = client::make_message<client::Hello>(MessageType::kHello);
-  hello.instance = g_session.instance;
+  hello.instance = session.instance;
+  hello.pci_address = pci_number(session.address);
   std::snprintf(hello.program, sizeof hello.program, "%s", program_invocation_short_name);
   Incoming message{};
-  if (!say(hello) || !await(MessageType::kWelcome, &message, kAnswerNs)) {
+  if (!say(session, hello) || !await(session, MessageType::kWelcome, &message, kAnswerNs)) {
     std::snprintf(out_why, size, "it does not answer");
     return Outcome::absent;
   }
   const auto welcome = client::fields_of<client::Welcome>(message.bytes, message.size);
-  const bool mapped = message.descriptor >= 0 && map_page(message.descriptor);
+  const bool mapped = message.descriptor >= 0 && map_page(session, message.descriptor);
   if (message.descriptor >= 0) close(message.descriptor);
   if (welcome.code != 0 || !mapped) {
     std::snprintf(out_why, size, "%.400s", welcome.code != 0 ? welcome.text : "it sends no page of leases");
-    return Outcome::absent;
+    return welcome.code != 0 ? Outcome::unserved : Outcome::absent;
   }
-  take_share();
-  auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, ++g_session.sequence);
+  session.options = g_options;
+  take_share(&session.options);
+  auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, ++session.sequence);
   arrive.session = kSession;
-  arrive.persistent_bytes = g_session.asked_bytes = bytes_to_promise();
-  arrive.weight = g_options.weight;
-  arrive.priority = g_options.priority;
-  arrive.cls = g_options.cls;
-  arrive.flags = client::kMayQueue | (load_settings().pageable && can_move() ? client::kMayPage : 0);
+  arrive.persistent_bytes = session.asked_bytes = bytes_to_promise(session);
+  arrive.weight = session.options.weight;
+  arrive.cap = session.options.cap;
+  arrive.priority = session.options.priority;
+  arrive.cls = session.options.cls;
+  arrive.flags = client::kMayQueue |
+                 (load_settings().pageable && can_move(session.seat) ? client::kMayPage | client::kAlternates
+                                                                     : client::kNeverPages);
   arrive.group = g_options.group;
   std::snprintf(arrive.name, sizeof arrive.name, "%s", program_invocation_short_name);
-  if (!say(arrive) || !await(MessageType::kReply, &message, kAnswerNs)) {
+  // With the group's page the daemon can give a part of the limit to the group's programs that use gpushare. The limit is one for all devices, so only the
+  // daemon's books of the group's first device do so.
+  if (!say_bytes(session, &arrive, sizeof arrive, session.seat == 0 ? page_file() : -1) ||
+      !await(session, MessageType::kReply, &message, kAnswerNs)) {
     std::snprintf(out_why, size, "it does not answer");
     return Outcome::absent;
   }
@@ -198,17 +222,13 @@ Outcome connect_daemon(char* out_why, size_t size) {
     std::snprintf(out_why, size, "it names a lease that is not there");
     return Outcome::absent;
   }
-  g_session.told_bytes = arrive.persistent_bytes;
-  g_session.lease = &g_session.page->leases[reply.value];
+  session.told_bytes = arrive.persistent_bytes;
+  session.lease = &session.page->leases[reply.value];
   return Outcome::joined;
 }
 
-uint64_t bytes_to_promise() {
-  if (limited()) return limit_bytes();
-  uint64_t most = 0;
-  for (int device = 0; device < kDevices; ++device)
-    if (const uint64_t held = held_bytes(device); held > most) most = held;
-  return most;
+uint64_t bytes_to_promise(const Session& session) {
+  return limited() ? limit_bytes() : held_bytes(session.seat);
 }
 
 }  // namespace gpushare::shim

@@ -1,4 +1,5 @@
 // connection.hpp: the socket to the daemon, and what this side knows of its session.
+// A process has a connection for each device.
 // Threads: the session's own (session.cpp), or the one that joins before it begins. say() and tell() may be called from any thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -8,17 +9,22 @@
 
 #include "client/lease.hpp"
 #include "client/wire.hpp"
+#include "shim/gate.hpp"
+#include "shim/settings.hpp"
 
 namespace gpushare::shim {
 
-inline constexpr uint64_t kSession = 1;  // the process's number of its only session
+inline constexpr uint64_t kSession = 1;  // the process's number of the connection's only session
 
 // What the daemon has asked for and did not get yet.
 enum class Paging : uint8_t { nothing, out, in };
 
-// The connection. Emptied in a child of fork like the gate (Turn), by `process`.
+// A connection. Emptied in a child of fork like the gate, by `process`.
 struct Session {
   int process;
+  int seat;
+  char address[32];  // of the device; empty: it has none
+  Options options;   // as the daemon was told last
   int socket;
   client::LeaseMemory* page;
   client::Lease* lease;
@@ -29,12 +35,13 @@ struct Session {
   bool admitted;
   bool lost;
   Paging paging;
+  bool wanted;           // the daemon has said that it wants the turn
   bool slow;             // after its last work it did not come back within kPatienceNs
   bool waiter_runs;      // the thread of wait_for_contexts
   uint32_t waiter_word;  // a futex, of the thread
   uint64_t turn_began_ns, accounted_ns, looked_ns, told_ns;
 };
-extern Session g_session;
+extern Session g_sessions[kSeats];
 
 struct Incoming {
   alignas(8) char bytes[client::kMaxMessageBytes + 64];
@@ -45,25 +52,26 @@ struct Incoming {
   }
 };
 
-// False: the daemon does not take it.
-bool say_bytes(const void* message, size_t bytes);
+// `file`: goes with it; -1: none. False: the daemon does not take it.
+bool say_bytes(const Session& session, const void* message, size_t bytes, int file = -1);
 template <class T>
-bool say(const T& message) {
-  return say_bytes(&message, sizeof message);
+bool say(const Session& session, const T& message) {
+  return say_bytes(session, &message, sizeof message);
 }
 // A message about the session.
-bool tell(client::MessageType type, uint64_t value = 0);
+bool tell(const Session& session, client::MessageType type, uint64_t value = 0);
 // 1: a message; 0: none has come; -1: the daemon is gone, or sends nonsense.
 int receive(int socket, Incoming* out);
-void note_event(const Incoming& message);
+void note_event(Session& session, const Incoming& message);
 // Waits for a message of that type; events are noted. False: it did not come.
-bool await(client::MessageType type, Incoming* out, uint64_t timeout_ns);
+bool await(Session& session, client::MessageType type, Incoming* out, uint64_t timeout_ns);
 
-// What the group may hold, or without a limit what it holds.
-uint64_t bytes_to_promise();
-enum class Outcome { joined, absent, refused };
+// What the group may hold of the device, or without a limit what it holds.
+uint64_t bytes_to_promise(const Session& session);
+// Unserved: there is a daemon, but not for this process or not for this device.
+enum class Outcome { joined, absent, unserved, refused };
 // Connects and declares the process. `out_why` says what was wrong, and is empty where simply nobody is there.
-Outcome connect_daemon(char* out_why, size_t size);
-void disconnect();
+Outcome connect_daemon(Session& session, char* out_why, size_t size);
+void disconnect(Session& session);
 
 }  // namespace gpushare::shim

@@ -8,6 +8,7 @@
 #include "shim/device.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
+#include "shim/move.hpp"
 #include "shim/nvml.hpp"
 #include "shim/session.hpp"
 #include "shim/settings.hpp"
@@ -34,6 +35,12 @@ Known& known(uint64_t context) {
   return g_known[(context >> 4 ^ context >> 12) % kKnown];
 }
 
+// What is wrong with the program's call the driver will tell it by itself.
+bool is_callers_mistake(Result result) {
+  return result == kNotInitialized || result == kDeinitialized || result == kNoDevice ||
+         result == kInvalidDevice;
+}
+
 // A device that the books cannot tell from others: its memory is not counted, or refused. Said once for each.
 int uncounted(int ordinal, const char* why, int result) {
   static uint64_t said = 0;
@@ -55,10 +62,7 @@ int place_of(int ordinal) {
   if (place != 0) return place - 1;
   char address[32] = "";
   const Result result = real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal);
-  // What is wrong with the program's call the driver will tell it by itself.
-  if (result == kNotInitialized || result == kDeinitialized || result == kNoDevice ||
-      result == kInvalidDevice)
-    return -1;
+  if (is_callers_mistake(result)) return -1;
   if (result != kSuccess) return uncounted(ordinal, "cuDeviceGetPCIBusId failed", result);
   place = place_of_device(address);
   if (place < 0) return uncounted(ordinal, "the group has more devices than there are places", kDevices);
@@ -83,31 +87,51 @@ int only_place() {
   return place;
 }
 
-Current current() {
+namespace {
+
+__attribute__((noinline)) Current ask_of(uint64_t asked, bool is_current) {
   Current found;
-  void* context = nullptr;
-  if (real(kEntry_cuCtxGetCurrent, &context) != kSuccess || context == nullptr) return found;
-  const auto asked = reinterpret_cast<uint64_t>(context);
+  found.context = green_of(asked).primary;
+  int ordinal = -1;
+  {
+    const InContext there(is_current ? 0 : asked);
+    if (real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess) return found;
+  }
+  found.place = place_of(ordinal);
+  if (!is_counted(found.place)) return found;  // asked again next time
   Known& row = known(asked);
+  __atomic_store_n(&row.context, uint64_t{0}, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&row.place, static_cast<uint64_t>(found.place), __ATOMIC_SEQ_CST);
+  __atomic_store_n(&row.owner, found.context, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&row.context, asked, __ATOMIC_SEQ_CST);
+  return found;
+}
+
+inline Current known_at(uint64_t asked, bool is_current) {
+  const Known& row = known(asked);
   // The rest is written before the context, and a row is never changed to another place of the same context.
   if (load(row.context) == asked) {
     const uint64_t place = load(row.place);
+    Current found;
     found.context = load(row.owner);
     if (load(row.context) == asked) {
       found.place = static_cast<int>(place);
       return found;
     }
   }
-  found.context = green_of(asked).primary;
-  int ordinal = -1;
-  if (real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess) return found;
-  found.place = place_of(ordinal);
-  if (!is_counted(found.place)) return found;  // asked again next time
-  __atomic_store_n(&row.context, uint64_t{0}, __ATOMIC_SEQ_CST);
-  __atomic_store_n(&row.place, static_cast<uint64_t>(found.place), __ATOMIC_SEQ_CST);
-  __atomic_store_n(&row.owner, found.context, __ATOMIC_SEQ_CST);
-  __atomic_store_n(&row.context, asked, __ATOMIC_SEQ_CST);
-  return found;
+  return ask_of(asked, is_current);
+}
+
+}  // namespace
+
+Current current() {
+  void* context = nullptr;
+  if (real(kEntry_cuCtxGetCurrent, &context) != kSuccess || context == nullptr) return {};
+  return known_at(reinterpret_cast<uint64_t>(context), true);
+}
+
+int place_of_context(uint64_t context, bool is_current) {
+  return known_at(context, is_current).place;
 }
 
 void forget_context(uint64_t context) {
@@ -151,26 +175,49 @@ bool context_fits(int ordinal) {
   return false;
 }
 
-// A module is loaded in the current context.
-Result after_load(Result result, int unload, void* const* out_module) {
-  int ordinal = -1;
-  if (result != kSuccess || !limited() || real(kEntry_cuCtxGetDevice, &ordinal) != kSuccess) return result;
+// The process is a session of the device's daemon, or works alone there; false: it must get no context.
+bool join_device(I ordinal) {
+  const int place = place_of(static_cast<int>(ordinal));
+  char address[32] = "";
+  if (place < 0 && is_callers_mistake(real(kEntry_cuDeviceGetPCIBusId, &address[0], 32, ordinal)))
+    return true;  // the driver will say so
+  return join_daemon(seat_of(place));
+}
+void know_context_of(I ordinal, uint64_t context) {
+  know_context(context, seat_of(place_of(static_cast<int>(ordinal))));
+}
+
+// The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
+uint64_t g_primary[kDevices * 4];
+
+// Measures the devices on which a module may have come: that of the current context, or with `all` each on which the process has a primary context.
+bool fits_after_load(bool all) {
+  int now = -1;
   uint64_t overhead = 0;
-  if (measure_overhead(ordinal, &overhead)) return result;
+  bool fits = real(kEntry_cuCtxGetDevice, &now) != kSuccess || measure_overhead(now, &overhead);
+  for (int ordinal = 0; all && ordinal < kDevices * 4; ++ordinal)
+    if (ordinal != now && load(g_primary[ordinal]) != 0) fits = measure_overhead(ordinal, &overhead) && fits;
+  return fits;
+}
+
+// A module is loaded in the current context, a library in all.
+Result after_load(Result result, int unload, void* const* out_module) {
+  const bool library = unload == kEntry_cuLibraryUnload;
+  if (result != kSuccess || !limited() || fits_after_load(library)) return result;
   real(unload, *out_module);
-  measure_overhead(ordinal, &overhead);
+  fits_after_load(library);
   return kOutOfMemory;
 }
 
 // cuCtxCreate: the process is a session of the daemon first. The context is current afterwards.
 template <class... A>
 Result create(int entry, I ordinal, P out_context, A... more) {
-  if (!join_daemon()) return kOutOfMemory;
+  if (!join_device(ordinal)) return kOutOfMemory;
   const Result result = real(entry, out_context, more...);
   if (result != kSuccess) return result;
   group();
   if (context_fits(static_cast<int>(ordinal))) {
-    know_context(reinterpret_cast<uint64_t>(*static_cast<void**>(out_context)));
+    know_context_of(ordinal, reinterpret_cast<uint64_t>(*static_cast<void**>(out_context)));
     return result;
   }
   real(kEntry_cuCtxDestroy_v2, *static_cast<void**>(out_context));
@@ -196,15 +243,12 @@ Result destroy(int entry, P context) {
   return result;
 }
 
-// The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
-uint64_t g_primary[kDevices * 4];
-
 // A reference to the primary context, which the gate has forgotten, has gone; perhaps it was the last.
 void left_primary(I ordinal, uint64_t primary) {
   uint32_t flags = 0;
   int active = 0;
   if (real(kEntry_cuDevicePrimaryCtxGetState, ordinal, &flags, &active) != kSuccess || active != 0) {
-    if (primary != 0) know_context(primary);  // somebody else retains it
+    if (primary != 0) know_context_of(ordinal, primary);  // somebody else retains it
     return;
   }
   store(g_primary[ordinal], 0);
@@ -248,6 +292,13 @@ Result gpushare_hook_cuCtxDestroy_v2(P a) {
   return destroy(kEntry_cuCtxDestroy_v2, a);
 }
 
+// The current context's device reaches memory of the other's from now on; that of blocks that move too.
+Result gpushare_hook_cuCtxEnablePeerAccess(P other, I flags) {
+  const Result result = real(kEntry_cuCtxEnablePeerAccess, other, flags);
+  if (result == kSuccess) reach(place_of_context(reinterpret_cast<uint64_t>(other), false), current().place);
+  return result;
+}
+
 // Counted references: only when the last is gone is the context.
 Result gpushare_hook_cuCtxDetach(P a) {
   leave_small(reinterpret_cast<uint64_t>(a));
@@ -259,11 +310,11 @@ Result gpushare_hook_cuCtxDetach(P a) {
 }
 
 Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
-  if (!join_daemon()) return kOutOfMemory;
+  if (!join_device(ordinal)) return kOutOfMemory;
   const Result result = real(kEntry_cuDevicePrimaryCtxRetain, out_context, ordinal);
   if (result != kSuccess || out_context == nullptr) return result;
   const auto context = reinterpret_cast<uint64_t>(*static_cast<void**>(out_context));
-  know_context(context);
+  know_context_of(ordinal, context);
   if (ordinal >= kDevices * 4 ||
       __atomic_exchange_n(&g_primary[ordinal], context, __ATOMIC_ACQ_REL) == context)
     return result;
@@ -278,7 +329,7 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
 }
 // A green context retains its device's primary context.
 Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I flags) {
-  if (!join_daemon()) return kOutOfMemory;
+  if (!join_device(ordinal)) return kOutOfMemory;
   const Result result = real(kEntry_cuGreenCtxCreate, out_green, resources, ordinal, flags);
   if (result != kSuccess || out_green == nullptr) return result;
   group();
@@ -295,7 +346,7 @@ Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I fla
   // It is active, so this only asks which it is.
   if (real(kEntry_cuDevicePrimaryCtxRetain, &primary, ordinal) != kSuccess) return result;
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
-  know_context(reinterpret_cast<uint64_t>(primary));
+  know_context_of(ordinal, reinterpret_cast<uint64_t>(primary));
   know_green({reinterpret_cast<uint64_t>(context), reinterpret_cast<uint64_t>(primary),
               static_cast<int32_t>(ordinal)});
   return result;
@@ -309,13 +360,14 @@ Result gpushare_hook_cuGreenCtxDestroy(P green) {
   forget_gate(known.context);
   forget_gate(known.primary);
   // What these had in flight has no events any more.
-  store(turn().unmeasured, 1);
+  const auto ordinal = static_cast<I>(known.ordinal);
+  store(turn(seat_of(place_of(known.ordinal))).unmeasured, 1);
   const Result result = real(kEntry_cuGreenCtxDestroy, green);
   if (result == kSuccess) {
     forget_context(known.context);
-    left_primary(static_cast<I>(known.ordinal), known.primary);
+    left_primary(ordinal, known.primary);
   } else {
-    know_context(known.primary);
+    know_context_of(ordinal, known.primary);
     know_green(known);
   }
   return result;

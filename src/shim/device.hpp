@@ -16,6 +16,8 @@ struct Current {
 };
 // The device of the calling thread's context; place -1 without a context.
 Current current();
+// The place of a context's device; `is_current`: it is the calling thread's.
+int place_of_context(uint64_t context, bool is_current);
 // The place of the only device of a machine; -1: there are several, or none.
 int only_place();
 // The place of the driver's device `ordinal`.
@@ -28,10 +30,11 @@ void forget_context(uint64_t context);
 // `kept`: what pools are known to keep, which is not to count here.
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept = 0);
 
-// The calling thread has the context for so long.
+// The calling thread has the context for so long; 0: the one that it has.
 class InContext {
  public:
   explicit InContext(uint64_t context) {
+    if (context == 0) return;
     void* now = nullptr;
     is_ = real(kEntry_cuCtxGetCurrent, &now) == kSuccess && now == reinterpret_cast<P>(context);
     if (!is_) is_ = pushed_ = real(kEntry_cuCtxPushCurrent_v2, reinterpret_cast<P>(context)) == kSuccess;

@@ -90,7 +90,7 @@ gpushare_slot_\name:
 .endm
 .macro entry_gate name
   begin_entry \name
-  cmpl $1, gpushare_shim_turn(%rip)
+  cmpl $1, gpushare_shim_gate(%rip)
   jne gpushare_gate_\name
   jump_to_driver \name
   end_entry \name
@@ -101,7 +101,7 @@ gpushare_slot_\name:
   end_entry \name
 .endm
 
-  .hidden gpushare_shim_turn
+  .hidden gpushare_shim_gate
   .pushsection .bss.gpushare_shim_real, "aw", @nobits
   .p2align 6
   .globl gpushare_shim_real

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shim/device.hpp"
 #include "shim/rings.hpp"
 #include "shim/session.hpp"
 #include "shim/words.hpp"
@@ -15,17 +16,18 @@
 namespace gpushare::shim {
 namespace {
 
-constexpr int kContexts = 16;
+constexpr int kContexts = 64;
 
-// In pages of its own, as Turn.
+// In pages of its own, as the gate.
 struct alignas(4096) Contexts {
   uint64_t known[kContexts];
+  int32_t seats[kContexts];
   Green greens[kContexts];  // context 0: free; 1: being written
 };
 Contexts g_contexts;
 
 bool being_captured(const Work& work) {
-  if (__builtin_expect(load(turn().capturing) == 0, 1)) return false;
+  if (__builtin_expect(!is_capturing_any(), 1)) return false;
   int capturing = 0;
   return real(work.per_thread ? kEntry_cuStreamIsCapturing_ptsz : kEntry_cuStreamIsCapturing,
               reinterpret_cast<P>(work.stream), &capturing) != kSuccess ||
@@ -42,58 +44,97 @@ void pause_briefly(int turns) {
 }
 
 // Blocks of the process may move: its calls are counted, so that a move knows when none is under way. False: the phase has changed.
-bool counted_in(Phase phase, bool* out_inside) {
-  __atomic_add_fetch(&turn().inside, 1U, __ATOMIC_SEQ_CST);
-  *out_inside = phase_now() == phase;
-  if (!*out_inside) __atomic_sub_fetch(&turn().inside, 1U, __ATOMIC_SEQ_CST);
+bool counted_in(int seat, Phase phase, bool* out_inside) {
+  __atomic_add_fetch(&turn(seat).inside, 1U, __ATOMIC_SEQ_CST);
+  *out_inside = phase_now(seat) == phase;
+  if (!*out_inside) __atomic_sub_fetch(&turn(seat).inside, 1U, __ATOMIC_SEQ_CST);
   return *out_inside;
 }
 
+// Whether work that comes now can go to the driver without anybody looking at it.
+bool may_open() {
+  return !moves() && (load(gate().seats) == 1 || load(gate().sessions) == 0);
+}
+
+uint64_t current_context() {
+  void* context = nullptr;
+  real(kEntry_cuCtxGetCurrent, &context);
+  return bits(context);
+}
+
+// Where work goes: its seat, and the context in whose streams it is. That need not be the calling thread's: copies may be given to any stream.
+struct Target {
+  int seat = -1;  // -1: nothing is known of it
+  uint64_t context = 0;
+  bool foreign = false;
+};
+// The handles that stand for a context's or a thread's default stream.
+constexpr uint64_t kLastDefaultStream = 2;
+__attribute__((noinline)) Target find_target(const Work& work) {
+  Target target;
+  target.context = current_context();
+  if (work.any_stream && work.stream > kLastDefaultStream) {
+    void* of_stream = nullptr;
+    target.foreign = real(kEntry_cuStreamGetCtx, reinterpret_cast<P>(work.stream), &of_stream) == kSuccess &&
+                     of_stream != nullptr &&
+                     green_of(bits(of_stream)).primary != green_of(target.context).primary;
+    if (target.foreign) target.context = bits(of_stream);
+  }
+  if (target.context != 0) target.seat = seat_of(place_of_context(target.context, !target.foreign));
+  return target;
+}
+
 // Waits until the work may go to the device. The piece is null if it goes without events.
-Piece* enter(const Work& work, bool* out_inside) {
-  Turn& now = turn();
+Piece* enter(const Work& work, Target* target, bool* out_inside) {
   *out_inside = false;
   if (being_captured(work)) return nullptr;
+  const uint32_t first = load(gate().first);
+  if (__builtin_expect(load(gate().seats) == 1 && first != 0, 1))
+    target->seat = static_cast<int>(first) - 1;
+  else
+    *target = find_target(work);
+  if (target->seat < 0) return nullptr;  // without a context: the driver will say so
+  const int seat = target->seat;
+  Turn& now = turn(seat);
   for (int turns = 0;;) {
-    const Phase phase = phase_now();
+    const Phase phase = phase_now(seat);
     switch (phase) {
       case Phase::none:
-        if (!join_daemon()) return nullptr;  // it has a context that it was refused
+        if (!join_daemon(seat)) return nullptr;  // it has a context that it was refused
         break;
       case Phase::alone:
         if (moves()) {
-          if (counted_in(phase, out_inside)) return nullptr;
+          if (counted_in(seat, phase, out_inside)) return nullptr;
           break;
         }
-        store(now.gate, 1);
+        open_gate();
         return nullptr;
       case Phase::open:
         if (moves()) {
-          if (!counted_in(phase, out_inside)) break;
+          if (!counted_in(seat, phase, out_inside)) break;
           store(now.touched, 1);
           return nullptr;
         }
         store(now.touched, 1);
-        store(now.gate, 1);
-        if (phase_now() == Phase::open) return nullptr;
-        store(now.gate, 0);
+        open_gate();
+        if (phase_now(seat) == Phase::open) return nullptr;
+        close_gate();
         break;
       case Phase::resting:
-        ask_for_turn();
+        ask_for_turn(seat);
         break;
       case Phase::asked:
       case Phase::draining:
         __atomic_add_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
-        wait_phase(phase, 100'000'000);
+        wait_phase(seat, phase, 100'000'000);
         __atomic_sub_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
         turns = 0;
         break;
       case Phase::quantum: {
         __atomic_add_fetch(&now.inside, 1U, __ATOMIC_SEQ_CST);
-        if (phase_now() == Phase::quantum) {
-          void* context = nullptr;
-          real(kEntry_cuCtxGetCurrent, &context);
-          Ring* ring = context != nullptr ? ring_of(bits(context)) : nullptr;
+        if (phase_now(seat) == Phase::quantum) {
+          if (target->context == 0) target->context = current_context();
+          Ring* ring = target->context != 0 ? ring_of(target->context, seat) : nullptr;
           *out_inside = true;
           store(now.touched, 1);
           if (ring == nullptr) {
@@ -101,13 +142,15 @@ Piece* enter(const Work& work, bool* out_inside) {
             return nullptr;
           }
           uint64_t number = 0;
-          if (Piece* piece = reserve(work, ring, &number))
+          if (Piece* piece = reserve(work, ring, &number)) {
+            const InContext there(target->foreign ? target->context : 0);
             return begin(*piece, *ring, work, number) ? piece : nullptr;
+          }
           *out_inside = false;
         }
         __atomic_sub_fetch(&now.inside, 1U, __ATOMIC_SEQ_CST);
         __atomic_add_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
-        if (!look_at_events(false)) pause_briefly(turns++);
+        if (!look_at_events(seat, false)) pause_briefly(turns++);
         __atomic_sub_fetch(&now.waiting, 1U, __ATOMIC_SEQ_CST);
         break;
       }
@@ -119,12 +162,16 @@ template <int entry, class... A>
 Result gated(const char* name, A... arguments) {
   const Work work = work_of<entry>(name, arguments...);
   bool inside = false;
-  Piece* const piece = enter(work, &inside);
+  Target target;
+  Piece* const piece = enter(work, &target, &inside);
   const Result result = real(entry, arguments...);
-  if (piece != nullptr) end(*piece, work, result);
+  if (piece != nullptr) {
+    const InContext there(target.foreign ? target.context : 0);
+    end(*piece, target.seat, work, result);
+  }
   if (inside) {
-    store(turn().active_ns, host_ns());
-    __atomic_sub_fetch(&turn().inside, 1U, __ATOMIC_SEQ_CST);
+    store(turn(target.seat).active_ns, host_ns());
+    __atomic_sub_fetch(&turn(target.seat).inside, 1U, __ATOMIC_SEQ_CST);
   }
   return result;
 }
@@ -132,7 +179,7 @@ Result gated(const char* name, A... arguments) {
 }  // namespace
 }  // namespace gpushare::shim
 
-gpushare::shim::Turn gpushare_shim_turn;
+gpushare::shim::Gate gpushare_shim_gate;
 
 namespace gpushare::shim {
 
@@ -146,40 +193,63 @@ uint64_t host_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-void change_phase(Phase to) {
-  auto* word = reinterpret_cast<uint32_t*>(&turn().phase);
+void open_gate() {
+  if (!may_open()) return;
+  __atomic_store_n(&gate().open, 1U, __ATOMIC_SEQ_CST);
+  if (!may_open()) close_gate();
+}
+void close_gate() {
+  __atomic_store_n(&gate().open, 0U, __ATOMIC_SEQ_CST);
+}
+
+void change_phase(int seat, Phase to) {
+  auto* word = reinterpret_cast<uint32_t*>(&turn(seat).phase);
   __atomic_store_n(word, static_cast<uint32_t>(to), __ATOMIC_SEQ_CST);
   syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-void wait_phase(Phase seen, uint64_t timeout_ns) {
+void wait_phase(int seat, Phase seen, uint64_t timeout_ns) {
   const timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000),
                       static_cast<long>(timeout_ns % 1'000'000'000)};
-  syscall(SYS_futex, &turn().phase, FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(seen), &time, nullptr, 0);
+  syscall(SYS_futex, &turn(seat).phase, FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(seen), &time, nullptr, 0);
 }
 
-bool synchronize_contexts() {
-  for (uint64_t& slot : g_contexts.known) {
-    const uint64_t context = load(slot);
-    if (context == 0) continue;
-    if (load(turn().capturing) != 0) return false;
+bool synchronize_contexts(int seat) {
+  for (int i = 0; i < kContexts; ++i) {
+    const uint64_t context = load(g_contexts.known[i]);
+    if (context <= 1 || load(g_contexts.seats[i]) != seat) continue;
+    if (is_capturing_any()) return false;
     if (real(kEntry_cuCtxSetCurrent, reinterpret_cast<P>(context)) == kSuccess) real(kEntry_cuCtxSynchronize);
   }
   return true;
 }
 
+void synchronize_others(uint64_t context, uint64_t seats) {
+  for (int i = 0; i < kContexts; ++i) {
+    const uint64_t other = load(g_contexts.known[i]);
+    if (other <= 1 || other == context || (seats >> load(g_contexts.seats[i]) & 1) == 0) continue;
+    const InContext there(other);
+    if (there.is()) real(kEntry_cuCtxSynchronize);  // what has failed there uses nothing any more
+  }
+}
+
 void prepare_fork() {
-  madvise(&gpushare_shim_turn, sizeof gpushare_shim_turn, MADV_WIPEONFORK);
+  madvise(&gpushare_shim_gate, sizeof gpushare_shim_gate, MADV_WIPEONFORK);
   madvise(&g_contexts, sizeof g_contexts, MADV_WIPEONFORK);
   wipe_rings_on_fork();
 }
 
-void know_context(uint64_t context) {
+void know_context(uint64_t context, int seat) {
   for (uint64_t& slot : g_contexts.known)
     if (load(slot) == context) return;
-  for (uint64_t& slot : g_contexts.known) {
+  for (int i = 0; i < kContexts; ++i) {
     uint64_t free = 0;
-    if (__atomic_compare_exchange_n(&slot, &free, context, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return;
+    if (!__atomic_compare_exchange_n(&g_contexts.known[i], &free, uint64_t{1}, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+      continue;
+    store(g_contexts.seats[i], seat);
+    store(g_contexts.known[i], context);
+    return;
   }
 }
 
@@ -237,14 +307,14 @@ using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the fu
 // Streams that are being captured are not gated, and nobody waits for their contexts meanwhile.
 namespace {
 Result began_capture(Result result) {
-  if (result == kSuccess) __atomic_add_fetch(&turn().capturing, 1U, __ATOMIC_SEQ_CST);
+  if (result == kSuccess) __atomic_add_fetch(&gate().capturing, 1U, __ATOMIC_SEQ_CST);
   return result;
 }
 // The end of a capture that had failed counts too: the driver then has ended it.
 Result ended_capture(Result result) {
-  uint32_t before = __atomic_load_n(&turn().capturing, __ATOMIC_RELAXED);
+  uint32_t before = __atomic_load_n(&gate().capturing, __ATOMIC_RELAXED);
   while (result != kInvalidValue && before != 0 &&
-         !__atomic_compare_exchange_n(&turn().capturing, &before, before - 1, false, __ATOMIC_SEQ_CST,
+         !__atomic_compare_exchange_n(&gate().capturing, &before, before - 1, false, __ATOMIC_SEQ_CST,
                                       __ATOMIC_RELAXED)) {
   }
   return result;

@@ -4,7 +4,10 @@
 // driver's signature (gate.cpp), which waits for the turn, gives the work to the driver, and records an event behind it. The events tell how much is
 // in flight, when the device has drained, and how long it worked.
 //
-// What a turn is, and when it begins and ends, is session.hpp's affair: one thread of the shim's own changes the phase.
+// A process has a turn for each device on which it has contexts. With one device the gate is open while that turn is; with several it stays closed, and the
+// function asks which device the work is for.
+//
+// What a turn is, and when it begins and ends, is session.hpp's affair: a thread of the shim's own for each device changes the phase.
 //
 // Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here waits for another thread's driver
 // call but forget_gate(), which waits for queries that return at once.
@@ -13,6 +16,7 @@
 
 #include <cstdint>
 
+#include "shim/group.hpp"
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
@@ -27,14 +31,11 @@ enum class Phase : uint32_t {
   draining,  // nothing more is given to the device until it has finished what it has
 };
 
-// The state of this process's gate and session, in pages that the kernel empties in a child of fork: zeros are a process that has done nothing.
-struct alignas(4096) Turn {
-  uint32_t gate;  // 1: open. entries.S compares it, so it is the first
-  char padding[60];
+// The state of this process on one device. Zeros are a process that has done nothing there.
+struct alignas(64) Turn {
   Phase phase;            // a futex
   uint32_t waiting;       // threads that wait for the turn or for room in it
   uint32_t inside;        // threads in a driver call that was let through in this quantum
-  uint32_t capturing;     // streams that are being captured
   uint32_t unmeasured;    // 1: the device may have work of this process without an event behind it
   uint32_t touched;       // 1: work was given to the device since the word was cleared
   uint64_t budget_ns;     // device time of this quantum
@@ -42,29 +43,55 @@ struct alignas(4096) Turn {
   uint64_t in_flight_ns;  // estimated, of what the device has not finished
   uint64_t active_ns;     // host time at which a call ended or an event was seen last
 };
-static_assert(sizeof(Turn) == 4096);
+// A process's place at a device is that of the device on the group's page (books.hpp), or one more where the device has none.
+inline constexpr int kSeats = kDevices + 1;
+inline int seat_of(int place) {
+  return is_counted(place) ? place : kDevices;
+}
+// In pages that the kernel empties in a child of fork.
+struct alignas(4096) Gate {
+  uint32_t open;  // 1: open. entries.S compares it, so it is the first
+  char padding[60];
+  uint32_t seats;      // devices on which the process is a session or works alone
+  uint32_t sessions;   // those on which it is, or asks to be, a session
+  uint32_t first;      // the seat of the first of them, and one more; 0: not known
+  uint32_t capturing;  // streams that are being captured
+  Turn turns[kSeats];
+};
+static_assert(sizeof(Gate) == 4096);
 }  // namespace gpushare::shim
 // entries.S compares its first word.
-extern "C" __attribute__((visibility("hidden"))) gpushare::shim::Turn gpushare_shim_turn;
+extern "C" __attribute__((visibility("hidden"))) gpushare::shim::Gate gpushare_shim_gate;
 namespace gpushare::shim {
-inline Turn& turn() {
-  return gpushare_shim_turn;
+inline Gate& gate() {
+  return gpushare_shim_gate;
 }
+inline Turn& turn(int seat) {
+  return gpushare_shim_gate.turns[seat];
+}
+inline bool is_capturing_any() {
+  return load(gpushare_shim_gate.capturing) != 0;
+}
+// Opens the gate unless work must be looked at: blocks may move, or the process is a session and has several devices.
+void open_gate();
+void close_gate();
 
 // ---- for the session's thread
-// Sees which work has finished. `all`: in every context, making each current; else only the calling thread's. True: something had finished.
-bool look_at_events(bool all);
+// Sees which work has finished. `all`: in every context of the device, making each current; else only the calling thread's. True: something had finished.
+bool look_at_events(int seat, bool all);
 // Nothing is in flight, as far as events tell, and no thread is in a driver call.
-bool drained();
+bool drained(int seat);
 // Waits until the device has finished everything of this process; false if that could not be asked (a stream is being captured).
-bool synchronize_contexts();
+bool synchronize_contexts(int seat);
+// The same for contexts on any of the devices, by their seats as bits, but the one that is named. The calling thread's context stays.
+void synchronize_others(uint64_t context, uint64_t seats);
 // Before the first use: from now on a child of fork finds the state empty.
 void prepare_fork();
 // The next work begins a new measurement.
-void restart_clock();
+void restart_clock(int seat);
 
 // ---- for contexts
-void know_context(uint64_t context);
+void know_context(uint64_t context, int seat);
 // A green context is a part of its device's primary context, as whose work and memory its own count. It can be current to one thread at a time, so the
 // session's thread reaches it by the primary context.
 struct Green {
@@ -78,9 +105,10 @@ Green green_of(uint64_t context);
 void forget_gate(uint64_t context);
 
 // ---- for both
-void change_phase(Phase to);  // wakes whoever waits
-inline Phase phase_now() {
-  return static_cast<Phase>(__atomic_load_n(reinterpret_cast<uint32_t*>(&turn().phase), __ATOMIC_SEQ_CST));
+void change_phase(int seat, Phase to);  // wakes whoever waits
+inline Phase phase_now(int seat) {
+  return static_cast<Phase>(
+      __atomic_load_n(reinterpret_cast<uint32_t*>(&turn(seat).phase), __ATOMIC_SEQ_CST));
 }
 // Whether blocks of the process may change places (move.hpp). From the first such block on, work does not go past the gate uncounted (Turn::inside).
 extern uint32_t g_moves;
@@ -88,6 +116,6 @@ inline bool moves() {
   return __builtin_expect(load(g_moves) != 0, 0);
 }
 uint64_t host_ns();
-void wait_phase(Phase seen, uint64_t timeout_ns);
+void wait_phase(int seat, Phase seen, uint64_t timeout_ns);
 
 }  // namespace gpushare::shim

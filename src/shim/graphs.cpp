@@ -1,6 +1,7 @@
 // graphs.cpp: allocation nodes of graphs count from instantiation on.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <cstring>
 
 #include "shim/charged.hpp"
 
@@ -9,18 +10,17 @@ namespace {
 
 constexpr int32_t kNodeGraph = 4, kNodeAllocation = 10;
 
-// Bytes of the allocation nodes of a graph, and of the graphs in it; a device of theirs.
-uint64_t graph_bytes(P graph, int depth, int* out_place) {
+// Adds the bytes of the allocation nodes of a graph, and of the graphs in it, by their devices.
+void add_nodes(P graph, int depth, uint64_t (&bytes)[kDevices]) {
   uint64_t count = 0;
   if (graph == nullptr || depth > 16 ||
       real(kEntry_cuGraphGetNodes, graph, static_cast<void**>(nullptr), &count) != kSuccess || count == 0)
-    return 0;
+    return;
   auto** nodes = static_cast<void**>(std::malloc(count * sizeof(void*)));
   if (nodes == nullptr || real(kEntry_cuGraphGetNodes, graph, nodes, &count) != kSuccess) {
     std::free(nodes);
-    return 0;
+    return;
   }
-  uint64_t bytes = 0;
   for (uint64_t i = 0; i < count; ++i) {
     int32_t type = -1;
     if (real(kEntry_cuGraphNodeGetType, nodes[i], &type) != kSuccess) continue;
@@ -31,24 +31,73 @@ uint64_t graph_bytes(P graph, int depth, int* out_place) {
       LocatedProperties properties;
       std::memcpy(&properties, words, 16);
       const int place = place_in(properties);
-      if (place < 0) continue;
-      *out_place = place;
-      bytes += rounded(words[13]);
+      if (is_counted(place)) bytes[place] += rounded(words[13]);
     } else if (type == kNodeGraph) {
       void* child = nullptr;
       if (real(kEntry_cuGraphChildGraphNodeGetGraph, nodes[i], &child) == kSuccess)
-        bytes += graph_bytes(child, depth + 1, out_place);
+        add_nodes(child, depth + 1, bytes);
     }
   }
   std::free(nodes);
-  return bytes;
+}
+
+// An executable graph is a block of each device that its nodes are of. The first has the graph's handle as its key and the places of the others in `other`;
+// handles are addresses, and the keys of the others follow.
+uint64_t key_of(uint64_t exec, int place, uint64_t places) {
+  return (places & ((uint64_t{1} << place) - 1)) == 0 ? exec : exec + 1 + static_cast<uint64_t>(place);
 }
 
 template <class Call>
 Result instantiated(P out_exec, P graph, Call call) {
-  Current at = current();
-  const uint64_t bytes = graph_bytes(graph, 0, &at.place);
-  return bytes == 0 ? call() : charged<uint64_t>(Kind::graph, at, bytes, out_exec, call);
+  uint64_t bytes[kDevices] = {}, places = 0;
+  add_nodes(graph, 0, bytes);
+  const auto each = [&places](const auto& body) {
+    for (int place = 0; place < kDevices; ++place)
+      if ((places >> place & 1) != 0) body(place);
+  };
+  const auto undo = [&] { each([&](int place) { discharge(place, bytes[place]); }); };
+  for (int place = 0; place < kDevices; ++place) {
+    if (bytes[place] == 0) continue;
+    if (!admit(place, bytes[place])) {
+      undo();
+      return kOutOfMemory;
+    }
+    places |= uint64_t{1} << place;
+  }
+  const Result result = call();
+  if (result != kSuccess || out_exec == nullptr) {
+    undo();
+    return result;
+  }
+  uint64_t exec = 0;
+  std::memcpy(&exec, out_exec, sizeof exec);
+  const uint64_t context = places != 0 ? current().context : 0;
+  each([&](int place) {
+    Block block = block_of(Kind::graph, key_of(exec, place, places), bytes[place], {context, place});
+    block.other = places;
+    insert(block);
+  });
+  return result;
+}
+
+Result destroyed(uint64_t exec) {
+  Block blocks[kDevices];
+  int count = 0;
+  if (take(Kind::graph, exec, &blocks[0])) {
+    const uint64_t places = blocks[count++].other;
+    for (int place = 0; place < kDevices; ++place)
+      if (const uint64_t key = key_of(exec, place, places);
+          (places >> place & 1) != 0 && key != exec && take(Kind::graph, key, &blocks[count]))
+        ++count;
+  }
+  const Result result = real(kEntry_cuGraphExecDestroy, reinterpret_cast<P>(exec));
+  for (int i = 0; i < count; ++i) {
+    if (result == kSuccess)
+      discharge(blocks[i]);
+    else
+      insert(blocks[i]);
+  }
+  return result;
 }
 
 }  // namespace
@@ -75,7 +124,6 @@ HOOK(cuGraphInstantiateWithParams_ptsz)(P a, P b, P c) {
   return instantiated(a, b, [&] { return real(kEntry_cuGraphInstantiateWithParams_ptsz, a, b, c); });
 }
 HOOK(cuGraphExecDestroy)(P a) {
-  return freed(Kind::graph, reinterpret_cast<uint64_t>(a),
-               [&] { return real(kEntry_cuGraphExecDestroy, a); });
+  return destroyed(reinterpret_cast<uint64_t>(a));
 }
 }

@@ -152,16 +152,20 @@ GroupPage* map_group(const char* path, const Limits& limits) {
 
 uint32_t g_setup_lock;
 
-void set_up() {
-  // The lock is the number of the process that holds it: a child of fork does not wait for a thread that it has not got.
+// The lock is the number of the process that holds it: a child of fork does not wait for a thread that it has not got.
+void lock_setup() {
   const auto own = static_cast<uint32_t>(getpid());
   for (;;) {
     uint32_t holder = load(g_setup_lock);
     if (holder != own &&
         __atomic_compare_exchange_n(&g_setup_lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-      break;
+      return;
     sched_yield();
   }
+}
+
+void set_up() {
+  lock_setup();
   const bool child = g_page != nullptr && g_mark != nullptr && *g_mark == 0;
   if (g_page == nullptr || child) {
     if (child) {
@@ -217,6 +221,35 @@ GroupPage& set_up_group() {
   return *g_page;
 }
 
+bool leave_group() {
+  set_up();
+  lock_setup();
+  Slot& slot = *g_slot;
+  uint64_t held = load(slot.pinned);
+  for (int device = 0; device < kDevices; ++device)
+    held |= load(slot.counted[device]) | load(slot.overhead[device]) | load(slot.spilled[device]);
+  if (held == 0) {
+    g_private_page.magic = kPageMagic;
+    g_private_page.version = kPageVersion;
+    g_private_page.limits = {kNoLimit, 0, kNoLimit};
+    if (g_page != &g_private_page) {
+      std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
+      g_private_page.slots_used = 0;
+      g_slot = take_slot(g_private_page);
+      store(slot.identity, 0);
+      store(g_page, &g_private_page);
+      close(g_page_file);  // and with it the lock of the slot
+      g_page_file = -1;
+    }
+  }
+  store(g_setup_lock, 0);
+  return held == 0;
+}
+
+int page_file() {
+  return &group() == &g_private_page ? -1 : g_page_file;
+}
+
 bool is_of_group(uint32_t process) {
   const GroupPage& page = group();
   const uint32_t used = load(page.slots_used);
@@ -229,22 +262,24 @@ bool is_of_group(uint32_t process) {
   return false;
 }
 
-int place_of_device(const char* pci_address) {
+uint32_t pci_number(const char* pci_address) {
   // Domain, bus and device in base 16; the number of leading zeros differs between libraries.
-  uint64_t number = 0, part = 0;
-  for (const char* at = pci_address;; ++at) {
+  uint32_t parts[3] = {};
+  int part = 0;
+  for (const char* at = pci_address; *at != 0 && *at != '.' && part < 3; ++at) {
     const char c = *at | 0x20;
-    if (*at >= '0' && *at <= '9') {
-      part = part << 4 | static_cast<uint64_t>(*at - '0');
-    } else if (c >= 'a' && c <= 'f') {
-      part = part << 4 | static_cast<uint64_t>(c - 'a' + 10);
-    } else {
-      number = number << 8 | part;
-      part = 0;
-      if (*at == 0 || *at == '.') break;
-    }
+    if (*at >= '0' && *at <= '9')
+      parts[part] = parts[part] << 4 | static_cast<uint32_t>(*at - '0');
+    else if (c >= 'a' && c <= 'f')
+      parts[part] = parts[part] << 4 | static_cast<uint32_t>(c - 'a' + 10);
+    else
+      ++part;
   }
-  number |= uint64_t{1} << 63;
+  return parts[0] << 16 | parts[1] << 8 | parts[2] << 3;
+}
+
+int place_of_device(const char* pci_address) {
+  const uint64_t number = pci_number(pci_address) | uint64_t{1} << 63;
   GroupPage& page = group();
   for (int place = 0; place < kDevices; ++place) {
     uint64_t there = load(page.devices[place]);

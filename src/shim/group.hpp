@@ -21,7 +21,7 @@ inline constexpr int kUncounted =
 inline constexpr int kSlots = 128;  // processes of a group that hold memory at one time
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
-inline constexpr uint32_t kPageVersion = 4;
+inline constexpr uint32_t kPageVersion = 6;
 
 // One process. `identity` is its number and the time at which it started, so that a number in use again is not taken for it; 0: free. Containers
 // number processes for themselves, so the number means something only to processes of the same namespace. For those of others, each process holds a
@@ -49,17 +49,20 @@ inline Limits make_limits(uint64_t memory, uint64_t soft, uint64_t pinned) {
 
 // What `gpushare exec --change` said of the group's share of the device's time. What was not said is as the environment has it.
 struct Share {
-  static constexpr uint32_t kWeight = 1, kClass = 2, kPriority = 4;
+  static constexpr uint32_t kWeight = 1, kClass = 2, kPriority = 4, kCap = 8;
   uint32_t said;    // of these; written last
   uint64_t weight;  // the bits of a double
   uint32_t cls;     // 1: opportunistic
   int32_t priority;
+  uint64_t cap;  // the bits of a double: of 1, which is no cap
 };
 
 struct GroupPage {
   uint32_t magic;
   uint32_t version;
   Limits limits;
+  uint64_t
+      lent_bytes;  // device memory of the group that the daemon has lent to sessions of programs that use gpushare: `limits` is without it
   uint32_t slots_used;  // slots beyond were never taken
   uint32_t reserved;
   Share share;
@@ -67,8 +70,12 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
+// From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds memory already.
+bool leave_group();
 // Whether a process of that number has a place on the page.
 bool is_of_group(uint32_t process);
+// The file of the group's page; -1: the page is this process's own.
+int page_file();
 
 // The page, null until first used, this process's slot of it, and a word that the kernel sets to 0 in a child of fork.
 extern GroupPage* g_page;
@@ -86,6 +93,8 @@ void reap(GroupPage& page);
 inline bool is_counted(int device) {
   return device >= 0 && device < kDevices;
 }
+// A PCI address as a number: domain << 16 | bus << 8 | device << 3. The function is 0 for devices that compute.
+uint32_t pci_number(const char* pci_address);
 // The place of the device of that PCI address ("0000:3b:00.0", also with a longer domain) on the page; -1 when all are taken.
 int place_of_device(const char* pci_address);
 

@@ -81,12 +81,24 @@ Result create(int ordinal, bool on_host, uint64_t size, uint64_t* out_handle) {
   Properties asked = properties(ordinal, on_host);
   return real(kEntry_cuMemCreate, out_handle, size, &asked, L{0});
 }
-// The physical memory stands behind the address, and the device may use it.
+// Devices whose memory others reach: by place, the places of those as bits.
+uint64_t g_reached[kDevices];
+
+// The device, and those that reach its memory, may use what is mapped there.
+Result give_access(uint64_t address, uint64_t size, int ordinal) {
+  Access access[kDevices + 1] = {{{kOnDevice, ordinal}, 3}};  // reading and writing
+  uint64_t count = 1;
+  const int own = place_of(ordinal);
+  for (int place = 0; place < kDevices; ++place)
+    if (const int other = ordinal_of(place); (reached_by(own) >> place & 1) != 0 && other >= 0)
+      access[count++] = {{kOnDevice, other}, 3};
+  return real(kEntry_cuMemSetAccess, address, size, &access[0], count);
+}
+// The physical memory stands behind the address, and may be used.
 Result map(uint64_t address, uint64_t size, uint64_t handle, int ordinal) {
   Result result = real(kEntry_cuMemMap, address, size, L{0}, handle, L{0});
   if (result != kSuccess) return result;
-  Access access{{kOnDevice, ordinal}, 3};  // reading and writing
-  result = real(kEntry_cuMemSetAccess, address, size, &access, L{1});
+  result = give_access(address, size, ordinal);
   if (result != kSuccess) real(kEntry_cuMemUnmap, address, size);
   return result;
 }
@@ -134,12 +146,12 @@ bool move(Range* range, Lies to) {
   return true;
 }
 
-uint32_t g_out;  // 1: the process's blocks are on the host for others
+uint32_t g_out[kSeats];  // 1: the process's blocks of the device are on the host for others
 
 // What is `away` comes to the device, as far as there is room in fact.
-void come_back() {
+void come_back(int place) {
   Range range;
-  for (uint64_t from = 0; hold_range(from, Lies::away, &range); from = range.begin + range.size) {
+  for (uint64_t from = 0; hold_range(place, from, Lies::away, &range); from = range.begin + range.size) {
     const bool came = move(&range, Lies::device);
     release_range(range);
     if (came) discharge_host(-1, range.size);
@@ -153,44 +165,52 @@ uint64_t room_of(int place) {
 
 }  // namespace
 
-bool can_move() {
-  int count = 0;
-  if (real(kEntry_cuDeviceGetCount, &count) != kSuccess) return false;
-  for (int ordinal = 0; ordinal < count; ++ordinal)
-    if (const int place = place_of(ordinal); is_counted(place) && granularity(place, ordinal) != 0)
-      return true;
-  return false;
+bool can_move(int place) {
+  const int ordinal = is_counted(place) ? ordinal_of(place) : -1;
+  return ordinal >= 0 && granularity(place, ordinal) != 0;
 }
 
-bool page_out() {
-  if (load(turn().capturing) != 0) return false;
-  // Small blocks and other kinds of memory stay. Where they are much of it, going would not help.
-  for (int place = 0; place < kDevices; ++place) {
-    const uint64_t counted = counted_here(place);
-    if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4)
-      return false;
-  }
-  // What is got from now on lies on the host too.
-  __atomic_store_n(&g_out, 1U, __ATOMIC_SEQ_CST);
+void reach(int place, int from) {
+  if (!is_counted(place) || !is_counted(from) || place == from) return;
+  __atomic_fetch_or(&g_reached[place], uint64_t{1} << from, __ATOMIC_ACQ_REL);
+  const int ordinal = ordinal_of(place);
   Range range;
-  for (uint64_t from = 0; hold_range(from, Lies::device, &range); from = range.begin + range.size) {
+  for (uint64_t at = 0; ordinal >= 0 && wait_range(place, at, &range); at = range.begin + range.size) {
+    if (range.handle != 0) give_access(range.begin, range.size, ordinal);
+    release_range(range);
+  }
+}
+
+uint64_t reached_by(int place) {
+  return is_counted(place) ? load(g_reached[place]) : 0;
+}
+
+bool page_out(int place) {
+  if (is_capturing_any()) return false;
+  // Small blocks and other kinds of memory stay. Where they are much of it, going would not help.
+  const uint64_t counted = counted_here(place);
+  if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4) return false;
+  // What is got from now on lies on the host too.
+  __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
+  Range range;
+  for (uint64_t from = 0; hold_range(place, from, Lies::device, &range); from = range.begin + range.size) {
     const bool charged = charge_host(-1, range.size), went = charged && move(&range, Lies::away);
     release_range(range);
     if (went) continue;
     if (charged) discharge_host(-1, range.size);
-    page_in();
+    page_in(place);
     return false;
   }
   return true;
 }
 
-bool is_out() {
-  return load(g_out) != 0;
+bool is_out(int place) {
+  return load(g_out[place]) != 0;
 }
 
-void page_in() {
-  __atomic_store_n(&g_out, 0U, __ATOMIC_SEQ_CST);
-  come_back();
+void page_in(int place) {
+  __atomic_store_n(&g_out[place], 0U, __ATOMIC_SEQ_CST);
+  come_back(place);
 }
 
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result) {
@@ -200,11 +220,10 @@ bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Resu
   if (step == 0 || bytes > UINT64_MAX / 2) return false;
   Range range{0, bytes, (bytes + step - 1) / step * step, at.context, 0, at.place, Lies::device, false};
   // From now on each call that gives the device work is counted, so that a move knows when none is under way.
-  if (__atomic_exchange_n(&g_moves, 1U, __ATOMIC_SEQ_CST) == 0)
-    __atomic_store_n(&turn().gate, 0U, __ATOMIC_SEQ_CST);
+  if (__atomic_exchange_n(&g_moves, 1U, __ATOMIC_SEQ_CST) == 0) close_gate();
   if (real(kEntry_cuMemAddressReserve, &range.begin, range.size, L{0}, L{0}, L{0}) != kSuccess) return false;
   *out_result = kOutOfMemory;
-  const bool out = is_out();
+  const bool out = is_out(at.place);
   if (admit(range.place, range.size)) {
     if (out) range.lies = Lies::away;
     if (!out || charge_host(-1, range.size)) {
@@ -257,21 +276,17 @@ Result free_movable(const Range& range) {
   return result;
 }
 
-bool wants_home() {
-  if (!moves()) return false;
-  if (is_out()) return false;
-  for (int place = 0; place < kDevices; ++place)
-    if (range_bytes(place, Lies::spilled) != 0 && least_range(place, Lies::spilled) <= room_of(place))
-      return true;
-  return false;
+bool wants_home(int place) {
+  return moves() && !is_out(place) && range_bytes(place, Lies::spilled) != 0 &&
+         least_range(place, Lies::spilled) <= room_of(place);
 }
 
-void bring_home() {
-  if (!moves() || load(turn().capturing) != 0) return;
-  come_back();
+void bring_home(int place) {
+  if (!moves() || is_capturing_any()) return;
+  come_back(place);
   uint64_t moved = 0, from = 0;
   Range range;
-  while (moved < kMostHome && hold_range(from, Lies::spilled, &range)) {
+  while (moved < kMostHome && hold_range(place, from, Lies::spilled, &range)) {
     const bool fits = charge(range.place, range.size);
     const bool came = fits && move(&range, Lies::device);
     release_range(range);
@@ -286,15 +301,15 @@ void bring_home() {
   }
 }
 
-void bring_home_alone() {
-  if (!wants_home()) return;
-  Turn& now = turn();
+void bring_home_alone(int place) {
+  if (!is_counted(place) || !wants_home(place)) return;
+  Turn& now = turn(seat_of(place));
   auto alone = static_cast<uint32_t>(Phase::alone);
   if (!__atomic_compare_exchange_n(reinterpret_cast<uint32_t*>(&now.phase), &alone,
                                    static_cast<uint32_t>(Phase::draining), false, __ATOMIC_SEQ_CST,
                                    __ATOMIC_RELAXED))
     return;
-  __atomic_store_n(&now.gate, 0U, __ATOMIC_SEQ_CST);
+  close_gate();
   void* current = nullptr;
   real(kEntry_cuCtxGetCurrent, &current);
   // The wait has a bound, since another thread may be in a call that waits for what this thread does next. After that the blocks stay
@@ -303,9 +318,9 @@ void bring_home_alone() {
   bool still = false;
   while (!(still = __atomic_load_n(&now.inside, __ATOMIC_SEQ_CST) == 0) && host_ns() < until_ns)
     sched_yield();
-  if (still && synchronize_contexts()) bring_home();
+  if (still && synchronize_contexts(seat_of(place))) bring_home(place);
   real(kEntry_cuCtxSetCurrent, current);
-  change_phase(Phase::alone);
+  change_phase(seat_of(place), Phase::alone);
 }
 
 }  // namespace gpushare::shim

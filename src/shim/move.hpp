@@ -25,8 +25,11 @@ inline constexpr uint64_t kMovableBytes = 2 << 20;
 inline bool may_move(uint64_t bytes) {
   return bytes >= kMovableBytes && (may_spill() || load_settings().pageable);
 }
-// Whether the driver can have such blocks on any device.
-bool can_move();
+// Whether the driver can have such blocks on the device.
+bool can_move(int place);
+// The device at `from` may use such blocks of `place` from now on, those that there are and those to come.
+void reach(int place, int from);
+uint64_t reached_by(int place);  // the places of those devices as bits
 // Gets such a block, on the device or else on the host. False: it is not to be had this way, and nothing was done.
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result);
 // Frees one that is in the table no more. After an error it is in the table again.
@@ -34,16 +37,16 @@ Result free_movable(const Range& range);
 // The driver has it no more, whether the device may still use it or not.
 Result unmap_movable(const Range& range);
 
-// Spilled blocks come to the device, as far as there is room there, and at most some 256 MiB at a time. `wants_home`: some would fit.
-bool wants_home();
-void bring_home();
+// Spilled blocks of the device come there, as far as there is room there, and at most some 256 MiB at a time. `wants_home`: some would fit.
+bool wants_home(int place);
+void bring_home(int place);
 // Where there is no daemon: does so now, after memory of the device was freed.
-void bring_home_alone();
+void bring_home_alone(int place);
 
-// The process gives the device to others: all such blocks go to the host, where their room on the device stays counted. False: not all could, and none went.
-bool page_out();
+// The process gives the device to others: all its such blocks go to the host, where their room on the device stays counted. False: not all could, and none went.
+bool page_out(int place);
 // It has the device again. What the device has no room for in fact stays on the host, slower.
-void page_in();
-bool is_out();
+void page_in(int place);
+bool is_out(int place);
 
 }  // namespace gpushare::shim

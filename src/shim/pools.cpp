@@ -51,12 +51,11 @@ bool leaves_room(int place, uint64_t bytes, bool pooled) {
 
 }  // namespace
 
-bool admit(int place, uint64_t bytes, bool pooled) {
-  bool fits = charge(place, bytes);
+bool admit_near_limit(int place, uint64_t bytes, bool pooled, bool fits) {
   if (__builtin_expect(!fits && has_small(), 0) && give_back_small(place)) fits = charge(place, bytes);
   if (__builtin_expect(!has_pools(place), 1)) return fits;
   if (fits && leaves_room(place, bytes, pooled)) return true;
-  if (load(turn().capturing) != 0) return fits;
+  if (is_capturing_any()) return fits;
   if (fits) discharge(place, bytes);
   trim_pools(place, !pooled);
   if (!charge(place, bytes)) return false;
@@ -73,12 +72,37 @@ bool is_capturing(int entry, P stream) {
   return real(entry, stream, &status) == kSuccess && status != 0;
 }
 
+// Which device memory for the stream comes from, where there are several; `otherwise`: that of the thread's context.
+int place_of_stream(P stream, int otherwise) {
+  constexpr uint64_t kLastDefaultStream = 2;  // of a context or a thread
+  void* context = nullptr;
+  if (only_place() >= 0 || reinterpret_cast<uint64_t>(stream) <= kLastDefaultStream ||
+      real(kEntry_cuStreamGetCtx, stream, &context) != kSuccess || context == nullptr)
+    return otherwise;
+  return place_of_context(reinterpret_cast<uint64_t>(context), false);
+}
+// A pool that the program has not made: a device's own.
+int place_of_pool(P pool, int otherwise) {
+  int count = 0;
+  if (only_place() >= 0 || real(kEntry_cuDeviceGetCount, &count) != kSuccess) return otherwise;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    void* own = nullptr;
+    if (real(kEntry_cuDeviceGetDefaultMemPool, &own, ordinal) == kSuccess && own == pool)
+      return place_of(ordinal);
+  }
+  return otherwise;
+}
+
 template <class Call>
 Result stream_ordered(int capturing, P out_address, uint64_t bytes, P stream, P pool, Call call) {
   if (is_capturing(capturing, stream)) return call();
   Current at = current();
   Block known;
-  if (pool != nullptr && look(Kind::pool, reinterpret_cast<uint64_t>(pool), &known)) {
+  if (pool == nullptr) {
+    at.place = place_of_stream(stream, at.place);
+  } else if (!look(Kind::pool, reinterpret_cast<uint64_t>(pool), &known)) {
+    at.place = place_of_pool(pool, at.place);
+  } else {
     if (known.device < 0) return call();  // of the host
     at.place = known.device;
   }

@@ -10,22 +10,20 @@
 #include "shim/words.hpp"
 
 namespace gpushare::shim {
+
+uint64_t g_ranges_now = 0;
+
 namespace {
 
 // Sorted by address.
 Range* g_ranges = nullptr;
 uint64_t g_capacity = 0;
-uint64_t g_count = 0;  // read without the lock: 0 is the usual answer
 uint64_t g_bytes[kDevices][4];
 uint32_t g_lock;
 
-bool none() {
-  return __builtin_expect(load(g_count) == 0, 1);
-}
-
 // The number of ranges that begin at or before the address.
 uint64_t position(uint64_t address) {
-  uint64_t low = 0, high = g_count;
+  uint64_t low = 0, high = g_ranges_now;
   while (low < high) {
     const uint64_t middle = low + (high - low) / 2;
     if (g_ranges[middle].begin <= address)
@@ -45,8 +43,8 @@ void count(const Range& range, bool more) {
 Range remove(uint64_t at) {
   const Range range = g_ranges[at];
   count(range, false);
-  std::memmove(g_ranges + at, g_ranges + at + 1, (g_count - at - 1) * sizeof(Range));
-  store(g_count, g_count - 1);
+  std::memmove(g_ranges + at, g_ranges + at + 1, (g_ranges_now - at - 1) * sizeof(Range));
+  store(g_ranges_now, g_ranges_now - 1);
   return range;
 }
 
@@ -59,28 +57,28 @@ void pause_for_mover() {
 
 bool add_range(const Range& range) {
   const Locked lock(g_lock);
-  if (g_count == g_capacity) {
+  if (g_ranges_now == g_capacity) {
     const uint64_t capacity = g_capacity == 0 ? 128 : g_capacity * 2;
     void* memory =
         mmap(nullptr, capacity * sizeof(Range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return false;
     if (g_ranges != nullptr) {
-      std::memcpy(memory, g_ranges, g_count * sizeof(Range));
+      std::memcpy(memory, g_ranges, g_ranges_now * sizeof(Range));
       munmap(g_ranges, g_capacity * sizeof(Range));
     }
     g_ranges = static_cast<Range*>(memory);
     g_capacity = capacity;
   }
   const uint64_t at = position(range.begin);
-  std::memmove(g_ranges + at + 1, g_ranges + at, (g_count - at) * sizeof(Range));
+  std::memmove(g_ranges + at + 1, g_ranges + at, (g_ranges_now - at) * sizeof(Range));
   g_ranges[at] = range;
   count(range, true);
-  store(g_count, g_count + 1);
+  store(g_ranges_now, g_ranges_now + 1);
   return true;
 }
 
 bool find_range(uint64_t address, Range* out_range) {
-  if (none()) return false;
+  if (!has_ranges()) return false;
   const Locked lock(g_lock);
   const uint64_t at = position(address);
   if (at == 0 || address - g_ranges[at - 1].begin >= g_ranges[at - 1].bytes) return false;
@@ -88,12 +86,11 @@ bool find_range(uint64_t address, Range* out_range) {
   return true;
 }
 
-bool take_range(uint64_t begin, Range* out_range) {
-  if (none()) return false;
+bool take_known_range(uint64_t begin, Range* out_range) {
   for (;; pause_for_mover()) {
     const Locked lock(g_lock);
     const uint64_t at = position(begin) - 1;  // UINT64_MAX: before the first
-    if (at >= g_count || g_ranges[at].begin != begin) return false;
+    if (at >= g_ranges_now || g_ranges[at].begin != begin) return false;
     if (g_ranges[at].held) continue;
     *out_range = remove(at);
     return true;
@@ -101,11 +98,11 @@ bool take_range(uint64_t begin, Range* out_range) {
 }
 
 bool take_range_of(uint64_t context, Range* out_range) {
-  if (none()) return false;
+  if (!has_ranges()) return false;
   for (;; pause_for_mover()) {
     const Locked lock(g_lock);
     bool held = false;
-    for (uint64_t at = 0; at < g_count; ++at) {
+    for (uint64_t at = 0; at < g_ranges_now; ++at) {
       if (g_ranges[at].context != context) continue;
       held = g_ranges[at].held;
       if (held) continue;
@@ -116,17 +113,31 @@ bool take_range_of(uint64_t context, Range* out_range) {
   }
 }
 
-bool hold_range(uint64_t from, Lies lies, Range* out_range) {
-  if (none()) return false;
+bool hold_range(int place, uint64_t from, Lies lies, Range* out_range) {
+  if (!has_ranges()) return false;
   const Locked lock(g_lock);
-  for (uint64_t at = from == 0 ? 0 : position(from - 1); at < g_count; ++at) {
+  for (uint64_t at = from == 0 ? 0 : position(from - 1); at < g_ranges_now; ++at) {
     Range& range = g_ranges[at];
-    if (range.lies != lies || range.held) continue;
+    if (range.place != place || range.lies != lies || range.held) continue;
     range.held = true;
     *out_range = range;
     return true;
   }
   return false;
+}
+
+bool wait_range(int place, uint64_t from, Range* out_range) {
+  if (!has_ranges()) return false;
+  for (;; pause_for_mover()) {
+    const Locked lock(g_lock);
+    uint64_t at = from == 0 ? 0 : position(from - 1);
+    while (at < g_ranges_now && g_ranges[at].place != place) ++at;
+    if (at == g_ranges_now) return false;
+    if (g_ranges[at].held) continue;
+    g_ranges[at].held = true;
+    *out_range = g_ranges[at];
+    return true;
+  }
 }
 
 void release_range(const Range& range) {
@@ -145,7 +156,7 @@ uint64_t range_bytes(int place, Lies lies) {
 uint64_t least_range(int place, Lies lies) {
   uint64_t least = UINT64_MAX;
   const Locked lock(g_lock);
-  for (uint64_t at = 0; at < g_count; ++at) {
+  for (uint64_t at = 0; at < g_ranges_now; ++at) {
     const Range& range = g_ranges[at];
     if (range.place == place && range.lies == lies && range.size < least) least = range.size;
   }
@@ -154,7 +165,7 @@ uint64_t least_range(int place, Lies lies) {
 
 void forget_ranges_in_child() {
   store(g_lock, 0);
-  store(g_count, 0);
+  store(g_ranges_now, 0);
   std::memset(g_bytes, 0, sizeof g_bytes);
 }
 

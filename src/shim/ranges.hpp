@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "shim/words.hpp"
+
 namespace gpushare::shim {
 
 enum class Lies : uint8_t {
@@ -27,17 +29,27 @@ struct Range {
   bool held;
 };
 
+extern uint64_t g_ranges_now;  // read without the lock: 0 is the usual answer
+inline bool has_ranges() {
+  return __builtin_expect(load(g_ranges_now) != 0, 0);
+}
+
 // False: there is no memory for the table.
 bool add_range(const Range& range);
 // Whether the address lies in one.
 bool find_range(uint64_t address, Range* out_range);
 // Removes the range that begins there, once nobody holds it.
-bool take_range(uint64_t begin, Range* out_range);
+bool take_known_range(uint64_t begin, Range* out_range);
+inline bool take_range(uint64_t begin, Range* out_range) {
+  return has_ranges() && take_known_range(begin, out_range);
+}
 // Removes one of the context's ranges; false: there is none left.
 bool take_range_of(uint64_t context, Range* out_range);
-// Holds the first range from the address on that lies there. release_range() ends that, with where it lies from now on and in which memory.
-bool hold_range(uint64_t from, Lies lies, Range* out_range);
+// Holds the device's first range from the address on that lies there. release_range() ends that, with where it lies from now on and in which memory.
+bool hold_range(int place, uint64_t from, Lies lies, Range* out_range);
 void release_range(const Range& range);
+// The same wherever it lies, and where somebody holds it once that ends.
+bool wait_range(int place, uint64_t from, Range* out_range);
 // Bytes of a device's ranges that lie there.
 uint64_t range_bytes(int place, Lies lies);
 // The size of the smallest of them; UINT64_MAX: there is none.

@@ -14,7 +14,7 @@ constexpr uint64_t kMostInFlightNs = 200'000;
 // Before a signature was measured.
 constexpr uint64_t kPriorNs = 10'000;
 
-constexpr uint32_t kPieces = 256, kRings = 4, kStreams = 64, kEstimates = 1024;
+constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;
 constexpr Result kNotReady = 600;
 
 enum : uint32_t { kFree = 0, kReserved, kRecorded, kSkipped };
@@ -30,6 +30,7 @@ struct StreamRow {
 // attributed to the wrong piece, while their sum stays right.
 struct Ring {
   uint64_t context;
+  int32_t seat;
   uint64_t head, tail;
   void* counted;  // the event up to which time is counted: the end of a piece; null: a measurement begins
   StreamRow streams[kStreams];
@@ -40,8 +41,11 @@ namespace {
 
 // In pages of its own, which a child of fork finds empty.
 struct alignas(4096) Rings {
-  uint32_t looking;
+  uint32_t looking[kSeats];
+  uint32_t used;  // rings beyond were never taken
   Ring rings[kRings];
+  Ring* begin() { return rings; }
+  Ring* end() { return rings + load(used); }
 };
 Rings g_rings;
 
@@ -51,7 +55,7 @@ uint64_t g_estimates[kEstimates];
 // Calls that look at events would end another thread's capture, unless this thread says that it knows what it does.
 class Uncaptured {
  public:
-  Uncaptured() : on_(load(turn().capturing) != 0) { exchange(); }
+  Uncaptured() : on_(is_capturing_any()) { exchange(); }
   ~Uncaptured() { exchange(); }
   Uncaptured(const Uncaptured&) = delete;
   Uncaptured& operator=(const Uncaptured&) = delete;
@@ -119,7 +123,7 @@ void count(Ring& ring, const Piece& piece) {
   }
   if (took >= 0) ring.counted = piece.end;
   const uint64_t ns = took > 0 ? static_cast<uint64_t>(took) : 0;
-  __atomic_add_fetch(&turn().used_ns, ns, __ATOMIC_ACQ_REL);
+  __atomic_add_fetch(&turn(ring.seat).used_ns, ns, __ATOMIC_ACQ_REL);
   uint64_t& estimate = g_estimates[piece.signature];
   const uint64_t before = __atomic_load_n(&estimate, __ATOMIC_RELAXED);
   const uint64_t learned = before == 0 ? ns : before - before / 4 + ns / 4;
@@ -136,7 +140,7 @@ bool look(Ring& ring) {
       if (real(kEntry_cuEventQuery, piece.end) == kNotReady) break;
       count(ring, piece);
     }
-    __atomic_sub_fetch(&turn().in_flight_ns, piece.estimate_ns, __ATOMIC_ACQ_REL);
+    __atomic_sub_fetch(&turn(ring.seat).in_flight_ns, piece.estimate_ns, __ATOMIC_ACQ_REL);
     store(piece.state, kFree);
     store(ring.tail, tail + 1);
     any = true;
@@ -146,20 +150,29 @@ bool look(Ring& ring) {
 
 }  // namespace
 
-Ring* ring_of(uint64_t context) {
-  for (Ring& ring : g_rings.rings) {
-    uint64_t there = load(ring.context);
-    if (there == context) return &ring;
-    if (there == 0 && (__atomic_compare_exchange_n(&ring.context, &there, context, false, __ATOMIC_ACQ_REL,
-                                                   __ATOMIC_ACQUIRE) ||
-                       there == context))
-      return &ring;
+Ring* ring_of(uint64_t context, int seat) {
+  for (Ring& ring : g_rings)
+    if (load(ring.context) == context) return &ring;
+  for (uint32_t i = 0; i < kRings; ++i) {
+    Ring& ring = g_rings.rings[i];
+    uint64_t there = 0;
+    if (!__atomic_compare_exchange_n(&ring.context, &there, uint64_t{1}, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+      if (there == context) return &ring;
+      continue;
+    }
+    store(ring.seat, seat);
+    store(ring.context, context);
+    for (uint32_t used = load(g_rings.used); used < i + 1;)
+      if (__atomic_compare_exchange_n(&g_rings.used, &used, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        break;
+    return &ring;
   }
   return nullptr;
 }
 
 Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
-  Turn& now = turn();
+  Turn& now = turn(ring->seat);
   uint64_t& known = g_estimates[work.signature == 0 ? 0 : hashed(work.signature) % kEstimates];
   const uint64_t learned = __atomic_load_n(&known, __ATOMIC_RELAXED);
   const uint64_t estimate_ns = learned != 0 ? learned : kPriorNs;
@@ -185,11 +198,11 @@ Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {
   if (mark_begin(piece, ring, work, number)) return true;
   skip(piece);
-  store(turn().unmeasured, 1);
+  store(turn(ring.seat).unmeasured, 1);
   return false;
 }
 
-void end(Piece& piece, const Work& work, Result result) {
+void end(Piece& piece, int seat, const Work& work, Result result) {
   const Uncaptured uncaptured;
   if (result != kSuccess) {
     skip(piece);
@@ -197,36 +210,36 @@ void end(Piece& piece, const Work& work, Result result) {
     store(piece.state, kRecorded);
   } else {
     skip(piece);
-    store(turn().unmeasured, 1);
+    store(turn(seat).unmeasured, 1);
   }
 }
 
-bool look_at_events(bool all) {
-  // One thread looks at a time; nobody waits for it.
-  if (__atomic_exchange_n(&g_rings.looking, 1U, __ATOMIC_ACQUIRE) != 0) return false;
+bool look_at_events(int seat, bool all) {
+  // One thread looks at a device's at a time; nobody waits for it.
+  if (__atomic_exchange_n(&g_rings.looking[seat], 1U, __ATOMIC_ACQUIRE) != 0) return false;
   bool any = false;
   {
     const Uncaptured uncaptured;
     void* current = nullptr;
     if (!all) real(kEntry_cuCtxGetCurrent, &current);
-    for (Ring& ring : g_rings.rings) {
+    for (Ring& ring : g_rings) {
       const uint64_t context = load(ring.context);
-      if (context == 0 || load(ring.tail) == load(ring.head)) continue;
+      if (context <= 1 || ring.seat != seat || load(ring.tail) == load(ring.head)) continue;
       if (all ? real(kEntry_cuCtxSetCurrent, reinterpret_cast<P>(green_of(context).primary)) != kSuccess
               : context != bits(current))
         continue;
       any = look(ring) || any;
     }
   }
-  store(g_rings.looking, 0);
-  if (any) store(turn().active_ns, host_ns());
+  store(g_rings.looking[seat], 0);
+  if (any) store(turn(seat).active_ns, host_ns());
   return any;
 }
 
-bool drained() {
-  if (__atomic_load_n(&turn().inside, __ATOMIC_SEQ_CST) != 0) return false;
-  for (const Ring& ring : g_rings.rings)
-    if (load(ring.tail) != load(ring.head)) return false;
+bool drained(int seat) {
+  if (__atomic_load_n(&turn(seat).inside, __ATOMIC_SEQ_CST) != 0) return false;
+  for (const Ring& ring : g_rings)
+    if (ring.seat == seat && load(ring.tail) != load(ring.head)) return false;
   return true;
 }
 
@@ -234,19 +247,22 @@ void wipe_rings_on_fork() {
   madvise(&g_rings, sizeof g_rings, MADV_WIPEONFORK);
 }
 
-void restart_clock() {
-  for (Ring& ring : g_rings.rings) ring.counted = nullptr;
-  store(turn().used_ns, 0);
+void restart_clock(int seat) {
+  for (Ring& ring : g_rings)
+    if (ring.seat == seat) ring.counted = nullptr;
+  store(turn(seat).used_ns, 0);
 }
 
 void forget_ring(uint64_t context) {
-  for (Ring& ring : g_rings.rings) {
-    if (context == 0 || load(ring.context) != context) continue;
-    while (__atomic_exchange_n(&g_rings.looking, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
+  for (Ring& ring : g_rings) {
+    if (context <= 1 || load(ring.context) != context) continue;
+    uint32_t& looking = g_rings.looking[ring.seat];
+    while (__atomic_exchange_n(&looking, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
     for (uint64_t tail = ring.tail; tail != load(ring.head); ++tail)
-      __atomic_sub_fetch(&turn().in_flight_ns, ring.pieces[tail % kPieces].estimate_ns, __ATOMIC_ACQ_REL);
+      __atomic_sub_fetch(&turn(ring.seat).in_flight_ns, ring.pieces[tail % kPieces].estimate_ns,
+                         __ATOMIC_ACQ_REL);
     ring.tail = ring.head;
-    store(g_rings.looking, 0);
+    store(looking, 0);
     for (Piece& piece : ring.pieces) {
       void** const events[] = {&piece.begin, &piece.end};
       for (void** event : events)

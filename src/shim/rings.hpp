@@ -25,13 +25,13 @@ struct Piece {
 struct Ring;
 
 // The ring of a context; null: there are more contexts than rings.
-Ring* ring_of(uint64_t context);
+Ring* ring_of(uint64_t context, int seat);
 // A place for the work; null: there is no room in the quantum or in flight now.
 Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number);
 // Before the driver gets the work. False: it goes without events, which is noted.
 bool begin(Piece& piece, Ring& ring, const Work& work, uint64_t number);
 // After the driver has answered.
-void end(Piece& piece, const Work& work, Result result);
+void end(Piece& piece, int seat, const Work& work, Result result);
 // Before a context goes: its events are destroyed. Its work is not waited for.
 void forget_ring(uint64_t context);
 // From now on a child of fork finds no rings.

@@ -17,6 +17,7 @@
 
 #include "shim/books.hpp"
 #include "shim/connection.hpp"
+#include "shim/device.hpp"
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
@@ -39,11 +40,12 @@ constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
 constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
 
-uint32_t g_joining;  // the number of the process whose thread is joining
+uint32_t g_joining[kSeats];  // the number of the process whose thread is joining
+uint32_t g_beginning;        // the same, of its first thread that joins at all
 
 enum Waiter : uint32_t { kWaiterRests, kWaiterWaits, kWaiterDone };
 
-bool start_thread(void* (*body)(void*));
+bool start_thread(void* (*body)(void*), Session& session);
 
 // How the shim came into this process, for messages.
 const char* way_in() {
@@ -52,48 +54,45 @@ const char* way_in() {
                                                                                       : "as libcuda.so.1";
 }
 
-void close_gate(Phase to) {
-  change_phase(to);
-  __atomic_store_n(&turn().gate, 0U, __ATOMIC_SEQ_CST);
-}
-
-// A process whose blocks may move has its calls counted.
-void open_gate() {
-  if (!moves()) __atomic_store_n(&turn().gate, 1U, __ATOMIC_SEQ_CST);
+// Work waits from here on.
+void hold_work(Session& session, Phase phase) {
+  change_phase(session.seat, phase);
+  close_gate();
 }
 
 // What the device has done for this process since the last time goes to the lease.
-void account(uint64_t service_ns) {
-  if (g_session.lease != nullptr) g_session.lease->account(service_ns, 1);
-  g_session.accounted_ns = turn().used_ns;
+void account(Session& session, uint64_t service_ns) {
+  if (session.lease != nullptr) session.lease->account(service_ns, 1);
+  session.accounted_ns = turn(session.seat).used_ns;
 }
 
-bool holds_turn(const Lease::Word& word) {
-  return word.epoch == g_session.epoch && word.state != LeaseState::kFree;
+bool holds_turn(const Session& session, const Lease::Word& word) {
+  return word.epoch == session.epoch && word.state != LeaseState::kFree;
 }
 
 // The quantum begins: from now on work is measured. Without others that wait it has no end.
-void begin_quantum(bool contended) {
-  Turn& now = turn();
-  restart_clock();
-  g_session.accounted_ns = 0;
+void begin_quantum(Session& session, bool contended) {
+  Turn& now = turn(session.seat);
+  restart_clock(session.seat);
+  session.accounted_ns = 0;
   now.budget_ns = contended ? kQuantumNs : UINT64_MAX;
-  now.active_ns = g_session.turn_began_ns = host_ns();
-  close_gate(Phase::quantum);
+  now.active_ns = session.turn_began_ns = host_ns();
+  hold_work(session, Phase::quantum);
 }
 
-void take_turn(const Lease::Word& word) {
-  g_session.epoch = word.epoch;
-  g_session.turn_began_ns = g_session.looked_ns = host_ns();
+void take_turn(Session& session, const Lease::Word& word) {
+  session.epoch = word.epoch;
+  session.wanted = false;
+  session.turn_began_ns = session.looked_ns = host_ns();
   const bool contended = word.state == LeaseState::kWanted;
   // Work of an opportunistic process is always bounded: others are not to wait for what it had given the device before they came.
-  if (contended || g_options.cls == 1) {
-    begin_quantum(contended);
+  if (contended || session.options.cls == 1) {
+    begin_quantum(session, contended);
     return;
   }
-  store(turn().unmeasured, 1);
-  store(turn().touched, 1);  // it asked because it has work
-  change_phase(Phase::open);
+  store(turn(session.seat).unmeasured, 1);
+  store(turn(session.seat).touched, 1);  // it asked because it has work
+  change_phase(session.seat, Phase::open);
   open_gate();
 }
 
@@ -104,48 +103,50 @@ void pause_ns(long ns) {
 
 // Waits for all work of the process whenever it is asked to. On a thread of its own, because that work may depend on work which the program gives
 // the device later, through the gate that the session's thread works.
-void* wait_for_contexts(void*) {
-  uint32_t& word = g_session.waiter_word;
+void* wait_for_contexts(void* argument) {
+  Session& session = *static_cast<Session*>(argument);
+  uint32_t& word = session.waiter_word;
   for (;;) {
     while (load(word) != kWaiterWaits)
       syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, load(word) == kWaiterDone ? kWaiterDone : kWaiterRests,
               nullptr, nullptr, 0);
-    const bool waited = synchronize_contexts();
+    const bool waited = synchronize_contexts(session.seat);
     store(word, waited ? kWaiterDone : kWaiterRests);
   }
   return nullptr;
 }
 
 // Whether all work that the process had given the device when this was first asked (*asked is false) has finished.
-bool contexts_are_done(bool* asked) {
-  uint32_t& word = g_session.waiter_word;
+bool contexts_are_done(Session& session, bool* asked) {
+  uint32_t& word = session.waiter_word;
   const uint32_t state = load(word);
   if (state == kWaiterDone && *asked) {
     store(word, kWaiterRests);
     return true;
   }
-  if (state == kWaiterWaits || load(turn().capturing) != 0) return false;
-  if (!g_session.waiter_runs && !start_thread(wait_for_contexts)) return synchronize_contexts();
-  g_session.waiter_runs = *asked = true;
+  if (state == kWaiterWaits || is_capturing_any()) return false;
+  if (!session.waiter_runs && !start_thread(wait_for_contexts, session))
+    return synchronize_contexts(session.seat);
+  session.waiter_runs = *asked = true;
   store(word, kWaiterWaits);
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
   return false;
 }
 
 // Nothing more goes to the device; returns when it has finished, with the device time that was not accounted.
-uint64_t drain(uint64_t began_ns) {
-  Turn& now = turn();
-  close_gate(Phase::draining);
+uint64_t drain(Session& session, uint64_t began_ns) {
+  Turn& now = turn(session.seat);
+  hold_work(session, Phase::draining);
   uint64_t since_ns = host_ns();
   bool asked = false;
   for (;;) {
-    look_at_events(true);
+    look_at_events(session.seat, true);
     const uint64_t at_ns = host_ns();
-    if (drained()) {
+    if (drained(session.seat)) {
       if (load(now.unmeasured) == 0) break;
       // What has no events behind it is billed by the host's clock.
-      const bool capturing = load(now.capturing) != 0;
-      if (contexts_are_done(&asked) || (capturing && at_ns - since_ns > kStuckNs)) {
+      const bool capturing = is_capturing_any();
+      if (contexts_are_done(session, &asked) || (capturing && at_ns - since_ns > kStuckNs)) {
         store(now.unmeasured, 0);
         if (began_ns != 0) return host_ns() - began_ns;
         break;
@@ -153,173 +154,181 @@ uint64_t drain(uint64_t began_ns) {
     }
     if (at_ns - since_ns > kStuckNs && load(now.waiting) != 0) {
       now.budget_ns = UINT64_MAX;
-      change_phase(Phase::quantum);
+      change_phase(session.seat, Phase::quantum);
       for (const uint64_t until_ns = at_ns + kUnstickNs; host_ns() < until_ns; pause_ns(100'000))
-        look_at_events(true);
-      close_gate(Phase::draining);
+        look_at_events(session.seat, true);
+      hold_work(session, Phase::draining);
       since_ns = host_ns();
     }
     pause_ns(20'000);
   }
   const uint64_t used_ns = load(now.used_ns);
-  return used_ns - (used_ns < g_session.accounted_ns ? used_ns : g_session.accounted_ns);
+  return used_ns - (used_ns < session.accounted_ns ? used_ns : session.accounted_ns);
 }
 
 // How long the device may have nothing of this process before the turn goes on.
-uint64_t patience_ns() {
-  return __atomic_load_n(&g_session.slow, __ATOMIC_RELAXED) ? kImpatienceNs : kPatienceNs;
+uint64_t patience_ns(const Session& session) {
+  return __atomic_load_n(&session.slow, __ATOMIC_RELAXED) ? kImpatienceNs : kPatienceNs;
 }
 
-void give_back(uint64_t service_ns) {
-  Turn& now = turn();
-  if (is_out())
-    page_in();
-  else if (wants_home())
-    bring_home();
-  account(service_ns);
-  for (const uint64_t until_ns = load(now.active_ns) + patience_ns();
+void give_back(Session& session, uint64_t service_ns) {
+  Turn& now = turn(session.seat);
+  if (is_out(session.seat))
+    page_in(session.seat);
+  else if (wants_home(session.seat))
+    bring_home(session.seat);
+  account(session, service_ns);
+  for (const uint64_t until_ns = load(now.active_ns) + patience_ns(session);
        load(now.waiting) == 0 && host_ns() < until_ns;)
     pause_ns(10'000);
   for (;;) {
-    const Lease::Word word = g_session.lease->look();
-    if (!holds_turn(word) || g_session.lease->change(word, LeaseState::kFree)) break;
+    const Lease::Word word = session.lease->look();
+    if (!holds_turn(session, word) || session.lease->change(word, LeaseState::kFree)) break;
   }
-  g_session.epoch = 0;
+  session.epoch = 0;
+  session.wanted = false;  // this is the answer
   const bool again = load(now.waiting) != 0;
   // In this order: a thread that finds the phase resting asks for a turn, and the daemon must hear of the return first.
-  tell(MessageType::kReturned, again ? 1 : 0);
-  change_phase(again ? Phase::asked : Phase::resting);
+  tell(session, MessageType::kReturned, again ? 1 : 0);
+  change_phase(session.seat, again ? Phase::asked : Phase::resting);
 }
 
 // The daemon has gone: the process goes on alone until there is another, unless it must not.
-void lose_daemon() {
-  if (!g_session.lost)
+void lose_daemon(Session& session) {
+  if (!session.lost)
     log_line("process %d: the daemon at %s has gone: %s", static_cast<int>(getpid()), g_options.socket,
              load_settings().fails_closed ? "work for the device waits for another"
                                           : "it goes on without turns until there is another");
-  g_session.lost = true;
-  disconnect();
+  session.lost = true;
+  disconnect(session);
   if (load_settings().fails_closed) {
-    close_gate(Phase::asked);
+    hold_work(session, Phase::asked);
     return;
   }
-  store(turn().unmeasured, 1);
-  change_phase(Phase::open);
+  store(turn(session.seat).unmeasured, 1);
+  change_phase(session.seat, Phase::open);
   open_gate();
 }
 
-void find_daemon_again() {
+void find_daemon_again(Session& session) {
   char why[512];
-  if (connect_daemon(why, sizeof why) != Outcome::joined) {
-    disconnect();
+  if (connect_daemon(session, why, sizeof why) != Outcome::joined) {
+    disconnect(session);
     return;
   }
-  g_session.lost = false;
-  drain(0);
-  change_phase(Phase::resting);
+  session.lost = false;
+  drain(session, 0);
+  change_phase(session.seat, Phase::resting);
 }
 
-void tell_share() {
-  const uint32_t changed = take_share();
-  uint64_t weight = 0;
-  std::memcpy(&weight, &g_options.weight, sizeof weight);
-  if ((changed & Share::kWeight) != 0) tell(MessageType::kSetWeight, weight);
+void tell_share(Session& session) {
+  const uint32_t changed = take_share(&session.options);
+  uint64_t weight = 0, cap = 0;
+  std::memcpy(&weight, &session.options.weight, sizeof weight);
+  std::memcpy(&cap, &session.options.cap, sizeof cap);
+  if ((changed & Share::kWeight) != 0) tell(session, MessageType::kSetWeight, weight);
   if ((changed & Share::kPriority) != 0)
-    tell(MessageType::kSetPriority, static_cast<uint64_t>(int64_t{g_options.priority}));
-  if ((changed & Share::kClass) != 0) tell(MessageType::kSetClass, g_options.cls);
+    tell(session, MessageType::kSetPriority, static_cast<uint64_t>(int64_t{session.options.priority}));
+  if ((changed & Share::kCap) != 0) tell(session, MessageType::kSetCap, cap);
+  if ((changed & Share::kClass) != 0) tell(session, MessageType::kSetClass, session.options.cls);
 }
 
 // What the process holds, or may hold, as the daemon should know it; what its share is to be.
-void tell_changes(uint64_t now_ns) {
-  if (now_ns - g_session.told_ns < 4 * kLookNs) return;
-  g_session.told_ns = now_ns;
-  tell_share();
-  const uint64_t bytes = bytes_to_promise();
-  if (bytes == g_session.told_bytes || bytes == g_session.asked_bytes) return;
-  auto message = client::make_message<client::Need>(MessageType::kNeed, ++g_session.sequence);
+void tell_changes(Session& session, uint64_t now_ns) {
+  if (now_ns - session.told_ns < 4 * kLookNs) return;
+  session.told_ns = now_ns;
+  tell_share(session);
+  const uint64_t bytes = bytes_to_promise(session);
+  if (bytes == session.told_bytes || bytes == session.asked_bytes) return;
+  auto message = client::make_message<client::Need>(MessageType::kNeed, ++session.sequence);
   message.session = kSession;
-  message.persistent_bytes = g_session.asked_bytes = bytes;
-  say(message);
+  message.persistent_bytes = session.asked_bytes = bytes;
+  say(session, message);
 }
 
 // The daemon asks only while the process has no turn, so nothing of it runs.
-void page() {
-  if (g_session.paging == Paging::nothing) {
+void page(Session& session) {
+  if (session.paging == Paging::nothing) {
     // A daemon that knows nothing of it has admitted a process whose blocks were out.
-    if (g_session.admitted && g_session.epoch == 0 && is_out()) page_in();
+    if (session.admitted && session.epoch == 0 && is_out(session.seat)) page_in(session.seat);
     return;
   }
-  const bool out = g_session.paging == Paging::out;
-  g_session.paging = Paging::nothing;
-  g_session.admitted = !out;
+  const bool out = session.paging == Paging::out;
+  session.paging = Paging::nothing;
+  session.admitted = !out;
   bool done = true;
   if (!out) {
-    page_in();
-  } else if (g_session.epoch != 0 || !load_settings().pageable) {
+    page_in(session.seat);
+  } else if (session.epoch != 0 || !load_settings().pageable) {
     done = false;
   } else {
-    done = page_out();
+    done = page_out(session.seat);
   }
-  if (!done) g_session.admitted = true;
-  tell(done ? MessageType::kPageDone : MessageType::kPageOutFailed);
+  if (!done) session.admitted = true;
+  tell(session, done ? MessageType::kPageDone : MessageType::kPageOutFailed);
 }
 
 // One look at the turn. Returns how long nothing needs another.
-uint64_t step() {
-  Turn& now = turn();
+uint64_t step(Session& session) {
+  Turn& now = turn(session.seat);
   const uint64_t now_ns = host_ns();
-  const Lease::Word word = g_session.lease->look();
-  switch (phase_now()) {
+  const Lease::Word word = session.lease->look();
+  switch (const Phase phase = phase_now(session.seat)) {
     case Phase::resting:
     case Phase::asked:
-      if (word.epoch == g_session.epoch ||
-          (word.state != LeaseState::kBusy && word.state != LeaseState::kWanted))
+      if (word.epoch == session.epoch ||
+          (word.state != LeaseState::kBusy && word.state != LeaseState::kWanted)) {
+        // A turn that the daemon took back before this side had seen it is over, and only this side can say so.
+        if (session.wanted) tell(session, MessageType::kReturned, phase == Phase::asked ? 1 : 0);
+        session.wanted = false;
         return kLookNs;
-      take_turn(word);
+      }
+      take_turn(session, word);
       return 0;
     case Phase::open:
       // A process that has become opportunistic is measured from its next turn on.
       // Blocks on the host for which there is room on the device come there when nothing runs.
-      if (!holds_turn(word) || word.state == LeaseState::kWanted || g_options.cls == 1 ||
-          (now_ns - g_session.looked_ns >= kLookNs && wants_home())) {
-        give_back(drain(load(now.touched) != 0 ? g_session.looked_ns : now_ns));
+      if (!holds_turn(session, word) || word.state == LeaseState::kWanted || session.options.cls == 1 ||
+          (now_ns - session.looked_ns >= kLookNs && wants_home(session.seat))) {
+        give_back(session, drain(session, load(now.touched) != 0 ? session.looked_ns : now_ns));
         return 0;
       }
-      if (now_ns - g_session.looked_ns < kLookNs) return kLookNs;
+      if (now_ns - session.looked_ns < kLookNs) return kLookNs;
       // Without others the time is not measured: a period in which it gave the device something counts.
-      if (__atomic_exchange_n(&now.touched, 0U, __ATOMIC_ACQ_REL) != 0) account(now_ns - g_session.looked_ns);
-      g_session.looked_ns = now_ns;
-      __atomic_store_n(&now.gate, 0U, __ATOMIC_SEQ_CST);  // the next work says that it came
+      if (__atomic_exchange_n(&now.touched, 0U, __ATOMIC_ACQ_REL) != 0)
+        account(session, now_ns - session.looked_ns);
+      session.looked_ns = now_ns;
+      close_gate();  // the next work says that it came
       return kLookNs;
     case Phase::quantum: {
-      look_at_events(true);
+      look_at_events(session.seat, true);
       const bool contended = word.state == LeaseState::kWanted;
-      if (!holds_turn(word)) {
-        give_back(drain(0));
+      if (!holds_turn(session, word)) {
+        give_back(session, drain(session, 0));
         return 0;
       }
       // An opportunistic process: at once. One that is so no longer: its next turn is open.
-      if (now.budget_ns == UINT64_MAX && (contended || g_options.cls == 0)) {
-        give_back(drain(0));
+      if (now.budget_ns == UINT64_MAX && (contended || session.options.cls == 0)) {
+        give_back(session, drain(session, 0));
         return 0;
       }
       const uint64_t used_ns = load(now.used_ns);
       if (!contended) {
-        if (now_ns - g_session.looked_ns >= kLookNs && used_ns > g_session.accounted_ns) {
-          g_session.looked_ns = now_ns;
-          account(used_ns - g_session.accounted_ns);
+        if (now_ns - session.looked_ns >= kLookNs && used_ns > session.accounted_ns) {
+          session.looked_ns = now_ns;
+          account(session, used_ns - session.accounted_ns);
         }
-        return drained() ? 10'000'000 : 500'000;
+        return drained(session.seat) ? 10'000'000 : 500'000;
       }
       const uint64_t active_ns = load(now.active_ns);
-      const bool still = drained() && load(now.waiting) == 0;
-      const bool idle = still && host_ns() - active_ns > patience_ns();
+      const bool still = drained(session.seat) && load(now.waiting) == 0;
+      const bool idle = still && host_ns() - active_ns > patience_ns(session);
       // Where the program waits for its work, a turn that is half over ends: better there than amid its next step.
       const bool boundary = still && used_ns >= now.budget_ns / 2;
       const bool spent =
-          used_ns + load(now.in_flight_ns) >= now.budget_ns || now_ns - g_session.turn_began_ns > kLongestNs;
+          used_ns + load(now.in_flight_ns) >= now.budget_ns || now_ns - session.turn_began_ns > kLongestNs;
       if (!idle && !boundary && !spent) return 100'000;
-      give_back(drain(0));
+      give_back(session, drain(session, 0));
       return 0;
     }
     default:
@@ -327,33 +336,34 @@ uint64_t step() {
   }
 }
 
-void* serve(void*) {
+void* serve(void* argument) {
+  Session& session = *static_cast<Session*>(argument);
   prctl(PR_SET_TIMERSLACK, 1000UL);
   Incoming message{};
   for (uint64_t wait_ns = 0;;) {
-    if (g_session.lost) {
+    if (session.lost) {
       pause_ns(kReconnectNs);
-      find_daemon_again();
+      find_daemon_again(session);
       continue;
     }
-    pollfd wait{g_session.socket, POLLIN, 0};
+    pollfd wait{session.socket, POLLIN, 0};
     const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
                         static_cast<long>(wait_ns % 1'000'000'000)};
     if (wait_ns != 0) ppoll(&wait, 1, &time, nullptr);
     int got = 0;
-    while ((got = receive(g_session.socket, &message)) > 0) note_event(message);
+    while ((got = receive(session.socket, &message)) > 0) note_event(session, message);
     if (got < 0) {
-      lose_daemon();
+      lose_daemon(session);
       continue;
     }
-    page();
-    wait_ns = step();
-    tell_changes(host_ns());
+    page(session);
+    wait_ns = step(session);
+    tell_changes(session, host_ns());
   }
   return nullptr;
 }
 
-bool start_thread(void* (*body)(void*)) {
+bool start_thread(void* (*body)(void*), Session& session) {
   // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.
   auto* create = reinterpret_cast<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>(
       libc_symbol("pthread_create"));
@@ -363,98 +373,157 @@ bool start_thread(void* (*body)(void*)) {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);
   pthread_t thread;
-  const bool started = create(&thread, nullptr, body, nullptr) == 0;
+  const bool started = create(&thread, nullptr, body, &session) == 0;
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return started;
 }
 
-// In the process's first thread that comes here.
-bool join() {
+// In the first thread of the process that joins at all.
+void begin_process() {
   group();  // reads the settings
-  const Settings& settings = load_settings();
   read_options();
-  if (g_session.process != 0 &&
-      g_session.process != getpid()) {  // a child of fork: what it has is its parent's
-    close(g_session.socket);
-    if (g_session.page != nullptr) munmap(g_session.page, sizeof(client::LeaseMemory));
+  for (Session& session : g_sessions) {
+    if (session.process == 0 || session.process == getpid()) continue;
+    // A child of fork: what it has is its parent's.
+    if (session.socket >= 0) close(session.socket);
+    if (session.page != nullptr) munmap(session.page, sizeof(client::LeaseMemory));
+    std::memset(static_cast<void*>(&session), 0, sizeof session);
   }
-  std::memset(&g_session, 0, sizeof g_session);
-  g_session.socket = -1;
-  g_session.process = getpid();
-  g_session.instance = host_ns() ^ static_cast<uint64_t>(g_session.process) << 32;
   prepare_fork();
-  char why[512];
-  Outcome outcome = connect_daemon(why, sizeof why);
-  if (outcome == Outcome::joined && !g_session.admitted) {
-    Incoming message{};
-    for (bool told = false; !g_session.admitted;) {
-      if (await(MessageType::kAdmit, &message, 1'000'000'000)) {
-        g_session.admitted = true;
-        break;
-      }
-      pollfd wait{g_session.socket, POLLRDHUP, 0};
-      if (poll(&wait, 1, 0) != 0 && (wait.revents & (POLLHUP | POLLRDHUP)) != 0) {
-        outcome = Outcome::absent;
-        std::snprintf(why, sizeof why, "it has gone");
-        break;
-      }
-      if (!told)
-        log_line("process %d waits: the daemon at %s has no %llu bytes to promise now", g_session.process,
-                 g_options.socket, static_cast<unsigned long long>(g_session.told_bytes));
-      told = true;
+}
+
+// Waits until the daemon has memory for the process.
+Outcome await_admission(Session& session, char* out_why, size_t size) {
+  Incoming message{};
+  for (bool told = false; !session.admitted;) {
+    if (await(session, MessageType::kAdmit, &message, 1'000'000'000)) {
+      session.admitted = true;
+      break;
     }
+    pollfd wait{session.socket, POLLRDHUP, 0};
+    if (poll(&wait, 1, 0) != 0 && (wait.revents & (POLLHUP | POLLRDHUP)) != 0) {
+      std::snprintf(out_why, size, "it has gone");
+      return Outcome::absent;
+    }
+    if (!told)
+      log_line("process %d waits: the daemon at %s has no %llu bytes to promise now", session.process,
+               g_options.socket, static_cast<unsigned long long>(session.told_bytes));
+    told = true;
   }
+  return Outcome::joined;
+}
+
+// In the first thread that comes here for the device.
+bool join(Session& session) {
+  std::memset(static_cast<void*>(&session), 0, sizeof session);
+  session.socket = -1;
+  session.process = getpid();
+  session.seat = static_cast<int>(&session - g_sessions);
+  session.instance = host_ns() ^ static_cast<uint64_t>(session.process) << 32;
+  const int ordinal = ordinal_of(session.seat);
+  if (ordinal < 0 || real(kEntry_cuDeviceGetPCIBusId, &session.address[0], 32, ordinal) != kSuccess)
+    session.address[0] = 0;
+  // From the second device on no work passes without a look at it.
+  const auto first = static_cast<uint32_t>(session.seat) + 1;
+  uint32_t none = 0;
+  __atomic_compare_exchange_n(&gate().first, &none, first, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&gate().sessions, 1U, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&gate().seats, 1U, __ATOMIC_SEQ_CST);
+  close_gate();
+  char why[512];
+  Outcome outcome = connect_daemon(session, why, sizeof why);
+  if (outcome == Outcome::joined) outcome = await_admission(session, why, sizeof why);
   if (outcome == Outcome::joined) {
-    change_phase(Phase::resting);
-    if (start_thread(serve)) return true;
+    change_phase(session.seat, Phase::resting);
+    if (start_thread(serve, session)) return true;
     outcome = Outcome::absent;
     std::snprintf(why, sizeof why, "no thread can be started");
   }
-  disconnect();
-  if (g_session.socket >= 0) close(g_session.socket);
-  g_session.socket = -1;
-  change_phase(Phase::none);
-  const bool closed = settings.fails_closed && (g_options.named || outcome == Outcome::refused);
+  disconnect(session);
+  if (session.socket >= 0) close(session.socket);
+  session.socket = -1;
+  change_phase(session.seat, Phase::none);
+  __atomic_sub_fetch(&gate().sessions, 1U, __ATOMIC_SEQ_CST);
+  const char* const device = session.address[0] != 0 ? session.address : "without an address";
+  const bool capped = g_options.cap > 0 && g_options.cap < 1;
+  if (outcome == Outcome::absent && capped && why[0] == 0)
+    std::snprintf(why, sizeof why, "nobody is there, so no cap of the device's time holds");
+  const bool closed =
+      load_settings().fails_closed && (g_options.named || capped || outcome != Outcome::absent);
   if (outcome == Outcome::refused || closed) {
-    log_line("process %d is refused a context (preloaded %s): the daemon at %s: %s", g_session.process,
-             way_in(), g_options.socket, why);
+    __atomic_sub_fetch(&gate().seats, 1U, __ATOMIC_SEQ_CST);
+    uint32_t mine = first;
+    __atomic_compare_exchange_n(&gate().first, &mine, 0U, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    log_line("process %d is refused a context on device %s (preloaded %s): the daemon at %s: %s",
+             session.process, device, way_in(), g_options.socket, why);
     return false;
   }
-  if (why[0] != 0)
-    log_line("process %d works alone (preloaded %s): the daemon at %s: %s", g_session.process, way_in(),
-             g_options.socket, why);
-  change_phase(Phase::alone);
+  // That there is no daemon is said once, whatever the number of devices.
+  static int told = 0;
+  if (why[0] != 0 && (outcome == Outcome::unserved ||
+                      __atomic_exchange_n(&told, session.process, __ATOMIC_RELAXED) != session.process))
+    log_line("process %d works alone on device %s (preloaded %s): the daemon at %s: %s", session.process,
+             device, way_in(), g_options.socket, why);
+  change_phase(session.seat, Phase::alone);
   open_gate();
   return true;
 }
 
+// As in the books: a lock is the number of the process that holds it, so a child of fork does not wait for a thread that it has not got.
+bool try_lock(uint32_t& lock) {
+  const auto own = static_cast<uint32_t>(getpid());
+  uint32_t holder = load(lock);
+  return holder != own &&
+         __atomic_compare_exchange_n(&lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
 }  // namespace
 
-bool join_daemon() {
-  while (phase_now() == Phase::none) {
-    // As in the books: the lock is the number of the process that holds it, so a child of fork does not wait for a thread that it has not got.
-    const auto own = static_cast<uint32_t>(getpid());
-    uint32_t holder = load(g_joining);
-    if (holder == own ||
-        !__atomic_compare_exchange_n(&g_joining, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+bool stand_aside() {
+  if (load(gate().seats) != 0 || !leave_group())
+    return load(gate().seats) != 0 && load(gate().sessions) == 0 && !limited();
+  prepare_fork();
+  for (int seat = 0; seat < kSeats; ++seat) change_phase(seat, Phase::alone);
+  store(gate().seats, kSeats);
+  open_gate();
+  return true;
+}
+
+bool join_daemon(int seat) {
+  static int begun = 0;  // the process that has begun
+  while (phase_now(seat) == Phase::none) {
+    if (!try_lock(g_joining[seat])) {
       pause_ns(1'000'000);
       continue;
     }
-    const bool joined = phase_now() != Phase::none || join();
-    store(g_joining, 0);
+    while (!try_lock(g_beginning)) pause_ns(1'000'000);
+    if (begun != getpid()) begin_process();
+    begun = getpid();
+    store(g_beginning, 0);
+    const bool joined = phase_now(seat) != Phase::none || join(g_sessions[seat]);
+    store(g_joining[seat], 0);
     return joined;
   }
   return true;
 }
 
-void ask_for_turn() {
+void ask_for_turn(int seat) {
   auto resting = static_cast<uint32_t>(Phase::resting);
-  if (!__atomic_compare_exchange_n(reinterpret_cast<uint32_t*>(&turn().phase), &resting,
+  if (!__atomic_compare_exchange_n(reinterpret_cast<uint32_t*>(&turn(seat).phase), &resting,
                                    static_cast<uint32_t>(Phase::asked), false, __ATOMIC_SEQ_CST,
                                    __ATOMIC_RELAXED))
     return;
-  __atomic_store_n(&g_session.slow, host_ns() - load(turn().active_ns) > kPatienceNs, __ATOMIC_RELAXED);
-  tell(MessageType::kReady);
+  Session& session = g_sessions[seat];
+  __atomic_store_n(&session.slow, host_ns() - load(turn(seat).active_ns) > kPatienceNs, __ATOMIC_RELAXED);
+  tell(session, MessageType::kReady);
 }
 
 }  // namespace gpushare::shim
+
+extern "C" {
+// Called by libgpushare, which finds it by name (executor/runtime.cpp).
+__attribute__((visibility("default"))) int gpushare_shim_stand_aside();
+int gpushare_shim_stand_aside() {
+  return gpushare::shim::stand_aside() ? 1 : 0;
+}
+}

@@ -18,8 +18,8 @@ namespace {
 Settings g_settings;
 bool g_read = false;
 
-// By hand: strtod reads the decimal point of the program's language.
-bool parse_number(const char* text, double* out) {
+// By hand: strtod reads the decimal point of the program's language. `end`: what must follow.
+bool parse_number(const char* text, double* out, char end = 0) {
   double value = 0, scale = 1;
   bool digits = false, point = false;
   const bool negative = *text == '-';
@@ -33,7 +33,7 @@ bool parse_number(const char* text, double* out) {
     if (point) scale *= 10;
   }
   *out = (negative ? -value : value) / scale;
-  return digits && *text == 0;
+  return digits && *text == end && (end == 0 || text[1] == 0);
 }
 
 }  // namespace
@@ -127,6 +127,12 @@ void read_options() {
     else
       log_line("GPUSHARE_WEIGHT=%s is not a number above 0: the weight is 1", value);
   }
+  if (const char* value = given("GPUSHARE_CAP")) {
+    if (parse_number(value, &number, '%') && number > 0 && number <= 100)
+      g_options.cap = number / 100;
+    else
+      log_line("GPUSHARE_CAP=%s is not a percentage above 0%% and at most 100%%: there is no cap", value);
+  }
   if (const char* value = given("GPUSHARE_PRIORITY")) {
     if (parse_number(value, &number) && number > -2e9 && number < 2e9)
       g_options.priority = static_cast<int32_t>(number);
@@ -155,7 +161,7 @@ void read_options() {
   std::snprintf(g_options.socket, sizeof g_options.socket, "/run/gpushare/daemon.sock");
 }
 
-uint32_t take_share() {
+uint32_t take_share(Options* options) {
   const Share& share = group().share;
   const uint32_t said = load(share.said);
   uint32_t changed = 0;
@@ -167,9 +173,10 @@ uint32_t take_share() {
     option = now;
     changed |= which;
   };
-  take(Share::kWeight, g_options.weight, share.weight);
-  take(Share::kClass, g_options.cls, share.cls);
-  take(Share::kPriority, g_options.priority, share.priority);
+  take(Share::kWeight, options->weight, share.weight);
+  take(Share::kClass, options->cls, share.cls);
+  take(Share::kPriority, options->priority, share.priority);
+  take(Share::kCap, options->cap, share.cap);
   return changed;
 }
 

@@ -9,6 +9,7 @@
 //   GPUSHARE_CUDA_DRIVER     the real driver
 //   GPUSHARE_SOCKET          the daemon's socket; else gpushare/daemon.sock in XDG_RUNTIME_DIR, else in /run
 //   GPUSHARE_WEIGHT, GPUSHARE_PRIORITY, GPUSHARE_CLASS (guaranteed, opportunistic)
+//   GPUSHARE_CAP             the most of each device's time, e.g. 30%, also while nobody else wants the device
 //   GPUSHARE_GROUP           number of the group: its processes have memory, weight and turns together
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -32,11 +33,12 @@ struct Settings {
 // Reads the environment, once.
 const Settings& load_settings();
 
-// The process as a session. Read once; the group's page may change them later (take_share).
+// The process as a session, as the environment says. The group's page may say otherwise later (take_share).
 struct Options {
   char socket[108];
   bool named;  // by the environment
   double weight;
+  double cap;  // of 1; 0: none
   int32_t priority;
   uint32_t cls;
   uint64_t group;
@@ -44,8 +46,8 @@ struct Options {
 };
 extern Options g_options;
 void read_options();
-// What `gpushare exec --change` said since: the options from now on. Returns what has changed, of Share.
-uint32_t take_share();
+// What `gpushare exec --change` said since goes into the options. Returns what has changed there, of Share.
+uint32_t take_share(Options* options);
 
 // A quarter of the host's memory.
 inline uint64_t default_pinned_bytes() {

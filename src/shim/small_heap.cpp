@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "shim/gate.hpp"
+#include "shim/move.hpp"
 
 namespace gpushare::shim {
 
@@ -76,7 +77,7 @@ static_assert(kPages == 32);
 struct Heap {
   uint64_t context;  // 0: the place is free
   int place;
-  bool settling;        // a thread waits for the context's work; taken under the lock, given back without it
+  bool recycling;       // a thread waits for the context's work; taken under the lock, given back without it
   Chunk *roomy, *full;  // chunks with a page that has no size, and the others
   Page* usable[kClasses];  // pages with free blocks
   Page* freed;             // pages with freed blocks
@@ -225,7 +226,7 @@ bool add_chunk(const Current& at) {
 }
 
 // The blocks that waited can be used. Pages without blocks lose their size. Chunks without pages leave the heap, all but `keep` of them; the list of those is returned.
-Chunk* settled(Heap& heap, Page* waiting, int keep) {
+Chunk* recycle_pages(Heap& heap, Page* waiting, int keep) {
   for (Page *page = waiting, *next = nullptr; page != nullptr; page = next) {
     next = page->next_waiting;
     if (page->free.none()) link(list_of(page), page);
@@ -252,14 +253,14 @@ Chunk* settled(Heap& heap, Page* waiting, int keep) {
   return gone;
 }
 
-// Waits for the work of the heap's context, so that the blocks that were freed before can be used. Chunks without blocks go back to the driver, but for `keep`.
-Result settle(Heap& heap, int keep, bool* out_gained) {
+// Waits for the work that may use the heap, so that the blocks that were freed before can be used. Chunks without blocks go back to the driver, but for `keep`.
+Result recycle(Heap& heap, int keep, bool* out_gained) {
   Page* waiting = nullptr;
   uint64_t context = 0;
   {
     const Locked lock(g_lock);
-    if (load(heap.settling) || heap.context == 0 || load(turn().capturing) != 0) return kSuccess;
-    store(heap.settling, true);
+    if (load(heap.recycling) || heap.context == 0 || is_capturing_any()) return kSuccess;
+    store(heap.recycling, true);
     context = heap.context;
     for (Page* page = heap.freed; page != nullptr; page = page->next_freed) {
       page->waiting = page->freed;
@@ -272,6 +273,8 @@ Result settle(Heap& heap, int keep, bool* out_gained) {
   }
   Result result = kSuccess;
   if (waiting != nullptr) {
+    // The work of other contexts that reach the memory counts too.
+    synchronize_others(context, reached_by(heap.place) | uint64_t{1} << seat_of(heap.place));
     const InContext there(context);
     result = there.is() ? real(kEntry_cuCtxSynchronize) : kInvalidValue;
   }
@@ -279,7 +282,7 @@ Result settle(Heap& heap, int keep, bool* out_gained) {
   {
     const Locked lock(g_lock);
     if (result == kSuccess) {
-      gone = settled(heap, waiting, keep);
+      gone = recycle_pages(heap, waiting, keep);
     } else {
       for (Page *page = waiting, *next = nullptr; page != nullptr; page = next) {
         next = page->next_waiting;
@@ -298,15 +301,15 @@ Result settle(Heap& heap, int keep, bool* out_gained) {
       drop(gone);
     }
   }
-  store(heap.settling, false);
+  store(heap.recycling, false);
   return result;
 }
 
 // The same after another thread has finished.
-bool settle_after_others(Heap& heap) {
+bool recycle_after_others(Heap& heap) {
   bool gained = false;
-  while (load(heap.settling)) sched_yield();
-  settle(heap, 0, &gained);
+  while (load(heap.recycling)) sched_yield();
+  recycle(heap, 0, &gained);
   return gained;
 }
 
@@ -340,8 +343,7 @@ bool allocate_small(const Current& at, uint64_t bytes, void* out_address) {
   }
 }
 
-bool free_small(uint64_t address, const Ordered& ordered, Result* out_result) {
-  if (!has_small()) return false;
+bool free_of_heap(uint64_t address, const Ordered& ordered, Result* out_result) {
   group();
   if (ordered.is) {
     // A stream of another context is not waited for by that of the heap.
@@ -372,10 +374,10 @@ bool free_small(uint64_t address, const Ordered& ordered, Result* out_result) {
     one.add(block);
     rest(heap, page, one);
     const uint64_t most = heap.bytes / 8 > kLeastResting ? heap.bytes / 8 : kLeastResting;
-    if (heap.freed_bytes >= most && !load(heap.settling)) due = &heap;
+    if (heap.freed_bytes >= most && !load(heap.recycling)) due = &heap;
   }
   bool gained = false;
-  *out_result = __builtin_expect(due == nullptr, 1) ? kSuccess : settle(*due, 1, &gained);
+  *out_result = __builtin_expect(due == nullptr, 1) ? kSuccess : recycle(*due, 1, &gained);
   return true;
 }
 
@@ -397,20 +399,20 @@ bool give_back_small(int place) {
   bool any = false;
   if (has_small())
     for (Heap& heap : g_heaps)
-      if (load(heap.context) != 0 && heap.place == place) any = settle_after_others(heap) || any;
+      if (load(heap.context) != 0 && heap.place == place) any = recycle_after_others(heap) || any;
   return any;
 }
 
 void leave_small(uint64_t context) {
   if (has_small() && context != 0)
     for (Heap& heap : g_heaps)
-      if (load(heap.context) == context) settle_after_others(heap);
+      if (load(heap.context) == context) recycle_after_others(heap);
 }
 
 void forget_small(uint64_t context) {
   for (Heap& heap : g_heaps) {
     if (context == 0 || load(heap.context) != context) continue;
-    while (load(heap.settling)) sched_yield();
+    while (load(heap.recycling)) sched_yield();
     const Locked lock(g_lock);
     while (Chunk* chunk = heap.roomy != nullptr ? heap.roomy : heap.full) {
       remove(chunk);
@@ -423,7 +425,7 @@ void forget_small(uint64_t context) {
 void forget_small_in_child() {
   store(g_lock, 0);
   for (Heap& heap : g_heaps) {
-    store(heap.settling, false);
+    store(heap.recycling, false);
     forget_small(heap.context);
   }
 }

@@ -38,7 +38,10 @@ struct Ordered {
   bool per_thread;  // stream 0 is the thread's own
   P stream;
 };
-bool free_small(uint64_t address, const Ordered& ordered, Result* out_result);
+bool free_of_heap(uint64_t address, const Ordered& ordered, Result* out_result);
+inline bool free_small(uint64_t address, const Ordered& ordered, Result* out_result) {
+  return has_small() && free_of_heap(address, ordered, out_result);
+}
 // Whether the address lies in a chunk, and in which block of it; out_base 0: in none that the program has.
 bool find_small(uint64_t address, uint64_t* out_base, uint64_t* out_bytes);
 // Before memory of the device is refused: waits for the device, after which freed blocks can be used, and gives back chunks without blocks. True: one of the two happened.

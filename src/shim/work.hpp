@@ -34,6 +34,7 @@ struct Work {
   uint64_t stream = 0;
   uint64_t signature = 0;
   bool per_thread = false;  // stream 0 is the thread's own
+  bool any_stream = false;  // the stream may be another context's than the thread's
 };
 
 inline uint64_t bits(P value) {
@@ -68,10 +69,12 @@ Work work_of(const char* name, A... arguments) {
     work.stream = value(8);
     work.signature = value(0) ^ (value(1) * value(2) * value(3)) << 20;
   } else if (begins_with(name, "cuGraph")) {
+    work.any_stream = true;
     work.stream = value(1);
     work.signature = value(0);
   } else {
-    if (contains(name, "Async")) work.stream = value(count - 1);
+    work.any_stream = contains(name, "Async");
+    if (work.any_stream) work.stream = value(count - 1);
     work.signature = static_cast<uint64_t>(entry) + 1;
     // Copies and fills: of which order of magnitude they are.
     if (!contains(name, "2D") && !contains(name, "3D") && !contains(name, "Batch") && count > 2)

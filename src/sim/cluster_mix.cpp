@@ -28,6 +28,7 @@ constexpr uint64_t kPlanSeed = 0x6770;
 constexpr double kSlack =
     0.005;                       // of a part's worth: what is below the static partition's by more is avoided
 constexpr double kPerLoss = 10;  // how much more a part's loss weighs than another's gain
+constexpr double kNear = 0.06;   // of the mean worth of the parts: partitions that may be the best afterwards
 constexpr double kWorst = -1e9;  // worth of a part that cannot run
 
 const cluster::Kind& kind_of(size_t part) {
@@ -177,18 +178,50 @@ class MixProblem final : public cluster::Problem {
     return outcome;
   }
 
-  // The parts in order of document, each in whole devices: every number of devices of every part, then all partitions by dynamic
-  // programming. Devices are taken in order.
-  base::Result<Slices> whole(const Mode& mode, const std::string* schedulers) const {
-    const auto count = static_cast<int64_t>(devices_.size());
+  // What every part is worth on every number of whole devices.
+  std::vector<cluster::ValueTable> by_devices(const Mode& mode, const std::string* schedulers) const {
     std::vector<cluster::ValueTable> tables;
     for (const size_t part : there_) {
       cluster::ValueTable table{1, {}};
-      for (int64_t n = 1; n <= count - static_cast<int64_t>(there_.size()) + 1; ++n)
-        table.value.push_back(run(part, first(n * kQuarters), schedulers[part], mode, nullptr).worth);
+      for (size_t n = 1; n <= devices_.size() - there_.size() + 1; ++n)
+        table.value.push_back(
+            run(part, first(static_cast<int64_t>(n) * kQuarters), schedulers[part], mode, nullptr).worth);
       tables.push_back(std::move(table));
     }
+    return tables;
+  }
+
+  // The most that a part is worth in any partition into whole devices that is expected to be within kNear of the best: afterwards any
+  // of them may turn out to be the best.
+  std::vector<double> floors() const {
+    const std::vector<cluster::ValueTable> tables = by_devices(told(), specialists_);
+    const auto count = static_cast<int64_t>(devices_.size());
     const auto units = cluster::maximise_sum(tables, count);
+    double best = 0;
+    for (size_t i = 0; i < tables.size(); ++i) best += tables[i].value[size_t((*units)[i] - 1)];
+    std::vector<double> floor(kParts, kWorst);
+    for (size_t i = 0; i < tables.size(); ++i)
+      for (size_t n = 1; n <= tables[i].value.size(); ++n) {
+        // With so many devices for this part, the others at their best.
+        std::vector<cluster::ValueTable> others = tables;
+        others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+        double sum = tables[i].value[n - 1];
+        if (!others.empty()) {
+          const auto rest = cluster::maximise_sum(others, count - static_cast<int64_t>(n));
+          if (!rest) continue;
+          for (size_t k = 0; k < others.size(); ++k) sum += others[k].value[size_t((*rest)[k] - 1)];
+        }
+        if (sum >= best - kNear * double(tables.size()))
+          floor[there_[i]] = std::max(floor[there_[i]], tables[i].value[n - 1] - kSlack);
+      }
+    return floor;
+  }
+
+  // The parts in order of document, each in whole devices: every number of devices of every part, then all partitions by dynamic
+  // programming. Devices are taken in order.
+  base::Result<Slices> whole(const Mode& mode, const std::string* schedulers) const {
+    const auto units =
+        cluster::maximise_sum(by_devices(mode, schedulers), static_cast<int64_t>(devices_.size()));
     Slices slices(kParts);
     size_t next = 0;
     for (size_t i = 0; i < there_.size(); ++i)
@@ -211,11 +244,7 @@ class MixProblem final : public cluster::Problem {
     const auto count = static_cast<int64_t>(devices_.size());
     const bool services = std::find(there_.begin(), there_.end(), size_t{kServices}) != there_.end();
     const std::vector<size_t> rest(there_.begin() + (services ? 1 : 0), there_.end());
-    // No part shall lose against the best partition into whole devices that can be expected.
-    GPUSHARE_ASSIGN_OR_RETURN(const Slices expected, whole(told(), specialists_));
-    double floor[kParts] = {};
-    for (const size_t part : there_)
-      floor[part] = run(part, expected[part], specialists_[part], told(), nullptr).worth - kSlack;
+    const std::vector<double> floor = floors();
     const auto weighed = [&](size_t part, double worth) {
       return worth - kPerLoss * std::max(0.0, floor[part] - worth);
     };

@@ -80,7 +80,7 @@ class Cluster {
         finish(end.job);
         --left;
       }
-      settle();
+      update_speeds();
       for (; next_device_ < later_.size() && devices_[later_[next_device_]].from_s <= now_s_; ++next_device_)
         tell_device(later_[next_device_], true);
       for (; next_arrival < jobs_.size() && jobs_[next_arrival].arrival_s <= now_s_; ++next_arrival)
@@ -101,7 +101,7 @@ class Cluster {
           if ((action.kind == Action::Kind::kPause) != pauses) continue;
           GPUSHARE_RETURN_IF_ERROR(take(action, left));
         }
-      settle();
+      update_speeds();
       if (options_.progress && result_.decisions % 256 == 0 &&
           !options_.progress(now_s_, jobs_.size() - left, jobs_.size()))
         return base::Status(GPUSHARE_CANCELLED, "the run was cancelled");
@@ -319,7 +319,7 @@ class Cluster {
   }
 
   // Speeds of all jobs on devices whose jobs changed.
-  void settle() {
+  void update_speeds() {
     touched_.clear();
     for (const uint32_t d : changed_) {
       dirty_[d] = false;

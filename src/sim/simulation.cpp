@@ -99,7 +99,7 @@ struct Simulation::Impl {
   void advance(uint64_t to);
   void arrive(SessionId id);
   void finish_run(LaneId id);
-  void settle_runs();
+  void report_runs();
   void carry_out();
   void finish_copies();
   void cut_runs();
@@ -144,13 +144,14 @@ void Simulation::Impl::prepare() {
   scheduling.max_lanes = options.max_lanes;
   scheduling.paging = options.paging;
   scheduling.lane_finder = options.lane_finder;
+  scheduling.measures = options.measures;
   if (options.interference) {
     model = std::make_shared<InterferenceModel>(jobs, options.table);
   }
   options.table = nullptr;
   result.policy = first_policy->name();
   scheduler = std::make_unique<sched::Scheduler>(scheduling, std::move(first_policy));
-  if (model != nullptr && options.tell_policy) scheduler->set_interference(model, 0);
+  if (model != nullptr && options.tell_policy && !options.measures) scheduler->set_interference(model, 0);
   random.seed(options.seed);
   states.resize(jobs.size());
   result.jobs.resize(jobs.size());
@@ -243,7 +244,7 @@ void Simulation::Impl::finish_run(LaneId id) {
 // Before something that the scheduler decides on: the iterations that runs have completed so far are
 // reported, so that service, virtual time and remaining time are what they would be had each iteration been
 // dispatched by itself.
-void Simulation::Impl::settle_runs() {
+void Simulation::Impl::report_runs() {
   for (LaneId id = 0; id < lanes.size(); ++id) {
     LaneState& lane = lanes[id];
     if (!lane.running || lane.count - lane.told_count <= 1 || lane.done_ns <= lane.lead_ns) continue;
@@ -286,6 +287,7 @@ void Simulation::Impl::carry_out() {
         case ActionKind::kDrop:  // a simulation has nothing that is kept for speed alone
         case ActionKind::kFillCache:
         case ActionKind::kDropCache:
+        case ActionKind::kTerms:
         case ActionKind::kMove:
           break;  // its next iteration names the lane
         case ActionKind::kAdmit:
@@ -511,7 +513,7 @@ base::Result<SimulationResult> Simulation::run() {
   sim.prepare();
   for (uint64_t next = sim.next_event(); next != kUnknown; next = sim.next_event()) {
     sim.advance(next);
-    sim.settle_runs();
+    sim.report_runs();
     for (LaneId id = 0; id < sim.lanes.size(); ++id)
       if (sim.lanes[id].running && sim.lanes[id].end_ns <= sim.now) sim.finish_run(id);
     if (sim.cancelled)

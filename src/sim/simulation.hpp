@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,14 +19,16 @@ namespace gpushare::sim {
 
 struct SimulationOptions {
   uint64_t capacity_bytes = uint64_t{16} << 30;
-  uint32_t max_lanes = 0;  // on top of the policy's own limit; 0 = no limit
-  sched::LaneFinderKind lane_finder = sched::LaneFinderKind::kSalus;
+  uint32_t max_lanes = 0;                            // on top of the policy's own limit; 0 = no limit
+  std::optional<sched::LaneFinderKind> lane_finder;  // without: as the policy says, else kSalus
   bool paging = true;
   double host_link_bytes_per_s = 12e9;  // copies of persistent bytes, one at a time; > 0
   uint64_t switch_ns = 0;               // lane idle time when it goes on with another session
   bool interference = true;             // false: lanes do not slow each other
   // pack is told the model (its estimates are right); false: it decides by memory alone, as Salus does.
   bool tell_policy = true;
+  // True: nobody tells the policy anything. The scheduler measures, as on a device.
+  bool measures = false;
   double jitter = 0;                         // relative standard deviation of an iteration's time, in [0, 1]
   uint64_t seed = 1;                         // of the jitter
   uint64_t max_picks = 1'000'000;            // sets quantum_ns when it is 0

@@ -42,6 +42,13 @@ static void runtimes(void) {
   CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_NOT_FOUND);
   CHECK(strstr(gpushare_last_error_message(), "srtf") != NULL);
   params.policy = "fair";
+  params.lane_finder = "first";
+  CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_NOT_FOUND);
+  CHECK(strstr(gpushare_last_error_message(), "salus, balanced, compact") != NULL);
+  params.lane_finder = NULL;
+  params.interference_file = "/";
+  CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_IO_ERROR);
+  params.interference_file = NULL;
   params.layout = 99;
   CHECK_STATUS(gpushare_runtime_open(&params, &runtime), GPUSHARE_INVALID_ARGUMENT);
   params.layout = 0;
@@ -56,6 +63,7 @@ static void runtimes(void) {
 }
 
 static void sessions(void) {
+  gpushare_interference entry = GPUSHARE_INTERFERENCE_INIT;
   gpushare_runtime runtime = open_runtime("sim", "fair", 64 * MIB);
   gpushare_session session = NULL, keep = NULL;
   gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
@@ -94,6 +102,8 @@ static void sessions(void) {
   CHECK(strstr(gpushare_last_error_message(), "bert-serving") != NULL);
 
   CHECK_STATUS(gpushare_session_set_weight(keep, 0.0), GPUSHARE_INVALID_ARGUMENT);
+  CHECK_STATUS(gpushare_runtime_get_interference(runtime, 0, &entry), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_runtime_get_interference(runtime, 0, NULL), GPUSHARE_NOT_FOUND);
   CHECK_STATUS(gpushare_runtime_set_capacity(runtime, UINT64_MAX), GPUSHARE_EXCEEDS_CAPACITY);
   CHECK(strstr(gpushare_last_error_message(), "64.00 MiB") != NULL);
   CHECK_STATUS(gpushare_session_alloc(keep, GPUSHARE_KIND_MODEL, 0, 0, &address), GPUSHARE_INVALID_ARGUMENT);

@@ -17,6 +17,12 @@ static int32_t failing(void* user_data, gpushare_iteration iteration) {
   return GPUSHARE_QUOTA_EXCEEDED;
 }
 
+static int32_t too_late(void* user_data, gpushare_iteration iteration) {
+  (void)user_data;
+  (void)iteration;
+  return GPUSHARE_TIMED_OUT;
+}
+
 static int released;
 static void count_release(void* user_data) {
   (void)user_data;
@@ -92,6 +98,13 @@ static void push(const char* device) {
   CHECK(info.state == GPUSHARE_SESSION_FAILED && info.status == GPUSHARE_QUOTA_EXCEEDED);
   CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, NULL, NULL), GPUSHARE_INVALID_STATE);
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  /* What the function returns is never taken for a timeout of the wait. */
+  session = open_session(runtime, "late", 8 * MIB, 16 * MIB);
+  CHECK_STATUS(gpushare_session_submit(session, too_late, NULL, count_release, &bad), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_CALLBACK_FAILED);
+  CHECK(strstr(gpushare_last_error_message(), "TIMED_OUT") != NULL);
+  CHECK_STATUS(gpushare_ticket_release(bad), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
   other = open_session(runtime, "other", 8 * MIB, 16 * MIB);
   CHECK_STATUS(gpushare_session_submit(other, submitted, &runs, NULL, &bad), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
@@ -103,7 +116,7 @@ static void push(const char* device) {
   CHECK(gpushare_session_submit(other, submitted, &runs, NULL, NULL) != GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_close(other), GPUSHARE_OK);
   CHECK_STATUS(gpushare_session_close(other), GPUSHARE_INVALID_HANDLE);
-  CHECK(released == 21);
+  CHECK(released == 22);
 }
 
 static void many(void) {

@@ -40,7 +40,7 @@ static void plans(void) {
   gpushare_plan_params params = GPUSHARE_PLAN_PARAMS_INIT;
   gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
   const uint64_t bytes[3] = {1000000, 1000000, 1000000};
-  const uint64_t execute_ns[3] = {1000000, 1000000, 1000000};
+  const uint64_t execution_ns[3] = {1000000, 1000000, 1000000};
   uint32_t ends[3] = {9, 9, 9}, groups = 0;
   uint64_t makespan_ns = 0;
   CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, NULL, ends, &groups, NULL),
@@ -64,7 +64,7 @@ static void plans(void) {
   params.resident_layers = 0;
   CHECK(ends[0] == 9);
   /* Without overheads a layer a group: 1 ms each way, the last one done after 4 ms. */
-  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, execute_ns, ends, &groups, &makespan_ns),
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, execution_ns, ends, &groups, &makespan_ns),
                GPUSHARE_OK);
   CHECK(groups == 3 && ends[2] == 3 && makespan_ns == 4000000);
   /* Dear calls: one group. */

@@ -67,6 +67,7 @@ class Daemon(ToolTest):
         self.refused([*base, "--policy", "nonsense"], "nonsense", "fair")
         self.refused([*base, "--lanes", "0"], "--lanes")
         self.refused([*base, "--lease", "0"], "--lease")
+        self.refused([*base, "--stay", "0"], "--stay")
         self.refused(["daemon", "--socket", "s", "--device", "sim"], "virtual memory")
         self.refused(["daemon", "--socket", "s" * 200, "--device", "host"], "107")
 

@@ -17,6 +17,18 @@ class RunMeasured(ToolTest):
     JOBS = ["train,guaranteed,0,20,4,20,60,0", "tune-1,opportunistic,0.01,10,4,5,30,0",
             "tune-2,opportunistic,0.01,10,4,5,30,0", "serve,guaranteed,0.02,12,2,8,6,5"]
 
+    def test_what_pack_measured_is_kept_in_a_file(self):
+        arguments = ["--jobs", self.jobs(*self.JOBS), "--device", "host", "--capacity", "128MiB", "--policy", "pack",
+                     "--lane-finder", "balanced", "--interference", "table.txt"]
+        first = self.run_json(*arguments)["policies"][0]
+        alone = {entry["name"] for entry in first["interference"] if entry["beside"] is None and entry["iteration_s"] > 0}
+        self.assertIn("train", alone)
+        text = (self.folder / "table.txt").read_text()
+        self.assertTrue(text.startswith("gpushare interference 1\nalone\t"), text)
+        self.assertEqual(self.run_json(*arguments)["policies"][0]["completed"], 4)
+        (self.folder / "table.txt").write_text("other")
+        self.refused(["run", *arguments], "table.txt:1")
+
     def test_every_policy_completes_every_job(self):
         policies = ["fifo", "srtf", "pack", "fair", "priority"]
         result = self.run_json("--jobs", self.jobs(*self.JOBS), "--device", "host", "--capacity", "128MiB", "--policy",

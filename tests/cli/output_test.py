@@ -108,6 +108,9 @@ class BadInput(ToolTest):
             (["--interference", "none", "--interference-device", "k80"], ["--interference-device"]),
             (["--device", "host", "--jitter", "0.1"], ["--jitter", "sim"]),
             (["--device", "host", "--interference", "none"], ["--interference", "sim"]),
+            (["--device", "host", "--tell", "measured"], ["--tell", "sim"]),
+            (["--tell", "all"], ["--tell", "estimates, measured and nothing"]),
+            (["--lane-finder", "first"], ["--lane-finder", "'first'", "salus, balanced, compact"]),
             (["surplus"], ["surplus"]),
         ]
         for arguments, words in cases:

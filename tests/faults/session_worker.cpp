@@ -1,6 +1,6 @@
 // A process with one session on a shared device, for shared_processes.cpp:
 //   session_worker NAME POLICY_WEIGHT PRIORITY P_MIB E_MIB WORK_US ITERATIONS [MODEL CHECKSUM]
-// trains: each iteration checks its persistent bytes, writes them and its scratch memory, and computes for WORK_US. Prints
+// trains: each iteration checks its persistent bytes, writes them and its scratch memory, computes for WORK_US, and finds the scratch as it was. Prints
 // "ready" once it is admitted, then its iterations and device time at the end. ITERATIONS 0: until it is killed, or gets a
 // line on stdin. With MODEL it opens that image and compares its checksum in each iteration. Exit 1 with the reason when anything goes wrong.
 // SPDX-License-Identifier: Apache-2.0
@@ -95,10 +95,12 @@ int main(int argc, char** argv) {
       if (sum != std::strtoull(argv[9], nullptr, 10))
         return fail("image", {GPUSHARE_INTERNAL, "the image's bytes are others"});
     }
+    void* scratch = nullptr;
     if (wanted.ephemeral_bytes > 0) {
-      const auto scratch = (*iteration)->alloc(wanted.ephemeral_bytes, 0);
-      if (!scratch.ok()) return fail("scratch", scratch.status());
-      std::memset(reinterpret_cast<void*>(*scratch), after, wanted.ephemeral_bytes);
+      const auto allocated = (*iteration)->alloc(wanted.ephemeral_bytes, 0);
+      if (!allocated.ok()) return fail("scratch", allocated.status());
+      scratch = reinterpret_cast<void*>(*allocated);
+      std::memset(scratch, after, wanted.ephemeral_bytes);
     }
     auto stream = (*iteration)->stream();
     if (!stream.ok()) return fail("stream", stream.status());
@@ -115,6 +117,9 @@ int main(int argc, char** argv) {
     if (!launched.ok()) return fail("launch", launched);
     if (const base::Status passed = (*stream)->synchronize(); !passed.ok())
       return fail("synchronize", passed);
+    // In a shared lane others write it, in their turns.
+    if (!test::all_are(scratch, wanted.ephemeral_bytes, after))
+      return fail("scratch", {GPUSHARE_INTERNAL, "somebody else wrote it in this session's turn"});
     if (const base::Status ended = (*iteration)->end(); !ended.ok()) return fail("end", ended);
     ++done;
   }

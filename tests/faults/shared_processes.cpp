@@ -30,11 +30,6 @@ struct Worker : ChildProcess {
       : ChildProcess(GPUSHARE_SESSION_WORKER, std::move(arguments)) {}
 };
 
-template <class Condition>
-void eventually(Condition&& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-}
-
 size_t open_descriptors() {
   const std::filesystem::directory_iterator files("/proc/self/fd");
   return static_cast<size_t>(std::distance(begin(files), end(files)));
@@ -49,9 +44,11 @@ bool all_back(const SharedService& shared) {
 
 TEST_CASE("processes train to their end under every policy") {
   const char* policy = GENERATE("fifo", "srtf", "pack", "fair", "priority");
-  CAPTURE(policy);
+  const bool share_lanes = GENERATE(false, true);
+  CAPTURE(policy, share_lanes);
   SharedService shared([&](auto& options) {
     options.policy = policy;
+    options.share_lanes = share_lanes;
     options.capacity_bytes = 16 << 20;
   });
   // More than fit at once: some wait for memory, under srtf and priority some are paged out.
@@ -74,8 +71,103 @@ TEST_CASE("twenty processes share a device that holds a third of them") {
   eventually([&] { return all_back(shared); });
 }
 
+TEST_CASE("a process that is stopped while it waits goes on when its turn came and went meanwhile") {
+  const bool share_lanes = GENERATE(false, true);
+  CAPTURE(share_lanes);
+  SharedService shared([&](auto& options) {
+    options.share_lanes = share_lanes;
+    options.lease_ns = 50'000'000;
+  });
+  Worker first({"first", "1", "0", "2", "1", "5000", "0"}),
+      second({"second", "1", "0", "2", "1", "5000", "0"});
+  Worker stopped({"stopped", "1", "0", "2", "1", "100", "0"});
+  for (Worker* worker : {&first, &second, &stopped}) REQUIRE(worker->line() == "ready\n");
+  const auto look = [&] {
+    for (const auto& session : shared.status().sessions)
+      if (session.name == "stopped") return session;
+    return client::SessionStatus{};
+  };
+  // It waits nearly all the time, so it is mostly stopped there: its turn comes, and goes with the lease.
+  for (int seen = 0; seen < 3;) {
+    ::kill(stopped.pid(), SIGSTOP);
+    std::string state;
+    eventually([&] { return (state = look().state) == "overdue" || state == "resting"; });
+    seen += state == "overdue" ? 1 : 0;
+    const uint64_t before = look().iterations;
+    ::kill(stopped.pid(), SIGCONT);
+    eventually([&] { return look().iterations > before + 2; });
+  }
+  for (Worker* worker : {&first, &second, &stopped}) worker->tell_to_stop();
+  for (Worker* worker : {&first, &second, &stopped}) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE("42 processes are resident together in one lane") {
+  SharedService shared([](auto& options) {
+    options.capacity_bytes = 128 << 20;
+    options.share_lanes = true;
+  });
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = 0; i < 42; ++i)
+    workers.push_back(std::make_unique<Worker>(
+        std::vector<std::string>{"m" + std::to_string(i), "1", "0", "1", "24", "100", "0"}));
+  for (auto& worker : workers) CHECK(worker->line() == "ready\n");
+  const auto now = shared.status();
+  CHECK(now.devices[0].resident == 42);
+  CHECK(now.devices[0].promised_bytes == (42 * 2 + 24) << 20);  // of 1,092 MiB with private lanes
+  for (auto& worker : workers) worker->tell_to_stop();
+  for (auto& worker : workers) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE(
+    "random sessions of processes that share a lane, some killed, keep their bytes and the daemon's "
+    "promises") {
+  Random random(seed());
+  INFO("seed " << seed());
+  const char* policy = GENERATE("srtf", "fair", "priority");
+  CAPTURE(policy);
+  SharedService shared([&](auto& options) {
+    options.policy = policy;
+    options.share_lanes = true;
+    options.capacity_bytes = 32 << 20;
+  });
+  std::vector<std::unique_ptr<Worker>> workers(5);
+  const auto number = [&](uint64_t least, uint64_t most) {
+    return std::to_string(uniform(random, least, most));
+  };
+  for (uint64_t i = 0; i < 4 * number_from("GPUSHARE_TEST_KILLS", 12); ++i) {
+    std::unique_ptr<Worker>& worker = workers[uniform(random, 0, workers.size() - 1)];
+    if (worker == nullptr)
+      worker = std::make_unique<Worker>(std::vector<std::string>{
+          "w", number(1, 3), number(0, 9), number(1, 12), number(1, 16), number(10, 500), number(1, 60)});
+    else if (uniform(random, 0, 1) != 0)
+      worker->kill();
+    else
+      CHECK(worker->wait() == 0);
+    if (worker->pid() < 0) worker.reset();
+    const auto now = shared.status();
+    CHECK(now.devices[0].promised_bytes <= now.devices[0].capacity_bytes);
+    uint64_t persistent_bytes = 0, largest = 0;
+    for (const auto& session : now.sessions) {
+      if (session.state == "queued" || session.state == "paged_out" || session.state == "paging") continue;
+      persistent_bytes += session.persistent_bytes;
+      largest = std::max(largest, session.ephemeral_bytes);
+    }
+    CHECK(persistent_bytes + largest <= now.devices[0].promised_bytes);
+  }
+  for (auto& worker : workers)
+    if (worker != nullptr) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
 TEST_CASE("processes that are killed give everything back, and harm nobody") {
-  SharedService shared([](auto& options) { options.policy = "priority"; });
+  const bool share_lanes = GENERATE(false, true);
+  CAPTURE(share_lanes);
+  SharedService shared([&](auto& options) {
+    options.policy = "priority";
+    options.share_lanes = share_lanes;
+  });
   const uint64_t kills = number_from("GPUSHARE_TEST_KILLS", 12);
   INFO("seed " << seed());
   Random random(seed());
@@ -98,6 +190,10 @@ TEST_CASE("processes that are killed give everything back, and harm nobody") {
   CHECK(bystander.line() != "");
   CHECK(bystander.wait() == 0);
   eventually([&] { return all_back(shared); });
+  if (share_lanes) {  // the daemon has the device open
+    shared.service.reset();
+    shared.start();
+  }
   eventually([&] { return open_descriptors() == descriptors + 2; });  // the pipes of the bystander
 }
 

@@ -83,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         gpushare_session_params params = GPUSHARE_SESSION_PARAMS_INIT;
         params.persistent_bytes = input.size();
         params.ephemeral_bytes = input.size();
-        params.flags = input.byte() % 5;
+        params.flags = input.byte() % 9;
         params.priority = input.byte();
         params.weight = input.byte() % 4;
         params.session_class = input.byte() % 3;
@@ -195,10 +195,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       case 20:
         status = gpushare_runtime_set_policy(choose(runtimes, input), policies[input.byte() % 8], nullptr);
+        {
+          gpushare_interference entry = GPUSHARE_INTERFERENCE_INIT;
+          (void)gpushare_runtime_get_interference(choose(runtimes, input), input.byte(), &entry);
+        }
         if (status == GPUSHARE_NOT_FOUND) {  // raised again at once: calls that need room would wait for ever
           const gpushare_runtime runtime = choose(runtimes, input);
           status = gpushare_runtime_set_capacity(runtime, input.size());
           if (status == GPUSHARE_OK) status = gpushare_runtime_set_capacity(runtime, 0);
+          gpushare_coordination_params coordination = GPUSHARE_COORDINATION_PARAMS_INIT;
+          coordination.max_guaranteed = input.byte();
+          coordination.max_opportunistic = input.byte();
+          coordination.reserved = input.byte() % 8 == 0 ? 1 : 0;
+          (void)gpushare_runtime_set_coordination(runtime, &coordination);
+          if (gpushare_runtime_set_coordination(runtime, nullptr) == GPUSHARE_UNSUPPORTED) break;
         }
         break;
       case 21:

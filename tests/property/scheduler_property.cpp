@@ -32,6 +32,11 @@ struct CacheModel {
   bool dropping = false;
 };
 
+// Of a shared lane.
+struct LaneMemory {
+  uint64_t bytes = 0, wanted = 0;
+};
+
 class Driver {
  public:
   Driver(test::Random& random, std::unique_ptr<Policy> policy, SchedulerOptions options, uint32_t depth)
@@ -79,7 +84,9 @@ class Driver {
     spec.persistent_bytes = test::uniform(random_, 0, options_.capacity_bytes / 4);
     spec.ephemeral_bytes = test::uniform(random_, 0, options_.capacity_bytes * 5 / 4);
     spec.may_queue = test::uniform(random_, 0, 7) != 0;
-    spec.profiling = test::uniform(random_, 0, 15) == 0;
+    spec.profiling = test::uniform(random_, 0, 15) == 0 && !options_.shared_lanes;
+    if (options_.shared_lanes) spec.trust_group = test::uniform(random_, 0, 2);
+    spec.alternates = test::uniform(random_, 0, 2) == 0;
     if (test::uniform(random_, 0, 1) != 0) spec.remaining_ns = iterations * 10;
     if (test::uniform(random_, 0, 1) != 0) spec.iterations_total = iterations;
     const base::Status status = scheduler_.arrive(spec, now_);
@@ -168,6 +175,21 @@ class Driver {
     carry_out();
   }
 
+  // Memory of shared lanes goes back late, and whoever has a turn may hang in it.
+  void step_lanes() {
+    if (test::uniform(random_, 0, 3) == 0) apply_lanes();
+    if (const LaneId lane = static_cast<LaneId>(test::uniform(random_, 0, 2));
+        scheduler_.lane_is_open(lane)) {
+      const bool held_up = test::uniform(random_, 0, 9) == 0;
+      scheduler_.hold_up(lane, held_up);
+      if (held_up) {
+        CHECK_FALSE(scheduler_.pick(lane, now_));
+        if (test::uniform(random_, 0, 1) != 0) scheduler_.hold_up(lane, false);
+      }
+    }
+    carry_out();
+  }
+
   // What is in flight finishes and copies end, nothing new starts: promises have then fallen to the capacity, as far as
   // sessions can be paged out.
   void rest() {
@@ -184,6 +206,7 @@ class Driver {
         break;
       }
       moved = end_one_drop() || moved;
+      moved = apply_lanes() || moved;
       carry_out();
     }
     if (options_.paging) REQUIRE(scheduler_.promised_bytes() <= scheduler_.capacity().target_bytes);
@@ -195,6 +218,8 @@ class Driver {
     nobody_wants_caches();
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
+      apply_lanes();
+      for (LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane) scheduler_.hold_up(lane, false);
       std::vector<SessionId> moving;
       for (auto& [id, model] : sessions_) {
         if (!model.ready && model.left > 0) {
@@ -251,6 +276,8 @@ class Driver {
       model.ready = false;
       ++model.flying;
       flights_[lane].push_back(*picked);
+      if (options_.shared_lanes)
+        for (const auto& [other, flights] : flights_) REQUIRE((other == lane || flights.empty()));
       scheduler_.dispatched(*picked, lane, now_);
     }
   }
@@ -296,11 +323,14 @@ class Driver {
       switch (action.kind) {
         case ActionKind::kOpenLane:
           REQUIRE(flights_[action.lane].empty());
+          size_lane(action.lane, scheduler_.lane_size(action.lane));
           break;
         case ActionKind::kCloseLane:
           REQUIRE(flights_[action.lane].empty());
+          size_lane(action.lane, 0);
           break;
         case ActionKind::kResizeLane:
+          size_lane(action.lane, scheduler_.lane_size(action.lane));
           break;
         case ActionKind::kAdmit:
           if (sessions_.contains(action.session)) sessions_.at(action.session).resident = true;
@@ -329,6 +359,7 @@ class Driver {
           cache.dropping = true;
           break;
         }
+        case ActionKind::kTerms:
         case ActionKind::kMove:
           break;
       }
@@ -336,12 +367,36 @@ class Driver {
     for (auto& [id, model] : sessions_) model.resident = scheduler_.state(id) == SessionState::kResident;
     const std::string broken = scheduler_.check();
     REQUIRE(broken == "");
+    uint64_t in_lanes = 0;
+    for (const auto& [lane, memory] : memory_) in_lanes += memory.bytes;
+    REQUIRE(scheduler_.persistent_bytes() + in_lanes <= scheduler_.promised_bytes());
     const Limit now = scheduler_.capacity();
     REQUIRE(scheduler_.promised_bytes() <= now.effective_bytes);
     REQUIRE(now.effective_bytes <= options_.capacity_bytes);
     REQUIRE(now.target_bytes == last_.target_bytes);
     REQUIRE(now.effective_bytes <= last_.effective_bytes);  // it only falls, until the target is raised
     last_ = now;
+  }
+
+  // As the daemon makes memory of shared lanes at once, and has it back when nobody has it mapped any more.
+  void size_lane(LaneId lane, uint64_t bytes) {
+    if (!options_.shared_lanes) return;
+    LaneMemory& memory = memory_[lane];
+    memory.wanted = bytes;
+    if (bytes >= memory.bytes || bytes == 0) apply(lane, memory);
+  }
+  void apply(LaneId lane, LaneMemory& memory) {
+    memory.bytes = memory.wanted;
+    scheduler_.lane_applied(lane, memory.bytes, now_);
+  }
+  bool apply_lanes() {
+    bool any = false;
+    for (auto& [lane, memory] : memory_) {
+      if (memory.bytes == memory.wanted) continue;
+      any = true;
+      apply(lane, memory);
+    }
+    return any;
   }
 
   test::Random& random_;
@@ -355,6 +410,7 @@ class Driver {
   std::map<SessionId, Model> sessions_;
   std::map<uint64_t, CacheModel> caches_;
   std::map<LaneId, std::vector<SessionId>> flights_;
+  std::map<LaneId, LaneMemory> memory_;
 };
 
 void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, int steps) {
@@ -367,6 +423,7 @@ void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, i
     if (driver.sessions() < 25 && test::uniform(random, 0, 9) == 0)
       driver.arrive(test::uniform(random, 1, 40));
     driver.step();
+    if (options.shared_lanes) driver.step_lanes();
     if (test::uniform(random, 0, 99) == 0)
       driver.set_capacity(test::uniform(random, options.capacity_bytes / 8, options.capacity_bytes));
     if (test::uniform(random, 0, 499) == 0) driver.rest();
@@ -432,6 +489,7 @@ TEST_CASE("random events keep every invariant and everybody gets through") {
   for (const char* policy : policy_names()) {
     SchedulerOptions options;
     options.capacity_bytes = 1000;
+    options.least_stay_ns = 200;
     soak(policy, options, 1, 40'000);
     options.granularity_bytes = 16;
     options.lane_finder = LaneFinderKind::kBalanced;
@@ -440,5 +498,9 @@ TEST_CASE("random events keep every invariant and everybody gets through") {
     options.max_lanes = 2;
     options.lane_finder = LaneFinderKind::kCompact;
     soak(policy, options, 2, 20'000);
+    options = {};
+    options.capacity_bytes = 1000;
+    options.shared_lanes = true;
+    soak(policy, options, 1, 30'000);
   }
 }

@@ -38,6 +38,24 @@ def test_the_standin_computes_nothing_and_says_so(run):
         """)
 
 
+def test_the_standin_fills(run):
+    """The one kernel that it knows: whether torch.zeros launches it depends on PyTorch's version."""
+    run("""
+        for dtype in (torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64, torch.float64):
+            for value in (0, 1, 5):
+                for count in (1, 7, 4096, 100003):
+                    x = torch.empty(count + 16, dtype=dtype, device="cuda").copy_(torch.zeros(count + 16, dtype=dtype))
+                    x[:count].fill_(value)
+                    expected = torch.full((count,), value, dtype=dtype)
+                    assert torch.equal(x[:count].cpu(), expected) and not x[count:].cpu().any(), (dtype, value, count)
+        try:
+            torch.empty(8, 8, device="cuda")[:, 3].fill_(1)      # memory with gaps is another kernel's
+            raise AssertionError
+        except torch.AcceleratorError as error:
+            assert "computes nothing" in str(error), error
+        """)
+
+
 def test_a_tensors_life(run):
     run(SESSION + """
 with gt.session("life", memory="256M") as s:
@@ -361,4 +379,26 @@ with gt.session("refused", memory="64M") as s:
             assert "CUDAPluggableAllocator" in str(error), error
     with s.iteration():
         assert x.cpu().sum() == 0
+""")
+
+
+def test_compiled_functions_are_the_iterations(run):
+    """What torch.compile captures with aot_eager, of memory copies alone. What records CUDA graphs by itself is refused by PyTorch."""
+    run(SESSION + """
+with gt.session("compiled", memory="256M") as s:
+    compiled = torch.compile(lambda x: x.clone().clone(), backend="aot_eager")
+    for step in range(4):
+        with s.iteration():
+            x = torch.full((1000,), float(step)).to(s.device)
+            y = compiled(x)
+            assert s.info()["ephemeral_bytes"] > 0 or s.memory()["predicted"] > 0
+        assert y.cpu().sum() == 1000 * step
+    torch._dynamo.reset()
+    graphs = torch.compile(lambda x: x.clone(), backend="cudagraphs")
+    try:
+        for again in range(3):
+            graphs(x)
+        raise AssertionError
+    except RuntimeError as error:
+        assert "does not yet support" in str(error), error
 """)

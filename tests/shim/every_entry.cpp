@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,35 @@ TEST_CASE("every entry point takes the same arguments to the driver and brings t
       for (void* through : {by_handle, by_proxy}) CHECK(compare(row, direct, through, result).empty());
   }
   CHECK(hooked > 190);
+}
+
+TEST_CASE("nothing that gets memory or gives the device work passes uncounted or ungated") {
+  const auto begins = [](const char* name, std::initializer_list<const char*> with) {
+    for (const char* each : with)
+      if (std::strncmp(name, each, std::strlen(each)) == 0) return true;
+    return false;
+  };
+  int gated = 0, charged = 0;
+  for (const auto& row : kRows) {
+    INFO(row.name);
+    // Host functions take no time of the device.
+    if (begins(row.name, {"cuLaunch", "cuMemcpy", "cuMemsetD", "cuMemPrefetch", "cuMemDiscard",
+                          "cuGraphLaunch", "cuGraphUpload"}) &&
+        !begins(row.name, {"cuLaunchHostFunc"})) {
+      ++gated;
+      CHECK(row.cls == Class::gate);
+    }
+    if (begins(row.name,
+               {"cuMemAlloc", "cuMemHostAlloc", "cuMemHostRegister", "cuMemCreate", "cuMemImport",
+                "cuMemPoolImportPointer", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate",
+                "cuIpcOpenMemHandle", "cuImportExternalMemory", "cuGraphInstantiate", "cuModuleLoad",
+                "cuLibraryLoad", "cuCtxCreate", "cuDevicePrimaryCtxRetain", "cuGreenCtxCreate"})) {
+      ++charged;
+      CHECK((row.cls == Class::charge || row.cls == Class::count));
+    }
+  }
+  CHECK(gated > 120);
+  CHECK(charged > 35);
 }
 
 TEST_CASE(

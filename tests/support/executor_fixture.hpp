@@ -57,11 +57,13 @@ inline std::shared_ptr<executor::Runtime> open_runtime(executor::RuntimeOptions 
   return *runtime;
 }
 
-inline executor::SessionOptions need(std::string name, uint64_t persistent_bytes, uint64_t ephemeral_bytes) {
+inline executor::SessionOptions need(std::string name, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                                     int32_t priority = 0) {
   executor::SessionOptions options;
   options.name = std::move(name);
   options.persistent_bytes = persistent_bytes;
   options.ephemeral_bytes = ephemeral_bytes;
+  options.priority = priority;
   return options;
 }
 

@@ -2,18 +2,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "client/status.hpp"
 #include "daemon/service.hpp"
-#include "executor/runtime.hpp"
+#include "support/executor_fixture.hpp"
 #include "support/status_checks.hpp"
 
 namespace gpushare::test {
+
+template <class Condition>
+void eventually(Condition&& condition) {
+  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 struct SharedService {
   explicit SharedService(const std::function<void(daemon::ServiceOptions&)>& change = {}) {

@@ -91,6 +91,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
+        """Where the array begins: an address of the device."""
         return self.block.address + self.offset
 
     def _interface(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Heap(Closable):
         check(lib.gpushare_heap_free(self.handle, offset))
 
     def info(self) -> dict[str, Any]:
+        """Capacity, live bytes and blocks, the largest hole, as gpushare_heap_info."""
         info = struct("gpushare_heap_info")
         check(lib.gpushare_heap_get_info(self.handle, info))
         return as_dict(info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _arrays
@@ -33,7 +34,7 @@ def _link(costs: Mapping[str, int]) -> Any:
     return struct("gpushare_link_costs", **costs)
 
 
-def solve_plan(layer_bytes: Sequence[int], link: Mapping[str, int], execute_ns: Optional[Sequence[int]] = None, *,
+def solve_plan(layer_bytes: Sequence[int], link: Mapping[str, int], execution_ns: Optional[Sequence[int]] = None, *,
                resident_layers: int = 0, link_busy_ns: int = 0, lane_busy_ns: int = 0,
                group_cap_bytes: int = 0) -> tuple[list[int], int]:
     """Which consecutive layers are sent, and executed, as one group so that the last one is done earliest. Exact.
@@ -45,7 +46,7 @@ def solve_plan(layer_bytes: Sequence[int], link: Mapping[str, int], execute_ns: 
     params = struct("gpushare_plan_params", resident_layers=resident_layers, link_busy_ns=link_busy_ns, lane_busy_ns=lane_busy_ns,
                     group_cap_bytes=group_cap_bytes)
     ends, groups, makespan = ffi.new("uint32_t[]", max(count, 1)), ffi.new("uint32_t*"), ffi.new("uint64_t*")
-    execute = ffi.NULL if execute_ns is None else ffi.new("uint64_t[]", list(execute_ns))
+    execute = ffi.NULL if execution_ns is None else ffi.new("uint64_t[]", list(execution_ns))
     check(lib.gpushare_plan_solve(params, _link(link), count, ffi.new("uint64_t[]", list(layer_bytes)), execute, ends, groups, makespan))
     return [ends[index] for index in range(groups[0])], makespan[0]
 
@@ -57,6 +58,7 @@ class Image(Closable):
         self._own(handle, lib.gpushare_image_release, loader)
 
     def info(self) -> dict[str, Any]:
+        """Layers, bytes, and how often its plan was made anew, as gpushare_image_info."""
         info = struct("gpushare_image_info")
         check(lib.gpushare_image_get_info(self.handle, info))
         return as_dict(info)
@@ -71,6 +73,7 @@ class Image(Closable):
         return as_dict(info)
 
     def find_layer(self, name: str) -> int:
+        """The number of the layer with this name. Raises NotFound."""
         out = ffi.new("uint32_t*")
         check(lib.gpushare_image_find_layer(self.handle, name.encode(), out))
         return out[0]
@@ -83,16 +86,16 @@ class Image(Closable):
 class _Load:
     """gpushare_load_params and what it points to."""
 
-    def __init__(self, group_ends: Optional[Sequence[int]], execute_ns: Optional[Sequence[int]],
+    def __init__(self, group_ends: Optional[Sequence[int]], execution_ns: Optional[Sequence[int]],
                  on_group: Optional[Callable[[int, int, int], Any]], profile: bool) -> None:
         self.held = Handles()
         self.params = struct("gpushare_load_params", no_profile=int(not profile))
         if group_ends is not None:
             self.ends = ffi.new("uint32_t[]", list(group_ends))
             self.params.group_count, self.params.group_ends = len(group_ends), self.ends
-        if execute_ns is not None:
-            self.execute = ffi.new("uint64_t[]", list(execute_ns))
-            self.params.execute_ns = self.execute
+        if execution_ns is not None:
+            self.execute = ffi.new("uint64_t[]", list(execution_ns))
+            self.params.execution_ns = self.execute
         if on_group is not None:
             self.params.on_group, self.params.on_group_user_data = _on_group, self.held.hold(on_group)
 
@@ -124,6 +127,7 @@ class Model(Closable):
         wait(lambda slice_ns: lib.gpushare_model_wait(self.handle, index, slice_ns), timeout)
 
     def info(self) -> dict[str, Any]:
+        """Layers, groups and how many have arrived, as gpushare_model_info."""
         info = struct("gpushare_model_info")
         check(lib.gpushare_model_get_info(self.handle, info))
         return as_dict(info)
@@ -174,6 +178,7 @@ class SharedImage(Closable):
         wait(lambda slice_ns: lib.gpushare_shared_image_wait(self.handle, first, last, slice_ns), timeout)
 
     def info(self) -> dict[str, Any]:
+        """Layers, bytes, and how many layers can be read now, as gpushare_shared_image_info."""
         info = struct("gpushare_shared_image_info")
         check(lib.gpushare_shared_image_get_info(self.handle, info))
         return as_dict(info)
@@ -243,14 +248,14 @@ class Loader(Closable):
         return Image(out[0], self)
 
     def load(self, session: Session, image: Image, *, group_ends: Optional[Sequence[int]] = None,
-             execute_ns: Optional[Sequence[int]] = None, on_group: Optional[Callable[[int, int, int], Any]] = None,
+             execution_ns: Optional[Sequence[int]] = None, on_group: Optional[Callable[[int, int, int], Any]] = None,
              profile: bool = True) -> Model:
         """Allocates memory in `session` and enqueues the image's copies to it, group by group.
 
         `on_group(group, first, end)` is called on a thread of the device when the layers [first, end) have arrived; it must
         be quick and must not wait.
         """
-        load = _Load(group_ends, execute_ns, on_group, profile)
+        load = _Load(group_ends, execution_ns, on_group, profile)
         out = ffi.new("gpushare_model*")
         check(lib.gpushare_session_load(session.handle, image.handle, load.params, out))
         return Model(self.runtime, out[0], (session, image), load)
@@ -266,6 +271,7 @@ class Loader(Closable):
         return as_dict(info)
 
     def info(self) -> dict[str, Any]:
+        """What the cache holds and what was read, as gpushare_loader_info."""
         info = struct("gpushare_loader_info")
         check(lib.gpushare_loader_get_info(self.handle, info))
         return as_dict(info)
@@ -284,7 +290,8 @@ class _Member:
     """What an iteration needs of the session that a switcher opens for a member."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
-        self.runtime, self.name, self._views = runtime, name, set()
+        self.runtime, self.name = runtime, name
+        self._views: weakref.WeakSet = weakref.WeakSet()
 
     def _fail(self, error: BaseException) -> None:
         _log.error("a function launched for member %r of a switcher raised %r", self.name, error)
@@ -305,10 +312,10 @@ class Switcher(Closable):
         self._own(out[0], lib.gpushare_switcher_release, loader, self._members)
 
     def add(self, image: Image, name: Optional[str] = None, *, group_ends: Optional[Sequence[int]] = None,
-            execute_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Any) -> int:
+            execution_ns: Optional[Sequence[int]] = None, profile: bool = True, **options: Any) -> int:
         """Adds a member, on standby, and returns its number. Options are those of Runtime.open_session, beside the image."""
         params, keep = session_params(name=name, **options)
-        load = _Load(group_ends, execute_ns, None, profile)
+        load = _Load(group_ends, execution_ns, None, profile)
         out = ffi.new("uint64_t*")
         check(lib.gpushare_switcher_add(self.handle, params, image.handle, load.params, out))
         self._members[out[0]] = (_Member(self.runtime, name or f"member {out[0]}"), image, load, keep)
@@ -334,6 +341,7 @@ class Switcher(Closable):
         return result
 
     def info(self) -> dict[str, Any]:
+        """The active member, what is kept, how long the last switch took, as gpushare_switcher_info."""
         info = struct("gpushare_switcher_info")
         check(lib.gpushare_switcher_get_info(self.handle, info))
         return as_dict(info)

@@ -42,6 +42,7 @@ class Block:
 
     @property
     def device_index(self) -> int:
+        """The number of the GPU; 0 on other devices."""
         return self.runtime._device_index
 
     def array(self, shape: Any = None, dtype: Any = "<f4", offset: int = 0) -> Any:
@@ -59,6 +60,7 @@ class Block:
         check(lib.gpushare_memory_record_use(self.runtime.handle, self.address, stream.handle))
 
     def info(self) -> dict[str, Any]:
+        """Session, kind and bytes, as gpushare_block_info."""
         info = struct("gpushare_block_info")
         check(lib.gpushare_memory_get_info(self.runtime.handle, self.address, info))
         return as_dict(info)

@@ -42,6 +42,7 @@ class Error(Exception):
 
     @property
     def status_name(self) -> str:
+        """The status's name, such as 'QUOTA_EXCEEDED'."""
         return text(lib.gpushare_status_name(self.status))
 
 
@@ -236,6 +237,7 @@ class Closable:
     """Something that is closed once: by `close()`, by leaving its `with` block, or when it is collected."""
 
     _handle: Any = None
+    _finalizer: Any = None
 
     def _own(self, handle: Any, release: Callable[[Any], int], *keep: Any) -> None:
         """Takes `handle`, given back by `release`. `keep` is what the library uses until then."""
@@ -252,6 +254,7 @@ class Closable:
 
     @property
     def closed(self) -> bool:
+        """True once it has been given back."""
         return self._handle is None
 
     def close(self) -> None:

@@ -45,20 +45,26 @@ class Runtime(Closable):
     use, 0 for nearly all that is free (1 GiB on the host). `policy`: a name of `policies()` or a Policy of your own.
     Sessions with spill=True may have `spill_limit` bytes of host memory in all (0: a quarter of the host's). Before an iteration at
     most `spill_move_bytes` of it (0: 256 MiB) move between host and device, for `spill_move` seconds at most (0: 10 ms).
+    `lane_finder`: 'salus', 'balanced', 'compact'. `interference_file`: what was measured of sessions beside each other, read now and
+    written when the runtime is closed.
     """
 
     def __init__(self, device: Optional[str] = None, *, policy: Union[None, str, Policy] = None, capacity_bytes: Bytes = 0,
                  layout: str = "auto", max_lanes: int = 0, enqueue_depth: int = 0, record_timeline: bool = False,
                  record_allocations: bool = False, on_progress: Optional[Callable[[Any], Any]] = None, spill_limit: Bytes = 0,
-                 spill_move_bytes: Bytes = 0, spill_move: float = 0) -> None:
+                 spill_move_bytes: Bytes = 0, spill_move: float = 0, lane_finder: Optional[str] = None,
+                 interference_file: Union[None, str, os.PathLike] = None) -> None:
         c_device = null_or(device)
         name, ops, keep = policy_arguments(policy)
+        c_lane_finder = null_or(lane_finder)
+        c_file = null_or(None if interference_file is None else os.fspath(interference_file))
         record = (lib.GPUSHARE_RECORD_TIMELINE if record_timeline else 0) | (
             lib.GPUSHARE_RECORD_ALLOCATIONS if record_allocations else 0)
         params = struct("gpushare_runtime_params", layout=one_of("layout", layout, _LAYOUTS), device=c_device,
                         capacity_bytes=size_in_bytes(capacity_bytes), policy=name, policy_ops=ops, max_lanes=max_lanes,
                         enqueue_depth=enqueue_depth, record=record, spill_limit_bytes=size_in_bytes(spill_limit),
-                        spill_move_bytes=size_in_bytes(spill_move_bytes), spill_move_ns=nanoseconds(spill_move))
+                        spill_move_bytes=size_in_bytes(spill_move_bytes), spill_move_ns=nanoseconds(spill_move),
+                        lane_finder=c_lane_finder, interference_file=c_file)
         self._views: weakref.WeakSet = weakref.WeakSet()
         self._held = Handles()  # functions that may be called until the runtime is closed
         if on_progress is not None:
@@ -77,7 +83,8 @@ class Runtime(Closable):
 
         Options: session_class ('guaranteed', 'opportunistic'), persistent_bytes and ephemeral_bytes (its need; 0 is measured
         in its first iterations), memory (a hard limit), weight, priority, remaining (seconds of device time),
-        iterations_total, queue=False (raise DeviceOutOfMemory instead of waiting), spill, plan_iterations, compute_units.
+        iterations_total, queue=False (raise DeviceOutOfMemory instead of waiting), spill, plan_iterations, compute_units,
+        least_bytes and may_upgrade (for set_coordination).
         Sizes are bytes or texts such as '8G'.
         """
         params, keep = session_params(name=name, **options)
@@ -104,6 +111,23 @@ class Runtime(Closable):
         check(lib.gpushare_stream_create(self.handle, priority, out))
         return SideStream(self, out[0])
 
+    def interference(self) -> list[dict[str, Any]]:
+        """What was measured of sessions alone and beside each other: name, beside ('' alone), value, confidence, age_s.
+
+        `value` is seconds of device time of an iteration alone, else how many times as long it takes beside the other. Measured under the
+        policy 'pack', or with an `interference_file`.
+        """
+        out: list[dict[str, Any]] = []
+        entry = struct("gpushare_interference")
+        while True:
+            status = lib.gpushare_runtime_get_interference(self.handle, len(out), entry)
+            if status == lib.GPUSHARE_NOT_FOUND:
+                return out
+            check(status)
+            beside = ffi.string(entry.beside).decode(errors="replace")
+            out.append({"name": ffi.string(entry.name).decode(errors="replace"), "beside": beside,
+                        "value": entry.value if beside else entry.value * 1e-9, "confidence": entry.confidence, "age_s": entry.age_s})
+
     def set_policy(self, policy: Union[str, Policy]) -> None:
         """Changes the policy at the next iteration boundary of each lane."""
         name, ops, keep = policy_arguments(policy)
@@ -117,6 +141,19 @@ class Runtime(Closable):
         `effective_capacity_bytes`.
         """
         check(lib.gpushare_runtime_set_capacity(self.handle, size_in_bytes(capacity_bytes)))
+
+    def set_coordination(self, max_guaranteed: int = 0, max_opportunistic: int = 0, long_wait: float = 0) -> None:
+        """Has a coordinator decide which sessions run, in which class and with how many bytes; zeros are the defaults (1, 4, 600 s).
+
+        `info()` of a session has `session_class` and `limit_bytes`.
+        """
+        params = struct("gpushare_coordination_params", max_guaranteed=max_guaranteed, max_opportunistic=max_opportunistic,
+                        long_wait_ns=nanoseconds(long_wait))
+        check(lib.gpushare_runtime_set_coordination(self.handle, params))
+
+    def clear_coordination(self) -> None:
+        """Ends that: no coordinator decides."""
+        check(lib.gpushare_runtime_set_coordination(self.handle, ffi.NULL))
 
     def set_target_slowdown(self, target: float) -> None:
         """The slowdown that guaranteed sessions without a target of their own accept from opportunistic ones; 0: 1%."""

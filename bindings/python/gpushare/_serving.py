@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import logging
 import threading
@@ -106,7 +107,10 @@ class _QueueModel:
         try:
             results = self.function(Iteration(self.session, handle), Batch(batch, requests))
             if results is not None:
-                for request, result in zip(requests, results, strict=True):
+                results = list(results)
+                if len(results) != len(requests):
+                    raise ValueError(f"the batch function returned {len(results)} results for {len(requests)} requests")
+                for request, result in zip(requests, results):
                     request.result = result
             return 0
         except BaseException as error:
@@ -198,8 +202,14 @@ class RequestQueue(Closable):
         return held.future
 
     async def ask(self, payload: Any = None, **request: Any) -> Any:
-        """Submits a request and awaits its result; arguments as submit()."""
-        return (await asyncio.wrap_future(self.submit(payload, **request))).result
+        """Submits a request and awaits its result; arguments as submit(). A task that is cancelled meanwhile takes its request out of the queue."""
+        future = self.submit(payload, **request)
+        try:
+            return (await asyncio.wrap_future(future)).result
+        except asyncio.CancelledError:
+            with contextlib.suppress(Error):  # its batch runs, or it was answered at this moment
+                self.cancel(future.request_id)  # type: ignore[attr-defined]
+            raise
 
     def cancel(self, request_id: int) -> None:
         """The caller gave up; the request is answered with Cancelled if it still waits."""
@@ -229,6 +239,7 @@ class RequestQueue(Closable):
         return as_dict(info)
 
     def info(self) -> dict[str, Any]:
+        """Counts of requests by how they ended, and what waits, as gpushare_request_queue_info."""
         info = struct("gpushare_request_queue_info")
         check(lib.gpushare_request_queue_get_info(self.handle, info))
         return as_dict(info)
@@ -246,6 +257,7 @@ class Batcher(Closable):
         self._own(out[0], lib.gpushare_batcher_release)
 
     def add_model(self, *, batch_sizes: Optional[Sequence[int]] = None, c0_ns: int = 0, c1: float = 1.0) -> int:
+        """Registers a model and returns its number; see RequestQueue.add_model."""
         model, keep = _batcher_model(batch_sizes, c0_ns, c1)
         out = ffi.new("uint32_t*")
         check(lib.gpushare_batcher_add_model(self.handle, model, out))
@@ -256,12 +268,14 @@ class Batcher(Closable):
     def arrive(self, request_id: int, *, now_ns: int, deadline_ns: int, model: int = 0, application: int = 0,
                arrival_ns: Optional[int] = None, cost: float = 1.0, later_steps: Sequence[tuple[int, float]] = (),
                features: Sequence[float] = ()) -> None:
+        """A request arrives. Raises QueueFull, or TimedOut if it cannot finish in time. See RequestQueue.submit."""
         request, keep = _request(model, request_id, application, now_ns if arrival_ns is None else arrival_ns, deadline_ns, cost,
                                  later_steps, features)
         check(lib.gpushare_batcher_arrive(self.handle, request, now_ns))
         del keep
 
     def cancel(self, request_id: int, now_ns: int) -> None:
+        """The caller gave up. Raises NotFound if the request is not held."""
         check(lib.gpushare_batcher_cancel(self.handle, request_id, now_ns))
 
     def next(self, now_ns: int, in_flight: int = 0) -> tuple[Optional[dict[str, Any]], int]:
@@ -277,9 +291,11 @@ class Batcher(Closable):
         return result, batch.wake_ns
 
     def started(self, batch_id: int, now_ns: int) -> None:
+        """The batch that `next` returned has begun."""
         check(lib.gpushare_batcher_started(self.handle, batch_id, now_ns))
 
     def finished(self, batch_id: int, device_ns: int, now_ns: int) -> None:
+        """The batch has ended; it had the device for `device_ns`."""
         check(lib.gpushare_batcher_finished(self.handle, batch_id, device_ns, now_ns))
 
     def finished_run(self, batch_id: int, device_ns: int, now_ns: int, execution_ns: Sequence[int] = ()) -> None:
@@ -288,6 +304,7 @@ class Batcher(Closable):
                                                 len(execution_ns), device_ns, now_ns))
 
     def rejected(self, batch_id: int, now_ns: int) -> None:
+        """The batch was not started, for example after its latest_start_ns: its requests are dropped."""
         check(lib.gpushare_batcher_rejected(self.handle, batch_id, now_ns))
 
     def observe(self, model: int, application: int, execution_ns: int, features: Sequence[float] = ()) -> None:
@@ -300,6 +317,7 @@ class Batcher(Closable):
         del keep
 
     def observe_batch(self, model: int, count: int, longest_ns: int, device_ns: int) -> None:
+        """Tells what a batch of `count` took whose longest request takes `longest_ns` alone."""
         check(lib.gpushare_batcher_observe_batch(self.handle, model, count, longest_ns, device_ns))
 
     def observe_run(self, model: int, applications: Sequence[int], device_ns: int, execution_ns: Optional[Sequence[int]] = None) -> None:
@@ -309,6 +327,7 @@ class Batcher(Closable):
                                                len(applications), device_ns))
 
     def profile(self, model: int, application: int) -> dict[str, Any]:
+        """What has been learned of an application of a model, as gpushare_profile."""
         info = struct("gpushare_profile")
         check(lib.gpushare_batcher_get_profile(self.handle, model, application, info))
         return as_dict(info)
@@ -341,15 +360,19 @@ class Histogram(Closable):
         self._own(_handle, lib.gpushare_histogram_release)
 
     def record(self, duration_ns: int) -> None:
+        """Adds one duration."""
         check(lib.gpushare_histogram_record(self.handle, duration_ns))
 
     def merge(self, other: "Histogram") -> None:
+        """Adds the durations of another one."""
         check(lib.gpushare_histogram_merge(self.handle, other.handle))
 
     def reset(self) -> None:
+        """Forgets all durations."""
         check(lib.gpushare_histogram_reset(self.handle))
 
     def info(self) -> dict[str, Any]:
+        """Count, mean and shifts found, as gpushare_histogram_info."""
         info = struct("gpushare_histogram_info")
         check(lib.gpushare_histogram_get_info(self.handle, info))
         return as_dict(info)
@@ -361,6 +384,7 @@ class Histogram(Closable):
         return out[0]
 
     def serialize(self) -> str:
+        """A text from which parse() makes the same histogram."""
         size = ffi.new("uint64_t*")
         lib.gpushare_histogram_serialize(self.handle, ffi.NULL, 0, size)
         buffer = ffi.new("char[]", size[0])
@@ -417,6 +441,7 @@ class ScoreQueue(Closable):
         return out[0]
 
     def erase(self, entry: int) -> None:
+        """Takes the entry out that insert() returned."""
         check(lib.gpushare_score_queue_erase(self.handle, entry))
 
     def best(self, now_ns: int) -> tuple[int, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence
 
@@ -138,6 +140,9 @@ class _Pushed:
         self.function = function
         self.error: Optional[BaseException] = None
         self.result: Any = None
+        self._mutex = threading.Lock()  # of what follows
+        self._over = False
+        self._waiters: list[Callable[[], None]] = []
 
     def run(self, handle: Any) -> int:
         iteration = Iteration(self.session, handle)
@@ -148,6 +153,24 @@ class _Pushed:
         except BaseException as error:
             self.error = error
             return status_of(error)
+
+    def _released(self) -> None:
+        with self._mutex:
+            self._over, waiters = True, self._waiters
+            self._waiters = []
+        for waiter in waiters:
+            try:
+                waiter()
+            except BaseException:
+                _log.exception("telling that a submitted iteration is over")
+
+    def when_over(self, waiter: Callable[[], None]) -> None:
+        """Calls `waiter` as soon as the function has run or never will: at once, or on a thread of the library."""
+        with self._mutex:
+            if not self._over:
+                self._waiters.append(waiter)
+                return
+        waiter()
 
 
 class Ticket(Closable):
@@ -176,7 +199,24 @@ class Ticket(Closable):
         return lib.gpushare_ticket_wait(self.handle, 0) != lib.GPUSHARE_TIMED_OUT
 
     def __await__(self) -> Any:
-        return asyncio.get_running_loop().run_in_executor(None, self.result).__await__()
+        return self._outcome().__await__()
+
+    async def _outcome(self) -> Any:
+        # No thread is taken for a function that waits for its turn: asyncio has few of them, and the turn may depend on what other tasks do.
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody awaits
+                loop.call_soon_threadsafe(answer)
+
+        def answer() -> None:
+            if not over.done():  # who awaited may have been cancelled
+                over.set_result(None)
+
+        self._pushed.when_over(tell)
+        await over
+        return await loop.run_in_executor(None, self.result)  # at most for the iteration's device work
 
 
 class Range(Closable):
@@ -323,9 +363,11 @@ class Session(Closable):
         check(lib.gpushare_session_cancel(self.handle))
 
     def set_priority(self, priority: int) -> None:
+        """For the policy 'priority': the larger runs first."""
         check(lib.gpushare_session_set_priority(self.handle, priority))
 
     def set_weight(self, weight: float) -> None:
+        """For the policy 'fair': its share of the device's time among those that want it, from its next iteration on."""
         check(lib.gpushare_session_set_weight(self.handle, weight))
 
     def set_quota(self, memory: Bytes) -> None:
@@ -381,13 +423,15 @@ class Session(Closable):
 def session_params(*, name: Optional[str] = None, session_class: str = GUARANTEED, persistent_bytes: Bytes = 0, ephemeral_bytes: Bytes = 0,
                    remaining: Optional[float] = None, iterations_total: int = 0, memory: Bytes = 0, priority: int = 0,
                    weight: float = 1.0, queue: bool = True, spill: bool = False, plan_iterations: bool = False,
-                   compute_units: int = 0) -> tuple[Any, Any]:
+                   compute_units: int = 0, least_bytes: Bytes = 0, may_upgrade: bool = False) -> tuple[Any, Any]:
     """gpushare_session_params, and what must stay alive while it is used. See Runtime.open_session."""
     c_name = null_or(name)
     flags = (lib.GPUSHARE_SESSION_ALLOW_QUEUEING if queue else 0) | (lib.GPUSHARE_SESSION_ALLOW_SPILL if spill else 0)
+    flags |= lib.GPUSHARE_SESSION_MAY_UPGRADE if may_upgrade else 0
     params = struct("gpushare_session_params", session_class=one_of("session_class", session_class, _CLASSES), name=c_name,
                     persistent_bytes=size_in_bytes(persistent_bytes), ephemeral_bytes=size_in_bytes(ephemeral_bytes),
                     remaining_ns=0 if remaining is None else nanoseconds(remaining), iterations_total=iterations_total,
                     quota_bytes=size_in_bytes(memory), priority=priority, flags=flags, weight=weight,
-                    plan_iterations=int(plan_iterations), compute_units=compute_units)
+                    plan_iterations=int(plan_iterations), compute_units=compute_units,
+                    least_bytes=size_in_bytes(least_bytes))
     return params, c_name

@@ -181,7 +181,7 @@ def _install(device: _Device) -> Any:
     global _plugged
     if not supported():
         raise Unavailable(f"{versions()}; use device='host', or another PyTorch", lib.GPUSHARE_UNAVAILABLE)
-    path = find_library("libgpushare_torch.so", "GPUSHARE_TORCH_LIBRARY")
+    path = library()
     native = ctypes.CDLL(path)
     native.gpushare_torch_set_reclaim.restype = ctypes.c_void_p
     native.gpushare_torch_attach.restype = ctypes.c_void_p
@@ -494,6 +494,11 @@ class Pool:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be ending
             self.close()
+
+
+def library() -> str:
+    """The path of libgpushare_torch.so, for programs that make a torch.cuda.memory.CUDAPluggableAllocator themselves."""
+    return find_library("libgpushare_torch.so", "GPUSHARE_TORCH_LIBRARY")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -53,4 +53,9 @@ calls = Handles()
 
 @ffi.callback("void(void*)")
 def on_release(data: Any) -> None:
+    """The library will not call the object again. It has a method `_released()` if it wants to know."""
+    held = ffi.from_handle(data)
     calls.drop(data)
+    released = getattr(held, "_released", None)
+    if released is not None:
+        released()

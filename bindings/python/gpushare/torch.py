@@ -21,10 +21,10 @@ from __future__ import annotations
 import warnings
 
 from ._torch_serving import Server, serve
-from ._torch_session import FIRST_VERSION, LAST_VERSION, Allocator, Pool, Session, attach, is_out_of_memory, session, supported, versions
+from ._torch_session import FIRST_VERSION, LAST_VERSION, Allocator, Pool, Session, attach, is_out_of_memory, library, session, supported, versions
 from ._torch_weights import Weights, WeightsOnDemand, load
 
-__all__ = ["FIRST_VERSION", "LAST_VERSION", "Allocator", "Pool", "Server", "Session", "Weights", "WeightsOnDemand", "attach", "is_out_of_memory", "load", "serve",
+__all__ = ["FIRST_VERSION", "LAST_VERSION", "Allocator", "Pool", "Server", "Session", "Weights", "WeightsOnDemand", "attach", "is_out_of_memory", "library", "load", "serve",
            "session"]
 
 if not supported():

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -45,8 +46,34 @@ def test_the_libraries_are_the_packages_own(package):
     assert "[$ORIGIN/..]" in needed
 
 
+def test_the_preload_library_runs_on_old_systems(package):
+    """It is loaded into programs of other systems and containers: glibc 2.17 or newer, and nothing else."""
+    library = str(package / "gpushare/lib/libgpushare_preload.so")
+    said = subprocess.run(["readelf", "-d", "-V", library], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"NEEDED.*\[(.*)\]", said) == ["libc.so.6"]
+    assert max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([\d.]+)", said)) <= (2, 17)
+
+
 def test_without_its_libraries_the_tool_says_so(package):
     (package / "gpushare/lib/libgpushare_preload.so").unlink()
     done = run(package, "exec", "--fail-closed", "--memory", "1GiB", "--", "true")
     assert done.returncode == 3
     assert "libgpushare_preload.so is not beside the tool" in done.stderr
+
+
+def test_a_build_names_the_packages_that_are_missing(tmp_path):
+    """build_backend.py, without what it derives from, where dpkg knows all packages but one."""
+    query = tmp_path / "dpkg-query"
+    query.write_text('#!/bin/sh\ncase "$*" in *libcli11*) exit 1;; esac\necho install ok installed\n')
+    query.chmod(0o755)
+    root = SOURCES.parent.parent.parent
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES.parent)}
+    environment.pop("LD_PRELOAD", None)  # a sanitizer's library, under which bash ends: the test is of Python and bash alone
+    done = subprocess.run([sys.executable, "-c", """
+import sys, types
+sys.modules["scikit_build_core"] = package = types.ModuleType("scikit_build_core")
+sys.modules["scikit_build_core.build"] = package.build = types.ModuleType("scikit_build_core.build")
+import build_backend
+build_backend.build_wheel("/nowhere")
+"""], capture_output=True, text=True, cwd=root, env=environment)
+    assert done.returncode == 1 and done.stderr == "gpushare: packages are missing; install them first: sudo apt-get install libcli11-dev\n", done.stderr

@@ -120,12 +120,30 @@ def test_errors_reach_another_process_whole():
         assert (type(error), str(error), error.status, error.native_code) == (kind, "the message", 7, 5)
 
 
+# Defines the names that a page leaves to its reader. It runs before the snippets that need them.
+READERS = """
+import gpushare
+runtime = gpushare.Runtime("host")
+session = runtime.open_session("serving", memory="64M")
+image, prompt, tokens = "an image", "a prompt", 100.0
+def predict(payload):
+    return payload
+"""
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_scripts_of_the_pages_run(page):
     root = os.path.join(os.path.dirname(__file__), "..", "..", "..")
     with open(os.path.join(root, page), encoding="utf-8") as file:
-        scripts = [script for script in re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL) if re.search("^import .*gpushare$", script, re.MULTILINE)]
+        scripts = re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
     assert scripts
     for script in scripts:
-        result = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr
+        whole = script if re.search(r"^(import|from) .*gpushare", script, re.MULTILINE) else READERS + script
+        result = subprocess.run([sys.executable, "-W", "error", "-c", whole], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, script + result.stderr
+
+
+def test_the_example_of_the_page_runs():
+    share = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples", "python", "share.py")
+    result = subprocess.run([sys.executable, "-W", "error", share], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and re.search("resnet: 200 iterations", result.stdout) and re.search("bert: 200 iterations", result.stdout), result

@@ -92,6 +92,19 @@ def test_a_submitted_function_that_raises_tells_why(session):
     assert session.info()["state"] == "failed"
 
 
+def test_a_timeout_in_a_submitted_function_is_no_timeout_of_the_ticket(runtime, session):
+    """A wait without a timeout in the main thread would otherwise never end."""
+    def times_out(iteration):
+        raise gpushare.TimedOut("no room in time", gpushare.lib.GPUSHARE_TIMED_OUT)
+
+    ticket = session.submit(times_out)
+    runtime.drain()
+    assert ticket.done()
+    with pytest.raises(gpushare.CallbackFailed, match="no room in time") as caught:
+        ticket.result()
+    assert isinstance(caught.value.__cause__, gpushare.TimedOut)
+
+
 def test_tickets_are_awaitable(session):
     async def both():
         return await asyncio.gather(*(_await(session.submit(lambda iteration: 7)) for _ in range(2)))
@@ -100,6 +113,42 @@ def test_tickets_are_awaitable(session):
         return await ticket
 
     assert asyncio.run(both()) == [7, 7]
+
+
+def test_tickets_that_wait_for_their_turn_take_no_thread_of_asyncio():
+    """More of them than asyncio has threads, in a session that waits for memory: another task still gets the answer that makes room."""
+    async def everything(runtime):
+        holder = runtime.open_session("holder", persistent_bytes="12M", ephemeral_bytes="64K")
+        holder.alloc("12M")
+        queued = runtime.open_session("queued", persistent_bytes="12M", ephemeral_bytes="64K")
+        waiting = [asyncio.ensure_future(_await(queued.submit(lambda iteration: 7))) for _ in range(100)]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(_await(queued.submit(lambda iteration: 8)), 0.05)
+        assert await holder.submit(lambda iteration: 9) == 9
+        holder.close()
+        assert await asyncio.gather(*waiting) == [7] * 100
+        last = queued.submit(lambda iteration: 10)
+        assert await last == 10 and await last == 10
+
+    async def _await(ticket):
+        return await ticket
+
+    with gpushare.Runtime("host", capacity_bytes="16M", max_lanes=1) as runtime:
+        asyncio.run(everything(runtime))
+
+
+def test_tickets_that_never_run_end_those_who_await_them():
+    async def cancelled(runtime):
+        holder = runtime.open_session("holder", persistent_bytes="12M", ephemeral_bytes="64K")
+        holder.alloc("12M")
+        queued = runtime.open_session("queued", persistent_bytes="12M", ephemeral_bytes="64K")
+        ticket = queued.submit(lambda iteration: 7)
+        asyncio.get_running_loop().call_later(0.01, queued.cancel)
+        with pytest.raises(gpushare.Cancelled):
+            await ticket
+
+    with gpushare.Runtime("host", capacity_bytes="16M", max_lanes=1) as runtime:
+        asyncio.run(cancelled(runtime))
 
 
 def test_copies_fills_and_launched_functions_run_in_stream_order(session):
@@ -396,6 +445,20 @@ def test_capacity_and_quota_change_at_run_time():
         assert session.info()["quota_bytes"] == session.info()["effective_quota_bytes"] == 8 << 20
         runtime.set_capacity(0)
         assert runtime.info()["capacity_bytes"] == 64 << 20
+
+
+def test_what_was_measured_is_kept_in_a_file(tmp_path):
+    path = tmp_path / "table"
+    for _ in range(2):
+        with gpushare.Runtime("sim", capacity_bytes="64M", policy="pack", lane_finder="balanced", interference_file=path) as runtime:
+            session = runtime.open_session("a", persistent_bytes="1M", ephemeral_bytes="1M")
+            for _ in session.iterations(4):
+                pass
+            runtime.synchronize()
+            assert all(entry["name"] == "a" for entry in runtime.interference())
+    assert path.read_text().startswith("gpushare interference 1\n")
+    with pytest.raises(gpushare.NotFound):
+        gpushare.Runtime("sim", lane_finder="first")
 
 
 def test_what_spilled_comes_home_within_the_budget():

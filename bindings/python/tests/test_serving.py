@@ -1,5 +1,6 @@
 """The request queue and its parts."""
 import asyncio
+import threading
 
 import pytest
 
@@ -29,6 +30,33 @@ def test_requests_can_be_awaited(runtime, session):
             return await asyncio.gather(*(queue.ask(number, deadline=60) for number in range(5)))
 
         assert asyncio.run(ask()) == list(range(5))
+
+
+def test_a_task_that_gives_up_takes_its_request_out(runtime, session):
+    """With one batch under way, the next request waits; who awaits it is cancelled."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(iteration, batch):
+        begun.set()
+        assert go_on.wait(60)
+
+    async def give_up(queue):
+        first = asyncio.ensure_future(queue.ask(1, deadline=60))
+        assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 60)
+        second = asyncio.ensure_future(queue.ask(2, deadline=60))
+        await asyncio.sleep(0)  # it has submitted
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        go_on.set()
+        await first
+
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, run, batch_sizes=[1])
+        asyncio.run(give_up(queue))
+        queue.drain(timeout=60)
+        info = queue.info()
+        assert (info["accepted"], info["cancelled"], info["batches"]) == (2, 1, 1)
 
 
 def test_a_batch_function_that_raises_fails_its_requests_alone(runtime, session):
@@ -67,6 +95,13 @@ def test_refusals(runtime, session):
             queue.cancel(12345)
     with pytest.raises(gpushare.NotFound, match="best-guess"):
         gpushare.RequestQueue(runtime, "best-guess")
+
+
+def test_a_batch_function_returns_one_result_a_request(runtime, session):
+    with gpushare.RequestQueue(runtime, "fifo") as queue:
+        queue.add_model(session, lambda iteration, batch: ["one", "too many"], batch_sizes=[1])
+        with pytest.raises(gpushare.CallbackFailed, match="2 results for 1 requests"):
+            queue.submit(0, deadline=60).result(timeout=60)
 
 
 def test_the_batcher_alone():

@@ -80,10 +80,24 @@ class Agent:
         self._site = Site(options.socket, options.library_dir, options.share_dir)
         self.stop = threading.Event()
 
+    def _share_store(self) -> ShareStore:
+        return ShareStore(self._options.cdi_dir, self._options.driver, self._site)
+
+    def _knows_dra(self) -> bool:
+        """Whether the cluster has resource.k8s.io/v1. While the API server is away, claims that were prepared before say so. Raises ApiError."""
+        try:
+            return self._api.has_resource_v1()
+        except ApiError as error:
+            if error.code != 0 or not self._options.cdi_dir.is_dir() or not any(self._share_store().claims()):
+                raise
+            _log.warning("%s; serving the claims that are prepared", error)
+            return True
+
     def run(self) -> None:
+        """Serves until `stop` is set. Raises ApiError when the API server is away and no claim is prepared: the pod is then started again."""
         mode = self._options.api
         if mode == "auto":
-            mode = "dra" if self._api.has_resource_v1() else "device-plugin"
+            mode = "dra" if self._knows_dra() else "device-plugin"
         if mode == "dra":
             try:
                 self._run_dra()
@@ -96,8 +110,7 @@ class Agent:
 
     def _run_dra(self) -> None:
         options = self._options
-        store = ShareStore(options.cdi_dir, options.driver, self._site)
-        plugin = DraPlugin(self._api, options.node, options.driver, self._inventory, store, options.cdi_device)
+        plugin = DraPlugin(self._api, options.node, options.driver, self._inventory, self._share_store(), options.cdi_device)
         publisher = SlicePublisher(self._api, options.node, options.driver, self._inventory, options.memory_step, options.share_step,
                                    options.default_share)
         sockets = DraSockets(plugin, options.driver, options.kubelet_dir)

@@ -258,6 +258,24 @@ def test_while_the_api_server_is_away_prepared_claims_stay_prepared(dra, kubelet
     assert "resourceclaims/b" in kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]].error
 
 
+def test_an_agent_that_starts_while_the_api_server_is_away_serves_prepared_claims(node, kubelet, scheduler, api):
+    before = node.agent()
+    eventually(node.offered, "the ResourceSlice")
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
+    share = ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]])
+    before.stop()
+    api.stop()
+    socket = node.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    assert not socket.exists()
+    again = node.agent()
+    eventually(socket.exists, "the agent's socket")
+    assert ids(kubelet.prepare(DRIVER, claim)[claim["metadata"]["uid"]]) == share
+    assert "serving the claims that are prepared" in node.log()
+    assert kubelet.unprepare(DRIVER, claim)[claim["metadata"]["uid"]].error == ""
+    assert again.stop() == 0
+    assert node.agent().process.wait(60) == 1  # nothing is prepared any more
+
+
 def test_claims_that_cannot_be_prepared_say_why(dra, kubelet, scheduler, api):
     def refused(change):
         claim = scheduler.allocate("bad", DRIVER, ("gpu", {"memory": "16Mi", "share": "5"}))
@@ -318,6 +336,7 @@ os.execve(program[0], program, dict(variable.split("=", 1) for variable in os.en
 """
 BUILD = pathlib.Path(os.environ["GPUSHARE_TOOL_FOLDER"]).parent
 DRIVER_DOUBLE = BUILD / "lib" / "doubles" / "libcuda_recorder.so"
+STANDIN = BUILD / "lib" / "libcuda_standin.so"  # for the driver under gpushare's own backend
 PROBE, LOAD = (str(BUILD / "bin" / name) for name in ("shim_probe", "shim_load"))
 UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -339,13 +358,18 @@ class Container:
         edits.append(spec["containerEdits"])
         variables = ["PATH=/usr/bin:/bin", f"GPUSHARE_CUDA_DRIVER={DRIVER_DOUBLE}", f"LD_LIBRARY_PATH={folder}"]
         variables += [variable for edit in edits for variable in edit.get("env", [])]
+        variables += [f"{name}={INHERITED[name]}" for name in ("PYTHONPATH", "GPUSHARE_LIBRARY") if name in INHERITED]
         paths = [path for edit in edits for mount in edit.get("mounts", []) for path in (mount["hostPath"], mount["containerPath"])]
         self.process = subprocess.Popen([*UNSHARE, sys.executable, "-c", CONTAINER, *paths, "--", *program],
-                                        env={**os.environ, "EDITS": "\n".join(variables)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        env={**os.environ, "EDITS": "\n".join(variables)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
 
     def word(self):
         return self.process.stdout.readline().strip()
+
+    def say(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def words(self):
         out, err = self.process.communicate(timeout=120)
@@ -359,6 +383,22 @@ class Container:
 
 def sessions(node):
     return json.loads(subprocess.run([TOOL, "top", "--socket", str(node.socket), "--json", "-"], capture_output=True).stdout)
+
+
+BORROWS = """
+import sys, gpushare
+with gpushare.Runtime() as runtime:
+    try:
+        runtime.open_session("large", persistent_bytes="46M", ephemeral_bytes="2M")
+    except gpushare.QuotaExceeded as error:
+        print(error, flush=True)
+    with runtime.open_session("fits", persistent_bytes="30M", ephemeral_bytes="2M") as session:
+        with session.iteration():
+            pass
+        print("holds", flush=True)
+        sys.stdin.readline()
+print("gone", flush=True)
+"""
 
 
 def test_an_unchanged_program_with_the_cdi_file_runs_under_its_limits(node, kubelet, scheduler):
@@ -398,12 +438,72 @@ def test_an_unchanged_program_with_the_cdi_file_runs_under_its_limits(node, kube
         finally:
             for load in loads:
                 load.kill()
+        # A program that uses gpushare gets of the claim what they do not hold, and they no more than the rest.
+        hold, load = probe("20", "hold"), Container(node.folder, spec, device, LOAD, "spin_200us", "0", "60")
+        try:
+            assert hold.word() == "0"
+            assert load.word() == "ready"
+            borrows = Container(node.folder, spec, device, sys.executable, "-c", BORROWS)
+            assert "its preloaded programs hold 20.00 MiB" in borrows.word()
+            assert borrows.word() == "holds"
+            assert sessions(node)["devices"][0]["promised_bytes"] == 66 * MIB  # the claim's, rounded up to granules for the session
+            assert probe("info", "20", "10").words() == ["34", "14", "2", "0"]
+            borrows.say()
+            assert borrows.word() == "gone"
+            assert eventually(lambda: probe("info").words() == ["64", "44"], "the return of what was lent")
+        finally:
+            hold.kill()
+            load.kill()
         # Another claim is another group.
         other = scheduler.allocate("b", DRIVER, ("gpu", {"memory": "32Mi", "share": "25"}))
         other_device = ids(kubelet.prepare(DRIVER, other)[other["metadata"]["uid"]])[0][0]
         assert Container(node.folder, cdi(node, other), other_device, PROBE, "soname", "info").words() == ["32", "32"]
     kubelet.unprepare(DRIVER, claim)
     assert not page.exists()
+
+
+@pytest.mark.skipif(not (BUILD / "lib" / "libgpushare_preload.so").exists() or not STANDIN.exists(), reason="no shim in this build")
+def test_the_preload_library_leaves_programs_that_use_gpushare_to_their_sessions(node, kubelet, scheduler):
+    node.daemon.stop()
+    node.daemon.command[node.daemon.command.index("--device") + 1] = f"cuda?driver={STANDIN}&total_bytes={CAPACITY}"
+    node.start_daemon()
+    node.agent("--library-dir", str(BUILD / "lib"), "--share-dir", str(node.folder / "shares"))
+    eventually(node.offered, "the ResourceSlice")
+    claim = scheduler.allocate("a", DRIVER, ("gpu", {"memory": "64Mi", "share": "25"}))
+    kubelet.prepare(DRIVER, claim)
+    edits = cdi(node, claim)["devices"][0]["containerEdits"]
+    environment = {**dict(variable.split("=", 1) for variable in edits["env"]), "LD_PRELOAD": str(BUILD / "lib" / "libgpushare_preload.so"),
+                   "GPUSHARE_CUDA_DRIVER": str(STANDIN)}
+    result = run("""
+        import gpushare, json, subprocess
+        with gpushare.Runtime() as runtime, runtime.open_session("train", persistent_bytes="32M", ephemeral_bytes="8M") as session:
+            for _ in range(3):
+                with session.iteration() as iteration:
+                    iteration.alloc("1M")
+            try:
+                session.alloc("61M")
+            except gpushare.QuotaExceeded:
+                print("held")
+            print(subprocess.run([%r, "top", "--json", "-"], capture_output=True, text=True).stdout.replace("\\n", ""))
+    """ % TOOL, environment)
+    assert result.returncode == 0, result.stderr
+    held, top = result.stdout.splitlines()
+    assert held == "held"
+    assert [(session["name"], session["weight"]) for session in json.loads(top)["sessions"]] == [("train", 0.25)]
+    # Something else in the process has a context first: the library holds the process, so its sessions would wait for its own turns.
+    result = run("""
+        import ctypes, gpushare, os
+        cuda = ctypes.CDLL(os.environ["GPUSHARE_CUDA_DRIVER"])
+        context = ctypes.c_void_p()
+        assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        try:
+            gpushare.Runtime()
+        except gpushare.InvalidState as error:
+            print(error)
+        cuda.cuDevicePrimaryCtxRelease_v2(0)
+    """, environment)
+    assert result.returncode == 0, result.stderr
+    assert "before anything else" in result.stdout
 
 
 def test_a_kubelet_that_refuses_is_told_of(dra, kubelet):

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Optional
 from ray.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler
 
 from . import board
-from .widths import SCHEDULERS, weights, widths
+from .widths import SCHEDULERS, by_remaining, weights, widths
 
 _log = logging.getLogger("gpushare.ray")
 
@@ -26,8 +26,8 @@ class FluidScheduler(TrialScheduler):
     max_packed: trials on one GPU at most; give each trial {"gpu": 1 / max_packed}. max_workers: whole GPUs that a trial can use (see
     `whole_gpus`). remaining: function (trial, last result or None, what its session told or None) -> seconds of a whole GPU that the trial
     still needs; None: iterations left x seconds of the device an iteration, as measured. total_iterations: of a trial, where its stopping
-    criterion does not say. scheduler: decides at results and completions, 'dynamic-fluid' or 'gpushare'; StaticFluid decides when a group
-    arrives. devices: the cluster's GPUs; None: asks Ray. interval_s: least time between two decisions at results.
+    criterion does not say. scheduler: decides at results and completions, 'dynamic-fluid' or 'gpushare', whose weights let the trials on a GPU
+    end together; StaticFluid decides when a group arrives. devices: the cluster's GPUs; None: asks Ray. interval_s: least time between two decisions at results.
     """
 
     def __init__(self, base: Optional[TrialScheduler] = None, *, max_packed: int = 4, max_workers: int = 1,
@@ -51,6 +51,7 @@ class FluidScheduler(TrialScheduler):
         self._results: dict[str, dict] = {}
         self._widths: dict[str, float] = {}
         self._told: dict[str, dict] = {}
+        self._used: dict[str, tuple[float, float]] = {}  # device time of a trial's sessions that have ended, and of the last one
         self._weights: dict[str, float] = {}
         self._decided_at = 0.0
         self._board: Any = None
@@ -163,18 +164,16 @@ class FluidScheduler(TrialScheduler):
     def _iterations_left(self, trial: Any, result: Optional[dict], told: Optional[dict]) -> float:
         total = self._total_iterations or (getattr(trial, "stopping_criterion", None) or {}).get("training_iteration", 1)
         done = (result or {}).get("training_iteration", 0)
-        if told and told.get("iterations"):
-            # The session's iterations need not be Tune's: its device time over Tune's iterations is what counts.
-            each = told["service_s"] / max(1, done) if done else told["service_s"]
-        else:
-            each = 1.0
-        return max(0.0, total - done) * max(each, 1e-6)
+        # The session's iterations need not be Tune's: its device time over Tune's iterations is what counts.
+        used = sum(self._used.get(trial.trial_id, ()))
+        each = used / max(1, done) if used > 0 else 1.0
+        return max(0.0, total - done) * each
 
     def _left(self, trial: Any) -> float:
         return float(self._remaining(trial, self._results.get(trial.trial_id), self._told.get(trial.trial_id)))
 
     def _forget(self, trial: Any) -> None:
-        for table in (self._trials, self._results, self._widths, self._told, self._weights):
+        for table in (self._trials, self._results, self._widths, self._told, self._used, self._weights):
             table.pop(trial.trial_id, None)
         self._new = [other for other in self._new if other is not trial]
 
@@ -201,9 +200,14 @@ class FluidScheduler(TrialScheduler):
         # A trial whose actor was killed or paused may still be on the board.
         places = {trial_id: (told["device"], told["fraction"]) for trial_id, told in self._told.items()
                   if trial_id in self._trials and self._trials[trial_id].status == "RUNNING"}
-        chosen = weights(self._widths, places)
+        wanted = self._widths
+        if self._scheduler == "gpushare":
+            wanted = by_remaining({trial_id: self._left(self._trials[trial_id]) for trial_id in places}, places)
+        chosen = weights(wanted, places)
+        # What is left changes with each result; a message to a trial is worth a change that it would notice.
+        before = {trial_id: self._weights.get(trial_id, places[trial_id][1]) for trial_id in places}
         changed = {trial_id: weight for trial_id, weight in chosen.items()
-                   if abs(weight - self._weights.get(trial_id, places[trial_id][1])) > 0.01}
+                   if abs(weight - before[trial_id]) > max(0.01, 0.1 * before[trial_id])}
         if changed and self._board is not None:
             self._board.set_weights.remote(changed)
             self._weights.update(changed)
@@ -224,7 +228,20 @@ class FluidScheduler(TrialScheduler):
             ready, _ = ray.wait([self._answer], timeout=0.02)
             if ready:
                 self._answer = None
-                self._told = ray.get(ready[0])
+                self._hear(ray.get(ready[0]))
         except Exception as error:
             _log.warning("the board does not answer: %s; weights stay as they are", error)
             self._board = None
+
+    def _hear(self, told: dict[str, dict]) -> None:
+        """What the board tells of the trials that have a session. `service_s` becomes that of all sessions which a trial has had: a restart, as
+        for whole GPUs, is another session, while Tune's iterations go on."""
+        self._told = {}
+        for trial_id, entry in told.items():
+            if trial_id not in self._trials:
+                continue
+            ended, latest = self._used.get(trial_id, (0.0, 0.0))
+            if entry["service_s"] < latest:
+                ended += latest
+            self._used[trial_id] = (ended, entry["service_s"])
+            self._told[trial_id] = {**entry, "service_s": ended + entry["service_s"]}

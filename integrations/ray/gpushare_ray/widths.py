@@ -1,4 +1,5 @@
-"""From trials to weights: widths are libgpushare_cluster's, and a device's weights follow from the widths of the trials on it."""
+"""From trials to weights: widths are libgpushare_cluster's, and a device's weights follow from the widths of the trials on it, or from what they
+still need."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
@@ -18,6 +19,15 @@ def widths(remaining_s: dict[str, float], devices: int, max_packed: int, max_wor
         "version": 1, "kind": "trials", "devices": devices, "max_packed": max_packed, "max_workers": max_workers,
         "groups": [{"arrival_s": 0, "trials": [{"name": trial, "budget_s": max(left, least)} for trial, left in remaining_s.items()]}]}
     return dict(cluster.plan(document, scheduler)["results"][0]["shares"])
+
+
+def by_remaining(remaining_s: dict[str, float], places: dict[str, tuple[str, float]]) -> dict[str, float]:
+    """The parts of their devices with which all trials on one would end at the same time. A plan's widths do not say that: where packing neither gains
+    nor costs, one trial after the other on the whole device ends as early, and Fluid's formula rounds down to 1/max_packed."""
+    on: dict[str, float] = {}
+    for trial, (device, _) in places.items():
+        on[device] = on.get(device, 0.0) + remaining_s.get(trial, 0.0)
+    return {trial: remaining_s.get(trial, 0.0) / on[device] if on[device] > 0 else 0.0 for trial, (device, _) in places.items()}
 
 
 def weights(wanted: dict[str, float], places: dict[str, tuple[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from gpushare_ray import FluidScheduler, board
-from gpushare_ray.widths import weights, widths
+from gpushare_ray.widths import by_remaining, weights, widths
 
 
 class Controller:
@@ -59,6 +59,19 @@ def test_weights_keep_what_ray_assigned_and_divide_the_rest():
     assert weights({"a": 1.0, "b": 1.0, "c": 0.5}, places) == {"a": 0.5, "b": 0.5, "c": 0.5}
     assert weights({}, places) == {"a": 0.25, "b": 0.25, "c": 0.25}
     assert weights({"a": 9.0}, {"a": ("x", 0.25), **{name: ("x", 0.25) for name in "bcd"}}) == dict.fromkeys("abcd", 0.25)
+
+
+def test_trials_of_a_gpu_get_what_lets_them_end_together(run):
+    places = {"a": ("x", 0.1), "b": ("x", 0.1), "c": ("y", 0.1)}
+    assert by_remaining({"a": 30, "b": 10, "c": 5}, places) == {"a": 0.75, "b": 0.25, "c": 1.0}
+    assert by_remaining({}, places) == {"a": 0.0, "b": 0.0, "c": 0.0}
+    fluid = run.scheduler(max_packed=16)
+    fluid.choose_trial_to_run(run.controller)
+    for trial in run.controller.trials:
+        run.start(trial, "node/0", 1 / 16)
+    fluid.on_trial_result(run.controller, run.controller.trials[3], {"done_s": 0})
+    now = run.weights()  # 4, 4, 12 and 30 s are left
+    assert now["d"] == pytest.approx(0.6, abs=0.01) and now["c"] == pytest.approx(0.24, abs=0.01)
 
 
 def test_a_group_arrives_and_the_longest_goes_first(run):
@@ -140,8 +153,26 @@ def test_what_is_left_is_measured(run):
     fluid.on_trial_add(run.controller, trial)
     assert fluid._left(trial) == 10  # 10 iterations, a second each until something is known
     fluid._results["t"] = {"training_iteration": 4}
-    fluid._told["t"] = {"iterations": 40, "service_s": 2.0}
+    fluid._hear({"t": {"iterations": 40, "service_s": 2.0}})
     assert fluid._left(trial) == pytest.approx(6 * 0.5)
+
+
+def test_a_restart_does_not_make_a_trial_look_short(run):
+    """Its session is another one, whose device time begins at 0, while Tune's iterations go on."""
+    fluid = FluidScheduler(devices=1)
+    trial = Trial("t", 0)
+    fluid.on_trial_add(run.controller, trial)
+    fluid._results["t"] = {"training_iteration": 4}
+    fluid._hear({"t": {"iterations": 4, "service_s": 2.0}})
+    fluid._hear({})  # between the two sessions
+    assert fluid._left(trial) == pytest.approx(6 * 0.5)
+    for service_s in (0.0, 0.25, 0.5):
+        fluid._hear({"t": {"iterations": 1, "service_s": service_s}})
+    fluid._results["t"] = {"training_iteration": 5}
+    assert fluid._told["t"]["service_s"] == 2.5
+    assert fluid._left(trial) == pytest.approx(5 * 0.5)
+    fluid.on_trial_complete(run.controller, trial, {})
+    assert fluid._used == {}
 
 
 def test_whole_gpus_go_through_ray(run):

@@ -37,8 +37,9 @@ double SlowdownModel::beforehand(const JobInfo& job, const JobInfo& other) {
 }
 
 size_t SlowdownModel::find(std::string_view config) const {
+  if (config.empty()) return kNone;
   const auto at = index_.find(std::string(config));
-  return config.empty() || at == index_.end() ? kNone : at->second;
+  return at == index_.end() ? kNone : at->second;
 }
 
 size_t SlowdownModel::name_of(std::string_view config) {
@@ -116,8 +117,9 @@ double SlowdownModel::predicted(const JobInfo& job, const JobInfo& other, size_t
   // A model that is known of by other configurations tells of this one.
   double sum = effects(name, other_name);
   const auto of_model = [&](const std::string& config, const std::vector<Effect>& effects) {
+    if (config.empty()) return 0.0;
     const auto at = models_.find(std::string(model_of(config)));
-    return config.empty() || at == models_.end() ? 0.0 : effects[at->second].value;
+    return at == models_.end() ? 0.0 : effects[at->second].value;
   };
   if (name == kNone) sum += of_model(job.config, model_sensitive_);
   if (other_name == kNone) sum += of_model(other.config, model_pressing_);

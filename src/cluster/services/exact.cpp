@@ -153,10 +153,14 @@ class Search {
 
   double served(const ExactService& service, const ExactOption& option,
                 const std::vector<uint32_t>& replicas) const {
-    double throughput = 0;
-    for (size_t c = 0; c < classes_.size(); ++c)
+    double throughput = 0, slowest = std::numeric_limits<double>::infinity();
+    for (size_t c = 0; c < classes_.size(); ++c) {
+      if (replicas[c] == 0) continue;
       throughput += option.throughput * classes_[c].speed * replicas[c];
-    return std::min(service.rate, throughput);
+      slowest = std::min(slowest, classes_[c].speed);
+    }
+    const double most = std::min(service.rate, throughput);
+    return option.served && throughput > 0 ? std::min(most, option.served(throughput, slowest)) : most;
   }
 
   void weigh(const ExactService& service, Plan& plan) const {

@@ -200,7 +200,7 @@ struct Host {
 constexpr double kEps = 1e-9;
 
 // Raises the shares of violators by one step until all keep their limits. False if the device is too small.
-bool settle(const IgniterProfile& profile, const std::vector<Wanted>& all, Host& host, double speed) {
+bool raise_shares(const IgniterProfile& profile, const std::vector<Wanted>& all, Host& host, double speed) {
   const int most = static_cast<int>(std::floor(1 / profile.share_step + kEps));
   for (;;) {
     if (std::accumulate(host.steps.begin(), host.steps.end(), 0) > most) return false;
@@ -275,7 +275,7 @@ Placement place_by_igniter(const IgniterProfile& profile, const std::vector<Serv
       const int before = std::accumulate(host.steps.begin(), host.steps.end(), 0);
       host.wanted.push_back(w);
       host.steps.push_back(all[w].steps);
-      if (!settle(profile, all, host, devices[d].speed)) continue;
+      if (!raise_shares(profile, all, host, devices[d].speed)) continue;
       const int growth = std::accumulate(host.steps.begin(), host.steps.end(), 0) - before;
       const bool opens = hosts[d].wanted.empty(),
                  best_opens = best_device < devices.size() && hosts[best_device].wanted.empty();

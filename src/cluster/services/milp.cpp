@@ -2,9 +2,11 @@
 // leaves open.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "cluster/services/placement.hpp"
+#include "cluster/services/queueing.hpp"
 
 namespace gpushare::cluster::services {
 namespace {
@@ -118,17 +120,27 @@ Placement place_exactly(const std::vector<Service>& services, const std::vector<
   return placement;
 }
 
-Placement place_best(const std::vector<Service>& services, const std::vector<Device>& devices) {
+Placement place_best(const std::vector<Service>& services, const std::vector<Device>& devices, Goal goal) {
+  using Order = std::array<Metric, kMetrics>;
+  const Order order = goal == Goal::kInTime ? Order{Metric::kWsm, Metric::kWao, Metric::kAo}
+                                            : Order{Metric::kWao, Metric::kWsm, Metric::kAo};
   Placement placement;
   Instance instance = instance_of(
       services, devices,
       [&](const Configuration& configuration) {
-        for (const Metric metric : {Metric::kWao, Metric::kWsm, Metric::kAo})
+        for (const Metric metric : order)
           if (configuration.compute_percent[static_cast<size_t>(metric)] >= 0)
             return configuration.compute_percent[static_cast<size_t>(metric)];
         return -1.0;
       },
       &placement);
+  if (goal == Goal::kInTime)
+    for (size_t s = 0; s < services.size(); ++s)
+      for (ExactOption& option : instance.services[s].options)
+        option.served = [&service = services[s], &configuration = services[s].configurations[option.tag]](
+                            double throughput, double speed) {
+          return service.rate_rps * part_in_time(service, configuration, throughput, speed);
+        };
   const ExactResult most = solve(instance, {});
   placement.bound_rps = most.bound;
   placement.optimal = most.optimal;

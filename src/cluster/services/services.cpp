@@ -59,14 +59,14 @@ class ServicesProblem final : public Problem {
   }
 
   base::Status solve(std::string_view choice, OrderedJson& result) override {
-    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice));
+    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice, Goal::kCapacity));
     write(placement, result);
     return {};
   }
 
   base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                     std::vector<PlaySpan>* spans) override {
-    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice));
+    GPUSHARE_ASSIGN_OR_RETURN(const Placement placement, place(choice, Goal::kInTime));
     ServingOptions serving = serving_;
     serving.noise = options.noise.value_or(serving_.noise);
     serving.seed = options.seed;
@@ -102,11 +102,11 @@ class ServicesProblem final : public Problem {
     measured_ = true;
   }
 
-  base::Result<Placement> place(std::string_view choice) const {
+  base::Result<Placement> place(std::string_view choice, Goal goal) const {
     for (size_t m = 0; m < kMetrics; ++m)
       if (choice == std::string("milp-") + (m == 0 ? "ao" : m == 1 ? "wao" : "wsm"))
         return place_exactly(services_, devices_, static_cast<Metric>(m));
-    if (choice == "gpushare") return place_best(services_, devices_);
+    if (choice == "gpushare") return place_best(services_, devices_, goal);
     if (choice == "usher") return place_by_usher(services_, devices_, Metric::kAo);
     if (choice == "usher-wao") return place_by_usher(services_, devices_, Metric::kWao);
     if (!measured_)

@@ -233,14 +233,21 @@ class AntMan final : public Sharing {
 // The device whose jobs are degraded least in sum; waits where packing would cost more than it gives. The rule of the slides, for any job
 // there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the newcomer.
 class IaDeep final : public Sharing {
+  // On many devices: how many are looked at for jobs that find no place, after which the rest of a long queue waits for the next event.
+  static constexpr size_t kManyDevices = 128;
+  static constexpr size_t kMostChecks = 8'000;
+
  public:
   double tick(double now_s, std::vector<Action>& actions) override {
     take_rejected(actions);
-    for (auto at = queue_.begin(); at != queue_.end();) {
+    size_t left =
+        devices_.size() > kManyDevices ? std::max<size_t>(1, kMostChecks / devices_.size()) : SIZE_MAX;
+    for (auto at = queue_.begin(); at != queue_.end() && left > 0;) {
       const JobId job = *at;
       std::vector<DeviceIndex> devices =
           cheapest(jobs_[job].info, [&](DeviceIndex d) { return cost(job, d); });
       if (devices.empty()) {
+        --left;
         ++at;
         continue;
       }
@@ -284,9 +291,8 @@ class IaDeep final : public Sharing {
 class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
-  static constexpr double kPreemptRatio = 0.8;
+  static constexpr double kPreemptRatio = 0.95;
   static constexpr double kWorthSlowdown = 1.6;  // from which on a pair of opportunistic jobs is looked at
-  static constexpr double kLeastGain = 1.02;     // of a pair's 1/slowdown summed, for it to stay
   static constexpr size_t kMostTogether = 4;     // jobs on a device
   static constexpr size_t kDevicesPerTry = 8;    // one pair is tried at a time for so many devices
 
@@ -308,6 +314,7 @@ class Best final : public Sharing {
     tries_ = 0;  // what was tried before this event has been observed
     part(now_s, actions);
     give_back(actions);
+    by_length_.clear();
     size_t failures = 0;
     for (auto at = order_.begin(); at != order_.end() && failures < kMostFailures;) {
       const JobId job = at->second;
@@ -354,7 +361,7 @@ class Best final : public Sharing {
         for (const JobId other : devices_[d].jobs) {
           if (other == job || jobs_[other].opportunistic) continue;
           const bool worth =
-              !jobs_[job].info.guaranteed && !jobs_[other].info.guaranteed && speeds >= kLeastGain;
+              !jobs_[job].info.guaranteed && !jobs_[other].info.guaranteed && speeds >= pair_gain() - 0.05;
           if (worth) continue;
           beside = true;
           if (key(other) > key(leaver)) leaver = other;
@@ -480,30 +487,37 @@ class Best final : public Sharing {
     if (lent) lent_.insert(job);
     enter(job, std::move(devices), lent, actions);
     running_.insert(job);
+    by_length_.clear();
     return true;
   }
 
   // Devices of its own by pausing those who need much longer, the longest first; empty if that is not enough.
   std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
-    std::vector<std::pair<double, JobId>> victims;
-    for (const JobId other : running_)
-      if (key(other) * kPreemptRatio > key(job)) victims.emplace_back(-key(other), other);
-    std::sort(victims.begin(), victims.end());
+    if (by_length_.empty()) {
+      for (const JobId other : running_) by_length_.emplace_back(-key(other), other);
+      std::sort(by_length_.begin(), by_length_.end());
+    }
+    const auto much_longer = [&](const std::pair<double, JobId>& other) {
+      return -other.first * kPreemptRatio > key(job);
+    };
+    if (by_length_.empty() || !much_longer(by_length_.front())) return {};
     std::set<DeviceIndex> freed;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
       if (devices_[d].jobs.empty() && fits(d, info)) freed.insert(d);
     std::vector<JobId> chosen;
-    for (const auto& [unused, victim] : victims) {
-      if (freed.size() >= info.gang) break;
-      chosen.push_back(victim);
-      for (const DeviceIndex d : jobs_[victim].devices) {
-        const bool alone = std::all_of(devices_[d].jobs.begin(), devices_[d].jobs.end(), [&](JobId here) {
-          return std::find(chosen.begin(), chosen.end(), here) != chosen.end();
-        });
+    chosen_.resize(jobs_.size());
+    for (const auto& victim : by_length_) {
+      if (freed.size() >= info.gang || !much_longer(victim)) break;
+      chosen.push_back(victim.second);
+      chosen_[victim.second] = true;
+      for (const DeviceIndex d : jobs_[victim.second].devices) {
+        const bool alone = std::all_of(devices_[d].jobs.begin(), devices_[d].jobs.end(),
+                                       [&](JobId here) { return chosen_[here]; });
         if (alone && devices_[d].up && devices_[d].info.memory_bytes >= info.memory_bytes) freed.insert(d);
       }
     }
+    for (const JobId victim : chosen) chosen_[victim] = false;
     if (freed.size() < info.gang) return {};
     std::vector<DeviceIndex> devices(freed.begin(), freed.end());
     devices.resize(info.gang);
@@ -515,6 +529,7 @@ class Best final : public Sharing {
         continue;
       pause(victim, now_s, actions);
       running_.erase(victim);
+      by_length_.clear();
       paused_.push_back(victim);
     }
     return devices;
@@ -523,6 +538,8 @@ class Best final : public Sharing {
   std::set<std::pair<double, JobId>> order_;
   std::set<JobId> running_, lent_;
   std::vector<JobId> paused_, crowded_;
+  std::vector<std::pair<double, JobId>> by_length_;  // running jobs, the longest first; empty: not known
+  std::vector<bool> chosen_;                         // by job: a victim of the preemption that is considered
   size_t tries_ = 0;
 };
 

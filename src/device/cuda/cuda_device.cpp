@@ -62,6 +62,23 @@ base::Result<DeviceOptions> read_options(const char* text) {
   return read;
 }
 
+// As gpushare_backend_device_info has it; 0 if the driver does not tell. A GPU is function 0 of its place on the bus.
+uint32_t pci_address(const Context& context) {
+  const auto ask = [&context](int attribute, uint32_t* out) {
+    int value = 0;
+    const bool known =
+        context.driver().cuDeviceGetAttribute(&value, attribute, context.device()) == api::CUDA_SUCCESS;
+    *out = static_cast<uint32_t>(value);
+    return known && value >= 0;
+  };
+  uint32_t domain = 0, bus = 0, device = 0;
+  if (!ask(api::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, &domain) ||
+      !ask(api::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, &bus) ||
+      !ask(api::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, &device))
+    return 0;
+  return domain << 16 | bus << 8 | device << 3;
+}
+
 }  // namespace
 
 base::Result<std::unique_ptr<Device>> Device::open(uint32_t index, const char* text) {
@@ -96,6 +113,7 @@ base::Status Device::read_facts() {
   GPUSHARE_RETURN_IF_ERROR(context_->status(
       driver.cuDeviceGetAttribute(&units, api::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, context_->device()),
       "cuDeviceGetAttribute"));
+  facts_.pci_address = pci_address(*context_);
   facts_.priority_lowest = least;
   facts_.priority_highest = greatest;
   facts_.compute_units = static_cast<uint32_t>(std::max(units, 0));

@@ -3,8 +3,10 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <system_error>
@@ -30,12 +32,23 @@ void sleep_until_ns(uint64_t at_ns) {
 }
 
 base::Status lost() {
-  return {GPUSHARE_DEVICE_LOST, "the host device was lost (scripted fault); close it and open another"};
+  return device_lost("host");
 }
 
 }  // namespace
 
 namespace {
+
+// Into the file behind the pages: the kernel neither clears them first nor faults them in one by one.
+bool write_pages(const AddressSpace::FreshPages& to, const char* source, uint64_t bytes) {
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t wrote = pwrite(to.file, source + done, bytes - done, static_cast<off_t>(to.offset + done));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    done += static_cast<uint64_t>(wrote);
+  }
+  return true;
+}
 
 // Fresh pages of a shared file are asked for at once: a fault for each of them takes longer than the copy. Pages of an earlier
 // use are there, and asking for those costs little.
@@ -197,26 +210,17 @@ base::Status Stream::execute(const Op& op, uint64_t& end_ns) {
   return status;
 }
 
-GPUSHARE_CATCHES_FORCED_UNWIND
 base::Status Stream::perform(const Op& op) {
   switch (op.kind) {
     case Op::Kind::kCopy:
-      std::memmove(op.destination, op.source, op.bytes);
+      if (op.fresh.file < 0 || !write_pages(op.fresh, op.source, op.bytes))
+        std::memmove(op.destination, op.source, op.bytes);
       return {};
     case Op::Kind::kFill:
-      std::memset(op.destination, op.value, op.bytes);
+      std::memset(op.destination, op.fill_value, op.bytes);
       return {};
     case Op::Kind::kCallback:
-      try {
-        op.function(op.user_data);
-      } catch (const std::exception& error) {
-        return {GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what()};
-      } catch (const base::ForcedUnwind&) {
-        throw;
-      } catch (...) {
-        return {GPUSHARE_CALLBACK_FAILED, "a host function threw"};
-      }
-      return {};
+      return call_host_function(op.function, op.user_data);
     case Op::Kind::kWait:
       op.stream->wait_passed(op.sequence);
       return {};

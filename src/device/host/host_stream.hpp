@@ -17,8 +17,8 @@
 #include "base/mutex.hpp"
 #include "base/service_thread.hpp"
 #include "base/status.hpp"
-#include "device/support/shared_file.hpp"
-#include "gpushare/backend.h"
+#include "device/support/address_space.hpp"
+#include "device/support/software_device.hpp"
 
 namespace gpushare::device::host {
 
@@ -47,22 +47,13 @@ class Bus {
   uint64_t free_at_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
 };
 
-// An op of a stream. There is one struct for all kinds, because ops are queued by value.
-struct Op {
+struct Op : SoftwareOp<Stream, Event> {
   enum class Kind { kCopy, kFill, kCallback, kRecord, kWait };
   Kind kind = Kind::kCallback;
-  uint8_t value = 0;
-  Bus* bus = nullptr;  // null: no bus between source and destination
-  char* destination = nullptr;
+  Bus* bus = nullptr;                      // null: no bus between source and destination
   std::shared_ptr<const SharedFile> file;  // kCopy: the destination is in its mapping
-  const char* source = nullptr;
-  uint64_t bytes = 0;
-  gpushare_host_function function = nullptr;
-  void* user_data = nullptr;
-  std::shared_ptr<Event> event;    // kRecord of a timing event
-  std::shared_ptr<Stream> stream;  // kWait: until `stream` has completed `sequence` ops
-  uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
-  uint64_t enqueued_ns = 0;        // of capped copies and records of timing events
+  AddressSpace::FreshPages fresh;          // kCopy without a bus
+  uint64_t enqueued_ns = 0;                // of capped copies and records of timing events
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
@@ -124,8 +115,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint32_t waiters_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   bool stopping_ GPUSHARE_GUARDED_BY(mutex_) = false;
   bool thread_idle_ GPUSHARE_GUARDED_BY(mutex_) = false;
-  base::Status error_ GPUSHARE_GUARDED_BY(mutex_);  // sticky
-  base::ServiceThread thread_;                      // started under mutex_, joined by stop()
+  base::Status error_ GPUSHARE_GUARDED_BY(mutex_);          // sticky
+  base::ServiceThread thread_ GPUSHARE_GUARDED_BY(mutex_);  // joined by stop()
 };
 
 class Event : public std::enable_shared_from_this<Event> {

@@ -82,7 +82,7 @@ void Device::make_room(size_t streams) {
 void Device::advance(Stream& first) noexcept {
   Stream::Line runnable;
   // A stream that must go on waiting blocks itself again.
-  const auto wake_blocked = [&runnable](Stream& stream) {
+  const auto wake_blocked = [&runnable](Stream& stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     runnable.splice_after(runnable.empty() ? runnable.before_begin() : runnable.last(), stream.blocked_);
   };
   runnable.push_back(first);
@@ -114,7 +114,8 @@ bool Device::start_front(Stream& stream) noexcept {
       stream.remaining_ns_ = static_cast<double>(op.duration_ns);
       insert_by_id(working_, &stream, stream.id_, id_of);
       break;
-    case Op::Kind::kMemory:
+    case Op::Kind::kCopyWithin:
+    case Op::Kind::kFill:
       stream.end_ns_ = now_ns_ + op.duration_ns;
       insert_by_id(in_memory_, &stream, stream.id_, id_of);
       break;
@@ -185,15 +186,7 @@ void Device::run_callback() {
   base::Status status;
   try {
     const Running running(this, stream.get());
-    try {
-      function(user_data);
-    } catch (const std::exception& error) {
-      status = base::Status(GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what());
-    } catch (const base::ForcedUnwind&) {
-      throw;
-    } catch (...) {
-      status = base::Status(GPUSHARE_CALLBACK_FAILED, "a host function threw");
-    }
+    status = call_host_function(function, user_data);
   } catch (const std::bad_alloc&) {
     status = base::no_memory();  // for the message
   } catch (const base::ForcedUnwind&) {
@@ -242,7 +235,8 @@ bool Device::move_clock() {
     running.erase(std::remove_if(running.begin(), running.end(), [&](Stream* s) { return is_done(*s); }),
                   running.end());
   };
-  take_done(working_, [](const Stream& stream) { return stream.remaining_ns_ < kDoneNs; });
+  take_done(working_, [](const Stream& stream)
+                          GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return stream.remaining_ns_ < kDoneNs; });
   for (auto& bus : buses_) {
     if (bus.empty() || bus.front()->end_ns_ > now_ns_) continue;
     done_.push_back(bus.front());

@@ -47,33 +47,24 @@ base::Result<std::unique_ptr<Device>> Device::open(const char* text) {
 
 Device::Device(std::unique_ptr<AddressSpace> memory, const Costs& costs, ContentionModel contention,
                uint64_t seed)
-    : memory_(std::move(memory)), costs_(costs), contention_(std::move(contention)), random_(seed) {}
+    : SoftwareDevice("sim", std::move(memory)),
+      costs_(costs),
+      contention_(std::move(contention)),
+      random_(seed) {}
 
 base::Status Device::finish() {
   if (inside_callback())
     return {GPUSHARE_INVALID_STATE, "a host function may not close the device that it runs on"};
-  base::MutexLock lock(mutex_);
-  std::vector<std::shared_ptr<Stream>> streams;
-  for (const auto& [raw, stream] : streams_) streams.push_back(stream);
-  for (const auto& stream : streams) GPUSHARE_RETURN_IF_ERROR(wait_passed(*stream, stream->enqueued_));
+  base::RoleLock lock(mutex_, has_device);
+  for (const auto& stream : all_streams()) GPUSHARE_RETURN_IF_ERROR(wait_passed(*stream, stream->enqueued_));
   return {};
 }
 
-base::Status Device::leaks() const {
-  base::MutexLock lock(mutex_);
-  return leak_report("sim", streams_.size(), events_.size(), memory_->leaks());
-}
-
 void Device::info(gpushare_backend_device_info* out_info) const {
-  gpushare_backend_device_info info{};
+  gpushare_backend_device_info info = common_info();
   info.capabilities = GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY | GPUSHARE_DEVICE_CAP_PRIORITIES |
                       GPUSHARE_DEVICE_CAP_VIRTUAL_TIME | GPUSHARE_DEVICE_CAP_MODELED_WORK |
                       GPUSHARE_DEVICE_CAP_FAULTS | GPUSHARE_DEVICE_CAP_HOST_PHYSICAL;
-  std::strncpy(info.name, "sim", sizeof(info.name) - 1);
-  info.total_bytes = memory_->total_bytes();
-  info.free_bytes = memory_->free_bytes();
-  info.allocation_alignment_bytes = AddressSpace::kPageBytes;
-  info.mapping_granularity_bytes = memory_->granularity_bytes();
   info.priority_lowest = kPriorityLowest;
   info.priority_highest = kPriorityHighest;
   info.compute_units = 1;
@@ -81,17 +72,12 @@ void Device::info(gpushare_backend_device_info* out_info) const {
 }
 
 uint64_t Device::now_ns() const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_device);
   return now_ns_;
 }
 
-base::Status Device::lost() const {
-  return {GPUSHARE_DEVICE_LOST, "the sim device was lost (scripted fault); close it and open another"};
-}
-
-base::Status Device::check_lost() const {
-  base::MutexLock lock(mutex_);
-  return lost_ ? lost() : base::Status();
+base::Status Device::unless_lost(const base::Status& status) const {
+  return lost_.load(std::memory_order_relaxed) ? device_lost(backend_) : status;
 }
 
 base::Result<Stream*> Device::create_stream(int32_t priority) {
@@ -100,47 +86,30 @@ base::Result<Stream*> Device::create_stream(int32_t priority) {
                         base::format("stream priority %d; allowed is %d (most urgent) to %d", priority,
                                      kPriorityHighest, kPriorityLowest));
   }
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_device);
   make_room(streams_.size() + 1);
-  auto stream = std::make_shared<Stream>(*this, next_stream_id_++, priority);
-  Stream* raw = stream.get();
-  streams_[raw] = std::move(stream);
-  return raw;
+  return keep(streams_, std::make_shared<Stream>(*this, next_stream_id_++, priority));
 }
 
 base::Status Device::destroy_stream(Stream* stream) {
   if (inside_callback_of(*stream)) {
     return {GPUSHARE_INVALID_STATE, "a host function may not destroy the stream that it runs on"};
   }
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_device);
   GPUSHARE_RETURN_IF_ERROR(wait_passed(*stream, stream->enqueued_));
   streams_.erase(stream);
   return {};
 }
 
-base::Result<Event*> Device::create_event(bool timing) {
-  auto event = std::make_shared<Event>(*this, timing);
-  base::MutexLock lock(mutex_);
-  Event* raw = event.get();
-  events_[raw] = std::move(event);
-  return raw;
-}
-
-base::Status Device::destroy_event(Event* event) {
-  base::MutexLock lock(mutex_);
-  // A queued record keeps the event alive.
-  events_.erase(event);
-  return {};
-}
-
 base::Status Device::enqueue(Stream& stream, Op op) {
   const FaultTable::Verdict verdict = faults_.on_enqueue();
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_device);
   if (verdict.device_lost && !lost_) lose();
-  if (lost_) return lost();
+  GPUSHARE_RETURN_IF_ERROR(check_lost());
   if (verdict.launch_fails) return {GPUSHARE_UNKNOWN, "the enqueue fails: scripted fault"};
   if (verdict.slow_factor > 0) stream.slow_factor_ = verdict.slow_factor;
   if (!stream.error_.ok()) return stream.error_;
+  if (op.kind == Op::Kind::kFill) op.duration_ns = memory_ns(op.bytes);
   double factor = stream.slow_factor_;
   if (op.kind == Op::Kind::kWork && costs_.jitter > 0) {
     factor *= std::uniform_real_distribution<double>(1 - costs_.jitter, 1 + costs_.jitter)(random_);
@@ -156,20 +125,11 @@ uint64_t Device::memory_ns(uint64_t bytes_moved) const {
 
 base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
                                   uint32_t kind) {
-  GPUSHARE_RETURN_IF_ERROR(check_copy(destination, source, bytes, kind));
   Op op;
-  op.bytes = bytes;
-  op.destination = reinterpret_cast<char*>(destination);
-  op.source = reinterpret_cast<const char*>(source);
-  if (kind != GPUSHARE_COPY_DEVICE_TO_HOST) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(destination, bytes, /*write=*/true));
-  }
-  if (kind != GPUSHARE_COPY_HOST_TO_DEVICE) {
-    GPUSHARE_ASSIGN_OR_RETURN(op.source, memory_->storage(source, bytes, /*write=*/false));
-  }
+  GPUSHARE_RETURN_IF_ERROR(locate_copy(destination, source, bytes, kind, op));
   if (op.source == nullptr) op.destination = nullptr;  // data are not kept
   if (kind == GPUSHARE_COPY_DEVICE_TO_DEVICE) {
-    op.kind = Op::Kind::kMemory;
+    op.kind = Op::Kind::kCopyWithin;
     op.duration_ns = memory_ns(2 * bytes);
   } else {
     op.kind = Op::Kind::kBusCopy;
@@ -178,28 +138,7 @@ base::Status Device::enqueue_copy(Stream* stream, uint64_t destination, uint64_t
         costs_.copy_latency_ns +
         static_cast<uint64_t>(std::llround(static_cast<double>(bytes) / costs_.copy_bytes_per_ns));
   }
-  if (bytes == 0) return check_lost();
-  return enqueue(*stream, std::move(op));
-}
-
-base::Status Device::enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value,
-                                  uint64_t bytes) {
-  Op op;
-  op.kind = Op::Kind::kMemory;
-  op.bytes = bytes;
-  op.fill_value = value;
-  op.duration_ns = memory_ns(bytes);
-  GPUSHARE_ASSIGN_OR_RETURN(op.destination, memory_->storage(address, bytes, /*write=*/true));
-  if (bytes == 0) return check_lost();
-  return enqueue(*stream, std::move(op));
-}
-
-base::Status Device::enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data) {
-  Op op;
-  op.kind = Op::Kind::kCallback;
-  op.function = function;
-  op.user_data = user_data;
-  return enqueue(*stream, std::move(op));
+  return enqueue_bytes(stream, std::move(op));
 }
 
 base::Status Device::enqueue_work(Stream* stream, const gpushare_backend_work* work) {
@@ -227,23 +166,23 @@ base::Status Stream::failure_at(uint64_t sequence) const {
 }
 
 base::Status Stream::query() {
-  base::MutexLock lock(device_.mutex_);
+  base::RoleLock lock(device_.mutex_, has_device);
   if (!idle() && (!device_.poll() || !idle())) return not_ready();
-  return device_.lost_ ? device_.lost() : error_;
+  return device_.unless_lost(error_);
 }
 
 base::Status Stream::synchronize() {
   if (Device::inside_callback_of(*this)) {
     return {GPUSHARE_INVALID_STATE, "a host function may not wait for the stream that it runs on"};
   }
-  base::MutexLock lock(device_.mutex_);
+  base::RoleLock lock(device_.mutex_, has_device);
   GPUSHARE_RETURN_IF_ERROR(device_.wait_passed(*this, enqueued_));
-  return device_.lost_ ? device_.lost() : error_;
+  return device_.unless_lost(error_);
 }
 
 base::Status Event::record(Stream& stream) {
-  base::MutexLock lock(device_.mutex_);
-  if (device_.lost_) return device_.lost();
+  base::RoleLock lock(device_.mutex_, has_device);
+  GPUSHARE_RETURN_IF_ERROR(device_.check_lost());
   if (!stream.error_.ok()) return stream.error_;
   if (stream.idle()) {
     time_ns_ = device_.now_ns_;
@@ -261,24 +200,24 @@ base::Status Event::record(Stream& stream) {
 }
 
 base::Status Event::query() {
-  base::MutexLock lock(device_.mutex_);
+  base::RoleLock lock(device_.mutex_, has_device);
   if (stream_ == nullptr) return {};
   if (!stream_->passed(sequence_) && (!device_.poll() || !stream_->passed(sequence_))) return not_ready();
-  return device_.lost_ ? device_.lost() : stream_->failure_at(sequence_);
+  return device_.unless_lost(stream_->failure_at(sequence_));
 }
 
 base::Status Event::synchronize() {
-  base::MutexLock lock(device_.mutex_);
-  if (device_.lost_) return device_.lost();
+  base::RoleLock lock(device_.mutex_, has_device);
+  GPUSHARE_RETURN_IF_ERROR(device_.check_lost());
   if (stream_ == nullptr) return {};
   const std::shared_ptr<Stream> stream = stream_;
   const uint64_t sequence = sequence_;
   GPUSHARE_RETURN_IF_ERROR(device_.wait_passed(*stream, sequence));
-  return device_.lost_ ? device_.lost() : stream->failure_at(sequence);
+  return device_.unless_lost(stream->failure_at(sequence));
 }
 
 base::Status Event::make_wait(Stream& stream) {
-  base::MutexLock lock(device_.mutex_);
+  base::RoleLock lock(device_.mutex_, has_device);
   if (stream_ == nullptr || stream_.get() == &stream || stream_->passed(sequence_)) return {};
   if (!stream.error_.ok()) return stream.error_;
   Op op;
@@ -299,11 +238,11 @@ base::Result<uint64_t> Event::passed_time() const {
 }
 
 base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
-  base::MutexLock lock(start.device_.mutex_);
+  base::RoleLock lock(start.device_.mutex_, has_device);
   if (&start.device_ != &end.device_) {
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "the events belong to different devices");
   }
-  if (start.device_.lost_) return start.device_.lost();
+  GPUSHARE_RETURN_IF_ERROR(start.device_.check_lost());
   GPUSHARE_ASSIGN_OR_RETURN(const uint64_t start_ns, start.passed_time());
   GPUSHARE_ASSIGN_OR_RETURN(const uint64_t end_ns, end.passed_time());
   if (end_ns < start_ns)

@@ -32,13 +32,9 @@
 #include <random>
 #include <vector>
 
-#include "base/flat_hash.hpp"
-#include "base/mutex.hpp"
-#include "base/status.hpp"
+#include "base/role.hpp"
 #include "device/sim/contention.hpp"
-#include "device/support/address_space.hpp"
-#include "device/support/fault_table.hpp"
-#include "gpushare/backend.h"
+#include "device/support/software_device.hpp"
 
 namespace gpushare::device::sim {
 
@@ -46,28 +42,24 @@ class Device;
 class Event;
 class Stream;
 
-struct Op {
-  enum class Kind { kWork, kBusCopy, kMemory, kCallback, kRecord, kWait };
+struct Op : SoftwareOp<Stream, Event> {
+  enum class Kind { kWork, kBusCopy, kCopyWithin, kFill, kCallback, kRecord, kWait };
   Kind kind = Kind::kWork;
-  uint8_t fill_value = 0;
   uint32_t bus = 0;  // kBusCopy: the direction
   uint64_t duration_ns = 0;
-  ContentionModel::Load load;    // kWork
-  char* destination = nullptr;   // kBusCopy, kMemory: null if data are not kept
-  const char* source = nullptr;  // null: a fill
-  uint64_t bytes = 0;
-  gpushare_host_function function = nullptr;
-  void* user_data = nullptr;
-  std::shared_ptr<Event> event;    // kRecord
-  std::shared_ptr<Stream> stream;  // kWait: until `stream` has completed `sequence` ops
-  uint64_t sequence = 0;           // kWait; kRecord: which record of the event this is
+  ContentionModel::Load load;  // kWork
 };
+
+// Who holds the mutex of a simulated device. Streams and events belong to one device, and no thread holds the mutexes of two, so their members
+// name this role as what guards them.
+inline constexpr base::Role
+    has_device;  // who holds the device's mutex: it guards the members of its streams and events
 
 // A stream stands in one line at most: of those that wait for another stream, or of those that may go on.
 using LineHook =
     boost::intrusive::slist_base_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
 
-// Fields belong to the device's lock. Handles of backend.h are pointers to Device, Stream and Event.
+// Handles of backend.h are pointers to Device, Stream and Event.
 class Stream : public std::enable_shared_from_this<Stream>, public LineHook {
  public:
   Stream(Device& device, uint64_t id, int32_t priority) : device_(device), id_(id), priority_(priority) {}
@@ -80,24 +72,26 @@ class Stream : public std::enable_shared_from_this<Stream>, public LineHook {
   friend class Event;
   using Line = boost::intrusive::slist<Stream, boost::intrusive::constant_time_size<false>,
                                        boost::intrusive::cache_last<true>>;
-  bool idle() const { return queue_.empty(); }
-  bool passed(uint64_t sequence) const { return completed_ >= sequence; }
-  base::Status failure_at(uint64_t sequence) const;
+  bool idle() const GPUSHARE_REQUIRES(has_device) { return queue_.empty(); }
+  bool passed(uint64_t sequence) const GPUSHARE_REQUIRES(has_device) { return completed_ >= sequence; }
+  base::Status failure_at(uint64_t sequence) const GPUSHARE_REQUIRES(has_device);
 
   Device& device_;
   const uint64_t id_;  // order of creation
   const int32_t priority_;
-  double slow_factor_ = 1;
-  std::deque<Op> queue_;      // the front is the op in progress
-  bool started_ = false;      // the front has been started
-  bool in_callback_ = false;  // the front is a host function that is running now
-  double remaining_ns_ = 0;   // kWork in progress: at full speed
-  uint64_t end_ns_ = 0;       // kBusCopy, kMemory in progress
-  uint64_t enqueued_ = 0;
-  uint64_t completed_ = 0;
-  uint64_t failed_sequence_ = 0;
-  base::Status error_;  // sticky
-  Line blocked_;        // streams whose front waits for this one: they are not idle, and so not destroyed
+  double slow_factor_ GPUSHARE_GUARDED_BY(has_device) = 1;
+  std::deque<Op> queue_ GPUSHARE_GUARDED_BY(has_device);  // the front is the op in progress
+  bool started_ GPUSHARE_GUARDED_BY(has_device) = false;  // the front has been started
+  bool in_callback_ GPUSHARE_GUARDED_BY(has_device) =
+      false;  // the front is a host function that is running now
+  double remaining_ns_ GPUSHARE_GUARDED_BY(has_device) = 0;  // kWork in progress: at full speed
+  uint64_t end_ns_ GPUSHARE_GUARDED_BY(has_device) = 0;      // kBusCopy, kCopyWithin, kFill in progress
+  uint64_t enqueued_ GPUSHARE_GUARDED_BY(has_device) = 0;
+  uint64_t completed_ GPUSHARE_GUARDED_BY(has_device) = 0;
+  uint64_t failed_sequence_ GPUSHARE_GUARDED_BY(has_device) = 0;
+  base::Status error_ GPUSHARE_GUARDED_BY(has_device);  // sticky
+  Line blocked_ GPUSHARE_GUARDED_BY(
+      has_device);  // streams whose front waits for this one: they are not idle, and so not destroyed
 };
 
 class Event : public std::enable_shared_from_this<Event> {
@@ -112,42 +106,34 @@ class Event : public std::enable_shared_from_this<Event> {
 
  private:
   friend class Device;
-  base::Result<uint64_t> passed_time() const;
+  base::Result<uint64_t> passed_time() const GPUSHARE_REQUIRES(has_device);
 
   Device& device_;
   const bool timing_;
-  std::shared_ptr<Stream> stream_;  // of the last record; null before the first
-  uint64_t sequence_ = 0;
-  uint64_t records_ = 0;
-  uint64_t time_ns_ = 0;
+  std::shared_ptr<Stream> stream_
+      GPUSHARE_GUARDED_BY(has_device);  // of the last record; null before the first
+  uint64_t sequence_ GPUSHARE_GUARDED_BY(has_device) = 0;
+  uint64_t records_ GPUSHARE_GUARDED_BY(has_device) = 0;
+  uint64_t time_ns_ GPUSHARE_GUARDED_BY(has_device) = 0;
 };
 
-class Device {
+class Device final : public SoftwareDevice<Device, Stream, Event, Op> {
  public:
   static base::Result<std::unique_ptr<Device>> open(const char* options);
 
   // Waits for all streams, before the device is deleted. Errors: INVALID_STATE from a host function.
   base::Status finish();
-  // OK, or INVALID_STATE naming what is still open.
-  base::Status leaks() const;
   void info(gpushare_backend_device_info* out_info) const;
   uint64_t now_ns() const;
-  AddressSpace& memory() { return *memory_; }
-  FaultTable& faults() { return faults_; }
-  base::Status check_lost() const;
 
   base::Result<Stream*> create_stream(int32_t priority);
   base::Status destroy_stream(Stream* stream);
-  base::Result<Event*> create_event(bool timing);
-  base::Status destroy_event(Event* event);
-
   base::Status enqueue_copy(Stream* stream, uint64_t destination, uint64_t source, uint64_t bytes,
                             uint32_t kind);
-  base::Status enqueue_fill(Stream* stream, gpushare_device_address address, uint8_t value, uint64_t bytes);
-  base::Status enqueue_callback(Stream* stream, gpushare_host_function function, void* user_data);
   base::Status enqueue_work(Stream* stream, const gpushare_backend_work* work);
 
  private:
+  friend SoftwareDevice;
   friend class Event;
   friend class Stream;
 
@@ -163,36 +149,33 @@ class Device {
   // Whether the calling thread runs a host function of this stream, or of any stream of this device.
   static bool inside_callback_of(const Stream& stream);
   bool inside_callback() const;
-  base::Status lost() const;
+  // DEVICE_LOST if it is lost, else `status`.
+  base::Status unless_lost(const base::Status& status) const;
   base::Status enqueue(Stream& stream, Op op);
-  void push(Stream& stream, Op op) GPUSHARE_REQUIRES(mutex_);
+  void push(Stream& stream, Op op) GPUSHARE_REQUIRES(mutex_, has_device);
   // Starts what can start on `stream`, and on streams that were blocked on it.
-  void advance(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
+  void advance(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_, has_device);
   // True when the front took no time and is done.
-  bool start_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
-  void finish_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_);
-  void fail(Stream& stream, base::Status status) noexcept GPUSHARE_REQUIRES(mutex_);
-  void lose() noexcept GPUSHARE_REQUIRES(mutex_);
+  bool start_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_, has_device);
+  void finish_front(Stream& stream) noexcept GPUSHARE_REQUIRES(mutex_, has_device);
+  void fail(Stream& stream, base::Status status) noexcept GPUSHARE_REQUIRES(mutex_, has_device);
+  void lose() noexcept GPUSHARE_REQUIRES(mutex_, has_device);
   // False when there is nothing to do. May release the lock while a host function runs.
-  bool step() GPUSHARE_REQUIRES(mutex_);
-  void run_callback() GPUSHARE_REQUIRES(mutex_);
-  bool move_clock() GPUSHARE_REQUIRES(mutex_);
+  bool step() GPUSHARE_REQUIRES(mutex_, has_device);
+  void run_callback() GPUSHARE_REQUIRES(mutex_, has_device);
+  bool move_clock() GPUSHARE_REQUIRES(mutex_, has_device);
   // Takes steps until `stream` has completed `sequence` ops. Errors: INVALID_STATE if that needs the end of a
   // host function that the caller runs in.
-  base::Status wait_passed(Stream& stream, uint64_t sequence) GPUSHARE_REQUIRES(mutex_);
+  base::Status wait_passed(Stream& stream, uint64_t sequence) GPUSHARE_REQUIRES(mutex_, has_device);
   // Counts a NOT_READY answer; true if a step was taken, so that the answer may have changed.
-  bool poll() GPUSHARE_REQUIRES(mutex_);
+  bool poll() GPUSHARE_REQUIRES(mutex_, has_device);
   uint64_t memory_ns(uint64_t bytes_moved) const;
-  void make_room(size_t streams) GPUSHARE_REQUIRES(mutex_);
+  void make_room(size_t streams) GPUSHARE_REQUIRES(mutex_, has_device);
 
-  const std::unique_ptr<AddressSpace> memory_;
   const Costs costs_;
   const ContentionModel contention_;
-  FaultTable faults_;
 
-  mutable base::Mutex mutex_;
   base::ConditionVariable progress_;
-  bool lost_ GPUSHARE_GUARDED_BY(mutex_) = false;
   uint64_t now_ns_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t next_stream_id_ GPUSHARE_GUARDED_BY(mutex_) = 0;
   uint64_t polls_ GPUSHARE_GUARDED_BY(mutex_) = 0;
@@ -204,8 +187,6 @@ class Device {
   std::vector<Stream*> in_memory_ GPUSHARE_GUARDED_BY(mutex_);
   std::array<std::vector<Stream*>, 2> buses_ GPUSHARE_GUARDED_BY(mutex_);  // the front has the bus
   std::vector<Stream*> due_callbacks_ GPUSHARE_GUARDED_BY(mutex_);
-  base::FlatHashMap<Stream*, std::shared_ptr<Stream>> streams_ GPUSHARE_GUARDED_BY(mutex_);
-  base::FlatHashMap<Event*, std::shared_ptr<Event>> events_ GPUSHARE_GUARDED_BY(mutex_);
   // Scratch of move_clock(), with room for all streams too.
   std::vector<ContentionModel::Load> loads_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<double> speeds_ GPUSHARE_GUARDED_BY(mutex_);

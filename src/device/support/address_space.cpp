@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -503,7 +504,8 @@ bool AddressSpace::fully_mapped(Address address, uint64_t bytes, bool write) con
 }
 
 base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool write,
-                                          std::shared_ptr<const SharedFile>* out_file) const {
+                                          std::shared_ptr<const SharedFile>* out_file,
+                                          FreshPages* out_fresh) const {
   if (bytes == 0) return static_cast<char*>(nullptr);
   base::MutexLock lock(mutex_);
   auto it = holder(allocations_, address, bytes);
@@ -518,18 +520,20 @@ base::Result<char*> AddressSpace::storage(Address address, uint64_t bytes, bool 
                                      static_cast<unsigned long long>(bytes),
                                      static_cast<unsigned long long>(address), write ? " writable" : ""));
   }
-  if (out_file != nullptr && bytes >= kLeastFileBytes) {
-    auto mapping = mappings_.upper_bound(address);
-    if (mapping != mappings_.begin()) {
-      --mapping;
-      const uint64_t within = address - mapping->first;
-      const Memory& memory = *mapping->second.memory;
-      if (memory.shared != nullptr && within < mapping->second.bytes &&
-          bytes <= mapping->second.bytes - within) {
-        *out_file = memory.shared;
-        return memory.shared->pages() + mapping->second.offset + within;
-      }
+  auto mapping = mappings_.upper_bound(address);
+  if (bytes >= kLeastFileBytes && mapping != mappings_.begin()) {
+    --mapping;
+    const uint64_t within = address - mapping->first;
+    const Memory& memory = *mapping->second.memory;
+    const bool inside = within < mapping->second.bytes && bytes <= mapping->second.bytes - within;
+    if (inside && out_file != nullptr && memory.shared != nullptr) {
+      *out_file = memory.shared;
+      return memory.shared->pages() + mapping->second.offset + within;
     }
+    if (inside && out_fresh != nullptr && memory_file_ >= 0 && memory.shared == nullptr &&
+        !memory.imported() && within % kPageBytes == 0 && bytes % kPageBytes == 0 &&
+        !std::exchange(mapping->second.copied_to, true))
+      *out_fresh = {memory_file_, memory.file_offset + mapping->second.offset + within};
   }
   return it->second.storage == nullptr ? nullptr : it->second.storage + (address - it->first);
 }

@@ -79,8 +79,15 @@ class AddressSpace {
   // reservation, none of them read-only if it is to be written.
   // `out_file`: if the bytes are many and in one shared memory of this device, its file; what is returned then points into
   // the file's own mapping, where pages of an earlier use need not be faulted in again. Hold the file while it is used.
+  // `out_fresh`: if the bytes are whole pages of one mapping that nothing was copied to yet, where they lie in the memory's file. A write to
+  // the file costs no faults, which take several times as long as the copy.
+  struct FreshPages {
+    int file = -1;
+    uint64_t offset = 0;
+  };
   base::Result<char*> storage(Address address, uint64_t bytes, bool write,
-                              std::shared_ptr<const SharedFile>* out_file = nullptr) const;
+                              std::shared_ptr<const SharedFile>* out_file = nullptr,
+                              FreshPages* out_fresh = nullptr) const;
 
   // Describes in text what is still held ("2 allocations, 1 mapping"); empty if nothing is.
   std::string leaks() const;
@@ -108,6 +115,7 @@ class AddressSpace {
     uint64_t bytes;
     Memory* memory;
     uint64_t offset;  // of the memory
+    mutable bool copied_to = false;
   };
   using RangeMap = std::map<Address, Range>;
 
@@ -138,7 +146,7 @@ class AddressSpace {
   std::map<Address, Mapping> mappings_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<void*, uint64_t> host_blocks_ GPUSHARE_GUARDED_BY(mutex_);
   base::FlatHashMap<Memory*, std::unique_ptr<Memory>> memories_ GPUSHARE_GUARDED_BY(mutex_);
-  SpareFiles spare_files_;  // used_bytes_ and these together: at most total_bytes
+  SpareFiles spare_files_ GPUSHARE_GUARDED_BY(mutex_);  // used_bytes_ and these together: at most total_bytes
   Address imaginary_end_ GPUSHARE_GUARDED_BY(mutex_);
   std::map<Address, uint64_t> imaginary_holes_
       GPUSHARE_GUARDED_BY(mutex_);  // below imaginary_end_, coalesced

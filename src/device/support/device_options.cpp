@@ -48,6 +48,11 @@ base::Status check_copy(uint64_t destination, uint64_t source, uint64_t bytes, u
   return {};
 }
 
+base::Status device_lost(const char* backend) {
+  return {GPUSHARE_DEVICE_LOST,
+          base::format("the %s device was lost (scripted fault); close it and open another", backend)};
+}
+
 base::Status leak_report(const char* backend, size_t streams, size_t events, const std::string& memory) {
   std::string text = memory;
   if (events > 0) text = std::to_string(events) + " event(s)" + (text.empty() ? "" : ", ") + text;

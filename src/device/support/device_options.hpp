@@ -23,6 +23,9 @@ void write_device_info(const gpushare_backend_device_info& info, gpushare_backen
 // Errors: INVALID_ARGUMENT (unknown kind, null side of a copy of more than 0 bytes).
 base::Status check_copy(uint64_t destination, uint64_t source, uint64_t bytes, uint32_t kind);
 
+// DEVICE_LOST: a scripted fault ended the device.
+base::Status device_lost(const char* backend);
+
 // OK, or INVALID_STATE that names what is still open when a device closes.
 base::Status leak_report(const char* backend, size_t streams, size_t events, const std::string& memory);
 

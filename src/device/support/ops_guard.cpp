@@ -32,4 +32,18 @@ base::Status null_output() {
   return {GPUSHARE_INVALID_ARGUMENT, "the output pointer is null"};
 }
 
+GPUSHARE_CATCHES_FORCED_UNWIND
+base::Status call_host_function(gpushare_host_function function, void* user_data) {
+  try {
+    function(user_data);
+    return {};
+  } catch (const std::exception& error) {
+    return {GPUSHARE_CALLBACK_FAILED, std::string("a host function threw: ") + error.what()};
+  } catch (const base::ForcedUnwind&) {
+    throw;
+  } catch (...) {
+    return {GPUSHARE_CALLBACK_FAILED, "a host function threw"};
+  }
+}
+
 }  // namespace gpushare::device

@@ -48,6 +48,9 @@ GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard_op(base::ThreadStatus& last_error, 
 // The shared NOT_READY status: queries are polled, so answering must not allocate.
 const base::Status& not_ready();
 
+// Errors: CALLBACK_FAILED if it throws. It may end its thread (base::ForcedUnwind).
+base::Status call_host_function(gpushare_host_function function, void* user_data);
+
 // INVALID_HANDLE / INVALID_ARGUMENT for a null object or output.
 base::Status null_handle(const char* what);
 base::Status null_output();

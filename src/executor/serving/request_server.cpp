@@ -287,7 +287,7 @@ class RequestServer::Impl {
   }
 
   // Its answer is due. Allocates nothing: submit() reserved the room.
-  void settle(RequestOutcome outcome, Entry& entry) GPUSHARE_REQUIRES(mutex_) {
+  void make_due(RequestOutcome outcome, Entry& entry) GPUSHARE_REQUIRES(mutex_) {
     entry.stage = Stage::kDue;
     outcome.deadline_ns = entry.deadline_ns;
     answers_.push_back(outcome);
@@ -306,7 +306,7 @@ class RequestServer::Impl {
     for (auto& [id, entry] : entries_) {
       if (entry.stage != Stage::kWaiting) continue;
       outcome.id = id;
-      settle(outcome, entry);
+      make_due(outcome, entry);
       ++stats_.failed;
     }
     poke();
@@ -329,7 +329,7 @@ class RequestServer::Impl {
       outcome.dropped = drop.reason;
       outcome.finished_ns = end;
       ++stats_.dropped[static_cast<size_t>(drop.reason)];
-      settle(outcome, entries_.find(drop.id)->second);
+      make_due(outcome, entries_.find(drop.id)->second);
     }
     if (!decision.batch) return decision.wake_ns;
     ++in_flight_;
@@ -490,7 +490,7 @@ class RequestServer::Impl {
         outcome.status = status.code();
         outcome.batch_size = static_cast<uint32_t>(batch.requests.size());
         outcome.finished_ns = end;
-        settle(outcome, entry);
+        make_due(outcome, entry);
         if (!status.ok())
           ++stats_.failed;
         else

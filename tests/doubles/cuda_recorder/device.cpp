@@ -20,6 +20,7 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "page.hpp"
@@ -31,6 +32,7 @@ namespace {
 // This process's part, made by its first call; a child of fork begins anew.
 struct Client {
   Page* page = nullptr;
+  int device = 0;
   int file = -1;
   int number = -1;  // of its slot
   Slot* slot = nullptr;
@@ -47,17 +49,18 @@ struct Client {
   const State& now(bool look = false) { return catch_up(*page, file, number, look); }
   const ProcessState& self(const State& state) const { return state.process[number]; }
 };
-Client* g_client = nullptr;
+Client* g_clients[kMostDevices];
 std::mutex g_setup;
 
 void fork_child() {
   new (&g_setup) std::mutex;
-  g_client = nullptr;  // its parent's slot and lock are the parent's
+  for (Client*& each : g_clients) each = nullptr;  // its parent's slot and lock are the parent's
 }
 
-Client* attach() {
-  const char* path = std::getenv("RECORDER_DEVICE");
-  const Mapped mapped = open_page(path, std::getenv("RECORDER_DEVICE_SETTINGS"), true);
+Client* attach(int device) {
+  const std::string file = path_of(device);
+  const char* path = file.c_str();
+  const Mapped mapped = open_page(file, std::getenv("RECORDER_DEVICE_SETTINGS"), true);
   if (mapped.page == nullptr) {
     std::fprintf(stderr, "recorder: RECORDER_DEVICE=%s cannot be used\n", path);
     std::abort();
@@ -66,6 +69,7 @@ Client* attach() {
   if (!watches_fork) pthread_atfork(nullptr, nullptr, fork_child);
   watches_fork = true;
   auto* client = new Client;
+  client->device = device;
   Page& page = *mapped.page;
   client->page = mapped.page;
   client->file = mapped.file;
@@ -107,11 +111,21 @@ Client* attach() {
   return client;
 }
 
-Client& client() {
-  if (Client* made = load(g_client)) return *made;
+Client& client(int device) {
+  Client*& slot = g_clients[device];
+  if (Client* made = load(slot)) return *made;
   const std::lock_guard guard(g_setup);
-  if (g_client == nullptr) store(g_client, attach());
-  return *g_client;
+  if (slot == nullptr) store(slot, attach(device));
+  return *slot;
+}
+// For settings, which are the same on all devices.
+Client& any_client() {
+  for (Client*& slot : g_clients)
+    if (Client* made = load(slot)) return *made;
+  return client(0);
+}
+Client& client_of(int stream) {
+  return client(device_of(stream));
 }
 
 // At least how long the op will need from now on.
@@ -136,55 +150,81 @@ bool ask() {
     __atomic_store_n(&g_on, path != nullptr && *path != 0 ? 2 : 1, __ATOMIC_RELAXED);
   }
   if (g_on == 1) return false;
-  client();
+  if (count() == 1) client(0);
   return true;
 }
 
-int open_stream(bool blocking, int priority) {
-  Client& c = client();
+// RECORDER_DEVICES: the buses in base 16, as in "3b,3c".
+int count() {
+  static const int all = [] {
+    const char* list = std::getenv("RECORDER_DEVICES");
+    int commas = 0;
+    for (const char* at = list != nullptr ? list : ""; *at != 0; ++at) commas += *at == ',';
+    return std::min(commas + 1, kMostDevices);
+  }();
+  return all;
+}
+unsigned bus_of(int device) {
+  const char* list = std::getenv("RECORDER_DEVICES");
+  if (list == nullptr) return 0x3b;
+  for (; device > 0; --device) list = std::strchr(list, ',') + 1;
+  return static_cast<unsigned>(std::strtoul(list, nullptr, 16)) & 0xff;
+}
+
+// RECORDER_DEVICE, where RECORDER_DEVICES names the devices with the bus behind it.
+std::string path_of(int device) {
+  std::string path = std::getenv("RECORDER_DEVICE");
+  char bus[8];
+  std::snprintf(bus, sizeof bus, ".%02x", bus_of(device));
+  return std::getenv("RECORDER_DEVICES") != nullptr ? path + bus : path;
+}
+
+int open_stream(bool blocking, int priority, int device) {
+  Client& c = client(device);
   const std::lock_guard guard(c.mutex);
   int stream = static_cast<int>(c.slot->streams);
   if (stream == kStreams) {
     if (c.closed.empty()) return -1;
     stream = c.closed.front();
     c.closed.erase(c.closed.begin());
-    if (c.newest[stream] != 0) wait(stream, c.newest[stream]);
+    if (c.newest[stream] != 0) wait(device * kStreams + stream, c.newest[stream]);
   }
   c.slot->traits[stream] = {blocking ? 1 : 0, priority};
   if (stream == static_cast<int>(c.slot->streams)) store(c.slot->streams, static_cast<uint32_t>(stream) + 1);
-  return stream;
+  return device * kStreams + stream;
 }
 
 void close_stream(int stream) {
-  Client& c = client();
+  Client& c = client_of(stream);
   const std::lock_guard guard(c.mutex);
-  c.closed.push_back(stream);
+  c.closed.push_back(stream % kStreams);
 }
 
 uint64_t publish(int stream, const Work& work) {
-  Client& c = client();
+  Client& c = client_of(stream);
   const std::lock_guard guard(c.mutex);
   const uint64_t number = c.slot->published + 1;
   Op& op = c.slot->ring[number % kRing];
   if (number > kRing) {
-    wait(op.stream, number - kRing);
+    wait(c.device * kStreams + op.stream, number - kRing);
     const PageLock lock(*c.page);
     c.ended[(number - kRing) % c.ended.size()] = {number - kRing, op.end_ns};
   }
   op.work = work;
-  op.stream = stream;
+  op.work.wait_stream = work.wait_stream % kStreams;
+  op.stream = stream % kStreams;
   op.released = 0;
   op.end_ns = 0;
   op.arrived_ns = device_ns(*c.page);
-  c.newest[stream] = number;
+  c.newest[stream % kStreams] = number;
   store(c.slot->published, number);
   return number;
 }
 
 bool completed(int stream, uint64_t number, uint64_t* out_end_ns) {
-  Client& c = client();
+  Client& c = client_of(stream);
   const PageLock lock(*c.page);
-  if (c.self(c.now()).streams[stream].completed < number) return false;
+  if (c.self(c.now()).streams[stream % kStreams].completed < number) return false;
   if (out_end_ns == nullptr) return true;
   const Client::Ended& old = c.ended[number % c.ended.size()];
   *out_end_ns = old.number == number ? old.end_ns : c.slot->ring[number % kRing].end_ns;
@@ -192,40 +232,42 @@ bool completed(int stream, uint64_t number, uint64_t* out_end_ns) {
 }
 
 void wait(int stream, uint64_t number) {
-  Client& c = client();
+  Client& c = client_of(stream);
   for (;;) {
     uint64_t needed = 0;
     {
       const PageLock lock(*c.page);
       const State& state = c.now();
-      if (c.self(state).streams[stream].completed >= number) return;
-      needed = needs_ns(c, state, stream, number);
+      if (c.self(state).streams[stream % kStreams].completed >= number) return;
+      needed = needs_ns(c, state, stream % kStreams, number);
     }
     pause_ns(needed);
   }
 }
 
 uint64_t newest(int stream) {
-  Client& c = client();
+  Client& c = client_of(stream);
   const std::lock_guard guard(c.mutex);
-  return c.newest[stream];
+  return c.newest[stream % kStreams];
 }
 
-void wait_all() {
-  Client& c = client();
-  for (int stream = 0; stream < static_cast<int>(load(c.slot->streams)); ++stream)
+void wait_all(int device) {
+  Client& c = client(device);
+  for (int i = 0; i < static_cast<int>(load(c.slot->streams)); ++i) {
+    const int stream = device * kStreams + i;
     if (const uint64_t number = newest(stream); number != 0) wait(stream, number);
+  }
 }
 
 bool reached(int stream, uint64_t number) {
-  Client& c = client();
+  Client& c = client_of(stream);
   const PageLock lock(*c.page);
-  const StreamState& at = c.self(c.now()).streams[stream];
+  const StreamState& at = c.self(c.now()).streams[stream % kStreams];
   return at.head == number && at.head_is_host_reached != 0;
 }
 
-void release(uint64_t number) {
-  store(client().slot->ring[number % kRing].released, 1U);
+void release(int stream, uint64_t number) {
+  store(client_of(stream).slot->ring[number % kRing].released, 1U);
 }
 
 void pause_ns(uint64_t device_ns) {
@@ -234,13 +276,13 @@ void pause_ns(uint64_t device_ns) {
   precise = true;
   // Not for ever, since the work of others may be killed; and not so short that waiting is all that the host does.
   const uint64_t host =
-      std::clamp<uint64_t>(device_ns, 20'000, 20'000'000) * client().page->settings.dilation;
+      std::clamp<uint64_t>(device_ns, 20'000, 20'000'000) * any_client().page->settings.dilation;
   const timespec time{static_cast<time_t>(host / 1'000'000'000), static_cast<long>(host % 1'000'000'000)};
   nanosleep(&time, nullptr);
 }
 
-bool set_memory(uint64_t bytes, bool checked) {
-  Client& c = client();
+bool set_memory(int device, uint64_t bytes, bool checked) {
+  Client& c = client(device);
   Page& page = *c.page;
   const PageLock lock(page);
   const auto others = [&](const State& state) {
@@ -259,12 +301,12 @@ bool set_memory(uint64_t bytes, bool checked) {
   return true;
 }
 
-uint64_t total_bytes() {
-  return client().page->settings.capacity_bytes;
+uint64_t total_bytes(int device) {
+  return client(device).page->settings.capacity_bytes;
 }
 
-uint64_t used_bytes() {
-  Client& c = client();
+uint64_t used_bytes(int device) {
+  Client& c = client(device);
   const PageLock lock(*c.page);
   const State& state = c.now();
   uint64_t sum = 0;
@@ -274,11 +316,11 @@ uint64_t used_bytes() {
 }
 
 uint64_t setting_kernel_ns() {
-  return client().page->settings.kernel_ns;
+  return any_client().page->settings.kernel_ns;
 }
 
 uint64_t copy_cost_ns(uint64_t bytes, bool inside_device) {
-  const Settings& settings = client().page->settings;
+  const Settings& settings = any_client().page->settings;
   const uint64_t rate = inside_device ? settings.fill_bytes_per_s : settings.copy_bytes_per_s;
   return settings.copy_ns +
          static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(rate));
@@ -302,9 +344,10 @@ extern "C" __attribute__((visibility("default"))) int recorder_device_read(const
   if (mapped.page == nullptr) return -1;
   Page& page = *mapped.page;
   const PageLock lock(page);
-  const Client* own = load(g_client);
-  const State& state =
-      catch_up(page, mapped.file, own != nullptr && own->page == mapped.page ? own->number : -1, true);
+  int own = -1;
+  for (Client*& slot : g_clients)
+    if (const Client* each = load(slot); each != nullptr && each->page == mapped.page) own = each->number;
+  const State& state = catch_up(page, mapped.file, own, true);
   *out_device = {state.now_ns, state.busy_ns, state.switches, page.settings.capacity_bytes, 0};
   int count = 0;
   for (int p = 0; p < state.processes; ++p) {

@@ -3,7 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -16,17 +17,23 @@ using namespace recorder;  // NOLINT(google-build-using-namespace): entry points
 namespace {
 
 constexpr uint64_t kTotalBytes = uint64_t{80} << 30;
-constexpr const char* kAddress = "0000:3b:00.0";
 
+struct Block {
+  uint64_t bytes;
+  int device;
+  uint64_t context;
+};
+struct OfDevice {
+  uint64_t used = 0, contexts = 0, modules = 0;
+};
 struct Books {
   std::mutex mutex;
   uint64_t next = uint64_t{1} << 32;
-  std::map<uint64_t, uint64_t> live;  // address or handle -> bytes
-  uint64_t used = 0;
-  uint64_t contexts = 0, modules = 0;
+  std::map<uint64_t, Block> live;  // by address or handle
+  OfDevice devices[device::kMostDevices];
   uint64_t context_bytes = 0, module_bytes = 0;
-  uint64_t primary = 0;               // references
-  uint64_t graph_bytes = 0;           // of the only node of every graph
+  uint64_t graph_bytes = 0;           // of each node of every graph
+  uint64_t graph_nodes = 1;           // the first of the first device, and so on
   std::map<uint64_t, uint64_t> host;  // pinned memory: real addresses, of which no byte is used
   uint64_t host_bytes = 0;
   int pools = 0;  // as recorder_set_pools() says
@@ -45,31 +52,35 @@ Books& books() {
 int g_capturing = 0;
 bool g_nvml = true;
 
-uint64_t in_use(const Books& b) {
-  return b.used + b.kept + b.contexts * b.context_bytes + b.modules * b.module_bytes;
+// What pools keep is the first device's.
+uint64_t in_use(const Books& b, int device) {
+  const OfDevice& has = b.devices[device];
+  return has.used + (device == 0 ? b.kept : 0) + has.contexts * b.context_bytes +
+         has.modules * b.module_bytes;
 }
 // The shared device learns what this process has.
-void tell(const Books& b) {
-  if (device::on()) device::set_memory(in_use(b), false);
+void tell(const Books& b, int device) {
+  if (device::on()) device::set_memory(device, in_use(b, device), false);
 }
-uint64_t total_bytes() {
-  return device::on() ? device::total_bytes() : kTotalBytes;
+uint64_t total_bytes(int device) {
+  return device::on() ? device::total_bytes(device) : kTotalBytes;
 }
-uint64_t used_bytes() {
-  return device::on() ? device::used_bytes() : recorder_used_bytes();
+uint64_t used_bytes(int device) {
+  return device::on() ? device::used_bytes(device) : recorder_used_bytes_of(device);
 }
 
 }  // namespace
 
-uint64_t recorder::allocate(uint64_t bytes) {
+uint64_t recorder::allocate(uint64_t bytes, int device) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
-  if (bytes > total_bytes() - b.used || (device::on() && !device::set_memory(in_use(b) + bytes, true)))
+  if (bytes > total_bytes(device) - b.devices[device].used ||
+      (device::on() && !device::set_memory(device, in_use(b, device) + bytes, true)))
     return 0;
   const uint64_t address = b.next;
   b.next += (bytes + 4095) / 4096 * 4096 + 4096;
-  b.used += bytes;
-  b.live[address] = bytes;
+  b.devices[device].used += bytes;
+  b.live[address] = {bytes, device, current_context()};
   return address;
 }
 void recorder::count_host(int64_t bytes) {
@@ -81,35 +92,46 @@ Result recorder::release(uint64_t address) {
   const std::lock_guard lock(b.mutex);
   const auto it = b.live.find(address);
   if (it == b.live.end()) return kInvalidValue;
-  b.used -= it->second;
+  const int device = it->second.device;
+  b.devices[device].used -= it->second.bytes;
   b.live.erase(it);
-  tell(b);
+  tell(b, device);
   return kSuccess;
 }
 
 namespace {
 
-Result get(void* out, uint64_t bytes) {
+Result get(void* out, uint64_t bytes, int device = current_device()) {
   if (out == nullptr) return kInvalidValue;
-  const uint64_t address = allocate(bytes);
+  const uint64_t address = allocate(bytes, device);
   if (address == 0) return kOutOfMemory;
   std::memcpy(out, &address, sizeof address);
   return kSuccess;
 }
-Result get_pooled(void* out, uint64_t bytes) {
+// A device's own pool, and where others take memory from.
+constexpr uint64_t kOwnPool = 0x4000;
+int device_of_pool(P pool) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  const auto it = b.live.find(reinterpret_cast<uint64_t>(pool));
+  if (it != b.live.end()) return it->second.device;
+  const uint64_t device = reinterpret_cast<uint64_t>(pool) - kOwnPool;
+  return device < device::kMostDevices ? static_cast<int>(device) : current_device();
+}
+Result get_pooled(void* out, uint64_t bytes, int device) {
   {
     Books& b = books();
     const std::lock_guard lock(b.mutex);
     b.kept -= std::min(b.kept, bytes);
   }
-  return get(out, bytes);
+  return get(out, bytes, device);
 }
 Result release_pooled(uint64_t address) {
   Books& b = books();
   {
     const std::lock_guard lock(b.mutex);
     const auto it = b.live.find(address);
-    if (b.pools != 0 && it != b.live.end()) b.kept += it->second;
+    if (b.pools != 0 && it != b.live.end()) b.kept += it->second.bytes;
   }
   return release(address);
 }
@@ -134,83 +156,69 @@ std::map<uint64_t, uint64_t>::iterator pinned(uint64_t address) {
 uint64_t number(void* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
-Result made_context(void* out) {
-  Books& b = books();
-  const std::lock_guard lock(b.mutex);
-  if (device::on() && !device::set_memory(in_use(b) + b.context_bytes, true)) return kOutOfMemory;
-  ++b.contexts;
-  void* context = reinterpret_cast<void*>(uintptr_t{0x1000});
-  if (out != nullptr) std::memcpy(out, &context, sizeof context);
-  return kSuccess;
-}
-
-// The green context, current to at most one thread.
-constexpr uintptr_t kGreen = 0x3000;
-constexpr Result kInUse = 216;
-std::atomic<int> g_green_holders{0};
-struct GreenOfThread {
-  bool is_current = false;
-  bool make_current(bool now) {
-    int none = 0;
-    if (now && !is_current && !g_green_holders.compare_exchange_strong(none, 1)) return false;
-    if (!now && is_current) g_green_holders = 0;
-    is_current = now;
-    return true;
-  }
-  ~GreenOfThread() { make_current(false); }
-};
-thread_local GreenOfThread t_green;
 
 }  // namespace
+
+bool recorder::add_context(int device) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  if (device::on() && !device::set_memory(device, in_use(b, device) + b.context_bytes, true)) return false;
+  ++b.devices[device].contexts;
+  return true;
+}
+void recorder::forget_context(int device) {
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  --b.devices[device].contexts;
+  tell(b, device);
+}
+void recorder::drop_context(int device, uint64_t context) {
+  const std::set<uint64_t> stays = physical_handles();
+  Books& b = books();
+  const std::lock_guard lock(b.mutex);
+  --b.devices[device].contexts;
+  for (auto it = b.live.begin(); it != b.live.end();) {
+    if (stays.count(it->first) != 0 || it->second.context != context) {
+      ++it;
+    } else {
+      b.devices[it->second.device].used -= it->second.bytes;
+      it = b.live.erase(it);
+    }
+  }
+  tell(b, device);
+  for (const auto& [address, bytes] : b.host) {
+    munmap(reinterpret_cast<P>(address), bytes);
+    b.host_bytes -= bytes;
+  }
+  b.host.clear();
+}
 
 #define BODY(name, parameters, ...)     \
   RECORDER_API Result name parameters { \
     RECORDER_NOTE(name, __VA_ARGS__)
 
 // clang-format off
-BODY(cuCtxGetCurrent, (P a), a) *static_cast<void**>(a) = t_green.is_current ? reinterpret_cast<void*>(kGreen + 1) : reinterpret_cast<void*>(uintptr_t{0x1000}); return kSuccess; }
-BODY(cuCtxSetCurrent, (P a), a) return t_green.make_current(number(a) == kGreen + 1) ? kSuccess : kInUse; }
-// All green contexts are one.
-BODY(cuGreenCtxCreate, (P a, P b, I c, I d), a, b, c, d)
-  const uintptr_t green = kGreen; std::memcpy(a, &green, sizeof green); return books().primary++ == 0 ? made_context(nullptr) : kSuccess; }
-BODY(cuCtxFromGreenCtx, (P a, P b), a, b) *static_cast<void**>(a) = number(b) == kGreen ? reinterpret_cast<void*>(kGreen + 1) : nullptr; return kSuccess; }
-BODY(cuGreenCtxDestroy, (P a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; tell(books()); return kSuccess; }
-BODY(cuDeviceGetCount, (P a), a) *static_cast<int*>(a) = 1; return kSuccess; }
-BODY(cuCtxGetDevice, (P a), a) *static_cast<int*>(a) = 0; return kSuccess; }
-BODY(cuDeviceGetPCIBusId, (P a, I b, I c), a, b, c) if (std::getenv("RECORDER_NO_ADDRESS") != nullptr) return 999; std::strncpy(static_cast<char*>(a), kAddress, b); return kSuccess; }
 BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, false); return kSuccess; }
 BODY(cuStreamIsCapturing_ptsz, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, true); return kSuccess; }
-BODY(cuCtxCreate_v2, (P a, I b, I c), a, b, c) return made_context(a); }
-BODY(cuCtxCreate_v4, (P a, P b, I c, I d), a, b, c, d) return made_context(a); }
-// All contexts are one: with any that is destroyed go all blocks but physical memory.
-BODY(cuCtxDestroy_v2, (P a), a)
-  const std::set<uint64_t> stays = physical_handles();
-  const std::lock_guard lock(books().mutex); --books().contexts;
-  for (auto it = books().live.begin(); it != books().live.end();)
-    if (stays.count(it->first) != 0) { ++it; } else { books().used -= it->second; it = books().live.erase(it); }
-  tell(books());
-  for (const auto& [address, bytes] : books().host) { munmap(reinterpret_cast<P>(address), bytes); books().host_bytes -= bytes; }
-  books().host.clear(); return kSuccess; }
-BODY(cuDevicePrimaryCtxRetain, (P a, I b), a, b) return books().primary++ == 0 ? made_context(a) : kSuccess; }
-BODY(cuDevicePrimaryCtxRelease_v2, (I a), a) if (books().primary > 0 && --books().primary == 0) --books().contexts; tell(books()); return kSuccess; }
-BODY(cuDevicePrimaryCtxGetState, (I a, P b, P c), a, b, c) *static_cast<int*>(c) = books().primary > 0; return kSuccess; }
-BODY(cuModuleLoadData, (P a, P b), a, b) ++books().modules; tell(books()); *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
-BODY(cuModuleUnload, (P a), a) --books().modules; tell(books()); return kSuccess; }
+BODY(cuModuleLoadData, (P a, P b), a, b) const int here = current_device(); ++books().devices[here].modules; tell(books(), here); *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
+BODY(cuModuleUnload, (P a), a) const int here = current_device(); --books().devices[here].modules; tell(books(), here); return kSuccess; }
 
 BODY(cuMemAlloc_v2, (P a, L b), a, b) return get(a, b); }
 BODY(cuMemAllocManaged, (P a, L b, I c), a, b, c) return get(a, b); }
-BODY(cuMemAllocAsync, (P a, L b, P c), a, b, c) return get_pooled(a, b); }
-BODY(cuMemAllocAsync_ptsz, (P a, L b, P c), a, b, c) return get_pooled(a, b); }
-BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b); }
-BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b); }
-BODY(cuMemPoolCreate, (P a, P b), a, b) return get(a, 0); }
+BODY(cuMemAllocAsync, (P a, L b, P c), a, b, c) return get_pooled(a, b, device_of_stream(c)); }
+BODY(cuMemAllocAsync_ptsz, (P a, L b, P c), a, b, c) return get_pooled(a, b, device_of_stream(c)); }
+BODY(cuMemAllocFromPoolAsync, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b, device_of_pool(c)); }
+BODY(cuMemAllocFromPoolAsync_ptsz, (P a, L b, P c, P d), a, b, c, d) return get_pooled(a, b, device_of_pool(c)); }
+BODY(cuMemPoolCreate, (P a, P b), a, b)
+  int location[2] = {1, 0}; if (b != nullptr) std::memcpy(location, static_cast<char*>(b) + 8, sizeof location);
+  return get(a, 0, location[0] == 1 ? location[1] : current_device()); }
 // All pools are one, and none is in use: what is reserved is kept.
-BODY(cuDeviceGetDefaultMemPool, (P a, I b), a, b) *static_cast<uint64_t*>(a) = 0x4000; return kSuccess; }
+BODY(cuDeviceGetDefaultMemPool, (P a, I b), a, b) *static_cast<uint64_t*>(a) = kOwnPool + b; return kSuccess; }
 BODY(cuMemPoolTrimTo, (P a, L b), a, b) const std::lock_guard lock(books().mutex); ++books().trims; if (books().pools == 1) books().kept = 0; return kSuccess; }
 BODY(cuMemPoolGetAttribute, (P a, I b, P c), a, b, c) *static_cast<uint64_t*>(c) = b == 5 ? books().kept : 0; return kSuccess; }
 BODY(cuMemAllocPitch_v2, (P a, P b, L c, L d, I e), a, b, c, d, e)
   const uint64_t pitch = (c + 511) / 512 * 512; std::memcpy(b, &pitch, sizeof pitch); return get(a, pitch * d); }
-BODY(cuMemFree_v2, (L a), a) if (device::on()) device::wait_all(); return release(a); }
+BODY(cuMemFree_v2, (L a), a) if (device::on()) device::wait_all(current_device()); return release(a); }
 BODY(cuMemFreeAsync, (L a, P b), a, b) return release_pooled(a); }
 BODY(cuMemFreeAsync_ptsz, (L a, P b), a, b) return release_pooled(a); }
 BODY(cuMemHostAlloc, (P a, L b, I c), a, b, c) return pin(a, b); }
@@ -250,29 +258,34 @@ BODY(cuMemPoolImportPointer, (P a, P b, P c), a, b, c) return get(a, 0); }
 BODY(cuMemGetAddressRange_v2, (P a, P b, L c), a, b, c)
   const uint64_t bytes = 64 << 20; std::memcpy(a, &c, 8); std::memcpy(b, &bytes, 8); return kSuccess; }
 BODY(cuGraphGetNodes, (P a, P b, P c), a, b, c)
-  const uint64_t nodes = books().graph_bytes != 0; std::memcpy(c, &nodes, 8); if (b != nullptr && nodes != 0) std::memset(b, 1, 8); return kSuccess; }
+  const uint64_t nodes = books().graph_bytes != 0 ? books().graph_nodes : 0; std::memcpy(c, &nodes, 8);
+  for (uint64_t i = 0; b != nullptr && i < nodes; ++i) static_cast<uint64_t*>(b)[i] = i + 1;
+  return kSuccess; }
 BODY(cuGraphNodeGetType, (P a, P b), a, b) *static_cast<int*>(b) = 10; return kSuccess; }
 BODY(cuGraphMemAllocNodeGetParams, (P a, P b), a, b)
-  const int words[] = {1, 0, 1, 0}; std::memcpy(b, words, sizeof words); std::memcpy(static_cast<char*>(b) + 104, &books().graph_bytes, 8); return kSuccess; }
+  const int words[] = {1, 0, 1, static_cast<int>(number(a)) - 1}; std::memcpy(b, words, sizeof words); std::memcpy(static_cast<char*>(b) + 104, &books().graph_bytes, 8); return kSuccess; }
 BODY(cuGraphInstantiateWithFlags, (P a, P b, L c), a, b, c)
   const Result result = get(a, 0); if (result == kSuccess) instantiated(*static_cast<void**>(a), b); return result; }
 BODY(cuGraphExecDestroy, (P a), a) exec_destroyed(a); return release(number(a)); }
 // clang-format on
 
-RECORDER_API uint64_t recorder_used_bytes() {
+RECORDER_API uint64_t recorder_used_bytes_of(int device) {
   Books& b = books();
   const std::lock_guard lock(b.mutex);
-  return in_use(b);
+  return in_use(b, device);
+}
+RECORDER_API uint64_t recorder_used_bytes() {
+  return recorder_used_bytes_of(0);
 }
 RECORDER_API Result cuMemGetInfo_v2(P a, P b) {
   RECORDER_NOTE(cuMemGetInfo_v2, a, b)
-  if (a != nullptr) *static_cast<uint64_t*>(a) = total_bytes() - used_bytes();
-  if (b != nullptr) *static_cast<uint64_t*>(b) = total_bytes();
+  if (a != nullptr) *static_cast<uint64_t*>(a) = total_bytes(current_device()) - used_bytes(current_device());
+  if (b != nullptr) *static_cast<uint64_t*>(b) = total_bytes(current_device());
   return kSuccess;
 }
 RECORDER_API Result cuDeviceTotalMem_v2(P a, I b) {
   RECORDER_NOTE(cuDeviceTotalMem_v2, a, b)
-  *static_cast<uint64_t*>(a) = total_bytes();
+  *static_cast<uint64_t*>(a) = total_bytes(static_cast<int>(b));
   return kSuccess;
 }
 
@@ -324,27 +337,37 @@ RECORDER_API Result cuGetProcAddress(P a, P b, I c, L d) {
 RECORDER_API int nvmlInit_v2() {
   return g_nvml ? 0 : 9;
 }
-RECORDER_API int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** out_device) {
-  *out_device = &books();
-  return g_nvml && std::strcmp(address, kAddress) == 0 ? 0 : 6;
+namespace {
+// A device's handle is its number and 1; no handle: the first.
+int device_of(void* handle) {
+  return handle == nullptr ? 0 : static_cast<int>(number(handle)) - 1;
 }
-RECORDER_API int nvmlDeviceGetPciInfo_v3(void*, char* info) {
-  std::strcpy(info + 36, "00000000:3B:00.0");
+}  // namespace
+RECORDER_API int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** out_device) {
+  for (int device = 0; g_nvml && device < device::count(); ++device)
+    if (std::strtoul(address + 5, nullptr, 16) == device::bus_of(device)) {
+      *out_device = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
+      return 0;
+    }
+  return 6;
+}
+RECORDER_API int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
+  std::snprintf(info + 36, 32, "00000000:%02X:00.0", device::bus_of(device_of(device)));
   return 0;
 }
-RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void*, uint32_t* count, char* processes) {
+RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, uint32_t* count, char* processes) {
   if (!g_nvml || *count < 1) return 9;
   recorder_process all[32] = {};
   int live = 1;
   if (device::on()) {
     recorder_device device;
-    const int known = recorder_device_read(std::getenv("RECORDER_DEVICE"), &device, all, 32);
+    const int known = recorder_device_read(device::path_of(device_of(handle)).c_str(), &device, all, 32);
     live = 0;
     for (int i = 0; i < known; ++i)
       if (all[i].alive != 0) all[live++] = all[i];
   } else {
     all[0].pid = getpid();
-    all[0].memory_bytes = recorder_used_bytes();
+    all[0].memory_bytes = recorder_used_bytes_of(device_of(handle));
   }
   constexpr uint32_t kInsufficientSize = 7;
   const uint32_t room = *count;
@@ -355,9 +378,9 @@ RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void*, uint32_t* count,
   }
   return room < *count ? kInsufficientSize : 0;
 }
-RECORDER_API int nvmlDeviceGetMemoryInfo(void*, uint64_t* memory) {
-  const uint64_t used = used_bytes();
-  memory[0] = total_bytes();
+RECORDER_API int nvmlDeviceGetMemoryInfo(void* device, uint64_t* memory) {
+  const uint64_t used = used_bytes(device_of(device));
+  memory[0] = total_bytes(device_of(device));
   memory[1] = memory[0] - used;
   memory[2] = used;
   return 0;
@@ -401,4 +424,7 @@ RECORDER_API void recorder_set_nvml(int answers) {
 }
 RECORDER_API void recorder_set_graph_bytes(uint64_t bytes) {
   books().graph_bytes = bytes;
+}
+RECORDER_API void recorder_set_graph_devices(int devices) {
+  books().graph_nodes = static_cast<uint64_t>(devices);
 }

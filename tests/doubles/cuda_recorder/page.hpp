@@ -18,7 +18,6 @@ namespace recorder::device {
 using gpushare::shim::load, gpushare::shim::store;
 
 constexpr int kProcesses = 32;
-constexpr int kStreams = 64;
 constexpr uint64_t kRing = 1024;
 constexpr uint64_t kScale =
     1024;  // remaining work is kept in parts of a nanosecond, so that sharing rounds nothing away

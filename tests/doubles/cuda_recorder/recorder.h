@@ -6,6 +6,9 @@
  *
  * With RECORDER_HOST_NODES=1 the driver has virtual memory with physical memory of the host, as from 12.2 on.
  *
+ * With RECORDER_DEVICES=3b,3c the machine has two devices, with these buses; without it one, with bus 3b. The shared device of each is then a file of its own:
+ * RECORDER_DEVICE with ".3b" behind it.
+ *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
  * Threads: the memory functions and those of the shared device may be called from any thread; recording is of one thread.
@@ -34,6 +37,7 @@ void* recorder_function(int entry);
 
 /* Bytes of device 0 that are in use: blocks, and the overhead of contexts and modules. */
 uint64_t recorder_used_bytes(void);
+uint64_t recorder_used_bytes_of(int device);
 /* Bytes of pinned host memory; how far a device sees such memory from where the host does (0: unified addresses). */
 uint64_t recorder_host_bytes(void);
 void recorder_set_host_offset(uint64_t bytes);
@@ -48,6 +52,8 @@ void recorder_set_pools(int mode);
 uint64_t recorder_trims(void);
 /* Bytes of the allocation node that every graph has from now on; 0: graphs without nodes. */
 void recorder_set_graph_bytes(uint64_t bytes);
+/* How many such nodes a graph has, the first of the first device and so on; 1 at first. */
+void recorder_set_graph_devices(int devices);
 /* How often work was given to the device: launches, copies, fills, graphs. */
 uint64_t recorder_work(void);
 

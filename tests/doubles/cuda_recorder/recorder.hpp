@@ -68,16 +68,26 @@ struct Body {
   }
 };
 
-// memory.cpp: the context was synchronised.
+// contexts.cpp: the device of the calling thread's context. With one device all contexts are one, and every thread has it.
+int current_device();
+uint64_t current_context();
+int device_of_stream(P stream);
+// memory.cpp: a context comes and goes; the context was synchronised.
+bool add_context(int device);
+void drop_context(int device, uint64_t context);
+void forget_context(int device);
 void pools_synchronized();
-// The same: device memory of so many bytes, 0: there is none; gives it back; notes pinned host memory that came or went.
-uint64_t allocate(uint64_t bytes);
+// The same: memory of the device of so many bytes, 0: there is none; gives it back; notes pinned host memory that came or went.
+uint64_t allocate(uint64_t bytes, int device);
 Result release(uint64_t address);
 void count_host(int64_t bytes);
 // virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host. Its lock is taken before that of memory.cpp.
 std::set<uint64_t> physical_handles();
 bool is_on_host(uint64_t address);
-// work.cpp: whether that stream is captured; graphs and what is made of them.
+// work.cpp, on the shared device: a new stream, and a stream's context.
+Result create_stream(P out_stream, uint32_t flags, int priority);
+Result context_of_stream(P stream, uint64_t* out_context);
+// The same: whether that stream is captured; graphs and what is made of them.
 bool is_capturing(P stream, bool per_thread);
 void instantiated(P exec, P graph);
 void exec_destroyed(P exec);

@@ -129,10 +129,10 @@ RECORDER_API Result cuMemGetAllocationGranularity(P a, P b, I c) {
 }
 RECORDER_API Result cuMemCreate(P a, L b, P c, L d) {
   RECORDER_NOTE(cuMemCreate, a, b, c, d)
-  int type = kDevice;
-  if (c != nullptr) std::memcpy(&type, static_cast<char*>(c) + 8, sizeof type);
-  const bool on_host = type > kDevice;
-  const uint64_t handle = allocate(on_host ? 0 : b);
+  int location[2] = {kDevice, 0};
+  if (c != nullptr) std::memcpy(location, static_cast<char*>(c) + 8, sizeof location);
+  const bool on_host = location[0] > kDevice;
+  const uint64_t handle = on_host ? allocate(0, current_device()) : allocate(b, location[1]);
   if (handle == 0) return kOutOfMemory;
   if (on_host) count_host(static_cast<int64_t>(b));
   const std::lock_guard lock(space().mutex);

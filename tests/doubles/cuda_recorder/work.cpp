@@ -27,12 +27,14 @@ struct Graph {
   bool captures = false;
 };
 struct Stream {
-  int number;
-  int priority;
-  uint32_t flags;
+  int number = -1;
+  int priority = 0;
+  uint32_t flags = 0;
+  uint64_t context = 0;
   Graph* capture = nullptr;
 };
 struct Event {
+  int device = 0;
   int stream = -1;  // of its last record; -1: never recorded
   uint64_t number = 0;
   bool ended = false;
@@ -53,7 +55,11 @@ struct HostFunction {
 // Objects of this process, by handle. Those that ended are forgotten; a child of fork keeps handles, as with the driver they mean nothing there.
 struct World {
   std::mutex mutex;
-  Stream legacy{0, 0, 0};
+  Stream legacy[device::kMostDevices];
+  World() {
+    for (int device = 0; device < device::kMostDevices; ++device)
+      legacy[device] = {device * device::kStreams, 0, 0};
+  }
   std::unordered_map<const void*, std::unique_ptr<Stream>> streams;
   std::unordered_map<const void*, std::unique_ptr<Event>> events;
   std::unordered_map<const void*, std::unique_ptr<Graph>> graphs;
@@ -69,7 +75,7 @@ World& world() {
 }
 
 struct PerThread {
-  Stream stream{-1, 0, 0};
+  Stream stream;
   ~PerThread() {
     if (stream.number >= 0) device::close_stream(stream.number);
   }
@@ -80,11 +86,12 @@ Stream* stream_of(P handle, bool per_thread) {
   const auto value = reinterpret_cast<uint64_t>(handle);
   World& w = world();
   if (value == 2 || (value == 0 && per_thread)) {
-    thread_local PerThread own;
-    if (own.stream.number < 0) own.stream.number = device::open_stream(true, 0);
+    thread_local PerThread of_devices[device::kMostDevices];
+    PerThread& own = of_devices[current_device()];
+    if (own.stream.number < 0) own.stream.number = device::open_stream(true, 0, current_device());
     return own.stream.number < 0 ? nullptr : &own.stream;
   }
-  if (value <= 1) return &w.legacy;
+  if (value <= 1) return &w.legacy[current_device()];
   const std::lock_guard lock(w.mutex);
   const auto it = w.streams.find(handle);
   return it == w.streams.end() ? nullptr : it->second.get();
@@ -168,8 +175,10 @@ device::Work kernel(P handle, uint64_t blocks, P parameters) {
   if (function.per_block) work.cost_ns *= blocks;
   return work;
 }
-Result launch(P function, uint64_t blocks, P stream, P parameters, bool per_thread) {
-  return enqueue(stream_of(stream, per_thread), kernel(function, blocks, parameters));
+Result launch(P function, uint64_t blocks, P handle, P parameters, bool per_thread) {
+  Stream* stream = stream_of(handle, per_thread);
+  if (stream != nullptr && device::device_of(stream->number) != current_device()) return kInvalidHandle;
+  return enqueue(stream, kernel(function, blocks, parameters));
 }
 // CUlaunchConfig: grid, block and shared memory (7 words), the stream.
 Result launch_by(P config, P function, P parameters, bool per_thread) {
@@ -199,7 +208,7 @@ void run_host_functions() {
     }
     if (next.run) {
       next.run();
-      device::release(next.number);
+      device::release(next.stream, next.number);
     } else {
       device::pause_ns(0);
     }
@@ -223,16 +232,6 @@ Result host_function(P handle, bool per_thread, std::function<void()> run) {
 
 // ---- streams and events -------------------------------------------------------------------------------------------------------------
 
-Result create_stream(P out_stream, uint32_t flags, int priority) {
-  const int number = device::open_stream((flags & 1U) == 0, priority);
-  if (number < 0) return kOutOfMemory;
-  auto stream = std::make_unique<Stream>(Stream{number, priority, flags});
-  World& w = world();
-  const std::lock_guard lock(w.mutex);
-  *at<void*>(out_stream) = stream.get();
-  w.streams[stream.get()] = std::move(stream);
-  return kSuccess;
-}
 Result destroy_stream(P handle) {
   World& w = world();
   const std::lock_guard lock(w.mutex);
@@ -263,6 +262,10 @@ Result wait_event(P handle, P event_handle, bool per_thread) {
     return kSuccess;
   }
   if (event->stream < 0 || event->ended) return kSuccess;
+  if (device::device_of(event->stream) != device::device_of(stream->number)) {
+    device::wait(event->stream, event->number);  // clocks of two devices: the host waits instead
+    return kSuccess;
+  }
   device::Work work;
   work.kind = device::Kind::wait;
   work.wait_stream = event->stream;
@@ -273,6 +276,7 @@ Result record(P event_handle, P handle, bool per_thread) {
   Stream* stream = stream_of(handle, per_thread);
   Event* event = event_of(event_handle);
   if (stream == nullptr || event == nullptr) return kInvalidHandle;
+  if (event->device != device::device_of(stream->number)) return kInvalidHandle;
   event->captured_in = stream->capture;
   if (stream->capture != nullptr) return kSuccess;
   device::Work work;
@@ -308,7 +312,7 @@ P keep(std::unique_ptr<Graph> graph) {
 }
 Result begin_capture(P handle, bool per_thread) {
   Stream* stream = stream_of(handle, per_thread);
-  if (stream == nullptr || stream->number == 0) return kInvalidHandle;
+  if (stream == nullptr || stream->number % device::kStreams == 0) return kInvalidHandle;
   auto graph = std::make_unique<Graph>();
   graph->captures = true;
   stream->capture = graph.get();
@@ -367,6 +371,22 @@ constexpr const char* kNames[] = {
 
 }  // namespace
 
+Result create_stream(P out_stream, uint32_t flags, int priority) {
+  const int number = device::open_stream((flags & 1U) == 0, priority, current_device());
+  if (number < 0) return kOutOfMemory;
+  auto stream = std::make_unique<Stream>(Stream{number, priority, flags, current_context(), nullptr});
+  World& w = world();
+  const std::lock_guard lock(w.mutex);
+  *at<void*>(out_stream) = stream.get();
+  w.streams[stream.get()] = std::move(stream);
+  return kSuccess;
+}
+Result context_of_stream(P handle, uint64_t* out_context) {
+  const Stream* stream = stream_of(handle, false);
+  if (stream == nullptr) return kInvalidHandle;
+  *out_context = stream->context != 0 ? stream->context : current_context();
+  return kSuccess;
+}
 bool is_capturing(P handle, bool per_thread) {
   const Stream* stream = device::on() ? stream_of(handle, per_thread) : nullptr;
   return stream != nullptr && stream->capture != nullptr;
@@ -470,7 +490,6 @@ DEVICE_BODY(cuKernelGetFunction, (P a, P b), a, b) *at<void*>(a) = b; return kSu
 DEVICE_BODY(cuFuncGetName, (P a, P b), a, b) *at<const char*>(a) = at<Function>(b)->name.c_str(); return kSuccess; }
 DEVICE_BODY(cuKernelGetName, (P a, P b), a, b) *at<const char*>(a) = at<Function>(b)->name.c_str(); return kSuccess; }
 
-DEVICE_BODY(cuStreamCreate, (P a, I b), a, b) return create_stream(a, b, 0); }
 DEVICE_BODY(cuStreamCreateWithPriority, (P a, I b, I c), a, b, c) return create_stream(a, b, static_cast<int>(c)); }
 DEVICE_BODY(cuStreamDestroy, (P a), a) return destroy_stream(a); }
 DEVICE_BODY(cuStreamDestroy_v2, (P a), a) return destroy_stream(a); }
@@ -496,13 +515,13 @@ DEVICE_BODY(cuStreamAddCallback_ptsz, (P a, P b, P c, I d), a, b, c, d)
   return host_function(a, true, [=] { reinterpret_cast<void (*)(void*, Result, void*)>(b)(a, kSuccess, c); }); }
 RECORDER_API Result cuCtxSynchronize() {
   if (g_armed == kEntry_cuCtxSynchronize) { note(kEntry_cuCtxSynchronize); if (g_result != 0) return g_result; }
-  if (device::on()) device::wait_all();
+  if (device::on()) device::wait_all(current_device());
   pools_synchronized();
   return kSuccess; }
-DEVICE_BODY(cuCtxSynchronize_v2, (P a), a) device::wait_all(); return kSuccess; }
+DEVICE_BODY(cuCtxSynchronize_v2, (P a), a) device::wait_all(current_device()); return kSuccess; }
 
 DEVICE_BODY(cuEventCreate, (P a, I b), a, b)
-  auto event = std::make_unique<Event>(); World& w = world(); const std::lock_guard lock(w.mutex);
+  auto event = std::make_unique<Event>(); event->device = current_device(); World& w = world(); const std::lock_guard lock(w.mutex);
   *at<void*>(a) = event.get(); w.events[event.get()] = std::move(event); return kSuccess; }
 DEVICE_BODY(cuEventDestroy, (P a), a) World& w = world(); const std::lock_guard lock(w.mutex); return w.events.erase(a) != 0 ? kDone : kInvalidHandle; }
 DEVICE_BODY(cuEventDestroy_v2, (P a), a) World& w = world(); const std::lock_guard lock(w.mutex); return w.events.erase(a) != 0 ? kDone : kInvalidHandle; }

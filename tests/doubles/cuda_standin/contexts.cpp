@@ -174,6 +174,13 @@ STANDIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice de
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
       *value = w.setting("granularity_bytes") != 0 ? 0 : -1;
       return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:  // as cuDeviceGetPCIBusId says
+      *value = device + 1;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
+    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
+      *value = 0;
+      return CUDA_SUCCESS;
     case 41:  // UNIFIED_ADDRESSING
       *value = 1;
       return CUDA_SUCCESS;

@@ -50,6 +50,10 @@ TEST_CASE("sizes parse as people write them") {
 
 TEST_CASE("numbers parse whole or not at all") {
   CHECK(*base::parse_double("2.5e3") == 2500.0);
+  CHECK(*base::parse_percent("100%") == 1.0);
+  CHECK(*base::parse_percent("12.5%") == 0.125);
+  for (const char* text : {"", "%", "30", "0%", "-1%", "100.1%", "nan%", "30%%", " 30%"})
+    CHECK_FALSE(base::parse_percent(text).ok());
   CHECK(*base::parse_uint64("18446744073709551615") == UINT64_MAX);
   for (const char* text : {"", "1x", "inf", "nan", "0x10", "+1", "1e400"}) {
     INFO(text);

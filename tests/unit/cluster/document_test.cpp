@@ -6,6 +6,7 @@
 
 #include "cluster/plan.hpp"
 #include "support/catch.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare;
 using cluster::OrderedJson;
@@ -104,6 +105,90 @@ TEST_CASE("a field given twice deep inside is found", "[cluster]") {
       cluster::parse_document(R"({"a": [{"b": 1}, {"b": 1, "c": {"d": 1, "e": 2, "d": 3}}]})");
   REQUIRE_FALSE(result.ok());
   CHECK(result.status().message().find("a[1].c.d: the field is there twice") == 0);
+}
+
+TEST_CASE("a million elements: a plan, or a clear error", "[cluster]") {
+  // Under sanitizers fewer, since they are read some twenty times as slowly.
+  constexpr size_t kCount = test::kSanitized ? 20'000 : 1'000'000, kFewer = kCount / 10;
+  const auto list = [](size_t count, const std::string& head, const std::string& tail) {
+    std::string text;
+    for (size_t i = 0; i < count; ++i)
+      text += (i == 0 ? "{\"name\": \"" : ",{\"name\": \"") + head + std::to_string(i) + "\"" + tail + "}";
+    return text;
+  };
+  const std::string service =
+      R"(, "rate_rps": 10, "slo_ms": 100, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "wao_percent": 20}])";
+  const auto plan = cluster::plan(R"({"version": 1, "kind": "services", "devices": 1000, "services": [)" +
+                                      list(kCount, "s", service) + "]}",
+                                  {});
+  REQUIRE(plan.ok());
+  const auto& result = (*plan)["results"][0];
+  CHECK(result["served_rps"].size() == kCount);
+  CHECK(result["goodput_rps"] == Approx(10 * std::min<double>(5000, kCount)));  // five replicas a device
+  CHECK(result["unserved"].size() == kCount - 5000);
+  CHECK(result["unserved"][0]["reason"] == "no room is left: others serve more with it");
+
+  const std::string stream =
+      R"(, "accuracy": 50, "gpus_needed": 0.1, "windows": [{"configurations": [{"name": "c", "accuracy": 80, "gpu_seconds": 20}]}])";
+  CHECK(
+      told(
+          R"({"version": 1, "kind": "retraining", "devices": 1000, "window_s": 200, "quantum": 0.1, "accuracy_floor": 10, "streams": [)" +
+          list(kFewer, "s", stream) + "]}")
+          .find("gpushare: quantum: 0.1 of a device divides 1000 devices into 10000 quanta, at most") == 0);
+  CHECK(told(R"({"version": 1, "kind": "shares", "capacity": 100000000, "jobs": [)" +
+             list(kFewer, "j", R"(, "load": 1, "slo": 0.9, "utility": "linear", "curve": [[0, 0], [1, 1]])") +
+             "]}")
+            .find("capacity: " + std::to_string(kFewer) + " jobs over 100000000 units are") !=
+        std::string::npos);
+  if (!test::kSanitized) {
+    CHECK(
+        told(
+            R"({"version": 1, "kind": "trials", "devices": 1, "max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [)" +
+            list(kCount + 1, "t", "") + "]}]}")
+            .find("groups[0].trials: a list of 1000001 is not allowed") == 0);
+  }
+}
+
+TEST_CASE("infeasible documents: a plan that says what is not served and why", "[cluster]") {
+  const auto plan_of = [](const std::string& document, cluster::PlanOptions options = {}) {
+    const auto result = cluster::plan(document, options);
+    INFO((result.ok() ? "" : result.status().message()));
+    REQUIRE(result.ok());
+    return (*result)["results"][0];
+  };
+  // A service that is slower than its SLO with every batch, one that needs more memory than any device has, one without a profile.
+  const auto served = plan_of(
+      R"({"version": 1, "kind": "services", "devices": 1, "services": [
+        {"name": "slow", "rate_rps": 10, "slo_ms": 5, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "wao_percent": 20}]},
+        {"name": "big", "rate_rps": 10, "slo_ms": 50, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_bytes": 99000000000, "wao_percent": 20}]},
+        {"name": "unknown", "rate_rps": 10, "slo_ms": 50}]})");
+  CHECK(served["goodput_rps"] == 0);
+  REQUIRE(served["unserved"].size() == 3);
+  CHECK(served["unserved"][0]["reason"] == "every configuration is slower than slo_ms on every device");
+  CHECK(served["unserved"][1]["reason"] == "every configuration in time needs more memory than a device has");
+  CHECK(served["unserved"][2]["reason"] == "it has no configurations");
+  const auto trials = plan_of(
+      R"({"version": 1, "kind": "trials", "devices": 1, "max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [
+        {"name": "fits", "budget_s": 5}, {"name": "big", "budget_s": 5, "memory_bytes": 99000000000}]}]})");
+  CHECK(trials["makespan_s"] == Approx(5));
+  REQUIRE(trials["rejected"].size() == 1);
+  CHECK(trials["rejected"][0]["trial"] == "big");
+  // A floor that cannot be kept: the window says by how much.
+  const auto retraining = plan_of(
+      R"({"version": 1, "kind": "retraining", "devices": 1, "window_s": 100, "quantum": 0.5, "accuracy_floor": 60, "streams": [
+        {"name": "s", "accuracy": 80, "gpus_needed": 1, "windows": [{"configurations": []}]},
+        {"name": "t", "accuracy": 80, "gpus_needed": 1, "windows": [{"configurations": []}]}]})");
+  CHECK(retraining["windows"][0]["below_floor"] > 0);
+  // More is wanted than there is: all is divided, and the least utility says what is missed.
+  cluster::PlanOptions fair;
+  fair.objectives = {"njc"};
+  const auto shares = plan_of(
+      R"({"version": 1, "kind": "shares", "capacity": 10, "jobs": [
+        {"name": "a", "load": 100, "slo": 0.9, "utility": "linear", "curve": [[0, 0], [1, 1]]},
+        {"name": "b", "load": 100, "slo": 0.9, "utility": "linear", "curve": [[0, 0], [1, 1]]}]})",
+      fair);
+  CHECK(shares["allocation"]["a"] == 5);
+  CHECK(shares["egalitarian"] < 0.1);
 }
 
 TEST_CASE("every example document is decided by every scheduler of its kind", "[cluster]") {

@@ -160,6 +160,55 @@ TEST_CASE("trials: bound <= brute force, and the schedulers' distance from both"
   CHECK(worst <= 1.05);
 }
 
+TEST_CASE("trials: a few that come while many are left join the plan, at their place by length") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  const TrialLimits limits{4, 8, 1};
+  TrialRun run(equal_devices(20), limits);
+  const auto policy = make_trial_policy(TrialScheduler::kGpushare);
+  const auto add = [&](double budget_s) {
+    return run.add({"t" + std::to_string(run.trials().size()), budget_s, 1.2, 1.05, 0});
+  };
+  std::vector<size_t> first;
+  for (int i = 0; i < 500; ++i) first.push_back(add(test::uniform(random, 20, 100)));
+  policy->arrived(run, first);
+  const size_t longest = add(101), shortest = add(1);
+  policy->arrived(run, {shortest, longest});
+  CHECK(run.trials()[longest].width == 0);  // the devices are full: it waits
+  std::vector<double> starts(2, 0);
+  size_t arrivals = 0;
+  while (run.unfinished_count() > 0) {
+    const double next = std::min(run.next_completion_s(), policy->wake_s());
+    REQUIRE(next < 1e300);
+    run.advance(next);
+    if (!run.complete().empty()) policy->finished(run);
+    if (policy->wake_s() <= run.now_s()) policy->woken(run);
+    for (const size_t i : {0, 1})
+      if (run.trials()[i == 0 ? longest : shortest].started && starts[size_t(i)] == 0)
+        starts[size_t(i)] = run.now_s();
+    if (++arrivals <= 100) policy->arrived(run, {add(test::uniform(random, 20, 100))});
+  }
+  CHECK(starts[0] < starts[1] / 4);  // among the first that start, and among the last
+  for (const TrialRun::State& state : run.trials()) CHECK(state.finished);
+}
+
+TEST_CASE("trials: single arrivals among many cost little of the makespan") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  std::vector<TrialGroup> groups = random_groups(random, 600, true);
+  double work_s = 0;
+  for (const Trial& trial : groups[0].trials) work_s += trial.budget_s;
+  for (int i = 0; i < 60; ++i) {
+    groups.push_back(random_groups(random, 1, true)[0]);
+    groups.back().arrival_s = test::uniform(random, 0, 1000) / 1000.0 * work_s / 20 / 2.3;
+    groups.back().trials[0].name = "late" + std::to_string(i);
+  }
+  const TrialLimits limits{4, 8, 1};
+  const double ours = play_trials(equal_devices(20), limits, groups, TrialScheduler::kGpushare).makespan_s;
+  CHECK(ours <= 1.15 * trials_bound(equal_devices(20), limits, groups));
+  CHECK(ours <= play_trials(equal_devices(20), limits, groups, TrialScheduler::kDynamicFluid).makespan_s);
+}
+
 TEST_CASE("trials: the distance from the bound with overheads") {
   test::Random random(test::seed());
   INFO("seed " << test::seed());

@@ -53,6 +53,33 @@ TEST_CASE("a document of retraining says shares and configurations at a window's
   CHECK(rows[1]["mean_accuracy"].get<double>() == Approx(80));
 }
 
+TEST_CASE("run tells what the learning curve of a profile says, not the truth") {
+  // Two configurations of the same cost. Their curves, 1 - 1/(b0 x + b1) - b2, say 0.876 and 0.7 after 30 epochs; the truth is the other way
+  // round, so that who believes the profile takes the worse one.
+  const auto observed = [](double b0, double b1, double b2) {
+    std::string text;
+    for (int epoch = 1; epoch <= 5; ++epoch)
+      text += (epoch == 1 ? "" : ", ") + std::string(R"({"epoch": )") + std::to_string(epoch) +
+              R"(, "accuracy": )" + std::to_string(100 * (1 - 1 / (b0 * epoch + b1) - b2)) + "}";
+    return R"("profile": {"epochs": 30, "observed": [)" + text + "]}";
+  };
+  const std::string document =
+      R"({"version": 1, "kind": "retraining", "devices": 1, "window_s": 100, "quantum": 0.25, "accuracy_floor": 0, "streams": [
+        {"name": "s", "accuracy": 50, "gpus_needed": 0.5, "windows": [{"configurations": [
+          {"name": "promises", "accuracy": 60, "gpu_seconds": 10, )" +
+      observed(0.4, 1.6, 0.05) + R"(}, {"name": "holds", "accuracy": 90, "gpu_seconds": 10, )" +
+      observed(0.1, 1.0, 0.05) + "}]}]}]}";
+  const auto taken = [](const base::Result<OrderedJson>& result) {
+    INFO((result.ok() ? "" : result.status().message()));
+    REQUIRE(result.ok());
+    return (*result)["results"][0]["windows"][0]["shares"]["s"]["configuration"].get<std::string>();
+  };
+  PlanOptions options;
+  options.schedulers = {"ekya"};
+  CHECK(taken(plan(document, options)) == "holds");
+  CHECK(taken(run(document, options, PlayOptions{}, kinds(), nullptr)) == "promises");
+}
+
 TEST_CASE("a document of shares needs no devices") {
   const auto result =
       plan(R"({"version": 1, "kind": "shares", "capacity": 7, "previous": {"a": 4}, "max_step": 2, "jobs": [

@@ -186,6 +186,70 @@ TEST_CASE(
   CHECK(state_of(table, back) == State::kGranted);
 }
 
+// Thesis 002, section 4.6.1 and figure 4.5c: two teams of equal weight; A and B share the first one 2:3, C is the second. A submits from the
+// beginning, then B, then C. A team's resource and a user's are set on the nodes of its share, and tasks ask for both and a device.
+TEST_CASE("hierarchical fair share: A and B have their team's part 2:3, and C as much as both") {
+  constexpr int kNodes = 20;
+  ReservationTable table;
+  add_nodes(table, kNodes, 1);
+  std::map<std::string, std::vector<ReservationId>> tasks;
+  const auto node = [](int n) { return std::string(1, char('a' + n)); };
+  const auto submit = [&](const std::string& user, const std::string& team) {
+    for (int i = 0; i < kNodes; ++i)
+      tasks[user].push_back(*table.acquire(one(user + std::to_string(tasks[user].size()),
+                                               {{{{team, 1}, {user, 1}, {"gpu", 1}}, 1, false, ""}}),
+                                           0));
+  };
+  const auto give = [&](const std::string& name, int first, int count) {
+    for (int n = 0; n < kNodes; ++n)
+      REQUIRE(table.set("fair", name, n >= first && n < first + count ? 100 : 0, on(node(n)), 0).ok());
+  };
+  // What runs ends: what is submitted then starts within the shares of now.
+  const auto running_after_a_round = [&](const std::string& user) {
+    int running = 0;
+    for (const ReservationId id : tasks[user]) running += state_of(table, id) == State::kGranted ? 1 : 0;
+    return running;
+  };
+  const auto all_end = [&] {
+    std::vector<ReservationId> ending;
+    for (const auto& [user, ids] : tasks)
+      for (const ReservationId id : ids)
+        if (state_of(table, id) == State::kGranted) ending.push_back(id);
+    for (const ReservationId id : ending) REQUIRE(table.release(id, 0).ok());
+    check_levels(table);
+  };
+  give("team1", 0, kNodes);
+  give("A", 0, kNodes);
+  submit("A", "team1");
+  CHECK(running_after_a_round("A") == kNodes);  // the others are idle
+  give("A", 0, 8);
+  give("B", 8, 12);
+  submit("A", "team1");
+  submit("B", "team1");
+  CHECK(running_after_a_round("A") == kNodes);  // nothing is taken from who runs
+  all_end();
+  CHECK(running_after_a_round("A") == 8);
+  CHECK(running_after_a_round("B") == 12);
+  give("team1", 0, 10);
+  give("team2", 10, 10);
+  give("A", 0, 4);
+  give("B", 4, 6);
+  give("C", 10, 10);
+  submit("A", "team1");
+  submit("B", "team1");
+  submit("C", "team2");
+  all_end();
+  CHECK(running_after_a_round("A") == 4);
+  CHECK(running_after_a_round("B") == 6);
+  CHECK(running_after_a_round("C") == 10);
+  // Fair share and anti-affinity together can be infeasible; an alternative without the second resolves that (section 4.4.3).
+  ReservationRequest apart{
+      "A-apart", {{{{{"A", 1}}, 5, true, ""}}, {{{{"A", 1}}, 5, false, ""}}}, std::nullopt, std::nullopt};
+  const auto soft = *table.acquire(apart, 0);
+  CHECK(state_of(table, soft) == State::kGranted);
+  CHECK(table.grant(soft)->alternative == 1);
+}
+
 TEST_CASE("migration and a lost node: the same requests go where the resource is set again") {
   ReservationTable table;
   add_nodes(table, 3, 4);

@@ -8,6 +8,8 @@
 #include "cluster/services/exact.hpp"
 #include "cluster/services/igniter.hpp"
 #include "cluster/services/placement.hpp"
+#include "cluster/services/queueing.hpp"
+#include "cluster/services/serving.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -247,7 +249,7 @@ TEST_CASE("ours serves as much as the optimum, and nobody's worst is worse", "[c
     }
     const auto devices = equal_devices(test::uniform(random, 1, 4));
     const Placement exact = place_exactly(services, devices, Metric::kWao),
-                    ours = place_best(services, devices);
+                    ours = place_best(services, devices, Goal::kCapacity);
     const auto worst = [&](const Placement& placement) {
       std::vector<double> ratio(services.size(), 0);
       for (const Replica& replica : placement.replicas)
@@ -266,6 +268,53 @@ TEST_CASE("ours serves as much as the optimum, and nobody's worst is worse", "[c
     // Ushers's goodput is at most the optimum under the same metric.
     CHECK(place_by_usher(services, devices, Metric::kWao).goodput_rps <= exact.bound_rps * (1 + 1e-9));
   }
+}
+
+TEST_CASE("what is expected to be in time is what is in time when requests come", "[cluster]") {
+  // densenet121 of the thesis's table A.1, rounded: latency and throughput by batch.
+  Service service{"densenet121", "densenet121", 0, 0, {}};
+  for (const auto& [batch, latency_ms] : std::vector<std::pair<uint32_t, double>>{
+           {1, 13}, {4, 14}, {8, 15}, {16, 19}, {32, 34}, {64, 75}, {128, 150}}) {
+    Configuration configuration;
+    configuration.batch = batch;
+    configuration.latency_ms = latency_ms;
+    configuration.throughput_rps = batch / latency_ms * 1e3;
+    configuration.memory_percent = 10;
+    configuration.compute_percent[2] = 50;
+    service.configurations.push_back(configuration);
+  }
+  double worst = 0, sum = 0;
+  int cases = 0;
+  for (const double slo_ms : {40.0, 100.0, 200.0, 300.0})
+    for (const Configuration& configuration : service.configurations)
+      for (const double load : {0.2, 0.5, 0.8, 0.95, 1.2}) {
+        if (configuration.latency_ms > slo_ms) continue;
+        service.slo_ms = slo_ms;
+        service.rate_rps = load * configuration.throughput_rps;
+        const double expected = part_in_time(service, configuration, configuration.throughput_rps, 1);
+        Placement placement;
+        placement.replicas.push_back(
+            {0, 0, configuration.batch, 50, configuration.throughput_rps, configuration.latency_ms});
+        ServingOptions options;
+        options.noise = 0.05;
+        const auto played = serve({service}, equal_devices(1), placement, options, nullptr);
+        REQUIRE(played.ok());
+        const double seen = static_cast<double>(played->services[0].in_time) /
+                            static_cast<double>(played->services[0].requests);
+        CAPTURE(slo_ms, configuration.batch, load, expected, seen);
+        worst = std::max(worst, std::abs(expected - seen));
+        sum += std::abs(expected - seen);
+        ++cases;
+        // More replicas never serve less.
+        double before = 0;
+        for (int replicas = 1; replicas <= 4; ++replicas) {
+          const double now = part_in_time(service, configuration, replicas * configuration.throughput_rps, 1);
+          CHECK(now >= before - 1e-9);
+          before = now;
+        }
+      }
+  CHECK(sum / cases < 0.05);
+  CHECK(worst < 0.35);
 }
 
 TEST_CASE("thousands of services on a thousand devices keep every limit", "[cluster]") {

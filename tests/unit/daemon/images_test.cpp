@@ -29,7 +29,6 @@ using namespace gpushare::test;
 namespace {
 
 constexpr uint64_t kGranule = 64 << 10;  // of the device
-constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kOwn =
     2 * kMiB;  // that a Reader has without more: E in the granules of a session's memory
 constexpr uint64_t kLong = 60'000'000'000;
@@ -77,10 +76,7 @@ struct Reader {
     options.name = name;
     options.persistent_bytes = p;
     options.ephemeral_bytes = kOwn;
-    auto opened = runtime->open_session(options);
-    INFO(opened.status().to_string());
-    REQUIRE(opened.ok());
-    session = *opened;
+    session = open_session(*runtime, options);
   }
   ~Reader() {
     images.clear();
@@ -131,11 +127,6 @@ struct Reader {
 
 void small(daemon::ServiceOptions& options) {
   options.capacity_bytes = 12 * kMiB;
-}
-
-template <class Condition>
-void eventually(Condition&& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 const std::vector<size_t> kFiveMiB = {1'600'000, 16'000, 1'600'000, 1'920'000};

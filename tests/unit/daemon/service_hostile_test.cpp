@@ -1,9 +1,19 @@
 // The daemon's service against what breaks the protocol, and its messages in neighbouring versions.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+
+#include "shim/group.hpp"
 #include "support/random.hpp"
 #include "support/shared_service.hpp"
 #include "unit/daemon/raw_connection.hpp"
@@ -38,8 +48,9 @@ struct Raw : RawConnection {
     REQUIRE(lease().change(lease().look(), client::LeaseState::kFree));
     tell(MessageType::kReturned, 1, ready_again ? 1 : 0);
   }
-  int32_t call(const client::Arrive& message) {
-    REQUIRE(say(message));
+  int32_t call(const client::Arrive& message, int file = -1) {
+    REQUIRE(client::send_message(socket.get(), client::bytes_of(message), std::span(&file, file >= 0 ? 1 : 0))
+                .ok());
     const auto reply = client::fields_of<client::Reply>(answer());
     slot = reply.value;
     return reply.code;
@@ -185,7 +196,6 @@ TEST_CASE("limits of one user") {
 
 TEST_CASE("sessions of a group have memory and turns together") {
   using client::LeaseState;
-  constexpr uint64_t kMiB = 1 << 20;
   SharedService shared;  // 64 MiB
   Raw a(shared), b(shared), other(shared);
   for (Raw* raw : {&a, &b, &other}) REQUIRE(raw->hello() == GPUSHARE_OK);
@@ -235,7 +245,6 @@ TEST_CASE("sessions of a group have memory and turns together") {
 
 TEST_CASE("sessions that share a group's limits alone have memory and turns of their own") {
   using client::LeaseState;
-  constexpr uint64_t kMiB = 1 << 20;
   SharedService shared;  // 64 MiB
   Raw preloaded(shared), a(shared), b(shared);
   for (Raw* raw : {&preloaded, &a, &b}) REQUIRE(raw->hello() == GPUSHARE_OK);
@@ -285,14 +294,206 @@ TEST_CASE("sessions that share a group's limits alone have memory and turns of t
   CHECK(a.call(odd) == GPUSHARE_OK);
 }
 
+TEST_CASE("a cap is a number above 0 and at most 1") {
+  SharedService shared;
+  Raw raw(shared);
+  REQUIRE(raw.hello() == GPUSHARE_OK);
+  auto message = arrive(1, kMiB);
+  for (const double bad : {-0.1, 1.5, std::nan(""), static_cast<double>(INFINITY)}) {
+    message.cap = bad;
+    CHECK(raw.call(message) == GPUSHARE_INVALID_ARGUMENT);
+  }
+  message.cap = 0.25;
+  REQUIRE(raw.call(message) == GPUSHARE_OK);
+  REQUIRE(raw.call(arrive(2, kMiB)) == GPUSHARE_OK);  // of the same connection
+  const auto caps = [&] {
+    std::vector<double> all;
+    for (const auto& session : shared.status().sessions) all.push_back(session.cap);
+    return all;
+  };
+  CHECK(caps() == std::vector{0.25, 0.25});
+  const auto set = [&](double share) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &share, sizeof bits);
+    raw.tell(MessageType::kSetCap, 2, bits);
+  };
+  for (const double bad : {0.0, -0.1, 1.5, std::nan("")}) set(bad);
+  set(0.5);
+  while (caps() != std::vector{0.5, 0.5}) {
+  }
+  set(1);
+  while (caps() != std::vector{0.0, 0.0}) {
+  }
+}
+
+namespace {
+
+// The page of a group of preloaded programs, and what one of them holds.
+struct Page {
+  explicit Page(uint64_t limit_bytes) : file(memfd_create("page", MFD_CLOEXEC)) {
+    REQUIRE(ftruncate(file.get(), sizeof(shim::GroupPage)) == 0);
+    void* memory = mmap(nullptr, sizeof(shim::GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    REQUIRE(memory != MAP_FAILED);
+    page = static_cast<shim::GroupPage*>(memory);
+    page->magic = shim::kPageMagic;
+    page->version = shim::kPageVersion;
+    page->limits.device_bytes = limit_bytes;
+    page->slots_used = 1;
+  }
+  ~Page() {
+    if (program > 0) kill();
+    munmap(page, sizeof(shim::GroupPage));
+  }
+  // A process that holds so much, and the lock of its slot.
+  void hold(uint64_t bytes) {
+    int ready[2];
+    REQUIRE(pipe(ready) == 0);
+    program = fork();
+    if (program == 0) {
+      struct flock lock {};
+      lock.l_type = F_WRLCK;
+      lock.l_whence = SEEK_SET;
+      lock.l_len = 1;
+      page->slots[0].identity = 1;
+      page->slots[0].counted[3] = bytes;
+      if (fcntl(file.get(), F_SETLK, &lock) != 0 || write(ready[1], "x", 1) != 1) _exit(1);
+      for (;;) pause();
+    }
+    char word = 0;
+    REQUIRE(read(ready[0], &word, 1) == 1);
+    for (const int end : ready) close(end);
+  }
+  void kill() {
+    ::kill(program, SIGKILL);
+    waitpid(program, nullptr, 0);
+    program = 0;
+  }
+  client::Descriptor file;
+  shim::GroupPage* page = nullptr;
+  pid_t program = 0;
+};
+
+}  // namespace
+
+TEST_CASE("preloaded programs lend what they do not hold to the other sessions of their group") {
+  SharedService shared;  // 64 MiB
+  Raw preloaded(shared), late(shared), linked(shared);
+  for (Raw* raw : {&preloaded, &late, &linked}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  const auto limited = [](uint64_t session, uint64_t bytes, uint64_t group) {
+    auto message = arrive(session, bytes, group);
+    message.flags |= client::kOwnClaim;
+    message.group_memory_bytes = 40 * kMiB;
+    message.group_weight = 0.5;
+    return message;
+  };
+  const auto promised = [&] { return shared.status().devices[0].promised_bytes; };
+  Page page(40 * kMiB);
+  page.hold(12 * kMiB);
+  REQUIRE(preloaded.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  CHECK(promised() == 40 * kMiB);
+
+  // What they hold is theirs, what they may have beyond it goes to whoever asks first.
+  CHECK(linked.call(limited(1, 30 * kMiB, 7)) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(page.page->limits.device_bytes == 40 * kMiB);
+  CHECK(page.page->lent_bytes == 0);
+  REQUIRE(linked.call(limited(1, 16 * kMiB, 7)) == GPUSHARE_OK);
+  CHECK(page.page->limits.device_bytes == 24 * kMiB);
+  CHECK(page.page->lent_bytes == 16 * kMiB);
+  CHECK(promised() == 40 * kMiB);
+  auto need = client::make_message<client::Need>(MessageType::kNeed, 1);
+  need.session = 1;
+  const auto need_of = [&](const Raw& raw, uint64_t bytes) {
+    need.persistent_bytes = bytes;
+    REQUIRE(raw.say(need));
+    return client::fields_of<client::Reply>(raw.answer()).code;
+  };
+  CHECK(need_of(linked, 28 * kMiB) == GPUSHARE_OK);
+  CHECK(page.page->limits.device_bytes == 12 * kMiB);
+  CHECK(need_of(linked, 29 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(need_of(preloaded, 12 * kMiB) == GPUSHARE_OK);  // it tells the limit that it sees
+  CHECK(need_of(preloaded, 13 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(need_of(linked, 20 * kMiB) == GPUSHARE_OK);  // gives back
+  CHECK(page.page->limits.device_bytes == 20 * kMiB);
+  CHECK(page.page->lent_bytes == 20 * kMiB);
+  CHECK(promised() == 40 * kMiB);
+
+  // A program that was killed holds nothing.
+  page.kill();
+  CHECK(need_of(linked, 36 * kMiB) == GPUSHARE_OK);
+  CHECK(page.page->limits.device_bytes == 4 * kMiB);
+  linked.tell(MessageType::kLeave, 1);
+  while (shared.status().sessions.size() != 1) {
+  }
+  CHECK(page.page->limits.device_bytes == 40 * kMiB);
+  CHECK(page.page->lent_bytes == 0);
+  CHECK(promised() == 40 * kMiB);
+
+  // Preloaded programs that come later have what the others leave, or are refused.
+  preloaded.tell(MessageType::kLeave, 1);
+  REQUIRE(linked.call(limited(1, 30 * kMiB, 8)) == GPUSHARE_OK);
+  REQUIRE(late.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_OK);
+  CHECK(page.page->limits.device_bytes == 10 * kMiB);
+  CHECK(promised() == 40 * kMiB);
+  CHECK(linked.call(limited(2, 11 * kMiB, 8)) == GPUSHARE_QUOTA_EXCEEDED);
+  late.tell(MessageType::kLeave, 1);
+  REQUIRE(linked.call(limited(3, 10 * kMiB, 8)) == GPUSHARE_OK);
+  CHECK(late.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
+
+  for (const uint64_t session : {1, 3}) linked.tell(MessageType::kLeave, session);
+  while (!shared.status().sessions.empty()) {
+  }
+  REQUIRE(linked.call(limited(1, 4 * kMiB, 8)) == GPUSHARE_OK);
+  REQUIRE(late.call(arrive(1, page.page->limits.device_bytes, 8), page.file.get()) == GPUSHARE_OK);
+  CHECK(page.page->limits.device_bytes == 36 * kMiB);
+  CHECK(page.page->lent_bytes == 4 * kMiB);
+}
+
+TEST_CASE("a file that is no page of preloaded programs, or is one no more, lends nothing and harms nobody") {
+  SharedService shared;
+  Raw preloaded(shared), linked(shared);
+  for (Raw* raw : {&preloaded, &linked}) REQUIRE(raw->hello() == GPUSHARE_OK);
+  uint64_t group = 1;
+  const auto borrows = [&](
+                           int file, const std::function<void()>& meanwhile = [] {}) {
+    ++group;
+    REQUIRE(preloaded.call(arrive(1, 32 * kMiB, group), file) == GPUSHARE_OK);
+    meanwhile();
+    auto message = arrive(1, 8 * kMiB, group);
+    message.flags |= client::kOwnClaim;
+    message.group_memory_bytes = 32 * kMiB;
+    const int32_t code = linked.call(message);
+    for (const Raw* raw : {&preloaded, &linked}) raw->tell(MessageType::kLeave, 1);
+    while (!shared.status().sessions.empty()) {
+    }
+    return code;
+  };
+  CHECK(borrows(-1) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(borrows(STDIN_FILENO) == GPUSHARE_QUOTA_EXCEEDED);
+  Page page(32 * kMiB);
+  CHECK(borrows(page.file.get()) == GPUSHARE_OK);
+  page.page->limits.device_bytes = shim::kNoLimit;
+  CHECK(borrows(page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
+  page.page->limits.device_bytes = 32 * kMiB;
+  page.page->version = shim::kPageVersion - 1;
+  CHECK(borrows(page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
+  page.page->version = shim::kPageVersion;
+  CHECK(borrows(page.file.get(), [&] { REQUIRE(ftruncate(page.file.get(), 100) == 0); }) ==
+        GPUSHARE_QUOTA_EXCEEDED);
+}
+
 TEST_CASE("random and mutated messages harm nobody else") {
-  SharedService shared([](auto& options) {
+  const bool share_lanes = GENERATE(false, true);
+  CAPTURE(share_lanes);
+  SharedService shared([&](auto& options) {
+    options.share_lanes = share_lanes;
     options.lease_ns = 20'000'000;  // a turn that a hostile session got is soon the bystander's
     options.max_processes_per_user = options.max_sessions_per_user = 1'000'000;
   });
   INFO("seed " << seed());
   Random random(seed());
+  setenv("GPUSHARE_PRIVATE_LANES", "1", 1);  // in a lane with others of its user it may be held up
   const auto bystander = shared.open();
+  unsetenv("GPUSHARE_PRIVATE_LANES");
   executor::SessionOptions wanted;
   wanted.name = "bystander";
   wanted.persistent_bytes = wanted.ephemeral_bytes = 2 << 20;
@@ -306,11 +507,14 @@ TEST_CASE("random and mutated messages harm nobody else") {
       if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
       if (raw == nullptr) continue;
     }
-    const auto type = static_cast<MessageType>(uniform(random, 1, 35));
+    const auto type =
+        static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kLimit)));
     std::array<std::byte, sizeof(client::Arrive)> bytes{};
     size_t count = sizeof(client::SessionMessage);
     if (type == MessageType::kArrive) {
-      const auto message = arrive(uniform(random, 0, 5), uniform(random, 0, 40 << 20), uniform(random, 0, 2));
+      auto message = arrive(uniform(random, 0, 5), uniform(random, 0, 40 << 20), uniform(random, 0, 2));
+      message.ephemeral_bytes = uniform(random, 0, 3) == 0 ? uniform(random, 0, 40 << 20) : 0;
+      message.flags |= uniform(random, 0, 1) != 0 ? client::kMayShareLane | client::kOwnClaim : 0;
       count = sizeof(message);
       std::memcpy(bytes.data(), &message, count);
     } else {
@@ -329,7 +533,9 @@ TEST_CASE("random and mutated messages harm nobody else") {
     if (i % 500 == 499) {
       raw.reset();
       CHECK((*session)->info().state == executor::SessionState::kResident);
-      for (const auto& device : shared.service->devices()) CHECK(device->sessions() > 0);
+      const auto now = shared.status();
+      CHECK_FALSE(now.sessions.empty());
+      CHECK(now.devices[0].promised_bytes <= now.devices[0].capacity_bytes);
     }
   }
   raw.reset();

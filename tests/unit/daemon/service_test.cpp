@@ -1,67 +1,16 @@
 // The daemon's scheduler with the runtimes of this process: turns, memory, paging, and what happens when one side goes.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <optional>
 #include <thread>
 
-#include "executor/range.hpp"
-#include "support/bytes.hpp"
-#include "support/shared_service.hpp"
+#include "unit/daemon/service_sessions.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
-
-namespace {
-
-constexpr uint64_t kMiB = 1 << 20;
-constexpr uint64_t kLong = 60'000'000'000;
-
-executor::SessionOptions needs(const std::string& name, uint64_t p, uint64_t e, int32_t priority = 0) {
-  executor::SessionOptions options;
-  options.name = name;
-  options.persistent_bytes = p;
-  options.ephemeral_bytes = e;
-  options.priority = priority;
-  return options;
-}
-
-std::shared_ptr<executor::Session> open_session(executor::Runtime& runtime, const std::string& name,
-                                                uint64_t p, uint64_t e, int32_t priority = 0) {
-  auto session = runtime.open_session(needs(name, p, e, priority));
-  INFO(session.status().to_string());
-  REQUIRE(session.ok());
-  return *session;
-}
-
-std::shared_ptr<executor::Iteration> begin(executor::Session& session) {
-  auto iteration = session.begin(kLong);
-  INFO(iteration.status().to_string());
-  REQUIRE(iteration.ok());
-  return *iteration;
-}
-
-void* alloc(executor::Session& session, uint64_t bytes) {
-  const auto address = session.alloc(memory::Kind::kModel, bytes, 0);
-  INFO(address.status().to_string());
-  REQUIRE(address.ok());
-  return reinterpret_cast<void*>(*address);
-}
-
-// An iteration that writes the first values: between iterations a session may be paged out.
-void fill(executor::Session& session, void* block, uint64_t bytes, int value) {
-  const auto iteration = begin(session);
-  std::memset(block, value, bytes);
-  REQUIRE_OK(iteration->end());
-}
-
-// Until the daemon says so: what it hears of, it hears of a moment later.
-template <class Condition>
-void eventually(Condition&& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-}  // namespace
 
 TEST_CASE("a session of a shared runtime trains with state of its own") {
   SharedService shared;
@@ -125,7 +74,7 @@ TEST_CASE("turns of two processes never overlap, and both go on") {
   const auto train = [&](const char* name, int iterations) {
     const auto runtime = SharedService::try_open();
     if (!runtime.ok()) return runtime.status();
-    const auto session = (*runtime)->open_session(needs(name, 2 * kMiB, 2 * kMiB));
+    const auto session = (*runtime)->open_session(need(name, 2 * kMiB, 2 * kMiB));
     if (!session.ok()) return session.status();
     for (int i = 0; i < iterations; ++i) {
       auto iteration = (*session)->begin(kLong);
@@ -256,6 +205,40 @@ TEST_CASE("an allocation has a session of another process paged out") {
   CHECK(all_are(kept, 30 * kMiB, 9));
 }
 
+TEST_CASE("a guaranteed session's allocation waits for the boundary of another process's opportunistic one") {
+  SharedService shared([](auto& options) {
+    options.policy = "pack";
+    options.max_lanes = 3;
+  });
+  const auto a = shared.open(), b = shared.open(), c = shared.open();
+  auto spare = need("low", 30 * kMiB, 2 * kMiB);
+  spare.cls = sched::SessionClass::kOpportunistic;
+  const auto low = open_session(*a, spare);
+  void* kept = alloc(*low, 30 * kMiB);
+  fill(*low, kept, 30 * kMiB, 9);
+  const auto high = open_session(*b, need("high", 8 * kMiB, 2 * kMiB)),
+             too = open_session(*c, need("too", 6 * kMiB, 2 * kMiB));
+  REQUIRE_OK(high->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  REQUIRE_OK(too->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  // An iteration that is longer than the wait for others.
+  const auto open = begin(*low);
+  std::atomic<bool> large_ok{false}, other_ok{false};
+  std::thread large([&] { large_ok = high->alloc(memory::Kind::kModel, 24 * kMiB, 0).ok(); });
+  std::thread other([&] { other_ok = too->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK_FALSE(large_ok);
+  REQUIRE_OK(open->end());
+  large.join();
+  other.join();
+  CHECK(large_ok);
+  CHECK(other_ok);
+  CHECK(low->info().state == executor::SessionState::kPagedOut);
+  REQUIRE_OK(high->close());
+  REQUIRE_OK(too->close());
+  REQUIRE_OK(begin(*low)->end());
+  CHECK(all_are(kept, 30 * kMiB, 9));
+}
+
 TEST_CASE("a turn held for too long goes to the next, and its session goes on later") {
   SharedService shared([](auto& options) { options.lease_ns = 20'000'000; });
   const auto a = shared.open(), b = shared.open();
@@ -329,130 +312,6 @@ TEST_CASE("sessions close while there is no daemon") {
   REQUIRE_OK(runtime->close());
 }
 
-TEST_CASE("the environment limits the sessions of a shared runtime") {
-  SharedService shared;
-  setenv("GPUSHARE_MEMORY", "16MiB", 1);
-  setenv("GPUSHARE_WEIGHT", "0.5", 1);
-  const auto runtime = shared.open();
-  auto weight_of = [&](const std::string& name) {
-    for (const auto& session : shared.status().sessions)
-      if (session.name == name) return session.weight;
-    return 0.0;
-  };
-  executor::SessionOptions options;
-  options.name = "first";
-  options.quota_bytes = 12 * kMiB;
-  options.persistent_bytes = 4 * kMiB;
-  options.ephemeral_bytes = 4 * kMiB;
-  options.weight = 3;
-  auto first = runtime->open_session(options);
-  REQUIRE(first.ok());
-  eventually([&] { return weight_of("first") == 0.5; });
-  options.name = "second";
-  options.weight = 1;
-  const auto refused = runtime->open_session(options);  // a quota of 12 MiB, where 4 are left
-  CHECK(refused.status().code() == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(refused.status().message().find("GPUSHARE_MEMORY allows this runtime 16.00 MiB") !=
-        std::string::npos);
-  CHECK(refused.status().message().find("leave 4.00 MiB") != std::string::npos);
-  options.quota_bytes = 0;
-  CHECK(runtime->open_session(options).status().code() == GPUSHARE_QUOTA_EXCEEDED);  // declares 8 MiB
-  options.persistent_bytes = kMiB;
-  options.ephemeral_bytes = kMiB;
-  auto second = runtime->open_session(options);
-  REQUIRE(second.ok());
-  CHECK((*second)->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
-  eventually([&] { return weight_of("first") == 0.375 && weight_of("second") == 0.125; });
-  REQUIRE_OK((*second)->set_weight(3));
-  eventually([&] { return weight_of("first") == 0.25 && weight_of("second") == 0.25; });
-  REQUIRE_OK((*first)->close());
-  eventually([&] { return weight_of("second") == 0.5; });
-  REQUIRE_OK(runtime->close());
-
-  for (const auto& [name, value] : {std::pair("GPUSHARE_MEMORY", "much"), std::pair("GPUSHARE_MEMORY", "0"),
-                                    std::pair("GPUSHARE_WEIGHT", "0"), std::pair("GPUSHARE_WEIGHT", "x")}) {
-    setenv("GPUSHARE_MEMORY", "16MiB", 1);
-    setenv("GPUSHARE_WEIGHT", "0.5", 1);
-    setenv(name, value, 1);
-    executor::RuntimeOptions bad;
-    bad.device = "shared";
-    const auto status = executor::Runtime::open(std::move(bad)).status();
-    CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
-    CHECK(status.message().find(name) != std::string::npos);
-  }
-  unsetenv("GPUSHARE_MEMORY");
-  unsetenv("GPUSHARE_WEIGHT");
-}
-
-TEST_CASE("processes of a group have the limits of the environment together") {
-  SharedService shared;
-  setenv("GPUSHARE_MEMORY", "16MiB", 1);
-  setenv("GPUSHARE_WEIGHT", "0.5", 1);
-  setenv("GPUSHARE_GROUP", "f00d", 1);
-  const auto a = shared.open(), b = shared.open(), c = shared.open();
-  setenv("GPUSHARE_GROUP", "beef", 1);
-  const auto stranger = shared.open();
-  const auto first = open_session(*a, "first", 6 * kMiB, 2 * kMiB);
-  const auto second = open_session(*b, "second", 2 * kMiB, 2 * kMiB);
-  const auto other = open_session(*stranger, "other", 12 * kMiB, 4 * kMiB);  // all of its own group's
-  for (const auto& session : shared.status().sessions)
-    CHECK(session.group == (session.name == "other" ? 0xbeefu : 0xf00du));
-
-  // Each process has less than 16 MiB; a third one's session would make it more in all together. P and E are rounded up to granules of 2 MiB, and
-  // the limit allows for that once.
-  const auto refused = c->open_session(needs("third", 4 * kMiB, 4 * kMiB)).status();
-  CHECK(refused.code() == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(refused.message().find("its group may need 18.00 MiB together") != std::string::npos);
-  CHECK(refused.message().find("its sessions need 12.00 MiB already") != std::string::npos);
-  (void)alloc(*first, 6 * kMiB);
-  (void)alloc(*first, 4 * kMiB);
-  CHECK(first->alloc(memory::Kind::kModel, 3 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(second->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
-
-  // The weight is divided among sessions that use the device; one that has not for a second leaves it to the other.
-  const auto weight_of = [&](const std::string& name) {
-    for (const auto& session : shared.status().sessions)
-      if (session.name == name) return session.weight;
-    return 0.0;
-  };
-  eventually([&] {
-    REQUIRE_OK(begin(*first)->end());
-    REQUIRE_OK(begin(*second)->end());
-    REQUIRE_OK(begin(*other)->end());
-    return weight_of("first") == 0.25 && weight_of("second") == 0.25;
-  });
-  CHECK(weight_of("other") == 0.5);
-  eventually([&] {
-    REQUIRE_OK(begin(*first)->end());
-    REQUIRE_OK(begin(*other)->end());
-    return weight_of("first") == 0.5;
-  });
-
-  // Another daemon hears of the same group.
-  shared.service.reset();
-  shared.start();
-  for (const auto& each : {first, second})
-    eventually([&] {
-      auto iteration = each->begin(kLong);
-      return iteration.ok() && (*iteration)->end().ok();
-    });
-  CHECK(second->alloc(memory::Kind::kModel, 5 * kMiB, 0).status().code() == GPUSHARE_QUOTA_EXCEEDED);
-  REQUIRE_OK(first->close());
-  eventually([&] { return second->alloc(memory::Kind::kModel, 5 * kMiB, 0).ok(); });
-  REQUIRE_OK(second->close());
-  REQUIRE_OK(other->close());
-  for (const auto& runtime : {a, b, c, stranger}) REQUIRE_OK(runtime->close());
-  eventually([&] { return shared.status().devices[0].promised_bytes == 0; });
-
-  for (const char* bad : {"0", "x", "12 ", "-1", "12345678901234567"}) {
-    setenv("GPUSHARE_GROUP", bad, 1);
-    const auto status = SharedService::try_open().status();
-    CHECK(status.code() == GPUSHARE_INVALID_ARGUMENT);
-    CHECK(status.message().find("GPUSHARE_GROUP") != std::string::npos);
-  }
-  for (const char* name : {"GPUSHARE_MEMORY", "GPUSHARE_WEIGHT", "GPUSHARE_GROUP"}) unsetenv(name);
-}
-
 TEST_CASE("a daemon shares a device once") {
   daemon::ServiceOptions options;
   options.socket = "/tmp/gpushare-twice-" + std::to_string(getpid());
@@ -474,9 +333,12 @@ TEST_CASE("what a shared runtime cannot have is refused") {
   CHECK(executor::Runtime::open(std::move(options)).status().code() == GPUSHARE_UNSUPPORTED);
   const auto runtime = shared.open();
   CHECK(runtime->set_policy(std::move(*sched::make_policy("fifo"))).code() == GPUSHARE_UNSUPPORTED);
-  const base::Status capacity = runtime->set_capacity(kMiB);
-  CHECK(capacity.code() == GPUSHARE_UNSUPPORTED);
-  CHECK(capacity.message().find("operator") != std::string::npos);
+  options = {};
+  options.device = "shared";
+  options.interference_file = "/tmp/none";
+  const base::Status measures = executor::Runtime::open(std::move(options)).status();
+  CHECK(measures.code() == GPUSHARE_UNSUPPORTED);
+  CHECK(measures.message().find("interference_file") == 0);
   setenv("GPUSHARE_SOCKET", "/nonexistent/socket", 1);
   options = {};
   options.device = "shared";
@@ -488,7 +350,7 @@ TEST_CASE(
     "turn") {
   SharedService shared([](daemon::ServiceOptions& options) { options.lease_ns = 50'000'000; });
   const auto a = shared.open(), b = shared.open();
-  auto heavy_needs = needs("heavy", kMiB, kMiB);
+  auto heavy_needs = need("heavy", kMiB, kMiB);
   heavy_needs.weight = 3;
   const auto heavy = a->open_session(heavy_needs);
   REQUIRE(heavy.ok());
@@ -526,114 +388,4 @@ TEST_CASE(
   REQUIRE_OK(spend(*light));
   CHECK(shared.status().devices[0].cut_off > 0);
   REQUIRE_OK(hangs->end());
-}
-
-namespace {
-
-std::shared_ptr<executor::Range> open_range(executor::Session& session, uint64_t answer_ns = 0,
-                                            std::function<uint64_t(uint64_t, uint64_t)> give_back = {}) {
-  executor::RangeOptions options;
-  options.name = "kv";
-  options.reserved_bytes = 64 * kMiB;
-  options.answer_ns = answer_ns;
-  options.give_back = std::move(give_back);
-  auto range = session.open_range(std::move(options));
-  INFO(range.status().to_string());
-  REQUIRE(range.ok());
-  return *range;
-}
-
-std::string class_of(const SharedService& shared, const std::string& name) {
-  for (const auto& session : shared.status().sessions)
-    if (session.name == name) return session.cls;
-  return {};
-}
-
-}  // namespace
-
-TEST_CASE("a range is asked by a range of another process, and gives back what is missing") {
-  SharedService shared;
-  const auto first = SharedService::open(), second = SharedService::open();
-  const auto a = open_session(*first, "a", 0, 2 * kMiB), b = open_session(*second, "b", 0, 2 * kMiB);
-  std::shared_ptr<executor::Range> theirs;
-  std::atomic<uint64_t> asked{0}, has{48 * kMiB};
-  theirs = open_range(*a, kLong, [&](uint64_t bytes, uint64_t) {
-    asked += bytes;
-    const uint64_t rest = (has - bytes) / (2 * kMiB) * (2 * kMiB);
-    const uint64_t given = has - rest;
-    if (!theirs->decommit(rest, given).ok()) return uint64_t{0};
-    has = rest;
-    return given;
-  });
-  const auto ours = open_range(*b);
-  REQUIRE_OK(theirs->commit(0, 48 * kMiB, 0));
-  std::memset(reinterpret_cast<void*>(theirs->info().address), 0x66, 48 * kMiB);
-  const auto refused = ours->commit(0, 32 * kMiB, 0);
-  CHECK(refused.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-  const base::Status granted = ours->commit(0, 32 * kMiB, kLong);
-  INFO(granted.to_string());
-  CHECK(granted.ok());
-  CHECK(asked >= 16 * kMiB);
-  CHECK(asked <= 32 * kMiB);
-  CHECK(theirs->info().requests >= 1);
-  // The room is the other one's as soon as it is given back, which is before the owner has noted it.
-  eventually([&] { return theirs->info().committed_bytes == has; });
-  CHECK(all_are(reinterpret_cast<void*>(theirs->info().address), has, 0x66));
-  CHECK(class_of(shared, "a") == "guaranteed");
-  // Its session ends while it waits: nobody is asked for it any more.
-  REQUIRE_OK(ours->close());
-  REQUIRE_OK(b->close());
-  REQUIRE_OK(theirs->commit(0, 48 * kMiB, kLong));
-}
-
-TEST_CASE("a process that does not answer for its range loses its class, and the other one learns its name") {
-  SharedService shared;
-  const auto first = SharedService::open(), second = SharedService::open();
-  const auto a = open_session(*first, "a", 0, 2 * kMiB), b = open_session(*second, "b", 0, 2 * kMiB);
-  std::atomic<bool> stop{false};
-  const auto theirs = open_range(*a, 50'000'000, [&](uint64_t, uint64_t) {
-    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return uint64_t{0};
-  });
-  REQUIRE_OK(theirs->commit(0, 48 * kMiB, 0));
-  const auto ours = open_range(*b);
-  const auto iteration = begin(*a);  // it cannot be paged out
-  const base::Status late = ours->commit(0, 32 * kMiB, 1'000'000'000);
-  CHECK(late.code() == GPUSHARE_TIMED_OUT);
-  INFO(late.message());
-  CHECK(late.message().find("session 'a' of process") != std::string::npos);
-  CHECK(class_of(shared, "a") == "opportunistic");
-  CHECK(theirs->info().committed_bytes == 48 * kMiB);
-  // Once it gives bytes it is as before.
-  REQUIRE_OK(theirs->decommit(0, 32 * kMiB));
-  eventually([&] { return class_of(shared, "a") == "guaranteed"; });
-  REQUIRE_OK(ours->commit(0, 32 * kMiB, kLong));
-  stop = true;
-  REQUIRE_OK(iteration->end());
-}
-
-TEST_CASE("what a process that went was asked for is asked of others") {
-  SharedService shared;
-  auto first = SharedService::open();
-  const auto second = SharedService::open();
-  auto a = open_session(*first, "a", 0, 2 * kMiB);
-  const auto b = open_session(*second, "b", 0, 2 * kMiB);
-  std::atomic<bool> asked{false}, stop{false};
-  auto theirs = open_range(*a, kLong, [&](uint64_t, uint64_t) {
-    asked = true;
-    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return uint64_t{0};
-  });
-  REQUIRE_OK(theirs->commit(0, 48 * kMiB, 0));
-  const auto ours = open_range(*b);
-  base::Status granted;
-  std::thread waits([&] { granted = ours->commit(0, 40 * kMiB, kLong); });
-  eventually([&] { return asked.load(); });
-  stop = true;
-  REQUIRE_OK(theirs->close());
-  REQUIRE_OK(a->close());
-  waits.join();
-  INFO(granted.to_string());
-  CHECK(granted.ok());
-  CHECK(ours->info().committed_bytes == 40 * kMiB);
 }

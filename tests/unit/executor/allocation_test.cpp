@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
 
+#include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/status_checks.hpp"
 
 namespace {
 
@@ -242,6 +245,70 @@ TEST_CASE("the out-of-memory function is asked without a lock, may call in, thro
       runtime->set_out_of_memory_function([&](uint64_t, uint64_t) -> bool { throw std::runtime_error("no"); })
           .ok());
   CHECK(session->alloc(memory::Kind::kModel, 40 * kMiB, 0).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE(
+    "a guaranteed session's allocation waits for the boundary of an opportunistic one that is never idle") {
+  const bool sim = GENERATE(false, true);
+  const bool inside = GENERATE(false, true);  // its own iteration
+  CAPTURE(sim, inside);
+  auto runtime = open_runtime(options_of(
+      {sim ? "sim?total_bytes=134217728" : "host?total_bytes=134217728", memory::Layout::kVirtual}));
+  auto lower = need("lower", 60 * kMiB, 4 * kMiB);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  auto busy = open_session(*runtime, lower);
+  const auto theirs = busy->alloc(memory::Kind::kModel, 50 * kMiB, 0);
+  REQUIRE(theirs.ok());
+  if (!sim) std::memset(reinterpret_cast<void*>(*theirs), 0x5C, 50 * kMiB);
+  auto session = open_session(*runtime, need("s", 8 * kMiB, 4 * kMiB));
+  REQUIRE_OK(session->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  std::atomic<bool> stop{false}, failed{false};
+  std::atomic<int> done{0};
+  std::thread iterating([&] {
+    while (!stop) {
+      auto iteration = busy->begin(GPUSHARE_NO_TIMEOUT);
+      if (!iteration.ok() || !(*iteration)->end().ok()) failed = true;
+      ++done;
+    }
+  });
+  while (done < 3) std::this_thread::yield();
+  std::shared_ptr<executor::Iteration> own;
+  if (inside) own = *session->begin(GPUSHARE_NO_TIMEOUT);
+  const auto block = session->alloc(memory::Kind::kModel, 100 * kMiB, 0);
+  const int then = done;
+  const bool ended = own == nullptr || own->end().ok();
+  const bool freed = block.ok() && runtime->free(*block).ok();
+  REQUIRE_OK(session->close());
+  stop = true;
+  iterating.join();
+  INFO(block.status().to_string());
+  CHECK(block.ok());
+  CHECK(freed);
+  CHECK(ended);
+  CHECK(then >= 3);
+  CHECK_FALSE(failed);
+  if (!sim) CHECK(all_are(reinterpret_cast<void*>(*theirs), 50 * kMiB, 0x5C));
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE(
+    "an iteration that does not end keeps its session's bytes, and the allocation is refused by the thread "
+    "that has it open") {
+  auto runtime = open_runtime(options_of({"host?total_bytes=134217728", memory::Layout::kVirtual}));
+  auto lower = need("lower", 60 * kMiB, 4 * kMiB);
+  lower.cls = sched::SessionClass::kOpportunistic;
+  auto busy = open_session(*runtime, lower);
+  auto session = open_session(*runtime, need("s", 8 * kMiB, 4 * kMiB));
+  REQUIRE_OK(session->wait_admitted(GPUSHARE_NO_TIMEOUT));
+  const auto open = busy->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(open.ok());
+  const auto refused = session->alloc(memory::Kind::kModel, 100 * kMiB, 0);
+  CHECK(refused.status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  REQUIRE_OK((*open)->end());
+  CHECK(session->alloc(memory::Kind::kModel, 100 * kMiB, 0).ok());
+  CHECK(runtime->check().empty());
   CHECK(runtime->close().ok());
 }
 

@@ -82,7 +82,7 @@ bool feasible(const Instance& instance, double limit) {
   const auto n = static_cast<uint32_t>(instance.layers.size());
   double start = instance.costs.lane_busy_ms;
   if (first > 0) start += instance.costs.group_overhead_ms;
-  for (uint32_t i = 0; i < first; ++i) start += instance.layers[i].execute_ms;
+  for (uint32_t i = 0; i < first; ++i) start += instance.layers[i].execution_ms;
   if (first == n) return start <= limit;
   std::vector<double> sent(n + 1, instance.costs.link_busy_ms);
   for (uint32_t i = first; i < n; ++i) sent[i + 1] = sent[i] + instance.layers[i].transmit_ms;
@@ -98,7 +98,7 @@ bool feasible(const Instance& instance, double limit) {
         double execute = instance.costs.group_overhead_ms;
         uint64_t bytes = 0;
         for (uint32_t begin = end; begin-- > first;) {
-          execute += instance.layers[begin].execute_ms;
+          execute += instance.layers[begin].execution_ms;
           bytes += instance.layers[begin].bytes;
           if (instance.costs.group_cap_bytes > 0 && bytes > instance.costs.group_cap_bytes && end - begin > 1)
             break;
@@ -203,11 +203,11 @@ TEST_CASE("bad costs are refused by name") {
   costs.resident_layers = 4;
   CHECK(loader::plan_groups(layers, costs).status().code() == GPUSHARE_INVALID_ARGUMENT);
   costs.resident_layers = 0;
-  layers[1].execute_ms = -1;
+  layers[1].execution_ms = -1;
   const auto plan = loader::plan_groups(layers, costs);
   CHECK(plan.status().code() == GPUSHARE_INVALID_ARGUMENT);
   CHECK(plan.status().message().find("layer 1") != std::string::npos);
-  layers[1].execute_ms = 1;
+  layers[1].execution_ms = 1;
   costs.call_overhead_ms = kInfinity;
   CHECK_FALSE(loader::plan_groups(layers, costs).ok());
   CHECK_FALSE(loader::grouping_makespan_ms(layers, GroupingCosts{}, std::vector<uint32_t>{2, 2, 3}).ok());
@@ -255,7 +255,7 @@ class PipeSwitchSearch {
   }
   double execute(size_t begin, size_t end) const {
     double sum = group_ms_;
-    for (size_t i = begin; i < end; ++i) sum += layers_[i].execute_ms;
+    for (size_t i = begin; i < end; ++i) sum += layers_[i].execution_ms;
     return sum;
   }
   const std::vector<LayerCost>& layers_;

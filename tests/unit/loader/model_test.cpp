@@ -130,9 +130,9 @@ TEST_CASE("what cannot be loaded is refused and leaves nothing") {
     CHECK(on.loader->load(session, image, options).status().code() == GPUSHARE_INVALID_ARGUMENT);
   }
   loader::LoadOptions times;
-  times.execute_ms = {1, 2};
+  times.execution_ms = {1, 2};
   CHECK(on.loader->load(session, image, times).status().code() == GPUSHARE_INVALID_ARGUMENT);
-  times.execute_ms = {1, 2, 3, -1};
+  times.execution_ms = {1, 2, 3, -1};
   CHECK(on.loader->load(session, image, times).status().code() == GPUSHARE_INVALID_ARGUMENT);
   const auto model = on.loader->load(session, image, {});
   REQUIRE(model.ok());
@@ -245,7 +245,7 @@ TEST_CASE("executions marked by make_usable refine the profile and the plan") {
   const auto session = test::open_session(*on.runtime, test::need("s", image->bytes(), kMiB));
   const auto model = on.loader->load(session, image, {});
   REQUIRE(model.ok());
-  CHECK(image->profile().execute_ms().empty());
+  CHECK(image->profile().execution_ms().empty());
   // Layers 0, 1 take 4 ms together, layer 2 6 ms, layer 3 1 ms; the wait for the link is not counted.
   for (int run = 0; run < 6; ++run) {
     const auto iteration = *session->begin(GPUSHARE_NO_TIMEOUT);
@@ -260,7 +260,7 @@ TEST_CASE("executions marked by make_usable refine the profile and the plan") {
     REQUIRE(iteration->end().ok());
     REQUIRE(on.runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
   }
-  const std::vector<double> ms = image->profile().execute_ms();
+  const std::vector<double> ms = image->profile().execution_ms();
   REQUIRE(ms.size() == 4);
   CHECK(ms[0] + ms[1] == Approx(4).epsilon(0.01));
   CHECK(ms[0] == Approx(ms[1]).epsilon(0.01));
@@ -284,10 +284,10 @@ TEST_CASE("a profile shares time among layers, forgets slowly, and replans when 
   const auto first = profile.plan(link);
   REQUIRE(first.ok());
   profile.observe(0, 4, 6);  // by bytes
-  CHECK(profile.execute_ms() == std::vector<double>{1, 1, 2, 2});
+  CHECK(profile.execution_ms() == std::vector<double>{1, 1, 2, 2});
   profile.observe(0, 2, 6);  // a quarter of the way from 1 to 3
-  CHECK(profile.execute_ms()[0] == Approx(1.5));
-  CHECK(profile.execute_ms()[2] == Approx(2));
+  CHECK(profile.execution_ms()[0] == Approx(1.5));
+  CHECK(profile.execution_ms()[2] == Approx(2));
   // Nonsense is ignored.
   profile.observe(2, 2, 1);
   profile.observe(3, 5, 1);
@@ -308,7 +308,7 @@ TEST_CASE("a profile shares time among layers, forgets slowly, and replans when 
   // Layers never seen are taken to be as fast as those seen.
   loader::Profile partly({1000, 3000});
   partly.observe(0, 1, 2);
-  CHECK(partly.execute_ms() == std::vector<double>{2, 6});
+  CHECK(partly.execution_ms() == std::vector<double>{2, 6});
 }
 
 TEST_CASE("threads load, use, unload and close sessions at once") {

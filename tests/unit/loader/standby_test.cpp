@@ -117,7 +117,7 @@ TEST_CASE("the smallest prefix that does, as trying all of them finds") {
     for (LayerCost& layer : layers) {
       layer.bytes = test::uniform(random, 0, 8) == 0 ? 100'000 : test::uniform(random, 0, 10'000);
       layer.transmit_ms = static_cast<double>(layer.bytes) / 1000;
-      layer.execute_ms = layer.transmit_ms * static_cast<double>(test::uniform(random, 5, 20)) / 10;
+      layer.execution_ms = layer.transmit_ms * static_cast<double>(test::uniform(random, 5, 20)) / 10;
       load_ms += layer.transmit_ms;
     }
     loader::PrefixLimits limits;
@@ -173,7 +173,7 @@ TEST_CASE("with a copy on the device the smallest prefix that does, and otherwis
     for (LayerCost& layer : layers) {
       layer.bytes = test::uniform(random, 0, 8) == 0 ? 100'000 : test::uniform(random, 0, 10'000);
       layer.transmit_ms = static_cast<double>(layer.bytes) / link.bytes_per_ms;
-      layer.execute_ms = layer.transmit_ms * static_cast<double>(test::uniform(random, 5, 20)) / 10;
+      layer.execution_ms = layer.transmit_ms * static_cast<double>(test::uniform(random, 5, 20)) / 10;
       load_ms += layer.transmit_ms;
     }
     loader::PrefixLimits limits;

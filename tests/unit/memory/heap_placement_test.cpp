@@ -121,13 +121,13 @@ TEST_CASE("the exact search packs without waste what was cut from one rectangle,
   std::vector<Buffer> buffers;
   for (const Piece& piece : pieces) buffers.push_back({piece.lower, piece.upper, piece.high - piece.low});
   PlacementOptions options = unit_granule(0);
-  options.exact_work_limit = 2'000'000'000;
+  options.exact = {gpushare::memory::place_exactly, 2'000'000'000};
   const auto placement = solve_placement(buffers, options);
   REQUIRE(placement.ok());
   CHECK(placement->arena_bytes == 64);
   CHECK(check_placement(buffers, placement->offsets_bytes, 64).ok());
   // Too little effort: no worse than without.
-  options.exact_work_limit = 1;
+  options.exact.work_limit = 1;
   const auto hasty = solve_placement(buffers, options);
   REQUIRE(hasty.ok());
   CHECK(hasty->arena_bytes <= solve_placement(buffers, unit_granule(0))->arena_bytes);

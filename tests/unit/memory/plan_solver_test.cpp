@@ -64,7 +64,7 @@ TEST_CASE("a solver that ends abandons what is not done") {
 
 TEST_CASE("an abandoned task is given up: its plan is cancelled") {
   std::atomic<bool> cancelled{true};
-  const auto solved = recording(5'000).finish(1'000'000'000, 0, &cancelled);
+  const auto solved = recording(5'000).finish(1'000'000'000, {}, &cancelled);
   CHECK(solved.status().code() == GPUSHARE_CANCELLED);
 }
 

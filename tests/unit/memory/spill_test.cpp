@@ -129,7 +129,7 @@ TEST_CASE("what was used last comes home first, and device memory of freed block
   CHECK_OK(f.memory->free(granules[1]));
   CHECK_OK(stream.synchronize());
   CHECK_OK(other.synchronize());
-  CHECK(s.heap->settle_home() == 0);
+  CHECK(s.heap->release_home() == 0);
   CHECK(f.memory->stats().free_bytes == 64 * kMiB);
 }
 
@@ -386,7 +386,7 @@ TEST_CASE("random allocations, frees and moves of several sessions keep all byte
       CHECK(moved <= most);
       CHECK(f.memory->stats().free_bytes == (home ? free_before - moved : free_before + moved));
       set_fault(f, GPUSHARE_FAULT_NONE, 1);
-      (void)s.heap->settle_home();
+      (void)s.heap->release_home();
     }
     if (step % 20 == 0) {
       CHECK(f.memory->check() == "");

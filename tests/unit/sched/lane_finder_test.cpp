@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "sched/lane_finder.hpp"
+#include "sched/scheduler.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -64,4 +67,38 @@ TEST_CASE("no placement promises more than is free") {
       REQUIRE(p + (found.bytes - had) <= free);
     }
   }
+}
+
+TEST_CASE("lane finders have names, and a policy may name one") {
+  for (const char* name : lane_finder_names()) CHECK(lane_finder_named(name).ok());
+  CHECK(*lane_finder_named("compact") == LaneFinderKind::kCompact);
+  const auto missing = lane_finder_named("first");
+  CHECK(missing.status().code() == GPUSHARE_NOT_FOUND);
+  CHECK(missing.status().message().find("'first'; there are: salus, balanced, compact") != std::string::npos);
+
+  gpushare_policy_ops ops{};
+  ops.struct_size = sizeof(ops);
+  ops.pick = [](void*, uint32_t, const gpushare_candidate*, uint32_t, uint64_t) -> uint32_t { return 0; };
+  ops.lane_finder = "first";
+  CHECK(make_custom_policy(&ops).status().code() == GPUSHARE_NOT_FOUND);
+  ops.lane_finder = "compact";
+  const auto lanes = [&](std::optional<LaneFinderKind> finder) {
+    auto policy = make_custom_policy(&ops);
+    REQUIRE(policy.ok());
+    SchedulerOptions options;
+    options.capacity_bytes = 1000;
+    options.lane_finder = finder;
+    Scheduler scheduler(options, std::move(*policy));
+    for (SessionId id = 1; id <= 2; ++id) {
+      SessionSpec spec;
+      spec.id = id;
+      spec.persistent_bytes = spec.ephemeral_bytes = 10;
+      REQUIRE(scheduler.arrive(spec, 0).ok());
+    }
+    return scheduler.lanes_open();
+  };
+  CHECK(lanes(std::nullopt) == 1);
+  CHECK(lanes(LaneFinderKind::kSalus) == 2);
+  ops.struct_size = offsetof(gpushare_policy_ops, lane_finder);  // a caller that does not know the field
+  CHECK(lanes(std::nullopt) == 2);
 }

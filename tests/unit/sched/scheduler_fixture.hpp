@@ -70,6 +70,9 @@ inline std::vector<std::string> actions(Scheduler& scheduler) {
       case ActionKind::kMove:
         out.push_back("move " + session + "@" + lane);
         break;
+      case ActionKind::kTerms:
+        out.push_back("terms " + session + ":" + std::to_string(a.bytes));
+        break;
     }
   }
   CHECK(scheduler.check() == "");

@@ -227,6 +227,48 @@ TEST_CASE("a session that may not be paged yet stays until it may") {
   CHECK(actions(scheduler) == Strings{"out 3"});
 }
 
+TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged out at their boundaries") {
+  Scheduler scheduler = make("fair", capacity(100));
+  const auto runs = [&](SessionId id, SessionClass cls, uint64_t persistent_bytes) {
+    SessionSpec wanted = spec(id, persistent_bytes, 5);
+    wanted.cls = cls;
+    REQUIRE(scheduler.arrive(wanted, 0).ok());
+    scheduler.ready(id, 0);
+    actions(scheduler);
+    REQUIRE(scheduler.pick(scheduler.lane_of(id), 0) == id);
+    scheduler.dispatched(id, scheduler.lane_of(id), 0);
+  };
+  runs(1, SessionClass::kGuaranteed, 20);
+  runs(2, SessionClass::kOpportunistic, 20);
+  runs(3, SessionClass::kOpportunistic, 35);
+  CHECK_FALSE(scheduler.make_room(1, 30, 1));  // nobody is idle
+  CHECK_FALSE(scheduler.make_room_at_boundaries(2, 30, 1));
+  CHECK_FALSE(scheduler.make_room_at_boundaries(1, 90, 1));  // all of them would not do
+  CHECK_FALSE(scheduler.making_room(1));
+  REQUIRE(scheduler.make_room_at_boundaries(1, 30, 1));
+  CHECK(scheduler.making_room(1));
+  CHECK_FALSE(scheduler.making_room(2));
+  CHECK(actions(scheduler) == Strings{});
+  // Given up: it goes on.
+  scheduler.stop_making_room(1);
+  CHECK_FALSE(scheduler.making_room(1));
+  CHECK(scheduler.check() == "");
+  REQUIRE(scheduler.make_room_at_boundaries(1, 30, 2));
+  const bool third = scheduler.make_room_at_boundaries(1, 30, 2);
+  CHECK(third);  // under way
+  scheduler.finished(3, 3, 3);
+  scheduler.finished(2, 3, 3);
+  CHECK(actions(scheduler) == Strings{"out 2"});  // 10 are free, and its 20 are enough
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  scheduler.page_done(2, 4);
+  CHECK_FALSE(scheduler.making_room(1));
+  CHECK(scheduler.set_need(1, 50, 5, 5).ok());
+  scheduler.ready(2, 6);
+  scheduler.room_used(6);
+  CHECK(scheduler.state(2) == SessionState::kPagedOut);  // no room now
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("an idle paged-out session does not claim room that others want, until it is woken") {
   Scheduler scheduler = make("priority", capacity(100));
   REQUIRE(scheduler.arrive(spec(1, 60, 20), 0).ok());

@@ -1,9 +1,9 @@
-// model.hpp: one image and its region: the device memory that holds it while sessions use it. The service's
-// thread makes, fills, shares and drops it; layers arrive on a thread of the device.
+// shared_image.hpp: an image that several processes read, and its region: the device memory that holds it while sessions use it. The
+// service's thread makes, fills, shares and drops the region; layers arrive on a thread of the device.
 //
-// A region is memory of its own for every load: it is never used for another model, so a process that kept an old
-// one mapped still sees its own model and nothing else. It may have two parts, so that the first layers can
-// stay when the rest goes (the prefix): the next load then has only the rest to send.
+// Each load makes a region of its own, which no other image ever uses. Therefore a process that still has an old region mapped sees the
+// layers of its own image and nothing else. A region may have two parts, so that the first layers can stay when the rest goes (the
+// prefix): the next load then sends the rest alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,21 +23,21 @@
 
 namespace gpushare::daemon {
 
-class Model {
+class SharedImage {
  public:
   // kFailed: the load failed; the memory is still there until drop().
   enum class State : uint8_t { kOff, kLoading, kResident, kFailed };
 
   // The device and the stream must outlive it.
-  Model(device::Device& device, const device::Stream& stream, std::shared_ptr<const loader::Image> image,
-        uint64_t id);
-  ~Model();  // drops
-  Model(const Model&) = delete;
-  Model& operator=(const Model&) = delete;
+  SharedImage(device::Device& device, const device::Stream& stream,
+              std::shared_ptr<const loader::Image> image, uint64_t id);
+  ~SharedImage();  // drops
+  SharedImage(const SharedImage&) = delete;
+  SharedImage& operator=(const SharedImage&) = delete;
 
   uint64_t id() const { return id_; }
-  const std::string& path() const { return image_->name(); }
-  const std::shared_ptr<const loader::Image>& image() const { return image_; }
+  const std::string& path() const { return source_->name(); }
+  const std::shared_ptr<const loader::Image>& source() const { return source_; }
   uint64_t region_bytes() const { return region_bytes_; }
   State state() const { return state_; }
   uint32_t arrived() const;
@@ -94,7 +94,7 @@ class Model {
 
   device::Device& device_;
   const device::Stream& stream_;
-  const std::shared_ptr<const loader::Image> image_;
+  const std::shared_ptr<const loader::Image> source_;
   const uint64_t id_;
   uint64_t region_bytes_;
   State state_ = State::kOff;
@@ -108,6 +108,6 @@ class Model {
 };
 
 // "off", "loading", "resident", "failed".
-const char* state_name(Model::State state);
+const char* state_name(SharedImage::State state);
 
 }  // namespace gpushare::daemon

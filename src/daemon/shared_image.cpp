@@ -1,67 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "daemon/model.hpp"
+#include "daemon/shared_image.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "base/log.hpp"
 #include "base/round_up.hpp"
+#include "daemon/log_failure.hpp"
 
 namespace gpushare::daemon {
 namespace {
 
 using base::round_up;
 
-void log_failure(const base::Status& status, const std::string& what) {
-  if (!status.ok()) base::log(base::kWarning, status.with_context("daemon: " + what).to_string());
-}
-
 }  // namespace
 
-const char* state_name(Model::State state) {
+const char* state_name(SharedImage::State state) {
   switch (state) {
-    case Model::State::kOff:
+    case SharedImage::State::kOff:
       return "off";
-    case Model::State::kLoading:
+    case SharedImage::State::kLoading:
       return "loading";
-    case Model::State::kResident:
+    case SharedImage::State::kResident:
       return "resident";
-    case Model::State::kFailed:
+    case SharedImage::State::kFailed:
       break;
   }
   return "failed";
 }
 
-Model::Model(device::Device& device, const device::Stream& stream, std::shared_ptr<const loader::Image> image,
-             uint64_t id)
+SharedImage::SharedImage(device::Device& device, const device::Stream& stream,
+                         std::shared_ptr<const loader::Image> image, uint64_t id)
     : device_(device),
       stream_(stream),
-      image_(std::move(image)),
+      source_(std::move(image)),
       id_(id),
-      region_bytes_(round_up(image_->bytes(), device.info().mapping_granularity_bytes)) {}
+      region_bytes_(round_up(source_->bytes(), device.info().mapping_granularity_bytes)) {}
 
-Model::~Model() {
+SharedImage::~SharedImage() {
   transmission_.reset();  // waits for its copies
   drop();
 }
 
-uint32_t Model::arrived() const {
+uint32_t SharedImage::arrived() const {
   base::MutexLock lock(progress_->mutex);
   return progress_->arrived;
 }
 
-void Model::set_prefix(loader::PrefixChoice prefix) {
-  // A prefix of everything would be a model that stays: residency decides on those.
+void SharedImage::set_prefix(loader::PrefixChoice prefix) {
+  // A prefix of all layers would be an image that stays: residency decides on those.
   if (prefix.bytes >= region_bytes_) prefix = {};
   if (prefix.layers != prefix_.layers) forget_prefix();
   prefix_ = prefix;
 }
 
-void Model::forget_prefix() {
+void SharedImage::forget_prefix() {
   if (kept_bytes() > 0) drop();
 }
 
-base::Status Model::make(Part& part) {
+base::Status SharedImage::make(Part& part) {
   if (part.bytes == 0 || part.mapped) return {};
   GPUSHARE_ASSIGN_OR_RETURN(part.memory, device_.phys_create_shared(part.bytes));
   GPUSHARE_RETURN_IF_ERROR(device_.va_map(address_ + part.offset, part.bytes, part.memory, 0));
@@ -69,7 +65,7 @@ base::Status Model::make(Part& part) {
   return {};
 }
 
-void Model::give_back(Part& part) {
+void SharedImage::give_back(Part& part) {
   if (std::exchange(part.mapped, false))
     log_failure(device_.va_unmap(address_ + part.offset, part.bytes), "unmapping the region of " + path());
   if (part.memory != nullptr)
@@ -78,7 +74,7 @@ void Model::give_back(Part& part) {
   part = {};
 }
 
-base::Status Model::make_region() {
+base::Status SharedImage::make_region() {
   if (address_ == 0) {
     GPUSHARE_ASSIGN_OR_RETURN(address_, device_.va_reserve(region_bytes_));
   }
@@ -89,20 +85,20 @@ base::Status Model::make_region() {
   return make(parts_[1]);
 }
 
-base::Status Model::load(std::vector<uint32_t> ends, std::function<void()> on_progress) {
+base::Status SharedImage::load(std::vector<uint32_t> ends, std::function<void()> on_progress) {
   failure_ = {};
   const uint32_t kept = kept_layers();
   const base::Status made = make_region();
   if (!made.ok()) {
     drop(kept > 0);
-    return made.with_context("model " + path());
+    return made.with_context("image " + path());
   }
   {
     base::MutexLock lock(progress_->mutex);
     progress_->arrived = kept;
   }
   auto started = loader::Transmission::start(
-      device_, stream_, image_, address_, std::move(ends), {kept, 0},
+      device_, stream_, source_, address_, std::move(ends), {kept, 0},
       [progress = progress_, on_progress = std::move(on_progress)](size_t, uint32_t, uint32_t end) {
         {
           base::MutexLock lock(progress->mutex);
@@ -121,9 +117,9 @@ base::Status Model::load(std::vector<uint32_t> ends, std::function<void()> on_pr
   return {};
 }
 
-void Model::poll() {
+void SharedImage::poll() {
   if (state_ != State::kLoading) return;
-  const auto arrived = transmission_->arrived(static_cast<uint32_t>(image_->layers().size()) - 1);
+  const auto arrived = transmission_->arrived(static_cast<uint32_t>(source_->layers().size()) - 1);
   if (arrived.ok() && !*arrived) return;
   if (arrived.ok() && transmission_->groups() > 0) {
     if (const auto took = transmission_->arrived_ns(transmission_->groups() - 1); took.ok()) {
@@ -134,12 +130,12 @@ void Model::poll() {
   transmission_.reset();
   state_ = arrived.ok() ? State::kResident : State::kFailed;
   if (arrived.ok()) return;
-  failure_ = arrived.status().with_context("loading model " + path());
+  failure_ = arrived.status().with_context("loading image " + path());
   base::MutexLock lock(progress_->mutex);
   for (const auto& board : progress_->boards) board->fail(failure_);
 }
 
-base::Result<std::vector<client::Descriptor>> Model::share() const {
+base::Result<std::vector<client::Descriptor>> SharedImage::share() const {
   std::vector<client::Descriptor> out;
   for (const Part& part : parts_) {
     if (part.memory == nullptr) continue;
@@ -149,7 +145,7 @@ base::Result<std::vector<client::Descriptor>> Model::share() const {
   return out;
 }
 
-void Model::drop(bool keep_prefix) {
+void SharedImage::drop(bool keep_prefix) {
   // Only what has arrived is worth keeping; what was kept has.
   const bool whole = state_ == State::kResident;
   keep_prefix = keep_prefix && prefix_.bytes > 0 && parts_[0].bytes == prefix_.bytes &&
@@ -167,13 +163,13 @@ void Model::drop(bool keep_prefix) {
   progress_->arrived = 0;
 }
 
-void Model::watch(const std::shared_ptr<client::Board>& board) {
+void SharedImage::watch(const std::shared_ptr<client::Board>& board) {
   base::MutexLock lock(progress_->mutex);
   board->reset(progress_->arrived);
   progress_->boards.push_back(board);
 }
 
-void Model::unwatch(const client::Board* board) {
+void SharedImage::unwatch(const client::Board* board) {
   base::MutexLock lock(progress_->mutex);
   std::erase_if(progress_->boards, [&](const auto& other) { return other.get() == board; });
 }

@@ -1,0 +1,116 @@
+// What people and tests are told of a device that processes share.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "daemon/service.hpp"
+
+namespace gpushare::daemon {
+
+using client::LeaseState;
+
+client::DeviceStatus SharedDevice::status() const {
+  client::DeviceStatus out;
+  out.device = name_;
+  out.policy = scheduler_.policy_name();
+  const sched::Limit capacity = scheduler_.capacity();
+  out.capacity_bytes = capacity.target_bytes;
+  out.effective_capacity_bytes = capacity.effective_bytes;
+  out.promised_bytes = scheduler_.promised_bytes();
+  out.images_bytes = scheduler_.cached_bytes();
+  out.lanes = scheduler_.lanes_open();
+  out.resident = scheduler_.residents();
+  out.waiting = scheduler_.waiting();
+  out.turns = turns_;
+  out.cut_off = cut_off_;
+  if (const auto coordination = scheduler_.coordination()) {
+    out.max_guaranteed = coordination->max_guaranteed;
+    out.max_opportunistic = coordination->max_opportunistic;
+  }
+  return out;
+}
+
+client::SessionStatus SharedDevice::status_of(const RemoteSession& session) const {
+  client::SessionStatus out;
+  const Claim& claim = *session.claim;
+  const sched::SessionView view = scheduler_.view(claim.id);
+  out.pid = static_cast<uint64_t>(session.process->peer.pid);
+  out.session = session.number;
+  out.name = session.name;
+  out.device = name_;
+  out.lane = claim.lane == sched::kNoLane ? UINT64_MAX : claim.lane;
+  out.persistent_bytes = claim.persistent_bytes;
+  out.ephemeral_bytes = claim.ephemeral_bytes;
+  out.service_ns = session.service_ns;
+  out.iterations = session.iterations;
+  out.weight = view.weight;
+  out.cap = capped(claim) ? claim.cap->share() : 0;
+  out.priority = view.priority;
+  out.cls = view.cls == sched::SessionClass::kOpportunistic ? "opportunistic" : "guaranteed";
+  out.limit_bytes = claim.limit_bytes;
+  out.share =
+      service_ns_ == 0 ? 0 : static_cast<double>(session.service_ns) / static_cast<double>(service_ns_);
+  out.group = claim.limits != nullptr ? claim.limits->group : claim.group;
+  const Claim* holder =
+      claim.lane < holders_.size() && holders_[claim.lane] != &claim ? holders_[claim.lane] : nullptr;
+  if (session.overdue) {
+    out.state = "overdue";
+    out.waits_for = "its own iteration, which exceeded the lease";
+  } else if (claim.paging) {
+    out.state = "paging";
+  } else if (session.leased) {
+    out.state = lease(session).look().state == LeaseState::kIdle ? "idle" : "turn";
+  } else if (scheduler_.state(claim.id) == sched::SessionState::kQueued) {
+    out.state = "queued";
+    out.waits_for = scheduler_.coordinated_wait(claim.id);
+    if (out.waits_for.empty())
+      out.waits_for = base::format(
+          "memory: needs %s, %s can be promised",
+          base::format_bytes(base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes)).c_str(),
+          base::format_bytes(capacity_bytes_ - std::min(capacity_bytes_, scheduler_.promised_bytes()))
+              .c_str());
+  } else if (scheduler_.state(claim.id) == sched::SessionState::kPagedOut) {
+    out.state = "paged_out";
+    if (session.ready) out.waits_for = scheduler_.coordinated_wait(claim.id);
+    if (session.ready && out.waits_for.empty()) out.waits_for = "memory, to be paged in";
+  } else if (session.waits_for_images) {
+    out.state = "ready";
+    out.waits_for = "its images, which are not on the device yet";
+  } else if (session.ready && std::find(in_debt_.begin(), in_debt_.end(), &claim) != in_debt_.end()) {
+    out.state = "ready";
+    out.waits_for = base::format("its cap, %g%% of the device's time", 100 * claim.cap->share());
+  } else if (session.ready) {
+    out.state = "ready";
+    if (holder != nullptr)
+      out.waits_for =
+          base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
+                       holder->members.front()->process->peer.pid);
+  } else {
+    out.state = "resting";
+  }
+  return out;
+}
+
+std::string SharedDevice::check() const {
+  if (std::string wrong = scheduler_.check(); !wrong.empty()) return wrong;
+  size_t ready = 0;
+  for (const auto& [id, claim] : claims_) {
+    ready += claim->ready ? 1 : 0;
+    const std::string name = "'" + claim->members.front()->name + "'";
+    const bool holds = std::find(holders_.begin(), holders_.end(), claim.get()) != holders_.end();
+    if (holds != claim->leased) return "session " + name + " and its lane disagree on the turn";
+    const bool leased = std::any_of(claim->members.begin(), claim->members.end(),
+                                    [](const auto& member) { return member->leased; });
+    if (claim->ready && std::find(in_debt_.begin(), in_debt_.end(), claim.get()) != in_debt_.end())
+      return "session " + name + " waits for its turn and for its cap";
+    if (leased != claim->leased) return "session " + name + " and its group disagree on the turn";
+  }
+  if (lanes_ != nullptr)
+    for (sched::LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane)
+      if (lanes_->bytes(lane) > scheduler_.lane_bytes(lane)) return "a lane has more memory than is promised";
+  return ready == ready_ ? std::string() : "sessions that are ready are miscounted";
+}
+
+}  // namespace gpushare::daemon

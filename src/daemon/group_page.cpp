@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/group_page.hpp"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "shim/group.hpp"
+
+namespace gpushare::daemon {
+namespace {
+
+constexpr long kXfsMagic = 0x58465342;
+
+bool never_blocks(int file) {
+  struct statfs system {};
+  if (fstatfs(file, &system) != 0) return false;
+  const auto type = static_cast<long>(system.f_type);
+  return type == TMPFS_MAGIC || type == EXT4_SUPER_MAGIC || type == kXfsMagic || type == BTRFS_SUPER_MAGIC;
+}
+
+template <class T>
+bool read_at(int file, size_t offset, T* out) {
+  return pread(file, out, sizeof(T), static_cast<off_t>(offset)) == static_cast<ssize_t>(sizeof(T));
+}
+
+// A process holds the lock of its slot for as long as it lives.
+bool is_alive(int file, uint32_t slot) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+}  // namespace
+
+std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file) {
+  struct stat about {};
+  uint32_t mark[2] = {};  // magic, version
+  if (fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || !never_blocks(file.get()) ||
+      about.st_size != static_cast<off_t>(sizeof(shim::GroupPage)) || !read_at(file.get(), 0, &mark) ||
+      mark[0] != shim::kPageMagic || mark[1] != shim::kPageVersion)
+    return nullptr;
+  return std::unique_ptr<GroupPage>(new GroupPage(std::move(file)));
+}
+
+GroupPage::Limit GroupPage::limit() const {
+  Limit limit;
+  if (!read_at(file_.get(), offsetof(shim::GroupPage, limits), &limit.bytes) ||
+      !read_at(file_.get(), offsetof(shim::GroupPage, lent_bytes), &limit.lent_bytes))
+    return {};
+  return limit;
+}
+
+bool GroupPage::write(Limit limit) {
+  return pwrite(file_.get(), &limit.bytes, sizeof limit.bytes, offsetof(shim::GroupPage, limits)) ==
+             static_cast<ssize_t>(sizeof limit.bytes) &&
+         pwrite(file_.get(), &limit.lent_bytes, sizeof limit.lent_bytes,
+                offsetof(shim::GroupPage, lent_bytes)) == static_cast<ssize_t>(sizeof limit.lent_bytes);
+}
+
+bool GroupPage::set_limit(Limit wanted) {
+  const Limit before = limit();
+  if (before.bytes == shim::kNoLimit || (before.bytes == 0 && before.lent_bytes == 0)) return false;
+  if (!write(wanted)) return false;
+  // Programs that charged against the limit of before have done so by now, or look at the new one: shim::add().
+  if (wanted.bytes >= before.bytes || held_bytes() <= wanted.bytes) return true;
+  write(before);
+  return false;
+}
+
+uint64_t GroupPage::held_bytes() const {
+  uint32_t used = 0;
+  if (!read_at(file_.get(), offsetof(shim::GroupPage, slots_used), &used)) return UINT64_MAX;
+  uint64_t held[shim::kDevices] = {};
+  for (uint32_t i = 0; i < std::min<uint32_t>(used, shim::kSlots); ++i) {
+    shim::Slot slot;
+    if (!read_at(file_.get(), offsetof(shim::GroupPage, slots) + i * sizeof slot, &slot)) return UINT64_MAX;
+    if (slot.identity == 0 || !is_alive(file_.get(), i)) continue;
+    for (int device = 0; device < shim::kDevices; ++device)
+      held[device] += slot.counted[device] + slot.overhead[device];
+  }
+  return *std::max_element(std::begin(held), std::end(held));
+}
+
+}  // namespace gpushare::daemon

@@ -1,0 +1,56 @@
+// lanes.hpp: the memory of the lanes of one device that processes share: made here, in pieces of one size, sent to each process whose session
+// is in the lane, and given back when no session needs it. The scheduler decides how much a lane has (sched::SchedulerOptions::shared_lanes);
+// who may map it is the affair of who sends the descriptors.
+//
+// The service's thread calls everything. The device is opened for the first piece.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "client/channel.hpp"
+#include "device/device.hpp"
+#include "sched/types.hpp"
+
+namespace gpushare::daemon {
+
+class Lanes {
+ public:
+  // `piece_bytes`: a multiple of what the device maps, of 2 MiB at least.
+  Lanes(std::string device, uint64_t piece_bytes) : spec_(std::move(device)), piece_bytes_(piece_bytes) {}
+  ~Lanes();
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  uint64_t piece_bytes() const { return piece_bytes_; }
+  // The lane of `user` has so many bytes from now on, a multiple of piece_bytes(). No process has those mapped that go. On failure it has
+  // what could be made. Errors: the device's.
+  base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
+  uint64_t bytes(sched::LaneId lane) const { return pieces(lane) * piece_bytes_; }
+  // Of the lane's piece: good as long as the lane has it.
+  int descriptor(sched::LaneId lane, size_t piece) const { return lanes_[lane][piece].descriptor.get(); }
+
+ private:
+  struct Piece {
+    gpushare_backend_memory* memory = nullptr;
+    client::Descriptor descriptor;
+  };
+  size_t pieces(sched::LaneId lane) const { return lane < lanes_.size() ? lanes_[lane].size() : 0; }
+  base::Status make(uint64_t user, Piece* out_piece);
+  // A driver need not clear memory that this process gave back and has again.
+  base::Status clear(gpushare_backend_memory* memory);
+
+  const std::string spec_;
+  const uint64_t piece_bytes_;
+  std::unique_ptr<device::Device> device_;
+  device::Stream stream_;
+  std::vector<std::vector<Piece>> lanes_;
+  uint64_t only_user_ = 0;  // that had memory here; 0: none yet
+  bool several_users_ = false;
+};
+
+}  // namespace gpushare::daemon

@@ -1,0 +1,19 @@
+// interference_file.hpp: the table of what was measured of sessions beside each other, in a file. Not for other folders.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "base/status.hpp"
+#include "sched/measured_interference.hpp"
+
+namespace gpushare::executor {
+
+// Both block on the disk. A file that does not exist yet is an empty table. Errors: IO_ERROR, MALFORMED_INPUT (file, line, field, what is allowed).
+base::Status read_interference(const std::string& path, sched::MeasuredInterference& into);
+// The file is replaced whole or not at all. Errors: IO_ERROR.
+base::Status write_interference(const std::string& path, const std::string& text);
+// Seconds since 1970, which ages in the file are counted from.
+uint64_t unix_seconds();
+
+}  // namespace gpushare::executor

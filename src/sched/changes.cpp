@@ -1,0 +1,162 @@
+// What a driver changes while sessions run: their needs, class, weight and rank, the policy, and what is known of interference.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/scheduler.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/saturate.hpp"
+#include "base/units.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+
+base::Status Scheduler::set_need(SessionId id, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
+                                 uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr) return {GPUSHARE_NOT_FOUND, "no such session"};
+  SessionSpec spec = session->spec;
+  spec.persistent_bytes = persistent_bytes;
+  spec.ephemeral_bytes = ephemeral_bytes;
+  const uint64_t p = impl_->rounded(persistent_bytes), e = impl_->rounded(ephemeral_bytes);
+  const uint64_t need = base::add_saturated(p, e), most = impl_->capacity.target_bytes;
+  const bool grows = need > session->persistent_bytes + session->ephemeral_bytes;
+  if (grows && impl_->coordinator) impl_->want(*session, need, now_ns);
+  if (grows && need > impl_->quota_of(*session))
+    return {GPUSHARE_QUOTA_EXCEEDED,
+            base::format("session '%s' would need persistent %s and ephemeral %s; its quota is %s",
+                         spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
+                         base::format_bytes(spec.quota_bytes).c_str())};
+  if ((grows || need > impl_->options.capacity_bytes) && need > most)
+    return {
+        GPUSHARE_EXCEEDS_CAPACITY,
+        base::format("session '%s' would need persistent %s and ephemeral %s of %s: it could not run alone",
+                     spec.name.c_str(), base::format_bytes(p).c_str(), base::format_bytes(e).c_str(),
+                     base::format_bytes(most).c_str())};
+  if (session->holds_promise()) {
+    LaneRecord& lane = impl_->lanes[session->lane];
+    const uint64_t grown_lane = e > lane.held ? e - lane.held : 0;
+    const uint64_t grown = grown_lane + (p > session->persistent_bytes ? p - session->persistent_bytes : 0);
+    uint64_t shrunk = p < session->persistent_bytes ? session->persistent_bytes - p : 0;
+    uint64_t lane_need = e;
+    for (const SessionRecord* member : lane.members)
+      if (member != session) lane_need = std::max(lane_need, member->ephemeral_bytes);
+    if (lane_need < lane.held && lane.completed == lane.dispatched && !impl_->options.shared_lanes)
+      shrunk += lane.held - lane_need;  // settles at once
+    if (grown > impl_->free_bytes() + shrunk)
+      return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
+              base::format("session '%s' would grow by %s; %s of %s can be promised: persistent %s of %zu "
+                           "sessions, lanes %s (%u)",
+                           spec.name.c_str(), base::format_bytes(grown).c_str(),
+                           base::format_bytes(impl_->free_bytes()).c_str(), base::format_bytes(most).c_str(),
+                           base::format_bytes(impl_->persistent_bytes).c_str(), impl_->residents,
+                           base::format_bytes(impl_->lane_bytes).c_str(), impl_->lanes_open)};
+    impl_->persistent_bytes = impl_->persistent_bytes - session->persistent_bytes + p;
+    impl_->lane_bytes += grown_lane;
+    lane.held += grown_lane;
+  }
+  session->spec = std::move(spec);
+  session->spec.profiling = false;
+  session->persistent_bytes = p;
+  session->ephemeral_bytes = e;
+  if (session->slot != SessionRecord::kNoSlot)
+    impl_->lanes[session->lane].least_ready_bytes =
+        std::min(impl_->lanes[session->lane].least_ready_bytes, e);
+  session->view.persistent_bytes = persistent_bytes;
+  session->view.ephemeral_bytes = ephemeral_bytes;
+  impl_->show(*session);
+  if (session->holds_promise()) {
+    impl_->gave_back();
+    impl_->shrink_or_close(session->lane);
+  } else {
+    impl_->requeue(*session);
+  }
+  impl_->job_changed(*session, now_ns);
+  impl_->freed(now_ns);
+  return {};
+}
+
+void Scheduler::set_priority(SessionId id, int32_t priority, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr) return;
+  session->spec.priority = session->view.priority = priority;
+  impl_->show(*session);
+  impl_->requeue(*session);
+  impl_->admit_waiting(now_ns);
+}
+
+void Scheduler::set_class(SessionId id, SessionClass cls, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->spec.cls == cls) return;
+  session->spec.cls = cls;
+  if (!impl_->coordinator || !impl_->coordinator->knows(id)) session->view.cls = cls;
+  impl_->job_changed(*session, now_ns);
+  impl_->show(*session);
+  impl_->requeue(*session);
+  impl_->admit_waiting(now_ns);
+}
+
+void Scheduler::set_weight(SessionId id, double weight) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || !std::isfinite(weight) || weight <= 0) return;
+  session->spec.weight = session->view.weight = weight;
+  impl_->show(*session);
+}
+
+void Scheduler::set_remaining(SessionId id, uint64_t remaining_ns, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr) return;
+  session->declared_ns = session->work_ns = remaining_ns;
+  session->work_since = session->view.iterations_done;
+  impl_->estimate_remaining(*session);
+  if (remaining_ns == 0) session->view.remaining_ns = 0;
+  impl_->show(*session);
+  impl_->requeue(*session);
+  impl_->admit_waiting(now_ns);
+}
+
+void Scheduler::set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) {
+  impl_->policy = std::move(policy);
+  impl_->take_traits();
+  if (impl_->options.measures && impl_->traits.measures) measure();
+  impl_->stays_end_ns = kUnknown;
+  if (impl_->interference != nullptr) impl_->policy->set_interference(impl_->interference);
+  impl_->cancel_evictions();
+  std::vector<SessionRecord*> all;
+  for (const auto& [id, session] : impl_->sessions) all.push_back(session.get());
+  std::sort(all.begin(), all.end(),
+            [](const SessionRecord* a, const SessionRecord* b) { return a->view.id < b->view.id; });
+  for (SessionRecord* session : all) {
+    session->claiming = false;
+    impl_->policy->arrived(session->view, now_ns);
+    if (session->state == SessionState::kResident) impl_->tell_admitted(*session, now_ns);
+  }
+  impl_->requeue_all();
+  impl_->freed(now_ns);
+}
+
+std::shared_ptr<MeasuredInterference> Scheduler::measure() {
+  if (impl_->measured != nullptr) return impl_->measured;
+  impl_->measured = std::make_shared<MeasuredInterference>();
+  for (const auto& [id, session] : impl_->sessions)
+    impl_->measured->arrived(id, session->spec.named ? session->spec.name : "");
+  if (impl_->interference == nullptr) {
+    impl_->interference = impl_->measured;
+    impl_->policy->set_interference(impl_->interference);
+  }
+  return impl_->measured;
+}
+
+std::shared_ptr<MeasuredInterference> Scheduler::measured() const {
+  return impl_->measured;
+}
+
+void Scheduler::set_interference(std::shared_ptr<const Interference> interference, uint64_t now_ns) {
+  impl_->interference = std::move(interference);
+  impl_->policy->set_interference(impl_->interference);
+  impl_->requeue_all();
+  impl_->admit_waiting(now_ns);
+}
+
+}  // namespace gpushare::sched

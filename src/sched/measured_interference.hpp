@@ -1,0 +1,108 @@
+// measured_interference.hpp: learns from iterations as they end how sessions slow each other.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status.hpp"
+#include "sched/interference.hpp"
+
+namespace gpushare::sched {
+
+// Sessions of one name are of one kind: what was measured of one holds for the others. For each kind it keeps the device time of an
+// iteration that had the device to itself, and for each pair of kinds the slowdown of one beside the other. Slowdowns add up (sim.md, cost
+// model); an iteration beside several sessions corrects what is known of each pair by its part of the error.
+//
+// Confidence is a count of iterations that halves every half-life, so that old knowledge weighs less than new and is given up in the end: a pair that
+// is not known any more counts as one that does not slow each other, is run together, and thereby measured anew.
+//
+// Threads: as Interference; the scheduler feeds it. Cost: an event is O(busy lanes^2).
+class MeasuredInterference final : public Interference {
+ public:
+  static constexpr uint64_t kHalfLifeNs = 600'000'000'000;
+  static constexpr double kMostConfidence = 16;  // so that a change shows within that many iterations
+  static constexpr double kTrusted = 0.75;       // confidence from which a value is used
+  static constexpr double kAloneConfidence =
+      1.75;  // two iterations, at which a session no longer needs to run alone
+  static constexpr size_t kMostKinds = 256;  // those used longest ago are forgotten
+  static constexpr size_t kMostFileBytes = size_t{16} << 20;
+
+  // ---- what happened ----------------------------------------------------------------------------------------
+  void arrived(
+      SessionId session,
+      std::string_view name);  // without a name: of a kind of its own, which is not written to a file
+  void left(SessionId session);
+  // As Scheduler::dispatched() and finished(). The first iteration of a session teaches nothing: it warms up.
+  void dispatched(SessionId session, LaneId lane, uint64_t now_ns);
+  void finished(SessionId session, LaneId lane, uint64_t device_ns, uint64_t iterations, uint64_t now_ns);
+
+  // ---- Interference -----------------------------------------------------------------------------------------
+  double rate(SessionId session, std::span<const SessionId> beside) const override;
+  uint64_t kind(SessionId session) const override;
+  bool learns() const override { return true; }
+  bool wants_alone(SessionId session) const override;
+
+  // ---- the table --------------------------------------------------------------------------------------------
+  struct Entry {
+    std::string name;
+    std::string beside;     // empty: alone
+    double value = 0;       // ns of an iteration alone; else how many times as long it takes beside the other
+    double confidence = 0;  // iterations, halved every half-life
+    double age_s = 0;
+  };
+  std::vector<Entry> entries() const;  // by name; those of sessions without a name are left out
+  // The table as text, and from it. `unix_s`: the time now, which ages are counted from. Errors: MALFORMED_INPUT naming file, line, field and what is
+  // allowed; what was known before stays then.
+  std::string text(uint64_t unix_s) const;
+  base::Status read(std::string_view text, const std::string& file, uint64_t unix_s);
+
+ private:
+  // A mean that gives new samples at least 1 / kMostConfidence of the weight.
+  struct Mean {
+    double value = 0;
+    double count = 0;
+    double at_ns = 0;  // may lie before the clock's 0: read from a file
+    double confidence(double now_ns) const;
+    void add(double sample, double weight, double now_ns);
+  };
+  struct Kind {
+    std::string name;
+    Mean alone;
+    bool learning = true;  // the confidence of `alone` fell too low, and has not come back
+    uint32_t sessions = 0;
+    uint64_t used = 0;  // a count of uses
+  };
+  struct Member {
+    size_t kind = 0;
+    bool warm = false;
+  };
+  struct Lane {
+    std::deque<SessionId> flights;  // the first of them runs
+    uint64_t since_ns = 0;
+    std::vector<std::pair<size_t, double>>
+        beside;  // kind, and for how long it ran in another lane since then
+  };
+
+  size_t kind_named(std::string_view name);
+  void forget(size_t kind);
+  void advance(uint64_t now_ns);
+  void learn(Kind& kind, size_t index, const Lane& lane, double iteration_ns, double device_ns,
+             double wall_ns);
+  const Mean* pair(size_t kind, size_t beside) const;
+  Mean& pair_of(size_t kind, size_t beside) { return pairs_[uint64_t{kind} << 32 | beside]; }
+
+  std::vector<Kind> kinds_;
+  std::unordered_map<uint64_t, Mean> pairs_;  // of a kind and the one beside it: slowdown - 1
+  std::unordered_map<SessionId, Member> members_;
+  std::vector<Lane> lanes_;
+  uint64_t now_ns_ = 0;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace gpushare::sched

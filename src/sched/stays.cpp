@@ -1,0 +1,170 @@
+// Sessions that alternate: whose stay is over, for whom it ends, and the time at which that must be asked again.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/stays.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/saturate.hpp"
+#include "sched/scheduler_impl.hpp"
+
+namespace gpushare::sched {
+namespace {
+
+// Of those that wait, so many are looked at for one to whom somebody's end of stay would give room.
+constexpr size_t kMostLookedAt = 64;
+// Time between two looks at a stay.
+constexpr uint64_t kLeastLookNs = 1'000'000;
+
+uint64_t multiplied(uint64_t value, uint64_t times) {
+  return times != 0 && value > UINT64_MAX / times ? UINT64_MAX : value * times;
+}
+
+}  // namespace
+
+double tag_of(const Resident& resident) {
+  return resident.begun_tag_ns + virtual_cost(static_cast<double>(resident.used_ns), resident.weight);
+}
+
+uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const StayRule& rule) {
+  const uint64_t moves_ns = base::add_saturated(resident.out_ns, newcomer.in_ns);
+  uint64_t stay_ns = multiplied(std::max(rule.least_ns, multiplied(moves_ns, kHeldPerMove)), rule.factor);
+  if (rule.by_weight && newcomer.same_class) {
+    const double behind_ns = (newcomer.tag_ns - resident.begun_tag_ns) * resident.weight;
+    stay_ns = std::max(stay_ns, base::to_uint64(std::max(behind_ns, 0.0)));
+  }
+  return stay_ns - std::min(stay_ns, resident.used_ns);
+}
+
+uint64_t Scheduler::Impl::used_of_stay_ns(const SessionRecord& session, uint64_t now_ns) const {
+  const uint64_t since_ns = std::max(session.last_wanted_ns, session.stay_since_ns);
+  const uint64_t rests_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, since_ns);
+  return session.view.service_ns - session.stay_service_ns + session.stay_rest_ns + rests_ns;
+}
+
+Resident Scheduler::Impl::stay_of(const SessionRecord& session, uint64_t now_ns) const {
+  const double out_ns = static_cast<double>(session.persistent_bytes) * options.page_out_ns_per_byte;
+  return {used_of_stay_ns(session, now_ns), session.out_ns != 0 ? session.out_ns : base::to_uint64(out_ns),
+          traits.device_wide ? session.view.weight : 1, session.stay_tag_ns};
+}
+
+uint64_t Scheduler::Impl::stay_left_ns(const SessionRecord& resident, const SessionRecord& session,
+                                       uint64_t now_ns) const {
+  const double in_ns = static_cast<double>(session.persistent_bytes) * options.page_in_ns_per_byte;
+  const Newcomer newcomer{session.in_ns != 0 ? session.in_ns : base::to_uint64(in_ns), session.stay_tag_ns,
+                          session.view.cls == resident.view.cls};
+  return sched::stay_left_ns(stay_of(resident, now_ns), newcomer,
+                             {options.least_stay_ns, traits.stay_factor, traits.device_wide});
+}
+
+void Scheduler::Impl::begin_stay(SessionRecord& session, uint64_t now_ns) {
+  session.stay_since_ns = now_ns;
+  session.stay_service_ns = session.view.service_ns;
+  session.stay_rest_ns = 0;
+}
+
+// What it used counts when it waits for the next one.
+void Scheduler::Impl::end_stay(SessionRecord& session, uint64_t now_ns) {
+  session.stay_tag_ns = tag_of(stay_of(session, now_ns));
+  begin_stay(session, now_ns);
+  if (place_for != kNoSession) session.view.in_line = ++last_in_line;
+}
+
+// It wanted nothing until now, so it has nothing to make up for.
+void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
+  session.view.in_line = ++last_in_line;
+  if (alternating == 0) return;
+  double least = INFINITY;
+  for (const LaneRecord& lane : lanes)
+    for (const SessionRecord* member : lane.members)
+      if (member->spec.alternates && member->state == SessionState::kResident)
+        least = std::min(least, tag_of(stay_of(*member, now_ns)));
+  if (least < INFINITY) session.stay_tag_ns = std::max(session.stay_tag_ns, least);
+}
+
+// By the service that both have received no session takes a place before the stay there is over.
+bool Scheduler::Impl::takes_turns(const SessionRecord& resident, const SessionRecord& session) const {
+  return traits.by_service && resident.spec.alternates && resident.view.remaining_ns == kUnknown &&
+         session.view.remaining_ns == kUnknown;
+}
+
+bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
+  return resident.spec.alternates && resident.spec.may_page && resident.state == SessionState::kResident &&
+         !resident.evicting && resident.view.cls >= session.view.cls &&
+         !policy->outranks(resident.view, session.view);
+}
+
+// The first that waits and would fit without those that alternate has the place of some whose stays are over, as soon as these are enough.
+// Nobody behind it is looked at, or small sessions would keep it waiting for ever. A coordinator decides itself who waits.
+void Scheduler::Impl::alternate(uint64_t now_ns) {
+  stays_end_ns = kUnknown;
+  if (alternating == 0 || coordinator || !options.paging || traits.stay_factor == 0 || waiting.empty() ||
+      evicting > 0 || place_for != kNoSession || waiting.any_claims())
+    return;
+  if (std::any_of(lanes.begin(), lanes.end(), [](const LaneRecord& lane) { return lane.closing; }))
+    return;  // merging makes room for somebody
+  size_t looked_at = 0;
+  for (WaitingList::Position at = waiting.begin(); at < waiting.end() && looked_at < kMostLookedAt;
+       at = waiting.next(at), ++looked_at) {
+    SessionRecord& session = waiting.at(at);
+    if (!session.blocked && session.spec.may_claim && alternate_for(session, now_ns)) return;
+    if (traits.head_of_line) return;
+  }
+}
+
+// False: those that alternate have no room for it.
+bool Scheduler::Impl::alternate_for(SessionRecord& session, uint64_t now_ns) {
+  const auto would_do = [&](const std::vector<SessionRecord*>& without) {
+    for (SessionRecord* each : without) each->victim = true;
+    const bool fits =
+        fits_without(session, Lanes::kAny, [this](const auto& each) { return each.victim || spare(each); });
+    for (SessionRecord* each : without) each->victim = false;
+    return fits;
+  };
+  Victims over{{}, droppable()};
+  std::vector<SessionRecord*> all;
+  uint64_t least_left_ns = kUnknown;
+  for (const LaneRecord& lane : lanes) {
+    for (SessionRecord* member : lane.members) {
+      if (spare(*member)) {
+        over.sessions.push_back(member);
+      } else if (may_alternate(*member, session)) {
+        all.push_back(member);
+        const uint64_t left_ns = stay_left_ns(*member, session, now_ns);
+        if (left_ns == 0)
+          over.sessions.push_back(member);
+        else
+          least_left_ns = std::min(least_left_ns, left_ns);
+      }
+    }
+  }
+  if (all.empty() || !would_do(all)) return false;
+  const uint64_t need = session.persistent_bytes + session.ephemeral_bytes, free = free_bytes();
+  const auto victims = choose_victims(
+      std::move(over), need - std::min(need, free), now_ns, gives_back(),
+      [&] { return fits_without(session, Lanes::kAny, [](const auto& each) { return each.victim; }); });
+  if (!victims || victims->empty()) {
+    stays_end_ns = base::add_saturated(now_ns, std::max(least_left_ns, kLeastLookNs));
+    return true;
+  }
+  place_for = session.view.id;
+  for (SessionRecord* victim : victims->sessions) victim->pinned = false;
+  evict(*victims, now_ns);
+  return true;
+}
+
+// True while the place for the first in line is being made: what comes back meanwhile is for it.
+bool Scheduler::Impl::give_place(uint64_t now_ns) {
+  SessionRecord* session = find(place_for);
+  const bool waits =
+      session != nullptr && session->chunk != nullptr && !session->queued_idle && !session->blocked;
+  if (waits && place(*session, now_ns))
+    admitted_from(waiting.position_of(*session));
+  else if (waits && evicting > 0)
+    return true;
+  place_for = kNoSession;
+  return false;
+}
+
+}  // namespace gpushare::sched

@@ -1,0 +1,91 @@
+"""What the tests of gpushare exec have in common: its programs, and the recorded device that they run on. SPDX-License-Identifier: Apache-2.0"""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from support import OPTIONS, ToolTest
+
+
+def build():
+    return pathlib.Path(OPTIONS.tool).resolve().parent.parent
+
+
+def has_shim():
+    return (build() / "lib/libgpushare_preload.so").exists()
+
+
+class Exec(ToolTest):
+    def setUp(self):
+        super().setUp()
+        lib = build() / "lib"
+        self.driver = str(lib / "doubles/libcuda_recorder.so")
+        self.probe = str(build() / "bin/shim_probe")
+        self.environment = {**os.environ, "GPUSHARE_CUDA_DRIVER": self.driver, "PROBE_DRIVER": self.driver,
+                            "PROBE_DEEPBIND": str(lib / "doubles/libshim_deepbind.so"), "HOME": str(self.folder),
+                            "XDG_CONFIG_HOME": str(self.folder / "config")}
+
+    def run_exec(self, *arguments, code=0, **more):
+        return self.tool("exec", *arguments, code=code, env={**self.environment, **more})
+
+    def script(self, text, *options):
+        """The lines that a shell script prints as the program."""
+        return self.run_exec(*options, "--", "sh", "-c", text, PROBE=self.probe).out.split()
+
+
+class Device(ctypes.Structure):  # recorder.h
+    _fields_ = [(name, ctypes.c_uint64) for name in ("now_ns", "busy_ns", "switches", "capacity_bytes", "used_bytes")]
+
+
+class Process(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_int32), ("alive", ctypes.c_int32), ("label", ctypes.c_char * 24), ("memory_bytes", ctypes.c_uint64)] + [
+        (name, ctypes.c_uint64) for name in ("compute_ns", "copy_ns", "kernels", "copies", "attached_ns", "ended_ns")]
+
+
+class Recorded(Exec):
+    """Programs under `gpushare exec` on a recorded device, with a daemon's socket in the test's folder."""
+
+    def setUp(self):
+        super().setUp()
+        if not has_shim():
+            self.skipTest("no shim in this build")
+        device = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="gpushare-test-")
+        self.addCleanup(device.close)
+        self.environment.update(GPUSHARE_SOCKET=str(self.folder / "socket"), RECORDER_DEVICE=device.name)
+        self.load = str(build() / "bin/shim_load")
+
+    def start(self, *arguments, program=None, stdin=None, **more):
+        """`gpushare exec` in the background, until the test ends."""
+        program = program or [self.load, "spin_200us", "0", "0"]
+        running = subprocess.Popen([OPTIONS.tool, "exec", *arguments, "--", *program], cwd=self.folder, stdin=stdin, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, env={**self.environment, **more}, start_new_session=True)
+
+        def end():
+            with contextlib.suppress(ProcessLookupError):  # children may outlive the program, with its pipes
+                os.killpg(running.pid, signal.SIGKILL)
+            running.communicate()
+        self.addCleanup(end)
+        return running
+
+    def top(self):
+        return json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
+
+    def eventually(self, condition):
+        for _ in range(1200):
+            top = self.top()
+            if condition(top):
+                return top
+            time.sleep(0.02)
+        self.fail(f"it never came to that: {top}")
+
+    def python(self, body):
+        """A program that opens the driver by itself."""
+        return [sys.executable, "-c", "import ctypes, os, sys, time\ncuda = ctypes.CDLL('libcuda.so.1')\n"
+                "context = ctypes.c_void_p()\n" + body]

@@ -1,0 +1,58 @@
+// Rests between moves of a session's blocks, on virtual time.
+// SPDX-License-Identifier: Apache-2.0
+#include "sched/move_rest.hpp"
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using gpushare::sched::MoveRest;
+
+}  // namespace
+
+TEST_CASE("the first cycle of moves waits for nothing, the next until the one before is paid") {
+  MoveRest rest(0.01);
+  CHECK(rest.may_come_home(0));
+  rest.moved_out(100, 150);
+  CHECK(rest.may_come_home(150));
+  rest.moved_home(200, 230);
+  rest.moved_home(240, 260);       // in two parts: 100 ns in all
+  CHECK(rest.may_come_home(261));  // more of the same cycle
+  rest.moved_out(300, 340);
+  CHECK(rest.paid_at_ns() == 260 + 100 * 100);
+  CHECK_FALSE(rest.may_come_home(rest.paid_at_ns() - 1));
+  rest.moved_out(400, 450);  // sent out again while it is out: the same cycle
+  CHECK(rest.paid_at_ns() == 260 + 100 * 100);
+  CHECK(rest.may_come_home(rest.paid_at_ns()));
+}
+
+TEST_CASE("a session that is sent out as often as can be loses no more than its part of the time to moves") {
+  for (const double loss : {0.004, 0.02, 0.3}) {
+    for (uint64_t seed = 1; seed <= 50; ++seed) {
+      gpushare::test::Random random(seed);
+      CAPTURE(loss, seed);
+      MoveRest rest(loss);
+      uint64_t now_ns = 0, moving_ns = 0, largest_ns = 0;
+      for (int cycle = 0; cycle < 200; ++cycle) {
+        uint64_t cycle_ns = 0;
+        const auto move = [&](bool home) {
+          const uint64_t cost_ns = gpushare::test::uniform(random, 1, 50'000'000);
+          home ? rest.moved_home(now_ns, now_ns + cost_ns) : rest.moved_out(now_ns, now_ns + cost_ns);
+          now_ns += cost_ns;
+          cycle_ns += cost_ns;
+        };
+        for (uint64_t i = gpushare::test::uniform(random, 1, 4); i > 0; --i) move(false);
+        // Iterations of 5 ms until it may come home.
+        while (!rest.may_come_home(now_ns)) now_ns += 5'000'000;
+        for (uint64_t i = gpushare::test::uniform(random, 1, 4); i > 0; --i) move(true);
+        moving_ns += cycle_ns;
+        largest_ns = std::max(largest_ns, cycle_ns);
+        // The cycle at hand and the one before have not been paid yet.
+        CHECK(static_cast<double>(moving_ns) <=
+              loss * static_cast<double>(now_ns) + 2 * static_cast<double>(largest_ns));
+      }
+      CHECK(static_cast<double>(moving_ns) <= 1.05 * loss * static_cast<double>(now_ns));
+    }
+  }
+}
