@@ -74,7 +74,7 @@ const char* gpushare_last_error_message(void) {
 }
 
 int32_t gpushare_last_error(gpushare_error_info* out_info) {
-  // Not through guard: reading the last error must not replace it.
+  // This function does not use guard(), because reading the last error must not replace it.
   gpushare_error_info info = GPUSHARE_ERROR_INFO_INIT;
   const base::Status& last = capi::t_last_error.get();
   const capi::Plain* const plain = capi::t_plain;

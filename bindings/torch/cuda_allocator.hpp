@@ -18,7 +18,7 @@
 #include <functional>
 #include <utility>
 
-// What PyTorch calls them: c10::cuda::MempoolId_t, and cudaStream_t.
+// PyTorch's names for these types are c10::cuda::MempoolId_t and cudaStream_t.
 using gpushare_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 using gpushare_torch_stream = void*;
 

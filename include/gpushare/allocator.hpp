@@ -11,7 +11,7 @@
 
 namespace gpushare {
 
-// What a framework allocates from, on one runtime. `native` is a stream of the device's own API, or no_native_stream.
+// The memory of one runtime, as a framework allocates it. `native` is a stream of the device's own API, or no_native_stream.
 class Allocator {
  public:
   inline static void* const no_native_stream = GPUSHARE_NO_NATIVE_STREAM;

@@ -58,7 +58,7 @@ typedef struct gpushare_backend_partition gpushare_backend_partition; /* a share
  * which). */
 typedef uint64_t gpushare_device_address;
 
-/* What a device can do: bits of gpushare_backend_device_info.capabilities. Query these; never infer a
+/* Capabilities of a device: bits of gpushare_backend_device_info.capabilities. Query these; never infer a
  * capability from a null op or from a call that does nothing. */
 enum {
   GPUSHARE_DEVICE_CAP_HOST_ADDRESSABLE = 1 << 0, /* device addresses can be read and written by the CPU */
@@ -137,7 +137,7 @@ typedef struct gpushare_backend_fault {
   double factor;    /* SLOW_STREAM only: 1 to 1000 */
 } gpushare_backend_fault;
 
-/* What an importer of shared memory may do with it (group "ipc"). */
+/* Access rights of an importer of shared memory (group "ipc"). */
 enum { GPUSHARE_ACCESS_READ = 1, GPUSHARE_ACCESS_READ_WRITE = 3 };
 
 /* How the compute units of a device can be shared out (group "partitions"). */

@@ -55,7 +55,7 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_plan(const char* document, uint64_
  * number of devices, memory that a device does not have) ends the run with INVALID_ARGUMENT and a message that names job and reason. */
 #define GPUSHARE_CLUSTER_SCHEDULER_ABI_VERSION 1u
 
-/* What is known of a job when it arrives. Valid during the call alone. The library sets struct_size. */
+/* A job as it is known when it arrives. Valid only during the call. The library sets struct_size. */
 typedef struct gpushare_cluster_job_info {
   uint32_t struct_size;
   uint32_t gang; /* devices that it runs on, all at once */
@@ -70,8 +70,8 @@ typedef struct gpushare_cluster_job_info {
   uint64_t demand_count;
 } gpushare_cluster_job_info;
 
-/* What a tick decides. Valid during that tick alone. Pauses are carried out before everything else, then the others in order. The
- * functions return INVALID_ARGUMENT for null pointers, else OK. */
+/* The decisions of a tick. Valid only during that tick. Pauses are carried out first, then the other actions in the order of the calls.
+ * The functions return INVALID_ARGUMENT for null pointers, else OK. */
 typedef struct gpushare_cluster_actions gpushare_cluster_actions;
 /* Starts a job, or goes on with it after a pause, on as many distinct devices as its gang. `opportunistic`: it gets what guaranteed jobs
  * leave there, and they do not feel it. */
@@ -154,7 +154,7 @@ typedef struct gpushare_cluster_table gpushare_cluster_table;
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_create(gpushare_cluster_table** out_table);
 /* Frees a table. No other call on it may be under way. Null is allowed. */
 GPUSHARE_CLUSTER_API void gpushare_cluster_table_release(gpushare_cluster_table* table);
-/* Adds a node, or changes the capacities of its own resources: {"gpu": 8, ...}. What was set on it before it was lost is set again.
+/* Adds a node, or changes the capacities of its own resources: {"gpu": 8, ...}. Settings that the node had before it was lost apply again.
  * Errors: INVALID_ARGUMENT, MALFORMED_INPUT (resources, with the path). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_add_node(gpushare_cluster_table* table, const char* node,
                                                              const char* resources);

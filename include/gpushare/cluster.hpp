@@ -53,7 +53,7 @@ inline std::string cluster_plan(const std::string& document, const std::string& 
   return detail::cluster_text(status, text);
 }
 
-// What a tick of a scheduler decides; see gpushare_cluster_actions. Valid during that tick alone.
+// The decisions of a scheduler's tick; see gpushare_cluster_actions. Valid only during that tick.
 class ClusterActions {
  public:
   explicit ClusterActions(gpushare_cluster_actions* actions) : actions_(actions) {}

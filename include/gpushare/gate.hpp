@@ -8,7 +8,7 @@
 
 namespace gpushare {
 
-// What the launches of a session go through. Threads: any.
+// The gate that a session's launches go through. Threads: any.
 class Gate {
  public:
   Gate() = default;

@@ -208,15 +208,15 @@ typedef struct gpushare_runtime_params {
   uint32_t reserved;
   gpushare_progress_fn on_progress; /* may be null */
   void* on_progress_user_data;
-  /* Of sessions with GPUSHARE_SESSION_ALLOW_SPILL. Before an iteration begins their blocks move at their own addresses: to the
-   * device while it has room, to host memory above the quota or for a guaranteed session (virtual layout, devices with
-   * GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
-  uint64_t spill_limit_bytes; /* host memory for such blocks; 0 = a quarter of what the host has */
-  uint64_t spill_move_bytes;  /* moved home or out before an iteration at most; 0 = 256 MiB */
-  uint64_t spill_move_ns;     /* and for so long at most; at least one granule moves. 0 = 10 ms */
-  double
-      spill_move_loss; /* part of a session's time that moves out and home again and again may take: after each such
-                                 cycle but the first its blocks stay away until that is so. 0 = 0.004 */
+  /* The next four fields concern sessions with GPUSHARE_SESSION_ALLOW_SPILL. Before an iteration of such a session begins, its
+   * blocks move and keep their addresses: to the device while it has room, to host memory when the session is above its quota or
+   * a guaranteed session needs the room (virtual layout, devices with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL). */
+  uint64_t spill_limit_bytes; /* host memory for such blocks; 0 = a quarter of the host's memory */
+  uint64_t spill_move_bytes; /* most bytes that move, in both directions, before one iteration; 0 = 256 MiB */
+  uint64_t spill_move_ns;    /* longest time that these moves take; at least one granule moves. 0 = 10 ms */
+  /* Largest part of a session's time that repeated moves out and home may take: after each such cycle but the first, its blocks
+   * stay in host memory until that holds. 0 = 0.004 */
+  double spill_move_loss;
   /* Which lane a session joins. "salus": a lane of its own while there is room, else the lane that fits best. "balanced": the
    * same, else the lane with the least work ahead: shorter makespans. "compact": a lane that fits closely before a
    * new one: more sessions at a time. null = as the policy says, else "salus". Ignored on a shared device */

@@ -523,7 +523,7 @@ class Runtime {
     check(gpushare_runtime_get_info(get(), &info));
     return info;
   }
-  // What was measured of sessions alone and beside each other (policy "pack", or with an interference_file).
+  // The measured times of sessions alone and beside each other (policy "pack", or with an interference_file).
   std::vector<gpushare_interference> interference() const {
     std::vector<gpushare_interference> out;
     for (uint32_t index = 0;; ++index) {

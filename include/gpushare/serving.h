@@ -156,7 +156,7 @@ GPUSHARE_API int32_t gpushare_batcher_rejected(gpushare_batcher batcher, uint64_
  * times. */
 GPUSHARE_API int32_t gpushare_batcher_observe(gpushare_batcher batcher, uint32_t model, uint32_t application,
                                               uint64_t execution_ns);
-/* The same for a request with features. Of the request only model, application and features are read. Errors:
+/* The same for a request with features. Only the request's model, application and features are read. Errors:
  * INVALID_ARGUMENT (no such model; the features, see gpushare_request). */
 GPUSHARE_API int32_t gpushare_batcher_observe_request(gpushare_batcher batcher,
                                                       const gpushare_request* request, uint64_t execution_ns);
@@ -172,7 +172,7 @@ GPUSHARE_API int32_t gpushare_batcher_observe_run(gpushare_batcher batcher, uint
                                                   const uint32_t* applications, const uint64_t* execution_ns,
                                                   uint64_t count, uint64_t device_ns);
 
-/* What the batcher has learned about an application of a model. */
+/* A batcher's knowledge about an application of a model. */
 typedef struct gpushare_profile {
   uint32_t struct_size;
   uint32_t reserved;

@@ -107,7 +107,7 @@ class Batcher {
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
     check(gpushare_batcher_observe(handle_.get(), model, application, execution_ns));
   }
-  // Of the request: model, application and features.
+  // Reads the request's model, application and features only.
   void observe(const gpushare_request& request, uint64_t execution_ns) {
     check(gpushare_batcher_observe_request(handle_.get(), &request, execution_ns));
   }
@@ -228,7 +228,7 @@ class RequestQueue {
   void observe(uint32_t model, uint32_t application, uint64_t execution_ns) {
     check(gpushare_request_queue_observe(get(), model, application, execution_ns));
   }
-  // Of the request: model, application and features.
+  // Reads the request's model, application and features only.
   void observe(const gpushare_request& request, uint64_t execution_ns) {
     check(gpushare_request_queue_observe_request(get(), &request, execution_ns));
   }

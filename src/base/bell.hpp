@@ -1,6 +1,6 @@
 // bell.hpp: what a thread waits on for news from another process: two words that may lie in memory shared between processes.
-// Whoever has news changes what the news is about first and rings then; whoever waits looks at the bell first, then at what it waits for,
-// and then waits until the bell has rung since. Header only but for wait(), for src/shim.
+// The thread with news changes the data first and rings then. The waiting thread looks at the bell first, then at the data, and then waits
+// until the bell has rung since. Header only but for wait(), for src/shim.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -201,7 +201,7 @@ class RemoteAuthority final : public sched::Authority {
   // A shared lane of a daemon that has gone: it closes, and the session has none until the next one admits it.
   void give_lane_up(Record& record);
   void take_piece(Record& record, std::vector<Descriptor> descriptors, uint64_t bytes);
-  // Those that have come for the session.
+  // Takes the pieces that have come for the session.
   void take_pieces(Record& record);
   void count_shared(const Record& record, bool begins);
   void start_page_out(Record& record);

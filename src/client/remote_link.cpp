@@ -180,7 +180,7 @@ void RemoteAuthority::listen() {
       uint64_t drained = 0;
       [[maybe_unused]] const ssize_t got = read(poke_.get(), &drained, sizeof(drained));
       if (stop_.load()) return;
-      // What is under way in a shared lane ends first: over a new connection the daemon takes the lane for free.
+      // Iterations under way in a shared lane end first, because a new connection makes the daemon take the lane for free.
       if (!lost_known_.load() || busy_in_shared_.load() > 0) tell_driver();
       if (!lost_known_.load() || busy_in_shared_.load() > 0) continue;
       auto connected = connect(options_, instance_);
@@ -310,7 +310,7 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
     record->pieces = nullptr;
   }
   std::sort(all.begin(), all.end(), [](const Record* a, const Record* b) { return a->spec.id < b->spec.id; });
-  // Those that hold memory first.
+  // Sessions that hold memory declare themselves first.
   for (Record* record : resident) {
     const base::Status declared = declare(*record, false);
     if (!gone_.ok()) return;

@@ -173,9 +173,9 @@ struct SessionMessage {
   uint64_t value = 0;
 };
 
-// What a session's elastic ranges have that their owner can be asked for. RangeAsk and RangeGive are SessionMessages whose `value` is bytes;
-// RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text` who did not answer since the
-// last one. RangeAnswer: bytes that are given in all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
+// The bytes of a session's elastic ranges that their owner can be asked for. RangeAsk and RangeGive are SessionMessages whose `value` is bytes;
+// RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text` the sessions that have not
+// answered since the last Reply. RangeAnswer: bytes that are given in all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
 struct RangeHas {
   Header header;
   uint64_t session = 0;
@@ -203,8 +203,8 @@ struct ImageOpened {
   char text[512] = {};
 };
 
-// ImageHere, ImageClose, ImageUnmapped, ImageGone are SessionMessages: `value` is the image's number. Of ImageHere
-// `session` is the number of bytes in its first descriptor; what is left of the region is in a second.
+// ImageHere, ImageClose, ImageUnmapped, ImageGone are SessionMessages: `value` is the image's number. In ImageHere,
+// `session` is the number of bytes in its first descriptor; the rest of the region is in a second descriptor.
 
 struct SetCapacity {
   Header header;

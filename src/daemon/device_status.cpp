@@ -1,4 +1,4 @@
-// What people and tests are told of a device that processes share.
+// The status of a device that processes share, for people and tests.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>

@@ -18,15 +18,15 @@ class GroupPage {
   // Null: the file is no page of this version, or lies where reading may block (network and user file systems).
   static std::unique_ptr<GroupPage> open(client::Descriptor file);
 
-  // What the programs may have, and what other sessions of the group have instead; both 0 when the file cannot be read.
+  // The bytes that the programs may have, and the bytes lent to other sessions of the group; both 0 when the file cannot be read.
   struct Limit {
     uint64_t bytes = 0;
     uint64_t lent_bytes = 0;
   };
   Limit limit() const;
-  // Makes the limit so large, and notes what is lent. False, and nothing changed: there is no limit, the programs hold more, or the file is gone.
+  // Writes limit and loan. False, and nothing changed: there is no limit, the programs hold more, or the file is gone.
   bool set_limit(Limit limit);
-  // What living programs of the group hold, of the device of which they hold most.
+  // The bytes that living programs of the group hold on the device where they hold most.
   uint64_t held_bytes() const;
 
  private:

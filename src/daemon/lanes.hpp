@@ -27,11 +27,11 @@ class Lanes {
   Lanes& operator=(const Lanes&) = delete;
 
   uint64_t piece_bytes() const { return piece_bytes_; }
-  // The lane of `user` has so many bytes from now on, a multiple of piece_bytes(). No process has those mapped that go. On failure it has
-  // what could be made. Errors: the device's.
+  // The lane of `user` has `bytes` from now on, a multiple of piece_bytes(). No process may have the pieces mapped that go. On failure the lane
+  // has the pieces that could be made. Errors: the device's.
   base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
   uint64_t bytes(sched::LaneId lane) const { return pieces(lane) * piece_bytes_; }
-  // Of the lane's piece: good as long as the lane has it.
+  // The descriptor of the lane's piece, valid as long as the lane has the piece.
   int descriptor(sched::LaneId lane, size_t piece) const { return lanes_[lane][piece].descriptor.get(); }
 
  private:

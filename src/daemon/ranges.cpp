@@ -1,7 +1,7 @@
-// Elastic ranges of processes. A session tells what its ranges have that their owner can be asked for; the daemon takes them for one range.
-// A session that finds no room and nobody to ask in its own process asks here, and the daemon asks others by the rules of
-// sched::ElasticRanges: by class and price, with the owner's own deadline. Who does not answer keeps the bytes and counts as opportunistic
-// until it gives some back; the one who asked is told the name.
+// Elastic ranges of processes. A session reports the bytes of its ranges that their owner can be asked for; the daemon treats them as one range.
+// A session that finds no room and nobody to ask in its own process asks here, and the daemon asks other sessions by the rules of
+// sched::ElasticRanges: by class and price, with the owner's own deadline. A session that does not answer keeps the bytes and counts as
+// opportunistic until it gives some back. The session that asked is told its name.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>

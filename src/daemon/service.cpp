@@ -284,7 +284,7 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
   }
   if (type == MessageType::kSetCapacity) {
     const base::Status set = set_capacity(process, client::fields_of<client::SetCapacity>(message));
-    // Who asked finds the new capacity on the page when the answer comes.
+    // The devices are pumped first, so the caller finds the new capacity on the page when the answer comes.
     for (const auto& device : devices_) device->pump();
     auto reply = client::make_message<client::Reply>(MessageType::kReply, sequence);
     reply.code = set.code();

@@ -118,7 +118,7 @@ struct RemoteSession {
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 };
 
-// What the sessions of a group (Arrive::kOwnClaim) may have together. They are sessions of the scheduler each, with memory and turns of their own.
+// The limits that the sessions of a group (Arrive::kOwnClaim) share. Each is a session of the scheduler, with memory and turns of its own.
 struct GroupLimits {
   uint64_t group = 0;
   uint64_t memory_bytes = 0;  // 0 = no limit
@@ -223,7 +223,7 @@ class SharedDevice {
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
   // Preloaded programs get back what the group's other sessions no longer need.
   void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
-  // What the first of a group's preloaded programs is promised of the bytes that it declares: no more than the other sessions leave.
+  // The part of the declared bytes that the first of a group's preloaded programs is promised: no more than the other sessions leave.
   uint64_t left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page, uint64_t now_ns) const;
   // Divides the weight of a group among those of its sessions that use the device.
   void divide_weight(const GroupLimits* limits, uint64_t now_ns);
@@ -236,7 +236,7 @@ class SharedDevice {
   std::shared_ptr<sched::TimeCap> cap_of(Process& process, uint64_t group, double share, uint64_t now_ns);
   void set_cap(RemoteSession& session, double share, uint64_t now_ns);
   static bool capped(const Claim& claim) { return claim.cap != nullptr && claim.cap->binds(); }
-  // Those whose debts are repaid wait for a turn again; true if there are any.
+  // Sessions whose debts are repaid wait for a turn again. Returns whether there are any.
   bool announce_repaid(uint64_t now_ns);
   void tell(const RemoteSession& session, client::MessageType type, uint64_t value = 0);
   void open_range(RemoteSession& session, const sched::RangeSpec& spec);
@@ -251,11 +251,11 @@ class SharedDevice {
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
   void carry_out(const sched::Action& action);
   void carry_out_all();
-  // Shared lanes. What of E is promised: whole pieces.
+  // Shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
   uint64_t lane_need(uint64_t ephemeral_bytes) const;
   void size_lane(sched::LaneId lane, uint64_t bytes);
-  // Sends the session what it needs of its lane; false if that could not be made.
+  // Sends the session the pieces that it needs of its lane; false if they could not be made.
   bool send_lane(Claim& claim);
   void unplace(Claim& claim, uint64_t now_ns);
   void leave_lane(Claim& claim);  // its process has unmapped it
@@ -287,7 +287,7 @@ class SharedDevice {
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   void next_room(uint64_t now_ns);  // for the first in the line
   base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
-  // Those whose turns were asked back for room have ended them, or took too long.
+  // Every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);
   void room_step(uint64_t victim);
   void kill_overdue(const Process& process) const;  // if the operator allows it

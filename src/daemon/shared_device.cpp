@@ -149,7 +149,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     // Members of a group do not know what the others have.
     spec.least_bytes = claim->group == 0 ? message.least_bytes : 0;
     if (base::Status arrived = scheduler_.arrive(spec, now_ns); !arrived.ok()) {
-      // What is on its way out for it is told first: its process waits for what is its own, and asks again.
+      // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those of its own sessions, and
+      // then asks again.
       carry_out_all();
       take_back_loan(limits.get(), now_ns);
       return arrived;

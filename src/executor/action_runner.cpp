@@ -359,7 +359,7 @@ base::Status ActionRunner::move_out(SessionImpl& session, memory::PersistentHeap
   base::Status status;
   for (memory::ElasticRange* range : session.ranges_)
     if (status.ok()) status = range->save(paging_stream_);
-  // What came home goes out again; it comes back at boundaries after the page-in.
+  // Spilled blocks that came home go out again. They come back at boundaries after the page-in.
   if (status.ok() && heap.release_home() > 0) status = heap.send_spilled_out(paging_stream_);
   if (status.ok()) status = heap.page_out(paging_stream_);
   for (memory::ElasticRange* range : session.ranges_) status.ok() ? range->drop() : range->forget();

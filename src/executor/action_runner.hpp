@@ -42,7 +42,7 @@ struct Action {
 };
 
 // The queue of actions. They run one at a time, in the order of the decisions, without the runtime's lock while memory works: by a caller
-// that may block, or by a thread of the runner's. Who runs them acts, and nobody else does meanwhile.
+// that may block, or by a thread of the runner's. The thread that runs them "acts"; only one thread acts at a time.
 class ActionRunner {
  public:
   explicit ActionRunner(RuntimeImpl& runtime) : runtime_(runtime) {}
@@ -119,7 +119,7 @@ class ActionRunner {
   uint64_t retry_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   uint64_t paging_ns_ GPUSHARE_GUARDED_BY(books) = 0;
   base::ConditionVariable changed_, wakes_;
-  // Of whoever acts.
+  // Used by the thread that acts.
   device::Stream paging_stream_;
   device::Event paging_start_, paging_end_;
   base::ServiceThread service_;

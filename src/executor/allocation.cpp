@@ -1,5 +1,5 @@
-// Allocation, its owner, and how a session's promise grows and shrinks. What else is done for an allocation that finds no memory:
-// memory_ladder.cpp.
+// Allocation, its owner, and how a session's promise grows and shrinks. memory_ladder.cpp has the further steps for an allocation that finds
+// no memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
@@ -209,7 +209,7 @@ base::Status SessionImpl::promise(uint64_t heap_bytes, uint64_t range_bytes, uin
   ephemeral_bytes = std::max(ephemeral_bytes, before_e);
   const uint64_t quota =
       sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), runtime.granularity_bytes_);
-  // What P grows by is no longer for iterations: beside it they could not use it.
+  // Under a quota, E falls when P grows: iterations could not use those bytes beside the larger P.
   if (persistent_bytes > before_p && persistent_bytes <= quota)
     ephemeral_bytes = std::min(ephemeral_bytes, quota - persistent_bytes);
   if (persistent_bytes != before_p || ephemeral_bytes != before_e) {

@@ -19,11 +19,11 @@ struct Binding {
   Binding* outer = nullptr;  // begun before it on this thread
 };
 
-// The calling thread's, innermost first. Those that another thread has ended may still be there: their serial is not their
-// iteration's.
+// The calling thread's bindings, innermost first. A binding whose iteration another thread has ended may still be in the list: its serial
+// then differs from the iteration's.
 const Binding* thread_bindings();
 
-// Before any other function here: in the child of a fork the thread that forked forgets what it had open. False without memory.
+// Call it before any other function here. After it, a thread that forks forgets its open iterations in the child. False without memory.
 bool watch_forks();
 
 // False without memory: the thread can begin no iteration now. Forgets those that other threads have ended.

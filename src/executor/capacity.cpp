@@ -23,7 +23,7 @@ base::Status RuntimeImpl::set_capacity(uint64_t bytes) {
     Section lock(*this);
     GPUSHARE_RETURN_IF_ERROR(check_open());
     GPUSHARE_RETURN_IF_ERROR(authority_->set_capacity(bytes, now()));
-    // What is not promised is for others on the device.
+    // Bytes above the capacity are for others on the device.
     ladder_.set_gives_back(bytes < most);
     outbox.memory_changed = true;
     carry_out(nullptr, outbox);
@@ -101,7 +101,7 @@ uint64_t SessionImpl::effective_quota_bytes() const {
   return promised > sched::quota_in_granules(quota, runtime_->granularity_bytes_) ? promised : quota;
 }
 
-// First free bytes of P, which nobody uses now; then what iterations could not use any more.
+// Gives free bytes of P back first, which nobody uses now, then the bytes of E that iterations cannot use any more.
 void SessionImpl::give_back_above_quota(bool begins) {
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
   if (!growing.owns_lock()) return;  // at the next boundary
@@ -115,7 +115,7 @@ void SessionImpl::give_back_above_quota(bool begins) {
       return false;
     persistent = base::round_up(persistent_promise_, granule);
     ephemeral = base::round_up(ephemeral_promise_, granule);
-    // What it declared is a hint; nothing has been allocated.
+    // A session that waits has allocated nothing: its declared need is a hint and may be cut.
     unplaced = !placed_ && runtime.authority_->state(id_) == sched::SessionState::kQueued &&
                runtime.authority_->lane_of(id_) == sched::kNoLane;
     return placed_ || unplaced;

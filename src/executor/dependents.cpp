@@ -1,4 +1,4 @@
-// What was built on a runtime: told when it closes, and destroyed on a thread that may wait.
+// Objects built on a runtime. They are told when the runtime closes, and destroyed on a thread that may wait.
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/dependents.hpp"
 

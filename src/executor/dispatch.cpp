@@ -141,7 +141,7 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
   }
 }
 
-// At once if it is time, else when it is. A virtual clock moves at events only, which come here.
+// Looks now if it is time, else sets the time of the next look. A virtual clock moves only at events, and every event calls this function.
 void RuntimeImpl::look_at_coordinator() {
   uint64_t time = now();
   if (authority_->look_again_ns() <= time) authority_->look(time);

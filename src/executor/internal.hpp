@@ -1,15 +1,14 @@
-// internal.hpp: the parts of a runtime and who guards them. Not for other folders.
+// internal.hpp: the parts of a runtime and the locks that guard them. Other folders do not include it.
 //
 // One lock, RuntimeImpl::mutex_, orders everything that the scheduler is told or asked: the state of sessions
-// and lanes. What it guards lies in many objects, so the annotations name the role `books` that its holder has.
-// A turn that nobody else wants is lent past it (lent_turn.hpp). The lock is held for bookkeeping only: never while the device, memory or a function of the caller's
-// works, except for reading clocks and elapsed times. Allocation does not take it: an iteration or session
+// and lanes. The fields that it guards lie in many objects, so the annotations name the role `books` of its holder.
+// A turn that nobody else wants is lent without the lock (lent_turn.hpp). The lock is held for bookkeeping only, never while the device,
+// memory or a function of the caller's works; reading clocks and elapsed times is allowed. Allocation does not take it: an iteration or session
 // keeps its memory from going away with a Gate. Lock order: SessionImpl::grow_mutex_, RuntimeImpl::mutex_,
 // then what device and memory take.
 //
-// What must be done to memory after a decision (open a lane, admit, page, close) is queued as an action and
-// carried out in order, one at a time, without the lock, by a caller that may block or by a thread of the runtime's
-// (action_runner.hpp).
+// A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in order, one at
+// a time, without the lock, by a caller that may block or by a thread of the runtime's (action_runner.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -210,7 +209,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status send_out(LaneSlot& lane, uint64_t bytes);
   base::Status come_home(LaneSlot& lane);
   void claim_what_it_has(uint64_t extra);
-  // capacity.cpp. What the coordinator has decided for it.
+  // capacity.cpp. The coordinator's decision about the session.
   void set_terms(sched::SessionClass cls, uint64_t limit_bytes) GPUSHARE_REQUIRES(books);
   void refresh_quota() GPUSHARE_REQUIRES(books);
   bool guaranteed() const {
@@ -223,7 +222,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
 
   // owner.cpp. The stream of the open iteration's lane, else as hold().
   base::Result<HeldStream> hold_home();
-  // What `later` is given from now on comes after what `home` has been given.
+  // Work enqueued on `later` from now on runs after the work already on `home`.
   base::Status order_after(const device::Stream& home, const device::Stream& later);
   // Its gates are closed.
   void drop_order_event() {
@@ -275,10 +274,10 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   uint64_t pull_order_ GPUSHARE_GUARDED_BY(books) = 0;
   LaneSlot* granted_ GPUSHARE_GUARDED_BY(books) = nullptr;  // to the pull that waits
   LaneSlot* lane_ GPUSHARE_GUARDED_BY(books) = nullptr;     // of the iteration under way, or the last one
-  // Whose stream the heap is ordered on. Written by who has the iteration, or by who acts while there is none.
+  // The lane whose stream orders the heap. Written by the thread of the iteration, or without one by the thread that acts.
   std::atomic<LaneSlot*> stream_lane_{nullptr};
   std::deque<PushItem> pushes_ GPUSHARE_GUARDED_BY(books);
-  // Pushes run in order, so all are done once this one is. Who has it to do holds it; it holds the session.
+  // Pushes run in order, so all are done once this one is. The queue of pushes owns the ticket, and the ticket owns the session.
   std::weak_ptr<TicketImpl> last_submitted_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_order_ GPUSHARE_GUARDED_BY(books) = 0;
   uint32_t in_flight_ GPUSHARE_GUARDED_BY(books) = 0;

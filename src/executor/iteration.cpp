@@ -94,7 +94,7 @@ base::Status RuntimeImpl::start_iteration_or_throw(SessionImpl& session, LaneSlo
   }
   if (lane.owner_address.load(std::memory_order_relaxed) != &session)
     lane.set_owner(session.shared_from_this());
-  // What is free in it first; then blocks go out.
+  // Above its quota, the session gives free memory back first; then blocks go out.
   if (session.above_quota_.load(std::memory_order_relaxed)) session.give_back_above_quota(true);
   base::Status status;
   if (session.options_.allow_spill) status = session.move_spilled(lane);

@@ -99,7 +99,7 @@ class LaneSet {
   LaneSlot* find(uint32_t id) const GPUSHARE_REQUIRES(books) {
     return id < slots_.size() ? slots_[id].get() : nullptr;
   }
-  // Those that are open; and all by number, null where none was ever opened.
+  // The open lanes; and all lanes by number, null where none was ever opened.
   const std::vector<LaneSlot*>& opened() const GPUSHARE_REQUIRES(books) { return open_; }
   const std::vector<std::unique_ptr<LaneSlot>>& all() const GPUSHARE_REQUIRES(books) { return slots_; }
   // The runtime closes.

@@ -1,8 +1,8 @@
-// lent_turn.hpp: the turn of a device that nobody else wants, and the lock of a runtime's books. Not for other folders.
+// lent_turn.hpp: the turn of a device that nobody else wants, and the lock of a runtime's books. Other folders do not include it.
 //
 // A session whose iteration has ended while no other session waits, runs or moves keeps its turn: the turn is lent to it. Its next
-// iterations begin and end by one compare-and-swap each, without the lock and without the scheduler. Whoever takes the lock
-// takes the turn back first and enters into the books what has run meanwhile, so code that holds the lock never sees a lent turn.
+// iterations begin and end by one compare-and-swap each, without the lock and without the scheduler. A thread that takes the lock
+// takes the turn back first and enters the iterations run meanwhile into the books, so code that holds the lock never sees a lent turn.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -36,7 +36,7 @@ struct LaneSlot;
 // The count never falls, so a word that was seen once does not come again.
 class LentTurn {
  public:
-  // What the iterations of a loan have used.
+  // The use of the iterations of a loan.
   struct Totals {
     uint64_t service_ns = 0, planned = 0, peak_bytes = 0;
   };
@@ -118,13 +118,13 @@ class LentTurn {
   std::atomic<LaneSlot*> lane_{nullptr};
   std::atomic<InFlight*> slot_{nullptr};
   std::array<Cell, 2> cells_;
-  // Of the lender alone.
+  // Used by the lender alone.
   alignas(64) uint64_t first_ = 0;
   bool lent_ = false;
 };
 
-// Whoever holds the lock of a runtime's books. Sessions, lanes and tickets belong to one runtime, and no thread holds the locks of
-// two, so members of theirs name this role as what guards them.
+// The role of the thread that holds the lock of a runtime's books. Sessions, lanes and tickets belong to one runtime, and no thread holds the
+// locks of two, so their members name this role as their guard.
 class GPUSHARE_CAPABILITY("role") BooksRole {};
 inline constexpr BooksRole books;
 

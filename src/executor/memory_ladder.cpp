@@ -154,7 +154,7 @@ bool MemoryLadder::ask_owner(SessionImpl& session, uint64_t bytes) {
     base::MutexLock lock(mutex_);
     function = function_;
   }
-  // Not again from inside itself: it would ask without end.
+  // The function is not called inside itself, because that could go on without end.
   if (!function || CallbackScope::active()) return false;
   const CallbackScope scope;
   try {

@@ -29,7 +29,7 @@ class Stream;
 
 inline constexpr base::Role has_gates;  // who holds OpGate's mutex: it guards the members of its LaunchGates
 
-// Of one runtime. Threads: any.
+// One for each runtime. Threads: any.
 class OpGate {
  public:
   // ---- the runtime, with its lock held; guaranteed sessions

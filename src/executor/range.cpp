@@ -20,7 +20,7 @@ constexpr uint64_t kAnswerNs = 100'000'000;
 constexpr double kCopyNsPerByte = 0.2;  // out and back in, as the scheduler prices paging
 // How long a waiting commit sleeps unless a range gives something: room also comes from sessions, lanes and other processes.
 constexpr uint64_t kLookForRoomNs = 10'000'000;
-// Those who declined are asked again so long after.
+// Owners that declined are asked again after this time.
 constexpr uint64_t kAskAgainNs = 50'000'000;
 // The one who asks for what the daemon asks for.
 constexpr sched::RangeId kDaemon = UINT64_MAX;
@@ -167,7 +167,7 @@ base::Status RangeImpl::close() {
   uint64_t bytes = 0;
   {
     base::MutexLock lock(session_->range_mutex_);
-    // Those of a session that has ended went with it.
+    // The ranges of a session that has ended went with the session.
     const GatePass pass(session_->heap_gate_);
     if (!pass || std::erase(session_->ranges_, memory_) == 0) return {};
     bytes = memory_->committed_bytes();
@@ -224,9 +224,9 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
     if (missing == 0) return {};
   }
   {
-    // Whoever waits already goes first, unless it is of a lower class.
+    // A range that waits already goes first, unless it is of a lower class.
     BooksLock lock(runtime_.mutex_);
-    wait.bytes = missing;  // which others read
+    wait.bytes = missing;  // other waiting threads read it
     if (const RangeWait* first = runtime_.ranges_.before(wait); first != nullptr)
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               first->range->describe() + " waits for " + base::format_bytes(first->bytes) + " before it"};
@@ -461,10 +461,10 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
   uint64_t next_ns = base::add_saturated(now_ns, kLookForRoomNs);
   if (waits_.front() == &wait) {
     for (const sched::RangeRequest& silent : elastic_.expire(now_ns)) keeps_silent(silent, wait, outbox);
-    // What is free already may be too little, or in use by the device.
+    // The free bytes may be too few, or the device may still use them.
     const uint64_t free = runtime_.free_bytes();
     const uint64_t missing = free < wait.bytes ? wait.bytes - free : wait.bytes;
-    // Who declined may have bytes to spare by now.
+    // Owners that declined may have bytes to spare by now.
     if (now_ns - wait.asked_ns >= kAskAgainNs && elastic_.on_the_way_bytes(wait.want) == 0) {
       wait.want = next_want_++;
       wait.asked_ns = now_ns;

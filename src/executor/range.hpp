@@ -1,5 +1,5 @@
 // range.hpp: elastic ranges of sessions: addresses behind which memory is committed and decommitted while a job runs, within what the
-// session may have. Who waits for memory asks ranges of other sessions to give some back (sched/elastic.hpp decides whom).
+// session may have. A range that waits for memory asks ranges of other sessions to give some back (sched/elastic.hpp decides which).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -47,11 +47,11 @@ base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
 
 void RuntimeImpl::drop() {
   if (!NoWaitScope::active() && !CallbackScope::active()) {
-    // Else close() would refuse, and the runtime with its threads outlive everybody who could close it.
+    // The thread's open iterations end first. Otherwise close() would refuse, and nobody could close the runtime and its threads later.
     for (const Binding* binding = thread_bindings(); binding != nullptr;) {
       const std::shared_ptr<SessionImpl> session = binding->session;
       const bool ours = session->runtime_.get() == this && IterationImpl::is_open(*binding);
-      // Ended, it is no longer in the list: from the start again.
+      // An ended iteration leaves the list, so the search starts again.
       binding = ours && session->iteration_.end().code() != GPUSHARE_INVALID_STATE ? thread_bindings()
                                                                                    : binding->outer;
     }
@@ -605,7 +605,7 @@ base::Result<memory::MemorySnapshot> RuntimeImpl::snapshot() {
   return memory_->snapshot();
 }
 
-// What memory holds is promised. Nobody works on its books meanwhile: no action and no submitted iteration.
+// Checks that all memory held is promised. No action and no submitted iteration changes memory's books meanwhile.
 std::string RuntimeImpl::check_memory() {
   const ActionRunner::Pause pause(actions_);
   for (const LaneSlot* lane : lanes_.opened())

@@ -210,7 +210,8 @@ class Stream {
   virtual base::Status work(const gpushare_backend_work& work) = 0;
   // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
   virtual base::Status release() = 0;
-  // The device's stream, to record and wait for events. What calls on it return goes through checked(), once it is let go.
+  // The device's stream, to record and wait for events. The caller passes the results of calls on it to checked(), after it has let the
+  // stream go.
   virtual base::Result<HeldStream> hold() const = 0;
   // Returns `status`. If that is DEVICE_LOST, the runtime takes note: all sessions end.
   virtual base::Status checked(base::Status status) const = 0;
@@ -326,7 +327,8 @@ class Session {
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
-  // Of a guaranteed session, beside opportunistic ones that launch through gates; 0: the runtime's. INVALID_ARGUMENT for others.
+  // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's target. INVALID_ARGUMENT
+  // for opportunistic sessions.
   virtual base::Status set_target_slowdown(double target) = 0;
   // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on virtual time.
   virtual base::Result<std::shared_ptr<LaunchGate>> gate() = 0;
@@ -392,15 +394,16 @@ class Runtime {
   // Errors: as gpushare_session_open. Does not wait for admission.
   virtual base::Result<std::shared_ptr<Session>> open_session(const SessionOptions& options) = 0;
   virtual base::Result<RuntimeInfo> info() = 0;
-  // What was measured of sessions beside each other; empty where nobody measures. Errors: INVALID_STATE.
+  // The measured interference of sessions; empty where nobody measures. Errors: INVALID_STATE.
   virtual base::Result<std::vector<sched::MeasuredInterference::Entry>> interference() = 0;
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
-  // sched::Authority::set_capacity; 0: all that the runtime was opened with. What is not promised goes back to the device
-  // (virtual layout). On a shared device: of the daemon, for its own user and root. Errors: EXCEEDS_CAPACITY, UNAVAILABLE, INVALID_STATE.
+  // sched::Authority::set_capacity; 0: the capacity that the runtime was opened with. Memory above it goes back to the device
+  // (virtual layout). On a shared device it sets the daemon's capacity, for the daemon's user and root only. Errors: EXCEEDS_CAPACITY,
+  // UNAVAILABLE, INVALID_STATE.
   virtual base::Status set_capacity(uint64_t bytes) = 0;
   // sched::Authority::set_coordination; nullopt: no coordinator. Does not block.
   virtual base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options) = 0;
-  // Of guaranteed sessions that have no target of their own.
+  // The target slowdown of guaranteed sessions that have none of their own.
   virtual base::Status set_target_slowdown(double target) = 0;
   // Blocks until every lane's enqueued work has finished. Errors: TIMED_OUT, DEVICE_LOST.
   virtual base::Status synchronize(uint64_t timeout_ns) = 0;
@@ -433,7 +436,7 @@ class Runtime {
   // native stream that somebody else made and destroys, later than it is used. Errors: UNSUPPORTED (such a one on a device
   // without native streams).
   virtual base::Result<std::shared_ptr<Stream>> adopt_stream(void* native) = 0;
-  // What the link to the device was measured to need for a byte: the price of paging. Ignored unless finite and above 0.
+  // The measured time of the link to the device for a byte, which is the price of paging. Ignored unless finite and above 0.
   virtual void set_link(double ns_per_byte) = 0;
   // Gives what memory keeps for speed back to the device; returns the bytes. Calls the driver.
   virtual base::Result<uint64_t> trim() = 0;

@@ -83,10 +83,10 @@ SessionTable::Map SessionTable::take_all() {
 
 void SessionTable::refresh_ready(SessionImpl& session) {
   if (runtime_.collapsed_) return;
-  // Null once the runtime is closed; then nobody is ready.
+  // The authority is null once the runtime is closed; then no session is ready.
   sched::Authority* const authority = runtime_.authority_.get();
-  // Not before it has memory: the scheduler would pick it. Paged out, the scheduler must know, to bring it
-  // back.
+  // A session is not ready before it has memory, because the scheduler would pick it. The scheduler must know of a paged-out session that
+  // wants to run, to bring it back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
   if (wanted && !session.placed_) wanted = authority->state(session.id_) == sched::SessionState::kPagedOut;
   if (wanted && waits_for_profiled(session)) wanted = false;

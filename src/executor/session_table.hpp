@@ -69,7 +69,7 @@ class SessionTable {
   void profile_end(SessionImpl& session, LaneSlot& lane, uint64_t peak_bytes) GPUSHARE_REQUIRES(books);
 
   // ---- what the environment allows
-  // Of GPUSHARE_MEMORY, what the quotas of the sessions but one leave; UINT64_MAX without.
+  // The bytes of GPUSHARE_MEMORY that the quotas of all sessions but one leave; UINT64_MAX without the variable.
   uint64_t memory_left(const SessionImpl* but) const GPUSHARE_REQUIRES(books);
   // Gives a session without a quota what the others have left, so that their sum never exceeds the limit.
   base::Status limit_memory(SessionOptions& options) const GPUSHARE_REQUIRES(books);

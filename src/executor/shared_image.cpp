@@ -151,7 +151,7 @@ void SharedImage::gone() {
   if (device_ != nullptr) unmap();
 }
 
-// What is mapped stays readable.
+// The mapping stays, so the image stays readable.
 void SharedImage::lost(const base::Status& why) {
   base::MutexLock lock(mutex_);
   failure_ = {GPUSHARE_UNAVAILABLE,

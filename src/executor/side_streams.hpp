@@ -16,7 +16,7 @@ class StreamImpl;
 class SideStreams {
  public:
   void add(const std::shared_ptr<StreamImpl>& stream);
-  // Those that somebody holds.
+  // The streams that somebody still holds.
   std::vector<std::shared_ptr<StreamImpl>> all() const;
   // A stream of the device's has been made for one, and has been destroyed.
   void made();

@@ -1,10 +1,10 @@
-// Blocks of a session that may spill, at its boundaries: what its quota has no room for, or a guaranteed session asks for, goes out to host
-// memory, granules of its heap as well as blocks that spilled and came home; what has room comes home. The device bytes of spilled blocks
-// that came home are a part of the session's P, beside its heap and its elastic ranges. A boundary moves no more bytes and for no longer
-// than the runtime's settings say, so whoever waits for the lane waits no longer than that.
+// The moves of a session that may spill, at its boundaries. Bytes that its quota has no room for, or that a guaranteed session asks for, go
+// out to host memory: granules of its heap, and spilled blocks that came home. Spilled blocks come home when there is room. The device bytes
+// of spilled blocks that came home are a part of the session's P, beside its heap and its elastic ranges. The runtime's settings limit the
+// bytes and the time of the moves at a boundary, because other sessions wait for the lane meanwhile.
 //
-// Against going to and fro: a session that was sent out rests for 8 boundaries, in which who asked for the bytes takes them, and until what
-// its moves before cost is paid (sched/move_rest.hpp). One that found no room tries again after 4 boundaries.
+// Two rests keep blocks from moving to and fro. A session that was sent out rests for 8 boundaries, in which the session that asked takes the
+// bytes, and until the cost of its earlier moves is paid (sched/move_rest.hpp). A session that found no room tries again after 4 boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -21,7 +21,7 @@ constexpr uint32_t kSentOutRest = 8, kNoRoomRest = 4;
 // iteration for so long: they are paged out instead.
 constexpr uint64_t kLookAgainNs = 1'000'000, kIdleNs = 20'000'000;
 
-// What the session cannot live with; anything else leaves its blocks where they are, and is tried again.
+// The errors that end the session. Any other error leaves its blocks where they are, and the move is tried again.
 base::Status fatal(const base::Status& status) {
   if (status.ok()) return {};
   base::log(base::kInfo, status.to_string());
@@ -181,7 +181,7 @@ bool SessionImpl::wait_for_others(uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;
   Outbox outbox(runtime);
   Section lock(runtime);
-  // Whoever has an iteration open may be what their boundary waits for.
+  // A caller with an open iteration must not wait: the others' boundary may wait for that iteration.
   if (!runtime.check_live(*this).ok() || open_ || NoWaitScope::active() || CallbackScope::active())
     return false;
   const uint64_t wanted = base::round_up(bytes, runtime.granularity_bytes_), room = runtime.free_bytes();

@@ -1,5 +1,5 @@
 // stream.hpp: streams as they are handed out: safe to use late, and host functions that cannot poison a lane.
-// Not for other folders.
+// Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

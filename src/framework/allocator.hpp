@@ -60,7 +60,7 @@ class Allocator {
   // `native`: as given to alloc. OK for address 0.
   base::Status free(memory::Address address, void* native);
   base::Status record_use(memory::Address address, void* native);
-  // What holds `address`, the block itself outside pools: where it begins, how long it is.
+  // Begin and length of the allocation that holds `address`: the block itself, or in a pool the pool's chunk.
   base::Result<std::pair<memory::Address, uint64_t>> base(memory::Address address);
 
   // Before the iteration ends: keeps its blocks that are still allocated. After a promotion that was refused it may be called again.
@@ -76,7 +76,7 @@ class Allocator {
   base::Result<AllocatorInfo> info(executor::Session* session);
   base::Status reset_peaks(executor::Session* session);
   base::Result<uint64_t> trim();
-  // Of the runtime's capacity, above 0 up to 1.
+  // `fraction` is a part of the runtime's capacity, above 0 and at most 1.
   base::Status set_fraction(double fraction);
   void add_observer(OutOfMemoryObserver observer);
 
@@ -109,12 +109,12 @@ class Allocator {
   base::Result<std::shared_ptr<NativeStream>> find_stream(void* native);
   std::shared_ptr<Member> member_of(const std::shared_ptr<executor::Session>& session);
   std::shared_ptr<Member> owner_of(const NativeStream* stream);
-  // Of the kind that the session's state asks for.
+  // Allocates a block of the kind that the session's state asks for.
   base::Result<memory::Address> place(Member& member, uint64_t bytes, uint64_t alignment);
   base::Result<memory::Address> alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
                                           uint64_t alignment, void* native);
-  // An iteration that allocates without end: forgets the places of blocks that were freed. What lives is kept at its end all the same,
-  // but no longer predicted.
+  // Bounds the memory of an iteration that allocates without end: forgets the places of freed blocks. Live blocks are still kept at the
+  // iteration's end, but no longer predicted.
   void prune(Member& member) GPUSHARE_REQUIRES(member.mutex);
   base::Status check_limit(uint64_t bytes);
   void tell(const Member& member, uint64_t bytes, const base::Status& why);

@@ -86,7 +86,7 @@ base::Result<std::shared_ptr<const Image>> ImageCache::get(const std::string& pa
       if (still != entries_.end()) entries_.splice(entries_.begin(), entries_, still);
       return image;
     }
-    // Replaced on the disk. Those who use the old one keep it, and it keeps its part of the limit.
+    // The file was replaced. Users of the old image keep it, and the old image still counts in the limit.
     if (still != entries_.end()) still->key.clear();
   }
   ++misses_;

@@ -49,8 +49,8 @@ class Model {
     executor::HeldStream session;
     Prefix prefix;
   };
-  // What is enqueued on `copies` from now on finds the layers on the device. It must be recorded (Runtime::record_use) before the
-  // loan ends. Does not wait. Errors: TIMED_OUT (paged out), what a copy failed with.
+  // Work enqueued on `copies` from now on finds the layers on the device. The caller records it (Runtime::record_use) before the
+  // loan ends. Does not wait. Errors: TIMED_OUT (paged out), the error of a failed copy.
   base::Result<Loan> lend(const device::Stream& copies);
 
   // Does not block, but waits for other threads' calls on this model. The block is freed (unless its session has

@@ -5,8 +5,8 @@
 // opened for the new member, and the groups of its image are enqueued. Its first iteration begins at once, and the stream waits
 // for the layers that the iteration asks for.
 //
-// Who makes room on the device is the scheduler's decision: the session of a kept member is spare (executor::Session::set_spare)
-// and is dropped for whoever needs room, another member or a session that is not the switcher's, if others are worth more.
+// The scheduler decides which member makes room on the device. The session of a kept member is spare (executor::Session::set_spare): it is
+// dropped when another member or any other session needs room, unless dropping others costs less.
 //
 // With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp),
 // because no grouping can hide their transmission. They are spare likewise.

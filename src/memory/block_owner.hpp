@@ -144,7 +144,7 @@ class UseTable {
     freed_.clear();
     return all;
   }
-  // Those of blocks that stay, without forgetting them.
+  // The outstanding fences, with repetitions; the table keeps them.
   FenceList outstanding() const {
     FenceList all;
     for (const auto& [key, uses] : uses_) all.insert(all.end(), uses.begin(), uses.end());

@@ -140,7 +140,7 @@ struct LaneStats {
 };
 
 class LaneDoor;
-// What an allocation or free at a lane's door needs (lane_door.hpp). Good for one iteration.
+// The pass that an allocation or free at a lane's door needs (lane_door.hpp). Good for one iteration.
 struct LanePass {
   LaneDoor* door = nullptr;  // null: none
   uint64_t key = 0;
@@ -157,7 +157,7 @@ class Lane {
   // per owner. Solving happens once, on a thread of memory's own (on devices with virtual time in the end_iteration that
   // saw the repetition); 65,536 blocks at most, larger iterations are not planned. `owner` must be of this DeviceMemory.
   virtual base::Status begin_iteration(PersistentHeap& owner, bool use_plan) = 0;
-  // Of the iteration under way. For the thread that began it, before it ends.
+  // The pass of the iteration under way. Called by the thread that began the iteration, before the iteration ends.
   virtual LanePass pass() const = 0;
   // Passes of the iteration under way no longer serve: each allocation and free takes the ordinary way.
   virtual void close_door() = 0;

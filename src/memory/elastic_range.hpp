@@ -39,12 +39,12 @@ class ElasticRange final : public BlockOwner {
   uint64_t reserved_bytes() const { return reserved_bytes_; }
   uint64_t granule_bytes() const { return shared_.layout->granularity_bytes(); }
   uint64_t committed_bytes() const;
-  // Of [offset, offset + bytes), those without memory. Errors: INVALID_ARGUMENT (not whole granules within the range, or none).
+  // The bytes of [offset, offset + bytes) without memory. Errors: INVALID_ARGUMENT (not whole granules within the range, or none).
   base::Result<uint64_t> missing_bytes(uint64_t offset, uint64_t bytes) const;
   // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Errors: INVALID_ARGUMENT,
   // INVALID_STATE (closed, paged out), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
   base::Status commit(uint64_t offset, uint64_t bytes);
-  // Gives the memory of those that have some back, also while they are paged out. Returns how many bytes these are. Errors:
+  // Gives the memory of the granules back that have some, also while they are paged out. Returns the bytes given back. Errors:
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
 
@@ -87,7 +87,7 @@ class ElasticRange final : public BlockOwner {
   mutable base::Mutex control_;
   State state_ GPUSHARE_GUARDED_BY(control_) = State::kClosed;
   std::vector<Saved> saved_ GPUSHARE_GUARDED_BY(control_);
-  // What is mapped may be half written: a restore failed.
+  // A restore failed, so the mapped memory may be half written.
   bool spoilt_ GPUSHARE_GUARDED_BY(control_) = false;
   std::vector<uint8_t*> chunks_ GPUSHARE_GUARDED_BY(control_);
   Range range_;  // while open, constant; so the next two

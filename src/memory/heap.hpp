@@ -77,8 +77,8 @@ struct HeapExtent {
   uint64_t tag;
 };
 
-// Not thread-safe: one owner, or the owner's lock. No call blocks (metadata growth is one mprotect a MiB of
-// records), none throws. Movable, not copyable.
+// A heap is not thread-safe: it has one owner, or the owner's lock guards it. No call blocks (metadata growth is one mprotect a
+// MiB of records) and none throws. Movable, not copyable.
 class Heap {
  public:
   // Errors: INVALID_ARGUMENT (granule, capacity above 2^42 granules, max_blocks below 4 or above its limit);

@@ -187,11 +187,11 @@ base::Status LaneImpl::keep(Address address) {
       const uint64_t tag = heap_->tag(handle);
       if (tag & BlockTag::kPromoted) return {};
       const uint64_t size = heap_->size_bytes(handle);
-      // What may find no host memory comes first: after it nothing fails half way.
+      // The steps that need host memory come first, so that nothing fails half way.
       promoted_.reserve(promoted_.size() + 1);
       Loan& loan = loans_[owner_];
       loans_changed_ = true;
-      // It counts once: first no more as the lane's, then as the session's.
+      // The block counts once: it leaves the lane's bytes before it enters the session's.
       tell_now();
       const uint64_t counted = std::min(size, told_bytes_);
       shared_.ephemeral_bytes.fetch_sub(counted, std::memory_order_relaxed);

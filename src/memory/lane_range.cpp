@@ -1,5 +1,5 @@
-// The range under a lane: opened, grown, shrunk, moved at a boundary, closed. What the lane does with its blocks is in
-// lane.cpp, what sessions lend to it in loans.cpp.
+// The range under a lane: opened, grown, shrunk, moved at a boundary, closed. lane.cpp has the lane's blocks, loans.cpp the bytes
+// that sessions lend to the lane.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -119,7 +119,7 @@ bool LaneImpl::reclaim_closed() {
   return true;
 }
 
-// Memory of its own for a lane that processes share, as large as the lane. What has been promised for it is the caller's affair.
+// Gives a lane that processes share memory of its own, as large as the lane. The caller has promised the bytes.
 base::Status LaneImpl::take_own() {
   base::MutexLock control(control_);
   if (pieces_ == nullptr || own_.bytes > 0) return {};

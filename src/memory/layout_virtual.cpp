@@ -89,8 +89,8 @@ void VirtualLayout::give(Range& range, const FenceList& fences) {
   retire(region, shared);
 }
 
-// Where a lane could not reserve addresses for all of the device. One that could was refused memory, and a
-// second range needs more of that.
+// A second range helps only a lane that could not reserve addresses for all of the device. Any other lane lacks memory, and a
+// second range would need more of it.
 base::Status VirtualLayout::take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
                                        FenceList* out_fences) {
   {
@@ -332,7 +332,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
       if (committed[i]) continue;
       Cell& cell = region.cells[first + i];
       cell.committed = false;
-      // One that cannot be unmapped stays as if it had been decommitted.
+      // A cell that cannot be unmapped stays as if it had been decommitted.
       if (cell.memory != nullptr && (mapped[i] || !unmap_cell(region, first + i).ok()))
         set_unused(region, first + i);
     }

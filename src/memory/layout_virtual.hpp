@@ -1,7 +1,7 @@
 // layout_virtual.hpp: the virtual layout. Every range has its own reserved addresses, and physical granules of one size are mapped
-// behind them. A granule of addresses that has memory is a cell: committed, that is, promised to the range's owner, or unused. What is
-// unused stays mapped until somebody needs the granule: a range that is taken again soon costs no driver call, and unmapping happens in
-// batches, off the hot path.
+// behind them. A granule of addresses that has memory is a cell. A cell is committed (promised to the range's owner) or unused. Unused
+// cells stay mapped until somebody needs their granules: a range that is taken again soon costs no driver call, and unmapping happens
+// in batches, off the hot path.
 //
 // One granule size for all, chosen so that a device has some thousands of granules: a size per range would save mapping calls, but a
 // shrunk range could then keep part of a large granule that others were promised.
@@ -103,7 +103,7 @@ class VirtualLayout final : public RangeLayout {
     size_t mapped = 0;        // cells with memory
     std::vector<Cell> cells;  // as many as were ever used
     SharedFences last;        // of the last owner
-    // Of a shared one: where its memory comes from, and what of it is mapped, one behind the other.
+    // For a shared region: the source of its memory, and the pieces mapped so far, one behind the other.
     std::shared_ptr<base::Pieces> pieces;
     std::vector<Imported> imported;
     uint64_t imported_bytes = 0;
@@ -123,17 +123,17 @@ class VirtualLayout final : public RangeLayout {
                                  Address* out_base);
   // layout_shared.cpp
   base::Status import_up_to(Region& region, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);
-  // Those that begin at `bytes` or above. Lets go of `lock` while it waits.
+  // Drops the imported pieces that begin at `bytes` or above. Lets go of `lock` while it waits.
   void drop_imported(Region& region, uint64_t bytes, const FenceList& fences, base::MutexLock& lock);
   void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
 
-  // Memory of the device behind those of the cells that have none; the promise grows by it. On failure nothing has changed. May let go
-  // of `lock` while it waits for the device.
+  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed. May let go of `lock`
+  // while it waits for the device.
   base::Status commit_cells(Region& region, size_t first, size_t count, bool may_wait, base::MutexLock& lock,
                             FenceList* out_fences, std::vector<bool>* out_intact);
   base::Status drop_unused_host(Region& region, size_t first, size_t count, bool may_wait,
                                 base::MutexLock& lock);
-  // Those that are committed become unused, the last first. with_host: the ones in host memory as well.
+  // Makes the committed cells unused, the last first. with_host: also the cells in host memory.
   void decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences, bool with_host)
       GPUSHARE_REQUIRES(mutex_);
   base::Status unmap_cell(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);

@@ -62,7 +62,7 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
             saved_runs_.push_back({i, offset, size});
         };
         if (extent.away == 0) return save(block.offset_bytes, block.size_bytes);
-        // What is away stays where it is.
+        // Granules in host memory stay where they are.
         uint64_t at = block.offset_bytes;
         for_each_granule(block.offset_bytes, block.size_bytes, [&](size_t granule, uint64_t size) {
           if (!extent.granules[granule].away) save(at, size);

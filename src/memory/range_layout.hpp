@@ -89,12 +89,12 @@ class RangeLayout {
   // All of it must be decommitted.
   virtual void close_sparse(Range& range);
 
-  // Host memory behind granules (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves between it and device
-  // memory: what lies in a granule keeps its addresses. Granules of any range can move. Those in host memory are not touched by
-  // unback() and back(); they go with shrink(), give() and decommit(). One thread moves at a time.
+  // Host memory behind granules (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves between host and device
+  // memory. The blocks in a granule keep their addresses. Granules of any range can move. unback() and back() do not touch granules in
+  // host memory; shrink(), give() and decommit() release them. One thread moves at a time.
   static constexpr size_t kMoveSlots = 16;  // moves that may be under way together
   virtual bool has_host_tier() const { return false; }
-  // For a granule of a sparse range that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
+  // Puts host memory behind a granule of a sparse range that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
   virtual base::Status commit_host(const Range& range, size_t granule);
   // All there is behind granules, without what the device is done with, and a little that is kept for the next moves.
   virtual uint64_t host_bytes() { return 0; }

@@ -20,10 +20,10 @@
 
 namespace gpushare::memory {
 
-// What a trace is replayed on.
+// The allocators that a trace can be replayed on.
 //   heap     one block heap; every block from the low end
-//   lane     the same heap as a lane's: blocks that live through the whole trace (Trace::persistent) take the
-//   high end planned  the placement solved for the trace, replayed in constant time
+//   lane     the same heap as a lane's: blocks that live through the whole trace (Trace::persistent) take the high end
+//   planned  the placement solved for the trace, replayed in constant time
 enum class ReplayAllocator { kHeap, kLane, kPlanned };
 // Errors: INVALID_ARGUMENT naming the three.
 base::Result<ReplayAllocator> parse_replay_allocator(std::string_view name);

@@ -137,7 +137,7 @@ base::Status SpillStore::back(Pool& pool, uint64_t offset, uint64_t bytes) {
   if (missing > 0) GPUSHARE_RETURN_IF_ERROR(check_limit(missing));
   for (size_t i = first; i < end; ++i) {
     if (pool.granules[i].where != Where::kNowhere) continue;
-    // Those of a call that fails half way stay for the next block.
+    // If the call fails half way, the granules already committed stay for the next block.
     GPUSHARE_RETURN_IF_ERROR(shared_.layout->commit_host(pool.range, i));
     pool.granules[i].where = Where::kAway;
   }

@@ -53,7 +53,7 @@ struct SpillOwner {
   std::atomic<uint64_t> spilled_bytes{0};
   std::atomic<SessionId> session{0};
   uint32_t lane = UINT32_MAX;
-  // Of a heap, with a host tier: what its granules hold, blocks of its iterations included. Written under the store's lock.
+  // For a heap with a host tier: the bytes in its granules, blocks of its iterations included. Written under the store's lock.
   std::atomic<uint64_t> away_bytes{0};       // live, in host memory
   std::atomic<uint64_t> home_bytes{0};       // device memory behind granules that came home
   std::atomic<uint64_t> home_live_bytes{0};  // the live part of these

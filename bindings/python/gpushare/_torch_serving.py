@@ -35,7 +35,7 @@ class Server:
                     return self._call(self.model, batch.payloads)
                 with torch.cuda.stream(shared.torch_stream(lane.native)):
                     results = [_to_host(result) for result in self._call(self.model, batch.payloads)]
-                # What PyTorch or the model made and holds, such as workspaces, outlives the batch.
+                # Blocks that PyTorch or the network made and still holds, such as workspaces, outlive the batch.
                 check(lib.gpushare_allocator_keep_blocks(shared.allocator.handle, iteration.handle))
                 return results
         finally:

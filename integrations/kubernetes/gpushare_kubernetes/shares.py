@@ -72,7 +72,7 @@ def page_mounts(site: Site, page: str) -> list[tuple[str, str, bool]]:
 
 
 def make_page(site: Site, page: str, anew: bool = False) -> None:
-    """An empty file, which the first program of the part fills in. One that is there stays, unless the part is given out anew."""
+    """Makes an empty file, which the first program of the part fills in. An existing file stays, unless the part is given out anew."""
     if site.library_dir is None:
         return
     path = site.page(page)

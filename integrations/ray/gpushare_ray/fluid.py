@@ -204,7 +204,7 @@ class FluidScheduler(TrialScheduler):
         if self._scheduler == "gpushare":
             wanted = by_remaining({trial_id: self._left(self._trials[trial_id]) for trial_id in places}, places)
         chosen = weights(wanted, places)
-        # What is left changes with each result; a message to a trial is worth a change that it would notice.
+        # The remaining work changes with each result. A trial is sent a message only if its weight changes by more than a tenth.
         before = {trial_id: self._weights.get(trial_id, places[trial_id][1]) for trial_id in places}
         changed = {trial_id: weight for trial_id, weight in chosen.items()
                    if abs(weight - before[trial_id]) > max(0.01, 0.1 * before[trial_id])}

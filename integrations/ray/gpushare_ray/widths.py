@@ -33,8 +33,8 @@ def by_remaining(remaining_s: dict[str, float], places: dict[str, tuple[str, flo
 def weights(wanted: dict[str, float], places: dict[str, tuple[str, float]]) -> dict[str, float]:
     """The weight of each placed trial on its device. `places`: (device, the fraction that Ray assigned).
 
-    A trial keeps its fraction, whoever comes or grows beside it. What its device has left is divided among those whose width is more, by
-    what they want more; so growth goes back by itself when Ray places a neighbour.
+    A trial keeps its fraction, whatever other trials come or grow beside it. The rest of its device is divided among the trials whose width
+    is more than their fraction, in proportion to the difference. Growth therefore shrinks by itself when Ray places a neighbour.
     """
     beside: dict[str, list[str]] = {}
     for trial, (device, _) in places.items():

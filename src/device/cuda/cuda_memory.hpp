@@ -46,7 +46,7 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   uint64_t total_bytes() const { return limit_bytes_; }
-  // Not in use by anybody, and within the limit. Asks the driver.
+  // The bytes within the limit that nobody uses. Asks the driver.
   base::Result<uint64_t> free_bytes();
   uint64_t granularity_bytes() const { return granularity_bytes_; }  // 0: no virtual memory
 
@@ -60,7 +60,7 @@ class Memory {
   base::Result<Address> reserve(uint64_t bytes);
   base::Status unreserve(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
-  // Of the host's node that is nearest to the device. Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  // Host memory comes from the NUMA node that is nearest to the device. Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
   bool can_place_on_host() const { return host_node_ >= 0; }
   base::Result<gpushare_backend_memory*> create_host_physical(uint64_t bytes);
   base::Status release_physical(gpushare_backend_memory* memory);

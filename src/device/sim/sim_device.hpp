@@ -50,8 +50,8 @@ struct Op : SoftwareOp<Stream, Event> {
   ContentionModel::Load load;  // kWork
 };
 
-// Who holds the mutex of a simulated device. Streams and events belong to one device, and no thread holds the mutexes of two, so their members
-// name this role as what guards them.
+// The role of the thread that holds a simulated device's mutex. Streams and events belong to one device, and no thread holds the mutexes of
+// two, so their members name this role as their guard.
 inline constexpr base::Role
     has_device;  // who holds the device's mutex: it guards the members of its streams and events
 

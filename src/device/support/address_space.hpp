@@ -61,7 +61,7 @@ class AddressSpace {
   base::Result<Address> reserve(uint64_t bytes);
   base::Status unreserve(Address address, uint64_t bytes);
   base::Result<gpushare_backend_memory*> create_physical(uint64_t bytes);
-  // Of the host: not counted in used_bytes_, else the same.
+  // The same in host memory, which used_bytes_ does not count.
   base::Result<gpushare_backend_memory*> create_host_physical(uint64_t bytes);
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
