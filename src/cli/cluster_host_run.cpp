@@ -258,7 +258,7 @@ void HostCluster::observe(uint32_t index, double now) {
       job.told = true;
     }
   }
-  // Against alone on devices of the same speed.
+  // The slowdown is relative to the job alone on devices of the same speed.
   double slowest = 1e300;
   for (const uint32_t d : job.devices) slowest = std::min(slowest, devices_[d].speed);
   remaining = (static_cast<double>(infos_[index].iterations) - done) * job.iteration_s;
@@ -266,7 +266,7 @@ void HostCluster::observe(uint32_t index, double now) {
                       slowdown * slowest, now);
 }
 
-// What was measured of the jobs there is of other neighbours.
+// The measurements so far of the jobs on these devices belong to other neighbours, so they are dropped.
 void HostCluster::neighbours_changed(const std::vector<uint32_t>& devices) {
   const std::lock_guard lock(mutex_);
   for (const uint32_t d : devices)
@@ -440,7 +440,7 @@ base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& note
       }
     }
     now = now_s();
-    // What ran beside each other is told of before it parts.
+    // Jobs that ran beside each other are observed before one of them leaves.
     for (uint32_t j = 0; j < jobs_.size(); ++j)
       if (jobs_[j]->on) observe(j, now);
     for (const uint32_t j : ended) {

@@ -35,10 +35,9 @@ class ClusterPlanCommand final : public Command {
       help_ += line + "\n";
     }
     help_ +=
-        "Each is asked for one decision, or to play the document out without noise. What cannot be served is "
-        "in the "
-        "result, with\n"
-        "the reason.\n"
+        "Each is asked for one decision, or to play the document out without noise. The result also names "
+        "what cannot\n"
+        "be served, with the reason.\n"
         "\n"
         "Examples:\n"
         "  gpushare cluster plan examples/cluster/services.json\n"

@@ -106,7 +106,7 @@ std::string line_key(const Json& results) {
   return out + "</ul>";
 }
 
-// What the rounds of shares brought: a chart a metric, a line a scheduler. Each point is the mean of some rounds.
+// The results of the rounds of shares: a chart for each metric, with a line for each scheduler. Each point is the mean of some rounds.
 std::string series(const Json& document) {
   const Json& results = document.at("results");
   if (results.empty() || !results[0].contains("series") || results[0]["series"].empty()) return "";

@@ -327,7 +327,7 @@ class ClusterRunCommand final : public Command {
   base::Status write_timeline(std::vector<cluster::PlaySpan> spans, const std::string& scheduler) const {
     GPUSHARE_ASSIGN_OR_RETURN(base::TraceWriter writer, base::TraceWriter::open(timeline_));
     const auto group = writer.add_group(scheduler + (device_ == "host" ? ", measured" : ", simulated"));
-    // What is beside each other on a row gets a track each.
+    // Spans that overlap on a row get a track each.
     struct Track {
       base::TraceWriter::Track track;
       double free_from_s;

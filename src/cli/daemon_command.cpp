@@ -289,7 +289,7 @@ class DaemonCommand final : public Command {
     options.long_wait_ns = static_cast<uint64_t>(long_wait_s * 1e9);
     return coordinate_ ? std::optional(options) : std::nullopt;
   }
-  // What is promised above it falls at boundaries: gpushare top shows target and effective value.
+  // Promises above the new capacity fall at boundaries: gpushare top shows the target and the effective value.
   base::Result<ExitCode> set_capacity() const {
     GPUSHARE_ASSIGN_OR_RETURN(const uint64_t bytes, set_capacity_ == "0"
                                                         ? base::Result<uint64_t>(uint64_t{0})

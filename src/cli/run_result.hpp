@@ -28,7 +28,7 @@ struct JobOutcome {
 };
 
 // One policy's run.
-// What was measured: device ns of an iteration alone (`beside` is empty), or how many times as long it takes beside another.
+// A measurement: device ns of an iteration alone (`beside` is empty), or how many times as long it takes beside another session.
 struct MeasuredBeside {
   std::string name, beside;
   double value = 0;

@@ -13,10 +13,10 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kPerPointBelowFloor = 1e6;  // of accuracy: keeping the floor comes before any gain
 constexpr double kTolerance = 1e-9;
-// What a point of accuracy at a window's end is worth in the next, as part of a window at that accuracy, when the next is not known.
+// The worth of a point of accuracy at a window's end when the next window is not known: the part of a window at that accuracy.
 constexpr double kEndWeightUnseen = 0.1;
 
-// What a stream may do from now until the end of the window.
+// The state of a stream from now until the end of the window.
 struct StreamState {
   double accuracy = 0;
   bool done = false;     // retrained in this window: not again

@@ -23,7 +23,7 @@ struct InferenceConfiguration {
   double gpus = 1;             // > 0, devices to keep up with the stream
 };
 
-// What a profiler saw of a configuration's first epochs.
+// A profiler's observations of a configuration's first epochs.
 struct RetrainingProfile {
   double epochs = 0;  // of the whole retraining
   std::vector<std::pair<double, double>>

@@ -1,13 +1,13 @@
 // cluster: decisions above one device: which job goes to which device and beside whom, how much of it each gets, in which configuration.
 // Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be called from sim, c_api/cluster, cli and
-// tests; calls base and sched. What lives here:
+// tests; calls base and sched. Contents:
 //   fields, plan, kinds, schema   the JSON documents: reading them, the kinds there are, deciding one, their published schema
 //   model/                        what several kinds know: devices
 //   solve/                        solvers that several systems share
 //   services/, and a file or folder for each further kind; one file a system
 //
-// fields.hpp: an object of a document, read field by field. What is missing, out of range, doubled or unknown is told with its path and
-// value.
+// fields.hpp: an object of a document, read field by field. A field that is missing, out of range, doubled or unknown is an error with its path
+// and value.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -60,7 +60,7 @@ class Fields {
   uint64_t whole(const char* key, uint64_t low, uint64_t high);
   uint64_t whole_or(const char* key, uint64_t low, uint64_t high, uint64_t fallback);
   bool flag_or(const char* key, bool fallback);
-  // Not empty, at most 256 bytes.
+  // A text that is not empty and has at most 256 bytes.
   std::string text(const char* key);
   std::string text_or(const char* key, const char* fallback);
   // The index of the field's word in `words`.

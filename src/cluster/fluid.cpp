@@ -335,7 +335,7 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
       result.trials[row_of[trial]].start_s = run.now_s();
     }
   };
-  // What each trial has held since when, for spans.
+  // The devices that each trial holds, and since when, for spans.
   struct Held {
     Width width = 0;
     std::vector<int> devices;

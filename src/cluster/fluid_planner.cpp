@@ -33,7 +33,7 @@ struct Change {
 
 class TimelinePolicy final : public TrialPolicy {
  public:
-  // Sorted by time. What is not named pauses from the start.
+  // `changes` are sorted by time. A trial that they do not name pauses from the start.
   explicit TimelinePolicy(std::vector<Change> changes)
       : changes_(std::make_shared<const std::vector<Change>>(std::move(changes))) {}
   void arrived(TrialRun&, const std::vector<size_t>&) override {}
@@ -171,7 +171,7 @@ class Wrap {
     }
     std::stable_sort(result.begin(), result.end(),
                      [](const Change& a, const Change& b) { return a.time_s < b.time_s; });
-    // What happens at one time up to rounding happens at once: whoever takes a device comes after whoever leaves it.
+    // Changes at equal times, up to rounding, get the same time, so that a trial takes a device after another has left it.
     for (size_t i = 1; i < result.size(); ++i)
       if (result[i].time_s - result[i - 1].time_s < tolerance) result[i].time_s = result[i - 1].time_s;
     return result;
@@ -292,7 +292,7 @@ class Wrap {
     return true;
   }
 
-  // What is left of a trial takes that long.
+  // The time that the rest of a trial takes at this width.
   double takes(size_t i, Width width) const {
     return takes_[i * size_t(most_packed() + 1 + widest_) + size_t(width + most_packed())];
   }

@@ -46,8 +46,8 @@ class Problem {
   // As solve, playing the document through with noise: `choice` is one of the kind's run_choices. Appends to `spans` unless it is null.
   virtual base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                             std::vector<PlaySpan>* spans) = 0;
-  // Adds the fields of the kind to `result`. `choice` is one of the kind's. What cannot be served or run is said in the result, not an
-  // error. Errors: what the scheduler needs and the document lacks, with its path (INVALID_ARGUMENT).
+  // Adds the fields of the kind to `result`. `choice` is one of the kind's. Work that cannot be served or run is named in the result and is no
+  // error. Errors: INVALID_ARGUMENT with the path of a field that the scheduler needs and the document lacks.
   virtual base::Status solve(std::string_view choice, OrderedJson& result) = 0;
 };
 

@@ -1,10 +1,10 @@
 // reservations.hpp: one transactional table of named, counted resources on nodes (ESCHER; thesis 002, chapter 4). Policies are expressed as
 // requirements: gang, affinity, anti-affinity, barriers, queues, locks, fair shares, soft constraints, load balancing.
 //
-// Where the source takes a gang by ghost tasks, time-outs and back-off, a request here takes all that it needs at once or nothing.
-// Requests wait in the order of arrival. One that fits may pass one that does not, at most kMostPasses times; after that nobody takes what
-// the passed one could use, so what the nodes can satisfy is granted eventually. A request that closes a cycle of owners who wait for each
-// other is refused.
+// The source takes a gang by ghost tasks, time-outs and back-off; here a request takes all that it needs at once or nothing.
+// Requests wait in the order of arrival. A request that fits may pass one that does not, at most kMostPasses times. After that no request
+// takes resources that the passed one could use, so every request that the nodes can satisfy is granted eventually. A request that closes a
+// cycle of owners that wait for each other is refused.
 //
 // A state machine: no thread, no clock; calls are serialised by the caller and told the time. Cost of a call: O(waiting requests x nodes x
 // resources asked) at worst, microseconds for tables of some dozens.

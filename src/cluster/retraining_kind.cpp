@@ -116,8 +116,8 @@ class RetrainingKindProblem final : public Problem {
   }
 
  private:
-  // What the profiler tells: where it has observed the first epochs, what their learning curve says of the last one, each observation
-  // with an error; else the truth with an error.
+  // The accuracy that the profiler predicts. With observations of the first epochs it is their learning curve's value for the last epoch, each
+  // observation with an error. Without observations it is the truth with an error.
   template <class F>
   static double told_accuracy(const RetrainingConfiguration& configuration, F&& error) {
     std::vector<std::pair<double, double>> observed = configuration.profile.observed;

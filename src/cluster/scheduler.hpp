@@ -41,7 +41,7 @@ struct JobInfo {
 // Training with batch m instead of m0 needs (noise + m)/(noise + m0) times the samples (McCandlish et al. 2018), so m0/m times that in
 // iterations. 1 without batch sizes.
 double iterations_factor(const JobInfo& info);
-// What is assumed of the time of an iteration, over that with the first batch size, where nothing was measured: a fifth is fixed.
+// The assumed time of an iteration, relative to that with the first batch size, where nothing was measured: a fifth of it is fixed.
 double assumed_iteration_factor(const JobInfo& info);
 // `info` with another batch size: its memory, and the batch size that its config names ("NAME (batch size 32)").
 JobInfo with_batch(JobInfo info, double batch);
@@ -87,7 +87,7 @@ class Scheduler {
   // Before anything else, once for each device; later when one goes (`up` false: its jobs are waiting again) or comes back.
   virtual void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) = 0;
   virtual void arrived(JobId job, const JobInfo& info, double now_s) = 0;
-  // What was measured before, of jobs that need not come: `job` ran `slowdown` times slower beside `other`. Before all jobs.
+  // An earlier measurement of jobs that need not come: `job` ran `slowdown` times slower beside `other`. Called before any job arrives.
   virtual void known_pair(const JobInfo& job, const JobInfo& other, double slowdown);
   // A running job: device time it has had, work left, and how much slower it makes progress than alone at its first batch size, since its
   // devices' jobs last changed. 0: not known yet.

@@ -227,7 +227,7 @@ const Kind& shares_kind() {
                   "curve": {"$ref": "#/$defs/performance_curve"},
                   "logistic": {"$ref": "#/$defs/logistic_curve"}
                 }, "required": ["round"], "additionalProperties": false},
-              "declared": {"description": "For run: the job reports no performance. What it declares is taken in its place: demand, the units per unit of load that meet its objective, or a curve.", "type": "object",
+              "declared": {"description": "For run: the job reports no performance. Its declaration is taken instead: demand, the units per unit of load that meet its objective, or a curve.", "type": "object",
                 "properties": {
                   "demand": {"$ref": "#/$defs/positive"},
                   "curve": {"$ref": "#/$defs/performance_curve"},

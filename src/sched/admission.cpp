@@ -297,8 +297,8 @@ bool Scheduler::Impl::claim_first(WaitingList::Position from, WaitingList::Posit
       if (!waiting.at(from).blocked && claim(waiting.at(from), now_ns)) return true;
     return false;
   }
-  // Those behind a session may page out no more than it may, and run next in no more lanes: what all would
-  // not do for a need of its size does not do behind it either.
+  // Sessions behind this one may page out no more than it may, and may enter no more lanes. A need of its size that finds no
+  // room here therefore finds none further back.
   while (from < end) {
     SessionRecord& session = waiting.at(from);
     if (!session.blocked && claim(session, now_ns)) return true;

@@ -137,11 +137,11 @@ class Authority {
   // Which class the session counts as from now on.
   virtual void set_class(SessionId session, SessionClass cls, uint64_t now_ns) = 0;
   virtual void set_weight(SessionId session, double weight) = 0;  // finite, > 0; else ignored
-  // With a worth the session is spare: nobody runs iterations of it, what it holds can be had again, and it stays for
-  // speed alone (a model kept for its next request, first layers on standby). Whoever needs room takes spare sessions
-  // before all others, by class, then by price; kDrop is the action. The price is `worth_ns`: the time to bring the
-  // bytes back times the requests for them; it halves every kRequestHalfLifeNs. Without a worth, or when it becomes
-  // ready, the session is as others again. False: it is being dropped already.
+  // With a worth the session is spare: nobody runs iterations of it, its bytes can be had again, and it stays for
+  // speed alone (a model kept for its next request, first layers on standby). Spare sessions make room before all
+  // others, by class, then by price; kDrop is the action. The price is `worth_ns`: the time to bring the bytes back
+  // times the requests for them; it halves every kRequestHalfLifeNs. Without a worth, or when it becomes ready, the
+  // session is an ordinary one again. False: the session is being dropped already.
   virtual bool set_spare(SessionId session, std::optional<double> worth_ns, uint64_t now_ns) = 0;
   // Measured time of the link for a byte: the price of paging.
   virtual void set_link(double ns_per_byte) = 0;
@@ -164,9 +164,9 @@ class Authority {
   virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
     return false;
   }
-  // The session waits no longer for boundaries that have not come: whoever was to be paged out there goes on.
+  // The session no longer waits for boundaries that have not come: the sessions that were to be paged out there go on.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // What was begun for the session by make_room() elsewhere, or by make_room_at_boundaries(), is still under way.
+  // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is still under way.
   virtual bool making_room(SessionId session) const = 0;
   // The session that make_room() worked for has taken what it needs, or has given up.
   virtual void room_used(uint64_t now_ns) = 0;
@@ -224,7 +224,7 @@ class Authority {
   virtual void stop() {}
   // Others want the turn of the lane's session: finish what is in flight, and say so.
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
-  // What a thread that waits for the session's turn waits on, besides asking pick() again each time it rings; null: `changed` is called.
+  // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null: `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
   // Where the lane's memory comes from if processes share it; null: the driver makes it.
   virtual std::shared_ptr<base::Pieces> lane_pieces(LaneId /*lane*/) const { return nullptr; }
@@ -243,7 +243,7 @@ class Authority {
   virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, std::string* /*out_silent*/) {
     return false;
   }
-  // What the session's ranges are asked for by others; after take_actions().
+  // The bytes that others ask of a session's ranges. Call take_ranges_asked() after take_actions().
   struct RangesAsked {
     SessionId session;
     uint64_t bytes;

@@ -1,4 +1,4 @@
-// What a scheduler answers about its books, and the check of the invariants that hold in them.
+// The scheduler's answers about its books, and the check of their invariants.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/scheduler.hpp"
 

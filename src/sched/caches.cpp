@@ -53,7 +53,7 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
       actions.push_back({ActionKind::kFillCache, kNoLane, cache.id, cache.bytes});
       continue;
     }
-    // What is on its way out counts as there, so that no more goes than is needed.
+    // Bytes on their way out count as free here, so that no more goes than is needed.
     const auto stays = [](const auto&) { return false; };
     const uint64_t used = promised_without(stays);
     const uint64_t free = capacity.target_bytes - std::min(capacity.target_bytes, used);

@@ -14,11 +14,11 @@ double by_byte(const Claim& claim) {
   return claim.price_ns / static_cast<double>(claim.bytes);
 }
 
-// Of one rank, cheapest a byte first; together they have `bytes` or more, which is above 0.
+// Chooses among claims of one rank. `order` has the cheapest byte first; together the claims have at least `bytes`, which is above 0.
 std::vector<size_t> choose_of_rank(std::span<const Claim> claims, std::span<const size_t> order,
                                    uint64_t bytes) {
-  // Small ones are taken into the prefix; one that makes all the room that is missing closes it, which is a solution,
-  // and is left out to go on.
+  // A claim smaller than the missing bytes joins the prefix. A claim that has all of them closes the prefix: the two are one
+  // solution. The search goes on without that claim and keeps the cheapest solution.
   double best_price = std::numeric_limits<double>::infinity(), prefix_price = 0;
   uint64_t made_bytes = 0;
   std::vector<size_t> prefix, best;

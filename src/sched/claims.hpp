@@ -35,8 +35,8 @@ double decayed(double value, uint64_t since_ns, uint64_t now_ns);
 double price_of(double take_ns, double restore_ns, double idle_ns);
 
 // Indexes of the claims to take so that at least `bytes` become free, in ascending order. Empty if `bytes` is
-// 0, or if all claims together do not suffice. Claims of no bytes are not taken. Of equal claims the first in
-// the list go. O(n log n).
+// 0, or if all claims together do not suffice. Claims of no bytes are not taken. Among equal claims the first in
+// the list are taken. O(n log n).
 std::vector<size_t> choose_claims(std::span<const Claim> claims, uint64_t bytes);
 
 }  // namespace gpushare::sched

@@ -39,7 +39,7 @@ void Scheduler::look(uint64_t now_ns) {
 
 CoordinatedJob Scheduler::Impl::job_of(SessionRecord& session) const {
   const uint64_t need = base::add_saturated(session.persistent_bytes, session.ephemeral_bytes);
-  // What a session has beyond its limit lies in host memory, and its need does not count that. It wants as much as before.
+  // A session's bytes beyond its limit lie in host memory, and its need does not count them. It still wants as much as before.
   session.wanted_bytes = session.limit_bytes > 0 ? std::max(session.wanted_bytes, need) : need;
   CoordinatedJob job;
   job.id = session.view.id;
@@ -56,7 +56,7 @@ CoordinatedJob Scheduler::Impl::job_of(SessionRecord& session) const {
 void Scheduler::Impl::coordinate_anew(const std::optional<CoordinatorOptions>& asked, uint64_t now_ns) {
   std::vector<SessionRecord*> all;
   for (const auto& [id, session] : sessions) all.push_back(session.get());
-  // Those that have memory keep it where they can.
+  // Sessions that have memory join first, so that they can keep it.
   std::sort(all.begin(), all.end(), [](const SessionRecord* a, const SessionRecord* b) {
     return std::pair(!a->holds_promise(), a->view.id) < std::pair(!b->holds_promise(), b->view.id);
   });
@@ -85,7 +85,7 @@ void Scheduler::Impl::coordinate(uint64_t now_ns) {
   for (const auto& [id, session] : sessions) all.push_back(session.get());
   std::sort(all.begin(), all.end(),
             [](const SessionRecord* a, const SessionRecord* b) { return a->view.id < b->view.id; });
-  // What stays for speed alone is no job: whoever needs the room drops it.
+  // A spare session is no job: it is dropped when others need the room.
   for (SessionRecord* session : all)
     if (session->worth_ns.has_value() == coordinator->knows(session->view.id)) {
       if (session->worth_ns)
@@ -177,7 +177,7 @@ void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64
   actions.push_back({ActionKind::kTerms, kNoLane, session.view.id, limit_bytes, 0, cls});
 }
 
-// Before it grows, so that a limit which others leave room above is out of the way. What it can run with does not change by that.
+// Called before the session grows, so that its limit rises if others leave room. The least bytes that it can run with stay the same.
 void Scheduler::Impl::want(SessionRecord& session, uint64_t need_bytes, uint64_t now_ns) {
   if (session.view.cls == SessionClass::kGuaranteed || !coordinator->knows(session.view.id)) return;
   CoordinatedJob job = job_of(session);

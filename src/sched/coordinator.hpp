@@ -64,7 +64,7 @@ class Coordinator {
   void tick(uint64_t now_ns) { decide(now_ns); }
   uint64_t look_again_ns() const { return look_again_ns_; }
 
-  // What has been decided since the last call, in order: limits fall and jobs stop before others start with the room.
+  // The decisions since the last call, in order: limits fall and jobs stop before others start with the room.
   std::vector<CoordinatorAction> take_actions();
 
   struct View {

@@ -40,9 +40,9 @@ class ElasticRanges {
   static constexpr uint64_t kNoAnswer = UINT64_MAX;
 
   void open(RangeId id, const RangeSpec& spec);
-  // What it was asked for is asked of others when its asker asks again.
+  // Requests to the closed range lapse. When the range that asked asks again, they go to others.
   void close(RangeId id);
-  // Its bytes now. A fall counts for the request that it has.
+  // Sets the range's bytes. A fall counts for the request that the range has.
   void set_bytes(RangeId id, uint64_t bytes);
 
   // `asker` misses `bytes` to commit what it wants. Returns the requests to be delivered now; empty when enough is on its way or nobody

@@ -1,4 +1,4 @@
-// Who is paged out for whom.
+// The choice of the sessions that are paged out for another one.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <type_traits>
@@ -54,8 +54,8 @@ std::function<uint64_t(const SessionRecord&)> Scheduler::Impl::gives_back() cons
   };
 }
 
-// What stays for speed alone before all others; class before the policy's order before price. The order counts where one
-// outranks the other.
+// Spare sessions rank before all others; then class counts, then the policy's order, then price. The policy's order counts only
+// where one session outranks the other.
 std::vector<Claim> Scheduler::Impl::claims_of(std::span<SessionRecord* const> best_first,
                                               uint64_t now_ns) const {
   std::vector<Claim> claims(best_first.size());
@@ -119,7 +119,7 @@ std::optional<Scheduler::Impl::Victims> Scheduler::Impl::choose_victims(
     for (const size_t index : chosen) *victim[index] = true;
     for (size_t i = 0; i < first_of_order; ++i) *victim[order[i]] = true;
   };
-  // What lanes give back depends on all of their sessions, so the choice may fall short.
+  // The bytes that a lane gives back depend on all of its sessions, so the choice may fall short.
   size_t too_few = 0, do_do = order.size();
   mark(0);
   if (enough()) {
@@ -302,7 +302,7 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   Victims candidates{};
   for (const LaneRecord& lane : lanes) {
     for (SessionRecord* member : lane.members) {
-      // What is on its way for somebody else may be enough for both; if not, the session asks again.
+      // Room on its way for another session may be enough for both. If not, the session asks again.
       if (member->yielding && member->evicting) return true;
       if (member != &session && evictable(*member) && member->busy() &&
           member->view.cls == SessionClass::kOpportunistic)
@@ -351,7 +351,7 @@ void Scheduler::Impl::stay(SessionRecord& session) {
   set_ready_slot(session, session.ready);
 }
 
-// Those not begun: a copy under way is carried through.
+// Cancels the evictions that have not begun. A copy under way is carried through.
 void Scheduler::Impl::cancel_evictions() {
   place_for = kNoSession;
   for (const LaneRecord& lane : lanes)

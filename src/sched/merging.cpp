@@ -8,7 +8,7 @@
 
 namespace gpushare::sched {
 
-// Not if one of its sessions outranks the one that waits: it would have to share its turns.
+// A lane with a session that outranks the waiting one does not give way, because that session would have to share its turns.
 bool Scheduler::Impl::gives_way(const LaneRecord& lane, const SessionRecord& session) const {
   if (!lane.open || !suits(lane, session)) return false;
   return std::none_of(lane.members.begin(), lane.members.end(), [&](const SessionRecord* member) {
@@ -46,7 +46,7 @@ void Scheduler::Impl::merge_waiting(uint64_t now_ns) {
     return;
   }
   if (lanes_open < 2 || evicting > 0) return;
-  // Those behind a session may merge no more lanes than it may.
+  // Sessions behind this one may merge no more lanes than it may.
   for (WaitingList::Position at = waiting.begin(); at < waiting.end();) {
     const SessionRecord& session = waiting.at(at);
     const WaitingList::Room merged = mergeable_room(session);

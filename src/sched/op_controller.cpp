@@ -26,7 +26,7 @@ constexpr uint32_t kImpreciseEvery = 3;
 constexpr double kAim = 0.95;
 // A difference between what was measured and the target is made good within about so many iterations.
 constexpr double kBalanceIterations = 512;
-// What the floor looks back at: a thousand iterations.
+// The floor looks back over about a thousand iterations.
 constexpr double kForget = 0.999;
 // Work that may be on the device at once, at least: a few launches.
 constexpr uint64_t kLeastInFlightNs = 20'000;
@@ -67,7 +67,7 @@ void OpController::learn(Guaranteed& g) const {
   g.pause_left = g.since_alone = g.odd = 0;
   g.odd_sum = g.credit = g.balance = g.excess = g.excess_square = 0;
   g.iterations = 0;
-  // What was learned about interference is a guess for the new phase.
+  // The learned interference is only a guess for the new phase.
   for (auto& [who, curve] : g.curves)
     for (Choice& choice : curve) {
       choice.cost.count = std::min(choice.cost.count, 1.0);
@@ -100,7 +100,7 @@ void OpController::leave(SessionId id) {
   ++version_;
   guaranteed_.erase(id);
   if (opportunistic_.erase(id) > 0) {
-    // What was learned of all together was learned with this session.
+    // The curve of all sessions together was learned with this session.
     for (auto& [other, g] : guaranteed_) {
       g.curves.erase(id);
       g.curves.erase(kNoSession);
@@ -236,7 +236,7 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
                        std::max(options_.change, kNoise * noise) * (1 + choice.cost.value))
         g.pause_left = std::max(1U, options_.learn_iterations);
       choice.cost.add(cost, kCostGain);
-      // What is charged is the mean, not the noise of this iteration; but what noise does not explain is charged as it is.
+      // An iteration whose cost lies within the noise is charged the mean. A cost that noise does not explain is charged as it is.
       if (known && std::abs(cost - choice.cost.value) <= kNoise * noise) charge = choice.cost.value;
       choice.work.add(work / elapsed, kCostGain);
     }
@@ -394,7 +394,7 @@ OpController::Pick OpController::decide(Guaranteed& g) {
   return best == nullptr ? alone : best->pick;
 }
 
-// What is in force follows from what the guaranteed sessions with an iteration on the device want: the least share of any.
+// The choice in force is the least share that any guaranteed session with an iteration on the device wants.
 void OpController::apply() {
   Pick force{kNoSession, kShares - 1};
   bool busy = false;

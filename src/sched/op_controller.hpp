@@ -69,7 +69,7 @@ class OpController {
         kUnknown;  // most work of its that may be on the device at once; kUnknown: no limit
     bool open() const { return share >= 1 && in_flight_ns == kUnknown; }
   };
-  // Of an opportunistic session. Guaranteed and unknown sessions are never limited.
+  // The allowance of an opportunistic session. Guaranteed and unknown sessions are never limited.
   Allowance allowance(SessionId id) const;
   // Changes whenever an allowance may have changed.
   uint64_t version() const { return version_; }

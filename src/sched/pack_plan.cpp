@@ -108,7 +108,7 @@ double predicted_ns(PackOrder order, std::vector<std::vector<PackJob>> lanes,
     passed += step;
     for (size_t i = 0; i < together.size(); ++i) {
       double& left = job(together[i]).left_ns;
-      // Whoever is done within a rounding error is done: else the loop would take steps of nothing.
+      // A job within a rounding error of its end is done. Otherwise the loop would take steps of length 0.
       left = left <= step * speeds[i] * (1 + 1e-9) ? 0 : left - step * speeds[i];
     }
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kPackPatienceNs = 10'000'000;
 // A session counts as active between two iterations for a quarter of an iteration and this, and at most this much longer.
 constexpr uint64_t kLeastGapNs = 100'000, kMostGapNs = 10'000'000;
-// What was measured changes: plans made from it are made anew.
+// Measurements change, so a plan made from them is made anew after this time.
 constexpr uint64_t kPlanHoldsNs = 1'000'000'000;
 
 double work_left(const SessionView& view) {
@@ -134,7 +134,7 @@ void PackPolicy::finished(const SessionView& view, LaneId lane, uint64_t, uint64
   member->iteration_ns = view.iteration_ns;
   member->since_ns = now_ns;
   if (learns_) look_ns_ = std::min(look_ns_, active_until(*member, now_ns));
-  // What has just been learned may end its time alone.
+  // The measurement of this iteration may end the session's time alone.
   if (alone_) stale_ = true;
 }
 
@@ -158,7 +158,7 @@ uint64_t PackPolicy::active_until(const Member& member, uint64_t now_ns) const {
         member.since_ns,
         base::add_saturated(2 * std::min(member.expected_ns, kUnknown / 2), kPackPatienceNs));
   if (member.ready) {
-    // One that is to run and does not has a driver that does not serve its lane now.
+    // A chosen session that does not run has a driver that does not serve its lane now.
     if (!member.chosen) return kUnknown;
     return base::add_saturated(
         member.since_ns, base::add_saturated(base::add_saturated(longest_ns_, longest_ns_), kPackPatienceNs));

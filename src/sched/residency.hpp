@@ -22,7 +22,7 @@ using ModelId = uint64_t;
 
 enum class ResidencyPolicy : uint8_t { kLeastRecentlyUsed, kWeighted };
 
-// Not thread-safe. Times are of one clock of the caller's; one that goes back counts as the latest.
+// Not thread-safe. The caller's times come from one clock; a time before an earlier one counts as the latest.
 class Residency {
  public:
   struct Decision {
@@ -59,7 +59,7 @@ class Residency {
   uint64_t resident_bytes() const { return resident_bytes_; }
   // Requests so far, halved every half-life, as of `now_ns`. 0 for an unknown model.
   double requests(ModelId model, uint64_t now_ns) const;
-  // What it is worth to keep the model, in ns, for comparison with other claims. weighted: requests times load time, as of
+  // The worth of keeping the model, in ns, for comparison with other claims. weighted: requests times load time, as of
   // `now_ns`. least_recently_used: the load time, halved for each model that was requested since. 0 for an unknown model.
   double worth(ModelId model, uint64_t now_ns) const;
 

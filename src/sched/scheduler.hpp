@@ -52,7 +52,8 @@ struct SchedulerOptions {
   // before that. False: lanes have the decided memory at once.
   bool confirms_lanes = false;
   // Sessions of several processes share lanes: each trust group (SessionSpec::trust_group) has one, and no session changes to another. One
-  // lane at a time has iterations, chosen among the sessions of all. What lane_applied() says that a lane has counts as promised until it says less.
+  // lane at a time has iterations, chosen among the sessions of all lanes. The bytes that lane_applied() reports for a lane count as promised
+  // until it reports less.
   bool shared_lanes = false;
 };
 

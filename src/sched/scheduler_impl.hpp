@@ -20,7 +20,7 @@
 
 namespace gpushare::sched {
 
-// Of what stays for speed alone; twice this is its rank among claims.
+// The rank of spare sessions and caches. Twice this value is their rank among claims.
 inline uint32_t spare_rank(SessionClass cls) {
   return cls == SessionClass::kGuaranteed ? 1 : 0;
 }
@@ -68,7 +68,7 @@ struct SessionRecord {
   uint64_t above_bytes = 0;   // what it has above the limit, and since when it came no nearer
   uint64_t above_since_ns = 0;
   bool blocked = false;  // could not be placed physically: waits until something is freed
-  // Of its stay (stays.hpp): when it began, with what service; since then without work; its weighted use of the memory before.
+  // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the memory before.
   uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
   double stay_tag_ns = 0;
   uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // how long its last moves took; 0: none yet
@@ -76,7 +76,7 @@ struct SessionRecord {
   bool holds_promise() const { return lane != kNoLane; }
   bool wanted() const { return ready || view.in_flight > 0; }
   bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
-  // Were it to be paged out: only later.
+  // A busy session can be paged out only later.
   bool busy() const { return view.in_flight > 0 || !spec.may_page; }
 };
 
@@ -217,7 +217,7 @@ struct Scheduler::Impl {
   // capacity.cpp
   uint64_t quota_of(
       const SessionRecord& session) const;  // as promises count it: rounded; UINT64_MAX without one
-  // Promises, once all that is decided is done, were those of whom `is_gone` says so gone as well.
+  // The promises that are left once all decisions are carried out and the sessions and caches that `is_gone` names have gone as well.
   template <class IsGone>
   uint64_t promised_without(IsGone is_gone) const;
   void lower(uint64_t now_ns);  // decides what gives way while more is promised than the capacity
@@ -236,9 +236,9 @@ struct Scheduler::Impl {
   void set_terms(SessionRecord& session, SessionClass cls, uint64_t limit_bytes);
 
   // eviction.cpp
-  // Of `candidates`, which to page out: about `bytes` of them by rank and price, as many as it takes until `enough`
-  // says yes, then those spared that were not needed. `enough` looks at SessionRecord::victim. `bytes_of`: what one gives
-  // back alone. None if all would not do.
+  // Chooses the candidates to page out: about `bytes` of them by rank and price, more until `enough` says yes, less
+  // those that prove unnecessary. `enough` looks at SessionRecord::victim. `bytes_of`: the bytes that a session gives
+  // back alone. None if all candidates together would not be enough.
   struct Victims {
     std::vector<SessionRecord*> sessions;
     std::vector<CacheRecord*> caches;
@@ -249,7 +249,7 @@ struct Scheduler::Impl {
                                         const std::function<bool()>& enough) const;
   // Their ranks and prices; bytes are the caller's to fill in. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
-  // What a resident session gives back alone: P, and what its lane has for it alone. As of now.
+  // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
   // make_room() for the session; a session that is not resident has room made by caches alone.
@@ -261,7 +261,7 @@ struct Scheduler::Impl {
   CacheRecord* find_cache(uint64_t id) const;
   std::vector<CacheRecord*> droppable() const;
   Claim claim_of(const CacheRecord& cache, uint64_t now_ns) const;
-  // Held by those that stay: not being dropped, and not `is_gone`.
+  // The bytes of caches that stay: held, not being dropped, and not `is_gone`.
   template <class IsGone>
   uint64_t cache_bytes_without(IsGone is_gone) const {
     uint64_t bytes = 0;
@@ -269,9 +269,9 @@ struct Scheduler::Impl {
       if (cache->held && !cache->dropping && !is_gone(*cache)) bytes += cache->bytes;
     return bytes;
   }
-  // What place() would have for the session if nothing stayed for speed alone.
+  // The room that place() would have for the session without spare sessions and caches.
   WaitingList::Room room_without_spares(const SessionRecord& session) const;
-  // Drops what stays for speed alone if that makes the session's room; true if some is under way.
+  // Drops spare sessions and caches if that makes the session's room; true if some are being dropped.
   bool claim_spares(const SessionRecord& session, uint64_t now_ns);
   void forget_worth(SessionRecord& session);
   // Promises those that wait what there is, and makes room for the first; true if room is being made for it.

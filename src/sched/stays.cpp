@@ -12,7 +12,7 @@
 namespace gpushare::sched {
 namespace {
 
-// Of those that wait, so many are looked at for one to whom somebody's end of stay would give room.
+// Only so many waiting sessions are tried as the one that gets the room of sessions whose stays end.
 constexpr size_t kMostLookedAt = 64;
 // Time between two looks at a stay.
 constexpr uint64_t kLeastLookNs = 1'000'000;
@@ -64,14 +64,14 @@ void Scheduler::Impl::begin_stay(SessionRecord& session, uint64_t now_ns) {
   session.stay_rest_ns = 0;
 }
 
-// What it used counts when it waits for the next one.
+// The use of this stay counts when the session waits for its next one.
 void Scheduler::Impl::end_stay(SessionRecord& session, uint64_t now_ns) {
   session.stay_tag_ns = tag_of(stay_of(session, now_ns));
   begin_stay(session, now_ns);
   if (place_for != kNoSession) session.view.in_line = ++last_in_line;
 }
 
-// It wanted nothing until now, so it has nothing to make up for.
+// The session wanted nothing until now, so it has nothing to make up for.
 void Scheduler::Impl::join_line(SessionRecord& session, uint64_t now_ns) {
   session.view.in_line = ++last_in_line;
   if (alternating == 0) return;
@@ -95,8 +95,8 @@ bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const Session
          !policy->outranks(resident.view, session.view);
 }
 
-// The first that waits and would fit without those that alternate has the place of some whose stays are over, as soon as these are enough.
-// Nobody behind it is looked at, or small sessions would keep it waiting for ever. A coordinator decides itself who waits.
+// The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as soon as these are
+// enough. No session behind it is tried, because small sessions would keep it waiting for ever. A coordinator decides by itself who waits.
 void Scheduler::Impl::alternate(uint64_t now_ns) {
   stays_end_ns = kUnknown;
   if (alternating == 0 || coordinator || !options.paging || traits.stay_factor == 0 || waiting.empty() ||
@@ -113,7 +113,7 @@ void Scheduler::Impl::alternate(uint64_t now_ns) {
   }
 }
 
-// False: those that alternate have no room for it.
+// False: the alternating sessions have no room for it.
 bool Scheduler::Impl::alternate_for(SessionRecord& session, uint64_t now_ns) {
   const auto would_do = [&](const std::vector<SessionRecord*>& without) {
     for (SessionRecord* each : without) each->victim = true;

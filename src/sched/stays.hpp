@@ -26,7 +26,7 @@ struct Resident {
   double begun_tag_ns = 0;  // its weighted use of the memory when the stay began
 };
 
-// Who waits for its place.
+// The session that waits for the resident's place.
 struct Newcomer {
   uint64_t in_ns = 0;  // to move it to the device
   double tag_ns = 0;   // its weighted use of the memory so far

@@ -17,7 +17,7 @@ namespace gpushare::sched {
 
 class TimeCap {
  public:
-  // What may be saved up: half a point of ten seconds.
+  // The most that may be saved up: half a percent of ten seconds.
   static constexpr double kMostBalanceNs = 50'000'000;
 
   // The balance begins full.

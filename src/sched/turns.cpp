@@ -202,7 +202,7 @@ bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
 
 uint64_t Scheduler::look_again_ns() const {
   uint64_t least = impl_->stays_end_ns;
-  // What is in flight asks by itself when it has finished.
+  // Iterations in flight ask by themselves when they have finished.
   if (std::any_of(impl_->lanes.begin(), impl_->lanes.end(),
                   [](const LaneRecord& lane) { return lane.busy(); }))
     least = kUnknown;

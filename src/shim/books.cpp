@@ -21,7 +21,7 @@ uint64_t sum(const GroupPage& page, Number number) {
   for (uint32_t i = 1; i < used && i < kSlots; ++i) bytes += number(page.slots[i]);
   return bytes;
 }
-// What a group has of a device, of host memory that stands for it, and of pinned host memory.
+// The bytes that a group has: of a device, of host memory in place of device memory, and of pinned host memory.
 struct OnDevice {
   int device;
   uint64_t operator()(const Slot& slot) const {

@@ -37,16 +37,15 @@ inline bool limited() {
   return limit_bytes() != kNoLimit;
 }
 
-// What a program is told about a device of `total` bytes of which `free` are free: no more than the limits leave.
+// The figures that a program is told about a device of `total` bytes with `free` bytes free: no more than the limits leave.
 struct Told {
   uint64_t total, free, used;
 };
 Told tell(int device, uint64_t total, uint64_t free);
 
-// What pools of this process may keep of a device beyond their blocks, without asking them: the most that blocks of pools ever had together, less what
-// they have. note_kept() replaces it by what is known.
-struct
-    Pooled {  // blocks of pools, of one device: bytes now, and at most since it was last known what the pools keep
+// Estimates what this process's pools keep of a device beyond their blocks, without asking the driver: the most bytes that pool blocks ever had together,
+// less their bytes now. note_kept() replaces the estimate by a measured value.
+struct Pooled {  // the pool blocks of one device: bytes now, and the most bytes since the last measured value
   uint64_t live, most;
   bool any;
 };

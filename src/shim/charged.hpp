@@ -1,7 +1,7 @@
 // charged.hpp: what every way of getting memory has in common: a charge before the driver is asked, where the size is known then, and the books behind it.
 // Above the limit each answers with the driver's own out-of-memory code and does nothing.
 //
-// Bytes are counted as the program asks for them, rounded up to 512. What the driver keeps beyond that (fragments) is part of the measured
+// Bytes are counted as the program asks for them, rounded up to 512. Memory that the driver keeps beyond that (fragments) is part of the measured
 // overhead (context.cpp). Managed memory counts in full wherever its pages are. Memory imported from another process counts in both.
 //
 // Threads: any. The driver is called with no lock held.

@@ -16,7 +16,7 @@ namespace gpushare::shim {
 
 inline constexpr uint64_t kSession = 1;  // the process's number of the connection's only session
 
-// What the daemon has asked for and did not get yet.
+// The move that the daemon has asked for and that is not done yet.
 enum class Paging : uint8_t { nothing, out, in };
 
 // A connection. Emptied in a child of fork like the gate, by `process`.
@@ -66,7 +66,7 @@ void note_event(Session& session, const Incoming& message);
 // Waits for a message of that type; events are noted. False: it did not come.
 bool await(Session& session, client::MessageType type, Incoming* out, uint64_t timeout_ns);
 
-// What the group may hold of the device, or without a limit what it holds.
+// The bytes of the device that the group may hold, or without a limit the bytes that it holds.
 uint64_t bytes_to_promise(const Session& session);
 // Unserved: there is a daemon, but not for this process or not for this device.
 enum class Outcome { joined, absent, unserved, refused };

@@ -35,7 +35,7 @@ Known& known(uint64_t context) {
   return g_known[(context >> 4 ^ context >> 12) % kKnown];
 }
 
-// What is wrong with the program's call the driver will tell it by itself.
+// An error of the program's own call. The driver itself reports it to the program.
 bool is_callers_mistake(Result result) {
   return result == kNotInitialized || result == kDeinitialized || result == kNoDevice ||
          result == kInvalidDevice;
@@ -359,7 +359,7 @@ Result gpushare_hook_cuGreenCtxDestroy(P green) {
   leave_small(known.primary);
   forget_gate(known.context);
   forget_gate(known.primary);
-  // What these had in flight has no events any more.
+  // The work in flight of these contexts has no events any more.
   const auto ordinal = static_cast<I>(known.ordinal);
   store(turn(seat_of(place_of(known.ordinal))).unmeasured, 1);
   const Result result = real(kEntry_cuGreenCtxDestroy, green);

@@ -286,7 +286,7 @@ void forget_gate(uint64_t context) {
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the functions below have C linkage
 
-// What entries.S goes to while the gate is not open: a function for each row of class gate, with the driver's parameters.
+// entries.S calls these functions while the gate is not open: one for each row of class gate, with the driver's parameters.
 #define GPUSHARE_GATE_pass(name, parameters, arguments)
 #define GPUSHARE_GATE_count(name, parameters, arguments)
 #define GPUSHARE_GATE_charge(name, parameters, arguments)

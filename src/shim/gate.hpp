@@ -7,7 +7,7 @@
 // A process has a turn for each device on which it has contexts. With one device the gate is open while that turn is; with several it stays closed, and the
 // function asks which device the work is for.
 //
-// What a turn is, and when it begins and ends, is session.hpp's affair: a thread of the shim's own for each device changes the phase.
+// session.hpp decides when a turn begins and ends: a thread of the shim's own for each device changes the phase.
 //
 // Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here waits for another thread's driver
 // call but forget_gate(), which waits for queries that return at once.

@@ -35,7 +35,7 @@ struct Slot {
   uint64_t pinned;              // bytes of pinned host memory, those of spilled blocks included
 };
 
-// What a group may hold. Any of them may change at any time; what is held already stays.
+// The limits of a group. Each may change at any time; memory held already stays.
 struct Limits {
   uint64_t device_bytes;  // on each device
   uint64_t spill_bytes;   // that may lie on the host instead, for each device
@@ -47,7 +47,7 @@ inline Limits make_limits(uint64_t memory, uint64_t soft, uint64_t pinned) {
   return soft < memory ? Limits{soft, memory - soft, pinned} : Limits{memory, soft - memory, pinned};
 }
 
-// What `gpushare exec --change` said of the group's share of the device's time. What was not said is as the environment has it.
+// The group's share of the device's time as `gpushare exec --change` set it. Values that were not set come from the environment.
 struct Share {
   static constexpr uint32_t kWeight = 1, kClass = 2, kPriority = 4, kCap = 8;
   uint32_t said;    // of these; written last

@@ -37,7 +37,7 @@ struct Access {  // CUmemAccessDesc
   int32_t flags;
 };
 
-// What the driver can do with a device's memory, asked once.
+// The driver's abilities with a device's memory, asked once.
 struct Able {
   uint32_t asked;
   int32_t node;
@@ -148,7 +148,7 @@ bool move(Range* range, Lies to) {
 
 uint32_t g_out[kSeats];  // 1: the process's blocks of the device are on the host for others
 
-// What is `away` comes to the device, as far as there is room in fact.
+// Moves ranges that are `away` to the device, as far as the device really has room.
 void come_back(int place) {
   Range range;
   for (uint64_t from = 0; hold_range(place, from, Lies::away, &range); from = range.begin + range.size) {
@@ -187,10 +187,10 @@ uint64_t reached_by(int place) {
 
 bool page_out(int place) {
   if (is_capturing_any()) return false;
-  // Small blocks and other kinds of memory stay. Where they are much of it, going would not help.
+  // Small blocks and other kinds of memory stay on the device. If they are more than a quarter of all, moving the rest would not help.
   const uint64_t counted = counted_here(place);
   if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4) return false;
-  // What is got from now on lies on the host too.
+  // Blocks allocated from now on lie on the host too.
   __atomic_store_n(&g_out[place], 1U, __ATOMIC_SEQ_CST);
   Range range;
   for (uint64_t from = 0; hold_range(place, from, Lies::device, &range); from = range.begin + range.size) {

@@ -43,9 +43,9 @@ void bring_home(int place);
 // Where there is no daemon: does so now, after memory of the device was freed.
 void bring_home_alone(int place);
 
-// The process gives the device to others: all its such blocks go to the host, where their room on the device stays counted. False: not all could, and none went.
+// The process gives the device to others: all its movable blocks go to the host, and their room on the device stays counted. False: not all could go, so none went.
 bool page_out(int place);
-// It has the device again. What the device has no room for in fact stays on the host, slower.
+// The process has the device again. Blocks for which the device really has no room stay on the host and are slower.
 void page_in(int place);
 bool is_out(int place);
 

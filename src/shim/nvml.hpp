@@ -1,6 +1,6 @@
-// nvml.hpp: NVML, the library that tells programs (and nvidia-smi) how much of a device is in use. The shim answers the questions for memory
-// so that they fit what the driver's functions say, and under a limit lists of processes have those of the group alone. It asks for what this process has in
-// use itself. Nothing depends on NVML being there. What else NVML says (utilisation, clocks, power) is of the whole device and passes.
+// nvml.hpp: NVML, the library that tells programs (and nvidia-smi) how much of a device is in use. The shim's answers about memory agree with
+// those of the driver's functions. Under a limit, lists of processes name only those of the group. The shim also asks NVML how much this process
+// uses. Nothing depends on NVML being there. NVML's other values (utilisation, clocks, power) pass unchanged and are of the whole device.
 // Threads: any.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -57,7 +57,7 @@ HOOK(cuMemRetainAllocationHandle)(P a, P b) {
   return result;
 }
 HOOK(cuMemRelease)(L a) {
-  // Not known any more before the driver may give the handle to another thread; put back if it refuses.
+  // The handle is forgotten before the driver may give it to another thread. It is put back if the driver refuses the call.
   Block block;
   const int64_t left = refer(Kind::handle, a, -1, &block);
   const Result result = real(kEntry_cuMemRelease, a);

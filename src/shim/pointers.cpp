@@ -14,10 +14,10 @@ namespace {
 constexpr uint32_t kMemoryType = 2, kHostPointer = 4, kCanIpc = 10, kRangeBegin = 11, kRangeBytes = 12;
 constexpr uint32_t kTypeDevice = 2;
 
-// What the program has at an address, where that is not simply what the driver has there.
+// The program's block at an address, where it differs from the driver's.
 struct Seen {
   bool is, small;
-  uint64_t begin, bytes;  // begin 0: a chunk's, in no block of the program
+  uint64_t begin, bytes;  // begin 0: in a chunk, but in no block of the program
 };
 Seen see(uint64_t address) {
   Seen seen{};
@@ -79,13 +79,13 @@ HOOK(cuPointerGetAttributes)(I count, P attributes, P out_values, L address) {
     std::memcpy(&value, static_cast<void**>(out_values) + i, sizeof value);
     if (value == nullptr) continue;
     if (seen.begin != 0) correct(seen, attribute, value);
-    // What is no memory has no type.
+    // An address in no block of the program has no memory type.
     if (seen.begin == 0 && attribute == kMemoryType) std::memset(value, 0, sizeof kTypeDevice);
     if (attribute == kHostPointer) std::memset(value, 0, sizeof(void*));
   }
   return result;
 }
-// The handle would be that of the whole chunk: the other process would get another address, and see blocks that are not meant for it.
+// The handle would be that of the whole chunk: the other process would get another address and see blocks that are not meant for it.
 HOOK(cuIpcGetMemHandle)(P a, L b) {
   if (const Seen seen = see(b); !seen.small) return real(kEntry_cuIpcGetMemHandle, a, b);
   static bool told = false;

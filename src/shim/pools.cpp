@@ -40,7 +40,7 @@ __attribute__((noinline)) void trim_pools(int place, bool wait) {
   measure_overhead(ordinal, &overhead, kept);  // may have had what was trimmed
 }
 
-// What the pools keep fits too. Memory of a pool comes out of that first.
+// Whether the bytes that the pools keep fit as well. A pooled allocation takes kept bytes first.
 bool leaves_room(int place, uint64_t bytes, bool pooled) {
   uint64_t kept = kept_by_pools(place);
   if (pooled) kept -= kept < bytes ? kept : bytes;

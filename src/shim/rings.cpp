@@ -9,9 +9,9 @@
 namespace gpushare::shim {
 namespace {
 
-// What may be in flight while others want the device: whoever comes next waits so long for it. A single piece that takes longer goes alone.
+// The most work in flight while others want the device, because the next process waits for it. A piece that takes longer runs alone.
 constexpr uint64_t kMostInFlightNs = 200'000;
-// Before a signature was measured.
+// The estimate before a signature was measured.
 constexpr uint64_t kPriorNs = 10'000;
 
 constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;

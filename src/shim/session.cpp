@@ -60,7 +60,7 @@ void hold_work(Session& session, Phase phase) {
   close_gate();
 }
 
-// What the device has done for this process since the last time goes to the lease.
+// Adds the device time of this process since the last call to the lease.
 void account(Session& session, uint64_t service_ns) {
   if (session.lease != nullptr) session.lease->account(service_ns, 1);
   session.accounted_ns = turn(session.seat).used_ns;
@@ -144,7 +144,7 @@ uint64_t drain(Session& session, uint64_t began_ns) {
     const uint64_t at_ns = host_ns();
     if (drained(session.seat)) {
       if (load(now.unmeasured) == 0) break;
-      // What has no events behind it is billed by the host's clock.
+      // Work without events is billed by the host's clock.
       const bool capturing = is_capturing_any();
       if (contexts_are_done(session, &asked) || (capturing && at_ns - since_ns > kStuckNs)) {
         store(now.unmeasured, 0);
@@ -233,7 +233,7 @@ void tell_share(Session& session) {
   if ((changed & Share::kClass) != 0) tell(session, MessageType::kSetClass, session.options.cls);
 }
 
-// What the process holds, or may hold, as the daemon should know it; what its share is to be.
+// Tells the daemon changes of the process's need for memory and of its share.
 void tell_changes(Session& session, uint64_t now_ns) {
   if (now_ns - session.told_ns < 4 * kLookNs) return;
   session.told_ns = now_ns;
@@ -307,7 +307,7 @@ uint64_t step(Session& session) {
         give_back(session, drain(session, 0));
         return 0;
       }
-      // An opportunistic process: at once. One that is so no longer: its next turn is open.
+      // An opportunistic process gives a wanted turn back at once. A process that is no longer opportunistic gives it back too: its next turn is open.
       if (now.budget_ns == UINT64_MAX && (contended || session.options.cls == 0)) {
         give_back(session, drain(session, 0));
         return 0;

@@ -46,7 +46,7 @@ struct Options {
 };
 extern Options g_options;
 void read_options();
-// What `gpushare exec --change` said since goes into the options. Returns what has changed there, of Share.
+// Copies changes by `gpushare exec --change` into the options. Returns the bits of Share that have changed.
 uint32_t take_share(Options* options);
 
 // A quarter of the host's memory.

@@ -1,4 +1,4 @@
-// A chunk is divided into pages of 64 KiB, and a page into blocks of one size. What a page's blocks are (free, the program's, resting) is in bits, so that an
+// A chunk is divided into pages of 64 KiB, and a page into blocks of one size. Bits hold the state of a page's blocks (free, the program's, resting), so an
 // allocation takes the first set bit of the first page of its size.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/small_heap.hpp"
@@ -73,7 +73,7 @@ struct Chunk {
   Page pages[kPages];
 };
 static_assert(kPages == 32);
-// Of one context.
+// The heap of one context.
 struct Heap {
   uint64_t context;  // 0: the place is free
   int place;

@@ -1,5 +1,5 @@
-// spill.hpp: memory that a program asked of the device and got from the host: pinned, and under one address for both. What programs are told about it. Also the
-// quota of pinned host memory.
+// spill.hpp: memory that a program asked of the device and got from the host: pinned, and under one address for both. It has the answers to the program's
+// questions about such memory, and the quota of pinned host memory.
 // Threads: any. Calls the driver; no lock is held then.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -10,7 +10,7 @@
 #include "shim/table.hpp"
 
 extern "C" {
-// What entries.S saved of the arguments; in reverse order.
+// The arguments as entries.S saved them, in reverse order.
 struct gpushare_shim_arguments {
   void* third;
   void* second;
@@ -34,7 +34,7 @@ bool classified(int entry) {
   return kEntryInfo[entry].cls != Class::pass;
 }
 
-// What `name` means in `handle`; null: what the C library says.
+// The shim's answer for `name` in `handle`; null: the C library's answer holds.
 void* answer(void* handle, const char* name) {
   if (name == nullptr) return nullptr;
   if (name[0] == 'd' && name[1] == 'l') {
@@ -55,7 +55,7 @@ void* answer(void* handle, const char* name) {
   if (nvml ? nvml_hook(name) == nullptr : entry < 0 || !classified(entry)) return nullptr;
 
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) {
-    // Whoever asks, and from where: the next definition that matters is the shim's, behind which is the driver.
+    // The caller does not matter here: the next definition is the shim's, and the driver is behind it.
     if (nvml) return nullptr;
     return driver_handle(false) != nullptr && libc_dlsym(driver_handle(false), name) != nullptr
                ? gpushare_shim_entries[entry]

@@ -44,7 +44,7 @@ struct Slice {
   double from_s = 0;
 };
 
-// What a part did.
+// The outcome of a part.
 struct Outcome {
   double worth = kWorst;  // logarithm of its figure, greater is better
   OrderedJson result;
@@ -173,12 +173,12 @@ class MixProblem final : public cluster::Problem {
                              ? double(outcome.result.at("rejected").size())
                              : 0;
     const double log = std::log(std::max(figure, 1e-9));
-    // What cannot run at all there comes before any speed.
+    // Running all of the part's work comes before any speed: each job or trial that cannot run costs 100.
     outcome.worth = (kLessIsBetter[part] ? -log : log) - 100 * unrun;
     return outcome;
   }
 
-  // What every part is worth on every number of whole devices.
+  // The worth of every part on every number of whole devices.
   std::vector<cluster::ValueTable> by_devices(const Mode& mode, const std::string* schedulers) const {
     std::vector<cluster::ValueTable> tables;
     for (const size_t part : there_) {

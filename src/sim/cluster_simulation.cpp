@@ -73,7 +73,7 @@ class Cluster {
         const End end = ends_.top();
         ends_.pop();
         if (end.version != running_[end.job].version) continue;
-        // What ran beside each other until now is told of before it parts.
+        // Jobs that ran beside each other until now are observed before one of them leaves.
         for (const uint32_t d : running_[end.job].devices)
           if (here_[d].size() > 1)
             for (const uint32_t job : here_[d]) observe(job);

@@ -13,7 +13,7 @@ struct Effect {
   std::vector<double> work;  // of each opponent, alone-time done over time
 };
 
-// What happens while opponent i may use shares[i] of the time.
+// The effect while opponent i may use shares[i] of the time.
 Effect effect_of(const OpSharingSpec& spec, const std::vector<double>& shares) {
   Effect effect;
   double among = 0;  // opponents share what they use among themselves

@@ -1,8 +1,8 @@
 // two_jobs.hpp: the two jobs of AntMan's tables 1 and 2 (Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning", OSDI 2020)
 // under five ways to share one device of 32 GB.
 //
-// What the text gives: arrivals, bytes, who has a quota, and the minutes of each way. What follows from it: A takes 43.0 min alone (FIFO), B
-// 91.1 min alone (preempt). The rest is assumed and stated in TwoJobsModel.
+// The text gives arrivals, bytes, quotas, and the minutes of each way. It follows that A takes 43.0 min alone (FIFO) and B 91.1 min alone
+// (preempt). The rest is assumed and stated in TwoJobsModel.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

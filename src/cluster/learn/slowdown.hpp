@@ -1,10 +1,10 @@
-// slowdown.hpp: how much slower jobs make progress beside others, learned from what was observed, pair by pair.
+// slowdown.hpp: how much slower jobs make progress beside others, learned from observations of pairs.
 //
-// A pair that was seen has the mean of what was seen. Of one that was not, the logarithm of the slowdown is predicted as what is known
-// beforehand (the most demanded resource is shared in proportion to demand; a larger batch takes longer), plus a sum of five learned
-// effects: of all pairs, of the job's model and configuration (how sensitive it is), and of the neighbour's (how much it presses). Ridge
-// regression, so that an effect that few observations tell of stays near that of its model, and that near nothing. Its uncertainty is the
-// error of the predictions made so far for pairs not seen then, widened where job or neighbour are new.
+// An observed pair has the mean of its observations. For another pair the logarithm of the slowdown is predicted: a prior (the most demanded
+// resource is shared in proportion to demand; a larger batch takes longer) plus a sum of five learned effects: one of all pairs, those of the
+// job's model and configuration (how sensitive it is), and those of the neighbour's (how much it presses). The effects come from ridge
+// regression, so a configuration with few observations stays near the effect of its model, and a model with few near 0. The uncertainty is
+// the error of the earlier predictions for pairs that were not observed then, widened where job or neighbour are new.
 // Plain values; one thread; deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -34,14 +34,14 @@ class SlowdownModel {
   bool seen(const JobInfo& job, const JobInfo& other) const;
   PredictionReport predictions() const;
 
-  // What demands alone say, less 1.
+  // The slowdown that demands alone predict, less 1.
   static double guessed(const JobInfo& job, const JobInfo& other);
 
  private:
   struct Effect {
     double value = 0, sum = 0, count = 0;
   };
-  // What a name stands for: its configuration and its model, as indices into effects.
+  // The configuration and the model of a name, as indices into effects.
   struct Name {
     size_t config, model;
   };

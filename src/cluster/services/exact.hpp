@@ -24,8 +24,8 @@ struct ExactOption {
   double compute = 0;          // in [0, 1]
   std::vector<double> memory;  // in [0, 1] for each class; above 1: does not fit there, or is too slow there
   double penalty = 0;          // taken off the value of a service that runs this way: to tell ties apart
-  // What replicas serve that can do `throughput` together, on devices no slower than `speed`: at most that and the rate. Empty: the less of
-  // the two.
+  // The requests served by replicas of `throughput` together, on devices no slower than `speed`: at most the throughput and at most the rate.
+  // Empty: the less of the two.
   std::function<double(double throughput, double speed)> served = {};
 };
 struct ExactService {

@@ -100,7 +100,7 @@ IgniterProfile read_igniter(Fields& fields) {
           {2, 3, 4, 5}, {idle[1] - idle[0], idle[2] - idle[0], idle[3] - idle[0], idle[4] - idle[0]});
       profile.delay_slope = delay.slope;
       profile.delay_base = delay.base;
-      // What is measured stops at the cap: what is asked for goes on as it began.
+      // Measured power stops at the cap. The demand for power goes on rising as it began.
       const double each = (power[2] - power[0]) / 2;
       double xx = 0, xy = 0;
       for (size_t p = 0; p < 5; ++p) {

@@ -8,7 +8,7 @@
 //   latency    t = (t_sch + t_act) / (f / F) + transfers
 //
 // The measurements become coefficients by least squares: relative errors of t_act, with k4 by a grid; L2 utilisation and power are linear
-// in batch / t_act. What a pair measured is divided by its clock, so that the cache's part is counted once.
+// in batch / t_act. The measurements of a pair are divided by its clock, so that the cache's part is counted once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -23,9 +23,10 @@ DeviceClasses classify(const std::vector<Device>& devices);
 Placement place_exactly(const std::vector<Service>& services, const std::vector<Device>& devices,
                         Metric metric);
 
-// What ours counts as served. kCapacity: what the replicas can do, as place_exactly does, with compute counted by WAO where a service has
-// it, else by WSM, else by AO. kInTime: what is expected to be answered in time when requests come at random (queueing.hpp), with compute
-// counted by WSM where a service has it, since batches slow each other when their SM utilisation exceeds a device, else by WAO, else by AO.
+// The requests that place_best counts as served. kCapacity: the replicas' throughput, as place_exactly does, with compute counted by WAO where
+// a service has it, else by WSM, else by AO. kInTime: the requests expected to be answered in time when requests come at random (queueing.hpp),
+// with compute counted by WSM where a service has it, since batches slow each other when their SM utilisation exceeds a device, else by WAO,
+// else by AO.
 enum class Goal { kCapacity, kInTime };
 
 // Ours: most served, among equals the best worst-served service (as part of its rate), among equals the smallest batches.

@@ -116,7 +116,7 @@ class ServicesProblem final : public Problem {
     return place_by_igniter(igniter_, services_, devices_);
   }
 
-  // Of its device; 0 where no configuration says it (igniter's measurements).
+  // The replica's memory as a percentage of its device; 0 where no configuration says it (igniter's measurements).
   double memory_percent(const Replica& replica) const {
     for (const Configuration& configuration : services_[replica.service].configurations)
       if (configuration.batch == replica.batch)

@@ -1,5 +1,5 @@
-// What Cilantro is compared with (thesis 002, section 3.7.1), each as that section describes it. Ernest, Quasar, Parties and MIAD give
-// demands, which are water-filled; the published code of Parties and MIAD falls back to equal shares, this does not.
+// The baselines that Cilantro is compared with (thesis 002, section 3.7.1), each as that section describes it. Ernest, Quasar, Parties and MIAD
+// give demands, which are water-filled. The published code of Parties and MIAD falls back to equal shares; this code does not.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>

@@ -17,7 +17,7 @@
 
 namespace gpushare::cluster::shares {
 
-// What is known of the jobs before the first round.
+// A job as it is known before the first round.
 struct KnownJob {
   double load = 1;  // as declared
   double slo = 1;
@@ -32,7 +32,7 @@ struct Known {
   std::vector<KnownJob> jobs;
 };
 
-// Of one job in one round. The performance is relative to the objective, so 1 meets it.
+// The observation of one job in one round. The performance is relative to the objective, so 1 meets it.
 struct Observed {
   int64_t units = 0;
   double load = 0;
@@ -45,7 +45,7 @@ class Policy {
   // The shares of the next round; they sum to at most the capacity.
   virtual std::vector<int64_t> decide() = 0;
   virtual void observe(const std::vector<Observed>& jobs) = 0;
-  // What the policy holds of a job's performance; nothing, if it does not learn it.
+  // The policy's bounds of a job's performance; nothing if the policy does not learn it.
   virtual std::optional<PerformanceBounds> bounds(size_t, double /*units*/, double /*load*/) { return {}; }
   // The greatest load it expects of a job, if it forecasts.
   virtual std::optional<double> load_bound(size_t) { return {}; }

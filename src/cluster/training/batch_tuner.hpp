@@ -1,9 +1,9 @@
 // batch_tuner.hpp: which batch sizes the jobs of a device run with, after IADeep: Bayesian optimisation of the sum of how much slower they
 // make progress than alone at their first batch size, by what is measured while they run.
 //
-// A Gaussian process models what the measurements differ from a prediction by; the next sizes are those of the least lower confidence bound.
-// Only sizes whose memory fits together are tried, and for guaranteed jobs only sizes that are predicted to keep their limit. What was
-// measured for jobs of the same configurations is used again. It ends when the best bound is at sizes that were measured, or after 17 rounds.
+// A Gaussian process models the difference between the measurements and a prediction. The next sizes are those of the least lower confidence
+// bound. Only sizes whose memory fits together are tried, and for guaranteed jobs only sizes that are predicted to keep their limit. Measurements
+// of jobs with the same configurations are used again. The search ends when the best bound is at measured sizes, or after 17 rounds.
 // Plain values; one thread; deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

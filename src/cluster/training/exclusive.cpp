@@ -64,7 +64,7 @@ class Preemptive : public Book {
       left -= jobs_[job].info.gang;
       (take_running ? keep : start).push_back(job);
     }
-    // What runs and is not kept is paused only for someone who starts.
+    // A running job that is not kept is paused only when another job starts.
     std::set<JobId> kept(keep.begin(), keep.end());
     std::vector<JobId> stopped;
     if (!start.empty())

@@ -407,7 +407,7 @@ class Best final : public Sharing {
     return std::clamp((1 - used) / std::max(opportunistic.demands[main], 1e-6), 0.0, 1.0);
   }
 
-  // What placing `newcomer` beside what runs on `d` costs; kNever if it is not worth it.
+  // The cost of placing `newcomer` beside the jobs that run on `d`; kNever if it is not worth it.
   double cost(JobId newcomer, DeviceIndex d) const {
     const std::vector<JobId>& here = devices_[d].jobs;
     if (here.empty()) return 0;

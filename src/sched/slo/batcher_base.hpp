@@ -82,7 +82,7 @@ class BatcherBase : public Batcher {
   Knowledge knowledge_;
 
  private:
-  // What the request says of itself: model, number of features, their values.
+  // Checks the request's own fields: model, number of features, their values.
   base::Status check_kind(const Request& request);
   void count_decided(size_t requests, double misses);
 

@@ -75,7 +75,7 @@ void FeatureModel::choose_width() {
   const Distribution ratios = ratios_.distribution(Histogram::kBucketsPerOctave);
   const double scatter = std::log2(ratios.quantile_ns(0.84) / ratios.quantile_ns(0.16)) / 2;
   const double wanted = std::clamp(1 - std::log2(scatter), 1.0, double{kMostHalvings});
-  // Not back and forth between two widths.
+  // The margin keeps the width from going back and forth between two values.
   if (std::abs(wanted - halvings_) > 0.75) halvings_ = static_cast<uint32_t>(std::lround(wanted));
 }
 

@@ -5,8 +5,8 @@
 //     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
 // runs next, where goodput is what the device has lately won per time that it was busy (the rule of average reward in
 // semi-Markov decisions). Idle time does not count: in a burst a turn costs what the others in the burst could have won.
-// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first, so the rate
-// of late is more than the long ones could win, and at the full price they would starve. Of one application it is 1.
+// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first, so its recent
+// rate is more than the long ones could win, and at the full price they would starve. With one application it is 1.
 // The batches considered: for each length class of applications present, taken as the longest allowed, and each size k,
 // the k earliest deadlines among requests of no longer classes that can bear a batch of that length with a chance of
 // `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
@@ -204,7 +204,7 @@ class Gpushare final : public BatcherBase {
   }
 
   static constexpr double kSafeQuantile = 0.95;
-  // Requests that a decision looks at. Of a longer queue these are the kEarliest first deadlines and kSegments stretches
+  // Requests that a decision looks at. In a longer queue these are the kEarliest first deadlines and kSegments stretches
   // of kStretch at slacks in geometric progression: under overload the earliest deadlines can bear small batches only,
   // and a decision that saw no others would serve less the more it was allowed to hold.
   static constexpr size_t kEarliest = 128, kSegments = 24, kStretch = 16;

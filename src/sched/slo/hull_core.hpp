@@ -6,9 +6,9 @@
 // pieces of hulls in concatenable queues; that is not needed, for the search that finds a bridge may as well
 // run on the children's own bridges: the tangent of two whole hulls is the tangent of the pieces.
 //
-// What makes it fast: a bridge stays what it is unless an inserted point lies above its line, or a removed
-// point is one of its two ends, both tested in O(1); and once the point lies strictly under a bridge, nothing
-// above changes. So an update mostly costs one descent, one leaf and few searches. Worst case O(log^2 n)
+// Two facts make it fast. A bridge stays the same unless an inserted point lies above its line, or a removed
+// point is one of its two ends; both are tested in O(1). Once the point lies strictly under a bridge, nothing
+// above changes. An update mostly costs one descent, one leaf and few searches. Worst case O(log^2 n)
 // amortised (subtrees that lean too far are rebuilt), query O(log n).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

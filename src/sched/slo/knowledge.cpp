@@ -200,7 +200,7 @@ void Knowledge::infer_run(uint32_t model, std::span<const Member> members, doubl
                             : std::min(longest, drawn_from_[i]->quantile_ns(unit_random() * below));
     chances_[i] = std::max(took, 1.0);
   }
-  // Not before all are drawn: recording may refresh what drawn_from_ points to.
+  // Recording begins after all are drawn, because it may refresh the distributions that drawn_from_ points to.
   for (size_t i = 0; i < k; ++i) observe_member(model, members[i], base::to_uint64(chances_[i]));
 }
 

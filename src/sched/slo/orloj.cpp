@@ -1,6 +1,6 @@
 // orloj.cpp: Orloj as printed (000, 4.3-4.4, algorithm 4.1): a queue per batch size, scores from the batch
 // duration of the equal mix of all applications, feasible sets, and a full batch of the chosen size or none.
-// What the text leaves open is in BatcherOptions. "orloj-own" scores a request by the duration of a batch of itself and
+// BatcherOptions has the choices that the text leaves open. "orloj-own" scores a request by the duration of a batch of itself and
 // others of the mix (its own application's distribution beside k - 1 draws of the mix), where "orloj" takes all k from
 // the mix.
 // SPDX-License-Identifier: Apache-2.0
@@ -150,7 +150,7 @@ class Orloj final : public BatcherBase {
     const Model::Own& own = own_duration(index, size, of.application);
     return ScoreCurve(own.duration, own.mean_ns, options_.delay_rate_per_ms / 1e6, of.steps);
   }
-  // Of a batch of one of this application and size - 1 of the mix; computed once a version.
+  // The duration of a batch of one request of this application and size - 1 of the mix; computed once a version.
   const Model::Own& own_duration(uint32_t index, const Size& size, uint32_t application) {
     Model& model = models_[index];
     const Knowledge::Model& known = knowledge_.model(index);

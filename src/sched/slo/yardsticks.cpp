@@ -126,9 +126,9 @@ class Clairvoyant final : public BatcherBase {
   double won_ = 0, spent_ns_ = 0, goodput_per_ns_ = 0;
 };
 
-// Application means alone, no distribution and no price: of all applications waiting, taken as the longest allowed, and
-// all sizes, the batch of the earliest deadlines that can bear its mean duration which serves the most per time. What an
-// application's label is worth without the rest of our policy.
+// Application means alone, no distribution and no price. For each waiting application, taken as the longest allowed, and
+// each size, it considers the batch of the earliest deadlines that can bear its mean duration. The batch that serves the
+// most per time runs. This shows the worth of an application's label without the rest of our policy.
 class Greedy final : public BatcherBase {
  public:
   explicit Greedy(const BatcherOptions& options) : BatcherBase("greedy", options) {}
@@ -181,7 +181,7 @@ class Greedy final : public BatcherBase {
     double mean_ns;
     RequestId id;
   };
-  // Those that can finish if they take their mean, alone and now; the others are dropped.
+  // Gathers the requests that can finish if they run now, alone, for their mean time; the others are dropped.
   void gather(uint32_t model, uint64_t now_ns) {
     pending_.clear();
     hopeless_.clear();
