@@ -8,7 +8,7 @@
 
 enum { kMostJobs = 64, kMostDevices = 8 };
 
-/* What it knows. A job waits from its arrival until it is placed. */
+/* The scheduler's state. A job waits from its arrival until it is placed. */
 typedef struct {
   double work_s[kMostJobs];
   int waits[kMostJobs];

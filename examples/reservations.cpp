@@ -22,7 +22,7 @@ int main() {
         {"parts": [{"needs": {"gpu": 1}}]}, {"parts": [{"needs": {"cpu": 8}}]}]})");
     std::printf("soft: %s\n", table.wait(soft).c_str());
 
-    // Affinity: where the cache is. Whoever holds the cache sets the resource; others ask for it.
+    // Affinity: a job runs where the cache is. The holder of the cache sets the resource; others ask for it.
     table.set("cache", "near-cache", 1e9, R"({"any_of": [{"needs": {"cpu": 64}}]})");
     const uint64_t near =
         table.submit(R"({"owner": "loader", "parts": [{"needs": {"near-cache": 1, "cpu": 4}}]})");

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000;
 
-// What stands for a model: the time that its kernels take.
+// The time that a network's kernels take stands for the network.
 void run_model(const gs::Stream& stream, uint64_t count, bool is_long) {
   const auto span = std::chrono::microseconds((is_long ? 400 : 100) * count + 500);
   stream.launch_host([span] { std::this_thread::sleep_for(span); });

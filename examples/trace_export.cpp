@@ -1,4 +1,4 @@
-// What happened, as pictures: a timeline for Perfetto, a memory snapshot for PyTorch's memory_viz, an allocation log.
+// A run as pictures: a timeline for Perfetto, a memory snapshot for PyTorch's memory_viz, an allocation log.
 //   trace_export [folder]     writes timeline.json, snapshot.pickle, snapshot.json and allocations.csv there
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>

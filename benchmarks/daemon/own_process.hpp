@@ -16,7 +16,7 @@ extern char** environ;
 namespace gpushare::benchmarks {
 
 // This program with other arguments, its stdin and stdout as pipes. Ends this process, with the reason on stderr, if it cannot be
-// started. Whoever derives from it closes the pipes and waits for it.
+// started. A derived class closes the pipes and waits for the process.
 struct OwnProcess {
   explicit OwnProcess(std::vector<std::string> words) {
     int to[2], from[2];

@@ -1,4 +1,4 @@
-// What the devices cost the layers above them: events and queries on the hot path of an iteration, a round
+// The devices' costs for the layers above: events and queries on the hot path of an iteration, a round
 // trip to a stream's thread, and copies beside plain memcpy.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
@@ -46,7 +46,7 @@ void wait_for_passed_event(benchmark::State& state) {
 }
 BENCHMARK(wait_for_passed_event);
 
-// What the executor adds to an iteration that runs on the caller's thread: two timing events, their query,
+// The executor's additions to an iteration that runs on the caller's thread: two timing events, their query,
 // their difference.
 void events_of_one_iteration(benchmark::State& state) {
   Host host;

@@ -16,7 +16,7 @@ struct Figure {
   double high = 0;
   uint64_t samples = 0;
 };
-// Not empty.
+// `samples` is not empty.
 Figure summarise(std::vector<double> samples);
 
 struct Row {
@@ -43,7 +43,7 @@ class Report {
 
   void add(const std::string& group, const std::string& what, const std::string& by, const std::string& unit,
            std::vector<double> samples);
-  // What could not be measured here, with the reason.
+  // Notes a measurement that is impossible here, with the reason.
   void skip(const std::string& group, const std::string& what, const std::string& reason);
 
   std::string device;

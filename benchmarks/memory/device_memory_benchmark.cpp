@@ -1,5 +1,5 @@
-// What an allocation costs through lanes and persistent heaps, on the sim device, whose data are left out:
-// bookkeeping only. Ratios within one run travel between machines, times do not.
+// The cost of an allocation through lanes and persistent heaps, on the sim device without data: bookkeeping only.
+// Ratios within one run hold on other machines, times do not.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>

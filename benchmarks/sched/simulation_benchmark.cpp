@@ -72,8 +72,7 @@ BACKLOG(pack);
 BACKLOG(fair);
 BACKLOG(priority);
 
-// Not a time but a comparison: mean makespan and completion over 100 mixes of 100 jobs in Salus's style, by
-// lane finder.
+// A comparison, no time: mean makespan and completion over 100 mixes of 100 jobs in Salus's style, by lane finder.
 std::vector<Job> mix(uint64_t seed) {
   // P and E in MB, as measured by Salus for its models at the middle and largest batch.
   constexpr double kSizes[][2] = {{244, 911},   {244, 1153},  {111, 1300},  {111, 2423}, {111, 4664},

@@ -10,7 +10,7 @@
 
 namespace gpushare::experiments {
 
-// What a calibration looks for among random points, then points near the best:
+// The goals of a calibration, which searches among random points, then near the best:
 //   columns      the Clockwork and Nexus columns nearest to the printed, in least squares;
 //   achievable   the same among points where Orloj, re-implemented, is within 0.03 of its printed mean. The
 //   printed

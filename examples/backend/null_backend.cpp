@@ -526,7 +526,7 @@ int32_t launch_host(Stream* stream, gpushare_host_function function, void* user_
 
 }  // namespace
 
-// What gpushare_backend_load looks for.
+// gpushare_backend_load looks for this function.
 extern "C" __attribute__((visibility("default"))) const gpushare_backend_ops* gpushare_backend_entry_v1(
     void) {
   static const gpushare_backend_ops ops = [] {

@@ -35,7 +35,7 @@ torch::nn::Sequential convolutions() {
                                torch::nn::Linear(8 * 8 * 8, 10));
 }
 
-// What a job computed: its losses, or the sums of its answers; and the bytes of the tensors that it keeps.
+// A job's result: its losses, or the sums of its answers; and the bytes of the tensors that it keeps.
 struct Outcome {
   std::vector<float> values;
   int64_t kept_bytes = 0;

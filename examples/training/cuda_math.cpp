@@ -58,7 +58,7 @@ Performance first_good(const Performance* found, int count, const char* call) {
   return {};
 }
 
-// What a convolution shape needs, found once.
+// The algorithms and descriptors of a convolution shape, found once.
 class Plan {
  public:
   Plan(cudnnHandle_t cudnn, const Convolution& s, bool allow_tf32)

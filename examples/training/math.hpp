@@ -61,7 +61,7 @@ class Math {
   // Memory that the library behind it wants to keep, given once by set_workspace.
   virtual size_t workspace_bytes() const { return 0; }
   virtual void set_workspace(void*) {}
-  // What is enqueued from now on goes here.
+  // Work enqueued from now on goes to `queue`.
   virtual void use(const Queue& queue) = 0;
 
   virtual void gemm(const Gemm& shape, T alpha, const T* a, const T* b, T beta, T* c) = 0;

@@ -36,7 +36,7 @@ class Trainer {
 
   const TrainerOptions& options() const { return options_; }
   int classes() const { return network_.classes; }
-  // What prepare() allocates, each block rounded up to 256 bytes. Model: parameters, momentum, running
+  // The bytes that prepare() allocates, each block rounded up to 256 bytes. Model: parameters, momentum, running
   // statistics. Framework: gradients, data, losses, the library's workspace.
   size_t persistent_bytes();
   void prepare(const Allocate& allocate, const Upload& upload);

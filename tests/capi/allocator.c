@@ -186,7 +186,7 @@ static void learning(const char* device) {
     gpushare_iteration iteration = NULL;
     gpushare_device_address state = 0, scratch = 0, again = 0;
     CHECK_STATUS(gpushare_iteration_begin(f.session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
-    /* What lives until the next step, as gradients do; what does not; what takes the latter's place. */
+    /* `state` lives until the next step, as gradients do. `scratch` does not, and `again` takes its place. */
     CHECK_STATUS(gpushare_allocator_alloc(f.allocator, 3000, 0, GPUSHARE_NO_NATIVE_STREAM, &state),
                  GPUSHARE_OK);
     CHECK(block_at(f.runtime, state).kind == (step >= 2 ? GPUSHARE_KIND_FRAMEWORK : GPUSHARE_KIND_EPHEMERAL));

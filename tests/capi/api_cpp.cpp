@@ -113,7 +113,7 @@ int main() {
   check(status_of([&] { session.alloc_bytes(gs::Kind::model, 8 << 20); }) != GPUSHARE_OK && spare.asked == 1,
         "nobody is asked");
 
-  // What a host function throws ends its session, with the message.
+  // An exception of a host function ends its session, with the message.
   need.persistent_bytes = 1 << 20;
   gs::Session thrower = runtime.open_session(need);
   {

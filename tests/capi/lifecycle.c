@@ -98,7 +98,7 @@ static void push(const char* device) {
   CHECK(info.state == GPUSHARE_SESSION_FAILED && info.status == GPUSHARE_QUOTA_EXCEEDED);
   CHECK_STATUS(gpushare_session_submit(session, submitted, &runs, NULL, NULL), GPUSHARE_INVALID_STATE);
   CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
-  /* What the function returns is never taken for a timeout of the wait. */
+  /* The function's return value is never taken for a timeout of the wait. */
   session = open_session(runtime, "late", 8 * MIB, 16 * MIB);
   CHECK_STATUS(gpushare_session_submit(session, too_late, NULL, count_release, &bad), GPUSHARE_OK);
   CHECK_STATUS(gpushare_ticket_wait(bad, GPUSHARE_NO_TIMEOUT), GPUSHARE_CALLBACK_FAILED);

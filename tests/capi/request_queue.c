@@ -10,7 +10,7 @@
 static const uint64_t kMs = 1000000;
 enum { kRequests = 64 };
 
-/* What the tests share with the queue's threads; read by the test after a drain or close, which order it. */
+/* Data that the tests share with the queue's threads. The test reads it after a drain or close, which order the accesses. */
 struct seen {
   gpushare_request_queue queue;
   gpushare_session session;

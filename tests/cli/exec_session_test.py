@@ -82,7 +82,7 @@ class Session(Recorded):
         self.tool("exec", "--change", running.pid, "--weight", "0.25", "--class", "opportunistic", "--priority=-3", code=0)
         changed = 2 * [(0.25, "opportunistic", -3)]
         self.eventually(lambda top: shares(top) == changed + [rest])
-        # What is not named stays; a new daemon is told the same; others are not touched.
+        # Values that are not named stay; a new daemon is told the same; other groups are not touched.
         self.tool("exec", "--change", running.pid, "--priority", "7", code=0)
         changed = 2 * [(0.25, "opportunistic", 7)]
         self.eventually(lambda top: shares(top) == changed + [rest])
@@ -255,7 +255,7 @@ say('done')
         os.killpg(running[0].pid, signal.SIGKILL)
         self.eventually(lambda top: [each["state"] for each in top["sessions"]] == ["turn"])
         self.assertEqual(self.memory_of(running[1]), 56 << 20)
-        # One that ends by itself finds all of its bytes.
+        # A program that ends by itself finds all of its bytes.
         last = self.hold(56, 1)
         self.assertEqual(last.wait(timeout=120), 0, last.stderr.read())
 
@@ -285,7 +285,7 @@ say('done')
         self.assertEqual(high.wait(timeout=60), 0, high.stderr.read())
         self.eventually(lambda top: [each["state"] for each in top["sessions"]] == ["turn"])
         self.assertEqual(self.memory_of(low), 56 << 20)
-        # One that is out when its daemon dies goes on from the host, and comes back with the next daemon.
+        # A program that is out when its daemon dies goes on from the host, and comes back with the next daemon.
         high = self.hold(56, 100, "--priority", "1")
         self.assertEqual(high.stdout.readline(), "holds\n")
         daemon.kill()
@@ -575,7 +575,7 @@ print(nvml.nvmlDeviceGetComputeRunningProcesses_v3(None, ctypes.byref(count), No
         self.assertEqual(self.run_exec(*program, GPUSHARE_SOCKET="").err, "")
         closed = self.run_exec("--fail-closed", *program, code=1)
         self.assertIn("is refused a context", closed.err)
-        # Who holds no daemon to a cap is told so.
+        # Without a daemon no cap holds, and the program is told so.
         uncapped = self.run_exec("--cap", "30%", *program, GPUSHARE_SOCKET="")
         self.assertIn("nobody is there, so no cap of the device's time holds", uncapped.err)
         self.assertEqual(self.run_exec("--cap", "100%", *program, GPUSHARE_SOCKET="").err, "")

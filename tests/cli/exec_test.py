@@ -160,7 +160,7 @@ class Held(Exec):
         self.assertEqual(outcome.out.split(), ["2", "0"])
 
     def test_a_stripped_environment_is_not_held(self):
-        # What the page says: the shim comes by the environment and goes with it.
+        # As the page says, the shim comes by the environment and goes with it.
         lines = self.script("env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path 2000", "--memory", "1GiB")
         self.assertEqual(lines, ["0"])
 

@@ -42,7 +42,7 @@ class Help(ToolTest):
                 with self.subTest(example=example):
                     self.tool(*shlex.split(example), code=0)
 
-    # What makes each command write all of its keys.
+    # Arguments with which each command writes all of its keys.
     JSON = {
         "run": ["--jobs", "examples/jobs/mixed.csv", "--policy", "fifo", "--capacity", "1GiB"],  # some jobs are refused
         "replay": ["--alloc", "examples/traces/training.csv", "--time-ms", "0"],

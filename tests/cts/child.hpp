@@ -7,7 +7,7 @@
 
 namespace gpushare::cts {
 
-// What the child does with the exported memory it inherits: "read" compares with pattern(bytes, seed), "invert"
+// The child's task with the exported memory that it inherits: "read" compares with pattern(bytes, seed), "invert"
 // compares and inverts every byte, "read_last_granule" maps only that, "read_and_die" kills itself while mapped.
 struct ChildTask {
   std::string what;

@@ -38,7 +38,7 @@ struct World {
     side = *runtime->create_stream(0);
   }
 
-  // What PyTorch does in two steps. Everything may fail; what was allocated is freed at the end.
+  // PyTorch's calls in two steps. Every call may fail; the blocks that were allocated are freed at the end.
   void live() {
     const auto take = [&](uint64_t bytes, void* native) {
       const auto block = allocator->alloc(bytes, 512, native);

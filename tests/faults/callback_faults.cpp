@@ -76,7 +76,7 @@ int32_t nothing(void*, gpushare_iteration) {
   return GPUSHARE_OK;
 }
 
-// What a callback saw when it called in. Catch's macros are for the test's thread only.
+// The statuses of a callback's own calls. Catch's macros are for the test's thread only.
 struct Seen {
   Fixture* fixture = nullptr;
   gpushare_session session = nullptr;

@@ -37,7 +37,7 @@ class Scenario {
   }
 
   executor::Runtime& runtime() { return *runtime_; }
-  // What went wrong, in order.
+  // The failures, in order.
   const std::vector<base::Status>& failures() const { return failures_; }
   bool failed_with(int32_t code) const {
     return std::any_of(failures_.begin(), failures_.end(), [&](const auto& f) { return f.code() == code; });
@@ -65,7 +65,7 @@ class Scenario {
     (void)runtime_->synchronize(GPUSHARE_NO_TIMEOUT);
   }
 
-  // Of the bystander, the books and the end; `lost`: the device is gone.
+  // Checks the bystander, the books and the end; `lost`: the device is gone.
   void verify(bool lost) {
     for (const base::Status& failure : failures_) {
       INFO(failure.to_string());

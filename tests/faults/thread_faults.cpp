@@ -337,7 +337,7 @@ TEST_CASE("progress functions that end their threads cost no progress") {
   for (int i = 0; i < 6; ++i) {
     Thread thread([&] {
       gpushare_iteration iteration = nullptr;
-      // Not in a CHECK, which would stop the unwinding.
+      // The call stands outside CHECK, which would stop the unwinding.
       const int32_t begun = gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration);
       CHECK(begun == GPUSHARE_OK);
       const int32_t ended = gpushare_iteration_end(iteration);

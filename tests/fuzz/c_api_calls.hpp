@@ -126,7 +126,7 @@ inline int32_t process_call(gpushare_runtime runtime, Input& input) {
   }
 }
 
-// What works on a block is waited for: the block may be freed next, and its use is not recorded.
+// Work on a block is waited for, because the block may be freed next and its use is not recorded.
 inline int32_t stream_call(gpushare_stream stream, uint64_t address, Input& input) {
   static char host[4096];
   int32_t status = GPUSHARE_OK;

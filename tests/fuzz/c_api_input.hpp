@@ -71,7 +71,7 @@ inline void require(bool condition, const char* what) {
   std::abort();
 }
 
-// What any call may answer.
+// The statuses that any call may return.
 inline void require_status(int32_t status) {
   if (status == GPUSHARE_OK) return;
   require(std::strcmp(gpushare_status_name(status), "UNRECOGNIZED") != 0 && status != GPUSHARE_INTERNAL,

@@ -128,7 +128,7 @@ int32_t histogram_call(Books& books, Input& input) {
       int32_t status = gpushare_histogram_get_info(histogram, &info);
       if (status != GPUSHARE_OK) return status;
       require(info.min_ns <= info.max_ns, "the least is not above the greatest");
-      // What is written can be read, and says the same.
+      // A histogram that was written can be read, and is the same.
       uint64_t size = 0;
       (void)gpushare_histogram_serialize(histogram, nullptr, 0, &size);
       std::string text(size, ' ');

@@ -1,4 +1,4 @@
-// The trace parsers on hostile input. What parses must also keep Trace's invariants and replay.
+// The trace parsers on hostile input. A trace that parses must also keep Trace's invariants and replay.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 #include <cstdlib>

@@ -28,7 +28,7 @@ using executor::SessionState;
 
 constexpr uint64_t kDefaultSteps = kSanitized ? 6'000 : 110'000;
 
-// Of both layouts of a backend together.
+// The steps for both layouts of a backend together.
 uint64_t steps() {
   return number_from("GPUSHARE_EXECUTOR_STEPS", kDefaultSteps);
 }
@@ -157,7 +157,7 @@ class Driver {
     set_fault(kKinds[draw(0, 2)], draw(1, 4));
   }
   void disarm() { set_fault(GPUSHARE_FAULT_NONE, 0); }
-  // What any call may say once the device had no memory, to it or to the session before.
+  // Statuses that any call may return after the device refused memory to it, or to the session before.
   bool faulted(int32_t code) const {
     return faults_ && (code == GPUSHARE_DEVICE_OUT_OF_MEMORY || code == GPUSHARE_HOST_OUT_OF_MEMORY);
   }

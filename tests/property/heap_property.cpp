@@ -19,7 +19,7 @@ using test::uniform;
 
 namespace {
 
-// What a heap must agree with: a map of live blocks, and holes derived from it.
+// The reference for a heap: a map of live blocks, and holes derived from it.
 struct Model {
   struct Block {
     uint64_t size_bytes;

@@ -315,7 +315,7 @@ void World::invariants(bool all) {
   REQUIRE(wrong_.load() == 0);
   if (++steps_ % 128 != 0 && !all) return;
   check();
-  // What is held is never more than what is promised: kept blocks do not count in a lane and a promise both.
+  // Bytes held never exceed bytes promised: a kept block does not count both in a lane and in a promise.
   const uint64_t held = memory_->capacity_bytes() - memory_->stats().free_bytes;
   if (held > promised()) FAIL(held << " bytes are held, " << promised() << " promised: " << account());
   size_t blocks = 0;

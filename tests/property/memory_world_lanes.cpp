@@ -1,4 +1,4 @@
-// What a step does to a lane and in an iteration. See memory_world.hpp.
+// The steps that change a lane or run in an iteration. See memory_world.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 

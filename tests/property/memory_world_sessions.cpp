@@ -1,4 +1,4 @@
-// What a step does to a session. See memory_world.hpp.
+// The steps that change a session. See memory_world.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 

@@ -32,7 +32,7 @@ struct CacheModel {
   bool dropping = false;
 };
 
-// Of a shared lane.
+// The memory of a shared lane.
 struct LaneMemory {
   uint64_t bytes = 0, wanted = 0;
 };
@@ -190,7 +190,7 @@ class Driver {
     carry_out();
   }
 
-  // What is in flight finishes and copies end, nothing new starts: promises have then fallen to the capacity, as far as
+  // Iterations in flight finish, copies end, and nothing new starts. Promises have then fallen to the capacity, as far as
   // sessions can be paged out.
   void rest() {
     nobody_wants_caches();
@@ -254,7 +254,7 @@ class Driver {
     CHECK_FALSE(scheduler_.knows(id));
   }
 
-  // Of a copy; a session that is dropped leaves, or was copied all the same.
+  // Ends a copy. A session that is being dropped leaves, or was copied all the same.
   void end_move(SessionId id) {
     Model& model = sessions_.at(id);
     model.paging = false;

@@ -383,7 +383,7 @@ with gt.session("refused", memory="64M") as s:
 
 
 def test_compiled_functions_are_the_iterations(run):
-    """What torch.compile captures with aot_eager, of memory copies alone. What records CUDA graphs by itself is refused by PyTorch."""
+    """torch.compile with aot_eager captures memory copies alone. PyTorch itself refuses backends that record CUDA graphs."""
     run(SESSION + """
 with gt.session("compiled", memory="256M") as s:
     compiled = torch.compile(lambda x: x.clone().clone(), backend="aot_eager")

@@ -1,4 +1,4 @@
-"""The Python of docs/pytorch.md runs as it is printed. What the page leaves to its reader (networks, data) stands before it."""
+"""The Python of docs/pytorch.md runs as it is printed. The test defines before it what the page leaves to its reader (networks, data)."""
 # SPDX-License-Identifier: Apache-2.0
 import pathlib
 import re

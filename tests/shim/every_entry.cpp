@@ -100,7 +100,7 @@ TEST_CASE("every entry point takes the same arguments to the driver and brings t
     void* const by_proxy = dlsym(proxy, kRows[row].name);
     REQUIRE(by_handle != nullptr);
     REQUIRE(by_proxy != nullptr);
-    // What the shim has to see never gets the driver's own function; what it passes on does.
+    // A call that the shim must see never gets the driver's own function. A call that it passes on does.
     INFO(kRows[row].name);
     CHECK((by_handle != direct) == (kRows[row].cls != Class::pass));
     CHECK(by_proxy != direct);

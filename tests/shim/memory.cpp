@@ -130,7 +130,7 @@ TEST_CASE("every way of getting memory is counted, refused above the limit, and 
     CHECK(way.get(700, &second) == kOutOfMemory);
     CHECK(control<decltype(&recorder_used_bytes)>("recorder_used_bytes")() == before);
     CHECK(free_bytes() == left);
-    // What is too large for any machine is refused too, without harm to the books.
+    // A size too large for any machine is refused too, without harm to the books.
     CHECK(way.get(uint64_t{1} << 40, &second) != kSuccess);
     CHECK(way.get(200, &second) == kSuccess);
     CHECK(way.give_back(second) == kSuccess);
@@ -283,13 +283,13 @@ TEST_CASE(
   REQUIRE(cu("cuMemFree_v2", get("cuMemAlloc_v2", 500)) == kSuccess);
   CHECK(trims() == 5);
   CHECK(used() == 200 * kMiB);
-  // Not while a stream is being captured, which that would end.
+  // No trim happens while a stream is being captured, because a trim would end the capture.
   keep(600);
   REQUIRE(cu("cuStreamBeginCapture_v2", no_pointer(), 0U) == kSuccess);
   REQUIRE(cu("cuMemFree_v2", get("cuMemAlloc_v2", 500)) == kSuccess);
   REQUIRE(cu("cuStreamEndCapture", no_pointer(), static_cast<void*>(&pool)) == kSuccess);
   CHECK(trims() == 5);
-  // What a pool does not give back counts.
+  // Memory that a pool does not give back counts.
   pools(3);
   keep(600);
   CHECK(get("cuMemAlloc_v2", 300) == 0);
@@ -300,7 +300,7 @@ TEST_CASE(
   CHECK(used() == 900 * kMiB);
   REQUIRE(cu("cuMemFreeAsync", other, no_pointer()) == kSuccess);
   pools(1);
-  // What was measured as a module's does not count twice.
+  // Memory that was measured as a module's does not count twice.
   keep(600);
   void* module = nullptr;
   REQUIRE(cu("cuModuleLoadData", &module, no_pointer()) == kSuccess);
@@ -332,7 +332,7 @@ TEST_CASE("the context's own memory is measured, and one that does not fit is re
   void* context = nullptr;
   overhead(300 * kMiB, 0);
   REQUIRE(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
-  // What the double still has of earlier tests counts as overhead too: NVML says what the process has, and the rest is not blocks.
+  // Memory that the double still has from earlier tests counts as overhead too: it is in NVML's figure for the process and in no block.
   CHECK(free_bytes() <= at_first - 300 * kMiB);
   REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
   overhead(2000 * kMiB, 0);

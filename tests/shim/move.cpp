@@ -1,5 +1,5 @@
 // Memory that changes places under its address: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M, over a driver that has physical memory of the
-// host. What did not fit on the device comes there when there is room. The recording driver's virtual memory is real: bytes are checked.
+// host. Blocks that did not fit on the device come there when there is room. The recording driver's virtual memory is real: bytes are checked.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/wait.h>
 #include <unistd.h>

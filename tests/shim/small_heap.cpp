@@ -100,7 +100,7 @@ TEST_CASE("small blocks lie apart in few chunks, and the program is told of each
   char handle[64];
   CHECK(cu("cuIpcGetMemHandle", &handle[0], address) == kNotSupported);
 
-  // What is no block of the program's is none to the driver either.
+  // An address in no block of the program is refused, as by the driver.
   CHECK(give_back(address + 512) == kInvalidValue);
   CHECK(give_back(address) == kSuccess);
   CHECK(give_back(address) == kInvalidValue);

@@ -1,5 +1,5 @@
-// Memory above the soft limit: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M. What does not fit on the device lies on the host; the program
-// sees memory of the device. Run with the shim preloaded over the recording driver.
+// Memory above the soft limit: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M. Blocks that do not fit on the device lie on the host; the
+// program sees memory of the device. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -96,7 +96,7 @@ TEST_CASE("pointers into spilled memory look as those of the device") {
   CHECK(cu("cuMemGetAddressRange_v2", &base, &bytes, plain + 5) == kSuccess);
   CHECK(base == plain);
   CHECK(bytes == 64 * kMiB);
-  // What the program pinned itself is the host's.
+  // Memory that the program pinned itself is host memory.
   void* pinned = nullptr;
   uint32_t type = 0;
   REQUIRE(cu("cuMemHostAlloc", &pinned, uint64_t{4096}, 0U) == kSuccess);

@@ -1,5 +1,5 @@
 // Many threads on one runtime: pull, push, cancel, close, policy changes, allocations from helper threads, side streams, looks. Run it under
-// ThreadSanitizer. What must hold at the end: everything returned, every work run or dropped once, no lane ever shared.
+// ThreadSanitizer. At the end everything has been returned, each work has run or was dropped once, and no lane was ever shared.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>

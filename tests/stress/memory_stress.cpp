@@ -1,7 +1,7 @@
 // Many threads on one DeviceMemory, for ThreadSanitizer: sessions that open, allocate, run iterations with
-// helper threads and close, beside threads that free by address, trim, report and snapshot. What is asserted
-// is what holds in every order: no call fails in a way that it may not, blocks of one owner never overlap,
-// and at the end everything is back.
+// helper threads and close, beside threads that free by address, trim, report and snapshot. The assertions
+// hold in every order: no call fails in a way that it may not, blocks of one owner never overlap, and at the
+// end everything is back.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>

@@ -89,7 +89,7 @@ class Trader {
     slot.stamp = 0;
     if (!range_->decommit(offset(slot), kSlotBytes).ok()) ++failures;
   }
-  // What nobody works on; a slot whose thread waits is left out, or both sides would wait for each other.
+  // Gives slots that no thread works on. A slot whose thread waits is left out, or both sides would wait for each other.
   uint64_t give(uint64_t bytes) {
     uint64_t given = 0;
     for (Slot& slot : slots_) {

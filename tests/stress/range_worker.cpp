@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
     {
       const std::lock_guard lock(worker.mutex);
       if (worker.stamp == 0) {
-        // What it waits for it does not have, so nobody asks it for that.
+        // The range does not have the bytes that it waits for, so nobody asks it for them.
         if (auto status = (*range)->commit(0, kBytes, GPUSHARE_NO_TIMEOUT); !status.ok())
           return fail("commit", status);
         if (i == 1) {

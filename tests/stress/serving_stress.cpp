@@ -1,7 +1,7 @@
 // Requests with deadlines on real threads in front of a runtime on the host device: four producers, cancels,
-// failing batches, five times more than can be served. Run it under ThreadSanitizer. What must hold: each
-// accepted request is answered exactly once, each refusal says why, what is held stays bounded, the device gets
-// everything back. GPUSHARE_SERVING_REQUESTS sets how many requests (20,000; 100,000 in the measured runs of
+// failing batches, five times more than can be served. Run it under ThreadSanitizer. The test asserts that each
+// accepted request is answered exactly once, each refusal says why, the number of held requests stays bounded, and the
+// device gets everything back. GPUSHARE_SERVING_REQUESTS sets how many requests (20,000; 100,000 in the measured runs of
 // docs/experiments/serving-host.md).
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>

@@ -147,7 +147,7 @@ CTS_TEST("copies: the last of several to one place wins") {
 CTS_TEST("copies: behind a closed gate nothing moves") {
   constexpr uint64_t kBytes = 1000;
   Gate gate;
-  // Of host_alloc: a copy to other host memory may wait for the stream.
+  // The memory is of host_alloc, because a copy to other host memory may wait for the stream.
   uint8_t* host = static_cast<uint8_t*>(*cts.device->host_alloc(kBytes));
   std::fill(host, host + kBytes, uint8_t{1});
   const device::Address block = *cts.device->alloc(kBytes);

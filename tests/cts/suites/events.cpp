@@ -8,7 +8,7 @@ void set_flag(void* flag) {
   *static_cast<bool*>(flag) = true;
 }
 
-// What `inner` was when the function ran.
+// The value of `inner` when the function ran.
 struct Look {
   const bool* inner;
   bool seen = false;

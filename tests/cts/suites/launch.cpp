@@ -25,7 +25,7 @@ CTS_TEST("launch: a function runs once with its data") {
 
 CTS_TEST("launch: a function sees the copies before it and copies see it") {
   constexpr uint64_t kBytes = 100'000;
-  // Of host_alloc: a copy from other host memory may read it before the function has written it.
+  // The memory is of host_alloc, because a copy from other host memory may read it before the function has written it.
   struct Data {
     uint8_t* in;
     uint8_t* out;

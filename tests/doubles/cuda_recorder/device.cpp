@@ -274,7 +274,7 @@ void pause_ns(uint64_t device_ns) {
   thread_local bool precise = false;
   if (!precise) prctl(PR_SET_TIMERSLACK, 1000UL);
   precise = true;
-  // Not for ever, since the work of others may be killed; and not so short that waiting is all that the host does.
+  // The wait is bounded, since the work of others may be killed, and not so short that the host does nothing but wait.
   const uint64_t host =
       std::clamp<uint64_t>(device_ns, 20'000, 20'000'000) * any_client().page->settings.dilation;
   const timespec time{static_cast<time_t>(host / 1'000'000'000), static_cast<long>(host % 1'000'000'000)};

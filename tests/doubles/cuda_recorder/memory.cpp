@@ -52,7 +52,7 @@ Books& books() {
 int g_capturing = 0;
 bool g_nvml = true;
 
-// What pools keep is the first device's.
+// Pools keep memory of the first device only.
 uint64_t in_use(const Books& b, int device) {
   const OfDevice& has = b.devices[device];
   return has.used + (device == 0 ? b.kept : 0) + has.contexts * b.context_bytes +

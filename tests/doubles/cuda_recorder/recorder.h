@@ -30,7 +30,7 @@ typedef struct recorder_call {
 
 /* Records the next calls of entry `entry` (-1: of none), which then return `result`. */
 void recorder_arm(int entry, int result);
-/* What was recorded last; entry -1: nothing since recorder_arm(). */
+/* The last recorded call; entry -1: nothing since recorder_arm(). */
 const recorder_call* recorder_last(void);
 /* The function of that entry itself, past anything that is preloaded. */
 void* recorder_function(int entry);
@@ -41,13 +41,13 @@ uint64_t recorder_used_bytes_of(int device);
 /* Bytes of pinned host memory; how far a device sees such memory from where the host does (0: unified addresses). */
 uint64_t recorder_host_bytes(void);
 void recorder_set_host_offset(uint64_t bytes);
-/* What each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the environment. */
+/* Sets the bytes that each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the environment. */
 void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes);
 /* Whether streams are being captured; whether NVML answers. */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
-/* What pools do with memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or give it out again; 2 the same,
- * and a trim frees nothing before the context is synchronised; 3 a trim frees nothing. How often a pool was trimmed. */
+/* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or give it out again; 2 the same,
+ * and a trim frees nothing before the context is synchronised; 3 a trim frees nothing. recorder_trims() counts the trims. */
 void recorder_set_pools(int mode);
 uint64_t recorder_trims(void);
 /* Bytes of the allocation node that every graph has from now on; 0: graphs without nodes. */

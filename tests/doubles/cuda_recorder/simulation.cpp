@@ -107,7 +107,7 @@ struct Simulation {
               });
   }
 
-  // What runs now; `out_until` is when that must be thought over.
+  // Chooses the ops that run now; `out_until` is the time of the next choice.
   void choose(std::vector<Running>* running, uint64_t* out_until) {
     running->clear();
     if (page.settings.side_by_side != 0) {

@@ -68,7 +68,7 @@ void end(std::map<uint64_t, Physical>::iterator it) {
   release(it->first);
   space().physical.erase(it);
 }
-// What nobody wrote in the source is not touched, so that large blocks take little time and memory.
+// Parts of the source that nobody wrote are skipped, so that large blocks take little time and memory.
 void copy_between(std::map<uint64_t, Mapping>::iterator to, uint64_t to_offset,
                   std::map<uint64_t, Mapping>::iterator from, uint64_t from_offset, uint64_t bytes) {
   const int source = space().physical.at(from->second.handle).file,

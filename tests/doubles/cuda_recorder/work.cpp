@@ -52,7 +52,7 @@ struct HostFunction {
   std::function<void()> run;
 };
 
-// Objects of this process, by handle. Those that ended are forgotten; a child of fork keeps handles, as with the driver they mean nothing there.
+// Objects of this process, by handle. Ended objects are forgotten. A child of fork keeps handles; as with the driver, they mean nothing there.
 struct World {
   std::mutex mutex;
   Stream legacy[device::kMostDevices];

@@ -53,7 +53,7 @@ void end_context(Call& frame, Context* context) {
     if (stream->context == context && stream->alive()) streams.push_back(stream.get());
   }
   for (Stream* stream : streams) stop_stream(frame, stream);
-  // What is left dies with the context, so that it is told once.
+  // The remaining streams die with the context, so that each leak is reported once.
   for (const auto& [raw, stream] : w.streams) {
     if (stream->context == context && stream->alive()) stream->died = call;
   }
@@ -70,7 +70,7 @@ bool valid_device(CUdevice device) {
   return device >= 0 && static_cast<uint64_t>(device) < world().setting("devices");
 }
 
-// What a CUdevResource of ours says in its padding.
+// The tag in the padding of a CUdevResource of ours.
 struct ResourceTag {
   uint32_t magic;
   int32_t device;

@@ -116,8 +116,8 @@ Block* find_block(Call& call, uint64_t address, std::initializer_list<BlockKind>
   return nullptr;
 }
 
-// What cuMemFree and cuMemFreeHost do first: wait for the context's work. The driver may keep other threads' calls waiting
-// meanwhile, so that a caller's lock that a host function takes must not be held across any call.
+// cuMemFree and cuMemFreeHost first wait for the context's work. The driver may keep other threads' calls waiting meanwhile,
+// so a caller's lock that a host function takes must not be held across any call.
 void wait_for_context(Call& call, Context* context) {
   const bool holds = world().setting("frees_hold_lock") != 0;
   if (holds) {

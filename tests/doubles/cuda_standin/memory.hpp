@@ -18,9 +18,9 @@ void unbury(uint64_t address, uint64_t bytes);
 
 // The block or mapping that `address` lies in; null if none.
 Block* block_at(uint64_t address);
-// Of the device, that nobody has.
+// The bytes of the device that nobody has.
 uint64_t free_on(int device);
-// What `clock` knows to have finished has `access` in it.
+// Whether `clock` knows that `access` has finished.
 bool covered(const Clock& clock, const Access& access);
 
 }  // namespace standin

@@ -49,7 +49,7 @@ void standin_clear_faults(void);
 /* How many misuses are recorded and not yet taken. */
 size_t standin_misuse_count(void);
 /* Takes the oldest: writes at most `size` bytes of "cuMemFree#45: ..." with its NUL. 1, or 0 if there is
- * none. What is not taken when the process ends is printed, and the process ends with status 99.
+ * none. Misuse that was not taken is printed when the process ends, and the process ends with status 99.
  * CUDA_STANDIN_ABORT=1 aborts at the misuse itself, for a debugger. */
 int standin_take_misuse(char* text, size_t size);
 /* Everything alive now: writes one line an object ("stream of cuStreamCreate#7") and returns their number.

@@ -1,7 +1,7 @@
 // Virtual memory: reserved ranges, physical memory, mappings, and physical memory shared between processes.
 //
 // Physical memory is a range of one memory file; mapping it is mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory.
-// A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. What is shared has a memory file of its own.
+// A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. Shared memory has a memory file of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -292,7 +292,7 @@ STANDIN_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle
   const ssize_t length =
       readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), name, sizeof(name) - 1);
   struct stat file {};
-  // What another process sent may be anything: no misuse.
+  // A descriptor from another process may be anything, so a wrong one is no misuse.
   if (length < 0 || std::string(name).rfind(std::string("/memfd:") + kSharedName, 0) != 0 ||
       fstat(descriptor, &file) != 0)
     return CUDA_ERROR_INVALID_VALUE;

@@ -275,7 +275,7 @@ int& thread_capture_mode();
 
 Context* make_context(const std::string& call, int device);
 void end_context(Call& call, Context* context);
-// What of `context` is still alive, as text; empty if nothing.
+// The objects of `context` that are still alive, as text; empty if there are none.
 std::string held_by(const Context* context);
 void record_misuse(const std::string& call, const std::string& what);
 

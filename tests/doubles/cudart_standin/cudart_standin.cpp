@@ -201,7 +201,7 @@ extern "C" {
 unsigned long long cudart_standin_launches(void) {
   return refused.load();
 }
-// Of a generated function.
+// The result of a generated function that the stand-in lacks.
 cudaError_t cudart_standin_missing(const char* name) {
   return unsupported(std::string("has no ") + name);
 }

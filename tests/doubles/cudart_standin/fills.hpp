@@ -1,6 +1,5 @@
 // The kernel with which PyTorch fills contiguous memory with one value, as torch.zeros and torch.full do. PyTorch 2.11 launches it for zeros
-// too, later versions call cudaMemsetAsync there. What it does is known from its name alone, so that the stand-in can do it; every other
-// kernel is refused.
+// too; later versions call cudaMemsetAsync there. Its name alone tells its effect, so the stand-in can do it. Every other kernel is refused.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,7 +32,7 @@ struct Fill {
   bool one_byte() const { return value.find_first_not_of(value[0]) == std::string::npos; }
 };
 
-// What a launch with these arguments fills: a count, the value, and the one address.
+// The fill of a launch with these arguments: a count, the value, and the one address.
 inline Fill fill_of(void** arguments, size_t element_bytes) {
   int count = 0;
   Fill fill{nullptr, 0, std::string(element_bytes, '\0')};

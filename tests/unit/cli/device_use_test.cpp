@@ -1,4 +1,4 @@
-// What a measured run has on the device, as events of the device tell it.
+// A measured run's use of the device, as the device's events tell it.
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/device_use.hpp"
 

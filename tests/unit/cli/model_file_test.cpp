@@ -1,4 +1,4 @@
-// What `gpushare plan` reads, and what it refuses by file, line and field.
+// Files that `gpushare plan` reads, and files that it refuses by file, line and field.
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/model_file.hpp"
 

@@ -204,7 +204,7 @@ TEST_CASE("hierarchical fair share: A and B have their team's part 2:3, and C as
     for (int n = 0; n < kNodes; ++n)
       REQUIRE(table.set("fair", name, n >= first && n < first + count ? 100 : 0, on(node(n)), 0).ok());
   };
-  // What runs ends: what is submitted then starts within the shares of now.
+  // The running tasks end. The tasks submitted then start within the present shares.
   const auto running_after_a_round = [&](const std::string& user) {
     int running = 0;
     for (const ReservationId id : tasks[user]) running += state_of(table, id) == State::kGranted ? 1 : 0;

@@ -1,4 +1,4 @@
-// What is learned of jobs beside each other: the predictor of slowdowns, and the tuner of batch sizes.
+// Learning about jobs beside each other: the predictor of slowdowns, and the tuner of batch sizes.
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 
@@ -54,7 +54,7 @@ TEST_CASE("slowdowns of pairs that were never seen are predicted from those of o
   std::normal_distribution<double> normal;
   double error = 0, mean_error = 0;
   for (int repeat = 0; repeat < 10; ++repeat) {
-    // What a job feels and what it presses, each of its own; a tenth of noise.
+    // Each job has its own sensitivity and its own pressure on others; the noise is a tenth.
     constexpr size_t kJobs = 20;
     double feels[kJobs], presses[kJobs];
     for (size_t i = 0; i < kJobs; ++i) {
@@ -187,7 +187,7 @@ TEST_CASE(
   const std::vector<JobInfo> fixed = {job_of("a"), job_of("b")};
   CHECK(tuner.next(fixed, 1 << 20, slower, &ended) == std::vector<double>{0, 0});
   CHECK(tuner.best_alone(fixed[0]) == 1);
-  // What was measured alone is what others are compared with.
+  // Other batch sizes are compared with the measurement alone.
   jobs[0].guaranteed = false;
   jobs[0] = with_batch(jobs[0], 64);
   tuner.measured(jobs, {0.4});

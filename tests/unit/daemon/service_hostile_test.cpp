@@ -392,7 +392,7 @@ TEST_CASE("preloaded programs lend what they do not hold to the other sessions o
   REQUIRE(preloaded.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
   CHECK(promised() == 40 * kMiB);
 
-  // What they hold is theirs, what they may have beyond it goes to whoever asks first.
+  // The preloaded programs keep the bytes that they hold. The rest of their limit goes to the first session that asks.
   CHECK(linked.call(limited(1, 30 * kMiB, 7)) == GPUSHARE_QUOTA_EXCEEDED);
   CHECK(page.page->limits.device_bytes == 40 * kMiB);
   CHECK(page.page->lent_bytes == 0);

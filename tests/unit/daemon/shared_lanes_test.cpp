@@ -316,7 +316,7 @@ TEST_CASE("who does not say that it shares a lane has E of its own") {
   CHECK(reply.header.type == static_cast<uint16_t>(MessageType::kReply));
   CHECK((reply.value & client::kSharesLane) == 0);
   CHECK(shared.promised() == 18 * kMiB);
-  // What fits only without the rounding to pieces is not shared either.
+  // A need that fits only without the rounding to pieces is not shared either.
   raw.tell(MessageType::kLeave, 1);
   arrive.flags |= client::kMayShareLane;
   arrive.ephemeral_bytes = 64 * kMiB - 1;

@@ -1,5 +1,5 @@
-// The host device's own promises: the capped bus and what runs on the calling thread. What every device does
-// is tests/cts.
+// The host device's own promises: the capped bus, and work on the calling thread. tests/cts tests the promises of
+// every device.
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
 #include <iterator>

@@ -1,5 +1,5 @@
-// The sim device's own promises: its clock, its costs, its contention model, determinism. What every device
-// does is tests/cts.
+// The sim device's own promises: its clock, its costs, its contention model, determinism. tests/cts tests the
+// promises of every device.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>
@@ -162,7 +162,7 @@ TEST_CASE("the contention model's arithmetic", "[sim][contention]") {
   const ContentionModel pairs = *ContentionModel::create("share", 0, "1:1:0.5:0.5,1:2:0.25:0.75");
   CHECK(speeds_of(pairs, {{1, 1, 0}, {1, 1, 0}}) == std::vector<double>{0.5, 0.5});
   CHECK(speeds_of(pairs, {{1, 1, 0}, {2, 1, 0}, {1, 1, 0}}) == std::vector<double>{0.125, 0.5625, 0.125});
-  // Not measured together: as sharing.
+  // Work that was not measured together shares the device.
   CHECK(speeds_of(pairs, {{1, 1, 0}, {3, 1, 0}}) == std::vector<double>{0.5, 0.5});
 
   for (const char* bad : {"1", "1:2:0.5", "1:2:0.5:0.5:0.5", "0:1:0.5:0.5", "1:2:0:0.5", "1:2:3:0.5",

@@ -43,7 +43,7 @@ std::shared_ptr<SharedFile> take_soon(SpareFiles& spare, uint64_t bytes) {
   }
 }
 
-// What was given before this has been dealt with when it returns: in order, one thread.
+// Returns once every file given before has been dealt with, because one thread handles them in order.
 void settle(SpareFiles& spare) {
   spare.give(make_file(kMarkerBytes));
   (void)take_soon(spare, kMarkerBytes);

@@ -158,7 +158,7 @@ TEST_CASE("a session that is alone comes back beside the block that it kept") {
   base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
-// What is missing may come back, though nobody else is left who could give it up: others use the device too.
+// The missing memory may come back although no other session is left, because other programs use the device too.
 TEST_CASE("a session that is alone and cannot be paged in is tried again, and given up in the end") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   if (setup.layout != memory::Layout::kVirtual) return;

@@ -84,7 +84,7 @@ TEST_CASE("a graph is captured in an iteration, with allocations and frees betwe
     REQUIRE(first.ok());
     REQUIRE(cuMemsetD8Async(*first, 7, kMiB, stream) == CUDA_SUCCESS);
     REQUIRE(cuMemcpyDtoDAsync_v2(*result, *first, kMiB, stream) == CUDA_SUCCESS);
-    // One that is freed while the stream captures may serve the next: both uses are in the graph, in this order.
+    // Memory that is freed while the stream captures may serve the next block: both uses are in the graph, in this order.
     REQUIRE(on.runtime->free(*first).ok());
     const auto second = iteration->alloc(kMiB, 0);
     REQUIRE(second.ok());

@@ -1,4 +1,4 @@
-// What a runtime measures of sessions beside each other, and the file for it; lane finders by name.
+// A runtime's measurements of sessions beside each other, and the file for them; lane finders by name.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <filesystem>

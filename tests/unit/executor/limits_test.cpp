@@ -14,7 +14,7 @@ using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
 using executor::SessionState;
 
-// What was decided has been done once check() comes back.
+// All decisions have been carried out once check() returns.
 executor::RuntimeInfo settled(executor::Runtime& runtime) {
   CHECK(runtime.check() == "");
   const auto info = runtime.info();

@@ -221,7 +221,7 @@ TEST_CASE("a runtime that closes waits for a dependent that another thread destr
   CHECK(runtime->attach(late).code() == GPUSHARE_INVALID_STATE);
 }
 
-// What waits in the runtime looks at its lane once more when it wakes: with sanitizers this tells.
+// A thread that waits in the runtime looks at its lane once more when it wakes. Sanitizers report a lane that is gone.
 TEST_CASE("a runtime that lost its device closes while threads wait for what was enqueued") {
   for (int round = 0; round < 50; ++round) {
     auto runtime = open_runtime(options_of(kSetups[0]));

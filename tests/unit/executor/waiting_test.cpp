@@ -1,4 +1,4 @@
-// What calls wait for: that each wait ends, and when it may.
+// Waiting calls: each wait ends, and not before it may.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <functional>

@@ -1,5 +1,5 @@
-// What files do to those who read them: short reads, interruptions, errors, replacement and truncation while they
-// are read, damage of every kind. Reads go through a stand-in for pread.
+// Files that behave badly: short reads, interruptions, errors, replacement and truncation while they are read, damage of
+// every kind. Reads go through a stand-in for pread.
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/file.hpp"
 

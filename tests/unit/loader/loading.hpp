@@ -66,7 +66,7 @@ struct Loading {
     return out;
   }
 
-  // What `found` differs in from what the layer holds; empty if in nothing.
+  // The first difference between `found` and the layer's content; empty if there is none.
   static std::string difference(const std::vector<char>& found, int seed, uint32_t layer) {
     const std::vector<char> expected = content(seed, layer, found.size());
     if (found == expected) return {};
@@ -74,7 +74,7 @@ struct Loading {
     return base::format("layer %u differs at byte %td", layer, at);
   }
 
-  // What work on `stream` finds of a layer; empty if it is as it should be. Waits.
+  // The difference that work on `stream` finds in a layer; empty if the layer is right. Waits.
   static std::string wrong(loader::Model& model, uint32_t layer, int seed, executor::Stream& stream) {
     std::vector<char> back(model.image()->layers()[layer].bytes);
     const base::Status copied = stream.copy(reinterpret_cast<uintptr_t>(back.data()), model.address(layer),

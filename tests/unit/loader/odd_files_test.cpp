@@ -1,4 +1,4 @@
-// What may be at a path in place of a good model: other kinds of file, links, files one may not read, models without
+// Paths without a good model: other kinds of file, links, files without read permission, models without
 // bytes and very large ones, sets whose parts change.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/resource.h>
@@ -182,7 +182,7 @@ TEST_CASE("a set of shards is one model: a shard that changed makes it another")
   CHECK(second->get() != first->get());
   CHECK((*second)->pieces((*second)->begin_of(1), 1)[0].host[0] == 'B');
   CHECK((*first)->pieces((*first)->begin_of(1), 1)[0].host[0] == 'b');
-  // One that has gone is told by its name, though the image is there.
+  // A file that has gone is named in the error, although the image is cached.
   std::filesystem::remove(folder.file("two.safetensors"));
   refused(cache.get(index).status(), GPUSHARE_IO_ERROR, folder.file("two.safetensors"), "cannot open");
 }

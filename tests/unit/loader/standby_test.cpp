@@ -82,7 +82,7 @@ struct KeepingFirstLayers : Loading {
     const auto now = *runtime->info();
     CHECK(now.promised_bytes <= now.capacity_bytes);
     CHECK(switcher->info().standby_bytes <= budget_bytes);
-    // What is there: whole members, and first layers within the budget.
+    // The device has whole members, and first layers within the budget.
     uint64_t whole = 0;
     for (const loader::MemberId id : members)
       if (const auto info = switcher->info(id); info.ok()) whole += info->device_bytes;
@@ -249,7 +249,7 @@ TEST_CASE("members on standby keep their first layers, and switches with them de
     CHECK(on.kept(b) > 0);   // nobody asked for it yet, but room is room
     CHECK(on.last_groups.front() > 0);
     for (int round = 0; round < 4; ++round) {
-      // What an iteration does to its weights is gone with them: the first layers too come as the image has them.
+      // Changes that an iteration makes to its weights are lost with them: the first layers too come as the image has them.
       CHECK(on.run(b, 2, true) == "");
       CHECK(on.kept(a) >= 2 * kMiB);
       CHECK(on.kept(b) >= 2 * kMiB);
@@ -298,7 +298,7 @@ TEST_CASE("a budget for one is for a member that is away, stays with it, and goe
       if (round > 5 && before != id) CHECK(holder() == before);
       CHECK(on.kept(holder()) == on.switcher->info().standby_bytes);
     }
-  // One that is wanted far more often gets it, also from another that holds it.
+  // A member that is wanted far more often gets the budget, also from another member that holds it.
   for (int i = 0; i < 200; ++i) REQUIRE((*on.switcher->begin(all[1], 0)).iteration->end().ok());
   CHECK(on.run(all[0], 1) == "");
   CHECK(holder() == all[1]);

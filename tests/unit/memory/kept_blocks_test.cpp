@@ -89,7 +89,7 @@ TEMPLATE_TEST_CASE_SIG("a kept block outlives its iteration, its lane, and goes 
   CHECK(whole.ok());
 }
 
-// Of 64 MiB all are promised: what is kept must find its bytes once, in the session's promise or in the lane.
+// All 64 MiB are promised: a kept block must find its bytes once, in the session's promise or in the lane.
 TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its size") {
   Fixture f(host(), Layout::kVirtual, 64 * kMiB);
   auto stream = f.stream();

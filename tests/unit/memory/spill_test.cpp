@@ -271,7 +271,7 @@ TEST_CASE("granules without live blocks go out first, and nothing is copied for 
   CHECK(s.move(false, 2 * kMiB) == 2 * kMiB);
   CHECK(f.memory->find(at[1])->spilled);
   CHECK_FALSE(f.memory->find(at[0])->spilled);
-  // What the last of them leaves behind comes home with it.
+  // The block that the last move left behind comes home now.
   CHECK(s.move(true) == 2 * kMiB);
   CHECK(s.heap->stats().promised_bytes == 10 * kMiB);
   s.check();

@@ -1,4 +1,4 @@
-// Who may use a device, in which class and with how many bytes.
+// The sessions that may use a device, in which class and with how many bytes.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/coordinator.hpp"
 

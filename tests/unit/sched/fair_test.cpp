@@ -1,4 +1,4 @@
-// What `fair` promises: service by weight, in a lane and over the whole device.
+// The promises of `fair`: service by weight, in a lane and over the whole device.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// What is learned of sessions beside each other from iterations as they end, how it ages, and its table as text.
+// Interference learned from iterations as they end, how it ages, and its table as text.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/measured_interference.hpp"
 
@@ -233,7 +233,7 @@ TEST_CASE("pack runs a session alone until its time is known, and keeps apart wh
       now += 10 * kMs;
       scheduler.finished(id, 10 * kMs, now);
     }
-  // Not known beside each other: they are tried, and turn out to take turns.
+  // The pair is unknown: it is tried, and the policy finds that it must take turns.
   lanes.begin(1, now);
   lanes.begin(2, now);
   now += 25 * kMs;

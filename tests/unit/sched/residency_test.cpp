@@ -116,7 +116,7 @@ TEST_CASE("least recently used equals its plain statement on random requests") {
         used -= bytes[recent.back()];
         recent.pop_back();
       }
-      // Of these, what turned out not to be needed is spared, the most recent first.
+      // Drops that prove unnecessary are spared, the most recent first.
       if (!drops.empty())
         for (size_t i = drops.size() - 1; i-- > 0;) {
           if (used + bytes[drops[i]] > capacity) continue;

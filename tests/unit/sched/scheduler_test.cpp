@@ -1,4 +1,4 @@
-// Who is admitted, who waits, who is paged out and who runs, under every policy.
+// Admission, waiting, page-outs and turns, under every policy.
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 #include <utility>

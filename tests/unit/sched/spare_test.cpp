@@ -1,5 +1,5 @@
-// What stays for speed alone (spare sessions, caches) makes room before all that somebody uses, by class, then by price; and the
-// scheduler's choice among sessions, spare sessions, images and their first layers beside exhaustive search.
+// Spare sessions and caches make room before all memory in use, by class, then by price. The scheduler's choice among sessions,
+// spare sessions, images and their first layers is compared with exhaustive search.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>

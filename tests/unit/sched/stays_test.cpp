@@ -155,7 +155,7 @@ class Alternation {
   std::deque<Copying> copies_;  // one link
 };
 
-// Of 1,000 bytes; 0.1 s to move all of them.
+// Moving all 1,000 bytes takes 0.1 s.
 constexpr double kCopy = 0.1 * kStaysSecond / 1000;
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST_CASE("pack never ends later than fair on traces drawn from the published pa
       TraceShape shape;
       shape.persistent_bytes = persistent;
       CHECK(pack_over_fair(*table, shape, kTraces, seed).above == 0);
-      // Who does not know what will come can lose to fair by it, but little, seldom, and not in the mean.
+      // A policy that does not know future arrivals can lose to fair, but little, seldom, and not in the mean.
       shape.arrivals_per_s = 1.0 / 500;
       const Compared arriving = pack_over_fair(*table, shape, kTraces, seed);
       CHECK(arriving.above <= kTraces / 8);

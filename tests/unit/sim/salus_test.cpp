@@ -1,6 +1,5 @@
-// What issue 2 asks of the 99 jobs measured by Salus, all arriving at once on 16 GB. Data-dependent: skipped
-// with a note when the shared data is absent; simulation_test.cpp holds the same arithmetic on jobs of its
-// own.
+// The 99 jobs measured by Salus, all arriving at once on 16 GB. The test is skipped with a note when the shared
+// data is absent; simulation_test.cpp has the same arithmetic on jobs of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fstream>

@@ -1,4 +1,4 @@
-// What PyTorch calls of libgpushare_torch.so, in PyTorch's order, over the stand-in for the CUDA driver.
+// PyTorch's calls of libgpushare_torch.so, in PyTorch's order, over the stand-in for the CUDA driver.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_allocator.hpp"
 
@@ -55,7 +55,7 @@ struct Driver {
   void* library;
 };
 
-// What an allocation that must fail says.
+// The message of an allocation that must fail.
 std::string failure(size_t bytes, int device, Stream stream) {
   try {
     (void)gpushare_torch_alloc(bytes, device, stream);

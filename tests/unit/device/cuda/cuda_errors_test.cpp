@@ -66,7 +66,7 @@ TEST_CASE("a driver that has shut down with the process is no fault to be logged
     REQUIRE_OK(device->close());
     CHECK(log.lines.empty());
   }
-  // What the closed device could not give back.
+  // The test frees the block that the closed device could not give back.
   REQUIRE(cuCtxPushCurrent_v2(primary) == CUDA_SUCCESS);
   CHECK(cuMemFree_v2(*block) == CUDA_SUCCESS);
   REQUIRE(cuCtxPopCurrent_v2(nullptr) == CUDA_SUCCESS);
@@ -182,7 +182,7 @@ TEST_CASE("a sticky error is DEVICE_LOST with its cause, logged once, and the pr
   }
   CHECK(standin_calls("cuCtxGetCurrent") == calls);
   CHECK(device->refresh_info().ok());
-  // What is released goes quietly.
+  // The releases succeed without a message.
   REQUIRE_OK(device->va_unmap(*range, granule));
   REQUIRE_OK(device->phys_release(*memory));
   REQUIRE_OK(device->va_free(*range, granule));

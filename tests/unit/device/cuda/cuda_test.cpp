@@ -1,4 +1,4 @@
-// What the cuda backend does with a driver: finding it, contexts, capacity, pools, waits.
+// The cuda backend's use of a driver: finding it, contexts, capacity, pools, waits.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <chrono>
@@ -24,7 +24,7 @@ TEST_CASE("no driver is UNAVAILABLE with the reason, and probe agrees", "[cuda]"
   uint32_t count = 77;
   CHECK(ops->probe(&count) == GPUSHARE_UNAVAILABLE);
   CHECK(count == 77);
-  // Not remembered: a driver may appear.
+  // The failure is not remembered, because a driver may appear.
   REQUIRE(setenv("GPUSHARE_CUDA_DRIVER", GPUSHARE_CUDA_STANDIN, 1) == 0);
   CHECK(ops->probe(&count) == GPUSHARE_OK);
   CHECK(count == 1);

@@ -1,5 +1,4 @@
-// What the stand-in does when nothing is wrong: faults on demand, kernels, graphs, the symbol table, virtual
-// memory.
+// The stand-in without misuse: faults on demand, kernels, graphs, the symbol table, virtual memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-// What the CUDA toolkit's lib64/stubs/libcuda.so does: every function answers CUDA_ERROR_STUB_LIBRARY.
+// A copy of the behaviour of the CUDA toolkit's lib64/stubs/libcuda.so: every function returns CUDA_ERROR_STUB_LIBRARY.
 // SPDX-License-Identifier: Apache-2.0
 constexpr int kStubLibrary = 34;
 
