@@ -79,9 +79,8 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
 
   report.line("## Result\n");
   report.row(
-      "Finish rate, mean over the 65 cells of tables C.1 and C.2, %llu seeds, %zu requests a run. Of each "
-      "published "
-      "system the best variant counts, in each cell.\n",
+      "Finish rate, mean over the 65 cells of tables C.1 and C.2, %llu seeds, %zu requests a run. The best "
+      "variant of each published system counts, in each cell.\n",
       static_cast<unsigned long long>(seeds), kRequests);
   report.line(kSummaryHead);
   for (size_t i = 0; i < std::size(kLoads); ++i)
