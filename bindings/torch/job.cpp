@@ -45,7 +45,7 @@ struct Block {
   size_t place = 0;
 };
 
-// Whose each live block is. Sharded by address, so that threads of different jobs seldom meet.
+// The owners of live blocks. The table is sharded by address, so that threads of different jobs seldom meet.
 struct alignas(64) Shard {
   std::mutex mutex;
   boost::unordered_flat_map<Address, Block> blocks;

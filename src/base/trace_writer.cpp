@@ -154,7 +154,7 @@ void TraceWriter::put_string(std::string_view text) {
   buffer_.push_back('"');
 }
 
-// Also ends the event.
+// Writes the arguments and ends the event.
 void TraceWriter::put_arguments(std::span<const TraceArgument> arguments) {
   if (!arguments.empty()) {
     put(",\"args\":{");

@@ -25,7 +25,7 @@ class DeviceUse {
 
   // `job` counts from 1. `apart_bytes` is what the job would hold were nothing shared: its P + E.
   void model_arrived(uint64_t job, const std::vector<Block>& blocks, uint64_t apart_bytes);
-  // Its model is no longer on the device: it was freed or paged out. Does nothing if it was not there.
+  // The job's persistent blocks have left the device: freed or paged out. Does nothing if they were not there.
   void model_left(uint64_t job);
   bool has_model(uint64_t job) const { return models_.contains(job); }
   std::vector<uint64_t> jobs() const;

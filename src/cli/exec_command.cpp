@@ -45,7 +45,7 @@ ShimFiles shim_files() {
   return {};
 }
 
-// Where the loader finds the driver now, before the proxy stands before it; empty if there is none.
+// The path at which the loader finds the driver without the proxy; empty if there is none.
 std::string driver_path() {
   void* const handle = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   link_map* map = nullptr;

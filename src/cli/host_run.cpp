@@ -456,7 +456,7 @@ void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
     result_.jobs.push_back(std::move(running->outcome));
   }
   result_.makespan_s = last - first;
-  // Where the work is the device's own, its busy time is the best there is, exact for one lane.
+  // For work on a real device, the device's busy time is the best figure; it is exact for one lane.
   double covered =
       addressable_ ? 0 : std::min(result_.makespan_s, static_cast<double>(info.device_busy_ns) * 1e-9);
   std::sort(intervals_.begin(), intervals_.end());

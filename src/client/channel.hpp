@@ -103,7 +103,7 @@ void shut(const Descriptor& socket);
 
 // A memory file that holds `content` and can no longer change.
 base::Result<Descriptor> make_table_file(std::string_view content);
-// Its content, at most `limit` bytes. Errors: MALFORMED_INPUT (not sealed, larger), IO_ERROR.
+// The content of such a file, at most `limit` bytes. Errors: MALFORMED_INPUT (not sealed, larger), IO_ERROR.
 base::Result<std::string> read_table_file(int file, uint64_t limit = 256ull << 20);
 
 }  // namespace gpushare::client

@@ -66,7 +66,7 @@ class Fields {
   // The index of the field's word in `words`.
   size_t one_of(const char* key, std::initializer_list<const char*> words);
   size_t one_of_or(const char* key, std::initializer_list<const char*> words, size_t fallback);
-  // Where names of one list were seen, to refuse doubled ones.
+  // The names of one list with their indices, to refuse doubled ones.
   using Names = std::unordered_map<std::string, size_t>;
   // The field "name" (or `key`), which no other element of the same list may have.
   std::string name(Names& seen, size_t index, const char* key = "name");

@@ -55,7 +55,7 @@ class ReservationTable {
   // A node with its own resources ("gpu": 8); a known node gets these capacities. Resources that were set on it before it was lost are set
   // again, and those that wait for a node like it are set on it.
   base::Status add_node(const std::string& node, const Amounts& resources, uint64_t now_ns);
-  // Its grants end as kNodeLost, whole gangs; what was set there by needs is set on other nodes that satisfy them, or waits for one.
+  // The node's grants end as kNodeLost, whole gangs. Resources set there by needs move to other nodes that satisfy them, or wait for one.
   base::Status lose_node(const std::string& node, uint64_t now_ns);
 
   // Sets a resource's capacity on the given node, or on `count` nodes that each have `needs` in their capacities (AND) of one of the

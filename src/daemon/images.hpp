@@ -67,7 +67,7 @@ class Images {
   void unmapped(Process& process, uint64_t number);
   void left(RemoteSession& session);
   void died(Process& process);
-  // Its process cannot be told to unmap: what it has mapped stays until it is dead.
+  // A disconnected process cannot be told to unmap: its mappings stay until it is dead.
   void disconnected(Process& process);
 
   bool in_use(const Process& process) const;  // it has images mapped
@@ -76,7 +76,7 @@ class Images {
 
   // Sets a session aside until it has its images.
   void ask(RemoteSession& session);
-  // Its turn is over, or it does not want one any more.
+  // The session's turn is over, or the session does not want one any more.
   void let_go(RemoteSession& session);
   // Whether images are in the way of a turn.
   static bool lacks(const RemoteSession& session);

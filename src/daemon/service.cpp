@@ -90,7 +90,7 @@ base::Status Service::open() {
         device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_MEMORY) && !device->can(GPUSHARE_DEVICE_CAP_VIRTUAL_TIME);
     const uint64_t granularity_bytes =
         device->can(GPUSHARE_DEVICE_CAP_IPC) ? info.mapping_granularity_bytes : 0;
-    // Its processes open it themselves; the service needs its size alone.
+    // Processes open the device themselves; the service needs only its size.
     const base::Status closed = device->close();
     if (!closed.ok())
       base::log(base::kWarning, closed.with_context("daemon: closing the device").to_string());

@@ -110,7 +110,7 @@ struct RemoteSession {
   bool has_images = false;                  // for its turn
   bool retries_images = false;          // one could not be had in this turn: it goes back, for another try
   std::vector<uint64_t> wanted_images;  // by Images, of the scheduler
-  // Its elastic ranges, which the daemon knows as one.
+  // The session's elastic ranges, which the daemon knows as one.
   uint64_t range = 0;       // in elastic_; 0: it has said nothing of any
   uint64_t range_want = 0;  // of its wait; 0: it does not wait
   uint64_t range_asked_ns = 0;

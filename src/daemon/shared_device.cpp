@@ -126,7 +126,7 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
     spec.priority = message.priority;
     spec.weight = message.weight;
-    // Where it fits only without the rounding to pieces, its E is its own.
+    // A session that fits only without the rounding to pieces gets an E of its own.
     claim->shares_lane = lanes_ != nullptr && claim->group == 0 &&
                          (message.flags & client::kMayShareLane) != 0 &&
                          base::add_saturated(persistent_bytes, lane_need(message.ephemeral_bytes)) <=

@@ -68,7 +68,7 @@ void SharedDevice::take_back_offers() {
   for (sched::LaneId lane = 0; lane < offers_.size(); ++lane) {
     const Offer offer = std::exchange(offers_[lane], {});
     if (offer.to == nullptr || lease(*offer.to).withdraw(offer.epoch)) continue;
-    // Its holder has drained, and has passed the turn on.
+    // The lane's holder has drained, and has passed the turn on.
     const uint64_t now_ns = base::host_now_ns();
     if (Claim* holder = holders_[lane]; holder != nullptr) {
       RemoteSession& from = *holder->members.front();
@@ -269,7 +269,7 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
                        member->name.c_str(), member->process->peer.pid,
                        base::format_duration_ns(now_ns - claim.wanted_since_ns).c_str()));
       ++cut_off_;
-      // It is charged for the time, whatever it reports when it is done.
+      // The session is charged for the time now, whatever it reports when it is done.
       collect(*member, now_ns);
       const uint64_t held_ns = grace_ns(claim, now_ns);
       member->service_ns += held_ns - std::min(held_ns, claim.unread_ns);

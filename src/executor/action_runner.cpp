@@ -161,7 +161,7 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
       runtime_.authority_->lane_applied(action.lane, 0, runtime_.now());
       break;
     case Action::Kind::kAdmit: {
-      // It may have changed lanes since that was decided.
+      // The session may have changed lanes since the decision.
       const uint32_t id = runtime_.authority_->lane_of(action.session->id_);
       if (id == sched::kNoLane) break;                // it has none any more, and is admitted anew
       if (action.session->heap_.load() != nullptr) {  // it has its place, and another lane now
@@ -224,7 +224,7 @@ void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, O
   }
   if (runtime_.collapsed_) return;
   if (!status.ok()) {
-    // It may have changed lanes meanwhile.
+    // The session may have changed lanes meanwhile.
     LaneSlot* const other = runtime_.lanes_.find(runtime_.authority_->lane_of(session.id_));
     if (other != nullptr && other != &lane)
       admit(session, *other, bytes, outbox);

@@ -71,7 +71,7 @@ class TicketImpl final : public Ticket {
   TicketImpl(std::shared_ptr<RuntimeImpl> runtime, std::shared_ptr<SessionImpl> session)
       : runtime_(std::move(runtime)), session_(std::move(session)) {}
   base::Status wait(uint64_t timeout_ns) override;
-  // Its iteration has run, or never will.
+  // The ticket's iteration has run, or never will.
   void complete(base::Status outcome, Outbox& outbox) GPUSHARE_REQUIRES(books);
 
  private:
@@ -109,7 +109,7 @@ class IterationImpl final : public Iteration {
 
   // The iteration that `binding` was made for is still open.
   static bool is_open(const Binding& binding);
-  // Its thread exits: ends it as failed, unless another thread ends it.
+  // The iteration's thread exits: ends the iteration as failed, unless another thread ends it.
   static void abandon(const Binding& binding) noexcept;
 
  private:
@@ -224,7 +224,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Result<HeldStream> hold_home();
   // Work enqueued on `later` from now on runs after the work already on `home`.
   base::Status order_after(const device::Stream& home, const device::Stream& later);
-  // Its gates are closed.
+  // Called once the session's gates are closed.
   void drop_order_event() {
     base::MutexLock lock(order_mutex_);
     order_event_ = {};
@@ -467,7 +467,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // The iteration granted to `session` begins: memory, events. Without the lock.
   base::Status start_iteration(SessionImpl& session, LaneSlot& lane);
   base::Status start_iteration_or_throw(SessionImpl& session, LaneSlot& lane);
-  // It ends with `outcome`; `begun` is what start_iteration said.
+  // The iteration ends with `outcome`; `begun` is the result of start_iteration.
   base::Status finish_iteration(SessionImpl& session, LaneSlot& lane, base::Status outcome,
                                 const base::Status& begun);
   base::Status finish_iteration_or_throw(SessionImpl& session, LaneSlot& lane, base::Status outcome,

@@ -177,7 +177,7 @@ base::Status RuntimeImpl::finish_iteration_or_throw(SessionImpl& session, LaneSl
     }
     marked = device.ok();
     if (!marked && device.code() != GPUSHARE_DEVICE_LOST) {
-      // Its end cannot be marked, so nobody can be told when it passes: wait for it here. If the stream is
+      // The iteration's end cannot be marked, so the call waits for the device here. If the stream is
       // sound otherwise, this is the session's own failure.
       base::Status refused = stream.synchronize();
       std::swap(device, refused);

@@ -38,7 +38,7 @@ class OpGate {
   void left(uint64_t session);  // of any class
   void set_target(uint64_t session, double target_slowdown);
   void set_weight(uint64_t session, double weight);
-  // It counts as of another class from now on.
+  // The session counts as one of class `cls` from now on.
   void set_class(uint64_t session, sched::SessionClass cls, double weight);
   void set_default_target(double target_slowdown);
 

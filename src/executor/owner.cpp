@@ -1,4 +1,4 @@
-// Whose an allocation is, streams of others, and peaks that count anew: what frameworks' allocators ask for.
+// Questions of frameworks' allocators: the owner of an allocation, streams of others, and peaks that count anew.
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/internal.hpp"
 
@@ -68,8 +68,8 @@ base::Status SessionImpl::order_after(const device::Stream& home, const device::
   GPUSHARE_RETURN_IF_ERROR(home.record(*event));
   base::Status status = later.wait(*event);
   if (status.code() != GPUSHARE_INVALID_STATE) return status;
-  // It captures a graph, which an event outside of the graph cannot be part of: the host waits instead, without the
-  // lock, which a host function on the way may want. The event stays while the session has its memory.
+  // `later` captures a graph, and an event outside of the graph cannot be part of it. The host waits instead, without
+  // the lock, because a host function on the way may want it. The event stays while the session has its memory.
   lock.unlock();
   return event->synchronize();
 }

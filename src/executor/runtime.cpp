@@ -430,7 +430,7 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   actions_.run(false, outbox);
   if (collapsed_) return lost_;
   if (session->ended_) {
-    // It could not be placed, or the device was lost meanwhile.
+    // The session could not be placed, or the device was lost meanwhile.
     base::Status why = session->end_state_ == SessionState::kFailed ? session->end_status_ : check_open();
     if (why.ok()) why = {GPUSHARE_CANCELLED, "the runtime was closed"};
     session->closed_ = true;

@@ -215,7 +215,7 @@ class Stream {
   virtual base::Result<HeldStream> hold() const = 0;
   // Returns `status`. If that is DEVICE_LOST, the runtime takes note: all sessions end.
   virtual base::Status checked(base::Status status) const = 0;
-  // Whose it is, for comparison only.
+  // The stream's runtime, for comparison only.
   virtual const Runtime* runtime() const = 0;
 };
 
@@ -339,7 +339,7 @@ class Session {
   // with its next iteration, the session is as others again. Errors: CANCELLED (it has been dropped, or is about to be), and why
   // the session ended.
   virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
-  // It was spare, and its bytes are others' now. Takes no lock.
+  // Whether the session was spare and has been dropped, so that its bytes are others' now. Takes no lock.
   virtual bool dropped() const = 0;
 
   // A persistent block. Blocks while the session is queued or paged out. Errors: as gpushare_session_alloc.
@@ -368,7 +368,7 @@ class Session {
   // runtime, or a daemon of another user), TIMED_OUT, UNAVAILABLE (the daemon has gone), EXCEEDS_CAPACITY, those of reading,
   // the device's.
   virtual base::Result<std::shared_ptr<SharedImage>> open_image(const SharedImageOptions& options) = 0;
-  // Whose it is, for comparison only.
+  // The session's runtime, for comparison only.
   virtual const Runtime* runtime() const = 0;
 
   // Blocks until it is this session's turn. Binds the calling thread to the iteration until it ends. Errors:

@@ -74,8 +74,8 @@ void Outbox::flush_rest() noexcept {
   }
 }
 
-// A progress function that calls the runtime may make it find more finished iterations. Those are reported after the function has
-// returned. Otherwise it would be called inside itself without end, and out of order.
+// A progress function that calls the runtime may make it find more finished iterations. They are reported after the function has
+// returned. Otherwise the function would be called inside itself without end, and out of order.
 void Outbox::tell_progress() {
   std::vector<Finished> calls;
   calls.swap(finished);

@@ -152,7 +152,7 @@ base::Status SessionImpl::come_home(LaneSlot& lane) {
   }
   home_rest_ = kNoRoomRest;
   if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && guaranteed()) {
-    // They send it out at their next boundary.
+    // The other sessions send the bytes out at their next boundaries.
     BooksLock lock(runtime.mutex_);
     (void)runtime.ask_out(*this, wanted, false);
   }

@@ -158,7 +158,7 @@ class Rows {
   std::vector<double> send_, run_;
   std::vector<uint32_t> first_;
   std::vector<double> best_, previous_;
-  // Where each improvement of best_[j] came from, by row: what backtracking needs and no more.
+  // The origin of each improvement of best_[j], by row. Backtracking needs only that.
   std::vector<std::vector<Parent>> parents_;
   double last_run_;
   uint32_t m_ = 0;

@@ -436,7 +436,7 @@ void ChunkPool::run() {
     try {
       due = take_due(share < kShortShare, base::host_now_ns());
     } catch (const std::bad_alloc&) {
-      // They are looked at again soon.
+      // Without memory nothing is freed now; the thread looks again soon.
     }
     if (!due.empty()) {
       lock.unlock();

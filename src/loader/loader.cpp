@@ -288,7 +288,7 @@ void Loader::model_apart() {
 void Loader::retire(std::unique_ptr<Transmission> transmission) {
   if (transmission == nullptr) return;
   base::MutexLock lock(mutex_);
-  // Also while the runtime closes: it takes them when no model is whole any more. The caller may be the device's thread.
+  // A transmission may retire while the runtime closes. Only the list grows here, because the caller may be the device's thread.
   leaving_.push_back(std::move(transmission));
 }
 

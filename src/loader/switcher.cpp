@@ -248,7 +248,7 @@ base::Result<Switcher::Turn> Switcher::begin_in_turn(Member& member, const base:
   return turn;
 }
 
-// Its session takes iterations, and its weights are there or on their way.
+// Whether the member's session takes iterations and its weights are on the device or on their way.
 bool Switcher::usable(Member& member) {
   if (member.session == nullptr) return false;
   const executor::SessionState state = member.session->info().state;
@@ -343,7 +343,7 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
   executor::SessionOptions options = member.options.session;
   options.persistent_bytes = member.persistent_bytes;
   options.ephemeral_bytes = member.ephemeral_bytes;
-  // Its own first layers stay if they can: it is about to use them.
+  // The member's own first layers stay if they can, because it is about to use them.
   bool held = standby_.hold(member.id, true);
   for (;;) {
     auto session = loader_->runtime().open_session(options);

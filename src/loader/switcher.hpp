@@ -44,7 +44,7 @@ struct SwitcherOptions {
 };
 
 struct MemberOptions {
-  // Its persistent_bytes and ephemeral_bytes are needs beside the image; ephemeral_bytes 0 is profiled.
+  // The session's persistent_bytes and ephemeral_bytes are needs beside the image; ephemeral_bytes 0 is profiled.
   executor::SessionOptions session;
   std::shared_ptr<const Image> image;
   LoadOptions load;

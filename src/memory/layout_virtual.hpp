@@ -169,7 +169,7 @@ class VirtualLayout final : public RangeLayout {
   // Host memory of granules that came home, for those that go out next: making it anew costs more than the copy.
   static constexpr size_t kKeptOnHost = 64;
   std::vector<gpushare_backend_memory*> host_pool_ GPUSHARE_GUARDED_BY(mutex_);
-  // Where memory that a granule moves to is mapped as well during the copy.
+  // During a copy, the memory that a granule moves to is also mapped here.
   Address window_ = 0, window_base_ = 0;
   uint64_t window_bytes_ = 0;
   gpushare_backend_memory* moving_[kMoveSlots] GPUSHARE_GUARDED_BY(mutex_) = {};

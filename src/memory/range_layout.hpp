@@ -114,7 +114,7 @@ class RangeLayout {
   virtual uint64_t free_bytes() const = 0;
   virtual uint64_t largest_hole_bytes() const = 0;
   virtual uint64_t mapped_bytes() const = 0;
-  // Its own invariants; empty when they hold.
+  // Checks the layout's own invariants; empty when they hold.
   virtual std::string check() const = 0;
 
  protected:

@@ -1,9 +1,9 @@
 // spill.hpp: host memory that stands in for device memory: chunks for the bytes of sessions that are paged
 // out, and blocks that the device addresses where they lie (spilled blocks).
 //
-// Where the layout has a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own, behind which
-// memory of the host or of the device can be: they move home and out again at their own addresses, and so do the granules of the session's
-// heap (spill_moves.cpp). Elsewhere spilled blocks lie in plain host memory for good.
+// With a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own. Memory of the host or of the
+// device can be behind such a granule, so the blocks move home and out again at their own addresses. The granules of the session's heap move
+// likewise (spill_moves.cpp). Without a host tier spilled blocks lie in plain host memory for good.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -95,9 +95,10 @@ struct MovableGranule {
 class MovingHeap {
  public:
   virtual ~MovingHeap() = default;
-  // No block is placed in it until the move is over. Appends what may move that way, and what device work must have passed before.
+  // The heap places no block in these granules until the move is over. Appends the granules that may move that way, and the uses that must
+  // have passed before.
   virtual void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) = 0;
-  // It lies on the other side now; lost: nowhere.
+  // The granule lies on the other side now; lost: nowhere.
   virtual void moved(const MovableGranule& granule, bool home, bool lost) = 0;
 };
 

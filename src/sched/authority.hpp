@@ -226,10 +226,10 @@ class Authority {
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
   // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null: `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
-  // Where the lane's memory comes from if processes share it; null: the driver makes it.
+  // The source of the lane's memory if processes share the lane; null: the driver makes the memory.
   virtual std::shared_ptr<base::Pieces> lane_pieces(LaneId /*lane*/) const { return nullptr; }
   // The session needs memory of its own in place of a lane that processes share: its E is promised a second time, as its own, until
-  // has_own_lane() tells what became of that. `has`: it does not use the shared lane any more, and its E is its own for good; else
+  // has_own_lane() reports the outcome. `has`: the session does not use the shared lane any more, and its E is its own for good; else
   // all is as before. Errors of needs_own_lane(): as set_need().
   virtual base::Status needs_own_lane(SessionId /*session*/, uint64_t /*now_ns*/) { return {}; }
   virtual void has_own_lane(SessionId /*session*/, bool /*has*/, uint64_t /*now_ns*/) {}

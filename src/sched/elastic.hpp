@@ -6,8 +6,8 @@
 // opportunistic, so that it may be paged out, until the range gives bytes again. After a first silence all others are asked at once;
 // so a wait sees at most two deadlines pass, whoever keeps silent.
 //
-// It only decides: the driver calls the owners and tells it what they do. Threads: the driver serialises calls. Cost: O(ranges log ranges)
-// for each time that somebody asks.
+// ElasticRanges only decides: the driver calls the owners and reports their answers. Threads: the driver serialises calls. Cost: O(ranges log
+// ranges) for each request.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -63,9 +63,9 @@ class ElasticRanges {
   // Bytes that the wait's requests may still bring.
   uint64_t on_the_way_bytes(uint64_t want) const;
   bool silent(RangeId id) const;
-  // A range of it is.
+  // A range of the session is silent.
   bool session_silent(SessionId session) const;
-  // Its ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer, the lowest price.
+  // The session's ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer, the lowest price.
   RangeSpec of_session(SessionId session, uint64_t* out_bytes) const;
 
  private:

@@ -92,7 +92,7 @@ std::optional<Scheduler::Impl::Victims> Scheduler::Impl::choose_victims(
   if (enough()) return Victims{};
   auto& [candidate_sessions, candidate_caches] = candidates;
   sort_best_first(*policy, candidate_sessions);
-  // Their marks, by the index of the claim: sessions, then caches.
+  // The candidates' marks, by the index of the claim: sessions, then caches.
   std::vector<bool*> victim;
   for (SessionRecord* each : candidate_sessions) victim.push_back(&each->victim);
   for (CacheRecord* each : candidate_caches) victim.push_back(&each->victim);
@@ -279,7 +279,7 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, ui
     for (const CacheRecord* each : lower.caches) freed += each->victim ? each->bytes : 0;
     return freed >= bytes;
   };
-  // Where all do not do, all of them help: the caller has other ways to make up for the rest.
+  // If all victims together are not enough, all of them go: the caller has other ways to get the rest.
   const auto chosen = choose_victims(lower, bytes, now_ns, bytes_of, enough);
   const Victims& victims = chosen ? *chosen : lower;
   bool any = !victims.caches.empty();

@@ -39,10 +39,10 @@ struct Placement {
   uint64_t bytes = 0;     // size of the lane afterwards
 };
 
-// Where a session of `persistent_bytes` and `ephemeral_bytes` goes when `free_bytes` can still be promised.
+// The lane for a session of `persistent_bytes` and `ephemeral_bytes` when `free_bytes` can still be promised.
 // `may_open`: the limit on lanes leaves room for one more. The placement never promises more than
-// `free_bytes` on top of what is promised: the paper's lines 4-6 do not test that P fits when a lane is
-// joined; this does. O(lanes).
+// `free_bytes` in addition. The paper's lines 4-6 do not test that P fits when a lane is joined; this
+// function does. O(lanes).
 Placement find_lane(LaneFinderKind kind, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                     uint64_t free_bytes, std::span<const LaneView> lanes, bool may_open);
 

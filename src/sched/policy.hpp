@@ -44,7 +44,7 @@ struct PolicyTraits {
   bool moves = false;
   // An iteration starts only while no backlogged session of another lane outranks its session.
   bool protects = false;
-  // It decides by how sessions slow each other: the scheduler measures that where nobody has told it.
+  // The policy decides by how sessions slow each other: the scheduler measures that where nobody has told it.
   bool measures = false;
   std::optional<LaneFinderKind> lane_finder = std::nullopt;  // unless the scheduler's options name one
   // Sessions that alternate stay so many times as long as they must (stays.hpp); 0: they do not take turns.

@@ -44,10 +44,10 @@ class Residency {
   // beside the pinned ones (the request still counts, nothing else changes).
   base::Result<Decision> request(ModelId model, uint64_t now_ns);
 
-  // There is less room than thought (others use the device too): makes at least `bytes` more by dropping models
-  // that are neither pinned nor `keep`, and takes that for done. Empty if there is none to drop.
+  // There is less room than expected, because others use the device too. Makes at least `bytes` more by dropping models
+  // that are neither pinned nor `keep`, and counts them as dropped. Empty if there is none to drop.
   std::vector<ModelId> shed(uint64_t bytes, ModelId keep, uint64_t now_ns);
-  // It is not on the device any more, or did not get there. Errors: NOT_FOUND; INVALID_STATE while it is pinned.
+  // The model is not on the device any more, or did not get there. Errors: NOT_FOUND; INVALID_STATE while it is pinned.
   base::Status drop(ModelId model);
 
   // A pinned model is not dropped: it executes, or is on its way. Pins nest. Errors: NOT_FOUND; INVALID_STATE

@@ -362,7 +362,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->coordinate(now_ns);  // it may have been stopped meanwhile
     if (session->lane == kNoLane) return;
     if (impl_->lanes[session->lane].closing && impl_->drain(session->lane, now_ns)) impl_->freed(now_ns);
-    // It may be wanted out again already.
+    // The session's bytes may already be wanted again.
     if (!impl_->waiting.empty() || impl_->promised() > impl_->capacity.target_bytes)
       impl_->admit_waiting(now_ns);
   } else if (session->move == SessionRecord::Move::kOut) {

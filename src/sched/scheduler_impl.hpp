@@ -207,7 +207,7 @@ struct Scheduler::Impl {
   bool outranked(LaneId own, const SessionView& view, uint64_t now_ns, uint64_t& until) const;
   std::optional<SessionId> pick_in(LaneId id, uint64_t now_ns);
   std::optional<SessionId> move_in(LaneId id, uint64_t now_ns);  // a session of another lane
-  // Where one lane at a time has iterations: if the session that is next on the device is of this one.
+  // For schedulers in which one lane at a time has iterations: the next session of the device, if it is in lane `id`.
   std::optional<SessionId> pick_of_all(LaneId id, uint64_t now_ns);
   std::span<const SessionView> ready_of_all();
   void take_traits();  // of the policy
@@ -247,7 +247,7 @@ struct Scheduler::Impl {
   std::optional<Victims> choose_victims(Victims candidates, uint64_t bytes, uint64_t now_ns,
                                         const std::function<uint64_t(const SessionRecord&)>& bytes_of,
                                         const std::function<bool()>& enough) const;
-  // Their ranks and prices; bytes are the caller's to fill in. Spare sessions rank with the caches.
+  // The sessions' ranks and prices; the caller fills in the bytes. Spare sessions rank with the caches.
   std::vector<Claim> claims_of(std::span<SessionRecord* const> best_first, uint64_t now_ns) const;
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;

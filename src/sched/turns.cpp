@@ -56,7 +56,7 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
       if (lanes_open == 1 || now_ns < overdue_ns(lane)) least = std::min(least, lane.start_tag_ns);
       continue;
     }
-    // Its sessions are about to run, and keep what they are behind.
+    // The lane's sessions are about to run, and keep their arrears.
     for (const SessionView& view : lane.ready)
       if (view.virtual_ns < least && now_ns < patience_ends_ns(view)) least = view.virtual_ns;
   }

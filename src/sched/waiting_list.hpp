@@ -58,7 +58,7 @@ class WaitingList {
   // The position of what follows it. Stores the count of overtakings in the session.
   Position erase(Position position);
   void erase(SessionRecord& session) { erase(position_of(session)); }
-  // Its `blocked` or `claiming` has changed.
+  // The session's `blocked` or `claiming` has changed.
   void update(SessionRecord& session);
 
   Position begin() const { return {0, 0}; }

@@ -129,7 +129,7 @@ Result opened(Result result, const void* out_address, Call close) {
   return result;
 }
 
-// Where the driver's structures say that memory lies: they begin alike, with type and handle types.
+// The place of memory in the driver's structures. They all begin with type and handle types.
 struct LocatedProperties {
   int32_t type, handle_types;
   int32_t location_type, location_id;

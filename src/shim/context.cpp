@@ -343,7 +343,7 @@ Result gpushare_hook_cuGreenCtxCreate(P out_green, P resources, I ordinal, I fla
   if (real(kEntry_cuCtxFromGreenCtx, &context, made) != kSuccess || context == nullptr ||
       ordinal >= kDevices * 4)
     return result;
-  // It is active, so this only asks which it is.
+  // The primary context is active, so retaining it only tells which it is.
   if (real(kEntry_cuDevicePrimaryCtxRetain, &primary, ordinal) != kSuccess) return result;
   real(kEntry_cuDevicePrimaryCtxRelease_v2, ordinal);
   know_context_of(ordinal, reinterpret_cast<uint64_t>(primary));

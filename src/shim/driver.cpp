@@ -15,7 +15,7 @@
 #include "shim/words.hpp"
 
 extern "C" {
-// Where entries.S goes on to.
+// The addresses to which entries.S goes on.
 void* gpushare_shim_dlsym;
 void* gpushare_shim_dlvsym;
 void* gpushare_shim_dlopen;

@@ -62,7 +62,7 @@ uint64_t current_context() {
   return bits(context);
 }
 
-// Where work goes: its seat, and the context in whose streams it is. That need not be the calling thread's: copies may be given to any stream.
+// The target of work: its seat, and the context of its stream. That need not be the calling thread's context, because copies may go to any stream.
 struct Target {
   int seat = -1;  // -1: nothing is known of it
   uint64_t context = 0;

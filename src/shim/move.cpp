@@ -122,7 +122,7 @@ uint64_t copied(const Range& range, int ordinal, bool to_host) {
   return 0;
 }
 
-// Where it lies and in which memory is new afterwards, unless it fails.
+// Moves the range. Its place and its memory are new afterwards, unless the move fails.
 bool move(Range* range, Lies to) {
   const InContext context(range->context);
   const int ordinal = ordinal_of(range->place);

@@ -37,10 +37,10 @@ Result free_movable(const Range& range);
 // The driver has it no more, whether the device may still use it or not.
 Result unmap_movable(const Range& range);
 
-// Spilled blocks of the device come there, as far as there is room there, and at most some 256 MiB at a time. `wants_home`: some would fit.
+// Moves spilled blocks to the device, as far as it has room, and at most some 256 MiB at a time. `wants_home`: some would fit.
 bool wants_home(int place);
 void bring_home(int place);
-// Where there is no daemon: does so now, after memory of the device was freed.
+// Without a daemon this moves them at once, after memory of the device was freed.
 void bring_home_alone(int place);
 
 // The process gives the device to others: all its movable blocks go to the host, and their room on the device stays counted. False: not all could go, so none went.

@@ -323,7 +323,7 @@ uint64_t step(Session& session) {
       const uint64_t active_ns = load(now.active_ns);
       const bool still = drained(session.seat) && load(now.waiting) == 0;
       const bool idle = still && host_ns() - active_ns > patience_ns(session);
-      // Where the program waits for its work, a turn that is half over ends: better there than amid its next step.
+      // A turn that is half over ends when the program waits for its work. The end is better there than amid its next step.
       const bool boundary = still && used_ns >= now.budget_ns / 2;
       const bool spent =
           used_ns + load(now.in_flight_ns) >= now.budget_ns || now_ns - session.turn_began_ns > kLongestNs;

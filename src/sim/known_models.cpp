@@ -1,4 +1,4 @@
-// Where the figures come from.
+// The sources of the figures.
 //
 // Parameters of Salus's models: the papers and the reference implementations that they name (VGG: Simonyan
 // and Zisserman, table 2, 133/138/144 M; AlexNet 61 M; GoogLeNet 7 M; Inception v3 23.8 M, v4 42.7 M;

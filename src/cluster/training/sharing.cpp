@@ -340,7 +340,7 @@ class Best final : public Sharing {
   static constexpr size_t kMostFailures =
       64;  // jobs that found no place, after which the rest waits for the next event
 
-  // Against alone with its best batch size.
+  // The slowdown relative to the job alone with its best batch size.
   double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
   double key(JobId job) const { return jobs_[job].remaining_s * jobs_[job].info.gang; }
   void waiting_again(JobId job, double) override {
@@ -416,7 +416,7 @@ class Best final : public Sharing {
     const JobInfo &own = jobs_[newcomer].info, &there = jobs_[host].info;
     if (own.guaranteed != there.guaranteed) {
       const double left = own.guaranteed ? left_by(own, there) : left_by(there, own);
-      // Where the opportunistic one gets next to nothing, it is no pair: whoever needs much less may pause the other.
+      // If the opportunistic job gets next to nothing, the two are no pair. A job that needs much less may then pause the other.
       return 1 + left >= kPairGain ? 1 - left + 1e-3 : kNever;
     }
     const auto on_host = interference(there, own);

@@ -293,7 +293,7 @@ base::Status Event::record(Stream& stream) {
   Context& context = device_.context();
   GPUSHARE_ENTER_CONTEXT(context);
   GPUSHARE_RETURN_IF_ERROR(stream.failure());
-  // It would become part of the graph, and nobody could ask the event any more.
+  // Recording during a capture is refused: the event would become part of the graph, and nobody could query it any more.
   GPUSHARE_RETURN_IF_ERROR(stream.check_capturing("event_record"));
   base::MutexLock lock(mutex_);
   const uint64_t launched = stream.functions()->launched();

@@ -369,7 +369,7 @@ base::Result<uint64_t> Event::elapsed(Event& start, Event& end) {
     if (ended && end_ns >= start_ns) return end_ns - start_ns;
     if (ended) return base::Status(GPUSHARE_INVALID_STATE, "the end event passed before the start event");
     GPUSHARE_RETURN_IF_ERROR((started ? end : start).not_timed());
-    // It has passed meanwhile.
+    // The event that had not passed before has passed meanwhile, so the loop looks again.
   }
 }
 

@@ -286,7 +286,7 @@ class RequestServer::Impl {
     changed_.notify_all();
   }
 
-  // Its answer is due. Allocates nothing: submit() reserved the room.
+  // The request's answer is due. Allocates nothing: submit() reserved the room.
   void make_due(RequestOutcome outcome, Entry& entry) GPUSHARE_REQUIRES(mutex_) {
     entry.stage = Stage::kDue;
     outcome.deadline_ns = entry.deadline_ns;

@@ -80,7 +80,7 @@ class Knowledge {
     const Distribution& alone(uint32_t application) const {
       return briefs[application].known() ? applications[application].own : mix_alone;
     }
-    // Its revision changes whenever alone() does.
+    // The brief's revision changes whenever alone() does.
     const Brief& brief(uint32_t application) const {
       return briefs[application].known() ? briefs[application] : mix;
     }

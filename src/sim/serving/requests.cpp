@@ -209,7 +209,7 @@ base::Result<TimedRequest> parse_own(const Fields& fields, const OwnLayout& layo
   return request;
 }
 
-// Its arrival is the time of day, not yet since the first request.
+// The request's arrival is the time of day here, and later the time since the first request.
 base::Result<TimedRequest> parse_tokens(const Fields& fields, const TokenRule& rule) {
   TimedRequest request;
   if (!parse_timestamp(fields.text(0), &request.arrival_ns))
