@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -40,6 +41,21 @@ TEST_CASE("sizes parse as people write them") {
   CHECK(*base::parse_bytes("16G") == 17179869184ull);
   CHECK(*base::parse_bytes("16GB") == 16000000000ull);
   CHECK(*base::parse_bytes("8EiB") == 1ull << 63);
+  CHECK(*base::parse_bytes("9223372036854775808") == 1ull << 63);
+  CHECK_FALSE(base::parse_bytes("9223372036854777856").ok());
+  uint64_t binary = 1, decimal = 1;
+  for (const char* prefix : {"K", "M", "G", "T", "P", "E"}) {
+    const std::string letter = prefix;
+    INFO(letter);
+    binary *= 1024;
+    decimal *= 1000;
+    CHECK(*base::parse_bytes("2" + letter) == 2 * binary);
+    CHECK(*base::parse_bytes("2 " + letter + "iB") == 2 * binary);
+    CHECK(*base::parse_bytes("2  " + letter + "B") == 2 * decimal);
+  }
+  CHECK(*base::parse_bytes("3kB") == 3000);
+  CHECK(*base::parse_bytes("3B") == 3);
+  CHECK(*base::parse_bytes("0.5B") == 1);  // rounded
   CHECK(*base::parse_bytes("1.5E") == 3ull << 59);
   CHECK(base::parse_bytes("9EiB").status().message().find("up to 8 EiB") != std::string::npos);
   for (const char* text : {"", "-1", "GiB", "1e3", "12XB", "1.2.3", "nan", "99999999TiB", " 4"}) {
@@ -66,10 +82,22 @@ TEST_CASE("numbers parse whole or not at all") {
 TEST_CASE("sizes and times print short") {
   CHECK(base::format_bytes(0) == "0 B");
   CHECK(base::format_bytes(1536) == "1.50 KiB");
+  CHECK(base::format_bytes(1023) == "1023 B");
+  CHECK(base::format_bytes(1024) == "1.00 KiB");
+  CHECK(base::format_bytes(1 << 20) == "1.00 MiB");
+  CHECK(base::format_bytes(3ull << 40) == "3.00 TiB");
   CHECK(base::format_bytes(UINT64_MAX) == "16.00 EiB");
-  CHECK(base::format_duration_ns(999) == "999 ns");
-  CHECK(base::format_duration_ns(1'500'000) == "1.50 ms");
-  CHECK(base::format_duration_ns(90'000'000'000) == "90.00 s");
+  const std::pair<uint64_t, const char*> durations[] = {{0, "0 ns"},
+                                                        {999, "999 ns"},
+                                                        {1'000, "1.00 us"},
+                                                        {1'000'000, "1.00 ms"},
+                                                        {1'500'000, "1.50 ms"},
+                                                        {1'000'000'000, "1.00 s"},
+                                                        {90'000'000'000, "90.00 s"},
+                                                        {120'000'000'000, "2.0 min"},
+                                                        {7'200'000'000'000, "2.0 h"},
+                                                        {9'000'000'000'000, "2.5 h"}};
+  for (const auto& [ns, text] : durations) CHECK(base::format_duration_ns(ns) == text);
 }
 
 TEST_CASE("a deadline too far away never passes and does not overflow") {
@@ -95,4 +123,12 @@ TEST_CASE("a library that is not there is UNAVAILABLE with the loader's reason")
   const auto library = base::DynamicLibrary::open("libgpushare-no-such-thing.so");
   CHECK(library.status().code() == GPUSHARE_UNAVAILABLE);
   CHECK(library.status().message().find("libgpushare-no-such-thing.so") != std::string::npos);
+}
+
+TEST_CASE("a library that is there gives its symbols, and moves") {
+  auto library = base::DynamicLibrary::open("libc.so.6");
+  REQUIRE(library.ok());
+  base::DynamicLibrary moved(std::move(*library));
+  CHECK(moved.find("getpid") != nullptr);
+  CHECK(moved.find("gpushare_no_such_symbol") == nullptr);
 }
