@@ -90,7 +90,7 @@ typedef struct gpushare_backend_device_info {
   uint64_t mapping_granularity_bytes;  /* sizes of mappings are multiples of this; 0 without virtual memory */
   int32_t priority_lowest;             /* stream priorities: numerically larger is less urgent, as in CUDA */
   int32_t priority_highest;
-  uint32_t compute_units; /* SMs on cuda, worker threads on host */
+  uint32_t compute_units; /* SMs on cuda, CPU threads on host */
   uint32_t
       pci_address; /* domain << 16 | bus << 8 | device << 3 | function; 0: it has none, or does not say */
 } gpushare_backend_device_info;

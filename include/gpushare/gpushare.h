@@ -393,8 +393,8 @@ typedef struct gpushare_session_params {
   int32_t priority;          /* larger runs first under "priority" */
   uint32_t flags;            /* GPUSHARE_SESSION_* */
   double weight;             /* share of the device's time under "fair", over all lanes; 0 = 1.0 */
-  uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by an offline plan of the first iteration that
-                                repeats */
+  uint32_t plan_iterations;  /* nonzero: place ephemeral blocks by a placement plan, which is solved once an
+                                iteration repeats */
   uint32_t compute_units;    /* SMs that its lane has for itself: a partition of at least this size, shared
                                 only with sessions that ask for the same number. Work of other partitions
                                 never runs on it; work of lanes without a partition may. 0 = no partition:
@@ -447,7 +447,7 @@ typedef struct gpushare_session_info {
   uint64_t queued_ns;          /* time waited for admission */
   uint64_t waited_ns;          /* time its iterations waited for their turn */
   uint64_t remaining_ns;       /* estimate; UINT64_MAX when unknown */
-  uint64_t planned_iterations; /* iterations placed wholly by the plan */
+  uint64_t planned_iterations; /* iterations placed wholly by the placement plan */
   uint32_t compute_units;      /* that its lane has for itself, rounded up to the granularity; 0 = shares */
   uint32_t reserved;
   uint64_t quota_bytes; /* 0 = none */

@@ -31,8 +31,8 @@ typedef struct gpushare_shared_image_params {
   uint32_t struct_size;
   uint32_t reserved;
   const char* path;      /* of a safetensors file or index; the daemon reads it */
-  uint64_t iteration_ns; /* how long an iteration is likely to execute, for the first load's plan; measured
-                            iterations replace it. 0 = as long as the load */
+  uint64_t iteration_ns; /* expected execution time of an iteration, for the first load's transmission plan;
+                            measured iterations replace it. 0 = as long as the load */
   uint64_t timeout_ns;   /* for opening, which waits until the daemon has read the file */
 } gpushare_shared_image_params;
 #define GPUSHARE_SHARED_IMAGE_PARAMS_INIT \

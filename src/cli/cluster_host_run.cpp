@@ -173,7 +173,7 @@ void HostCluster::iterate(Job& job, const cluster::JobInfo& info) {
     models.push_back(session.alloc_bytes(gpushare::Kind::model, job.persistent_bytes));
   }
   const auto model = [&](size_t d) { return work_block(models[d], job.persistent_bytes); };
-  // The model of a job that begins is marked; that of one that goes on comes back from host memory.
+  // The persistent memory of a job that begins is marked; that of a job that goes on comes back from host memory.
   for (size_t d = 0; d < job.sessions.size(); ++d) {
     job.sessions[d]
         .run([&](Iteration& iteration) {

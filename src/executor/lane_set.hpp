@@ -83,7 +83,7 @@ struct LaneSlot {
   uint64_t anchor_ns GPUSHARE_GUARDED_BY(books) = 0;  // device clock there
   bool chained GPUSHARE_GUARDED_BY(books) = false;    // head - 1 has an end event; else the anchor has to do
   uint64_t last_end_ns GPUSHARE_GUARDED_BY(books) = 0;      // device clock at it
-  std::unique_ptr<Work> pushed GPUSHARE_GUARDED_BY(books);  // granted, for the worker
+  std::unique_ptr<Work> pushed GPUSHARE_GUARDED_BY(books);  // granted, for the lane worker
   base::ConditionVariable worker_wakes, reaper_wakes;
   bool reaper_sleeps GPUSHARE_GUARDED_BY(books) = false;
   base::ServiceThread worker, reaper;

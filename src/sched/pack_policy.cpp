@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kPackPatienceNs = 10'000'000;
 // A session counts as active between two iterations for a quarter of an iteration and this, and at most this much longer.
 constexpr uint64_t kLeastGapNs = 100'000, kMostGapNs = 10'000'000;
-// Measurements change, so a plan made from them is made anew after this time.
+// Measurements change, so a pack plan made from them is made anew after this time.
 constexpr uint64_t kPlanHoldsNs = 1'000'000'000;
 
 double work_left(const SessionView& view) {
@@ -73,7 +73,7 @@ uint64_t PackPolicy::pick_holds_ns(LaneId, std::span<const SessionView> candidat
 }
 
 bool PackPolicy::welcomes(const SessionView& waiting) const {
-  // With known remaining times the plan says when the session runs; the sooner it is there, the better the plan. Where interference is
+  // With known remaining times the pack plan says when the session runs; the sooner it is there, the better the plan. Where interference is
   // measured those that are idle do not count, and come and go unseen from the door.
   if (interference_ == nullptr || learns_ || waiting.work_left_ns != kUnknown) return true;
   std::vector<SessionId> with = together(0);

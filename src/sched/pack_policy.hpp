@@ -53,7 +53,7 @@ class PackPolicy final : public Policy {
   struct Member {
     double work_left_ns = 0;  // infinite: not known
     bool ready = false;
-    bool chosen = false;  // was to run as of the last plan
+    bool chosen = false;  // was to run as of the last pack plan
     uint32_t in_flight = 0;
     uint64_t iteration_ns = 0;
     uint64_t since_ns = 0;     // it is ready, chosen, in flight or idle

@@ -25,7 +25,7 @@ struct SimulationOptions {
   double host_link_bytes_per_s = 12e9;  // copies of persistent bytes, one at a time; > 0
   uint64_t switch_ns = 0;               // lane idle time when it goes on with another session
   bool interference = true;             // false: lanes do not slow each other
-  // pack is told the model (its estimates are right); false: it decides by memory alone, as Salus does.
+  // pack is told the interference model, so its estimates are right; false: pack decides by memory alone, as Salus does.
   bool tell_policy = true;
   // True: nobody tells the policy anything. The scheduler measures, as on a device.
   bool measures = false;

@@ -27,7 +27,7 @@ inline end_session() {  /* with the lock; what it drops is `mine` */
   fi
 }
 
-inline tear_down() {  /* with the lock: the action, by whoever settles */
+inline tear_down() {  /* with the lock: the action, by the thread that carries it out */
   if
   :: ended && !open && !torn_down -> torn_down = true; NOTIFY_ALL
   :: else

@@ -1,8 +1,8 @@
 // exact.hpp: which batch each service runs with, on how many devices and which, so that the most requests are served: branch and bound.
 //
-// The model (thesis on interference-aware serving, chapter 5, its integer programs): maximise the sum over services of w, w <= rate and
+// The integer program (thesis on interference-aware serving, chapter 5): maximise the sum over services of w, w <= rate and
 // w <= throughput x replicas, one batch a service, at most one replica of a service a device, compute and memory at most 100% a device.
-// (The thesis prints the coupling of w and replicas with the wrong sign; this is what its solutions satisfy.)
+// (The thesis prints the coupling of w and replicas with the wrong sign; its solutions satisfy this form.)
 //
 // A node decides one service: its batch and its replicas on each class of equal devices. Bounds are the linear relaxations of multiple-choice
 // knapsacks over the total area, and over areas under dual feasible functions (Martello and Toth 1990: sizes above 1 - x count as 1, sizes

@@ -1,10 +1,10 @@
 // gpushare_batcher.cpp: our policy.
 //
-// A device turn is worth what the requests in it win and costs what else the device could have won in that
-// time. So of all batches considered, the one with the greatest
+// A batch is worth the requests that it wins, and it costs the requests that the device could have won otherwise in
+// its time. The policy runs the batch with the greatest
 //     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
-// runs next, where goodput is what the device has lately won per time that it was busy (the rule of average reward in
-// semi-Markov decisions). Idle time does not count: in a burst a turn costs what the others in the burst could have won.
+// Goodput is the requests that the device has lately won per busy time (the rule of average reward in semi-Markov
+// decisions). Idle time does not count, because in a burst a batch takes the time of the other requests in the burst.
 // Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first, so its recent
 // rate is more than the long ones could win, and at the full price they would starve. With one application it is 1.
 // The batches considered: for each length class of applications present, taken as the longest allowed, and each size k,
@@ -13,9 +13,8 @@
 // that pays, and under overload the device does not gamble on requests that are almost lost. Durations are those of the
 // very composition: the CDF of the maximum is the product of the members' CDFs.
 //
-// A decision costs the same whatever the number of applications (length classes, at most kCaps of them) and whatever
-// waits (at most kLook requests are looked at); what a decision needs of an application is computed when it is first
-// asked for after a change.
+// The cost of a decision is bounded: it weighs at most kCaps length classes, whatever the number of applications, and looks at
+// most at kLook waiting requests. The values that it needs of an application are computed at the first use after a change.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
