@@ -45,7 +45,7 @@ struct ModelObject {
   bool borrowed = false;  // the switcher's
 };
 
-// A ticket as the ABI shows it: there before what it is for, so that nothing can fail once that is submitted.
+// A ticket as the ABI shows it. It is made before its iteration is submitted, so that nothing can fail afterwards.
 struct TicketObject {
   std::shared_ptr<executor::Ticket> ticket;
 };
@@ -55,7 +55,7 @@ struct TicketObject {
 struct IterationObject {
   explicit IterationObject(std::shared_ptr<executor::Iteration> of) : iteration(std::move(of)) {}
   ~IterationObject();
-  // Gives up what it holds only while it has a handle (HandleTable::keep): the iteration, and the handles of its stream and model.
+  // Gives up the resources that it holds only while it has a handle (HandleTable::keep): the iteration, and the handles of its stream and model.
   std::shared_ptr<void> park();
   std::shared_ptr<executor::Iteration> iteration;
   // Handle of the lane's stream, made when first asked for; goes with the iteration.

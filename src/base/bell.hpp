@@ -19,13 +19,13 @@ class Deadline;
 class Bell {
  public:
   uint32_t look() const { return rings_.load(std::memory_order_seq_cst); }
-  // Wakes those that wait. Without any it is two memory accesses.
+  // Wakes the waiting threads. Without any it is two memory accesses.
   void ring() {
     rings_.fetch_add(1, std::memory_order_seq_cst);
     if (expected()) syscall(SYS_futex, &rings_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
-  // Whether a thread waits here. While it is set, whoever has news rings; else the news must come another way. The thread that sets it
-  // must look once more for what it waits for.
+  // Whether a thread waits here. While it is set, threads with news ring; otherwise the news must come another way. The thread that sets
+  // it must look once more for its news before it waits.
   bool expected() const { return expected_.load(std::memory_order_seq_cst) != 0; }
   void expect(bool expected) { expected_.store(expected ? 1 : 0, std::memory_order_seq_cst); }
   // Until the bell has rung since look() returned `seen`, until the deadline, or for no reason at all. A cancellation point where the

@@ -23,7 +23,7 @@ FileSink::FileSink(const std::string& path) : path_(path), target_(path) {
   }
   if (const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free); real)
     target_ = real.get();
-  // Never one that is there: it may be another's, or a link.
+  // The temporary file must be new: an existing one may be another program's, or a link.
   static std::atomic<unsigned> next{0};
   for (int tries = 0; file_ == nullptr && tries < 100; ++tries) {
     temporary_ = format("%s.tmp.%ld.%u", target_.c_str(), static_cast<long>(::getpid()), next++);

@@ -1,5 +1,5 @@
-// pieces.hpp: memory that somebody else made, in pieces that follow each other: what a lane shared between processes lies in. Each piece is
-// a file descriptor, for who maps it to import. Thread-safe: one side adds what it was sent, the other maps it.
+// pieces.hpp: the memory of a lane that processes share: pieces that follow each other, made by another process. Each piece is a file
+// descriptor to import. Thread-safe: one thread adds the pieces that arrive, another maps them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,7 +23,7 @@ class Pieces {
   Pieces& operator=(const Pieces&) = delete;
 
   void add(int descriptor, uint64_t bytes);  // takes the descriptor
-  // Forgets those that begin at `bytes` or above.
+  // Forgets the pieces that begin at `bytes` or above.
   void cut(uint64_t bytes);
   // False if there is none. The descriptor stays this object's.
   bool get(size_t index, Piece* out_piece) const;

@@ -28,7 +28,7 @@ class Board {
   // ---- the daemon
   // `arrived` layers are there, nothing has failed.
   void reset(uint32_t arrived);
-  // Layers [0, arrived) are there. Wakes whoever sleeps.
+  // Layers [0, arrived) are there. Wakes sleeping threads.
   void set_arrived(uint32_t arrived);
   // The load failed: waits return `status` from now on.
   void fail(const base::Status& status);

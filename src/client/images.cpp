@@ -62,7 +62,7 @@ base::Result<uint64_t> Images::open(std::weak_ptr<ImageUser> user, uint64_t sess
 }
 
 void Images::send(MessageType type, uint64_t image) {
-  // A daemon that does not read is found out by whoever waits for it.
+  // The result is ignored: a thread that waits for the daemon's answer finds out that the daemon does not read.
   if (socket_) (void)send_message(socket_.get(), bytes_of(make_session_message(type, 0, image)));
 }
 

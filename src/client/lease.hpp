@@ -1,6 +1,6 @@
 // lease.hpp: the memory that the daemon shares with a process: a lease on the turn for each of its sessions, and
-// what it measured. While nobody else wants the device, an iteration begins and ends by loads and stores here. Without any of the project's
-// libraries or the C++ runtime, for src/shim; lease_page.hpp makes and maps the memory.
+// the process's measurements. While nobody else wants the device, an iteration begins and ends by loads and stores here. The header uses none
+// of the project's libraries and no C++ runtime, for src/shim. lease_page.hpp makes and maps the memory.
 //
 // A lease is one word, epoch and state. The daemon alone makes epochs. A state changes so:
 //

@@ -22,7 +22,7 @@ class LeasePage {
   int file() const { return file_.get(); }
   uint32_t slots() const { return slots_; }
   Lease& lease(uint32_t slot) { return leases()[slot]; }
-  // The lease is free now: whoever was offered the turn has it.
+  // The lease is free now: passes the turn to the session that it was offered to.
   void pass_on(Lease& from) { Lease::pass(from, leases(), slots_); }
   // Bytes of the device that the scheduler has promised, for information.
   void set_promised(uint64_t bytes, uint64_t capacity_bytes) {

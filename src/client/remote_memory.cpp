@@ -1,4 +1,4 @@
-// Bytes: needs, room and paging, lanes, spare sessions, and elastic ranges that ask those of other processes.
+// Bytes: needs, room and paging, lanes, spare sessions, and elastic ranges that ask ranges of other processes.
 // SPDX-License-Identifier: Apache-2.0
 #include "client/remote_authority.hpp"
 

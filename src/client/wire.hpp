@@ -65,7 +65,7 @@ enum class MessageType : uint16_t {
   kRangeGiven,
   // Since minor version 6: lanes shared between processes. From the daemon to the process, of one session.
   kLaneHere,
-  // Since minor version 6. From the daemon to the process, of one session: what its coordinator has decided.
+  // Since minor version 6. From the daemon to the process, of one session: the coordinator's decision.
   kCountsAs,
   kLimit,
   // Since minor version 7. From the process to the daemon, of one session.
@@ -125,8 +125,8 @@ inline constexpr uint32_t kKnownBefore = 32;
 inline constexpr uint32_t kMayShareLane = 64;
 // Since 1.6. An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
 inline constexpr uint32_t kMayUpgrade = 128;
-// Since 1.6. With kMayPage: under every policy the session takes turns with those that wait for memory. Without kMayPage: it can never be
-// paged out.
+// Since 1.6. With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for memory. Without kMayPage
+// (kNeverPages): the session can never be paged out.
 inline constexpr uint32_t kAlternates = 256, kNeverPages = 512;
 
 struct Arrive {

@@ -93,8 +93,8 @@ constexpr int64_t kMaxQuanta = 4096;
 base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
 
 // Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler expected. At the start of a
-// window the accuracies reached are known, those of configurations are what was told, and nothing is known of later windows. kGpushare
-// divides anew at each completion, with what was reached. The result is what truly happened.
+// window the scheduler knows the accuracies reached and the told accuracies of configurations, and nothing of later windows. kGpushare
+// divides anew at each completion, with the accuracy that was reached. The result is that of the truth.
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
                                             RetrainingScheduler scheduler);
 

@@ -93,9 +93,9 @@ class TrialRun {
   // Devices for a width: whole ones that are idle, or for a part the fullest device that has it free with the memory. Empty if there are
   // none.
   std::vector<int> find(Width width, uint64_t memory_bytes) const;
-  // The same as if what the trial holds were free.
+  // The same as if the trial's own devices were free.
   std::vector<int> find_for(size_t trial, Width width);
-  // This state without what policies do not know: every trial takes what it was said to take.
+  // This state as policies know it: every trial takes its stated time.
   TrialRun believed() const;
   // Starts, resizes or moves a trial. The devices that it held before are free at once.
   void place(size_t trial, Width width, std::vector<int> devices);

@@ -118,7 +118,7 @@ void SharedDevice::divide_weight(const GroupLimits* limits, uint64_t now_ns) {
   };
   double sum = 0;
   for (const Claim* claim : limits->claims) sum += uses(claim) ? claim->weight : 0;
-  // A session that rests has what it would have alone beside those that do not: it says when it comes back.
+  // A resting session gets the weight that it would have beside the working ones; it announces itself when it comes back.
   for (const Claim* claim : limits->claims)
     scheduler_.set_weight(claim->id,
                           limits->weight * claim->weight / (sum + (uses(claim) ? 0 : claim->weight)));

@@ -216,8 +216,8 @@ class SharedDevice {
   Claim* find_group(uint64_t group, uid_t user) const;
   // The limits that an arriving session has with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
-  // Whether a group may need so many bytes more, for which its preloaded programs lend what they do not hold. `asks`: whose need grows; null: a
-  // new session's. Errors: QUOTA_EXCEEDED.
+  // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the claim whose need grows; null:
+  // a new session. Errors: QUOTA_EXCEEDED.
   base::Status within(const GroupLimits* limits, const Claim* asks, const std::string& session,
                       uint64_t more_bytes, uint64_t now_ns);
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
@@ -267,7 +267,7 @@ class SharedDevice {
   bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
   // The turn stays although others wait for it.
   bool keeps(Claim& claim, uint64_t now_ns);
-  // Offers stand while the service sleeps. Before it decides anything it takes them back, and takes note of those that were passed.
+  // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns that were passed.
   void take_back_offers();
   void make_offers();
   void offer(sched::LaneId lane, uint64_t now_ns);

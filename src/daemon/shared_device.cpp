@@ -24,7 +24,7 @@ using client::MessageType;
 
 namespace {
 
-// For the end of iterations of those that may have room to give; of opportunistic ones, for a guaranteed one.
+// How long room waits for the iterations of sessions that may give bytes to end; the second is for a guaranteed session that waits for opportunistic ones.
 constexpr uint64_t kRoomWaitNs = 50'000'000, kBoundaryWaitNs = 5'000'000'000;
 
 constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane

@@ -65,7 +65,7 @@ base::Status SessionImpl::set_quota(uint64_t bytes) {
   return {};
 }
 
-// The lower one of what its owner and what the coordinator allow.
+// The lower of the owner's quota and the coordinator's limit.
 void SessionImpl::refresh_quota() {
   uint64_t quota = own_quota_bytes_;
   if (limit_bytes_ > 0) {

@@ -33,8 +33,8 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
     }
     look_again_ns = time ? authority_->look_again_ns() : sched::kUnknown;
     if (look_again_ns == sched::kUnknown) return;
-    // A virtual clock stands still while all that is under way is held open by its host. A policy that chooses a lane which cannot
-    // run now would name a later time for ever; the end of what its host holds open asks again.
+    // A virtual clock stands still while the host holds all iterations under way open. A policy that chooses a lane which cannot run
+    // now would name a later time for ever; the end of an open iteration asks again.
     if (virtual_time_ && !dispatched && !on_device && ask_at_ns < look_again_ns &&
         asked_ahead < kMostAskedAhead) {
       ++asked_ahead;
@@ -52,7 +52,7 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
   SessionImpl* session = sessions_.find(*picked);
   if (session == nullptr) return false;
   authority_->dispatched(session->id_, lane.id, time);
-  // After that: a change of needs may page out whoever has nothing in flight.
+  // Profiling begins after dispatched(), because a change of needs may page out sessions with nothing in flight.
   if (session->profile_left_ > 0) sessions_.profile_begin(*session, lane);
   reaper_.granted();
   if (op_gate_ != nullptr && session->guaranteed())

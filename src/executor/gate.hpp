@@ -1,6 +1,6 @@
-// gate.hpp: keeps an object from going away under its users without a lock between them: users enter and
-// leave (one atomic each), whoever takes the object away closes the gate, which waits until the last user has
-// left.
+// gate.hpp: keeps an object from going away under its users without a lock between them. Users enter and leave
+// (one atomic each). The thread that takes the object away closes the gate, which waits until the last user
+// has left.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,7 +27,7 @@ class Gate {
   void leave() {
     if (state_.fetch_sub(1, std::memory_order_release) == (kClosed | 1)) state_.notify_all();
   }
-  // Waits until those who were inside when it was called have left; others may come and go meanwhile.
+  // Waits until all users inside at the call have left; others may come and go meanwhile.
   void drain() const {
     while ((state_.load(std::memory_order_acquire) & ~kClosed) != 0) std::this_thread::yield();
   }

@@ -55,8 +55,8 @@ class RangeImpl;
 class Outbox;
 struct LaneSlot;
 
-// The first iterations of a session of undeclared need run with what is free; its promise is then what they
-// used and this much more.
+// The first iterations of a session of undeclared need run with the free bytes. Its promise is then their use plus
+// a margin.
 inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 16;
 // How long after a session could not be placed it is tried again; doubles from the first to the last.
@@ -187,15 +187,15 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   void shrink_persistent(uint64_t persistent_bytes);
   void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
-  // Raises the promise to at least (`heap_bytes` beside what its ranges have, E) and by `range_bytes` for a range, and lets `apply`
-  // make it so; takes it back if that fails.
+  // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range, and calls `apply`;
+  // takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                        const std::function<base::Status()>& apply);
   // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
-  // For a guaranteed session: opportunistic ones that may move send out what is missing at their next boundaries. True once they have, or
-  // have not begun an iteration for a while.
+  // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries. True once they have,
+  // or have not begun an iteration for a while.
   bool wait_for_others(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
   // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the iteration's end has moved it.
@@ -443,8 +443,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // ---- waits.cpp: what waiting calls wait for ----
   // One sentence, without a full stop: what the session's next iteration waits for, or that it waits for nothing.
   std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
-  // Why a wait of the calling thread for the session's next iteration could never end, as far as that can be told: what it waits
-  // for is held by iterations that this very thread has open. OK if it may end.
+  // Refuses a wait for the session's next iteration that could never end, as far as that is known, because open iterations of the calling
+  // thread itself hold the lane or memory. OK if the wait may end.
   base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
   uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
@@ -496,7 +496,7 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   void left() GPUSHARE_REQUIRES(books);  // one of staying_
   // Threads are inside that use, after they have waited, what close() gives back.
   bool has_users() const GPUSHARE_REQUIRES(books);
-  // close() for a runtime that collapsed: waits for iterations that run, and gives back what they had.
+  // close() for a runtime that collapsed: waits for running iterations, and gives their memory back.
   void close_collapsed(const std::vector<std::unique_ptr<LaneSlot>>& slots,
                        const std::vector<std::weak_ptr<StreamImpl>>& side_streams);
 
@@ -509,8 +509,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   std::atomic<uint32_t> askers_{
       0};  // guaranteed sessions that wait for others to send blocks out: nothing comes home meanwhile
-  // spilled.cpp. Opportunistic sessions are to send `bytes` out at their next boundaries. Returns what they have of that; `all`: nobody
-  // is asked unless it is all.
+  // spilled.cpp. Asks opportunistic sessions to send `bytes` out at their next boundaries. Returns how many of these bytes they have; `all`:
+  // nobody is asked unless they have all.
   uint64_t ask_out(const SessionImpl& asker, uint64_t bytes, bool all) GPUSHARE_REQUIRES(books);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);
 

@@ -22,7 +22,7 @@ constexpr double kCopyNsPerByte = 0.2;  // out and back in, as the scheduler pri
 constexpr uint64_t kLookForRoomNs = 10'000'000;
 // Owners that declined are asked again after this time.
 constexpr uint64_t kAskAgainNs = 50'000'000;
-// The one who asks for what the daemon asks for.
+// The asker's number for requests of the daemon.
 constexpr sched::RangeId kDaemon = UINT64_MAX;
 
 }  // namespace

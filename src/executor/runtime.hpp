@@ -223,8 +223,8 @@ class Stream {
 class Dependent {
  public:
   virtual ~Dependent() = default;
-  // The runtime closes: its sessions are gone, its streams and its device still there. Gives back what it
-  // holds and returns when no thread uses it any more.
+  // The runtime closes: its sessions are gone, its streams and its device still exist. The dependent gives its resources
+  // back and returns when no thread uses them any more.
   virtual void runtime_closing() = 0;
 
  protected:
@@ -250,7 +250,7 @@ class NoWaitScope {
 };
 
 // An iteration of a session, from the grant to its end. A session has one such object and uses it again:
-// after end() or fail() it is closed (INVALID_STATE) until the session's next iteration begins, so whoever
+// after end() or fail() it is closed (INVALID_STATE) until the session's next iteration begins, so code that
 // hands it out must keep old owners from it.
 class Iteration {
  public:
@@ -278,7 +278,8 @@ class Iteration {
   // The quick way to its blocks, for the thread that began it, before it ends. Empty where each allocation must be checked.
   virtual memory::LanePass pass() const { return {}; }
 
-  // Kept for whoever hands the iteration out, for as long as the session exists. For the thread that began it, before it ends.
+  // An object that the code which hands the iteration out keeps here, for as long as the session exists. Used by the thread that began the
+  // iteration, before it ends.
   std::shared_ptr<void> wrapper;
 };
 
@@ -321,8 +322,8 @@ class Session {
   virtual SessionInfo info() const = 0;
   // One sentence that says what the session's next iteration waits for, and who holds that; or that it waits for nothing.
   virtual std::string explain_wait() const = 0;
-  // Limit on its live bytes and on what it is promised; 0: none. Lowered below what it has, nothing new is given, and what is
-  // promised falls at its boundaries as it frees.
+  // The limit on the session's live bytes and on its promise; 0: none. If it is lowered below the session's bytes, the session gets nothing
+  // new, and its promise falls at its boundaries as it frees.
   virtual base::Status set_quota(uint64_t bytes) = 0;
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
@@ -352,7 +353,7 @@ class Session {
   // blocks are reused in its order, and must be recorded (Runtime::record_use) before the stream is let go. Blocks while the
   // session is queued or paged out, at most timeout_ns. Errors: as wait_admitted.
   virtual base::Result<HeldStream> hold(uint64_t timeout_ns) = 0;
-  // An ephemeral block of the session's open iteration, whoever began it. INVALID_STATE when none is open; else as Iteration::alloc.
+  // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when none is open; else as Iteration::alloc.
   virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
   // A number of the iteration that is open, another one for each; 0 when none is.
   virtual uint64_t open_iteration() const = 0;

@@ -98,7 +98,7 @@ std::string RuntimeImpl::check_memory() {
   const ActionRunner::Pause pause(actions_);
   for (const LaneSlot* lane : lanes_.opened())
     if (lane->holder != nullptr && lane->holder->iteration_.can_end_.load() == 0) return {};
-  // As of now: an iteration that finishes meanwhile makes a promise smaller, and what it held is given back by an action.
+  // The promise is read now: an iteration that finishes meanwhile makes it smaller, and an action gives the bytes back later.
   uint64_t promised_bytes = authority_->promised_bytes();
   struct Promise {
     const memory::Lane* lane;
@@ -112,7 +112,7 @@ std::string RuntimeImpl::check_memory() {
   if (std::string wrong = memory_->check(); !wrong.empty()) return "memory: " + wrong;
   const memory::DeviceMemoryStats stats = memory_->stats();
   promised_bytes += stats.pinned_bytes;
-  // Until its boundary a lane keeps what it no longer needs; growing, a contiguous one has two ranges till then. Kept blocks pin both.
+  // Until its boundary a lane keeps bytes that it no longer needs, and a growing contiguous lane has two ranges. Kept blocks pin both.
   for (const Promise& promise : lanes) {
     const memory::LaneStats now = promise.lane->stats();
     if (!promise.open && now.promoted_bytes == 0) continue;

@@ -62,7 +62,7 @@ base::Status SessionImpl::close() {
   runtime.end_session(*this, SessionState::kCancelled,
                       {GPUSHARE_CANCELLED, "session '" + name() + "' was closed"}, outbox);
   runtime.carry_out(nullptr, outbox);
-  // Inside the destructor of a work, the one that is being destroyed would wait for itself.
+  // Inside a work's destructor the wait would include that work, which would wait for itself.
   const auto works_left = [&]() GPUSHARE_REQUIRES(books) {
     return works_ > 0 && !runtime.collapsed_ && !CallbackScope::active();
   };
@@ -416,7 +416,7 @@ base::Status RuntimeImpl::wait_for_turn(SessionImpl& session, uint64_t timeout_n
     if (timeout_ns == 0 || deadline.passed()) return {GPUSHARE_TIMED_OUT, explain_wait(session)};
     if (NoWaitScope::active()) return would_wait();
     GPUSHARE_RETURN_IF_ERROR(check_wait(session));
-    // The one who waits for the device may as well be us.
+    // This thread waits anyway, so it waits for the device itself.
     if (lane != nullptr && lane->in_flight >= depth_ && !lane->reaping &&
         (deadline.never() || virtual_time()))
       reaper_.reap(*lane, outbox);

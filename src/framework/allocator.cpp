@@ -417,7 +417,7 @@ base::Status Allocator::keep_all(executor::Iteration& iteration) {
     std::vector<Place>& places;
   } const back{*member, open, places};
   base::Status status;
-  // Backwards: where an address was given out several times the last block is the one that may live.
+  // The list is walked backwards: if an address was given out several times, only the last block may live.
   for (size_t i = places.size(); i-- > 0 && status.ok();) {
     if (places[i].address == 0 || places[i].alive) continue;
     memory::BlockInfo block;

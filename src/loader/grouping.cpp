@@ -29,7 +29,7 @@ base::Status check(std::span<const LayerCost> layers, const GroupingCosts& costs
   return {};
 }
 
-// When the lane is free for the first transmitted group: after what it is busy with and the resident prefix.
+// The time at which the lane is free for the first transmitted group: after its present work and the resident prefix.
 double lane_start(std::span<const LayerCost> layers, const GroupingCosts& costs) {
   double start = costs.lane_busy_ms;
   if (costs.resident_layers > 0) start += costs.group_overhead_ms;

@@ -156,7 +156,7 @@ base::Status Loader::enqueue(const Delivery& what, const executor::Stream& strea
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream home, what.session.hold(GPUSHARE_NO_TIMEOUT));
   const base::MutexLock enqueuing(enqueue_mutex_);
   GPUSHARE_ASSIGN_OR_RETURN(const executor::HeldStream copies, stream.hold());
-  // The block's bytes were given out in the order of the session's stream: what it has enqueued may use them.
+  // The block's bytes were given out in the order of the session's stream, so work already enqueued there may still use them.
   GPUSHARE_ASSIGN_OR_RETURN(device::Event before, runtime_->device().create_event());
   GPUSHARE_RETURN_IF_ERROR(home->record(before));  // refused while the session's stream captures a graph
   GPUSHARE_RETURN_IF_ERROR(copies->wait(before));

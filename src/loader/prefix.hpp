@@ -1,7 +1,7 @@
 // prefix.hpp: how many of a model's first layers should stay on the device while it is on standby. Nothing executes
-// before the first layer is there, and no grouping hides that layer's way; a prefix that stays does. The plan
-// knows what a prefix saves: the smallest one that brings the time over "all of it is there" down to what is aimed
-// at.
+// before the first layer is there, and no grouping hides that layer's transmission; a prefix that stays does. The
+// transmission plan tells how much a prefix saves: the choice is the smallest prefix with which a load takes at most the
+// aimed time more than a fully resident model.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,9 +33,9 @@ struct PrefixChoice {
   double saves_ms = 0;     // of the overhead without it
 };
 
-// The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load time. If there is none that
-// is allowed: the smallest of those that do best (with copies: within a sixteenth of what there is to save), if that saves
-// at least a fifth of kStandbyAim. O(log n) plans, with copies some times as many. Errors: plan_groups's.
+// The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load time. If no allowed prefix
+// reaches that: the smallest of the best ones (with copies: within a sixteenth of the possible saving), if it saves at least
+// a fifth of kStandbyAim. O(log n) transmission plans, with copies some times as many. Errors: plan_groups's.
 base::Result<PrefixChoice> choose_prefix(std::span<const LayerCost> layers, const GroupingCosts& costs,
                                          const PrefixLimits& limits);
 

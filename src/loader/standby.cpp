@@ -22,7 +22,7 @@ struct Wish {
   double worth = 0;
 };
 
-// Members whose wishes are within the budget, once those of least worth are left out.
+// The members whose wishes are granted: wishes of least worth are left out until the rest is within the budget.
 std::vector<uint64_t> grant(std::vector<Wish> wishes, uint64_t budget_bytes) {
   std::erase_if(wishes, [&](const Wish& wish) { return wish.bytes == 0 || wish.bytes > budget_bytes; });
   std::vector<sched::Claim> claims;

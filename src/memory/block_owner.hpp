@@ -117,7 +117,7 @@ class UseTable {
     }
     return freed_.size() != before;
   }
-  // Calls fn(key) for each freed block, and lets `stream` wait for what it still waits for.
+  // Calls fn(key) for each freed block, and lets `stream` wait for the block's outstanding fences.
   template <class Fn>
   bool take_ordered(const device::Stream& stream, Fn&& fn) {
     if (freed_.empty()) return false;

@@ -105,7 +105,7 @@ base::Result<FencePtr> Fences::mark(const device::Stream& stream) {
     if (stream.record(fence->event_).ok()) return fence;
   }
   const base::Status waited = stream.synchronize();
-  // A failed stream runs nothing any more; one that captures a graph still has its earlier work to do.
+  // A failed stream runs nothing any more. A stream that captures a graph still has its earlier work to do.
   if (waited.code() == GPUSHARE_INVALID_STATE) return waited;
   return FencePtr();
 }

@@ -14,7 +14,7 @@
 namespace gpushare::memory {
 namespace {
 
-// How far what a lane holds may be from what it told last: 1 MiB, or so large a part of the lane.
+// A lane reports its live bytes when they differ from the last report by 1 MiB or this part of the lane.
 constexpr uint64_t kTellStepBytes = uint64_t{1} << 20, kTellDivisor = 64;
 // Blocks of a lane that need more than the heap when they are freed.
 constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockTag::kFreed;
@@ -76,8 +76,8 @@ uint64_t LaneImpl::live_bytes() const {
   return bytes;
 }
 
-// The device's peak is of all lanes together at one time, so each tells what it holds; by steps and when somebody asks, since
-// the counter is shared. On a plan its whole arena counts.
+// The device's peak is of all lanes together at one time, so each lane reports its live bytes: in steps and on request, because
+// the counter is shared. With a placement plan the whole arena counts.
 [[gnu::always_inline]] inline void LaneImpl::tell_live() {
   const uint64_t live = ephemeral_live();
   highest_bytes_ = std::max(highest_bytes_, live);
@@ -274,7 +274,7 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
   if (replayed) owner->plan().end_replay(planned);
   if (recorded && owner->plan().recording()) owner->plan().end_recording(shared_.plans);
   if (out_planned != nullptr) *out_planned = planned;
-  // Another process does not wait for this lane's stream: whoever has the lane next may use the bytes at once.
+  // Another process does not wait for this lane's stream: the next process in the lane may use the bytes at once.
   if (!fences.empty() && pieces_ != nullptr)
     wait_all(fences);
   else if (!fences.empty())

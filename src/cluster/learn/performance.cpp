@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kNormal95 = 1.645;  // one in twenty is beyond so many standard deviations
 
-// The noise of observations: the mean square of what they differ from their prediction, with a prior worth some observations.
+// The noise of observations: the mean square of their differences from the prediction, with a prior worth some observations.
 class NoiseEstimate {
  public:
   void add(double residual) {

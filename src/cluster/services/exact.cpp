@@ -179,7 +179,7 @@ class Search {
     }
   }
 
-  // All counts of replicas of one option, without those that could drop a replica and serve as much.
+  // All counts of replicas of one option, except counts that could drop a replica and serve as much.
   void enumerate(size_t service_index, size_t option_index, std::vector<Plan>& plans) {
     const ExactService& service = services_[service_index];
     const ExactOption& option = service.options[option_index];
@@ -344,7 +344,7 @@ class Search {
           Load& load = loads[d];
           if (load.compute + items[i].compute > 1 + kEps || load.memory + items[i].memory > 1 + kEps)
             continue;
-          // A device like one that was passed over would lead to the same packings.
+          // A device with the same load as one passed over would lead to the same packings.
           bool like_passed = false;
           for (size_t e = first; e < d && !like_passed; ++e)
             like_passed = loads[e].compute == load.compute && loads[e].memory == load.memory;

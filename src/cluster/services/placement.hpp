@@ -37,7 +37,7 @@ Placement place_best(const std::vector<Service>& services, const std::vector<Dev
 Placement place_by_usher(const std::vector<Service>& services, const std::vector<Device>& devices,
                          Metric metric);
 
-// For instances that no exact search can take: services by falling density of what they serve over what they take, best fit. The bound is
+// For instances too large for an exact search: services by falling density (requests served over resources taken), best fit. The bound is
 // the linear relaxation. O(replicas log devices).
 ExactResult large_placement(const std::vector<ExactService>& services,
                             const std::vector<ExactClass>& classes);

@@ -348,7 +348,7 @@ class Best final : public Sharing {
     order_.emplace(key(job), job);
   }
 
-  // Jobs that turned out to slow each other beyond their limit, or more than being together is worth: the one that needs longer leaves.
+  // Parts jobs that slow each other beyond their limit, or by more than sharing gains: the job that needs longer leaves.
   void part(double now_s, std::vector<Action>& actions) {
     for (const JobId job : crowded_) {
       if (!jobs_[job].running) continue;
@@ -491,7 +491,7 @@ class Best final : public Sharing {
     return true;
   }
 
-  // Devices of its own by pausing those who need much longer, the longest first; empty if that is not enough.
+  // Finds devices for the job by pausing jobs that need much longer, the longest first; empty if that is not enough.
   std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
     if (by_length_.empty()) {
@@ -522,7 +522,7 @@ class Best final : public Sharing {
     std::vector<DeviceIndex> devices(freed.begin(), freed.end());
     devices.resize(info.gang);
     for (const JobId victim : chosen) {
-      // Only those who are in the way.
+      // Only jobs that are in the way are paused.
       if (std::none_of(jobs_[victim].devices.begin(), jobs_[victim].devices.end(), [&](DeviceIndex d) {
             return std::find(devices.begin(), devices.end(), d) != devices.end();
           }))

@@ -71,7 +71,7 @@ class ContextScope {
 
 // Lets this thread allocate, free, map, query and wait while some stream captures a graph: such calls are not
 // captured, they happen at once, exactly as outside a capture. Without it the driver refuses them and ends
-// the capture of whoever captures.
+// the capture under way.
 class CaptureRelaxed {
  public:
   explicit CaptureRelaxed(const Driver& driver) : driver_(driver) {

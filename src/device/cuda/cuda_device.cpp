@@ -244,7 +244,7 @@ base::Status Device::destroy_stream(Stream* stream) {
   }
   if ((context_->lost() || owned->adopted()) && owned->functions()->pending()) {
     // The driver does not say whether it still runs functions of a lost context, and an adopted stream goes on without
-    // us: what they would touch is kept for good.
+    // us. Therefore the objects that such functions use are kept for good.
     static auto* kept = new std::vector<std::shared_ptr<HostFunctions>>;
     static base::Mutex kept_mutex;
     base::MutexLock lock(kept_mutex);

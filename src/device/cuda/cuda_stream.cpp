@@ -113,7 +113,7 @@ base::Status CallbackWaits::wait(api::CUevent event) {
   }
   base::Status status = context_.status(result, call);
   if (context_.lost()) {
-    // The function may still come: what it touches is kept for good.
+    // The function may still run, so the object that it uses is kept for good.
     static auto* kept = new std::vector<std::unique_ptr<Waiter>>;
     static base::Mutex kept_mutex;
     base::MutexLock lock(kept_mutex);

@@ -27,8 +27,8 @@ class Event;
 class Stream;
 
 // One direction between host and device: copies take turns in the order they come and last at least bytes /
-// bandwidth. A bus does not lose time because a thread woke late: a copy begins, on paper, when it could have,
-// and what its thread is late is made up for by sleeping less.
+// bandwidth. A bus does not lose time because a thread woke late: a copy counts from the time at which it could
+// have begun, and a late thread sleeps less.
 class Bus {
  public:
   // 0 = no cap: copies then run side by side at memcpy's speed.
