@@ -66,8 +66,8 @@ GPUSHARE_API int32_t gpushare_allocator_bind_thread(gpushare_allocator allocator
 GPUSHARE_API int32_t gpushare_allocator_alloc(gpushare_allocator allocator, uint64_t bytes,
                                               uint64_t alignment_bytes, void* native_stream,
                                               gpushare_device_address* out_address);
-/* Frees a block, from any thread. `native_stream` is the one that it was allocated for: its bytes are used again after the stream's work
- * up to now. Address 0 is OK. A block freed on a stream that captures a CUDA graph is freed when the capture is over. Errors: NOT_FOUND
+/* Frees a block, from any thread. `native_stream` is the stream that the block was allocated for: the bytes are used again after that
+ * stream's work up to now. Address 0 is OK. A block freed on a stream that captures a CUDA graph is freed when the capture is over. Errors: NOT_FOUND
  * (not a live block: its session was closed, or its iteration ended without gpushare_allocator_end_iteration). */
 GPUSHARE_API int32_t gpushare_allocator_free(gpushare_allocator allocator, gpushare_device_address address,
                                              void* native_stream);

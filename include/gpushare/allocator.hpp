@@ -61,7 +61,7 @@ class Allocator {
     return out;
   }
 
-  // Keeps what is still allocated and ends the iteration; one whose blocks cannot be kept stays open.
+  // Keeps the blocks that are still allocated and ends the iteration. If a block cannot be kept, the iteration stays open.
   void end_iteration(Iteration& iteration) {
     check(gpushare_allocator_end_iteration(get(), iteration.get()));
     const Iteration ended = std::move(iteration);  // its handle is stale

@@ -25,8 +25,7 @@
  *   Asynchronous failures are sticky on the stream: they come out of stream_query, stream_synchronize,
  *   event_query and event_synchronize of work behind them; work behind them is dropped and new work refused
  *   with the same status. Another stream that waits for such an event goes on: a wait orders, it does not
- *   carry failures. A lost device fails every op but those that release something and device_info, clock_now
- *   and last_error.
+ *   carry failures. A lost device fails every op except releasing ops, device_info, clock_now and last_error.
  *
  * Units. Sizes are bytes, times nanoseconds, and the name says so.
  * SPDX-License-Identifier: Apache-2.0 */
@@ -162,7 +161,7 @@ typedef struct gpushare_backend_ops {
   /* Counts the devices without touching them. UNAVAILABLE with the reason when there is no driver. */
   int32_t (*probe)(uint32_t* out_device_count);
   /* Opens device `index`. `options` is "key=value&key=value", never null, may be empty; an unknown key or a
-   * value out of range is INVALID_ARGUMENT and names what is allowed. */
+   * value out of range is INVALID_ARGUMENT, and the message names the allowed ones. */
   int32_t (*device_open)(uint32_t index, const char* options, gpushare_backend_device** out_device);
   /* Waits for all work and closes the device. Streams, events and memory of the device must have been
    * released before. If some are left, the op releases them and returns INVALID_STATE with their counts in
@@ -293,7 +292,7 @@ typedef struct gpushare_backend_ops {
   /* While such a stream captures, work enqueued on it does not run but becomes part of the graph. event_record, launch_host,
    * stream_query, stream_synchronize and stream_destroy on it are INVALID_STATE then and leave the capture alone, and so is
    * stream_wait_event for an event that has not passed. This op ends the capture and drops what it recorded, so that the stream
-   * serves again; *out_dropped is 0 if there was none. Errors: INVALID_STATE (a thread began the capture that alone can end it),
+   * serves again; *out_dropped is 0 if there was none. Errors: INVALID_STATE (only the thread that began the capture can end it),
    * UNSUPPORTED (no such graphs). */
   int32_t (*stream_capture_drop)(gpushare_backend_stream* stream, uint32_t* out_dropped);
 

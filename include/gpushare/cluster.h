@@ -26,8 +26,8 @@
 extern "C" {
 #endif
 
-/* The message of the calling thread's last failed call: which field of the document, its value, what is allowed. Never null; valid until
- * the thread's next call. */
+/* The message of the calling thread's last failed call: the field of the document, its value, the allowed values. Never null; valid
+ * until the thread's next call. */
 GPUSHARE_CLUSTER_API const char* gpushare_cluster_last_error_message(void);
 
 /* Frees a text that a function of this library gave. Null is allowed. */
@@ -41,8 +41,8 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_schema(char** out_schema);
  * `choices` names schedulers, or for kinds that choose one, objectives, separated by commas; null takes the
  * kind's default. The result is a zero-terminated JSON document, which the caller frees: {"version", "kind",
  * "results": [one entry a choice]}. The call takes as long as the schedulers need: seconds for exact
- * schedulers on large documents. Errors: MALFORMED_INPUT (the document: path, value, what is allowed),
- * INVALID_ARGUMENT (a null pointer; a choice that there is not), HOST_OUT_OF_MEMORY. On an error *out_result
+ * schedulers on large documents. Errors: MALFORMED_INPUT (the document: path, value, allowed values),
+ * INVALID_ARGUMENT (a null pointer; an unknown choice), HOST_OUT_OF_MEMORY. On an error *out_result
  * is null. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_plan(const char* document, uint64_t document_bytes,
                                                    const char* choices, char** out_result);
@@ -127,8 +127,8 @@ typedef struct gpushare_cluster_run_options {
 
 /* Plays one document through on virtual time, with noise, once by each scheduler of `choices` (as of gpushare_cluster_plan; objectives are
  * in the options). `options` may be null: the defaults of GPUSHARE_CLUSTER_RUN_OPTIONS_INIT. The same document, choices and options give
- * the same result but for its times of solving. Errors and ownership: as gpushare_cluster_plan's; also INVALID_ARGUMENT for options of a
- * size that there is not, and EXCEEDS_CAPACITY for what is too long to play. */
+ * the same result but for its times of solving. Errors and ownership: as gpushare_cluster_plan's; also INVALID_ARGUMENT for options of an
+ * unknown size, and EXCEEDS_CAPACITY for a document that is too long to play. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_run(const char* document, uint64_t document_bytes,
                                                   const char* choices,
                                                   const gpushare_cluster_run_options* options,
@@ -137,8 +137,8 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_run(const char* document, uint64_t
 /* ---- Reservations: named, counted resources on nodes, taken several at once or not at all ----
  *
  * A table knows nodes, each with resources of its own ("gpu": 8), and resources that owners set on them. A request asks for parts; all
- * parts of one alternative are granted together, or nothing is. Requests wait in the order of arrival; one that fits may pass one that does
- * not, 64 times at most, so that whatever the nodes can satisfy is granted eventually. A wait that could never end, because owners wait for
+ * parts of one alternative are granted together, or nothing is. Requests wait in the order of arrival. A request that fits may pass one that
+ * does not, 64 times at most, so every request that the nodes can satisfy is granted eventually. A wait that could never end, because owners wait for
  * each other, is refused. An owner is one line of control: work that releases independently has an owner name of its own.
  *
  * A request is JSON: {"owner", "parts": [...], "deadline_ms"?, "lease_ms"?}, or with "alternatives": [{"parts": [...]}, ...] in order of
@@ -158,16 +158,16 @@ GPUSHARE_CLUSTER_API void gpushare_cluster_table_release(gpushare_cluster_table*
  * Errors: INVALID_ARGUMENT, MALFORMED_INPUT (resources, with the path). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_add_node(gpushare_cluster_table* table, const char* node,
                                                              const char* resources);
-/* Takes a node away: grants that have a part on it end whole (DEVICE_LOST for who waits on them), and what was set there by needs is set on
- * another node that satisfies them, at once or when one is added. Errors: NOT_FOUND. */
+/* Takes a node away. Grants that have a part on it end whole (waiting calls get DEVICE_LOST). Resources that were set there by needs are set
+ * on another node that satisfies the needs, at once or when one is added. Errors: NOT_FOUND. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_lose_node(gpushare_cluster_table* table,
                                                               const char* node);
 /* Sets the capacity of an owner's resource; 0 removes it. `where` is {"node": name}, or {"any_of": [{"needs": {...}}, ...], "count"? (1)}:
- * on so many nodes whose capacities satisfy the first of any_of that they can. Errors: ALREADY_EXISTS (the name belongs to another owner or
+ * on `count` nodes whose capacities satisfy an alternative of any_of, the first that they can. Errors: ALREADY_EXISTS (the name belongs to another owner or
  * to a node), NOT_FOUND (no such node), EXCEEDS_CAPACITY (too few nodes satisfy it), MALFORMED_INPUT. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_set(gpushare_cluster_table* table, const char* owner,
                                                         const char* name, double capacity, const char* where);
-/* The owner is gone: its grants are released, its waits cancelled, what it set is removed. */
+/* The owner is gone: its grants are released, its waits cancelled, its resources removed. */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_table_end_owner(gpushare_cluster_table* table,
                                                               const char* owner);
 /* Returns {"waiting", "resources": [{"node", "name", "capacity", "used"}]}. The caller frees the text. */
@@ -186,7 +186,7 @@ GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_submit(gpushare_cluste
  * INVALID_STATE (its lease ended), NOT_FOUND (no such request). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_wait(gpushare_cluster_table* table, uint64_t id,
                                                                uint64_t timeout_ns, char** out_grant);
-/* Withdraws a request that waits; who waits on it gets CANCELLED. Errors: INVALID_STATE (it does not wait). */
+/* Withdraws a waiting request; a call that waits on it gets CANCELLED. Errors: INVALID_STATE (the request does not wait). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_cancel(gpushare_cluster_table* table, uint64_t id);
 /* Gives a grant back. Errors: INVALID_STATE (it is not granted, or no longer). */
 GPUSHARE_CLUSTER_API int32_t gpushare_cluster_reservation_release(gpushare_cluster_table* table, uint64_t id);

@@ -75,13 +75,13 @@ typedef struct gpushare_gate_info {
   uint32_t reserved;
   double slowdown;        /* excess over the time alone, mean of the iterations */
   double slowdown_error;  /* one standard error of it; 1 while nothing is known */
-  double target_slowdown; /* what it is held to */
+  double target_slowdown; /* the slowdown that the gates keep to */
   double credit;          /* how much it may be slowed at once now, in iterations; below 0 it runs alone */
 } gpushare_gate_info;
 #define GPUSHARE_GATE_INFO_INIT \
   { sizeof(gpushare_gate_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Tells what the gate allows, and what is known of the guaranteed session that limits most. Does not block. Errors: INVALID_ARGUMENT. */
+/* Reads the gate's present allowance, and the estimates for the guaranteed session that limits most. Does not block. Errors: INVALID_ARGUMENT. */
 GPUSHARE_API int32_t gpushare_gate_get_info(gpushare_gate gate, gpushare_gate_info* out_info);
 
 /* Sets the slowdown, over its time alone, that a guaranteed session accepts from opportunistic ones: 0.01 is 1%. 0 means the target

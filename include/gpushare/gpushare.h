@@ -221,9 +221,9 @@ typedef struct gpushare_runtime_params {
    * same, else the lane with the least work ahead: shorter makespans. "compact": a lane that fits closely before a
    * new one: more sessions at a time. null = as the policy says, else "salus". Ignored on a shared device */
   const char* lane_finder;
-  /* Under the policy "pack" the runtime measures how sessions slow each other. The table of what was measured is read from this file,
-   * if it exists, when the runtime is opened, and written to it when the runtime is closed. With a file it is measured under every
-   * policy. Sessions of one name count as the same work; those without a name are not written. null = the table ends
+  /* Under the policy "pack" the runtime measures how sessions slow each other. The table of measurements is read from this file,
+   * if it exists, when the runtime is opened, and written to it when the runtime is closed. With a file the runtime measures under
+   * every policy. Sessions of one name count as the same work; sessions without a name are not written. null = the table ends
    * with the runtime. On a shared device the daemon measures: UNSUPPORTED */
   const char* interference_file;
 } gpushare_runtime_params;
@@ -307,7 +307,7 @@ typedef struct gpushare_interference {
 #define GPUSHARE_INTERFERENCE_INIT \
   { sizeof(gpushare_interference), 0, {0}, {0}, 0, 0, 0 }
 
-/* Reads entry `index` of the table of what was measured under the policy "pack" or with an interference_file, ordered by name. The
+/* Reads entry `index` of the table of measurements under the policy "pack" or with an interference_file, ordered by name. The
  * table changes while sessions run. Does not block. Errors: NOT_FOUND (past the end: also where nothing is measured),
  * INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_runtime_get_interference(gpushare_runtime runtime, uint32_t index,
@@ -316,7 +316,7 @@ GPUSHARE_API int32_t gpushare_runtime_get_interference(gpushare_runtime runtime,
 /* Changes how much device memory may be promised. 0 restores the capacity that the runtime was opened with, which is the
  * upper limit. Does not block. A raised capacity admits waiting sessions at once. A capacity below the promised bytes is a
  * target: nothing new is promised above it, and promises fall at iteration boundaries, as lanes merge, shrink and close and
- * as sessions are paged out. Under every policy opportunistic sessions are paged out before guaranteed ones, and those that
+ * as sessions are paged out. Under every policy opportunistic sessions are paged out before guaranteed ones, and sessions that
  * need the least copying first. gpushare_runtime_info has the target and the value in force. Where sessions cannot be paged
  * out (contiguous layout) promises fall only as sessions end or need less. A session that does not fit any more waits, with
  * its persistent bytes in host memory, until the capacity is raised or others leave. On the virtual layout memory that is
@@ -339,11 +339,11 @@ typedef struct gpushare_coordination_params {
 
 /* From now on a coordinator decides which sessions run, in which class and with how many bytes; null: none does, as at first. Policies
  * go on to order iterations. Guaranteed sessions have all bytes of their need, or wait. Opportunistic ones share what these leave, by
- * weight, each at least its least_bytes; what a session has above its limit goes to host memory at its next boundaries
+ * weight, each at least its least_bytes; a session's bytes above its limit go to host memory at its next boundaries
  * (ALLOW_SPILL). A session that cannot shrink to its limit within 100 ms while others wait, or for whose least_bytes there is no
  * room, is paged out and waits. Sessions with MAY_UPGRADE are upgraded while no guaranteed one waits, and demoted when one needs the
  * room. gpushare_session_info has class and limit. P and E of every session count, also where sessions share a lane. Where
- * sessions cannot be paged out (contiguous layout) one that runs goes on. Does not block. Errors: UNSUPPORTED (a shared device:
+ * sessions cannot be paged out (contiguous layout) running sessions go on. Does not block. Errors: UNSUPPORTED (a shared device:
  * its operator decides), INVALID_ARGUMENT, INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_runtime_set_coordination(gpushare_runtime runtime,
                                                        const gpushare_coordination_params* params);
@@ -354,7 +354,7 @@ GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint
 
 /* Blocks until every iteration submitted before this call, to any session, has run or was given up (its session ended).
  * Then waits like gpushare_runtime_synchronize. Does not wait for iterations submitted meanwhile. Returns OK also if
- * iterations failed: their tickets tell. Errors: TIMED_OUT (says what is waited for), DEVICE_LOST, INVALID_STATE (the
+ * iterations failed: their tickets tell. Errors: TIMED_OUT (the message says what the call waits for), DEVICE_LOST, INVALID_STATE (the
  * calling thread has an iteration open that one of them waits for, or is in a function that the runtime waits for). */
 GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t timeout_ns);
 
@@ -563,8 +563,8 @@ GPUSHARE_API int32_t gpushare_runtime_set_out_of_memory_callback(gpushare_runtim
 /* Waits for the session's turn in its lane. At most one iteration of a session is open at a time. The thread that begins it
  * is bound to it until it ends; if the thread exits before, the iteration ends as failed. Blocks up to timeout_ns. Errors:
  * TIMED_OUT (no turn was lost; the message says what the call waited for), CANCELLED, INVALID_STATE (an iteration is open
- * already; the session has failed; or the wait would never end, because other open iterations of this thread hold what it
- * waits for), DEVICE_LOST. */
+ * already; the session has failed; or the wait would never end, because other open iterations of this thread hold the lane or
+ * memory that it waits for), DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_iteration_begin(gpushare_session session, uint64_t timeout_ns,
                                               gpushare_iteration* out_iteration);
 

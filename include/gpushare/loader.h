@@ -285,7 +285,7 @@ typedef struct gpushare_switcher_params {
                              standby keep their first layers; 0 = none. A member keeps as few layers as the plan
                              predicts to suffice for this: the first output of a switch comes at most 5% of the
                              load time later than with a fully resident member. If all members together need more
-                             than standby_bytes, those that save most time are chosen. These layers are dropped
+                             than standby_bytes, the layers that save most time are chosen. Kept layers are dropped
                              before whole members when room is short. How many layers to keep is computed anew at
                              the end of the first iteration after a switch: for models of hundreds of layers that
                              gpushare_iteration_end takes 2 to 3 ms longer on the host, after the turn has been
@@ -295,8 +295,8 @@ typedef struct gpushare_switcher_params {
   { sizeof(gpushare_switcher_params), 0, UINT64_MAX, 0 }
 
 /* Creates a switcher on the loader's runtime: one active session and any number of members on standby. A
- * member on standby has its weights in host memory, no promise, and no device bytes except those that
- * standby_bytes allows. When a session opened in the runtime would be refused or would have to wait, members
+ * member on standby has its weights in host memory, no promise, and no device bytes except within
+ * standby_bytes. When a session opened in the runtime would be refused or would have to wait, members
  * give up the bytes that they keep on the device (after a switch under way has finished). The caller owns
  * *out_switcher. */
 GPUSHARE_API int32_t gpushare_switcher_create(gpushare_loader loader, const gpushare_switcher_params* params,

@@ -6,11 +6,11 @@
  * in its quota, and are paged out with it. So several engines on one device, in this process or in others of the daemon, each with a
  * range, share what there is, and no split has to be fixed beforehand.
  *
- * A commit that finds no room may wait. Commits that wait are served in the order of class, then arrival; a commit that does not wait
+ * A commit that finds no room may wait. Waiting commits are served in the order of class, then arrival. A commit without a timeout
  * is refused while one of its class or a higher one waits. The range whose commit is first in that order asks ranges of its own class
- * and of lower ones to give bytes back (gpushare_give_back_fn): those of this runtime, then, on a shared device, those of other
- * processes, through the daemon. If no range is left to ask, sessions of lower rank are paged out. There is no order among processes
- * that wait.
+ * and of lower ones to give bytes back (gpushare_give_back_fn): first ranges of this runtime, then, on a shared device, ranges of other
+ * processes, through the daemon. If no range is left to ask, sessions of lower rank are paged out. There is no order among waiting
+ * processes.
  *
  * Needs the virtual layout. Nothing here synchronises the device or waits for its work, with one exception: a commit waits for the work
  * that still uses the granules it gets, if there are no others.
@@ -48,8 +48,8 @@ typedef struct gpushare_range_params {
   void* user_data;                 /* for give_back; must stay valid until the range is closed */
   uint64_t answer_ns;              /* time that give_back has; 0 = 100 ms */
   double
-      price_ns_per_byte; /* what it costs the owner to give a byte back and to restore it later: of the ranges of a class
-                                      the cheapest are asked first; 0 = as a copy to the host and back, 0.2 */
+      price_ns_per_byte; /* the owner's cost to give a byte back and to restore it later. The cheapest ranges of a class
+                                      are asked first; 0 = as a copy to the host and back, 0.2 */
 } gpushare_range_params;
 #define GPUSHARE_RANGE_PARAMS_INIT \
   { sizeof(gpushare_range_params), 0, NULL, 0, NULL, NULL, 0, 0 }
@@ -84,8 +84,8 @@ GPUSHARE_API int32_t gpushare_range_close(gpushare_range range);
 /* Puts memory behind the granules of [offset_bytes, offset_bytes + bytes) that have none, all or none of them. Their content is
  * undefined. `timeout_ns` limits the wait for room and for the session to be admitted or paged in; 0 does not wait. A copy that makes
  * room is always finished, so the call may last longer by the time of the copy. Work on the session's own stream may use the bytes at once. Thread-safe;
- * cancellable. Errors: DEVICE_OUT_OF_MEMORY (no room, and timeout_ns is 0 or this is a callback), TIMED_OUT (the message names who has
- * the room and who did not answer), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT (not whole granules of the range), INVALID_STATE
+ * cancellable. Errors: DEVICE_OUT_OF_MEMORY (no room, and timeout_ns is 0 or this is a callback), TIMED_OUT (the message names the
+ * sessions with the room and ranges that did not answer), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT (not whole granules of the range), INVALID_STATE
  * (the session has ended), CANCELLED, DEVICE_LOST. */
 GPUSHARE_API int32_t gpushare_range_commit(gpushare_range range, uint64_t offset_bytes, uint64_t bytes,
                                            uint64_t timeout_ns);

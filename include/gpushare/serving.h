@@ -143,10 +143,10 @@ GPUSHARE_API int32_t gpushare_batcher_next(gpushare_batcher batcher, uint64_t no
 GPUSHARE_API int32_t gpushare_batcher_started(gpushare_batcher batcher, uint64_t batch_id, uint64_t now_ns);
 GPUSHARE_API int32_t gpushare_batcher_finished(gpushare_batcher batcher, uint64_t batch_id,
                                                uint64_t device_ns, uint64_t now_ns);
-/* Reports that a batch ended, with what its members took. execution_ns[i] is the time that member i, in the order of
+/* Reports that a batch ended, with the times of its members. execution_ns[i] is the time that member i, in the order of
  * out_ids, took or would take alone; where it is 0, or beyond `count`, the time is unknown and is inferred from
  * device_ns. This call replaces gpushare_batcher_finished, gpushare_batcher_observe and
- * gpushare_batcher_observe_batch for the batch, and is the one that learns from the members' features. Unknown ids are
+ * gpushare_batcher_observe_batch for the batch, and only this call learns from the members' features. Unknown ids are
  * ignored. Errors: INVALID_ARGUMENT (count above 4,096). */
 GPUSHARE_API int32_t gpushare_batcher_finished_run(gpushare_batcher batcher, uint64_t batch_id,
                                                    const uint64_t* execution_ns, uint64_t count,
@@ -221,7 +221,7 @@ GPUSHARE_API int32_t gpushare_request_queue_create(gpushare_runtime runtime,
                                                    const gpushare_batcher_params* params,
                                                    gpushare_request_queue* out_queue);
 
-/* Refuses new requests, answers those that wait with CANCELLED, waits for the running batch, and gives the
+/* Refuses new requests, answers waiting requests with CANCELLED, waits for the running batch, and gives the
  * queue back. When it returns, every accepted request has been answered and no function of the caller runs
  * any more. Close the queue before the sessions of its models. Blocks until the running batch has finished;
  * if the session of that batch waits for memory, cancel the session first. Errors: INVALID_STATE (called

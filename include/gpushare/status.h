@@ -27,7 +27,7 @@ enum {
   GPUSHARE_QUOTA_EXCEEDED = 202, /* the session has reached its own limit, although the device has room */
 
   /* 3xx: fix the call */
-  GPUSHARE_INVALID_ARGUMENT = 300, /* an argument is outside what is allowed; the message names it */
+  GPUSHARE_INVALID_ARGUMENT = 300, /* an argument is not allowed; the message names it */
   GPUSHARE_INVALID_STATE = 301,    /* the call is right, the moment is wrong (closed session, iteration
                                       already ended) */
   GPUSHARE_INVALID_HANDLE = 302,   /* the handle is null, was released, or never was a handle of this type */

@@ -103,7 +103,7 @@ class ActionRunner {
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
-  // By who acts, without the lock.
+  // Called by the thread that acts, without the lock.
   base::Status make_paging_stream();
   base::Status move_out(SessionImpl& session, memory::PersistentHeap& heap);
   base::Status move_in(SessionImpl& session, memory::PersistentHeap& heap);

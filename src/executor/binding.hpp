@@ -26,7 +26,7 @@ const Binding* thread_bindings();
 // Call it before any other function here. After it, a thread that forks forgets its open iterations in the child. False without memory.
 bool watch_forks();
 
-// False without memory: the thread can begin no iteration now. Forgets those that other threads have ended.
+// False without memory: the thread can begin no iteration now. Forgets bindings that other threads have ended.
 bool prepare_binding();
 // After prepare_binding() has returned true.
 void bind(std::shared_ptr<SessionImpl> session, uint64_t serial);

@@ -1,4 +1,4 @@
-// dependents.hpp: what was built on a runtime (loaders, servers, images), and is told when the runtime closes. Not for other folders.
+// dependents.hpp: objects built on a runtime (loaders, servers, images), which are told when the runtime closes. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,7 +15,7 @@ class Dependents {
  public:
   // Keeps `runtime` until the dependent's destructor has ended. INVALID_STATE once they were told that the runtime closes.
   base::Status attach(std::weak_ptr<Dependent> dependent, std::shared_ptr<void> runtime);
-  // Tells them that the runtime closes, the last first, and waits for those that other threads are destroying.
+  // Tells the dependents that the runtime closes, the last first, and waits for dependents that other threads are destroying.
   void close();
   // Takes `dependent`, to be destroyed by destroy_let_go() on another thread. False once the runtime is closed: the dependent holds nothing
   // of the device any more, and the caller destroys it.

@@ -1,4 +1,4 @@
-// interference_file.hpp: the table of what was measured of sessions beside each other, in a file. Not for other folders.
+// interference_file.hpp: the table of measured interference, in a file. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -215,7 +215,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   bool guaranteed() const {
     return class_.load(std::memory_order_relaxed) == sched::SessionClass::kGuaranteed;
   }
-  // The quota, or what it is promised above it still; 0 without a quota.
+  // The quota, or the promise while that is still above the quota; 0 without a quota.
   uint64_t effective_quota_bytes() const GPUSHARE_REQUIRES(books);
   // At a boundary: no iteration of its own is open; `begins`: this thread is about to begin one.
   void give_back_above_quota(bool begins);

@@ -24,7 +24,7 @@ class TicketImpl;
 
 // One iteration between its grant and the passing of its end event.
 struct InFlight {
-  // Recorded by who has the lane; then asked and waited for by anybody, until the slot is granted again.
+  // Recorded by the session that has the lane. Then any thread may query them and wait for them, until the slot is granted again.
   device::Event start, end;
   // The events are this iteration's; else it is over as soon as those before it are.
   bool marked GPUSHARE_GUARDED_BY(books) = false;
@@ -66,7 +66,7 @@ struct LaneSlot {
   }
 
   SessionImpl* holder GPUSHARE_GUARDED_BY(books) = nullptr;  // has an iteration open here
-  // Actions decided that close it: what is decided for it now is for after them.
+  // The number of decided actions that close the lane. Decisions for the lane now hold after these.
   uint32_t closes GPUSHARE_GUARDED_BY(books) = 0;
   // For counting switches, also over a lane that was closed between.
   uint64_t last_session_id GPUSHARE_GUARDED_BY(books) = 0;
@@ -112,7 +112,7 @@ class LaneSet {
 
   // The size promised last. Growth by an allocation looks at it, wherever in the queue the action that makes it so is.
   void want(uint32_t id, uint64_t bytes) GPUSHARE_REQUIRES(books);
-  // By who acts; release the lock meanwhile.
+  // Called by the thread that acts. They release the lock meanwhile.
   base::Status open(uint32_t id, uint64_t bytes, uint32_t compute_units) GPUSHARE_REQUIRES(books);
   void close(LaneSlot& lane, Outbox& outbox) GPUSHARE_REQUIRES(books);
 

@@ -33,7 +33,7 @@ class RangeTable {
   void answer(const RangeImpl& range, uint64_t bytes) GPUSHARE_REQUIRES(books);
   bool silent(const RangeImpl& range) const GPUSHARE_REQUIRES(books);
 
-  // The one that waits before `wait`, unless that is of a higher class; null if none does.
+  // The wait in front of `wait`, unless `wait` is of a higher class; null if there is none.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
   // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until `deadline`, or until
   // something may have changed. False at once if nobody is left to ask.

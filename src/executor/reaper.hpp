@@ -1,5 +1,5 @@
-// reaper.hpp: the end of iterations on the device: who waits for it on whose behalf, and what is accounted when it has passed. Not for
-// other folders.
+// reaper.hpp: the end of iterations on the device: which threads wait for it, and the accounts after it has passed. Other folders do not
+// include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -309,9 +309,9 @@ class Session {
   virtual const std::string& name() const = 0;
   virtual bool belongs_to(const Runtime& runtime) const = 0;
 
-  // Cancels what is queued, waits for the running iteration and its device work and, outside of callbacks, until every Work is destroyed, returns all memory. Blocks.
-  // INVALID_STATE from inside one of its own iterations on this thread, and when closed already. A close that
-  // overlaps another waits for it, then INVALID_STATE.
+  // Cancels queued iterations, waits for the running iteration and its device work and, outside of callbacks, until every Work is destroyed,
+  // and returns all memory. Blocks. INVALID_STATE from inside one of the session's own iterations on this thread, and when closed already. A
+  // close that overlaps another waits for it and then returns INVALID_STATE.
   virtual base::Status close() = 0;
   // True once it was closed, or its runtime, and has no memory left.
   virtual bool closed() const = 0;
@@ -426,8 +426,8 @@ class Runtime {
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
   // False if no live block begins there, or the runtime is closed.
   virtual bool look_up(memory::Address address, memory::BlockInfo* out_info) = 0;
-  // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes it. For
-  // what is let go inside a NoWaitScope. Does not wait, does not throw.
+  // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes the runtime. For
+  // dependents that are dropped inside a NoWaitScope. Does not wait, does not throw.
   virtual void destroy_later(std::unique_ptr<Dependent> dependent) noexcept = 0;
   // Empty: none.
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;

@@ -39,7 +39,7 @@ class SessionTable {
   // Before the runtime is open.
   void set_limits(const EnvironmentLimits& limits) { limits_ = limits; }
 
-  // ---- those that are not torn down
+  // ---- sessions that are not torn down
   uint64_t next_id() GPUSHARE_REQUIRES(books) { return next_id_++; }
   void add(std::shared_ptr<SessionImpl> session) GPUSHARE_REQUIRES(books);
   void erase(SessionImpl& session) GPUSHARE_REQUIRES(books);
@@ -51,7 +51,7 @@ class SessionTable {
   Map::const_iterator end() const GPUSHARE_REQUIRES(books) { return sessions_.end(); }
   size_t size() const GPUSHARE_REQUIRES(books) { return sessions_.size(); }
   bool empty() const GPUSHARE_REQUIRES(books) { return sessions_.empty(); }
-  // For who ends them, which changes the table.
+  // A copy for callers that end the sessions, which changes the table.
   std::vector<std::shared_ptr<SessionImpl>> all() const GPUSHARE_REQUIRES(books);
   Map take_all() GPUSHARE_REQUIRES(books);  // the runtime closes
 

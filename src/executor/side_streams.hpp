@@ -21,7 +21,7 @@ class SideStreams {
   // A stream of the device's has been made for one, and has been destroyed.
   void made();
   void gone();
-  // The runtime closes: the streams, and a wait for those that others release now.
+  // The runtime closes: take_all() gives the streams, wait_until_none() waits for streams that others release now.
   std::vector<std::weak_ptr<StreamImpl>> take_all();
   void wait_until_none();
 

@@ -19,8 +19,8 @@ void set_read_function(ReadFunction function);
 class File {
  public:
   enum class Mode : uint8_t { kBuffered, kDirect };
-  // Never waits for a pipe's other end. Errors: IO_ERROR with errno and what to do about it; INVALID_ARGUMENT naming
-  // what it is if it is no regular file; UNSUPPORTED if the file system has no direct I/O.
+  // Never waits for a pipe's other end. Errors: IO_ERROR with errno and advice; INVALID_ARGUMENT naming the kind of
+  // anything but a regular file; UNSUPPORTED if the file system has no direct I/O.
   static base::Result<File> open(const std::string& path, Mode mode = Mode::kBuffered);
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
@@ -36,7 +36,7 @@ class File {
   // Identifies the content of a file without reading it: device, inode, time of modification and size at the
   // time of opening.
   const std::string& version() const { return version_; }
-  // The same of what is at `path` now: by name, so that a file that was replaced differs.
+  // The version of the file at `path` now. It is found by name, so a replaced file differs.
   static base::Result<std::string> version_at(const std::string& path);
 
  private:

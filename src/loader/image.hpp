@@ -43,8 +43,8 @@ struct KeepOptions {
 // Pinned host chunks of one size, recycled. Thread-safe. Must outlive its images; the device must outlive it,
 // or shut() must be called before the device goes.
 //
-// A thread, started when the first chunk is kept, gives chunks back: those that were unused for KeepOptions::ns, and all
-// of them while the system has less than kShortShare of its memory available.
+// A thread, started when the first chunk is kept, gives chunks back: chunks that were unused for KeepOptions::ns, and all
+// chunks while the system has less than kShortShare of its memory available.
 class ChunkPool {
  public:
   static constexpr double kShortShare = 1.0 / 16;
@@ -68,8 +68,8 @@ class ChunkPool {
   // From now on take() fails with INVALID_STATE and reading into chunks stops at the next read.
   void stop() { stopped_.store(true); }
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
-  // Returns all chunks to the system, also those of images, which keep their layout but no bytes. Stop, and wait
-  // for those who read or fill images, first.
+  // Returns all chunks to the system, also those of images, which keep their layout but no bytes. Call stop() first, and
+  // wait for threads that read or fill images.
   void shut();
 
  private:

@@ -3,9 +3,9 @@
 // first layer to execute arrives late.
 //
 // Names are taken apart at dots and slashes and compared part by part, under one another as in a tree of modules:
-// what is named as an input (embeddings, a stem, the first convolution) comes first; blocks by their numbers, as numbers; what
-// is named as an output (a head, a classifier, the last norm) comes last; an encoder before its decoder, attention before
-// what follows it; the rest by name. A rule of thumb: a wrong guess costs waiting, never a wrong byte. Give an order to be sure.
+// names of inputs (embeddings, a stem, the first convolution) come first; blocks by their numbers, as numbers; names of outputs
+// (a head, a classifier, the last norm) come last; an encoder before its decoder; attention before the layers that follow it; the
+// rest by name. This is a rule of thumb: a wrong guess costs waiting, never a wrong byte. Give an order to be sure.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -51,10 +51,10 @@ class Standby {
   // is for when nobody waits for a switch. For any thread. Does not throw.
   void refresh() noexcept;
 
-  // Brings the device in line with what the members want now: drops what others want more, sends what is granted
-  // and not there, behind the copies enqueued so far. Prefixes are for members that are away; the active one keeps
-  // its own if they leave room for it, which saves sending it again. While sessions queue for room nobody gets a
-  // new one. Prefixes that do not fit are left out.
+  // Brings the device in line with the members' present wishes: drops prefixes that lost against others, and sends
+  // granted prefixes that are missing, behind the copies enqueued so far. Prefixes are for members that are away; the
+  // active member keeps its own if they leave room for it, which saves sending it again. While sessions queue for room
+  // no member gets a new prefix. Prefixes that do not fit are left out.
   void update(std::span<const Use> uses);
   // The member's prefix makes no room for others from here on, or does again. False: there is none.
   bool hold(uint64_t member, bool held);
@@ -82,7 +82,7 @@ class Standby {
   static bool there(const Entry& entry) { return entry.session != nullptr && !entry.session->dropped(); }
   bool send(uint64_t member, Entry& entry);
   void drop(Entry& entry);
-  // Entries stay where they are; only who changes them removes them.
+  // Entries stay where they are; only the thread that changes entries removes them.
   std::vector<std::pair<uint64_t, Entry*>> entries();
 
   Loader& loader_;

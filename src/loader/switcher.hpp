@@ -118,13 +118,13 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   };
   class SwitchedIteration;
 
-  // Why nothing can be begun for `member` any more. Null: who removes one.
+  // The reason why nothing can be begun for `member` any more. Null: the caller removes a member.
   base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_);
   // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_);
   void give_turn();
-  // All that follows is for who has the turn, without the lock; what changes the device's contents, with switching_.
+  // The functions below are for the thread that has the turn, without the lock. Functions that change the device's contents need switching_.
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
   base::Status make_active(Member& member);
   base::Status load(Member& member);

@@ -35,8 +35,8 @@ class Transmission {
  public:
   // Enqueues all copies on `stream` (best a stream of its own) and returns. The block at `base` has room for
   // image->bytes() and is laid out like the image; `ends` are group ends (loader::plan_groups). A prefix that is in
-  // the block already has no groups; one that lies elsewhere on the device is copied from there, as parts of the
-  // groups, and must stay until they have arrived. Group events are created with timing, so that arrived_ns
+  // the block already has no groups. A prefix elsewhere on the device is copied from there, as parts of the groups,
+  // and must stay until they have arrived. Group events are created with timing, so that arrived_ns
   // can tell when. Errors: INVALID_ARGUMENT (ends that are no grouping), the device's.
   static base::Result<std::unique_ptr<Transmission>> start(device::Device& device,
                                                            const device::Stream& stream,

@@ -1,7 +1,6 @@
-// block_owner.hpp: what a heap, a lane and the host-memory store have in common: they own blocks, each under
-// its own lock, and an address finds them through the index. With it, what they share: the packed facts of a
-// block, blocks whose reuse must wait for other streams, and the state of the whole device memory that all of
-// them touch.
+// block_owner.hpp: the common part of a heap, a lane and the host-memory store: they own blocks, each under its
+// own lock, and an address finds them through the index. The header also has the parts that they share: the packed
+// facts of a block, blocks whose reuse must wait for other streams, and the state of the whole device memory.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

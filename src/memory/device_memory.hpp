@@ -1,4 +1,4 @@
-// memory: who owns which bytes of a device. heap, placement, plan: pure bookkeeping over offsets.
+// memory: the owners of a device's bytes. heap, placement, plan: pure bookkeeping over offsets.
 // device_memory, lane, persistent_heap: address ranges of a real device under one of two layouts. spill,
 // snapshot, allocation_log: host memory and exports. Bookkeeping never touches device bytes; only paging copies
 // them. Calls base and device; may be called from executor, loader and c_api.
@@ -11,8 +11,8 @@
 // address range once and physical granules are mapped behind it as promises grow and unmapped (late, in
 // batches, off the hot path) as they shrink.
 //
-// Division of labour: the scheduler decides who is promised what (sched/scheduler.hpp) and keeps the sum
-// within capacity; this class gives the promised bytes an address, serves blocks from them, and says when
+// Division of labour: the scheduler decides the promises (sched/scheduler.hpp) and keeps their sum within
+// capacity. This class gives the promised bytes an address, serves blocks from them, and says when
 // fragmentation of the contiguous layout makes that impossible (DEVICE_OUT_OF_MEMORY from open_heap,
 // open_lane, resize: nothing has changed then).
 //
@@ -80,7 +80,7 @@ class PersistentHeap {
   virtual SessionId session() const = 0;
   // alignment: a power of two up to 2 MiB, 0 = 256. Never blocks. Makes no driver call unless it is about to
   // fail and freed blocks wait for other streams: then it queries their events, and lets the session's stream
-  // wait for those that have not passed. Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked,
+  // wait for events that have not passed. Errors: DEVICE_OUT_OF_MEMORY (promise used up or fragmented: asked,
   // largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
   // The same from host memory the device can address, outside the promise (spill). Kernels may use it. On the virtual layout of a
@@ -94,9 +94,9 @@ class PersistentHeap {
   // host tier.
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
-  // For who pages the session out: all that came home goes out again.
+  // For a page-out: all spilled blocks that came home go out again.
   virtual base::Status send_spilled_out(const device::Stream& stream) = 0;
-  // Gives device memory back that came home for blocks since freed, and returns what is left. Cheap when there is none.
+  // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when there is none.
   virtual uint64_t release_home() = 0;
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
@@ -279,15 +279,15 @@ class DeviceMemory {
   // the owner's stream (then nothing). `stream` may go at any time afterwards.
   virtual base::Status record_use(Address address, const device::Stream& stream) = 0;
   virtual base::Result<BlockInfo> find(Address address) const = 0;
-  // The same for callers who expect that there may be none: false then, and no message is made.
+  // The same for callers who expect that there may be no block: it then returns false without making a message.
   virtual bool look_up(Address address, BlockInfo* out_info) const = 0;
 
   // Gives cached physical granules and host buffers back to the system. Part of the out-of-memory ladder.
   // Returns the bytes. Calls the driver; does not wait for device work.
   virtual uint64_t trim() = 0;
   // Contiguous layout: lanes in which no iteration is open and no block is kept move up over the holes above them
-  // without waiting for a boundary of their own, so that what is free lies together. For when something did not fit. Does
-  // not wait: the lanes' streams order it. Returns by how many bytes the largest free piece has grown.
+  // without waiting for a boundary of their own, so that free bytes lie together. Called when something did not fit. Does
+  // not wait: the lanes' streams order the move. Returns by how many bytes the largest free piece has grown.
   virtual uint64_t compact() = 0;
   // "free 1.12 GiB of 16.00 GiB, largest hole ...; sessions: resnet50 2.10 GiB, ...": for out-of-memory
   // messages.

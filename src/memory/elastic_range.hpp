@@ -48,12 +48,12 @@ class ElasticRange final : public BlockOwner {
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
 
-  // Copies what is committed to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's: nothing has changed.
+  // Copies the committed bytes to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's: nothing has changed.
   base::Status save(const device::Stream& stream);
   // Gives the saved bytes' device memory back.
   void drop();
-  // Puts memory behind the dropped granules and copies back what was lost, and waits. Errors: DEVICE_OUT_OF_MEMORY, the stream's:
-  // nothing has changed.
+  // Puts memory behind the dropped granules, copies the lost bytes back, and waits. Errors: DEVICE_OUT_OF_MEMORY, the stream's: nothing has
+  // changed.
   base::Status restore(const device::Stream& stream);
   // Gives the host memory of save() back; the bytes are on the device.
   void forget();

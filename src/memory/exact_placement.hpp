@@ -3,9 +3,9 @@
 //
 // Method, after the published ideas of MiniMalloc (Moffitt 2023). Every solution can be pushed down until
 // nothing can move lower, and its buffers named by rising offset; only such orders are searched. So each buffer
-// goes on top of what it overlaps in time, never below the buffer placed before it, and not above room that would
-// hold another one whole. A branch ends when, at some instant, the lowest place left for any buffer plus the
-// sizes still to come exceed the capacity. When what is left falls apart in time, the parts are solved one by
+// goes on top of the buffers that it overlaps in time, never below the buffer placed before it, and not above room
+// that would hold another buffer whole. A branch ends when, at some instant, the lowest place left for any buffer plus
+// the sizes still to come exceed the capacity. When the remaining buffers fall apart in time, the parts are solved one by
 // one. Which buffer is tried first among equals is a static order; several are tried in turn with growing effort.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -32,8 +32,8 @@ constexpr size_t kMaxExactItems = 2048;
 ExactOutcome place_exactly(std::span<const PlacementItem> items, uint32_t capacity, uint64_t work_limit,
                            uint64_t* work, std::vector<uint32_t>* out_offsets);
 
-// The exact search as the solver gets it: by pointer, so that only who asks for it links it (target gpushare_memory_exact). Tools and
-// tests do; the library does not.
+// The exact search as the solver gets it: by pointer, so that only its users link it (target gpushare_memory_exact). Tools and tests
+// do; the library does not.
 struct ExactSearch {
   decltype(&place_exactly) place = nullptr;  // null: no such search
   uint64_t work_limit = 0;                   // items that it may look at, about 10^9 a second

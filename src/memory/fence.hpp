@@ -54,7 +54,7 @@ using FenceList = std::vector<FencePtr>;
 void order_all(const FenceList& fences, const device::Stream& stream);
 void wait_all(const FenceList& fences);
 bool all_passed(const FenceList& fences);
-// Drops those that have passed.
+// Drops the fences that have passed.
 void prune(FenceList& fences);
 
 // Makes fences and keeps their events for reuse. Thread-safe; outlives its fences.
@@ -64,7 +64,7 @@ class Fences {
 
   // The work on `stream` up to now. If the device has no event left, waits for the stream and returns null.
   FencePtr at_end_of(const device::Stream& stream);
-  // The same for callers that can refuse what they were about to do. Errors: INVALID_STATE (the stream captures a graph of
+  // The same for callers that can refuse the operation. Errors: INVALID_STATE (the stream captures a graph of
   // the native API, so that no point of it can be marked).
   base::Result<FencePtr> mark(const device::Stream& stream);
   // As at_end_of, shared with the other uses of this stream in the same epoch; may come to mean a later point.

@@ -111,7 +111,7 @@ class Heap {
   BlockHandle find(uint64_t offset_bytes) const;
 
   // Replaces one live block by the live parts given (ascending, disjoint, inside it, sizes rounded up to
-  // granules; ends rounded up must not meet the next part); what they leave becomes free. handles[i] receives
+  // granules; ends rounded up must not meet the next part); the rest becomes free. handles[i] receives
   // part i. O(parts). This is how a planned arena turns into ordinary blocks when its sequence deviates. All
   // or nothing.
   HeapStatus carve(BlockHandle block, std::span<const HeapExtent> parts, std::span<BlockHandle> handles);

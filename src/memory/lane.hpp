@@ -50,9 +50,9 @@ class LaneImpl final : public Lane, public BlockOwner {
   // Frees the promoted blocks of a session that closes; `fences` end its device work.
   void free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences);
 
-  // For persistent heaps, which hold their control_ then. Gives back what was lent for blocks that are gone.
+  // For persistent heaps, which hold their control_ then. Gives back bytes that were lent for blocks that are gone.
   void return_surplus();
-  // Gives back what `heap` lent, for as long as it is not resident; with `ends`, forgets it.
+  // Gives back the bytes that `heap` lent, for as long as it is not resident; with `ends`, forgets the heap.
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the next one. Does nothing
@@ -86,12 +86,12 @@ class LaneImpl final : public Lane, public BlockOwner {
   const device::Stream* home_stream() const override { return spill_owner_.stream.load(); }
   bool is_home(const void* native) const override { return spill_owner_.native.load() == native; }
 
-  // Counts what it holds now, and held most, in Shared.
+  // Counts the lane's live bytes, and their peak, in Shared.
   void tell();
 
   bool is_open() const { return open_.load(); }
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
-  // Appends its ranges; says what is wrong, if anything is.
+  // Appends the lane's ranges. Returns the first broken invariant; empty when all hold.
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
@@ -109,7 +109,7 @@ class LaneImpl final : public Lane, public BlockOwner {
   void balance_loans(Balance how) GPUSHARE_REQUIRES(control_);
   void borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) GPUSHARE_REQUIRES(control_);
   void shrink_to_target() GPUSHARE_REQUIRES(control_);
-  // For who has control_: nobody changes them meanwhile.
+  // For the holder of control_: nobody changes them meanwhile.
   Range& range() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return range_; }
   uint64_t lent() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return lent_bytes_; }
   bool is_idle() const;  // open, no iteration under way and nothing kept

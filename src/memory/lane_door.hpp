@@ -1,7 +1,7 @@
-// lane_door.hpp: the way to a lane's blocks for callers that hold nothing but a pass: no pin, no gate, one lock.
+// lane_door.hpp: the way to a lane's blocks for callers that hold only a pass: no pin, no gate, one lock.
 //
-// A door has the lane's lock and says which iteration of the lane is open. Doors are never destroyed, so whoever has an old pass may
-// come to the door of a lane that is gone: the lock is still a lock, and the key on the pass is no longer the one at the door.
+// A door has the lane's lock and says which iteration of the lane is open. Doors are never destroyed, so a caller with an old pass may
+// come to the door of a lane that is gone: the lock is still a lock, and the key on the pass no longer matches the door's.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

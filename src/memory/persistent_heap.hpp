@@ -81,7 +81,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   // waits: less, or 0, when it would have to.
   uint64_t lend(LaneImpl* to, uint64_t bytes);
   void take_back(uint64_t bytes);
-  // Gives what was taken back to the extents if that needs no wait.
+  // Gives the bytes taken back from lanes to the extents if that needs no wait.
   void try_restore();
   // Lent to lanes now.
   uint64_t on_loan() const;
@@ -92,7 +92,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   LanePlan& plan() { return plan_; }
   std::string name() const;
   void snapshot(std::vector<SegmentSnapshot>* out_segments) const;
-  // Appends the extents' ranges; says what is wrong, if anything is.
+  // Appends the extents' ranges. Returns the first broken invariant; empty when all hold.
   std::string check(std::vector<Range>* out_ranges) const;
 
  private:
@@ -124,7 +124,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   base::Status shrink(uint64_t promised_bytes) GPUSHARE_REQUIRES(control_);
   void await_fences(const FenceList& fences);
   FenceList own_fences() const;
-  // For who has control_: nobody adds, removes or resizes any meanwhile.
+  // For the holder of control_: nobody adds, removes or resizes any meanwhile.
   std::vector<Extent>& extents() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
     return extents_;
   }

@@ -31,7 +31,7 @@ class PlanSolver {
 
   // `in_place`: solve() solves at once on the caller's thread. For devices with virtual time, whose runs repeat exactly.
   explicit PlanSolver(bool in_place) : in_place_(in_place) {}
-  // Abandons what is not done, and waits for the thread: milliseconds.
+  // Abandons unfinished tasks, and waits for the thread: milliseconds.
   ~PlanSolver();
   PlanSolver(const PlanSolver&) = delete;
   PlanSolver& operator=(const PlanSolver&) = delete;

@@ -57,8 +57,8 @@ class RangeLayout {
   virtual void shrink(Range& range, uint64_t bytes, const FenceList& fences) = 0;
   virtual void give(Range& range, const FenceList& fences) = 0;
 
-  // For a lane that must grow at its next boundary and cannot where it lies: takes what is missing now,
-  // either directly below the range or a whole new range, so that the boundary cannot fail.
+  // For a lane that must grow at its next boundary and cannot grow in place: takes the missing bytes now,
+  // either directly below the range or as a whole new range, so that the boundary cannot fail.
   virtual base::Status take_ahead(const Range& range, uint64_t bytes, Range* out_ahead,
                                   FenceList* out_fences) = 0;
   // At the boundary, the range being empty: moves it to where it lies best now. False if that is where it is.
@@ -75,16 +75,16 @@ class RangeLayout {
   virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
 
   // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED
-  // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; what is decommitted
-  // stays mapped until others need the granules. One call at a time for each range; granules are counted from its start.
+  // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; decommitted granules
+  // stay mapped until others need them. One call at a time for each range; granules are counted from its start.
   virtual base::Status open_sparse(uint64_t bytes, Range* out_range);
-  // Puts memory behind those of the granules that have none. *out_fences must be passed before the bytes are used;
-  // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so it holds what it held.
+  // Puts memory behind the granules that have none. *out_fences must be passed before the bytes are used;
+  // (*out_intact)[i], if given: granule first + i was mapped all the time since it was decommitted, so its content is intact.
   // Waits on the host only where all other granules are in use by device work. Errors: DEVICE_OUT_OF_MEMORY, the device's own:
   // nothing has changed then.
   virtual base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
                               std::vector<bool>* out_intact);
-  // Takes the memory back from those that have some; `fences`: the device is done with it. Never waits, never fails.
+  // Takes the memory back from granules that have some; after `fences` the device is done with it. Never waits, never fails.
   virtual void decommit(const Range& range, size_t first, size_t count, const FenceList& fences);
   // All of it must be decommitted.
   virtual void close_sparse(Range& range);
@@ -109,7 +109,7 @@ class RangeLayout {
   virtual base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
                                 bool* out_lost);
 
-  // Gives what is cached back to the system; returns the bytes.
+  // Gives cached memory back to the system; returns the bytes.
   virtual uint64_t trim() = 0;
   virtual uint64_t free_bytes() const = 0;
   virtual uint64_t largest_hole_bytes() const = 0;

@@ -48,7 +48,7 @@ struct SessionSpec {
   // For a coordinator (set_coordination). How many bytes of P + E it can still run with, the rest in host memory; 0: all of them.
   uint64_t least_bytes = 0;
   bool may_upgrade = false;  // an opportunistic one that counts as guaranteed while there is room
-  // Once its stay is over (stays.hpp) it is paged out for one that waits for memory, whatever the policy.
+  // Once its stay is over (stays.hpp) the session is paged out for one that waits for memory, under every policy.
   bool alternates = false;
   bool never_pages = false;  // with may_page false: nor after allow_paging(), which never comes
   // The need is unknown. The session is admitted with all free bytes as E, in a lane of its own where one may
@@ -216,13 +216,13 @@ class Authority {
   virtual std::shared_ptr<MeasuredInterference> measured() const { return nullptr; }  // null: nobody measures
 
   // ---- where the decisions are made elsewhere; an authority in this process decides at once ---------------------
-  // OK, or why no decisions come now. Sessions keep what they have.
+  // OK, or the reason why no decisions come now. Sessions keep their memory and turns.
   virtual base::Status standing() const { return {}; }
   // `changed` is called on a thread of the authority's when there may be new actions or picks although the driver has
   // told nothing. Set before the first event. After stop() it is not called again; stop() waits for a call under way.
   virtual void set_on_change(std::function<void()> /*changed*/) {}
   virtual void stop() {}
-  // Others want the turn of the lane's session: finish what is in flight, and say so.
+  // Others want the turn of the lane's session: the driver finishes the iterations in flight and reports them.
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
   // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null: `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
@@ -238,8 +238,8 @@ class Authority {
   // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // A range of the session misses `bytes`: ranges of other processes are asked. True while some are on the way; those who did not answer
-  // are named in *out_silent. Called again until the bytes are there; 0 bytes: the wait is over.
+  // A range of the session misses `bytes`: ranges of other processes are asked. True while bytes are on the way; *out_silent names ranges
+  // that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
   virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, std::string* /*out_silent*/) {
     return false;
   }
@@ -249,7 +249,7 @@ class Authority {
     uint64_t bytes;
   };
   virtual std::vector<RangesAsked> take_ranges_asked() { return {}; }
-  // The answer: the bytes that they give in all, or UINT64_MAX for none that can be given.
+  // The answer: the bytes that the session's ranges give in all, or UINT64_MAX if no range can give any.
   virtual void answer_ranges(SessionId /*session*/, uint64_t /*bytes*/) {}
 };
 

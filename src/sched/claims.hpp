@@ -1,6 +1,6 @@
-// claims.hpp: who gives device bytes back when somebody needs room. Whatever holds device bytes is a claim: a session
+// claims.hpp: which claims give device bytes back when somebody needs room. Each holder of device bytes is a claim: a session
 // with its share of a lane, a model kept for its next request, first layers on standby, an image. Each has a rank and a price;
-// this one decision is asked for all of them. A decision only: it moves nothing.
+// this one decision is asked for all of them. It only decides and moves nothing.
 //
 // Rank before price: a claim is taken only if all claims of lower ranks together do not do. Within a rank the least
 // sum of prices is wanted, which is a minimum knapsack. It is solved greedily by price a byte, closing each prefix

@@ -60,7 +60,7 @@ class Coordinator {
   void change(const CoordinatedJob& job, uint64_t now_ns);
   bool knows(SessionId id) const { return jobs_.contains(id); }
   void set_capacity(uint64_t bytes, uint64_t now_ns);
-  // Looks again at who has waited long; call at the time that look_again_ns says.
+  // Looks again at jobs that have waited long; call it at the time of look_again_ns().
   void tick(uint64_t now_ns) { decide(now_ns); }
   uint64_t look_again_ns() const { return look_again_ns_; }
 
@@ -74,7 +74,7 @@ class Coordinator {
   };
   View view(SessionId id) const;
   const CoordinatorOptions& options() const { return options_; }
-  // For people: who runs, as a reason why another job waits.
+  // For people: the jobs that run, as the reason why another job waits.
   std::string describe() const;
   // Empty when the invariants hold. For tests.
   std::string check() const;

@@ -45,7 +45,7 @@ class ElasticRanges {
   // Sets the range's bytes. A fall counts for the request that the range has.
   void set_bytes(RangeId id, uint64_t bytes);
 
-  // `asker` misses `bytes` to commit what it wants. Returns the requests to be delivered now; empty when enough is on its way or nobody
+  // `asker` lacks `bytes` for its commit. Returns the requests to be delivered now; empty when enough is on its way or nobody
   // is left to ask. `want` numbers the wait: nobody is asked twice for it.
   // `only`: ranges of that session.
   std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
@@ -53,7 +53,7 @@ class ElasticRanges {
   // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already included, or kNoAnswer.
   // Ignored if the request is over.
   void answer(RangeId id, uint64_t bytes);
-  // Requests whose deadline has passed or that got kNoAnswer are over. Returns those whose range is silent now.
+  // Requests whose deadline has passed or that got kNoAnswer are over. Returns the requests whose range is silent now.
   std::vector<RangeRequest> expire(uint64_t now_ns);
   // The wait is over; its requests stand no longer, and nobody is silent for them.
   void withdraw(uint64_t want);

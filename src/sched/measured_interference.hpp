@@ -15,9 +15,9 @@
 
 namespace gpushare::sched {
 
-// Sessions of one name are of one kind: what was measured of one holds for the others. For each kind it keeps the device time of an
+// Sessions of one name are of one kind: the measurements of one hold for the others. For each kind the table keeps the device time of an
 // iteration that had the device to itself, and for each pair of kinds the slowdown of one beside the other. Slowdowns add up (sim.md, cost
-// model); an iteration beside several sessions corrects what is known of each pair by its part of the error.
+// model); an iteration beside several sessions corrects the slowdown of each pair by its part of the error.
 //
 // Confidence is a count of iterations that halves every half-life, so that old knowledge weighs less than new and is given up in the end: a pair that
 // is not known any more counts as one that does not slow each other, is run together, and thereby measured anew.
@@ -58,7 +58,7 @@ class MeasuredInterference final : public Interference {
   };
   std::vector<Entry> entries() const;  // by name; those of sessions without a name are left out
   // The table as text, and from it. `unix_s`: the time now, which ages are counted from. Errors: MALFORMED_INPUT naming file, line, field and what is
-  // allowed; what was known before stays then.
+  // allowed; the earlier table stays then.
   std::string text(uint64_t unix_s) const;
   base::Status read(std::string_view text, const std::string& file, uint64_t unix_s);
 

@@ -60,7 +60,7 @@ class PackPolicy final : public Policy {
     uint64_t expected_ns = 0;  // in flight
   };
   Member* find(SessionId session, LaneId lane);
-  // Until when it counts as one that runs if nothing happens; at most `now_ns`: it does not count.
+  // The time until which the session counts as running if nothing happens; at most `now_ns`: it does not count.
   uint64_t active_until(const Member& member, uint64_t now_ns) const;
   // Lanes' heads that run together. Computed anew after somebody came or went, and where interference is measured also with time.
   const std::vector<SessionId>& together(uint64_t now_ns) const;

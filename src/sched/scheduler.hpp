@@ -93,7 +93,7 @@ class Scheduler final : public Authority {
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
-  // While it is held up no session of the lane is picked: whoever had a turn there last may not have ended.
+  // While the lane is held up none of its sessions is picked, because the iteration of the last turn there may not have ended.
   void hold_up(LaneId lane, bool held_up);
   // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
   // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
@@ -123,8 +123,8 @@ class Scheduler final : public Authority {
   void look(uint64_t now_ns) override;
   bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
-  // True under a policy that shares the device by weight if pick would choose the session, whose iterations keep the lane busy, again, were it
-  // ready: it is behind those that are.
+  // True under a policy that shares the device by weight if pick would choose the session again, were it ready. Its iterations keep the lane
+  // busy, and it is behind the ready sessions.
   bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
   // The next time at which pick could answer differently if the session picked last keeps the lane busy and
   // nothing else happens; kUnknown if never. For event loops that skip equal decisions.

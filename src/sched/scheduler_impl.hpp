@@ -1,5 +1,6 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (who gets in), eviction.cpp (who is paged out for it), capacity.cpp (limits that change) and merging.cpp (lanes that give way). Not for other folders.
+// admission.cpp (sessions that get in), eviction.cpp (sessions that are paged out for them), capacity.cpp (limits that change) and merging.cpp
+// (lanes that give way). Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -274,7 +275,7 @@ struct Scheduler::Impl {
   // Drops spare sessions and caches if that makes the session's room; true if some are being dropped.
   bool claim_spares(const SessionRecord& session, uint64_t now_ns);
   void forget_worth(SessionRecord& session);
-  // Promises those that wait what there is, and makes room for the first; true if room is being made for it.
+  // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
   bool hold_waiting(uint64_t now_ns);
 
   // admission.cpp

@@ -33,8 +33,8 @@ struct Newcomer {
   bool same_class = true;
 };
 
-// How much the resident may still use before the one that waits may have its place; 0: its stay is over. By weight a stay lasts until the
-// resident is no longer behind the one that waits.
+// The time that the resident may still use before the newcomer may have its place; 0: its stay is over. By weight a stay lasts until the
+// resident is no longer behind the newcomer.
 uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const StayRule& rule);
 
 // The resident's weighted use of the memory by now.

@@ -1,5 +1,5 @@
-// waiting_list.hpp: the sessions at the door, in the policy's order, with an index that answers who of them
-// fits. Not for other folders.
+// waiting_list.hpp: the waiting sessions, in the policy's order, with an index that finds those that fit.
+// Other folders do not include it.
 //
 // The list is a sequence of chunks of up to kMostEntries sessions. A chunk knows the least need of its
 // sessions, so a search skips the chunks in which nobody fits, and it adds one overtaking to all its sessions

@@ -37,7 +37,7 @@ struct RequestOutcome {
 // Facts that the function that runs a batch may report.
 struct BatchReport {
   uint64_t started_ns = 0;  // base::host_now_ns when its work began; 0: when the function was called
-  // By member: what it took or would take alone; 0: not known. All zeros as it comes.
+  // By member: the time that it took or would take alone; 0: unknown. All zeros at first.
   std::vector<uint64_t> execution_ns;
   bool model_ended = false;      // this model can run nothing any more: further requests are refused
   std::vector<void*> tags;       // of the members, as given to submit; not to be changed
@@ -105,12 +105,12 @@ class RequestServer {
   // (QUEUE_FULL is back-pressure, also when twice max_pending and 4,096 wait for their answers to be taken;
   // TIMED_OUT a hopeless deadline), ALREADY_EXISTS (the id is not answered yet), INVALID_STATE after drain or
   // stop and for a model that ended (the message says of what), HOST_OUT_OF_MEMORY. When the host has no memory
-  // for a step of the batcher's, in whatever call or thread, the server gives up: what is not running is answered
+  // for a step of the batcher's, in any call or thread, the server gives up: requests that are not running are answered
   // with HOST_OUT_OF_MEMORY, and so is every later submit.
   base::Status submit(const sched::slo::Request& request, Answer answer, void* tag = nullptr);
   // True if it was waiting; its outcome follows. False if its batch is under way or over.
   bool cancel(sched::slo::RequestId id);
-  // See Batcher: what is known beforehand.
+  // Execution times that are known beforehand; see Batcher.
   base::Status observe(const sched::slo::Request& request, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
   base::Result<sched::slo::Profile> profile(uint32_t model, uint32_t application);

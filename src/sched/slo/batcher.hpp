@@ -119,7 +119,7 @@ struct BatcherOptions {
   double opportunity =
       0.7;  // share of the recent goodput per busy time that device time is priced at, with several applications
   // A batch more likely to miss than not, that would win less than this share of the goodput in its time, is
-  // not run: it would keep the device from whoever comes next.
+  // not run, because the next request would find the device busy.
   double hold = 0.4;
   double max_defer_ms =
       0;  // an unfilled batch may wait this long for company while nobody's deadline suffers

@@ -46,7 +46,7 @@ class Knowledge {
     uint64_t revision = 0;
     bool known() const { return revision != 0; }
   };
-  // A request as what is learned from it sees it.
+  // A request as the learning code sees it.
   struct Member {
     uint32_t application = 0;  // index: of the caller's application, or of a class of it
     uint32_t number = 0;       // the caller's
@@ -103,15 +103,15 @@ class Knowledge {
   void observe(uint32_t model, uint32_t number, uint64_t execution_ns);
   void observe_member(uint32_t model, const Member& member, uint64_t execution_ns);
   void observe_batch(uint32_t model, uint32_t k, uint64_t longest_ns, uint64_t device_ns);
-  // A finished batch; see Batcher::observe_run. Where its members' times alone are not told they are inferred
-  // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k); which
-  // one that was is drawn in proportion to its chance, and the others from their distributions below it
+  // A finished batch; see Batcher::observe_run. If its members' times alone are not told, they are inferred
+  // from its duration T. A batch of one took (T - c0) / c1. The longest of k took (T - c0) / (c1 k). The
+  // longest member is drawn in proportion to its chance, and the others from their distributions below it
   // (stochastic EM). c0 and c1 are fitted to the expected longest. Scaling all times up and c1 down by as
-  // much changes nothing that can be measured, so c1 and the times then mean something together only.
+  // much changes no measurement, so c1 and the times then have a meaning only together.
   void observe_run(uint32_t model, std::span<const Member> members, std::span<const uint64_t> execution_ns,
                    uint64_t device_ns);
-  // Recomputes the distributions if enough has changed; true if it did. Its cost is bounded by what was recorded since,
-  // not by the number of applications.
+  // Recomputes the distributions if enough has changed; true if it did. The number of records since bounds the cost, not
+  // the number of applications.
   bool refresh(uint32_t model);
 
  private:

@@ -1,15 +1,14 @@
 // point_queue.hpp: a set of points (alpha, beta), asked for the one with the greatest alpha * w + beta. A
 // request's score between two milestones is such a point with w = e^{bt} (Orloj, 000, 4.4.4). Back ends
 // behind one interface:
-//   scan     every value, vectorised (AVX-512, AVX2 or portable, chosen at run time). Best for a few hundred
-//   points. kinetic  a tournament of 16-wide nodes. Each node knows its winner and until which w it stays so;
-//   an update only marks its path,
-//            the next query repairs what is marked or has run out. Best when w mostly grows; a w that falls
-//            costs one repair of all.
-//   hull     the upper hull as a balanced tree of bridges (after Overmars and van Leeuwen, without their
-//   concatenable queues: hulls
-//            are implied by the bridges below). Any order of w at no cost, O(log^2 n) worst case, mostly
-//            O(log n), see hull_core.hpp.
+//   scan       every value, vectorised (AVX-512, AVX2 or portable, chosen at run time). Best for a few hundred
+//              points.
+//   kinetic    a tournament of 16-wide nodes. Each node knows its winner and until which w it stays so. An update
+//              only marks its path; the next query repairs marked and outdated nodes. Best when w mostly grows;
+//              a w that falls costs one repair of all.
+//   hull       the upper hull as a balanced tree of bridges (after Overmars and van Leeuwen, without their
+//              concatenable queues: hulls are implied by the bridges below). Any order of w at no cost,
+//              O(log^2 n) worst case, mostly O(log n), see hull_core.hpp.
 //   automatic  scan while small, kinetic above (docs/design/slo.md has the figures).
 // Answers agree up to the rounding of alpha * w + beta. Equal points and equal alphas are fine.
 //

@@ -1,4 +1,4 @@
-// score.hpp: what it is worth to run a request now rather than later (Orloj, 000, eq 4.1-4.2, several
+// score.hpp: the worth of running a request now rather than later (Orloj, 000, eq 4.1-4.2, several
 // deadlines as in C.2).
 //
 // For a batch duration L, deadline D, cost c and an anticipated delay Exp(b), eq 4.2 is
