@@ -13,8 +13,7 @@ namespace gpushare::experiments {
 // The goals of a calibration, which searches among random points, then near the best:
 //   columns      the Clockwork and Nexus columns nearest to the printed, in least squares;
 //   achievable   the same among points where Orloj, re-implemented, is within 0.03 of its printed mean. The
-//   printed
-//                Orloj column says what load the device could bear; the first kind ignores it.
+//                printed Orloj column tells the load that the device could bear; the first kind ignores it.
 enum class Target { kColumns, kAchievable };
 
 struct Calibration {

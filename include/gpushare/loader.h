@@ -1,7 +1,7 @@
 /* gpushare: loading models and switching between them. Part of the stable C ABI. gpushare.h includes this
  * header, and its contract holds here too.
  *
- *   plan      which consecutive layers are sent, and executed, as one group
+ *   plan      a transmission plan: which consecutive layers are sent, and executed, as one group
  *   loader    images in host memory within a byte limit, and the link that they go over
  *   image     a model's layers in host memory, read from files or copied from the caller's
  *   model     an image's layers in a session's memory, usable group by group as they arrive

@@ -4,7 +4,7 @@
  *   request queue   in front of a runtime: requests go in from any thread, batches run as iterations of your
  *                   sessions, every request is answered once
  *   batcher         the decisions alone, for programs with threads of their own
- *   histogram       what is known of execution times
+ *   histogram       measured execution times
  *   score queue     pending requests by Orloj's score
  *
  * SPDX-License-Identifier: Apache-2.0 */

@@ -23,7 +23,7 @@
 //
 // Versions. The major number must be equal. A new minor version may append fields to a message and add types. A
 // message says its size: a receiver of an older version ignores the fields at the end that it does not know, a
-// receiver of a newer one finds zeros in those that did not come, and neither sends a type that the other's minor
+// receiver of a newer one finds zeros in fields that did not come, and neither sends a type that the other's minor
 // version lacks. So neighbouring minor versions work together.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -2,7 +2,7 @@
 // Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be called from sim, c_api/cluster, cli and
 // tests; calls base and sched. Contents:
 //   fields, plan, kinds, schema   the JSON documents: reading them, the kinds there are, deciding one, their published schema
-//   model/                        what several kinds know: devices
+//   model/                        data that several kinds share: devices
 //   solve/                        solvers that several systems share
 //   services/, and a file or folder for each further kind; one file a system
 //

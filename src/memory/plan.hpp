@@ -1,16 +1,16 @@
-// plan.hpp: planned lanes. The sequence of allocations and frees of one iteration is recorded, its placement
-// solved offline, and later iterations are served from the plan in constant time for as long as they do the
-// same thing; at the first deviation the rest is served by the lane's ordinary heap. (Profile-guided
-// placement after Sekiyama et al. 2018; the safe fallback is ours.)
+// plan.hpp: placement plans. The allocations and frees of one iteration are recorded, and their placement is solved
+// offline. The plan then serves later iterations in constant time while they repeat the recording; after the first
+// deviation the lane's ordinary heap serves the rest. (Profile-guided placement after Sekiyama et al. 2018; the safe
+// fallback is ours.)
 //
-//   PlanRecorder   allocate / free during one iteration, then finish() -> Plan (solves: slow, off the hot
-//   path) PlanReplay     begin(plan) / allocate / free_at / end, over a lane's heap, at every later iteration
+//   PlanRecorder   allocate / free during one iteration, then finish() -> Plan (solves: slow, off the hot path)
+//   PlanReplay     begin(plan) / allocate / free_at / end, over a lane's heap, at every later iteration
 //
 // Why the fallback is safe. While a plan is in force its whole arena is one live block of the heap, so the
 // heap gives out no address inside it. Within the arena, blocks alive together are disjoint because the
 // placement was checked, provided the calls are those recorded: the cursor compares kind, size, alignment
 // and, for frees, the address, and stops at the first difference. (A free that comes earlier than recorded,
-// by at most kLookahead steps, is none: it only leaves room unused.) At a difference, before anything else
+// by at most kLookahead steps, is no difference: it only leaves room unused.) At a difference, before anything else
 // happens, the arena block is carved: each planned block still live becomes an ordinary live block of the
 // heap at the address it already has, and everything else in the arena becomes free. From then on every call
 // goes to the heap. No block moves and no address is given out twice.

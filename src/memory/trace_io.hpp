@@ -1,13 +1,12 @@
 // trace_io.hpp: reads allocation traces from the files people already have. For tools and tests, not part of
 // the library (target gpushare_memory_tools).
 //
-//   lifetimes CSV   header naming id, lower, upper, size (any order): one buffer a row, live over [lower,
-//   upper) RMM log         header Thread,Time,Action,Pointer,Size,Stream; actions allocate, free, allocate
-//   failure PyTorch         memory snapshot as JSON: device_traces with actions alloc, free_requested,
-//   free_completed
+//   lifetimes CSV   header naming id, lower, upper, size (any order): one buffer a row, live over [lower, upper)
+//   RMM log         header Thread,Time,Action,Pointer,Size,Stream; actions allocate, free, allocate failure
+//   PyTorch         memory snapshot as JSON: device_traces with actions alloc, free_requested, free_completed
 //
-// The parsers are strict: anything they do not understand is MALFORMED_INPUT with file, line, field and what
-// is allowed.
+// The parsers are strict: anything they do not understand is MALFORMED_INPUT with file, line, field and the
+// allowed values.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

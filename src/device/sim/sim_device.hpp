@@ -4,11 +4,9 @@
 // at the present time. Records, waits for passed events, and work of no duration take no virtual time and are
 // done inside the enqueue. The clock moves only
 //   - inside stream_synchronize, event_synchronize, stream_destroy and device_close: the caller takes steps
-//   until what it waits for
-//     has passed, and not one further;
+//     until the awaited point has passed, and not one further;
 //   - inside a query that would answer NOT_READY for the `polls`-th time in a row, with no enqueue, step or
-//   wait in between:
-//     it takes one step. So a polling loop ends, and a look in passing changes nothing.
+//     wait in between: it takes one step. So a polling loop ends, and a single query changes nothing.
 // A step runs the oldest host function that is due, or else moves the clock to the next end of a work, copy
 // or fill and completes all that end then, works first, each kind in the order of stream creation. Host
 // functions thus run on the thread that waits or polls, without the lock, at their virtual time, and take

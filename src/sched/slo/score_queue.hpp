@@ -1,15 +1,14 @@
 // score_queue.hpp: pending requests, asked for the one with the greatest score now. A request is a deadline
 // and a class, the class a ScoreCurve (one for each application, model and batch size). Back ends behind one
 // interface:
-//   slack index  a class keeps its requests by deadline. As a score depends on the slack alone, the best of a
-//   class stands at the end
-//                of one of the curve's rising or falling runs: a few searches, no milestones, no exponentials
-//                of time, so nothing degrades with uptime and time may go back. The default.
-//   points       a PointQueue (scan, kinetic, hull or automatic): the request is alpha e^{b (t - base)} +
-//   beta until its slack
-//                reaches the next bin edge (a milestone), then another point (Orloj, 000, 4.4.4). The base
+//   slack index  a class keeps its requests by deadline. A score depends on the slack alone, so the best request of
+//                a class stands at the end of one of the curve's rising or falling runs: a few searches, no
+//                milestones, no exponentials of time, so nothing degrades with uptime and time may go back. The
+//                default.
+//   points       a PointQueue (scan, kinetic, hull or automatic): the request is alpha e^{b (t - base)} + beta until
+//                its slack reaches the next bin edge (a milestone), then another point (Orloj, 000, 4.4.4). The base
 //                moves before e^{b t} grows past 2^300.
-// All give the same answer up to rounding; of equal scores any may come.
+// All give the same answer up to rounding. Among equal scores any may come.
 //
 // Threads: none of its own; the owner serialises calls. Times are nanoseconds on any clock; they may stand
 // still or go back.
