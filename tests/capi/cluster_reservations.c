@@ -90,6 +90,8 @@ int main(void) {
                                    "{\"any_of\": [{\"needs\": {\"gpu\": 8}}]}") == GPUSHARE_OK);
   CHECK(gpushare_cluster_table_lose_node(shared_table, "a") == GPUSHARE_OK);
   CHECK(gpushare_cluster_reservation_wait(shared_table, id, 0, &text) == GPUSHARE_DEVICE_LOST);
+  /* The last to hear of its end: nothing is kept of it. */
+  CHECK(gpushare_cluster_reservation_wait(shared_table, id, 0, &text) == GPUSHARE_NOT_FOUND);
   const char* home = "{\"owner\": \"x\", \"parts\": [{\"needs\": {\"home\": 1}}], \"lease_ms\": 0.001}";
   CHECK(gpushare_cluster_reservation_submit(shared_table, home, &id) == GPUSHARE_OK);
   const char* again = "{\"owner\": \"z\", \"parts\": [{\"needs\": {\"home\": 1}}]}"; /* when the lease ends */

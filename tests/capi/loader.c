@@ -71,12 +71,39 @@ static void plans(void) {
   link.call_overhead_ns = 100000000;
   CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, NULL, ends, &groups, &makespan_ns), GPUSHARE_OK);
   CHECK(groups == 1 && ends[0] == 3 && makespan_ns == 106000000);
+  link.call_overhead_ns = 0;
+  link.group_overhead_ns = 100000000; /* once a group: 3 ms on the link, then 100 and 3 */
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, NULL, ends, &groups, &makespan_ns), GPUSHARE_OK);
+  CHECK(groups == 1 && makespan_ns == 106000000);
+  link.group_overhead_ns = 0;
+  /* The link is free in 10 ms, or the lane in 20; two layers are there; no group above 2 MB. */
+  params.link_busy_ns = 10000000;
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, execution_ns, ends, &groups, &makespan_ns),
+               GPUSHARE_OK);
+  CHECK(makespan_ns == 14000000);
+  params.link_busy_ns = 0;
+  params.lane_busy_ns = 20000000;
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, execution_ns, ends, &groups, &makespan_ns),
+               GPUSHARE_OK);
+  CHECK(makespan_ns == 23000000);
+  params.lane_busy_ns = 0;
+  params.resident_layers = 2;
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, execution_ns, ends, &groups, &makespan_ns),
+               GPUSHARE_OK);
+  CHECK(makespan_ns == 3000000 && ends[groups - 1] == 3);
+  params.resident_layers = 0;
+  params.group_cap_bytes = 2000000;
+  link.call_overhead_ns = 100000000;
+  CHECK_STATUS(gpushare_plan_solve(&params, &link, 3, bytes, NULL, ends, &groups, &makespan_ns), GPUSHARE_OK);
+  CHECK(groups == 2 && ends[1] == 3);
 }
 
 static void loaders(gpushare_runtime runtime) {
   gpushare_loader loader = NULL;
   gpushare_loader_params params = GPUSHARE_LOADER_PARAMS_INIT;
   gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
+  const gpushare_link_costs unknown = GPUSHARE_LINK_COSTS_INIT;
+  gpushare_runtime_info of_runtime = GPUSHARE_RUNTIME_INFO_INIT;
   gpushare_loader_info info = GPUSHARE_LOADER_INFO_INIT;
   CHECK_STATUS(gpushare_loader_create(NULL, &params, &loader), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_loader_create(runtime, NULL, &loader), GPUSHARE_INVALID_ARGUMENT);
@@ -97,10 +124,15 @@ static void loaders(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_loader_create(runtime, &params, &loader), GPUSHARE_INVALID_ARGUMENT);
   link.bytes_per_s = 7000000000;
   link.call_overhead_ns = 1234;
+  link.group_overhead_ns = 567;
+  link.device_bytes_per_s = 90000000000;
   CHECK_STATUS(gpushare_loader_create(runtime, &params, &loader), GPUSHARE_OK);
-  link.bytes_per_s = link.call_overhead_ns = 0;
+  link = unknown;
   CHECK_STATUS(gpushare_loader_get_link(loader, &link), GPUSHARE_OK);
   CHECK(link.known == 1 && link.bytes_per_s == 7000000000 && link.call_overhead_ns == 1234);
+  CHECK(link.group_overhead_ns == 567 && link.device_bytes_per_s == 90000000000);
+  CHECK_STATUS(gpushare_runtime_get_info(runtime, &of_runtime), GPUSHARE_OK);
+  CHECK(of_runtime.link_bytes_per_s == 7000000000);
   CHECK_STATUS(gpushare_loader_calibrate(loader), GPUSHARE_OK);
   CHECK_STATUS(gpushare_loader_get_link(loader, &link), GPUSHARE_OK);
   CHECK(link.bytes_per_s > 0);
@@ -112,6 +144,15 @@ static void loaders(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
   CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_loader_calibrate(loader), GPUSHARE_INVALID_HANDLE);
+  /* No costs given: assumed ones. */
+  params.link = NULL;
+  params.keep_ns = 1;
+  CHECK_STATUS(gpushare_loader_create(runtime, &params, &loader), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_loader_get_info(loader, &info), GPUSHARE_OK);
+  CHECK(info.keep_ns == 1);
+  CHECK_STATUS(gpushare_loader_get_link(loader, &link), GPUSHARE_OK);
+  CHECK(link.known == 0 && link.bytes_per_s > 0);
+  CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
 }
 
 static void write_file(const char* path, const char* json, const void* data, size_t bytes) {
@@ -157,6 +198,7 @@ static void images(gpushare_runtime runtime) {
   CHECK(cache.images == 1 && cache.hits == 1 && cache.misses == 1 && cache.images_bytes == 65536);
   CHECK_STATUS(gpushare_image_get_info(image, &info), GPUSHARE_OK);
   CHECK(info.layers == 2 && info.bytes == 256 + 3 && info.held_bytes == 65536);
+  CHECK(info.observations == 0 && info.replans == 0);
   CHECK_STATUS(gpushare_image_find_layer(image, "two", &index), GPUSHARE_OK);
   CHECK(index == 1);
   CHECK_STATUS(gpushare_image_find_layer(image, "three", &index), GPUSHARE_NOT_FOUND);
@@ -171,6 +213,8 @@ static void images(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_image_report_execution(image, 0, 3, 1), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_image_get_layer(again, 0, &layer), GPUSHARE_OK); /* one image, one profile */
   CHECK(layer.execution_ns == 5000000);
+  CHECK_STATUS(gpushare_image_get_info(image, &info), GPUSHARE_OK);
+  CHECK(info.observations == 1);
   /* An order of layers; one that does not fit. */
   params.order_count = 2;
   CHECK_STATUS(gpushare_image_open(loader, path, &params, &ordered), GPUSHARE_INVALID_ARGUMENT);
@@ -302,6 +346,57 @@ static void loading(gpushare_runtime runtime) {
   CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
 }
 
+/* The plan follows the times that a load is given; times are measured unless they are not wanted. */
+static void planned(void) {
+  const gpushare_runtime runtime = open_runtime("sim", "fair", 64 * MIB);
+  const gpushare_session session = open_session(runtime, "user", 4 * MIB, 1 * MIB);
+  gpushare_loader loader = NULL;
+  gpushare_loader_params costs = GPUSHARE_LOADER_PARAMS_INIT;
+  gpushare_link_costs link = GPUSHARE_LINK_COSTS_INIT;
+  gpushare_image image;
+  gpushare_load_params params = GPUSHARE_LOAD_PARAMS_INIT;
+  gpushare_model_info info = GPUSHARE_MODEL_INFO_INIT;
+  gpushare_image_info measured = GPUSHARE_IMAGE_INFO_INIT;
+  uint64_t execution_ns[kLayers];
+  int i, k, l;
+  costs.chunk_bytes = 65536;
+  link.bytes_per_s = 12000000000; /* 25 us a layer */
+  link.call_overhead_ns = 100000;
+  costs.link = &link;
+  CHECK_STATUS(gpushare_loader_create(runtime, &costs, &loader), GPUSHARE_OK);
+  image = make_image(loader, "m", 5);
+  params.execution_ns = execution_ns;
+  for (i = 0; i < 2; ++i) {
+    gpushare_model model = NULL;
+    gpushare_iteration iteration = NULL;
+    gpushare_stream stream = NULL;
+    /* Nothing to compute: calls cost most, one group. Much to compute in the first: it goes ahead. */
+    for (l = 0; l < kLayers; ++l) execution_ns[l] = i == 0 ? 0 : 10000000;
+    params.no_profile = i == 0;
+    CHECK_STATUS(gpushare_session_load(session, image, &params, &model), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_model_wait(model, kLayers - 1, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_model_get_info(model, &info), GPUSHARE_OK);
+    CHECK(info.layers_arrived == kLayers && info.load_ns >= 100000);
+    CHECK(i == 0 ? info.groups == 1 : info.groups > 1);
+    for (k = 0; k < 2; ++k) { /* a run is measured once the next one begins */
+      CHECK_STATUS(gpushare_iteration_begin(session, GPUSHARE_NO_TIMEOUT, &iteration), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_iteration_get_stream(iteration, &stream), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_model_make_usable(model, 0, kLayers, stream), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_stream_fill(stream, info.address, 0, 1000000), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_model_mark_end(model, stream), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_iteration_end(iteration), GPUSHARE_OK);
+      CHECK_STATUS(gpushare_runtime_synchronize(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+    }
+    CHECK_STATUS(gpushare_model_release(model), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_image_get_info(image, &measured), GPUSHARE_OK);
+    CHECK((measured.observations > 0) == (i == 1));
+  }
+  CHECK_STATUS(gpushare_image_release(image), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_loader_release(loader), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_session_close(session), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+}
+
 /* With a budget for first layers what switches deliver and report is the same; it holds no more than allowed. */
 static void switching(gpushare_runtime runtime, uint64_t standby_bytes) {
   const gpushare_loader loader = make_loader(runtime);
@@ -366,6 +461,7 @@ static void switching(gpushare_runtime runtime, uint64_t standby_bytes) {
   }
   CHECK_STATUS(gpushare_switcher_get_info(switcher, &info), GPUSHARE_OK);
   CHECK(info.members == 2 && info.active == members[0] && info.switches == 3 && info.kept == 0);
+  CHECK(info.switch_ns > 0 && info.waiting == 0);
   CHECK(info.standby_bytes <= standby_bytes);
   CHECK_STATUS(gpushare_switcher_get_member(switcher, members[1], &member_info), GPUSHARE_OK);
   CHECK(member_info.state == GPUSHARE_MEMBER_STANDBY && member_info.device_bytes == 0);
@@ -432,6 +528,7 @@ int main(void) {
   CHECK_STATUS(gpushare_runtime_get_info(runtime, &info), GPUSHARE_OK);
   CHECK(info.promised_bytes == 0);
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
+  planned();
   late();
   return capi_result();
 }

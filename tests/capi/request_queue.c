@@ -18,6 +18,7 @@ struct seen {
   int32_t status[kRequests];
   uint32_t drop[kRequests];
   uint32_t batch_count[kRequests];
+  uint64_t deadline_ns[kRequests], finished_ns[kRequests], expected_ns;
   int batches, wrong, released;
   int32_t batch_status;      /* what the batch function returns */
   int32_t close_from_batch;  /* what closing the queue in a batch gave */
@@ -36,6 +37,8 @@ static void answered(void* user_data, const gpushare_request_outcome* outcome) {
   seen->status[outcome->id] = outcome->status;
   seen->drop[outcome->id] = outcome->drop;
   seen->batch_count[outcome->id] = outcome->batch_count;
+  seen->deadline_ns[outcome->id] = outcome->deadline_ns;
+  seen->finished_ns[outcome->id] = outcome->finished_ns;
   seen->close_from_answer = gpushare_request_queue_close(seen->queue);
 }
 
@@ -53,7 +56,9 @@ static int32_t batch(void* user_data, gpushare_iteration iteration, const gpusha
   gpushare_stream stream = NULL;
   uint64_t i;
   ++seen->batches;
-  if (batch->struct_size < sizeof *batch || batch->count == 0 || batch->count > 16) ++seen->wrong;
+  seen->expected_ns = batch->expected_ns;
+  if (batch->model != 0 || batch->struct_size < sizeof *batch || batch->count == 0 || batch->count > 16)
+    ++seen->wrong;
   for (i = 0; i < batch->count; ++i) {
     if (batch->user_data[i] != user_data || batch->ids[i] >= kRequests) ++seen->wrong;
     if (seen->tell_ns != 0) batch->execution_ns[i] = seen->tell_ns;
@@ -130,6 +135,13 @@ static void serves(gpushare_runtime runtime, gpushare_session session) {
   CHECK_STATUS(seen.close_from_batch, GPUSHARE_INVALID_STATE);
   CHECK_STATUS(seen.close_from_answer, GPUSHARE_INVALID_STATE);
   CHECK(seen.wrong == 0);
+  CHECK(info.refused_full == 0 && info.refused_hopeless == 0 && info.failed == 0 && info.late == 0);
+  CHECK(info.expired == 0 && info.hopeless == 0 && info.rejected == 0 && info.cancelled == 0);
+  CHECK(info.decision_ns > 0);
+  for (i = 0; i < kRequests; ++i) {
+    CHECK(seen.finished_ns[i] > 0 && seen.finished_ns[i] < gpushare_now_ns());
+    CHECK(seen.deadline_ns[i] > seen.finished_ns[i]);
+  }
   {
     gpushare_request late = request(1, 1000 * kMs);
     uint32_t index = 0;
@@ -159,6 +171,61 @@ static void learns(gpushare_runtime runtime, gpushare_session session) {
   CHECK_STATUS(gpushare_request_queue_get_profile(queue, 0, 0, &profile), GPUSHARE_OK);
   CHECK(profile.samples >= 1);
   CHECK(profile.mean_ns > 0 && profile.p99_ns >= profile.p50_ns);
+  CHECK_STATUS(gpushare_request_queue_close(queue), GPUSHARE_OK);
+}
+
+/* A queue that knows nothing yet runs a request for longer than it has: answered OK, and late. */
+static void late(gpushare_runtime runtime, gpushare_session session) {
+  struct seen seen;
+  gpushare_request_queue queue = open_queue(runtime, session, 0, &seen);
+  gpushare_request_queue_info info = GPUSHARE_REQUEST_QUEUE_INFO_INIT;
+  gpushare_request one = request(0, 3600000 * kMs);
+  seen.sleep_ns = 40 * kMs;
+  one.deadline_ns = gpushare_now_ns() + 20 * kMs;
+  CHECK_STATUS(gpushare_request_queue_submit(queue, &one, answered, &seen), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_request_queue_drain(queue, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_request_queue_get_info(queue, &info), GPUSHARE_OK);
+  CHECK(seen.deadline_ns[0] == one.deadline_ns && info.in_time == 0);
+  /* On a busy machine its deadline may have passed before it began. */
+  if (seen.status[0] == GPUSHARE_OK)
+    CHECK(info.late == 1 && info.expired == 0 && seen.finished_ns[0] > one.deadline_ns);
+  else
+    CHECK(seen.status[0] == GPUSHARE_TIMED_OUT && info.late == 0 && info.expired + info.hopeless == 1);
+  CHECK_STATUS(gpushare_request_queue_close(queue), GPUSHARE_OK);
+}
+
+/* Requests whose deadline passes while a batch runs: expired, or given up before. */
+static void expires(gpushare_runtime runtime, gpushare_session session) {
+  struct seen seen;
+  gpushare_request_queue queue = open_queue(runtime, session, 0, &seen);
+  gpushare_request_queue_info info = GPUSHARE_REQUEST_QUEUE_INFO_INIT;
+  gpushare_request one = request(0, 3600000 * kMs);
+  uint64_t i, accepted = 0, expired = 0, cancelled;
+  seen.sleep_ns = 100 * kMs;
+  CHECK_STATUS(gpushare_request_queue_submit(queue, &one, answered, &seen), GPUSHARE_OK);
+  do { /* until it runs */
+    const struct timespec span = {0, 1000000};
+    nanosleep(&span, NULL);
+    CHECK_STATUS(gpushare_request_queue_get_info(queue, &info), GPUSHARE_OK);
+  } while (info.pending > 0);
+  for (i = 1; i < 4; ++i) {
+    one = request(i, 10 * kMs);
+    /* On a busy machine the deadline may have passed here already. */
+    if (gpushare_request_queue_submit(queue, &one, answered, &seen) == GPUSHARE_OK) ++accepted;
+  }
+  one = request(4, 3600000 * kMs);
+  CHECK_STATUS(gpushare_request_queue_submit(queue, &one, answered, &seen), GPUSHARE_OK);
+  cancelled = gpushare_request_queue_cancel(queue, 4) == GPUSHARE_OK;
+  CHECK_STATUS(gpushare_request_queue_drain(queue, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  CHECK_STATUS(gpushare_request_queue_get_info(queue, &info), GPUSHARE_OK);
+  CHECK(info.accepted == accepted + 2 && info.refused_hopeless == 3 - accepted);
+  CHECK(info.in_time == 2 - cancelled && info.cancelled == cancelled);
+  CHECK(info.expired + info.hopeless == accepted);
+  for (i = 1; i < 4; ++i) {
+    CHECK(seen.answers[i] == 0 || seen.status[i] == GPUSHARE_TIMED_OUT);
+    expired += seen.answers[i] == 1 && seen.drop[i] == GPUSHARE_DROP_EXPIRED;
+  }
+  CHECK(info.expired == expired);
   CHECK_STATUS(gpushare_request_queue_close(queue), GPUSHARE_OK);
 }
 
@@ -194,6 +261,7 @@ static void refuses(gpushare_runtime runtime, gpushare_session session) {
   uint32_t index = 7;
   uint64_t i, waited = 0;
   int32_t status = GPUSHARE_OK;
+  gpushare_request_queue_info info = GPUSHARE_REQUEST_QUEUE_INFO_INIT;
   CHECK_STATUS(gpushare_request_queue_create(NULL, &params, &queue), GPUSHARE_INVALID_HANDLE);
   CHECK_STATUS(gpushare_request_queue_create(runtime, NULL, &queue), GPUSHARE_INVALID_ARGUMENT);
   CHECK_STATUS(gpushare_request_queue_create(runtime, &params, NULL), GPUSHARE_INVALID_ARGUMENT);
@@ -266,6 +334,8 @@ static void refuses(gpushare_runtime runtime, gpushare_session session) {
   } while (status == GPUSHARE_NOT_FOUND && waited < kRequests);
   CHECK_STATUS(status, GPUSHARE_OK);
   CHECK_STATUS(gpushare_request_queue_cancel(queue, 999), GPUSHARE_NOT_FOUND);
+  CHECK_STATUS(gpushare_request_queue_get_info(queue, &info), GPUSHARE_OK);
+  CHECK(info.refused_hopeless == 2 && info.refused_full >= 1);
   CHECK_STATUS(gpushare_request_queue_drain(queue, 1), GPUSHARE_TIMED_OUT);
   CHECK_STATUS(gpushare_request_queue_close(queue), GPUSHARE_OK);
   for (i = 0; i < waited; ++i) {
@@ -325,6 +395,8 @@ int main(void) {
   gpushare_session session = open_session(runtime, "model", MIB, MIB);
   serves(runtime, session);
   learns(runtime, session);
+  late(runtime, session);
+  expires(runtime, session);
   fails(runtime, session);
   refuses(runtime, session);
   outlives(0);

@@ -161,7 +161,46 @@ static void scores(void) {
   CHECK_STATUS(gpushare_histogram_release(slow), GPUSHARE_OK);
 }
 
+/* 0 in a class's fields means the default that the header names. */
+static void class_defaults(void) {
+  gpushare_histogram histogram = NULL;
+  gpushare_histogram_params params = GPUSHARE_HISTOGRAM_PARAMS_INIT;
+  const gpushare_score_class none = GPUSHARE_SCORE_CLASS_INIT;
+  double expected = 0;
+  uint64_t i, id = 0;
+  int field;
+  CHECK_STATUS(gpushare_histogram_create(&params, &histogram), GPUSHARE_OK);
+  for (i = 0; i < 64; ++i)
+    CHECK_STATUS(gpushare_histogram_record(histogram, (10 + i % 4) * kMs), GPUSHARE_OK);
+  for (field = 0; field < 10;
+       ++field) { /* none, then each as its default and as something else, then c0_ns */
+    gpushare_score_class of = none;
+    gpushare_score_queue queue = NULL;
+    uint32_t index = 0, entry = 0;
+    double score = 0;
+    of.histogram = histogram;
+    if (field == 1) of.k = 1;
+    if (field == 2) of.k = 2;
+    if (field == 3) of.c1 = 1;
+    if (field == 4) of.c1 = 2;
+    if (field == 5) of.delay_rate_per_ms = 1e-4;
+    if (field == 6) of.delay_rate_per_ms = 1e-2;
+    if (field == 7) of.bins = 32;
+    if (field == 8) of.bins = 1;
+    if (field == 9) of.c0_ns = 5e6;
+    CHECK_STATUS(gpushare_score_queue_create(GPUSHARE_SCORE_QUEUE_SLACK, &queue), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_score_queue_add_class(queue, &of, &index), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_score_queue_insert(queue, index, 15 * kMs, 1, &entry), GPUSHARE_OK);
+    CHECK_STATUS(gpushare_score_queue_best(queue, 0, &id, &score), GPUSHARE_OK);
+    if (field == 0) expected = score;
+    CHECK((score == expected) == (field % 2 == 1 && field < 9) || field == 0 || field == 8);
+    CHECK_STATUS(gpushare_score_queue_release(queue), GPUSHARE_OK);
+  }
+  CHECK_STATUS(gpushare_histogram_release(histogram), GPUSHARE_OK);
+}
+
 int main(void) {
+  class_defaults();
   histograms();
   scores();
   return capi_result();

@@ -20,6 +20,7 @@ int main(void) {
   gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
   gpushare_session_params need = GPUSHARE_SESSION_PARAMS_INIT;
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
+  gpushare_block_info spilled = GPUSHARE_BLOCK_INFO_INIT;
   gpushare_device_address block = 0, refused = 0;
   uint64_t home = 0;
   params.device = "host?total_bytes=134217728";
@@ -43,6 +44,9 @@ int main(void) {
                GPUSHARE_QUOTA_EXCEEDED);
   CHECK_STATUS(gpushare_session_get_info(session, &info), GPUSHARE_OK);
   CHECK(info.spilled_bytes == 20 * MIB && info.home_bytes == 0);
+  CHECK_STATUS(gpushare_memory_get_info(runtime, block, &spilled), GPUSHARE_OK);
+  CHECK(spilled.spilled == 1 && spilled.kind == GPUSHARE_KIND_MODEL && spilled.bytes == 20 * MIB);
+  CHECK(spilled.session_id == info.session_id);
 
   /* Without the quota it comes home, a little before each iteration. */
   CHECK_STATUS(gpushare_session_set_quota(session, 0), GPUSHARE_OK);
