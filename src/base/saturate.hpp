@@ -7,7 +7,7 @@
 
 namespace gpushare::base {
 
-// NaN and what is negative: 0.
+// NaN and negative values become 0.
 inline uint64_t to_uint64(double value) {
   if (!(value > 0)) return 0;
   return value < 18446744073709551616.0 ? static_cast<uint64_t>(value) : UINT64_MAX;

@@ -1,5 +1,5 @@
 // device_use.hpp: what a measured run has on the device at every instant, told by the device itself: functions that run in stream order
-// at the begin and the end of each iteration's work. From that: bytes in use, their peak and who held them, and how long lanes stand
+// at the begin and the end of each iteration's work. They give the bytes in use, their peak and its holders, and how long lanes stand
 // idle between iterations.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -36,7 +36,7 @@ class DeviceUse {
   void work_ended(uint64_t lane, uint64_t now_ns);
 
   uint64_t bytes() const { return bytes_; }
-  // True if more is in use than ever before: the caller then removes what was paged out and calls keep_peak().
+  // True if more is in use than ever before: the caller then removes paged-out sessions and calls keep_peak().
   bool is_above_peak() const { return bytes_ > peak_bytes_; }
   void keep_peak();
 

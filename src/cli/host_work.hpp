@@ -27,13 +27,13 @@ class HostWork {
   double round_ns() const { return round_ns_; }
   double page_ns() const { return page_ns_; }
 
-  // Writes a mark into every page of `blocks`, one that only (owner, page) has.
+  // Writes a mark into every page of `blocks`; each (owner, page) has its own mark.
   static void mark(std::span<const WorkBlock> blocks, uint64_t owner);
   // Pages first, first + stride, ... still hold their marks.
   static bool marked(std::span<const WorkBlock> blocks, uint64_t owner, uint64_t first = 0,
                      uint64_t stride = 1);
 
-  // Marks every page, does arithmetic on their contents for what is left of `target_ns` at the measured
+  // Marks every page, does arithmetic on their contents for the rest of `target_ns` at the measured
   // speed, and checks the marks. False: somebody else wrote into the blocks. Takes longer than target_ns when
   // the pages alone do.
   bool run(std::span<const WorkBlock> blocks, uint64_t owner, double target_ns) const;

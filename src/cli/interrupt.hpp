@@ -1,4 +1,4 @@
-// interrupt.hpp: Ctrl-C ends a command's work early and in order: the command asks now and then, and prints what it has.
+// interrupt.hpp: Ctrl-C ends a command's work early and in order: the command asks now and then, and prints the results so far.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -52,7 +52,7 @@ struct NamedFile {
 // INVALID_ARGUMENT naming the option.
 base::Status check_files(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs);
 
-// The --json option of a command, and what it means for stdout.
+// The --json option of a command, and its meaning for stdout.
 class JsonOption {
  public:
   void declare(CLI::App& app);

@@ -19,7 +19,7 @@ class ProgressLine {
   // True about ten times a second, so that callers build the text only when it is shown.
   bool due();
   void show(const std::string& text);
-  // Leaves an empty line behind, for what is printed next.
+  // Leaves an empty line behind, for the next output.
   void clear();
 
  private:

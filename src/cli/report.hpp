@@ -1,5 +1,5 @@
 // report.hpp: a run as one HTML page that needs nothing else: no script, no font, no network. Follows the
-// reader's light or dark setting, prints, and says in words and tables what its charts show.
+// reader's light or dark setting, prints, and repeats its charts in words and tables.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

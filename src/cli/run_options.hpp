@@ -33,7 +33,7 @@ struct RunOptions {
   std::string snapshot_path;
 };
 
-// Told now and then what is going on; cheap to call. False ends the run early: what was done until then is the result.
+// Called now and then with the progress; cheap to call. False ends the run early: the result is the work done until then.
 using Progress =
     std::function<bool(const std::string& policy, uint64_t jobs_done, uint64_t jobs, double now_s)>;
 

@@ -98,7 +98,7 @@ base::Result<std::span<const std::byte>> receive_message(int socket, std::span<s
 base::Status wait_readable(int socket, const base::Deadline& deadline);
 // True once the other end is closed.
 bool hung_up(int socket);
-// Ends the connection in both directions; whoever waits on the socket wakes.
+// Ends the connection in both directions; threads that wait on the socket wake.
 void shut(const Descriptor& socket);
 
 // A memory file that holds `content` and can no longer change.

@@ -1,4 +1,4 @@
-// images.hpp: the images of models that the daemon shares with this process: the messages about them, and who is told of what.
+// images.hpp: the images of models that the daemon shares with this process: the messages about them, and the users that are told of them.
 // A process reads an image; it maps the memory when ImageHere comes and unmaps it when ImageGone does. The daemon sends
 // ImageGone only while the image's session has no turn.
 //
@@ -47,7 +47,7 @@ class Images {
   void lost(const base::Status& why);
   // Queues a message; true if it is about images.
   bool take(MessageType type, std::span<const std::byte> message, std::vector<Descriptor>* descriptors);
-  // Calls users with what was queued.
+  // Calls users with the queued news.
   void deliver();
 
  private:

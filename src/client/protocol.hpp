@@ -40,7 +40,7 @@ namespace gpushare::client {
 // The type of a message that is complete as its type's first version was. Errors: MALFORMED_INPUT (size, mark, type that
 // is none), UNSUPPORTED (major version; names both).
 base::Result<MessageType> check_message(std::span<const std::byte> message);
-// The fields of a checked message; those that did not come are zero.
+// The fields of a checked message; fields that did not come are zero.
 template <class T>
 T fields_of(std::span<const std::byte> message) {
   return fields_of<T>(message.data(), message.size());

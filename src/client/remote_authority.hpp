@@ -51,7 +51,7 @@ struct RemoteOptions {
 
 class RemoteAuthority final : public sched::Authority {
  public:
-  // Errors: UNAVAILABLE (no daemon, or one of a user who is not trusted), what the daemon refuses with.
+  // Errors: UNAVAILABLE (no daemon, or one of a user who is not trusted), the daemon's refusal.
   static base::Result<std::unique_ptr<RemoteAuthority>> open(RemoteOptions options);
   ~RemoteAuthority() override;
 

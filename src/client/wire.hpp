@@ -239,7 +239,7 @@ T make_message(MessageType type, uint32_t sequence = 0) {
   out.header.sequence = sequence;
   return out;
 }
-// The fields of a message of `bytes` bytes; those that did not come are zero.
+// The fields of a message of `bytes` bytes; fields that did not come are zero.
 template <class T>
 T fields_of(const void* message, size_t bytes) {
   T out{};

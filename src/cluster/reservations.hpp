@@ -53,13 +53,13 @@ class ReservationTable {
   static constexpr int kMostPasses = 64;
 
   // A node with its own resources ("gpu": 8); a known node gets these capacities. Resources that were set on it before it was lost are set
-  // again, and those that wait for a node like it are set on it.
+  // again, and resources that wait for a node like it are set on it.
   base::Status add_node(const std::string& node, const Amounts& resources, uint64_t now_ns);
   // The node's grants end as kNodeLost, whole gangs. Resources set there by needs move to other nodes that satisfy them, or wait for one.
   base::Status lose_node(const std::string& node, uint64_t now_ns);
 
   // Sets a resource's capacity on the given node, or on `count` nodes that each have `needs` in their capacities (AND) of one of the
-  // alternatives (OR, ordered). 0 removes it. A capacity below what is granted takes nothing away: nothing further is granted until it
+  // alternatives (OR, ordered). 0 removes it. A capacity below the granted amount takes nothing away: nothing further is granted until it
   // fits. Errors: ALREADY_EXISTS (the name is another owner's, or a node's own), NOT_FOUND (no such node), EXCEEDS_CAPACITY (fewer nodes
   // than asked satisfy the needs).
   struct Where {
@@ -76,7 +76,7 @@ class ReservationTable {
   base::Status cancel(ReservationId id, uint64_t now_ns);   // of one that waits
   base::Status release(ReservationId id, uint64_t now_ns);  // of one that is granted
   base::Status renew(ReservationId id, uint64_t now_ns);
-  // The owner is gone: its grants are released, its waits cancelled, what it set is removed.
+  // The owner is gone: its grants are released, its waits cancelled, its resources removed.
   void end_owner(const std::string& owner, uint64_t now_ns);
   // Ends leases and waits whose time has come.
   void tick(uint64_t now_ns);
@@ -85,9 +85,9 @@ class ReservationTable {
 
   base::Result<ReservationState> state(ReservationId id) const;
   const Grant* grant(ReservationId id) const;  // null unless it is granted
-  // Forgets one that has ended.
+  // Forgets a request that has ended.
   void forget(ReservationId id);
-  // Why a request is not granted: what no node has at all, what is held and by whom; or that it would be.
+  // The reason why a request is not granted: resources that no node has at all, or that others hold, with their names; or that it would be granted.
   std::string explain(const ReservationRequest& request) const;
   std::string explain(ReservationId id) const;
 

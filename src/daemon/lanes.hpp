@@ -1,6 +1,6 @@
 // lanes.hpp: the memory of the lanes of one device that processes share: made here, in pieces of one size, sent to each process whose session
 // is in the lane, and given back when no session needs it. The scheduler decides how much a lane has (sched::SchedulerOptions::shared_lanes);
-// who may map it is the affair of who sends the descriptors.
+// the sender of the descriptors decides which processes may map it.
 //
 // The service's thread calls everything. The device is opened for the first piece.
 // SPDX-License-Identifier: Apache-2.0

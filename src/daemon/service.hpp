@@ -9,7 +9,7 @@
 // Ephemeral memory is private to a process unless the operator lets lanes be shared: P and E of a session are both counted as bytes that it
 // keeps while it is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
 // contexts of different processes take turns on a device anyhow. With shared lanes each user has a lane, whose memory is made here (lanes.hpp)
-// and mapped by the user's processes; only who has the turn touches it.
+// and mapped by the user's processes; only the session with the turn touches it.
 //
 // A process is dead when the kernel says so (pidfd), never because a socket closed: until then its bytes stay promised.
 // A session that keeps its turn longer than the lease while another waits loses the turn, not its bytes.
@@ -185,7 +185,7 @@ class SharedDevice {
   void handle(RemoteSession& session, client::MessageType type, uint64_t value);
   // ranges.cpp. Elastic ranges of processes, which ask each other through the daemon.
   void set_ranges(RemoteSession& session, const client::RangeHas& message);
-  // True while bytes are on the way; *out_silent: who did not answer since the last call.
+  // True while bytes are on the way; *out_silent: the sessions that did not answer since the last call.
   bool ask_ranges(RemoteSession& session, uint64_t bytes, std::string* out_silent);
   void remove(RemoteSession& session);
   // The connection of its process is gone, the process may live: it gets no turns.
@@ -198,7 +198,7 @@ class SharedDevice {
   base::Status set_capacity(uint64_t bytes);
   // Decides what can be decided. After any event.
   void pump();
-  // Reads what holders measured, renews their leases and takes back those that are overdue. Returns when to call again,
+  // Reads the holders' measurements, renews their leases and takes overdue ones back. Returns when to call again,
   // in nanoseconds from now; UINT64_MAX if only an event can change anything.
   uint64_t tick(uint64_t now_ns);
   size_t sessions() const { return claims_.size(); }  // of the scheduler
@@ -350,7 +350,7 @@ class Service {
   // Reads the devices' sizes, binds the socket and starts serving. Errors: UNSUPPORTED (a device without virtual memory, or
   // of virtual time), ALREADY_EXISTS (another daemon there), EXCEEDS_CAPACITY, INVALID_ARGUMENT, the device's.
   static base::Result<std::unique_ptr<Service>> start(ServiceOptions options);
-  // Stops serving: processes find the connection closed and keep what they have.
+  // Stops serving: processes find the connection closed and keep their memory.
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

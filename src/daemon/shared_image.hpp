@@ -43,7 +43,7 @@ class SharedImage {
   uint32_t arrived() const;
   uint64_t loads() const { return loads_; }
 
-  // The first layers that may stay. kOff only; what is kept of another prefix goes.
+  // Sets the first layers that may stay. kOff only; kept layers of another prefix go.
   void set_prefix(loader::PrefixChoice prefix);
   const loader::PrefixChoice& prefix() const { return prefix_; }
   // Bytes that are on the device though it is kOff, and the layers in them.
@@ -69,7 +69,7 @@ class SharedImage {
   // Gives the region's memory back, all but the prefix if that is to stay. Not kLoading.
   void drop(bool keep_prefix = false);
 
-  // Boards that hear of layers, from now on and what is there already.
+  // Boards that hear of layers, both of those already there and of later ones.
   void watch(const std::shared_ptr<client::Board>& board);
   void unwatch(const client::Board* board);
 

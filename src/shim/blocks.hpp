@@ -8,7 +8,7 @@
 
 namespace gpushare::shim {
 
-// The type of a key of the live blocks. Memory is what is freed by its address; memory that was opened is another process's.
+// The type of a key of the live blocks. Memory is freed by its address; opened memory is another process's.
 enum class Kind : uint8_t { none, memory, opened, host, array, handle, mapping, external, graph, pool };
 
 struct Block {

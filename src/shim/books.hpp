@@ -18,7 +18,7 @@ inline void discharge(int device, uint64_t bytes) {
   group();
   if (is_counted(device)) __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
 }
-// Measured overhead of this process: replaces what was noted before. False, and nothing changed, if the group would be above its limit.
+// Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be above its limit.
 bool note_overhead(int device, uint64_t bytes);
 // The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
 bool charge_host(int device, uint64_t bytes);

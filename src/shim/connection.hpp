@@ -70,7 +70,7 @@ bool await(Session& session, client::MessageType type, Incoming* out, uint64_t t
 uint64_t bytes_to_promise(const Session& session);
 // Unserved: there is a daemon, but not for this process or not for this device.
 enum class Outcome { joined, absent, unserved, refused };
-// Connects and declares the process. `out_why` says what was wrong, and is empty where simply nobody is there.
+// Connects and declares the process. `out_why` says what was wrong, and is empty if simply no daemon is there.
 Outcome connect_daemon(Session& session, char* out_why, size_t size);
 void disconnect(Session& session);
 

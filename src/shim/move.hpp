@@ -27,12 +27,12 @@ inline bool may_move(uint64_t bytes) {
 }
 // Whether the driver can have such blocks on the device.
 bool can_move(int place);
-// The device at `from` may use such blocks of `place` from now on, those that there are and those to come.
+// The device at `from` may use such blocks of `place` from now on, both present and later ones.
 void reach(int place, int from);
 uint64_t reached_by(int place);  // the places of those devices as bits
 // Gets such a block, on the device or else on the host. False: it is not to be had this way, and nothing was done.
 bool allocate_movable(const Current& at, uint64_t bytes, void* out_address, Result* out_result);
-// Frees one that is in the table no more. After an error it is in the table again.
+// Frees a range that was taken out of the table. After an error it is in the table again.
 Result free_movable(const Range& range);
 // The driver has it no more, whether the device may still use it or not.
 Result unmap_movable(const Range& range);

@@ -1,7 +1,7 @@
 // ranges.hpp: blocks of memory that need not lie on the device: those that lie in pinned host memory (spill.hpp), and those in virtual memory, whose bytes
 // can change places (move.hpp). The program may ask about any address in them, so they are kept by address. They are large and few.
 //
-// Threads: any. A range that is being moved is held by the thread that moves it; who wants to free it waits. No lock is held while the driver is called.
+// Threads: any. A thread that moves a range holds it; a thread that wants to free the range waits. No lock is held while the driver is called.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -16,7 +16,7 @@ namespace gpushare::shim {
 Result spill(const Current& at, uint64_t bytes, void* out_address);
 // Frees a block that is not in the table any more. After an error it is there again.
 Result free_range(const Range& range);
-// Gives back what is counted for it.
+// Gives back the bytes counted for it.
 void discharge_range(const Range& range);
 // A context is gone, and its blocks go with it.
 void forget_ranges(uint64_t context);

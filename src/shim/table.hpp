@@ -1,4 +1,4 @@
-// shim: what is loaded into programs that nobody changes. libgpushare_preload.so (LD_PRELOAD) and a proxy named libcuda.so.1 stand between a
+// shim: libraries that are loaded into unmodified programs. libgpushare_preload.so (LD_PRELOAD) and a proxy named libcuda.so.1 stand between a
 // program and the CUDA driver: they count the program's memory against a limit and make its work wait for its turn.
 // docs/design/shim.md describes the whole; docs/shim.md is for operators.
 //

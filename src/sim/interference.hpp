@@ -45,8 +45,8 @@ class InterferenceTable {
 };
 
 // The speed of sessions that run together. For session i beside a set S:
-//   slowdown_i = max(1, d_i + sum of d_j over unmeasured j in S) + sum over measured j in S of (1 / r_ij -
-//   1);  rate_i = 1 / slowdown_i
+//   slowdown_i = max(1, d_i + sum of d_j over unmeasured j in S) + sum over measured j in S of (1 / r_ij - 1)
+//   rate_i = 1 / slowdown_i
 // i.e. measured slowdowns add up (k jobs that halve each other get 1/k each), and jobs without measurement
 // share compute in proportion: no cost until their demands d exceed the device, then plain time slicing.
 //

@@ -95,7 +95,7 @@ class Simulation {
 
   // Call once. Errors: INVALID_ARGUMENT (options or jobs out of range; the message names the field),
   // CANCELLED (progress said so), INVALID_STATE (called twice; or a custom policy leaves every lane idle for
-  // ever: the message names who waits).
+  // ever: the message names the waiting jobs).
   base::Result<SimulationResult> run();
 
  private:

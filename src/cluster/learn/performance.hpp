@@ -40,7 +40,7 @@ enum class LearnerKind {
 std::unique_ptr<PerformanceLearner> make_performance_learner(LearnerKind kind, double scale_units,
                                                              double load);
 
-// For a job that reports no performance: what it declared holds.
+// For a job that reports no performance: its declaration holds.
 std::unique_ptr<PerformanceLearner> make_declared_performance(PerformanceCurve curve, double slo);
 
 }  // namespace gpushare::cluster

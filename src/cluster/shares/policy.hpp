@@ -1,7 +1,7 @@
 // src/cluster/shares: dividing units round by round among jobs whose performance is not known (Cilantro; thesis 002, chapter 3): the
 // policies, and playing a document's rounds. shares_kind.cpp calls it; it calls cilantro.hpp and learn/. No thread, no clock.
 //
-// policy.hpp: who divides. A policy is told what each job did in a round, and decides the next.
+// policy.hpp: the policies that divide the resource. A policy is told the observations of each job in a round, and decides the next round.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -62,7 +62,7 @@ std::unique_ptr<Policy> make_learned(std::string_view name, const Known& known);
 std::unique_ptr<Policy> make_baseline(std::string_view name, const Known& known,
                                       uint64_t seed);  // baselines.cpp
 
-// The units that each job has when all are equal; those that do not divide go to earlier jobs.
+// The units that each job has when all are equal; the remainder goes to earlier jobs.
 std::vector<int64_t> equal_shares(int64_t capacity, size_t jobs);
 
 }  // namespace gpushare::cluster::shares

@@ -30,7 +30,7 @@ class BatchTuner {
                            bool* ended) const;
   // The jobs ran at their present sizes with these slowdowns.
   void measured(const std::vector<JobInfo>& jobs, const std::vector<double>& slowdowns);
-  // The least slowdown that was measured of such a job alone, else what is assumed of its best size.
+  // The least measured slowdown of such a job alone, else the assumed slowdown at its best size.
   double best_alone(const JobInfo& job) const;
 
  private:

@@ -1,4 +1,4 @@
-// book.hpp: what every training scheduler keeps: jobs, who runs where, what memory is left.
+// book.hpp: the books of every training scheduler: jobs, their devices, the memory left.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

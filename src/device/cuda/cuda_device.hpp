@@ -29,7 +29,7 @@ struct NoFaults {
 class Device {
  public:
   static base::Result<std::unique_ptr<Device>> open(uint32_t index, const char* options);
-  // Releases what is left, as far as the context still serves.
+  // Releases the remaining objects, as far as the context still serves.
   ~Device();
 
   // Waits for all streams, unless the context is lost. Errors: INVALID_STATE (in a host function; a stream

@@ -34,7 +34,7 @@ class Partition {
   const uint32_t compute_units_;
 };
 
-// The groups of one device and who has them. Thread-safe.
+// The groups of one device and their holders. Thread-safe.
 class PartitionTable {
  public:
   explicit PartitionTable(Context& context) : context_(context) {}

@@ -5,7 +5,7 @@
 // Storage. An allocation is an anonymous mapping that the kernel fills on first touch. Physical memory is a
 // range of one sparse memory file that only ever grows at its end (file offsets are plentiful, file
 // descriptors are not); a released range is punched out. Memory that other processes may map has a file of its
-// own, so that whoever gets its descriptor sees nothing else (shared_file.hpp). Mapping it somewhere is mmap(MAP_FIXED |
+// own, so that a process that gets its descriptor sees nothing else (shared_file.hpp). Mapping it somewhere is mmap(MAP_FIXED |
 // MAP_SHARED), so data moves with the physical memory; unmapping restores PROT_NONE. Imaginary addresses
 // (sim) lie above 2^62, where no pointer is valid, and are the same in every run; each range still has
 // storage behind it, unless the data are left out.
