@@ -1,5 +1,5 @@
 // action_runner.hpp: carries out in memory what the scheduler decides: opens, resizes and closes lanes; places, pages and tears down
-// sessions. Not for other folders.
+// sessions. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

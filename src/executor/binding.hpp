@@ -1,4 +1,4 @@
-// binding.hpp: the iterations that a thread has open. Not for other folders.
+// binding.hpp: the iterations that a thread has open. Other folders do not include it.
 //
 // A list of nodes per thread, behind a constant-initialised thread_local without a destructor, so that iterations begin and
 // end also in the destructors of thread_locals and statics. When the thread exits, after those, its open iterations end as

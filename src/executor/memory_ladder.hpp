@@ -1,4 +1,4 @@
-// memory_ladder.hpp: what a runtime does for an allocation that found no memory, step by step. Not for other folders.
+// memory_ladder.hpp: the steps of a runtime for an allocation that found no memory. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// op_gate.hpp: holds launches of opportunistic sessions to what sched::OpController allows. Not for other folders but c_api.
+// op_gate.hpp: holds launches of opportunistic sessions to what sched::OpController allows. Only c_api includes it besides this folder.
 //
 // The runtime tells when iterations of guaranteed sessions begin and end on the device; an opportunistic session asks its LaunchGate
 // before each launch. While no guaranteed session is known a flag says that there is nothing to ask.

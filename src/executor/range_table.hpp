@@ -1,4 +1,4 @@
-// range_table.hpp: the elastic ranges of a runtime, and those of them that wait for memory. Not for other folders.
+// range_table.hpp: the elastic ranges of a runtime, and the waits for memory among them. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
 // session_table.hpp: the sessions of a runtime: by number, which of them are ready, which is profiled, and what the environment lets them
-// have together. Not for other folders.
+// have together. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// side_streams.hpp: the streams of a runtime that belong to no lane. Not for other folders.
+// side_streams.hpp: the streams of a runtime that belong to no lane. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -214,7 +214,7 @@ static gpushare_batch next(gpushare_batcher batcher, uint64_t now_ns, uint32_t i
   return batch;
 }
 
-/* What each setting of a policy does; and its default. */
+/* The effect of each setting of a policy, and its default. */
 static void settings(void) {
   const gpushare_batcher_params defaults = GPUSHARE_BATCHER_PARAMS_INIT;
   gpushare_batcher_params params = defaults;
@@ -294,7 +294,7 @@ static void settings(void) {
     CHECK(next(batcher, 0, 0, GPUSHARE_OK).count == (i == 0 ? 4u : 2u));
     CHECK_STATUS(gpushare_batcher_release(batcher), GPUSHARE_OK);
   }
-  /* orloj: a quantile for an estimate. Of another application half take 10 ms, half 100. */
+  /* orloj: a quantile for an estimate. Half of another application's requests take 10 ms, half 100 ms. */
   for (i = 0; i < 2; ++i) {
     int k;
     params = defaults;

@@ -1,5 +1,6 @@
-/* What goes in and out of the sized structs: every field of the infos has the value that the calls before give it, every field of the
- * parameters does what it says. On sim, whose time is virtual: durations are exact.      SPDX-License-Identifier: Apache-2.0 */
+/* The fields of the sized structs: every field of the infos has the value that the calls before give it, and every field of the
+ * parameters has its documented effect. The test runs on sim, whose time is virtual, so durations are exact.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -472,7 +473,7 @@ static void explained(void) {
   CHECK_STATUS(gpushare_runtime_close(runtime), GPUSHARE_OK);
 }
 
-/* What a policy of the caller's is told about the sessions "one" and "two". */
+/* A policy of the caller's, and its views of the sessions "one" and "two". */
 struct policy {
   int released, picks, wrong;
   uint64_t ids[2];

@@ -1,7 +1,7 @@
 // device.cpp: the shared device. A file, mapped by all processes, holds a ring of ops for each process and the state of the device.
 //
-// There is no thread and no server: whoever wants to know how far the device is locks the page and simulates it up to now. An op runs
-// at the time at which it was enqueued or later, never at the time at which somebody looked, so a launch of 200 us takes 200 us of the
+// The device has no thread and no server: a process that wants its progress locks the page and simulates it up to now. An op runs
+// at the time at which it was enqueued or later, never at the time of a look, so a launch of 200 us takes 200 us of the
 // device clock on a machine of any load.
 //
 // Kills: only its process writes a ring, and a simulation writes into a copy of the state that becomes valid with one store. A process

@@ -1,4 +1,4 @@
-// What base does around forks and at the end of threads, and what crosses between processes: bells and pieces of memory.
+// base around forks and at the end of threads; bells and pieces of memory between processes.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/wait.h>
