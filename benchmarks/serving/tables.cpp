@@ -89,7 +89,7 @@ void main_tables(Report& report, const std::vector<Calibration>& all) {
   report.line(
       "Read it in three steps. *No labels*: every request is of one application, so that only deadlines and "
       "one "
-      "distribution are known. *greedy* knows nothing but the mean of each application and takes the batch "
+      "distribution are known. *greedy* knows only the mean of each application and takes the batch "
       "that serves "
       "the most per time: the gain from greedy without labels to greedy is the label's. *gpushare* adds "
       "distributions, "
