@@ -4,6 +4,7 @@
 #include "loader/file.hpp"
 
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -245,9 +246,12 @@ TEST_CASE("checksums tell damage that the format cannot") {
   std::string damaged = model_text(10'000);
   damaged[damaged.size() - 5] = static_cast<char>(damaged[damaged.size() - 5] ^ 1);
   (void)folder.write("m.safetensors", damaged);
-  const auto image = reading.load(path);
-  CHECK(image.status().code() == GPUSHARE_MALFORMED_INPUT);
-  CHECK(image.status().message().find("'b' has checksum") != std::string::npos);
+  for (const uint32_t threads : {1u, 2u}) {  // one: without helpers
+    reading.options.reads_in_flight = threads;
+    const auto image = reading.load(path);
+    CHECK(image.status().code() == GPUSHARE_MALFORMED_INPUT);
+    CHECK(image.status().message().find("'b' has checksum") != std::string::npos);
+  }
   for (const char* bad : {"xyz", "0123456g a\n", "01234567\n", "01234567a\n", "00000000 a\n00000000 a\n"}) {
     INFO(bad);
     const auto parsed = loader::parse_checksums(bad, "sums");
@@ -257,4 +261,37 @@ TEST_CASE("checksums tell damage that the format cannot") {
   CHECK(loader::crc32c(0, "123456789", 9) == 0xe3069283);
   CHECK(loader::crc32c(loader::crc32c(0, "1234", 4), "56789", 5) == 0xe3069283);
   CHECK(loader::checksums_of("/nowhere.safetensors").status().code() == GPUSHARE_IO_ERROR);
+}
+
+TEST_CASE("how much of a file the page cache has") {
+  const test::ModelFolder folder;
+  const std::string path = folder.write("m.safetensors", model_text(300'000));
+  auto file = loader::File::open(path);
+  REQUIRE(file.ok());
+  char byte = 0;
+  iovec part{&byte, 1};
+  // What was just written is there, unless the file system does not tell.
+  const bool tells = ::preadv2(file->descriptor(), &part, 1, 0, RWF_NOWAIT) == 1;
+  CHECK(file->cached_share() == (tells ? 1.0 : 0.0));
+  auto empty = loader::File::open(folder.write("empty", ""));
+  REQUIRE(empty.ok());
+  CHECK(empty->cached_share() == 0);
+}
+
+TEST_CASE("a list of checksums is read line by line, and what is wrong is named by its line") {
+  const auto sums = loader::parse_checksums("01234567 a\r\n\n89abcdef b c\n89ABCDEF 3", "sums");
+  REQUIRE(sums.ok());
+  CHECK(sums->size() == 3);
+  CHECK(sums->at("a") == 0x01234567);
+  CHECK(sums->at("b c") == 0x89abcdef);
+  CHECK(sums->at("3") == 0x89abcdef);
+  for (const char* wrong : {"/1234567 a", ":1234567 a", "`1234567 a", "g1234567 a", "@1234567 a",
+                            "G1234567 a", "01234567_a", "01234567 ", "0123456 ab"}) {
+    INFO(wrong);
+    const auto status = loader::parse_checksums(std::string("01234567 x\n") + wrong, "sums").status();
+    CHECK(status.code() == GPUSHARE_MALFORMED_INPUT);
+    CHECK(status.message().starts_with("sums:2: "));
+  }
+  CHECK(loader::parse_checksums("01234567 a\n01234567 a", "sums").status().message() ==
+        "sums:2: a tensor is named a second time");
 }

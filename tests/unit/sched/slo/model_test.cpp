@@ -81,6 +81,13 @@ TEST_CASE("the maximum of one draw and k others: mean, CDF and quantiles") {
     CHECK(expected_maximum_ns(one, others, count) == Approx(most.mean_ns()).epsilon(0.005));
     CHECK(maximum(one, others, count, 32).bins() <= 32);
     CHECK(maximum(one, others, count, 32).mean_ns() == Approx(most.mean_ns()).epsilon(0.02));
+    // Never fewer than one bin, from the shortest to the longest.
+    for (size_t bins : {0, 1}) {
+      const Distribution coarse = most.coarsened(bins);
+      CHECK(coarse.bins() == 1);
+      CHECK(coarse.min_ns() == most.min_ns());
+      CHECK(coarse.max_ns() == most.max_ns());
+    }
   }
   CHECK(maximum(Distribution(), Distribution::point(5), 3, 8).empty());
   CHECK(maximum(Distribution::point(100), Distribution::point(700), 3, 8).mean_ns() ==
