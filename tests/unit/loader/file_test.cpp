@@ -270,7 +270,7 @@ TEST_CASE("how much of a file the page cache has") {
   REQUIRE(file.ok());
   char byte = 0;
   iovec part{&byte, 1};
-  // What was just written is there, unless the file system does not tell.
+  // The page cache has the bytes just written, unless the file system does not tell.
   const bool tells = ::preadv2(file->descriptor(), &part, 1, 0, RWF_NOWAIT) == 1;
   CHECK(file->cached_share() == (tells ? 1.0 : 0.0));
   auto empty = loader::File::open(folder.write("empty", ""));
