@@ -30,6 +30,14 @@ struct Option {  // one way to use a stream's quanta
   int configuration = -1;
 };
 
+// The part of a window that has passed before anything may be retrained.
+struct Begun {
+  double seconds = 0;
+  std::vector<Option> options;      // shares meanwhile
+  std::vector<double> integral;     // of accuracy, by stream
+  std::vector<double> below_floor;  // by stream
+};
+
 struct Outcome {
   double integral = 0;     // of accuracy over the time asked
   double below_floor = 0;  // greatest distance below what the floor asks
@@ -122,7 +130,7 @@ class Planner {
       if (!state.done) {
         const auto& list = configurations(v, window);
         for (int c = 0; c < int(list.size()); ++c) {
-          if (state.running >= 0 && state.running != c) continue;
+          if (state.running >= 0 ? state.running != c : !list[size_t(c)].offered) continue;
           const double work = state.running == c ? state.remaining : list[size_t(c)].gpu_seconds;
           const auto least = int64_t(std::ceil(work / left / problem_.quantum * (1 - kTolerance)));
           for (int64_t r = std::max<int64_t>(1, least); r <= quanta_; ++r) {
@@ -158,13 +166,41 @@ class Planner {
     return phase;
   }
 
-  // A window with shares that stay until its end but for the handover at each completion.
-  RetrainingWindow play_fixed(size_t window, std::vector<StreamState>& states,
-                              const std::vector<Option>& options) const {
-    RetrainingWindow result;
-    result.phases.push_back(phase_of(options, 0));
+  // The start of a window: for `seconds`, `quanta` of the devices are taken and inference has the rest by the best fixed shares.
+  Begun begin(const std::vector<StreamState>& states, double seconds, int64_t taken) const {
+    Begun begun{seconds, std::vector<Option>(states.size()), std::vector<double>(states.size(), 0.0),
+                std::vector<double>(states.size(), 0.0)};
+    if (seconds <= 0) return begun;
+    std::vector<ValueTable> tables(states.size());
+    const auto inference = [&](size_t v, int64_t q) {
+      const double accuracy = states[v].accuracy * factors_[v][size_t(q)];
+      return Outcome{accuracy * seconds, std::max(0.0, asked(v, states[v].accuracy) - accuracy), 0, true};
+    };
     for (size_t v = 0; v < states.size(); ++v)
-      add(result, states[v], outcome(v, window, states[v], options[v], problem_.window_s));
+      for (int64_t q = 0; q <= quanta_ - taken; ++q) tables[v].value.push_back(worth(inference(v, q), 0));
+    const auto units = maximise_sum(tables, quanta_ - taken);
+    for (size_t v = 0; v < states.size(); ++v) {
+      const Outcome got = inference(v, (*units)[v]);
+      begun.options[v] = {(*units)[v], 0, -1};
+      begun.integral[v] = got.integral;
+      begun.below_floor[v] = got.below_floor;
+    }
+    return begun;
+  }
+
+  // A window with shares that stay from `begun` until its end but for the handover at each completion.
+  RetrainingWindow play_fixed(size_t window, std::vector<StreamState>& states,
+                              const std::vector<Option>& options, const Begun& begun) const {
+    RetrainingWindow result;
+    result.profiling_s = begun.seconds;
+    if (begun.seconds > 0) result.phases.push_back(phase_of(begun.options, 0));
+    if (begun.seconds < problem_.window_s) result.phases.push_back(phase_of(options, begun.seconds));
+    for (size_t v = 0; v < states.size(); ++v) {
+      Outcome got = outcome(v, window, states[v], options[v], problem_.window_s - begun.seconds);
+      got.integral += begun.integral[v];
+      got.below_floor = std::max(got.below_floor, begun.below_floor[v]);
+      add(result, states[v], got);
+    }
     finish(result);
     return result;
   }
@@ -172,11 +208,13 @@ class Planner {
   // A window whose shares are divided anew whenever a retraining ends, by `decides`: this planner, or one that was told other accuracies.
   // `first` replaces the first division if it is given.
   RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, double end_weight,
-                                     const std::vector<Option>* first, Planner& decides) {
+                                     const std::vector<Option>* first, Planner& decides, const Begun& begun) {
     RetrainingWindow result;
-    std::vector<double> integral(states.size(), 0.0);
-    std::vector<double> below(states.size(), 0.0);
-    double now = 0;
+    result.profiling_s = begun.seconds;
+    std::vector<double> integral = begun.integral;
+    std::vector<double> below = begun.below_floor;
+    double now = begun.seconds;
+    if (now > 0) result.phases.push_back(phase_of(begun.options, 0));
     while (now < problem_.window_s * (1 - kTolerance)) {
       const double left = problem_.window_s - now;
       const std::vector<Option> options =
@@ -232,18 +270,19 @@ class Planner {
   // first quantum that does not raise it. Without a retraining configuration that fits, a stream's retraining share is idle. A division
   // that keeps some stream below the floor has no estimate (that stream's list of configurations is empty), so that a start below the
   // floor from which no single quantum leads out stays: then nothing is retrained.
-  std::vector<Option> steal(size_t window, const std::vector<StreamState>& states) const {
+  std::vector<Option> steal(size_t window, const std::vector<StreamState>& states, double left) const {
     const size_t jobs = 2 * states.size();
     std::vector<int64_t> shares(jobs, quanta_ / int64_t(jobs));
     for (size_t j = 0; j < size_t(quanta_ % int64_t(jobs)); ++j) ++shares[j];
     const auto estimate_of = [&](size_t v, const std::vector<int64_t>& at, Option& best) {
       best = {at[2 * v], 0, -1};
-      const Outcome none = outcome(v, window, states[v], best, problem_.window_s);
+      const Outcome none = outcome(v, window, states[v], best, left);
       best.retraining = at[2 * v + 1];
       double greatest = none.below_floor > kTolerance ? -kNever : none.integral;
       for (int c = 0; c < int(configurations(v, window).size()); ++c) {
+        if (!configurations(v, window)[size_t(c)].offered) continue;
         const Option option{at[2 * v], at[2 * v + 1], c};
-        const Outcome got = outcome(v, window, states[v], option, problem_.window_s);
+        const Outcome got = outcome(v, window, states[v], option, left);
         if (!got.feasible || got.below_floor > kTolerance || got.integral <= greatest) continue;
         greatest = got.integral;
         best = option;
@@ -298,6 +337,7 @@ class Planner {
       int best = -1;
       for (int c = 0; retrain && c < int(list.size()); ++c) {
         const auto& candidate = list[size_t(c)];
+        if (!candidate.offered) continue;
         if (best < 0 || candidate.accuracy > list[size_t(best)].accuracy ||
             (candidate.accuracy == list[size_t(best)].accuracy &&
              candidate.gpu_seconds < list[size_t(best)].gpu_seconds))
@@ -330,7 +370,8 @@ class Planner {
     RetrainingPlan plan;
     auto states = start();
     for (size_t w = 0; w < problem_.windows(); ++w)
-      plan.windows.push_back(play_fixed(w, states, best_fixed(w, states, problem_.window_s, 0)));
+      plan.windows.push_back(
+          play_fixed(w, states, best_fixed(w, states, problem_.window_s, 0), begin(states, 0, 0)));
     return with_mean(std::move(plan));
   }
 
@@ -340,8 +381,9 @@ class Planner {
     const size_t windows = problem_.windows();
     for (size_t w = 0; w < windows; ++w) {
       const double weight = w + 1 < windows ? end_weight : 0;
-      plan.windows.push_back(play_divided_anew(
-          w, states, weight, w < first.size() && !first[w].empty() ? &first[w] : nullptr, *this));
+      plan.windows.push_back(play_divided_anew(w, states, weight,
+                                               w < first.size() && !first[w].empty() ? &first[w] : nullptr,
+                                               *this, begin(states, 0, 0)));
     }
     return with_mean(std::move(plan));
   }
@@ -439,6 +481,13 @@ class Planner {
 
 }  // namespace
 
+double RetrainingConfiguration::profiling_gpu_seconds() const {
+  double last = 0;
+  for (const auto& [epoch, reached] : profile.observed) last = std::max(last, epoch);
+  return profile.observed.empty() ? 0
+                                  : gpu_seconds * profile.data_share * std::min(1.0, last / profile.epochs);
+}
+
 size_t RetrainingProblem::windows() const {
   size_t windows = 0;
   for (const Stream& stream : streams) windows = std::max(windows, stream.windows.size());
@@ -495,21 +544,34 @@ base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem,
   for (size_t w = 0; w < problem.windows(); ++w) {
     plan.windows.push_back(
         scheduler == RetrainingScheduler::kThief
-            ? planner.play_fixed(w, states, planner.steal(w, states))
+            ? planner.play_fixed(w, states, planner.steal(w, states, problem.window_s),
+                                 planner.begin(states, 0, 0))
             : planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, planner));
   }
   return Planner::with_mean(std::move(plan));
 }
 
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
-                                            RetrainingScheduler scheduler) {
+                                            RetrainingScheduler scheduler, const Profiling& profiling) {
   GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
   if (truth.streams.empty()) return RetrainingPlan{};
   Planner planner(truth), decides(told);
+  const bool profiles = scheduler != RetrainingScheduler::kNone && scheduler != RetrainingScheduler::kUniform;
+  const int64_t profilers = std::clamp<int64_t>(std::llround(profiling.devices / truth.quantum), 1,
+                                                std::max<int64_t>(1, truth.quanta()));
   RetrainingPlan plan;
   auto states = planner.start();
   const size_t windows = truth.windows();
   for (size_t w = 0; w < windows; ++w) {
+    const double work = profiles && w < profiling.gpu_seconds.size() ? profiling.gpu_seconds[w] : 0;
+    double seconds = work / (double(profilers) * truth.quantum);
+    if (seconds > truth.window_s * (1 - kTolerance)) seconds = truth.window_s;
+    const Begun begun = planner.begin(states, seconds, profilers);
+    const double left = truth.window_s - seconds;
+    if (left <= 0) {  // nothing is retrained
+      plan.windows.push_back(planner.play_fixed(w, states, begun.options, begun));
+      continue;
+    }
     switch (scheduler) {
       case RetrainingScheduler::kNone:
       case RetrainingScheduler::kUniform:
@@ -517,15 +579,14 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
             planner.play_fair(w, states, scheduler == RetrainingScheduler::kUniform, decides));
         break;
       case RetrainingScheduler::kThief:
-        plan.windows.push_back(planner.play_fixed(w, states, decides.steal(w, states)));
+        plan.windows.push_back(planner.play_fixed(w, states, decides.steal(w, states, left), begun));
         break;
       case RetrainingScheduler::kEkya:
-        plan.windows.push_back(
-            planner.play_fixed(w, states, decides.best_fixed(w, states, truth.window_s, 0)));
+        plan.windows.push_back(planner.play_fixed(w, states, decides.best_fixed(w, states, left, 0), begun));
         break;
       case RetrainingScheduler::kGpushare: {
         const double weight = w + 1 < windows ? kEndWeightUnseen : 0;
-        plan.windows.push_back(planner.play_divided_anew(w, states, weight, nullptr, decides));
+        plan.windows.push_back(planner.play_divided_anew(w, states, weight, nullptr, decides, begun));
         break;
       }
     }

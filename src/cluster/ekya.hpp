@@ -23,11 +23,12 @@ struct InferenceConfiguration {
   double gpus = 1;             // > 0, devices to keep up with the stream
 };
 
-// A profiler's observations of a configuration's first epochs.
+// What a profiler sees of a configuration's first epochs on a part of its data.
 struct RetrainingProfile {
   double epochs = 0;  // of the whole retraining
   std::vector<std::pair<double, double>>
-      observed;  // epoch, accuracy as a part of 1; empty: there is no profile
+      observed;             // epoch, accuracy as a part of 1; empty: there is no profile
+  double data_share = 0.1;  // of the configuration's data, that the epochs were run on
 };
 
 struct RetrainingConfiguration {
@@ -35,6 +36,10 @@ struct RetrainingConfiguration {
   double accuracy = 0;     // reached at the end
   double gpu_seconds = 0;  // > 0, on a whole device of speed 1
   RetrainingProfile profile = {};
+  bool offered = true;  // false: no scheduler may choose it
+
+  // What profiling it takes: time goes with epochs and data, so the part of the epochs that is observed, on the part of the data.
+  double profiling_gpu_seconds() const;
 };
 
 struct Stream {
@@ -70,7 +75,8 @@ struct RetrainingPhase {
 };
 
 struct RetrainingWindow {
-  double accuracy = 0;                  // mean over streams and time
+  double profiling_s = 0;  // at its start; if there is a phase after it, that is what was decided
+  double accuracy = 0;     // mean over streams and time
   std::vector<double> stream_accuracy;  // mean over time
   std::vector<double> end_accuracy;
   std::vector<RetrainingPhase> phases;
@@ -92,10 +98,17 @@ double inference_factor(const Stream& stream, double share);
 constexpr int64_t kMaxQuanta = 4096;
 base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
 
+// What profiling takes of each window. It comes first, on `devices`: meanwhile nothing is retrained, and inference has the rest, divided by
+// the best fixed shares. A window that is too short for it ends before anything is retrained.
+struct Profiling {
+  std::vector<double> gpu_seconds;  // by window; those beyond take none
+  double devices = 0;               // > 0 if anything takes time; rounded to quanta, at least one
+};
+
 // Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler expected. At the start of a
-// window the scheduler knows the accuracies reached and the told accuracies of configurations, and nothing of later windows. kGpushare
-// divides anew at each completion, with the accuracy that was reached. The result is that of the truth.
+// window the accuracies reached are known, those of configurations are what was told, and nothing is known of later windows. kGpushare
+// divides anew at each completion, with what was reached. The result is what truly happened. kNone and kUniform do not profile.
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
-                                            RetrainingScheduler scheduler);
+                                            RetrainingScheduler scheduler, const Profiling& profiling = {});
 
 }  // namespace gpushare::cluster

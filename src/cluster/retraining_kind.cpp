@@ -5,7 +5,7 @@
 
 #include "cluster/ekya.hpp"
 #include "cluster/kinds.hpp"
-#include "cluster/learn/learning_curve.hpp"
+#include "cluster/micro_profiler.hpp"
 
 namespace gpushare::cluster {
 namespace {
@@ -16,6 +16,7 @@ constexpr double kPoints = 100;
 RetrainingProfile read_profile(Fields& fields) {
   RetrainingProfile profile;
   profile.epochs = fields.number("epochs", kPositive);
+  profile.data_share = fields.number_or("data_share", {0, 1, true}, profile.data_share);
   fields.each("observed", 2, [&](Fields& inner, size_t) {
     const double epoch = inner.number("epoch", kPositive);
     profile.observed.emplace_back(epoch, inner.number("accuracy", {0, kPoints, false}) / kPoints);
@@ -69,9 +70,16 @@ class RetrainingKindProblem final : public Problem {
     document.each("streams", 1, [&](Fields& fields, size_t index) {
       problem_.streams.push_back(read_stream(fields, seen, index));
     });
+    profiling_devices_ = problem_.devices / 2;
     if (document.has("run"))
       document.with("run", [&](Fields& inner) {
         profiler_error_ = inner.number_or("noise", {0, 10, false}, 0);
+        if (inner.has("profiler"))
+          inner.with("profiler", [&](Fields& fields) {
+            profiling_devices_ = fields.number_or("devices", kPositive, profiling_devices_);
+            profiler_.drop_fraction = fields.number_or("drop_fraction", kFraction, 0);
+            profiler_.drop_every = fields.whole_or("drop_every", 1, kMaxElements, profiler_.drop_every);
+          });
       });
   }
 
@@ -86,14 +94,20 @@ class RetrainingKindProblem final : public Problem {
     const double noise = options.noise.value_or(profiler_error_);
     std::mt19937_64 random(options.seed);
     std::normal_distribution<double> normal(0, 1);
-    RetrainingProblem told = problem_;
-    for (Stream& stream : told.streams)
-      for (auto& window : stream.windows)
-        for (RetrainingConfiguration& configuration : window)
-          configuration.accuracy = told_accuracy(configuration, [&] { return 1 + noise * normal(random); });
-    GPUSHARE_ASSIGN_OR_RETURN(const RetrainingPlan played,
-                              run_retraining(problem_, told, scheduler_of(choice)));
+    ProfilerReport report;
+    const RetrainingProblem told = profile_retraining(
+        problem_, profiler_, [&] { return 1 + noise * normal(random); }, report);
+    GPUSHARE_ASSIGN_OR_RETURN(
+        const RetrainingPlan played,
+        run_retraining(problem_, told, scheduler_of(choice), {report.gpu_seconds, profiling_devices_}));
     write(played, result);
+    if (report.profiled > 0) {
+      double seconds = 0;
+      for (const RetrainingWindow& window : played.windows) seconds += window.profiling_s;
+      result["profiler"] = {{"profiled", report.profiled},
+                            {"median_error", report.median_error},
+                            {"mean_s", seconds / double(played.windows.size())}};
+    }
     if (spans == nullptr) return {};
     for (size_t w = 0; w < played.windows.size(); ++w) {
       const auto& phases = played.windows[w].phases;
@@ -116,17 +130,6 @@ class RetrainingKindProblem final : public Problem {
   }
 
  private:
-  // The accuracy that the profiler predicts. With observations of the first epochs it is their learning curve's value for the last epoch, each
-  // observation with an error. Without observations it is the truth with an error.
-  template <class F>
-  static double told_accuracy(const RetrainingConfiguration& configuration, F&& error) {
-    std::vector<std::pair<double, double>> observed = configuration.profile.observed;
-    for (auto& [epoch, accuracy] : observed) accuracy = std::clamp(accuracy * error(), 0.0, 0.999);
-    if (const auto curve = fit_learning_curve(observed))
-      return kPoints * curve->accuracy(configuration.profile.epochs);
-    return std::max(0.0, configuration.accuracy * error());
-  }
-
   static RetrainingScheduler scheduler_of(std::string_view choice) {
     return choice == "none"      ? RetrainingScheduler::kNone
            : choice == "uniform" ? RetrainingScheduler::kUniform
@@ -142,7 +145,8 @@ class RetrainingKindProblem final : public Problem {
       OrderedJson shares = OrderedJson::object();
       for (size_t v = 0; v < problem_.streams.size(); ++v) {
         const Stream& stream = problem_.streams[v];
-        const StreamShare& share = window.phases[0].shares[v];
+        const size_t decided = window.profiling_s > 0 && window.phases.size() > 1 ? 1 : 0;
+        const StreamShare& share = window.phases[decided].shares[v];
         OrderedJson configuration;
         if (share.configuration >= 0) configuration = stream.windows[w][size_t(share.configuration)].name;
         shares[stream.name] = {{"inference", share.inference},
@@ -158,7 +162,8 @@ class RetrainingKindProblem final : public Problem {
   }
 
   RetrainingProblem problem_;
-  double profiler_error_ = 0;
+  double profiler_error_ = 0, profiling_devices_ = 0;
+  ProfilerOptions profiler_;
 };
 
 }  // namespace
@@ -182,8 +187,22 @@ const Kind& retraining_kind() {
           "accuracy_floor": {"description": "No stream's accuracy may fall below it at any time.", "$ref": "#/$defs/not_negative"},
           "streams": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/stream"}},
           "run": {
-            "description": "For run: the profiler's error. Schedulers are told accuracies that differ from the document's by that relative standard deviation.",
-            "type": "object", "properties": {"noise": {"type": "number", "minimum": 0, "maximum": 10}}, "additionalProperties": false
+            "description": "For run. noise: the profiler's error; schedulers are told accuracies that differ from the document's by that relative standard deviation.",
+            "type": "object",
+            "properties": {
+              "noise": {"type": "number", "minimum": 0, "maximum": 10},
+              "profiler": {
+                "description": "devices: what profiling runs on at the start of each window, half of all unless given; inference has the rest. drop_fraction: the part of a stream's configurations, told apart by name, that is dropped after every drop_every windows (2): those that are furthest from the Pareto front of time and accuracy and were never on it; 0 unless given.",
+                "type": "object",
+                "properties": {
+                  "devices": {"$ref": "#/$defs/positive"},
+                  "drop_fraction": {"type": "number", "minimum": 0, "maximum": 1},
+                  "drop_every": {"type": "integer", "minimum": 1, "maximum": 1000000}
+                },
+                "additionalProperties": false
+              }
+            },
+            "additionalProperties": false
           }
         },
         "required": ["window_s", "quantum", "accuracy_floor", "streams"],
@@ -221,10 +240,11 @@ const Kind& retraining_kind() {
                   "accuracy": {"$ref": "#/$defs/not_negative"},
                   "gpu_seconds": {"$ref": "#/$defs/positive"},
                   "profile": {
-                    "description": "For run: the accuracies that a profiler observed after the first epochs. Schedulers are told what a learning curve through them says of the last of epochs.",
+                    "description": "For run: the accuracies that a profiler observed after the first epochs. Schedulers are told what a learning curve through them says of the last of epochs. thief, ekya and gpushare wait for it: profiling takes gpu_seconds x data_share x the part of the epochs that is observed.",
                     "type": "object",
                     "properties": {
                       "epochs": {"$ref": "#/$defs/positive"},
+                      "data_share": {"description": "The part of the configuration's data that the epochs were run on; 0.1 unless given.", "type": "number", "exclusiveMinimum": 0, "maximum": 1},
                       "observed": {"type": "array", "minItems": 2, "items": {
                         "type": "object",
                         "properties": {"epoch": {"$ref": "#/$defs/positive"}, "accuracy": {"type": "number", "minimum": 0, "maximum": 100}},
