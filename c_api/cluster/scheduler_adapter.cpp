@@ -27,9 +27,9 @@ class Adapter final : public cluster::Scheduler {
   }
   void arrived(cluster::JobId job, const cluster::JobInfo& info, double now_s) override {
     const gpushare_cluster_job_info out = {
-        sizeof(out),    info.gang,           info.name.c_str(),  info.config.c_str(),
-        info.arrival_s, info.work_s,         info.memory_bytes,  info.guaranteed ? 1 : 0,
-        info.priority,  info.demands.data(), info.demands.size()};
+        sizeof(out),    info.gang,           info.name.c_str(),   info.config.c_str(),
+        info.arrival_s, info.work_s,         info.memory_bytes,   info.guaranteed ? 1 : 0,
+        info.priority,  info.demands.data(), info.demands.size(), info.weight};
     ops_.arrived(ops_.context, job, &out, now_s);
   }
   void observed(cluster::JobId job, double attained_s, double remaining_s, double slowdown,

@@ -68,6 +68,7 @@ typedef struct gpushare_cluster_job_info {
   int32_t priority;
   const double* demands; /* parts of a device's resources that it keeps busy alone, each in [0, 1] */
   uint64_t demand_count;
+  double weight; /* of its completion beside those of other jobs; 1 unless said */
 } gpushare_cluster_job_info;
 
 /* The decisions of a tick. Valid only during that tick. Pauses are carried out first, then the other actions in the order of the calls.

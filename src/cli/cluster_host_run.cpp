@@ -28,6 +28,10 @@ constexpr uint64_t kLeastJobBytes = uint64_t{64} << 10;
 constexpr uint64_t kSlackBytes = uint64_t{8}
                                  << 20;  // of a runtime's capacity, for blocks that are rounded up
 constexpr double kOpportunisticWeight = 1.0 / 16;
+
+double weight_of(const cluster::JobInfo& info, bool opportunistic) {
+  return opportunistic ? info.weight * kOpportunisticWeight : info.weight;
+}
 constexpr uint64_t kEvidence = 5;  // iterations, of which the first only starts the clock
 constexpr double kLookS = 0.02;    // between looks at what was measured
 constexpr uint64_t kMostIterations = 20'000'000;
@@ -317,7 +321,7 @@ base::Status HostCluster::place(const Action& action, double now) {
   session.ephemeral_bytes =
       static_cast<uint64_t>(static_cast<double>(job.ephemeral_bytes) * std::max(grown, most));
   session.iterations_total = info.iterations;
-  session.weight = action.opportunistic ? kOpportunisticWeight : 1;
+  session.weight = weight_of(info, action.opportunistic);
   for (const uint32_t d : action.devices) job.sessions.push_back(runtimes_[d].open_session(session));
   for (const uint32_t d : action.devices) {
     if (here_[d].empty()) busy_since_[d] = now;
@@ -354,7 +358,7 @@ base::Status HostCluster::take(const Action& action, double now, size_t& left) {
       if (!job.on) return wrong("it does not run");
       job.opportunistic = action.opportunistic;
       for (Session& session : job.sessions)
-        session.set_weight(action.opportunistic ? kOpportunisticWeight : 1);
+        session.set_weight(weight_of(infos_[action.job], action.opportunistic));
       neighbours_changed(job.devices);
       break;
     case Action::Kind::kReconfigure: {
@@ -409,8 +413,9 @@ void HostCluster::stop_all() noexcept {
 base::Result<sim::ClusterResult> HostCluster::run(std::vector<std::string>& notes) {
   prepare(notes);
   start_ = SteadyClock::now();
+  const std::vector<uint32_t> nodes = cluster::number_nodes(devices_);
   for (uint32_t d = 0; d < devices_.size(); ++d)
-    scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed}, true, 0);
+    scheduler_.device_changed(d, {devices_[d].memory_bytes, devices_[d].speed, nodes[d]}, true, 0);
   size_t next_arrival = 0, left = infos_.size();
   double tick_at = 0;
   std::vector<Action> actions;

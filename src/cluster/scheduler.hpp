@@ -30,8 +30,9 @@ struct JobInfo {
   uint64_t iterations = 1;       // that work_s is divided into
   uint32_t gang = 1;             // devices, all at once
   std::vector<double> demands;   // parts of a device's resources that it keeps busy alone, each in [0, 1]
-  int32_t priority = 0;
-  double batch = 0;  // that it runs with; 0: none is known
+  int32_t priority = 0;          // greater ones first
+  double weight = 1;             // > 0, of its completion beside those of other jobs
+  double batch = 0;              // that it runs with; 0: none is known
   std::vector<double>
       batch_sizes;  // that it may run with, the first of which `work_s` is of; at most one: none is chosen
   double noise_scale =
@@ -49,6 +50,7 @@ JobInfo with_batch(JobInfo info, double batch);
 struct DeviceInfo {
   uint64_t memory_bytes = 0;
   double speed = 1;
+  uint32_t node = 0;  // devices of a node have the same number
 };
 
 struct Action {

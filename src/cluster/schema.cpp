@@ -13,7 +13,7 @@ std::string schema(const std::vector<const Kind*>& known) {
     "fraction": {"type": "number", "minimum": 0, "maximum": 1},
     "name": {"type": "string", "minLength": 1, "maxLength": 256},
     "devices": {
-      "description": "A number of equal devices of 16 GiB, or a list of them. speed is relative to the device that the profiles are of.",
+      "description": "A number of equal devices of 16 GiB, or a list of them. speed is relative to the device that the profiles are of. Without it a device with compute_units has their number over that of a device of speed 1: as the first device says that has both, or else the device with the most. Gangs of training jobs are placed on as few nodes as possible.",
       "oneOf": [
         {"type": "integer", "minimum": 1, "maximum": 1000000},
         {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {

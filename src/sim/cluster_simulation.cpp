@@ -134,6 +134,7 @@ class Cluster {
     used_bytes_.assign(devices_.size(), 0);
     busy_since_s_.assign(devices_.size(), 0);
     dirty_.assign(devices_.size(), false);
+    nodes_ = cluster::number_nodes(devices_);
     for (size_t d = 0; d < devices_.size(); ++d) {
       const bool up = devices_[d].from_s <= 0;
       tell_device(static_cast<uint32_t>(d), up);
@@ -157,7 +158,8 @@ class Cluster {
   }
 
   void tell_device(uint32_t device, bool up) {
-    scheduler_.device_changed(device, {devices_[device].memory_bytes, devices_[device].speed}, up, now_s_);
+    scheduler_.device_changed(device, {devices_[device].memory_bytes, devices_[device].speed, nodes_[device]},
+                              up, now_s_);
   }
 
   void advance(uint32_t job) {
@@ -358,6 +360,7 @@ class Cluster {
   std::vector<std::vector<uint32_t>> here_;
   std::vector<uint64_t> used_bytes_;
   std::vector<double> busy_since_s_;
+  std::vector<uint32_t> nodes_;
   std::vector<bool> dirty_;
   std::vector<uint32_t> changed_, touched_;
   std::vector<uint32_t> later_;  // devices that come up after the start, in that order

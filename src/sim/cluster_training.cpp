@@ -41,6 +41,7 @@ JobInfo info_of(const Job& job, uint32_t gang) {
   info.gang = gang;
   info.demands = {demand_of(job.demand)};
   info.priority = job.priority;
+  info.weight = job.weight;
   return info;
 }
 
@@ -250,7 +251,7 @@ std::vector<JobInfo> read_document_jobs(Fields& document) {
     info.demands = {fields.number_or("demand", {0, 1, true}, InterferenceModel::kDefaultDemand)};
     info.priority = static_cast<int32_t>(fields.number_or("priority", {-1e6, 1e6, false}, 0));
     info.config = fields.text_or("config", "");
-    fields.number_or("weight", kPositive, 1);
+    info.weight = fields.number_or("weight", {0, 1e6, true}, 1);
     if (fields.has("batch_sizes")) {
       info.batch_sizes = fields.numbers("batch_sizes", 1, kPositive);
       info.batch = info.batch_sizes.front();
@@ -339,7 +340,7 @@ const cluster::Kind& training_kind() {
         "required": ["jobs"],
         "$defs": {
           "training_job": {
-            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes: what iadeep may choose from, the first of which the other fields are of; ephemeral_mb is in proportion. noise_scale: of the gradient, in the unit of batch sizes. weight and priority are read, and no scheduler uses them yet.",
+            "description": "The columns of a job file. MB are 10^6 bytes, on each device of the gang. batch_sizes: what iadeep may choose from, the first of which the other fields are of; ephemeral_mb is in proportion. noise_scale: of the gradient, in the unit of batch sizes. gpushare takes jobs of greater priority first, also from devices where others run, then those that need least for their weight; the published schedulers know neither. On host devices weight is the session's.",
             "type": "object",
             "properties": {
               "name": {"$ref": "#/$defs/name"},

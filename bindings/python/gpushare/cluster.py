@@ -139,7 +139,7 @@ class Scheduler:
             demands = [info.demands[i] for i in range(info.demand_count)]
             self.arrived(job, {"name": text(info.name), "config": text(info.config), "arrival_s": info.arrival_s, "work_s": info.work_s,
                                "memory_bytes": info.memory_bytes, "guaranteed": bool(info.guaranteed), "priority": info.priority,
-                               "gang": info.gang, "demands": demands}, now_s)
+                               "gang": info.gang, "demands": demands, "weight": info.weight}, now_s)
 
         def tick(now_s: float, actions: Any) -> float:
             again = self.tick(now_s, Actions(actions))

@@ -1,7 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/model/device.hpp"
 
+#include <algorithm>
+#include <unordered_map>
+
 namespace gpushare::cluster {
+
+std::vector<uint32_t> number_nodes(const std::vector<Device>& devices) {
+  std::unordered_map<std::string, uint32_t> seen;
+  std::vector<uint32_t> numbers;
+  for (const Device& device : devices)
+    numbers.push_back(seen.emplace(device.node, static_cast<uint32_t>(seen.size())).first->second);
+  return numbers;
+}
 
 std::vector<Device> read_devices(Fields& document) {
   std::vector<Device> devices;
@@ -12,6 +23,10 @@ std::vector<Device> read_devices(Fields& document) {
     return devices;
   }
   Fields::Names seen;
+  // Without a speed, a device has that of its compute units: as many a speed of 1 as the first device with both has, or as the device with
+  // the most has, which then is the one that profiles are of.
+  double stated = 0, most = 0;
+  std::vector<bool> has_speed;
   document.each("devices", 1, [&](Fields& fields, size_t index) {
     Device device;
     device.id = fields.name(seen, index, "id");
@@ -19,8 +34,14 @@ std::vector<Device> read_devices(Fields& document) {
     device.compute_units = fields.number_or("compute_units", kPositive, 0);
     device.node = fields.text_or("node", "");
     device.speed = fields.number_or("speed", {0, 1e6, true}, 1);
+    has_speed.push_back(fields.has("speed"));
+    most = std::max(most, device.compute_units);
+    if (stated == 0 && has_speed.back()) stated = device.compute_units / device.speed;
     devices.push_back(std::move(device));
   });
+  for (size_t i = 0; i < devices.size(); ++i)
+    if (!has_speed[i] && devices[i].compute_units > 0)
+      devices[i].speed = devices[i].compute_units / (stated > 0 ? stated : most);
   return devices;
 }
 

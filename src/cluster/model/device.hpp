@@ -15,11 +15,14 @@ inline constexpr uint64_t kDefaultMemoryBytes = uint64_t{16} << 30;
 struct Device {
   std::string id;
   uint64_t memory_bytes = kDefaultMemoryBytes;
-  double compute_units = 0;  // 0: not said
-  std::string node;          // "" : all on one
+  double compute_units = 0;  // 0: not said; says the speed where none is given
+  std::string node;          // "" is one too: gangs are placed on few nodes
   double from_s = 0;         // when it comes up; no field of a document, and for training jobs alone
   double speed = 1;          // relative to the device that the profiles are of
 };
+
+// Numbers for the devices' nodes, from 0 in the order of their first device.
+std::vector<uint32_t> number_nodes(const std::vector<Device>& devices);
 
 // Reads the field "devices": a number of equal ones, named "0", "1", ..., or a list. Errors go to `document`.
 std::vector<Device> read_devices(Fields& document);

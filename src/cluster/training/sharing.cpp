@@ -2,6 +2,7 @@
 // interference-aware placement; gpushare, ours.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "cluster/learn/slowdown.hpp"
@@ -17,6 +18,10 @@ constexpr size_t kMostOnDevice = 48;  // clients of one MPS server
 // Jobs in the order of arrival, with what is learned of pairs.
 class Sharing : public Book {
  public:
+  void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) override {
+    nodes_ = std::max<size_t>(nodes_, info.node + size_t{1});
+    Book::device_changed(device, info, up, now_s);
+  }
   void known_pair(const JobInfo& job, const JobInfo& other, double slowdown) override {
     slowdowns_.know(job, other, slowdown);
   }
@@ -45,7 +50,8 @@ class Sharing : public Book {
  protected:
   void waiting_again(JobId job, double) override { queue_.insert(job); }
 
-  // The `gang` devices of the least cost among those that fit; empty if there are too few. `cost` may refuse by returning kNever.
+  // The `gang` devices of the least cost among those that fit, empty if there are too few. `cost` may refuse by returning kNever. A gang is as
+  // slow as its slowest device, so of all that cost no more than the dearest that it needs, those of few nodes are taken.
   template <class F>
   std::vector<DeviceIndex> cheapest(const JobInfo& info, F&& cost) const {
     std::vector<std::pair<double, DeviceIndex>> all;
@@ -56,8 +62,37 @@ class Sharing : public Book {
     }
     if (all.size() < info.gang) return {};
     std::partial_sort(all.begin(), all.begin() + info.gang, all.end());
+    if (info.gang > 1 && nodes_ > 1) {
+      const double dearest = all[info.gang - 1].first;
+      all.erase(std::partition(all.begin() + info.gang, all.end(),
+                               [&](const auto& entry) { return entry.first <= dearest; }),
+                all.end());
+      return of_few_nodes(info.gang, std::move(all));
+    }
     std::vector<DeviceIndex> out;
     for (uint32_t i = 0; i < info.gang; ++i) out.push_back(all[i].second);
+    return out;
+  }
+
+  // `gang` of the candidates: from the node that has the fewest of those that have enough, else from the one with the most, and so on.
+  std::vector<DeviceIndex> of_few_nodes(size_t gang,
+                                        std::vector<std::pair<double, DeviceIndex>> candidates) const {
+    std::sort(candidates.begin(), candidates.end());
+    std::map<uint32_t, std::vector<DeviceIndex>> nodes;
+    for (const auto& [unused, d] : candidates) nodes[devices_[d].info.node].push_back(d);
+    std::vector<DeviceIndex> out;
+    while (out.size() < gang) {
+      const size_t needed = gang - out.size();
+      auto best = nodes.begin();
+      for (auto at = nodes.begin(); at != nodes.end(); ++at) {
+        const size_t there = at->second.size(), before = best->second.size();
+        const bool enough = there >= needed, had = before >= needed;
+        if (enough != had ? enough : (enough ? there < before : there > before)) best = at;
+      }
+      for (const DeviceIndex d : best->second)
+        if (out.size() < gang) out.push_back(d);
+      nodes.erase(best);
+    }
     return out;
   }
 
@@ -131,6 +166,7 @@ class Sharing : public Book {
   }
 
   std::set<JobId> queue_;
+  size_t nodes_ = 0;
   SlowdownModel slowdowns_;
   BatchTuner tuner_;
 
@@ -281,7 +317,7 @@ class IaDeep final : public Sharing {
   }
 };
 
-// Ours. Least remaining work times devices first, as srtf; devices that are left over by gangs or memory, and second places beside a job,
+// Ours. Of greater priority first, then least remaining work times devices over weight, as srtf; devices that are left over by gangs or memory, and second places beside a job,
 // go to the next in that order where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the
 // device's coordinator, so that the guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by
 // the upper end of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who needs
@@ -342,7 +378,20 @@ class Best final : public Sharing {
 
   // The slowdown relative to the job alone with its best batch size.
   double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
-  double key(JobId job) const { return jobs_[job].remaining_s * jobs_[job].info.gang; }
+  // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least weighted completion on one
+  // device).
+  struct Key {
+    int32_t priority = 0;
+    double length = 0;
+    bool operator<(const Key& other) const {
+      return priority != other.priority ? priority > other.priority : length < other.length;
+    }
+    bool operator>(const Key& other) const { return other < *this; }
+  };
+  Key key(JobId job) const {
+    const JobInfo& info = jobs_[job].info;
+    return {info.priority, jobs_[job].remaining_s * info.gang / info.weight};
+  }
   void waiting_again(JobId job, double) override {
     running_.erase(job);
     order_.emplace(key(job), job);
@@ -495,11 +544,14 @@ class Best final : public Sharing {
   std::vector<DeviceIndex> by_preemption(JobId job, double now_s, std::vector<Action>& actions) {
     const JobInfo& info = jobs_[job].info;
     if (by_length_.empty()) {
-      for (const JobId other : running_) by_length_.emplace_back(-key(other), other);
-      std::sort(by_length_.begin(), by_length_.end());
+      for (const JobId other : running_) by_length_.emplace_back(key(other), other);
+      std::sort(by_length_.begin(), by_length_.end(), [](const auto& a, const auto& b) {
+        return b.first < a.first || (!(a.first < b.first) && a.second < b.second);
+      });
     }
-    const auto much_longer = [&](const std::pair<double, JobId>& other) {
-      return -other.first * kPreemptRatio > key(job);
+    const Key own = key(job);
+    const auto much_longer = [&](const std::pair<Key, JobId>& other) {
+      return own < Key{other.first.priority, other.first.length * kPreemptRatio};
     };
     if (by_length_.empty() || !much_longer(by_length_.front())) return {};
     std::set<DeviceIndex> freed;
@@ -535,11 +587,11 @@ class Best final : public Sharing {
     return devices;
   }
 
-  std::set<std::pair<double, JobId>> order_;
+  std::set<std::pair<Key, JobId>> order_;
   std::set<JobId> running_, lent_;
   std::vector<JobId> paused_, crowded_;
-  std::vector<std::pair<double, JobId>> by_length_;  // running jobs, the longest first; empty: not known
-  std::vector<bool> chosen_;                         // by job: a victim of the preemption that is considered
+  std::vector<std::pair<Key, JobId>> by_length_;  // running jobs, the last by key first; empty: not known
+  std::vector<bool> chosen_;                      // by job: a victim of the preemption that is considered
   size_t tries_ = 0;
 };
 

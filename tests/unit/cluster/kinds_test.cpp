@@ -118,4 +118,36 @@ TEST_CASE("what these kinds refuse is told with path and value") {
             .find("streams[0]: give one of gpus_needed and inference") == 0);
 }
 
+TEST_CASE("devices without a speed are as fast as their compute units say") {
+  const auto speeds = [](const char* text) {
+    const Json json = Json::parse(text);
+    base::Status error;
+    Fields fields(json, &error);
+    std::vector<double> out;
+    for (const Device& device : read_devices(fields)) out.push_back(device.speed);
+    CHECK(error.ok());
+    return out;
+  };
+  using Speeds = std::vector<double>;
+  CHECK(speeds(R"({"devices": 2})") == Speeds{1, 1});
+  CHECK(
+      speeds(
+          R"({"devices": [{"id": "a", "memory_bytes": 1, "compute_units": 40}, {"id": "b", "memory_bytes": 1, "compute_units": 80},
+                               {"id": "c", "memory_bytes": 1}]})") == Speeds{0.5, 1, 1});
+  CHECK(
+      speeds(
+          R"({"devices": [{"id": "a", "memory_bytes": 1, "compute_units": 160}, {"id": "b", "memory_bytes": 1, "compute_units": 80, "speed": 1},
+                               {"id": "c", "memory_bytes": 1, "compute_units": 80, "speed": 3}]})") ==
+      Speeds{2, 1, 3});
+  // Through the door: devices of 80 and 40 units are one and a half, and two streams need three.
+  const auto result = plan(
+      R"({"version": 1, "kind": "retraining", "devices": [{"id": "a", "memory_bytes": 1, "compute_units": 80},
+      {"id": "b", "memory_bytes": 1, "compute_units": 40}], "window_s": 100, "quantum": 0.5, "accuracy_floor": 0,
+      "streams": [{"name": "s", "accuracy": 60, "gpus_needed": 1.5, "windows": [{"configurations": []}]},
+                  {"name": "t", "accuracy": 60, "gpus_needed": 1.5, "windows": [{"configurations": []}]}]})",
+      {});
+  REQUIRE(result.ok());
+  CHECK((*result)["results"][0]["mean_accuracy"].get<double>() == Approx(30));  // 1.5 devices for 3
+}
+
 }  // namespace gpushare::cluster

@@ -103,6 +103,15 @@ TEST_CASE("iadeep packs what hardly slows and waits where it would") {
   CHECK(heavy.jobs[1].start_s == Approx(100));
 }
 
+// The rule of the slides (seed 004): E = (1 + e) x sum of e/(1 + e) - 1 > 0: wait. For two equal jobs that is 2e - 1, so that they share a
+// device up to a slowdown of 1.5.
+TEST_CASE("iadeep waits from E = 0 on: two equal jobs share up to a slowdown of 1.5") {
+  for (const auto& [demand, together] : {std::pair(0.745, true), std::pair(0.755, false)}) {
+    const std::vector<JobInfo> jobs(2, training_job(0, 100, 1, kGiB, demand));
+    CHECK((played("iadeep", jobs, 1).jobs[1].start_s == 0) == together);
+  }
+}
+
 TEST_CASE("what no device can hold is rejected with the numbers, by every scheduler") {
   for (const char* scheduler : cluster::kTrainingSchedulers) {
     const auto result = played(
@@ -259,4 +268,49 @@ TEST_CASE("gpushare puts up to four light jobs on a device, and heavy ones one a
   const auto heavy = played("gpushare", jobs, 1);
   CHECK(heavy.makespan_s == Approx(500));
   CHECK(heavy.jobs[0].end_s == Approx(100));
+}
+
+TEST_CASE("gpushare: greater priority goes first, also from a device; then length over weight") {
+  std::vector<JobInfo> jobs = {training_job(0, 100), training_job(10, 200), training_job(20, 10)};
+  jobs[1].priority = 1;
+  const auto urgent = played("gpushare", jobs, 1);
+  CHECK(urgent.jobs[1].start_s == Approx(10));
+  CHECK(urgent.jobs[1].end_s == Approx(210));  // the short one of priority 0 does not take it back
+  CHECK(urgent.jobs[2].end_s == Approx(220));
+  CHECK(urgent.jobs[0].end_s == Approx(310));
+  jobs = {training_job(0, 100), training_job(0, 150)};
+  CHECK(played("gpushare", jobs, 1).jobs[0].end_s == Approx(100));
+  jobs[1].weight = 2;
+  const auto weighed = played("gpushare", jobs, 1);
+  CHECK(weighed.jobs[1].end_s == Approx(150));
+  CHECK(weighed.jobs[0].end_s == Approx(250));
+  jobs[1].priority = 1;
+  for (const char* scheduler : {"fifo", "srtf", "tiresias", "antman", "pack", "iadeep"})
+    CHECK(played(scheduler, jobs, 1).jobs[0].start_s == 0);  // the published ones know neither
+}
+
+TEST_CASE("a gang is placed on as few nodes as possible where that costs nothing") {
+  std::vector<cluster::Device> devices = sixteen_gib(5);
+  for (size_t d = 0; d < 5; ++d) devices[d].node = d % 2 == 0 ? "a" : "b";  // a: 0, 2, 4; b: 1, 3
+  CHECK(cluster::number_nodes(devices) == std::vector<uint32_t>{0, 1, 0, 1, 0});
+  const auto devices_of = [&](const char* scheduler, const std::vector<JobInfo>& jobs, uint32_t job) {
+    const auto made = cluster::make_training_scheduler(scheduler);
+    const auto result = sim::run_cluster(jobs, devices, *made, {}, true);
+    REQUIRE(result.ok());
+    std::vector<uint32_t> on;
+    for (const sim::ClusterSpan& span : result->spans)
+      if (span.job == job) on.push_back(span.device);
+    std::sort(on.begin(), on.end());
+    return on;
+  };
+  for (const char* scheduler : {"pack", "antman", "iadeep", "gpushare"}) {
+    INFO(scheduler);
+    // The node with the fewest that are enough; all of a where three are needed; with one of a taken, a gang of three needs both nodes.
+    CHECK(devices_of(scheduler, {training_job(0, 10, 2)}, 0) == std::vector<uint32_t>{1, 3});
+    CHECK(devices_of(scheduler, {training_job(0, 10, 3)}, 0) == std::vector<uint32_t>{0, 2, 4});
+    CHECK(devices_of(scheduler, {training_job(0, 10), training_job(1, 10, 2)}, 1) ==
+          std::vector<uint32_t>{2, 4});
+    CHECK(devices_of(scheduler, {training_job(0, 10), training_job(1, 10, 4)}, 1) ==
+          std::vector<uint32_t>{1, 2, 3, 4});
+  }
 }
