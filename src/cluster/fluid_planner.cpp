@@ -4,7 +4,8 @@
 //   wraps     for the least T that fits: each trial mixes two adjacent widths so that it ends exactly at T (the point of its convex hull at
 //             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the devices that are left.
 //             Trials on part of a device share blocks of p slots, which are wrapped in the same way.
-// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included. While many trials are
+// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included. Once a completion has
+// brought another trial (ASHA, PBT without barriers), plans are compared by the mean end of the trials instead of the last. While many trials are
 // left, a few that arrive are only taken into the plan that there is.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -317,14 +318,18 @@ class Planner final : public TrialPolicy {
       : TrialPolicy(other),
         current_(other.current_ ? other.current_->clone() : nullptr),
         end_s_(other.end_s_),
-        inserted_(other.inserted_) {}
+        inserted_(other.inserted_),
+        completed_s_(other.completed_s_),
+        answered_(other.answered_) {}
 
   void arrived(TrialRun& run, const std::vector<size_t>& trials) override {
     const size_t left = run.unfinished_count();
+    if (run.now_s() == completed_s_ && left > trials.size()) answered_ = true;
     if (left <= kMostToPlanAnew || trials.size() * kFewOf > left || !insert_all(run, trials))
       replan(run, true);
   }
   void finished(TrialRun& run) override {
+    completed_s_ = run.now_s();
     if (current_) current_->finished(run);
     if (run.unfinished_count() == 0) return;
     const bool stuck = run.next_completion_s() == kNever && wake_s() == kNever;
@@ -339,10 +344,16 @@ class Planner final : public TrialPolicy {
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<Planner>(*this); }
 
  private:
-  // The end under a policy that goes on from a state; infinity if it leaves something.
-  static double end_under(TrialRun run, TrialPolicy& policy) {
+  // The end under a policy that goes on from a state; infinity if it leaves something. Where completions bring further trials, the mean end
+  // of those that are left: the last end then matters less than soon having each result, and a change that delays all for one does not pay.
+  double end_under(TrialRun run, TrialPolicy& policy) const {
+    const std::vector<size_t> left = run.unfinished();
     run_trials(run, policy);
-    return run.unfinished_count() == 0 ? run.now_s() : kNever;
+    if (run.unfinished_count() > 0) return kNever;
+    if (!answered_ || left.empty()) return run.now_s();
+    double sum = 0;
+    for (const size_t trial : left) sum += run.trials()[trial].finish_s;
+    return sum / double(left.size());
   }
 
   void replan(TrialRun& run, bool must) {
@@ -401,7 +412,7 @@ class Planner final : public TrialPolicy {
       }
     }
     if (!best) return;
-    end_s_ = best_end;
+    end_s_ = answered_ ? 0 : best_end;  // 0: to be estimated when it is needed
     inserted_ = 0;
     current_ = std::move(best);
     best_start(run, *current_);
@@ -500,8 +511,11 @@ class Planner final : public TrialPolicy {
   }
 
   std::unique_ptr<TrialPolicy> current_;
-  double end_s_ = 0;     // at which the plan is expected to end
-  size_t inserted_ = 0;  // trials since that was estimated
+  double end_s_ = 0;         // at which the plan is expected to end
+  size_t inserted_ = 0;      // trials since that was estimated
+  double completed_s_ = -1;  // the last completion
+  bool answered_ =
+      false;  // a trial has arrived at the moment at which another completed, and others were left
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "cluster/solve/shares.hpp"
@@ -249,17 +250,54 @@ class MixProblem final : public cluster::Problem {
       return worth - kPerLoss * std::max(0.0, floor[part] - worth);
     };
     // Every part at every number of quarters, on devices in order: parts do not know each other's.
-    std::vector<cluster::ValueTable> tables;
+    std::vector<std::vector<double>> values(kParts);  // [part][quarters - 1]
     for (const size_t part : rest) {
-      cluster::ValueTable table{1, {}};
       for (int64_t q = 1; q <= count * kQuarters; ++q) {
         // A guaranteed job on a part of a device would run slower than it was promised.
         const bool possible = part != kTraining || q % kQuarters == 0;
-        table.value.push_back(
+        values[part].push_back(
             possible ? weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth) : kWorst);
       }
-      tables.push_back(std::move(table));
     }
+    // What training jobs are worth on `own` devices when those of the trials' that are whole come later.
+    std::map<std::pair<int64_t, int64_t>, double> handed_over;  // (own quarters, the trials' quarters)
+    const auto training_beside = [&](int64_t own, int64_t trials) {
+      if (trials < kQuarters || own % kQuarters != 0 || own + trials > count * kQuarters)
+        return values[kTraining][size_t(own - 1)];
+      const auto [at, added] = handed_over.emplace(std::pair(own, trials), 0);
+      if (!added) return at->second;
+      Slices slices(kParts);
+      for (const Slice& slice : first(own + trials))
+        slices[static_cast<int64_t>(slice.device) < own / kQuarters ? kTraining : kTrials].push_back(slice);
+      hand_over(slices);
+      return at->second = weighed(kTraining,
+                                  run(kTraining, slices[kTraining], ours_[kTraining], told(), nullptr).worth);
+    };
+    // The best division of so many quarters: every one is looked at.
+    const auto divide = [&](int64_t quarters) {
+      std::vector<int64_t> units(kParts, 0), chosen;
+      double most = -1e300;
+      const std::function<void(size_t, int64_t)> next = [&](size_t i, int64_t left) {
+        const auto others = static_cast<int64_t>(rest.size() - i) - 1;
+        if (others > 0) {
+          for (int64_t q = 1; q <= left - others; ++q) {
+            units[rest[i]] = q;
+            next(i + 1, left - q);
+          }
+          return;
+        }
+        units[rest[i]] = left;
+        double sum = 0;
+        for (const size_t part : rest)
+          sum += part == kTraining ? training_beside(units[part], units[kTrials])
+                                   : values[part][size_t(units[part] - 1)];
+        if (sum <= most) return;
+        most = sum;
+        chosen = units;
+      };
+      if (!rest.empty()) next(0, quarters);
+      return chosen;
+    };
     Slices best;
     double greatest = -1e300;
     for (int64_t n = services ? 1 : 0; n <= (services ? count : 0); ++n) {
@@ -285,11 +323,10 @@ class MixProblem final : public cluster::Problem {
       int64_t quarters = 0;
       for (const int64_t q : left) quarters += q;
       if (quarters < static_cast<int64_t>(rest.size())) continue;
-      const auto units = cluster::maximise_sum(tables, quarters);
-      if (!units) continue;
+      const std::vector<int64_t> units = divide(quarters);
       // Whole devices first, to the parts with the most quarters; what is left of devices fills the remainders.
       std::vector<std::pair<int64_t, size_t>> order;
-      for (size_t i = 0; i < rest.size(); ++i) order.emplace_back(-(*units)[i], rest[i]);
+      for (const size_t part : rest) order.emplace_back(-units[part], part);
       std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
         const bool first_a = a.second == kTraining, first_b = b.second == kTraining;  // needs whole ones
         return first_a != first_b ? first_a : a < b;

@@ -274,4 +274,44 @@ TEST_CASE(
   }
 }
 
+// Population based training without barriers: each of 8 members goes on as soon as its own step has ended. What is planned for the last end of
+// the trials that are there changes all of them at every completion.
+TEST_CASE(
+    "trials: where each completion brings another, gpushare ends no later than the source in the mean") {
+  test::Random random(test::seed());
+  INFO("seed " << test::seed());
+  double sums[3] = {};
+  for (int round = 0; round < 6; ++round) {
+    std::vector<double> steps;
+    for (int member = 0; member < 8; ++member) steps.push_back(double(test::uniform(random, 60, 240)) / 10);
+    int at = 0;
+    for (TrialScheduler scheduler :
+         {TrialScheduler::kStaticFluid, TrialScheduler::kDynamicFluid, TrialScheduler::kGpushare}) {
+      TrialRun run(std::vector<TrialDevice>(16), {4, 8, 1});
+      const auto policy = make_trial_policy(scheduler);
+      std::vector<size_t> owner;
+      std::vector<int> done(8, 0);
+      const auto step = [&](TrialRun& on, size_t member) {
+        Trial trial{"t" + std::to_string(owner.size()), steps[member], 1.2, 1.05, 0};
+        owner.push_back(member);
+        return on.add(trial);
+      };
+      std::vector<size_t> first;
+      for (size_t member = 0; member < 8; ++member) first.push_back(step(run, member));
+      policy->arrived(run, first);
+      run_trials(run, *policy, [&](TrialRun& on, const std::vector<size_t>& finished) {
+        std::vector<size_t> added;
+        for (const size_t trial : finished)
+          if (++done[owner[trial]] < 8) added.push_back(step(on, owner[trial]));
+        return added;
+      });
+      CHECK(run.unfinished_count() == 0);
+      CHECK(owner.size() == 64);
+      CHECK(run.area() <= 16 * run.now_s() * (1 + 1e-9));
+      sums[at++] += run.now_s();
+    }
+  }
+  CHECK(sums[2] <= std::min(sums[0], sums[1]));
+}
+
 }  // namespace gpushare::cluster
