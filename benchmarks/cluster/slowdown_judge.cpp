@@ -81,8 +81,10 @@ int main() {
         }
       }
       for (const auto& [pair, error] : errors)
-        std::printf("{\"kind\": \"%s\", \"beside\": \"%s\", \"told\": %zu, \"error\": %.6f, \"error_of_mean\": %.6f}\n",
-                    pair.first.c_str(), pair.second.c_str(), told, error.first, error.second);
+        std::printf(
+            "{\"kind\": \"%s\", \"beside\": \"%s\", \"told\": %zu, \"error\": %.6f, \"error_of_mean\": "
+            "%.6f}\n",
+            pair.first.c_str(), pair.second.c_str(), told, error.first, error.second);
     }
   }
   return 0;

@@ -103,8 +103,8 @@ TEST_CASE("with profiling, fixed shares agree with brute force over all division
     };
     const double expected =
         (best(0, quanta - taken, profiling, false) + best(0, quanta, left, true)) / 100 / double(streams);
-    const auto got = run_retraining(problem, problem, RetrainingScheduler::kEkya,
-                                    {{work}, double(taken) * 0.5});
+    const auto got =
+        run_retraining(problem, problem, RetrainingScheduler::kEkya, {{work}, double(taken) * 0.5});
     if (!got.ok()) continue;  // fewer quanta than streams
     if (std::abs(got->mean_accuracy - expected) > 1e-7)
       FAIL(got->mean_accuracy << " and " << expected << " in round " << round);
@@ -154,19 +154,21 @@ TEST_CASE("configurations that are never on the Pareto front are profiled no mor
 TEST_CASE("what was dropped is not retrained") {
   Stream stream{"s", 50, {{"all", 1, 0.5}}, {}};
   stream.windows.push_back({{"bad", 55, 40}, {"good", 60, 20}});
-  stream.windows.push_back({{"bad", 99, 20}, {"good", 60, 20}});  // the truth has changed; nobody looks any more
+  stream.windows.push_back(
+      {{"bad", 99, 20}, {"good", 60, 20}});  // the truth has changed; nobody looks any more
   const RetrainingProblem problem{1, 100, 0.5, 0, {stream}};
   ProfilerReport report;
   const RetrainingProblem told = profile_retraining(problem, {0.5, 1}, no_error, report);
-  for (const auto scheduler : {RetrainingScheduler::kUniform, RetrainingScheduler::kThief, RetrainingScheduler::kEkya,
-                               RetrainingScheduler::kGpushare}) {
+  for (const auto scheduler : {RetrainingScheduler::kUniform, RetrainingScheduler::kThief,
+                               RetrainingScheduler::kEkya, RetrainingScheduler::kGpushare}) {
     const auto plan = run_retraining(problem, told, scheduler);
     CHECK(plan->windows[1].end_accuracy[0] == 60);
   }
 }
 
 TEST_CASE("a document's profiles are charged, and the result says what they took and how far off they were") {
-  const std::string text = R"({"version": 1, "kind": "retraining", "devices": 2, "window_s": 100, "quantum": 0.5,
+  const std::string text =
+      R"({"version": 1, "kind": "retraining", "devices": 2, "window_s": 100, "quantum": 0.5,
     "accuracy_floor": 0, "streams": [{"name": "s", "accuracy": 60, "gpus_needed": 1, "windows": [{"configurations": [
     {"name": "c", "accuracy": 90, "gpu_seconds": 40, "profile": {"epochs": 10, "data_share": 0.1,
      "observed": [{"epoch": 1, "accuracy": 88}, {"epoch": 5, "accuracy": 88}]}}]}]}], "run": {"profiler": {"devices": 1}}})";
@@ -181,7 +183,8 @@ TEST_CASE("a document's profiles are charged, and the result says what they took
   CHECK(rows[0].at("profiler").at("profiled") == 1);
   CHECK(rows[0].at("windows")[0].at("shares").at("s").at("configuration") == "c");
   CHECK(rows[1].at("profiler").at("mean_s") == 0);
-  for (const char* bad : {R"("devices": 0)", R"("drop_fraction": 1.5)", R"("drop_every": 0)", R"("share": 1)"}) {
+  for (const char* bad :
+       {R"("devices": 0)", R"("drop_fraction": 1.5)", R"("drop_every": 0)", R"("share": 1)"}) {
     std::string wrong = text;
     wrong.replace(wrong.find(R"("devices": 1})"), 12, bad);
     CHECK(run(wrong, options, {}).status().code() == GPUSHARE_MALFORMED_INPUT);
