@@ -69,6 +69,11 @@ class alignas(64) Lease {
   void set_next(uint32_t slot, uint64_t offer) { next_.store(offer << 12 | slot, std::memory_order_seq_cst); }
   // Whether the process hears by itself that its turn is wanted, at the end of its iteration; else it is sent Wanted.
   bool looks() const { return looks_.load(std::memory_order_seq_cst) != 0; }
+  // Device time for which the turn may go on although it is wanted, for processes that end turns by measured time; 0: what they think right. It may
+  // change during the turn.
+  void set_turn_ns(uint64_t turn_ns) {
+    turn_us_.store(static_cast<uint32_t>(turn_ns / 1000), std::memory_order_relaxed);
+  }
   // Host time (CLOCK_MONOTONIC) up to which the process may begin iterations without asking.
   void extend(uint64_t until_ns) { until_ns_.store(until_ns, std::memory_order_relaxed); }
   uint64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
@@ -77,11 +82,13 @@ class alignas(64) Lease {
     service_ns_.store(0, std::memory_order_relaxed);
     iterations_.store(0, std::memory_order_relaxed);
     looks_.store(0, std::memory_order_relaxed);
+    turn_us_.store(0, std::memory_order_relaxed);
     bell_.expect(false);
   }
 
   // ---- the process
   uint64_t until_ns() const { return until_ns_.load(std::memory_order_relaxed); }
+  uint64_t turn_ns() const { return uint64_t{turn_us_.load(std::memory_order_relaxed)} * 1000; }
   void set_looks(bool looks) { looks_.store(looks ? 1 : 0, std::memory_order_seq_cst); }
   // The holder, whose lease is free now: passes the turn to the session that it was offered to.
   static void pass(Lease& from, Lease* leases, uint32_t slots) {
@@ -108,6 +115,7 @@ class alignas(64) Lease {
   std::atomic<uint64_t> next_;
   base::Bell bell_;
   std::atomic<uint32_t> looks_;
+  std::atomic<uint32_t> turn_us_;  // 0 also where the daemon is older
 };
 static_assert(kSharedLeaseSlots <= 0x1000);
 static_assert(sizeof(Lease) == 64 && std::atomic<uint64_t>::is_always_lock_free);

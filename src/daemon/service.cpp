@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/service.hpp"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -146,11 +147,16 @@ void Service::serve() {
   uint64_t next_tick_ns = 0;
   while (!stop_.load()) {
     const uint64_t before_ns = base::host_now_ns();
-    int timeout_ms = -1;
-    if (next_tick_ns != UINT64_MAX)
-      timeout_ms =
-          next_tick_ns <= before_ns ? 0 : static_cast<int>((next_tick_ns - before_ns) / 1'000'000 + 1);
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    // epoll_wait() itself counts in milliseconds, and turns are that short.
+    if (next_tick_ns > before_ns && next_tick_ns != UINT64_MAX) {
+      const uint64_t wait_ns = next_tick_ns - before_ns;
+      const timespec time{static_cast<time_t>(wait_ns / 1'000'000'000),
+                          static_cast<long>(wait_ns % 1'000'000'000)};
+      pollfd any{epoll_.get(), POLLIN, 0};
+      (void)ppoll(&any, 1, &time, nullptr);
+    }
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                 next_tick_ns == UINT64_MAX ? -1 : 0);
     if (count < 0 && errno != EINTR) {
       base::log(base::kError, std::string("daemon: epoll_wait: ") + std::strerror(errno));
       return;

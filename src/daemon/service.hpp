@@ -153,7 +153,8 @@ struct Claim {
   uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
   // A turn is left to a session that is behind the others (keeps()), as long as it begins its next iteration at once.
   bool kept = false;
-  bool slow = false;         // it did not, the last time
+  bool slow =
+      false;  // it did not, the last time; of preloaded programs: it did not come back within kReturnNs
   uint64_t returned_ns = 0;  // its turn before
   uint64_t watched_ns = 0;   // since when its lease is idle or not, with so many iterations; 0: nobody looked
   uint64_t watched_iterations = 0;
@@ -267,6 +268,10 @@ class SharedDevice {
   bool want_back(Claim& claim, uint64_t now_ns);  // true if it is back
   // The turn stays although others wait for it.
   bool keeps(Claim& claim, uint64_t now_ns);
+  // The session that had the lane's turn last is about to come back, and would have the turn again: others wait a moment.
+  bool expects(sched::LaneId lane, uint64_t now_ns);
+  // Says how long a turn that is asked back may still go on.
+  void time_turn(Claim& claim, uint64_t now_ns);
   // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns that were passed.
   void take_back_offers();
   void make_offers();
@@ -308,6 +313,10 @@ class SharedDevice {
   static constexpr uint64_t kLeaseGoodNs = 2'000'000'000;
   // How long the device may be idle for a session that is behind others.
   static constexpr uint64_t kPatienceNs = 1'000'000;
+  // How long the turn of a preloaded program that waits for its work stays free for it.
+  static constexpr uint64_t kReturnNs = 2'000'000;
+  // How long a turn may last for which nobody waits.
+  static constexpr uint64_t kLongTurnNs = 50'000'000;
   // How long a session of a group keeps its part of the group's weight without wanting the device.
   static constexpr uint64_t kUsesNs = 1'000'000'000;
 
@@ -324,6 +333,8 @@ class SharedDevice {
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise
+  std::vector<uint64_t> last_holders_;                 // likewise: the scheduler's numbers
+  uint64_t expects_until_ns_ = 0;                      // a lane is left free until then; 0: none is
   std::map<uid_t, std::weak_ptr<LeaseTable>> tables_;  // of processes that pass turns
   std::vector<std::weak_ptr<LeaseTable>>
       all_tables_;  // what is promised is told in each, also to a process without sessions

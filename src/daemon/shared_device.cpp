@@ -37,6 +37,8 @@ sched::SchedulerOptions scheduling(uint64_t capacity_bytes, const ServiceOptions
   options.shared_lanes = service.share_lanes;
   options.measures = true;
   options.least_stay_ns = service.least_stay_ns;
+  // Also programs that a busy host is late with.
+  options.keeps_lag_ns = 100'000'000;
   return options;
 }
 
@@ -313,7 +315,10 @@ void SharedDevice::announce(Claim& claim, uint64_t now_ns) {
 void SharedDevice::now_ready(RemoteSession& session, uint64_t now_ns) {
   Claim& claim = *session.claim;
   session.ready = true;
-  if (now_ns - claim.returned_ns <= kPatienceNs) claim.slow = false;
+  if (!passes(claim) && !claim.leased)
+    claim.slow = now_ns - claim.returned_ns > kReturnNs;
+  else if (now_ns - claim.returned_ns <= kPatienceNs)
+    claim.slow = false;
   if (claim.leased && !session.leased && claim.wanted_since_ns == 0)
     lease_to(session, LeaseState::kBusy, now_ns);  // beside others of its group
   else
@@ -484,6 +489,7 @@ void SharedDevice::carry_out(const sched::Action& action) {
     if (holders_.size() <= action.lane) {
       holders_.resize(action.lane + 1);
       offers_.resize(action.lane + 1);
+      last_holders_.resize(action.lane + 1);
     }
     return size_lane(action.lane, scheduler_.lane_size(action.lane));
   }
@@ -611,9 +617,11 @@ void SharedDevice::pump() {
           !keeps(*holder, now_ns) && want_back(*holder, now_ns))
         moved = true;
       room_drained(now_ns);
+      if (Claim* holder = holders_[lane]; holder != nullptr && holder->wanted_since_ns != 0)
+        time_turn(*holder, now_ns);
       if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
       const auto picked = scheduler_.pick(lane, now_ns);
-      if (!picked) continue;
+      if (!picked || expects(lane, now_ns)) continue;
       const auto found = claims_.find(*picked);
       if (found == claims_.end()) continue;
       moved = true;

@@ -21,7 +21,8 @@ constexpr uint64_t kRenewNs = 500'000'000;   // how often leases are renewed
 constexpr uint64_t kLoadLookNs = 5'000'000;  // a load that fails calls nobody back
 constexpr uint64_t kKeptLookNs =
     500'000;  // how often the service looks whether a session that keeps its turn still should
-constexpr uint64_t kKeptSlackNs = 10'000'000;        // beyond twice the length of its iterations
+constexpr uint64_t kKeptSlackNs = 10'000'000;  // beyond twice the length of its iterations
+constexpr uint64_t kTurnNs = 5'000'000;  // after which preloaded programs end a turn that others wait for
 constexpr uint64_t kMostIterations = 1'000'000'000;  // that one reading of a lease believes
 
 }  // namespace
@@ -31,6 +32,7 @@ void SharedDevice::start_turn(Claim& claim, sched::LaneId lane, uint64_t granted
   scheduler_.dispatched(claim.id, lane, now_ns);
   claim.lane = lane;  // pick may have moved it
   holders_[lane] = &claim;
+  last_holders_[lane] = claim.id;
   claim.leased = true;
   claim.granted_ns = granted_ns;
   claim.believed_ns = claim.wanted_since_ns = claim.watched_ns = 0;
@@ -43,10 +45,44 @@ void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
   // A session that reads the lease itself gets no message, so the lease is marked wanted here, once it is clear that the turn does not stay.
   // A capped session also gives its turn back after one turn, when its debt is looked at.
   const bool contested = (contended() || capped(claim)) && !passes(claim);
-  if (contested) claim.wanted_since_ns = now_ns;
+  if (contested) {
+    claim.wanted_since_ns = now_ns;
+    time_turn(claim, now_ns);
+  }
   for (const auto& member : claim.members)
     if (member->ready && !member->overdue)
       lease_to(*member, contested ? LeaseState::kWanted : LeaseState::kBusy, now_ns);
+}
+
+bool SharedDevice::expects(sched::LaneId lane, uint64_t now_ns) {
+  const auto found = claims_.find(last_holders_[lane]);
+  if (found == claims_.end()) return false;
+  Claim& claim = *found->second;
+  const uint64_t until_ns = claim.returned_ns + kReturnNs;
+  // Sessions that pass turns keep theirs instead: keeps().
+  if (claim.ready || claim.leased || claim.slow || now_ns >= until_ns ||
+      claim.members.front()->process->passes_turns ||
+      (claim.cap != nullptr && claim.cap->may_begin_ns(now_ns) > now_ns) ||
+      !scheduler_.would_pick(claim.id, lane, now_ns))
+    return false;
+  expects_until_ns_ = expects_until_ns_ == 0 ? until_ns : std::min(expects_until_ns_, until_ns);
+  return true;
+}
+
+void SharedDevice::time_turn(Claim& claim, uint64_t now_ns) {
+  uint64_t turn_ns = 0;
+  if (ready_ == 0) {
+    // Others wait for memory at most. A cap allows what is saved up, in all processes of the claim together.
+    turn_ns = kLongTurnNs;
+    if (capped(claim)) {
+      const auto members = static_cast<double>(claim.members.size());
+      turn_ns = std::min(turn_ns, base::to_uint64(std::max(claim.cap->balance_ns(now_ns) / members, 0.0)));
+      if (turn_ns < kTurnNs) turn_ns = 0;
+    }
+  } else if (scheduler_.outranked(claim.id)) {
+    turn_ns = 1000;  // it ends at once
+  }
+  for (const auto& member : claim.members) lease(*member).set_turn_ns(turn_ns);
 }
 
 void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t now_ns) {
@@ -244,6 +280,11 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)
     next_ns = std::min(next_ns, deadline_ns - std::min(deadline_ns, now_ns));
   if (room_until_ns_ != 0) next_ns = std::min(next_ns, room_until_ns_ - std::min(room_until_ns_, now_ns));
+  if (expects_until_ns_ != 0 && now_ns >= expects_until_ns_) {
+    expects_until_ns_ = 0;
+    moved = true;
+  }
+  if (expects_until_ns_ != 0) next_ns = std::min(next_ns, expects_until_ns_ - now_ns);
   for (const Process* process : images_.overdue(now_ns, options_.lease_ns, &next_ns)) kill_overdue(*process);
   for (Claim* holder : holders_) {
     if (holder == nullptr) continue;

@@ -196,7 +196,9 @@ void Scheduler::ready(SessionId id, uint64_t now_ns) {
   session->ready = true;
   session->view.ready_since_ns = now_ns;
   if (session->state == SessionState::kResident) {
-    session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
+    const bool keeps_lag = now_ns - std::min(now_ns, session->last_wanted_ns) < impl_->options.keeps_lag_ns;
+    session->view.virtual_ns =
+        std::max(session->view.virtual_ns, impl_->virtual_ns - (keeps_lag ? session->lag_ns : 0));
     if (!session->evicting) impl_->set_ready_slot(*session, true);
     impl_->policy->ready(id, session->lane, now_ns);
   } else if (session->state == SessionState::kPagedOut && session->move == SessionRecord::Move::kNone) {
@@ -230,6 +232,7 @@ void Scheduler::not_ready(SessionId id, uint64_t now_ns) {
   if (session == nullptr || !session->ready) return;
   session->ready = false;
   session->last_wanted_ns = now_ns;
+  impl_->note_lag(*session, now_ns);
   impl_->set_ready_slot(*session, false);
   if (session->state == SessionState::kResident) impl_->policy->not_ready(id, session->lane, now_ns);
   if (session->wants_in() || session->chunk == nullptr) return;
@@ -285,6 +288,7 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
   if (session->declared_ns != kUnknown) session->declared_ns -= std::min(session->declared_ns, device_ns);
   impl_->estimate_remaining(*session);
   impl_->show(*session);
+  impl_->note_lag(*session, now_ns);
   if (impl_->measured != nullptr) impl_->measured->finished(id, session->lane, device_ns, iterations, now_ns);
   impl_->policy->finished(view, session->lane, device_ns, now_ns);
   bool settled = impl_->boundary(session->lane);

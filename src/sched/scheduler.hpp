@@ -43,7 +43,10 @@ struct SchedulerOptions {
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
   uint64_t least_stay_ns = kLeastStayNs;  // of sessions that alternate
-  bool paging = true;                     // the driver can page sessions out and keep their addresses
+  // A session that wants nothing for a shorter time, as one that waits for its work does between two iterations, keeps what it was behind the
+  // others when it stopped. It gains nothing by the pause. 0: it loses that at once.
+  uint64_t keeps_lag_ns = 0;
+  bool paging = true;  // the driver can page sessions out and keep their addresses
   std::optional<LaneFinderKind> lane_finder =
       std::nullopt;  // without: the one that the policy names, else kSalus
   // How sessions slow each other is measured where the policy decides by it (PolicyTraits::measures).
@@ -126,6 +129,10 @@ class Scheduler final : public Authority {
   // True under a policy that shares the device by weight if pick would choose the session again, were it ready. Its iterations keep the lane
   // busy, and it is behind the ready sessions.
   bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
+  // The same under every policy, also for a session that has nothing in flight.
+  bool would_pick(SessionId session, LaneId lane, uint64_t now_ns);
+  // A session that waits for its turn in the lane of this one ranks higher, under a policy that picks by rank.
+  bool outranked(SessionId session) const;
   // The next time at which pick could answer differently if the session picked last keeps the lane busy and
   // nothing else happens; kUnknown if never. For event loops that skip equal decisions.
   uint64_t decision_holds_until(LaneId lane, uint64_t now_ns) const;

@@ -49,6 +49,7 @@ struct SessionRecord {
   uint64_t work_since = 0;
   double expected_in_flight_ns = 0;
   uint64_t last_wanted_ns = 0;          // when it had an iteration to run last
+  double lag_ns = 0;                    // virtual time by which it was behind the others then
   WaitingList::Chunk* chunk = nullptr;  // of the list that it is in; null: in none
   uint32_t overtaken = 0;               // while it is in none; else the list counts
   bool queued_idle = false;             // the list is `idle`, else `waiting`
@@ -197,7 +198,8 @@ struct Scheduler::Impl {
   // scheduler.cpp
   void show(SessionRecord& session);  // view changed: refresh its copy among the lane's ready views
   void set_ready_slot(SessionRecord& session, bool present);
-  void advance(uint64_t now_ns);  // the device's virtual time
+  void advance(uint64_t now_ns);                                 // the device's virtual time
+  void note_lag(SessionRecord& session, uint64_t now_ns) const;  // it wants nothing from now on
   void rebase();
   uint64_t patience_ends_ns(const SessionView& view) const;
   // Least virtual time at which a backlogged session of another lane than `own` will be; beyond that `own`

@@ -35,6 +35,11 @@ class TimeCap {
     advance(now_ns);
     balance_ns_ -= static_cast<double>(device_ns);
   }
+  // What may be used by now; below 0: a debt.
+  double balance_ns(uint64_t now_ns) {
+    advance(now_ns);
+    return balance_ns_;
+  }
   // The time at which a turn may begin: now_ns, or later while there is a debt.
   uint64_t may_begin_ns(uint64_t now_ns) {
     advance(now_ns);

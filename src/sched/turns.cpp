@@ -64,6 +64,19 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
   if (virtual_ns > kMostVirtualNs) rebase();
 }
 
+// The others are those that want the device, and those that may be back soon: two sessions that pause by turns do not take each other's lag.
+void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) const {
+  session.lag_ns = 0;
+  if (options.keeps_lag_ns == 0 || !traits.device_wide || session.wanted()) return;
+  double least = INFINITY;
+  for (const LaneRecord& lane : lanes)
+    for (const SessionRecord* other : lane.members)
+      if (other != &session &&
+          (other->wanted() || now_ns - std::min(now_ns, other->last_wanted_ns) < options.keeps_lag_ns))
+        least = std::min(least, other->view.virtual_ns);
+  if (least < INFINITY) session.lag_ns = std::max(least - session.view.virtual_ns, 0.0);
+}
+
 double Scheduler::Impl::others_virtual_ns(LaneId own, uint64_t now_ns, uint64_t& until) const {
   double least = INFINITY;
   for (LaneId id = 0; id < lanes.size(); ++id) {
@@ -189,15 +202,27 @@ std::optional<SessionId> Scheduler::Impl::pick_of_all(LaneId id, uint64_t now_ns
 }
 
 bool Scheduler::would_go_on(SessionId id, LaneId lane_id, uint64_t now_ns) {
+  return impl_->traits.device_wide && would_pick(id, lane_id, now_ns);
+}
+
+bool Scheduler::would_pick(SessionId id, LaneId lane_id, uint64_t now_ns) {
   const SessionRecord* session = impl_->find(id);
-  if (!impl_->traits.device_wide || session == nullptr || session->lane != lane_id ||
-      session->state != SessionState::kResident || session->evicting)
+  if (session == nullptr || session->lane != lane_id || session->state != SessionState::kResident ||
+      session->evicting)
     return false;
   const std::span<const SessionView> ready =
       impl_->options.shared_lanes ? impl_->ready_of_all() : impl_->lanes[lane_id].ready;
   if (ready.data() != impl_->movable.data()) impl_->movable.assign(ready.begin(), ready.end());
   impl_->movable.push_back(session->view);
   return impl_->policy->pick(lane_id, impl_->movable, now_ns) + 1 == impl_->movable.size();
+}
+
+bool Scheduler::outranked(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  if (!impl_->traits.protects || session == nullptr || session->lane == kNoLane) return false;
+  const std::vector<SessionView>& ready = impl_->lanes[session->lane].ready;
+  return std::any_of(ready.begin(), ready.end(),
+                     [&](const SessionView& view) { return impl_->policy->outranks(view, session->view); });
 }
 
 uint64_t Scheduler::look_again_ns() const {

@@ -35,10 +35,12 @@ struct Session {
   bool admitted;
   bool lost;
   Paging paging;
-  bool wanted;           // the daemon has said that it wants the turn
-  bool slow;             // after its last work it did not come back within kPatienceNs
-  bool waiter_runs;      // the thread of wait_for_contexts
-  uint32_t waiter_word;  // a futex, of the thread
+  bool wanted;            // the daemon has said that it wants the turn
+  bool slow;              // after its last work it did not come back within kPatienceNs
+  uint64_t free_ns;       // device time of this turn before somebody else waited for it
+  uint64_t contested_ns;  // when somebody else waited for its turn last
+  bool waiter_runs;       // the thread of wait_for_contexts
+  uint32_t waiter_word;   // a futex, of the thread
   uint64_t turn_began_ns, accounted_ns, looked_ns, told_ns;
 };
 extern Session g_sessions[kSeats];

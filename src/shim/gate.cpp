@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shim/boundaries.hpp"
 #include "shim/device.hpp"
 #include "shim/rings.hpp"
 #include "shim/session.hpp"
@@ -96,6 +97,7 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
   if (target->seat < 0) return nullptr;  // without a context: the driver will say so
   const int seat = target->seat;
   Turn& now = turn(seat);
+  bool noted = false;
   for (int turns = 0;;) {
     const Phase phase = phase_now(seat);
     switch (phase) {
@@ -131,6 +133,8 @@ Piece* enter(const Work& work, Target* target, bool* out_inside) {
         turns = 0;
         break;
       case Phase::quantum: {
+        if (!noted) note_launch(seat, work.signature);
+        noted = true;
         __atomic_add_fetch(&now.inside, 1U, __ATOMIC_SEQ_CST);
         if (phase_now(seat) == Phase::quantum) {
           if (target->context == 0) target->context = current_context();

@@ -33,15 +33,20 @@ enum class Phase : uint32_t {
 
 // The state of this process on one device. Zeros are a process that has done nothing there.
 struct alignas(64) Turn {
-  Phase phase;            // a futex
-  uint32_t waiting;       // threads that wait for the turn or for room in it
-  uint32_t inside;        // threads in a driver call that was let through in this quantum
-  uint32_t unmeasured;    // 1: the device may have work of this process without an event behind it
-  uint32_t touched;       // 1: work was given to the device since the word was cleared
-  uint64_t budget_ns;     // device time of this quantum
+  Phase phase;          // a futex
+  uint32_t waiting;     // threads that wait for the turn or for room in it
+  uint32_t inside;      // threads in a driver call that was let through in this quantum
+  uint32_t unmeasured;  // 1: the device may have work of this process without an event behind it
+  uint32_t touched;     // 1: work was given to the device since the word was cleared
+  uint64_t budget_ns;   // device time of this quantum
+  uint64_t
+      most_ns;  // that may be in flight, by estimates; a single piece of work that takes longer goes alone
   uint64_t used_ns;       // of it, as measured: the time in which the device had work
   uint64_t in_flight_ns;  // estimated, of what the device has not finished
   uint64_t active_ns;     // host time at which a call ended or an event was seen last
+  uint64_t boundary_ns;   // what was used at the last guessed end of an iteration (boundaries.hpp)
+  uint32_t over;          // 1: the quantum ends at such a place: no more work in it
+  uint32_t polled;        // 1: the program has asked for the end of work that had not ended
 };
 // A process's place at a device is that of the device on the group's page (books.hpp), or one more where the device has none.
 inline constexpr int kSeats = kDevices + 1;

@@ -9,10 +9,8 @@
 namespace gpushare::shim {
 namespace {
 
-// The most work in flight while others want the device, because the next process waits for it. A piece that takes longer runs alone.
-constexpr uint64_t kMostInFlightNs = 200'000;
-// The estimate before a signature was measured.
-constexpr uint64_t kPriorNs = 10'000;
+// Before a signature was measured: two such pieces of work at a time, for they may take any time.
+constexpr uint64_t kPriorNs = 100'000, kMostUnmeasuredNs = 200'000;
 
 constexpr uint32_t kPieces = 256, kRings = 32, kStreams = 64, kEstimates = 1024;
 constexpr Result kNotReady = 600;
@@ -177,8 +175,9 @@ Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
   const uint64_t learned = __atomic_load_n(&known, __ATOMIC_RELAXED);
   const uint64_t estimate_ns = learned != 0 ? learned : kPriorNs;
   const uint64_t in_flight_ns = load(now.in_flight_ns);
-  if (in_flight_ns != 0 && in_flight_ns + estimate_ns > kMostInFlightNs) return nullptr;
-  if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns)) return nullptr;
+  const uint64_t most_ns = learned != 0 ? load(now.most_ns) : kMostUnmeasuredNs;
+  if (in_flight_ns != 0 && in_flight_ns + estimate_ns > most_ns) return nullptr;
+  if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns) || load(now.over) != 0) return nullptr;
   uint64_t head = load(ring->head);
   do {
     if (head - load(ring->tail) >= kPieces) return nullptr;

@@ -31,13 +31,17 @@ using client::Lease;
 using client::LeaseState;
 using client::MessageType;
 
-// Device time of a turn while others wait. It ends by host time at kLongestNs.
+// Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// A process that has waited for its work needs a moment to come back with more. While it usually comes within kPatienceNs it is waited for, so
-// that it is ready when the next turn is given; else for kImpatienceNs only.
+// What may be in flight while others want the device: whoever comes next waits so long for it. And while nobody waits for the turn, though it has an end.
+constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
+// A process that has waited for its work needs a moment to come back with more. While it usually comes within kPatienceNs its turn goes on so long;
+// else for kImpatienceNs only.
 constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
 // Work that does not finish may wait for other work of the process: after that time it is let through for a while.
 constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
+// Who wanted the device so recently is expected back: a program that synchronises, or that the host is late with. What it would find in flight is bounded.
+constexpr uint64_t kRecentNs = 100'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
 
 uint32_t g_joining[kSeats];  // the number of the process whose thread is joining
@@ -70,12 +74,30 @@ bool holds_turn(const Session& session, const Lease::Word& word) {
   return word.epoch == session.epoch && word.state != LeaseState::kFree;
 }
 
+// The daemon may change its mind during the turn.
+void set_budget(Session& session) {
+  Turn& now = turn(session.seat);
+  const uint64_t said_ns = session.lease->turn_ns();
+  store(now.budget_ns, session.free_ns + (said_ns != 0 ? said_ns : kQuantumNs));
+  // A longer turn: nobody waits for it. A host that is busy then need not be there at the end of each kernel.
+  store(now.most_ns, said_ns > kQuantumNs ? kMostOfLongNs : kMostInFlightNs);
+}
+
+// Work of an opportunistic process is always bounded: others are not to wait for what it had given the device before they came.
+bool is_bounded(const Session& session, uint64_t now_ns) {
+  return session.options.cls == 1 || now_ns - session.contested_ns < kRecentNs;
+}
+
 // The quantum begins: from now on work is measured. Without others that wait it has no end.
 void begin_quantum(Session& session, bool contended) {
   Turn& now = turn(session.seat);
   restart_clock(session.seat);
   session.accounted_ns = 0;
-  now.budget_ns = contended ? kQuantumNs : UINT64_MAX;
+  now.boundary_ns = now.over = now.polled = 0;
+  session.free_ns = 0;
+  now.budget_ns = UINT64_MAX;
+  now.most_ns = kMostInFlightNs;
+  if (contended) set_budget(session);
   now.active_ns = session.turn_began_ns = host_ns();
   hold_work(session, Phase::quantum);
 }
@@ -85,8 +107,8 @@ void take_turn(Session& session, const Lease::Word& word) {
   session.wanted = false;
   session.turn_began_ns = session.looked_ns = host_ns();
   const bool contended = word.state == LeaseState::kWanted;
-  // Work of an opportunistic process is always bounded: others are not to wait for what it had given the device before they came.
-  if (contended || session.options.cls == 1) {
+  if (contended) session.contested_ns = session.turn_began_ns;
+  if (contended || is_bounded(session, session.turn_began_ns)) {
     begin_quantum(session, contended);
     return;
   }
@@ -154,6 +176,7 @@ uint64_t drain(Session& session, uint64_t began_ns) {
     }
     if (at_ns - since_ns > kStuckNs && load(now.waiting) != 0) {
       now.budget_ns = UINT64_MAX;
+      store(now.over, 0);
       change_phase(session.seat, Phase::quantum);
       for (const uint64_t until_ns = at_ns + kUnstickNs; host_ns() < until_ns; pause_ns(100'000))
         look_at_events(session.seat, true);
@@ -178,9 +201,6 @@ void give_back(Session& session, uint64_t service_ns) {
   else if (wants_home(session.seat))
     bring_home(session.seat);
   account(session, service_ns);
-  for (const uint64_t until_ns = load(now.active_ns) + patience_ns(session);
-       load(now.waiting) == 0 && host_ns() < until_ns;)
-    pause_ns(10'000);
   for (;;) {
     const Lease::Word word = session.lease->look();
     if (!holds_turn(session, word) || session.lease->change(word, LeaseState::kFree)) break;
@@ -286,6 +306,7 @@ uint64_t step(Session& session) {
       take_turn(session, word);
       return 0;
     case Phase::open:
+      if (word.state == LeaseState::kWanted) session.contested_ns = now_ns;
       // A process that has become opportunistic is measured from its next turn on.
       // Blocks on the host for which there is room on the device come there when nothing runs.
       if (!holds_turn(session, word) || word.state == LeaseState::kWanted || session.options.cls == 1 ||
@@ -307,12 +328,18 @@ uint64_t step(Session& session) {
         give_back(session, drain(session, 0));
         return 0;
       }
-      // An opportunistic process gives a wanted turn back at once. A process that is no longer opportunistic gives it back too: its next turn is open.
-      if (now.budget_ns == UINT64_MAX && (contended || session.options.cls == 0)) {
+      if (contended) session.contested_ns = now_ns;
+      // An opportunistic process: at once. A process that need not be bounded any more: its next turn is open.
+      if (now.budget_ns == UINT64_MAX &&
+          (contended ? session.options.cls == 1 : !is_bounded(session, now_ns))) {
         give_back(session, drain(session, 0));
         return 0;
       }
       const uint64_t used_ns = load(now.used_ns);
+      if (contended && now.budget_ns == UINT64_MAX) {  // a turn as others have begins now
+        session.free_ns = used_ns;
+        session.turn_began_ns = now_ns;
+      }
       if (!contended) {
         if (now_ns - session.looked_ns >= kLookNs && used_ns > session.accounted_ns) {
           session.looked_ns = now_ns;
@@ -320,13 +347,14 @@ uint64_t step(Session& session) {
         }
         return drained(session.seat) ? 10'000'000 : 500'000;
       }
+      set_budget(session);
       const uint64_t active_ns = load(now.active_ns);
       const bool still = drained(session.seat) && load(now.waiting) == 0;
       const bool idle = still && host_ns() - active_ns > patience_ns(session);
       // A turn that is half over ends when the program waits for its work. The end is better there than amid its next step.
       const bool boundary = still && used_ns >= now.budget_ns / 2;
-      const bool spent =
-          used_ns + load(now.in_flight_ns) >= now.budget_ns || now_ns - session.turn_began_ns > kLongestNs;
+      const bool spent = load(now.over) != 0 || used_ns + load(now.in_flight_ns) >= now.budget_ns ||
+                         now_ns - session.turn_began_ns > kLongestNs;
       if (!idle && !boundary && !spent) return 100'000;
       give_back(session, drain(session, 0));
       return 0;

@@ -450,6 +450,36 @@ sys.stdin.readline()"""), stdin=subprocess.PIPE)
         self.assertIn("('cuGreenCtxCreate', 2)", refused.err)
         self.assertIn("is refused a context", refused.err)
 
+    def test_a_turn_ends_between_two_iterations(self):
+        self.start_daemon("socket", "--policy", "fair")
+        # Iterations of 4 ms, of which the next is given to the device before the last has been waited for. A turn of 5 ms would end amid every second one.
+        ways = {"cuEventSynchronize": "ask('cuEventSynchronize', ends[i % 2])", "cuEventQuery": "while cuda.cuEventQuery(ends[i % 2]) == 600: pass", "launches": ""}
+        for way, wait in ways.items():
+            with self.subTest(way=way):
+                running = [self.start("--memory", "8MiB"), self.start("--memory", "8MiB", program=self.python(self.KERNEL + f"""
+ends, kernels = [ctypes.c_void_p(), ctypes.c_void_p()], [ctypes.c_void_p() for _ in range(4)]
+for end in ends: ask('cuEventCreate', ctypes.byref(end), 0)
+for number, each in enumerate(kernels): ask('cuModuleGetFunction', ctypes.byref(each), module, b'spin_1ms_%d' % number)
+i = 0
+while True:
+    for each in kernels: ask('cuLaunchKernel', each, 1, 1, 1, 1, 1, 1, 0, a, None, None)
+    ask('cuEventRecord', ends[i % 2], a)
+    i += 1
+    {wait}"""))]
+
+                def turns_of_it(top):
+                    return next(((each["service_s"], each["iterations"]) for each in top["sessions"] if each["name"] != "shim_load"), (0, 0))
+                for attempt in range(3):  # while a busy host is late with the other, turns have no end
+                    before_s, before = turns_of_it(self.eventually(lambda top: turns_of_it(top)[1] > 20))
+                    after_s, after = turns_of_it(self.eventually(lambda top: turns_of_it(top)[1] > before + 100))
+                    turn_s = (after_s - before_s) / (after - before)
+                    if turn_s < 0.0045:
+                        break
+                self.assertLess(turn_s, 0.0045)
+                for each in running:
+                    os.killpg(each.pid, signal.SIGKILL)
+                self.eventually(lambda top: not top["sessions"])
+
     def check_let_through(self, *others):
         """A program whose work in stream a waits for what it does after giving stream b more is let through, although its turn is over."""
         waits = self.start("--memory", "8MiB", program=self.python(self.KERNEL + """

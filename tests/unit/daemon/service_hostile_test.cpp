@@ -294,6 +294,47 @@ TEST_CASE("sessions that share a group's limits alone have memory and turns of t
   CHECK(a.call(odd) == GPUSHARE_OK);
 }
 
+TEST_CASE(
+    "how long a turn that is asked back may go on: at once for who ranks higher, long where others wait for "
+    "memory alone") {
+  SharedService shared([](auto& options) { options.policy = "priority"; });
+  Raw low(shared), high(shared), waits(shared);
+  for (Raw* each : {&low, &high, &waits}) REQUIRE(each->hello() == GPUSHARE_OK);
+  auto message = arrive(1, 40 * kMiB);
+  message.flags |= client::kNeverPages;
+  REQUIRE(low.call(message) == GPUSHARE_OK);
+  low.tell(MessageType::kReady, 1);
+  low.await(client::LeaseState::kBusy);
+  CHECK(low.lease().turn_ns() == 0);
+  REQUIRE(waits.call(arrive(1, 40 * kMiB)) == GPUSHARE_OK);
+  low.await(client::LeaseState::kWanted);
+  eventually([&] { return low.lease().turn_ns() == 50'000'000; });
+  // A session of its rank wants the turn; one that ranks higher does.
+  REQUIRE(high.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  high.tell(MessageType::kReady, 1);
+  eventually([&] { return low.lease().turn_ns() == 0; });
+  high.tell(MessageType::kSetPriority, 1, 1);
+  eventually([&] { return low.lease().turn_ns() == 1000; });
+  low.give_back(true);
+  high.await(client::LeaseState::kWanted);
+  CHECK(high.lease().turn_ns() == 0);
+  // It would have the turn again. It does not come, and the other has it.
+  high.give_back(false);
+  low.await(client::LeaseState::kWanted);
+}
+
+TEST_CASE("a cap lets a turn be as long as what is saved up, if nobody else waits") {
+  SharedService shared;
+  Raw raw(shared);
+  REQUIRE(raw.hello() == GPUSHARE_OK);
+  auto message = arrive(1, kMiB);
+  message.cap = 0.5;
+  REQUIRE(raw.call(message) == GPUSHARE_OK);
+  raw.tell(MessageType::kReady, 1);
+  raw.await(client::LeaseState::kWanted);
+  CHECK(raw.lease().turn_ns() == 50'000'000);
+}
+
 TEST_CASE("a cap is a number above 0 and at most 1") {
   SharedService shared;
   Raw raw(shared);

@@ -284,3 +284,107 @@ TEST_CASE("fair: a weight next to nothing does not take the others' turns") {
     CHECK(run(scheduler, 0, 500'000, now) == 1);
   }
 }
+
+// Two sessions of 5 units an iteration. One of weight 9 is late after every twelfth of its iterations: then the other has one that it has to give back.
+TEST_CASE(
+    "fair: a session that pauses between its iterations keeps what it is behind, and gains nothing by "
+    "pauses") {
+  const auto share_of_heavy = [](uint64_t keeps_ns, uint64_t pause_ns, uint64_t rounds) {
+    SchedulerOptions options = capacity(1000);
+    options.max_lanes = 1;
+    options.keeps_lag_ns = keeps_ns;
+    Scheduler scheduler = make("fair", options);
+    SessionSpec heavy = spec(1, 1, 1);
+    heavy.weight = 9;
+    uint64_t now = 0, back_ns = kUnknown;
+    REQUIRE(scheduler.arrive(heavy, now).ok());
+    REQUIRE(scheduler.arrive(spec(2, 1, 1), now).ok());
+    actions(scheduler);
+    scheduler.ready(1, now);
+    scheduler.ready(2, now);
+    uint64_t service[3] = {}, heavy_done = 0;
+    for (uint64_t step = 0; step < rounds; ++step) {
+      const auto picked = scheduler.pick(0, now);
+      REQUIRE(picked);
+      scheduler.dispatched(*picked, 0, now);
+      // The other comes back in the middle of the iteration.
+      if (*picked == 2 && back_ns != kUnknown && now + 5 > back_ns) {
+        scheduler.ready(1, std::max(now, back_ns));
+        back_ns = kUnknown;
+      }
+      now += 5;
+      service[*picked] += 5;
+      scheduler.finished(*picked, 5, now);
+      if (*picked == 2)
+        scheduler.ready(2, now);
+      else if (++heavy_done % 12 == 0)
+        back_ns = now + pause_ns;
+      else
+        scheduler.ready(1, now);
+    }
+    return static_cast<double>(service[1]) / static_cast<double>(service[1] + service[2]);
+  };
+  // Without: nothing is given back.
+  CHECK(share_of_heavy(0, 2, 3000) < 0.88);
+  CHECK(std::abs(share_of_heavy(100, 2, 3000) - 0.9) < 0.01);
+  // A pause longer than what is kept is time in which it wanted nothing.
+  CHECK(share_of_heavy(100, 200, 3000) < 0.3);
+}
+
+TEST_CASE("fair: a pause gives no claim to the time that it took") {
+  SchedulerOptions options = capacity(1000);
+  options.max_lanes = 1;
+  options.keeps_lag_ns = 100;
+  Scheduler scheduler = make("fair", options);
+  uint64_t now = 0, service = 0;
+  for (SessionId id : {1, 2}) REQUIRE(scheduler.arrive(spec(id, 1, 1), now).ok());
+  actions(scheduler);
+  scheduler.ready(1, now);
+  scheduler.ready(2, now);
+  for (int i = 0; i < 2; ++i) REQUIRE(run(scheduler, 0, 5, now) != 0);
+  // The first stops, for nearly as long as it would keep a lag. It was behind by one iteration at most.
+  scheduler.not_ready(1, now);
+  for (const uint64_t until = now + 90; now < until;) REQUIRE(run(scheduler, 0, 5, now) == 2);
+  scheduler.ready(1, now);
+  for (int i = 0; i < 20; ++i)
+    if (run(scheduler, 0, 5, now) == 1) service += 5;
+  CHECK(service <= 60);
+  CHECK(service >= 50);
+}
+
+TEST_CASE(
+    "who would be picked, and who is outranked, as drivers ask for sessions that are away or have the turn") {
+  uint64_t now = 0;
+  for (const char* policy : {"fair", "priority", "fifo"}) {
+    INFO(policy);
+    SchedulerOptions options = capacity(1000);
+    options.max_lanes = 1;
+    Scheduler scheduler = make(policy, options);
+    SessionSpec first = spec(1, 1, 1), second = spec(2, 1, 1);
+    first.weight = 2;
+    first.priority = 1;
+    REQUIRE(scheduler.arrive(first, now).ok());
+    REQUIRE(scheduler.arrive(second, now).ok());
+    actions(scheduler);
+    const bool by_rank = std::string(policy) == "priority", fair = std::string(policy) == "fair";
+    CHECK_FALSE(scheduler.outranked(1));
+    CHECK_FALSE(scheduler.outranked(7));
+    CHECK_FALSE(scheduler.would_pick(7, 0, now));
+    if (std::string(policy) == "fifo") {  // one resident
+      CHECK(scheduler.would_pick(1, 0, now));
+      CHECK_FALSE(scheduler.would_pick(2, 0, now));
+      CHECK_FALSE(scheduler.would_go_on(1, 0, now));
+      continue;
+    }
+    scheduler.ready(2, now);
+    CHECK(scheduler.would_pick(1, 0, now));
+    CHECK(scheduler.would_go_on(1, 0, now) == fair);
+    REQUIRE(run(scheduler, 0, 5, now) == 2);
+    scheduler.ready(1, now);
+    CHECK(scheduler.outranked(2) == by_rank);
+    CHECK_FALSE(scheduler.outranked(1));
+    for (int i = 0; i < 3; ++i) CHECK(run(scheduler, 0, 5, now) != 0);
+    scheduler.not_ready(1, now);
+    CHECK(scheduler.would_pick(1, 0, now) == by_rank);  // by weight it has had more
+  }
+}
