@@ -57,7 +57,10 @@ class ChildProcess {
     return text;
   }
   // Writes to its stdin.
-  void tell_to_stop() { REQUIRE(write(in_, "x", 1) == 1); }
+  void tell(const std::string& text) {
+    REQUIRE(write(in_, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  }
+  void tell_to_stop() { tell("x"); }
   void kill() {
     ::kill(pid_, SIGKILL);
     (void)wait();
