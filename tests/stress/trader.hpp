@@ -1,0 +1,129 @@
+// trader.hpp: one side of a trade: a range of 1 GiB in slots of 64 MiB, each with a stamp in every granule while it is committed. For
+// range_stress.cpp and the processes that it starts.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/mutex.hpp"
+#include "executor/range.hpp"
+#include "executor/runtime.hpp"
+#include "support/random.hpp"
+
+namespace gpushare::test {
+
+inline constexpr uint64_t kGiB = uint64_t{1} << 30;
+inline constexpr size_t kSlots = 16;
+inline constexpr uint64_t kSlotBytes = kGiB / kSlots;
+
+inline uint64_t* word_at(memory::Address address) {
+  return reinterpret_cast<uint64_t*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+class Trader {
+ public:
+  // `asked`: others may ask it for bytes.
+  static base::Result<std::unique_ptr<Trader>> open(executor::Runtime& runtime, const std::string& name,
+                                                    uint64_t seed, bool asked = true) {
+    std::unique_ptr<Trader> trader(new Trader(seed));
+    executor::SessionOptions session;
+    session.name = name;
+    session.ephemeral_bytes = uint64_t{2} << 20;
+    GPUSHARE_ASSIGN_OR_RETURN(trader->session_, runtime.open_session(session));
+    executor::RangeOptions options;
+    options.name = name;
+    options.reserved_bytes = kGiB;
+    options.answer_ns = 60'000'000'000;
+    if (asked)
+      options.give_back = [self = trader.get()](uint64_t bytes, uint64_t) { return self->give(bytes); };
+    GPUSHARE_ASSIGN_OR_RETURN(trader->range_, trader->session_->open_range(std::move(options)));
+    trader->base_ = trader->range_->info().address;
+    trader->granule_ = trader->range_->info().granule_bytes;
+    return trader;
+  }
+
+  // Commits slots, checks those that it has and drops some, until so many commits have been made by all who run.
+  void run(std::atomic<int64_t>& left, uint64_t thread) {
+    Random random(seed_ + thread);
+    while (left > 0 && failures == 0) {
+      Slot& slot = slots_[uniform(random, 0, kSlots - 1)];
+      base::MutexLock lock(slot.mutex);
+      if (slot.stamp != 0) {
+        check(slot);
+        if (uniform(random, 0, 3) == 0) drop(slot);
+        continue;
+      }
+      if (!take(slot, random() | 1).ok()) {
+        ++failures;
+        return;
+      }
+      --left;
+    }
+  }
+  // So many slots, which it keeps.
+  base::Status hoard(size_t slots) {
+    for (size_t i = 0; i < slots; ++i) {
+      base::MutexLock lock(slots_[i].mutex);
+      GPUSHARE_RETURN_IF_ERROR(take(slots_[i], i + 1));
+    }
+    return {};
+  }
+  base::Status close() { return range_->close(); }
+  executor::RangeInfo info() const { return range_->info(); }
+
+  std::atomic<uint64_t> commits{0}, failures{0};
+
+ private:
+  struct Slot {
+    base::Mutex mutex;
+    uint64_t stamp = 0;  // 0: not committed
+  };
+  explicit Trader(uint64_t seed) : seed_(seed) {}
+  base::Status take(Slot& slot, uint64_t stamp) {
+    GPUSHARE_RETURN_IF_ERROR(range_->commit(offset(slot), kSlotBytes, GPUSHARE_NO_TIMEOUT));
+    slot.stamp = stamp;
+    for (uint64_t at = 0; at < kSlotBytes; at += granule_)
+      *word_at(base_ + offset(slot) + at) = slot.stamp + at;
+    ++commits;
+    return {};
+  }
+  uint64_t offset(const Slot& slot) const {
+    return static_cast<uint64_t>(&slot - slots_.data()) * kSlotBytes;
+  }
+  void check(const Slot& slot) {
+    for (uint64_t at = 0; at < kSlotBytes; at += granule_)
+      if (*word_at(base_ + offset(slot) + at) != slot.stamp + at) ++failures;
+  }
+  void drop(Slot& slot) {
+    slot.stamp = 0;
+    if (!range_->decommit(offset(slot), kSlotBytes).ok()) ++failures;
+  }
+  // Gives slots that no thread works on. A slot whose thread waits is left out, or both sides would wait for each other.
+  uint64_t give(uint64_t bytes) {
+    uint64_t given = 0;
+    for (Slot& slot : slots_) {
+      if (given >= bytes) break;
+      if (!slot.mutex.try_lock()) continue;
+      if (slot.stamp != 0) {
+        check(slot);
+        drop(slot);
+        given += kSlotBytes;
+      }
+      slot.mutex.unlock();
+    }
+    return given;
+  }
+
+  const uint64_t seed_;
+  std::shared_ptr<executor::Session> session_;
+  std::shared_ptr<executor::Range> range_;
+  memory::Address base_ = 0;
+  uint64_t granule_ = 0;
+  std::array<Slot, kSlots> slots_;
+};
+
+}  // namespace gpushare::test
