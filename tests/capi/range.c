@@ -75,7 +75,7 @@ static void trade(const char* device) {
   CHECK(info.waits == 1 && info.longest_wait_ns > 0 && info.waited_ns == info.longest_wait_ns);
   /* It does not answer: who asked is told its name. */
   first.deaf = 1;
-  CHECK_STATUS(gpushare_range_commit(second, 32 * MIB, 26 * MIB, 50000000),
+  CHECK_STATUS(gpushare_range_commit(second, 32 * MIB, 26 * MIB, GPUSHARE_NO_TIMEOUT),
                GPUSHARE_OK); /* by paging it out */
   CHECK(info_of(first.range).silences == 1 && info_of(second).unanswered_by == 1);
   CHECK_STATUS(gpushare_range_decommit(second, 0, 256 * MIB), GPUSHARE_OK);
