@@ -356,11 +356,14 @@ class Planner final : public TrialPolicy {
     return sum / double(left.size());
   }
 
+  // Makes a policy that decides for a run from now on.
+  using Begin = std::function<std::unique_ptr<TrialPolicy>(TrialRun&)>;
+
   void replan(TrialRun& run, bool must) {
     const TrialRun state = run.believed();
     const std::vector<size_t> left = state.unfinished();
     double best_end = kNever;
-    std::unique_ptr<TrialPolicy> best;  // none: go on as now
+    Begin best;  // none: go on as now
     if (!must && current_) {
       best_end = end_under(state, *current_->clone());
     }
@@ -368,29 +371,22 @@ class Planner final : public TrialPolicy {
     std::vector<size_t> waiting;
     for (size_t trial : left)
       if (state.trials()[trial].width == 0) waiting.push_back(trial);
-    std::function<void(TrialRun&, TrialPolicy&)> best_start;
-    const auto offer = [&](std::unique_ptr<TrialPolicy> policy,
-                           const std::function<void(TrialRun&, TrialPolicy&)>& start) {
+    const auto offer = [&](Begin candidate) {
       TrialRun copy = state;
-      auto fresh = policy->clone();
-      start(copy, *policy);
+      const std::unique_ptr<TrialPolicy> policy = candidate(copy);
       const double end = end_under(std::move(copy), *policy);
       if (end >= best_end - kTolerance * (1 + end - begin)) return;
       best_end = end;
-      best = std::move(fresh);
-      best_start = start;
+      best = std::move(candidate);
     };
-    const auto start_waiting = [&](TrialRun& at, TrialPolicy& policy) { policy.arrived(at, waiting); };
-    offer(std::make_unique<StaticFluidPolicy>(), start_waiting);
-    offer(std::make_unique<DynamicFluidPolicy>(), start_waiting);
+    offer([&waiting](TrialRun& at) { return with<StaticFluidPolicy>(at, waiting); });
+    offer([&waiting](TrialRun& at) { return with<DynamicFluidPolicy>(at, waiting); });
 
     const double bound = bound_of(state, left);
     const int lists = left.size() <= kMostToReplan ? 10 : left.size() <= 4000 ? 5 : 2;
     for (int i = 0; i < lists && !waiting.empty(); ++i) {
       const double T = bound * (1 + 0.08 * i * (lists > 5 ? 1 : 2));
-      offer(std::make_unique<ListPolicy>(), [this, T, &state, waiting](TrialRun& at, TrialPolicy& policy) {
-        start_list(static_cast<ListPolicy&>(policy), at, state, waiting, T);
-      });
+      offer([T, &state, &waiting](TrialRun& at) { return list_of(at, state, waiting, T); });
     }
     if (left.size() <= kMostToWrap && equal_speeds(state)) {
       Wrap wrap(state, left);
@@ -406,16 +402,26 @@ class Planner final : public TrialPolicy {
           }
           wrap.fits(high, packed);
         }
-        offer(std::make_unique<TimelinePolicy>(wrap.changes(high)), [](TrialRun& at, TrialPolicy& policy) {
-          if (policy.wake_s() <= at.now_s()) policy.woken(at);
+        const TimelinePolicy timeline(wrap.changes(high));
+        offer([timeline](TrialRun& at) {
+          std::unique_ptr<TrialPolicy> policy = timeline.clone();
+          if (policy->wake_s() <= at.now_s()) policy->woken(at);
+          return policy;
         });
       }
     }
     if (!best) return;
     end_s_ = answered_ ? 0 : best_end;  // 0: to be estimated when it is needed
     inserted_ = 0;
-    current_ = std::move(best);
-    best_start(run, *current_);
+    current_ = best(run);
+  }
+
+  // A policy of that type that has been told of the trials that wait.
+  template <class Policy>
+  static std::unique_ptr<TrialPolicy> with(TrialRun& run, const std::vector<size_t>& waiting) {
+    auto policy = std::make_unique<Policy>();
+    policy->arrived(run, waiting);
+    return policy;
   }
 
   static bool equal_speeds(const TrialRun& run) {
@@ -499,15 +505,17 @@ class Planner final : public TrialPolicy {
   }
 
   // Each waiting trial as within T, longest first.
-  static void start_list(ListPolicy& policy, TrialRun& run, const TrialRun& state,
-                         const std::vector<size_t>& waiting, double T) {
+  static std::unique_ptr<TrialPolicy> list_of(TrialRun& run, const TrialRun& state,
+                                              const std::vector<size_t>& waiting, double T) {
     std::vector<Item> items;
     items.reserve(waiting.size());
     for (size_t trial : waiting) items.push_back(within(state, trial, T));
     std::stable_sort(items.begin(), items.end(),
                      [](const Item& a, const Item& b) { return a.time > b.time; });
-    for (const Item& item : items) policy.add(item.trial, item.width);
-    policy.start(run);
+    auto policy = std::make_unique<ListPolicy>();
+    for (const Item& item : items) policy->add(item.trial, item.width);
+    policy->start(run);
+    return policy;
   }
 
   std::unique_ptr<TrialPolicy> current_;
