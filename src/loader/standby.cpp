@@ -44,28 +44,25 @@ std::vector<uint64_t> grant(std::vector<Wish> wishes, uint64_t budget_bytes) {
 
 void Standby::add(uint64_t member, std::shared_ptr<const Image> image, std::vector<double> execution_ms,
                   sched::SessionClass cls) {
-  base::MutexLock lock(mutex_);
-  Entry& entry = entries_[member];
-  entry.image = std::move(image);
-  entry.cls = cls;
-  entry.execution_ms = std::move(execution_ms);
+  base::RoleLock lock(mutex_, has_entries);
+  entries_.try_emplace(member, std::move(image), std::move(execution_ms), cls);
 }
 
 void Standby::remove(uint64_t member) {
   for (const auto& [id, entry] : entries())
     if (id == member) drop(*entry);
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   entries_.erase(member);
 }
 
 std::shared_ptr<Model> Standby::prefix(uint64_t member) const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   const auto entry = entries_.find(member);
   return entry == entries_.end() || !there(entry->second) ? nullptr : entry->second.model;
 }
 
 void Standby::learned(uint64_t member) {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.out_of_date = true;
 }
 
@@ -76,9 +73,9 @@ void Standby::refresh() noexcept {
       std::shared_ptr<const Image> image;
       std::vector<double> execution_ms;
       {
-        base::MutexLock lock(mutex_);
-        const auto entry = std::find_if(entries_.begin(), entries_.end(),
-                                        [](const auto& each) { return each.second.out_of_date; });
+        base::RoleLock lock(mutex_, has_entries);
+        auto entry = entries_.begin();
+        while (entry != entries_.end() && !entry->second.out_of_date) ++entry;
         if (entry == entries_.end()) return;
         member = entry->first;
         image = entry->second.image;
@@ -86,7 +83,7 @@ void Standby::refresh() noexcept {
         entry->second.out_of_date = false;
       }
       const PrefixChoice wish = work_out(*image, execution_ms);
-      base::MutexLock lock(mutex_);
+      base::RoleLock lock(mutex_, has_entries);
       if (const auto entry = entries_.find(member); entry != entries_.end()) entry->second.fresh = wish;
     }
   } catch (const std::bad_alloc&) {  // the wishes stay as they are, until more is learned
@@ -94,7 +91,7 @@ void Standby::refresh() noexcept {
 }
 
 std::vector<std::pair<uint64_t, Standby::Entry*>> Standby::entries() {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   std::vector<std::pair<uint64_t, Entry*>> out;
   for (auto& [id, entry] : entries_) out.emplace_back(id, &entry);
   return out;
@@ -114,8 +111,8 @@ PrefixChoice Standby::work_out(const Image& image, const std::vector<double>& ex
 // The held prefix suffices for the present wish: it has at least the wished layers and is at most half as
 // large again.
 bool Standby::suits(const Entry& entry) {
-  return entry.model != nullptr && entry.model->layers() >= entry.wish.layers &&
-         entry.bytes <= entry.wish.bytes + entry.wish.bytes / 2;
+  return entry.model != nullptr && entry.wish && entry.model->layers() >= entry.wish->layers &&
+         entry.bytes <= entry.wish->bytes + entry.wish->bytes / 2;
 }
 
 void Standby::update(std::span<const Use> uses) {
@@ -124,62 +121,92 @@ void Standby::update(std::span<const Use> uses) {
   const bool others_wait = !runtime.ok() || runtime->sessions_queued > 0;
   std::map<uint64_t, Entry*> by_member;
   for (const auto& [id, entry] : entries()) {
-    // Dropped for others, ended, or its copies failed: of no use any more.
-    if (entry->session != nullptr && (entry->session->info().state != executor::SessionState::kResident ||
-                                      !entry->model->arrived(entry->model->layers() - 1).ok()))
-      drop(*entry);
+    drop_useless(*entry);
+    base::RoleLock lock(mutex_, has_entries);
     entry->worth_ns = 0;
-    {
-      base::MutexLock lock(mutex_);
-      if (entry->fresh) entry->wish = *std::exchange(entry->fresh, std::nullopt);
-    }
+    if (entry->fresh) entry->wish = std::exchange(entry->fresh, std::nullopt);
     by_member.emplace(id, entry);
   }
   std::vector<Wish> wishes;
   Entry* active = nullptr;  // and holds a prefix
+  uint64_t active_bytes = 0;
   for (const Use& use : uses) {
     const auto found = by_member.find(use.member);
     if (found == by_member.end()) continue;
     Entry& entry = *found->second;
+    base::RoleLock lock(mutex_, has_entries);
     if (others_wait && entry.model == nullptr) continue;
     if (!use.away && !(use.active && entry.model != nullptr)) continue;
-    if (!entry.known) {
-      entry.wish = work_out(*entry.image, entry.execution_ms);
-      entry.known = true;
+    if (!entry.wish) {
+      lock.unlock();  // it takes milliseconds
+      const PrefixChoice wish = work_out(*entry.image, entry.execution_ms);
+      lock.lock();
+      entry.wish = wish;
     }
-    if (entry.wish.layers == 0) continue;
-    entry.worth_ns = std::max(use.requests, kNeverAsked) * entry.wish.saves_ms * 1e6;
+    if (entry.wish->layers == 0) continue;
+    entry.worth_ns = std::max(use.requests, kNeverAsked) * entry.wish->saves_ms * 1e6;
     const bool held = suits(entry);
-    if (use.away)
+    if (use.away) {
       wishes.push_back(
-          {use.member, held ? entry.bytes : entry.wish.bytes, entry.worth_ns * (held ? kHeldWorth : 1)});
-    else if (held)
+          {use.member, held ? entry.bytes : entry.wish->bytes, entry.worth_ns * (held ? kHeldWorth : 1)});
+    } else if (held) {
       active = &entry;
+      active_bytes = entry.bytes;
+    }
   }
   const std::vector<uint64_t> granted = grant(wishes, budget_bytes_);
   uint64_t left_bytes = budget_bytes_;
   for (const Wish& wish : wishes)
     if (std::find(granted.begin(), granted.end(), wish.member) != granted.end()) left_bytes -= wish.bytes;
-  if (active != nullptr && active->bytes > left_bytes) active = nullptr;
-  for (const auto& [id, entry] : by_member)
-    if (entry != active && entry->model != nullptr &&
-        (!suits(*entry) || std::find(granted.begin(), granted.end(), id) == granted.end()))
-      drop(*entry);
+  if (active_bytes > left_bytes) active = nullptr;
+  std::vector<Entry*> unwanted;
+  {
+    base::RoleLock lock(mutex_, has_entries);
+    for (const auto& [id, entry] : by_member)
+      if (entry != active && entry->model != nullptr &&
+          (!suits(*entry) || std::find(granted.begin(), granted.end(), id) == granted.end()))
+        unwanted.push_back(entry);
+  }
+  for (Entry* entry : unwanted) drop(*entry);
   for (const uint64_t id : granted) {
     Entry& entry = *by_member.at(id);
-    if (entry.model != nullptr || send(id, entry) || active == nullptr) continue;
+    if (has_prefix(entry) || send(id, entry) || active == nullptr) continue;
     drop(*std::exchange(active, nullptr));
     (void)send(id, entry);
   }
-  for (const auto& [id, entry] : by_member)
-    if (entry->session != nullptr) (void)entry->session->set_spare(entry->worth_ns);
+  std::vector<std::pair<std::shared_ptr<executor::Session>, double>> worths;
+  {
+    base::RoleLock lock(mutex_, has_entries);
+    for (const auto& [id, entry] : by_member)
+      if (entry->session != nullptr) worths.emplace_back(entry->session, entry->worth_ns);
+  }
+  for (const auto& [session, worth_ns] : worths) (void)session->set_spare(worth_ns);
+}
+
+bool Standby::has_prefix(const Entry& entry) const {
+  base::RoleLock lock(mutex_, has_entries);
+  return entry.model != nullptr;
+}
+
+// Dropped for others, ended, or its copies failed.
+void Standby::drop_useless(Entry& entry) {
+  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<Model> model;
+  {
+    base::RoleLock lock(mutex_, has_entries);
+    session = entry.session;
+    model = entry.model;
+  }
+  if (session != nullptr && (session->info().state != executor::SessionState::kResident ||
+                             !model->arrived(model->layers() - 1).ok()))
+    drop(entry);
 }
 
 bool Standby::hold(uint64_t member, bool held) {
   std::shared_ptr<executor::Session> session;
   double worth_ns = 0;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_entries);
     const auto entry = entries_.find(member);
     if (entry == entries_.end() || !there(entry->second)) return false;
     session = entry->second.session;
@@ -194,12 +221,17 @@ bool Standby::send(uint64_t member, Entry& entry) {
   options.name = base::format("standby-%llu", static_cast<unsigned long long>(member));
   options.cls = entry.cls;
   options.priority = INT32_MIN;
-  options.persistent_bytes = entry.wish.bytes;
+  PrefixChoice wish;
+  {
+    base::RoleLock lock(mutex_, has_entries);
+    wish = *entry.wish;
+  }
+  options.persistent_bytes = wish.bytes;
   options.allow_queueing = options.may_claim = false;
   options.may_page = false;  // before its copies are enqueued, or this thread would wait for its return
   auto session = loader_.runtime().open_session(options);
   if (!session.ok()) return false;
-  auto model = loader_.load_prefix(*session, entry.image, entry.wish.layers);
+  auto model = loader_.load_prefix(*session, entry.image, wish.layers);
   if (!model.ok()) {
     base::log(
         base::kWarning,
@@ -208,10 +240,10 @@ bool Standby::send(uint64_t member, Entry& entry) {
     return true;
   }
   (void)(*session)->allow_paging();
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   entry.session = std::move(*session);
   entry.model = std::move(*model);
-  entry.bytes = entry.wish.bytes;
+  entry.bytes = wish.bytes;
   return true;
 }
 
@@ -219,7 +251,7 @@ void Standby::drop(Entry& entry) {
   std::shared_ptr<executor::Session> session;
   std::shared_ptr<Model> model;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_entries);
     session.swap(entry.session);
     model.swap(entry.model);
     entry.bytes = 0;
@@ -233,7 +265,7 @@ void Standby::clear() {
 }
 
 uint64_t Standby::bytes() const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   uint64_t bytes = 0;
   for (const auto& [id, entry] : entries_)
     if (there(entry)) bytes += entry.bytes;
@@ -241,7 +273,7 @@ uint64_t Standby::bytes() const {
 }
 
 uint64_t Standby::bytes(uint64_t member) const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_entries);
   const auto entry = entries_.find(member);
   return entry == entries_.end() || !there(entry->second) ? 0 : entry->second.bytes;
 }

@@ -18,14 +18,18 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "base/mutex.hpp"
+#include "base/role.hpp"
 #include "loader/loader.hpp"
 #include "loader/model.hpp"
 #include "loader/prefix.hpp"
 
 namespace gpushare::loader {
+
+inline constexpr base::Role
+    has_entries;  // who holds a Standby's mutex: it guards what is known of each member
 
 class Standby {
  public:
@@ -65,21 +69,26 @@ class Standby {
 
  private:
   struct Entry {
-    std::shared_ptr<const Image> image;
-    std::vector<double> execution_ms;
-    sched::SessionClass cls = sched::SessionClass::kGuaranteed;
-    bool known = false;  // the wish is worked out
-    PrefixChoice wish;
-    bool out_of_date = false;           // and nobody is at it; with `fresh`, under the lock
-    std::optional<PrefixChoice> fresh;  // the next wish
-    double worth_ns = 0;                // at the last update()
-    uint64_t bytes = 0;
-    std::shared_ptr<executor::Session> session;
-    std::shared_ptr<Model> model;
+    Entry(std::shared_ptr<const Image> of, std::vector<double> times_ms, sched::SessionClass its_class)
+        : image(std::move(of)), execution_ms(std::move(times_ms)), cls(its_class) {}
+    const std::shared_ptr<const Image> image;
+    const std::vector<double> execution_ms;
+    const sched::SessionClass cls;
+    std::optional<PrefixChoice> wish GPUSHARE_GUARDED_BY(has_entries);   // none: not worked out yet
+    bool out_of_date GPUSHARE_GUARDED_BY(has_entries) = false;           // and nobody is at it
+    std::optional<PrefixChoice> fresh GPUSHARE_GUARDED_BY(has_entries);  // the next wish
+    double worth_ns GPUSHARE_GUARDED_BY(has_entries) = 0;                // at the last update()
+    uint64_t bytes GPUSHARE_GUARDED_BY(has_entries) = 0;
+    std::shared_ptr<executor::Session> session GPUSHARE_GUARDED_BY(has_entries);
+    std::shared_ptr<Model> model GPUSHARE_GUARDED_BY(has_entries);
   };
   PrefixChoice work_out(const Image& image, const std::vector<double>& execution_ms) const;
-  static bool suits(const Entry& entry);
-  static bool there(const Entry& entry) { return entry.session != nullptr && !entry.session->dropped(); }
+  static bool suits(const Entry& entry) GPUSHARE_REQUIRES(has_entries);
+  static bool there(const Entry& entry) GPUSHARE_REQUIRES(has_entries) {
+    return entry.session != nullptr && !entry.session->dropped();
+  }
+  bool has_prefix(const Entry& entry) const;
+  void drop_useless(Entry& entry);
   bool send(uint64_t member, Entry& entry);
   void drop(Entry& entry);
   // Entries stay where they are; only the thread that changes entries removes them.
@@ -87,7 +96,7 @@ class Standby {
 
   Loader& loader_;
   const uint64_t budget_bytes_;
-  mutable base::Mutex mutex_;  // the map, and what is held
+  mutable base::Mutex mutex_;
   std::map<uint64_t, Entry> entries_ GPUSHARE_GUARDED_BY(mutex_);
 };
 

@@ -75,20 +75,24 @@ base::Result<std::shared_ptr<Switcher>> Switcher::open(std::shared_ptr<Loader> l
 
 Switcher::~Switcher() {
   // No thread is inside, and no iteration is open: either would hold a pointer.
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   closed_ = true;
   auto members = std::move(members_);
   lock.unlock();
-  for (const auto& [id, member] : members)
-    if (member->session != nullptr) drop(*member);
+  for (const auto& [id, member] : members) drop(*member);
   standby_.clear();
   detach();
 }
 
 std::shared_ptr<Switcher::Member> Switcher::find(MemberId id) const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   const auto found = members_.find(id);
   return found == members_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<executor::Session> Switcher::session_of(const Member& member) const {
+  base::RoleLock lock(mutex_, has_members);
+  return member.session;
 }
 
 base::Result<MemberId> Switcher::add(MemberOptions options) {
@@ -113,13 +117,13 @@ base::Result<MemberId> Switcher::add(MemberOptions options) {
                             " ephemeral bytes beside it; the runtime has " + base::format_bytes(capacity));
   auto member = std::make_shared<Member>();
   member->persistent_bytes = image_bytes + session.persistent_bytes;
-  member->ephemeral_bytes = session.ephemeral_bytes;
   session.allow_queueing = false;
   session.may_page = false;  // before its load, which nobody may have to wait for with switching_ held
   const uint64_t load_ns = loader_->link().send_ns(image_bytes);
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   if (closed_) return is_closed();
   member->id = next_member_;
+  member->ephemeral_bytes = session.ephemeral_bytes;
   if (session.name.empty())
     session.name = base::format("member-%llu", static_cast<unsigned long long>(member->id));
   member->options = std::move(options);
@@ -175,7 +179,7 @@ base::Status Switcher::take_turn(const Member* member, const base::Deadline& dea
 }
 
 void Switcher::give_turn() {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   taken_ = false;
   holder_ = {};
   changed_.notify_all();
@@ -186,7 +190,7 @@ base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
   const std::shared_ptr<Member> member = find(id);
   if (member == nullptr) return closed() ? is_closed() : no_member(id);
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     if (closed_) return is_closed();
     ++users_;
     const base::Status status = take_turn(member.get(), deadline, timeout_ns);
@@ -203,7 +207,7 @@ base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
     turn = base::Status(GPUSHARE_HOST_OUT_OF_MEMORY, "no host memory for a switch");
   }
   if (!turn.ok()) give_turn();
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   --users_;
   changed_.notify_all();
   return turn;
@@ -211,7 +215,11 @@ base::Result<Switcher::Turn> Switcher::begin(MemberId id, uint64_t timeout_ns) {
 
 base::Result<Switcher::Turn> Switcher::begin_in_turn(Member& member, const base::Deadline& deadline,
                                                      uint64_t timeout_ns) {
-  const uint64_t loads = member.loads;
+  uint64_t loads = 0;
+  {
+    base::RoleLock lock(mutex_, has_members);
+    loads = member.loads;
+  }
   GPUSHARE_RETURN_IF_ERROR(
       make_active(member).with_context("switching to '" + member.options.session.name + "'"));
   uint64_t left_ns = timeout_ns;
@@ -222,39 +230,47 @@ base::Result<Switcher::Turn> Switcher::begin_in_turn(Member& member, const base:
                   : static_cast<uint64_t>(
                         std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - now).count());
   }
+  Turn turn;
+  std::shared_ptr<executor::Session> session;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     GPUSHARE_RETURN_IF_ERROR(stopped(&member));
-    beginning_ = member.session;
+    session = beginning_ = member.session;
+    turn.model = member.model;
+    turn.loaded = member.loads != loads;
   }
-  base::Result<std::shared_ptr<executor::Iteration>> begun = member.session->begin(left_ns);
+  base::Result<std::shared_ptr<executor::Iteration>> begun = session->begin(left_ns);
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     beginning_.reset();
     if (base::Status why = stopped(&member); !begun.ok() && !why.ok()) return why;
   }
   GPUSHARE_ASSIGN_OR_RETURN(const std::shared_ptr<executor::Iteration> iteration, std::move(begun));
-  Turn turn;
-  turn.model = member.model;
-  turn.loaded = member.loads != loads;
   try {
     turn.iteration = std::make_shared<SwitchedIteration>(shared_from_this(), iteration);
   } catch (const std::bad_alloc&) {
     (void)iteration->end();
     throw;
   }
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   ++member.iterations;
   return turn;
 }
 
 // Whether the member's session takes iterations and its weights are on the device or on their way.
-bool Switcher::usable(Member& member) {
-  if (member.session == nullptr) return false;
-  const executor::SessionState state = member.session->info().state;
+bool Switcher::usable(const Member& member) const {
+  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<Model> model;
+  {
+    base::RoleLock lock(mutex_, has_members);
+    session = member.session;
+    model = member.model;
+  }
+  if (session == nullptr) return false;
+  const executor::SessionState state = session->info().state;
   if (state == executor::SessionState::kCancelled || state == executor::SessionState::kFailed) return false;
   const uint32_t last = static_cast<uint32_t>(member.options.image->layers().size()) - 1;
-  return member.model->arrived(last).ok();
+  return model->arrived(last).ok();
 }
 
 base::Status Switcher::make_active(Member& member) {
@@ -263,20 +279,21 @@ base::Status Switcher::make_active(Member& member) {
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   bool was_active = false;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     was_active = active_ == member.id;
   }
   if (!was_active) take_leave();
-  const bool live = usable(member) && (was_active || member.session->set_spare(std::nullopt).ok());
-  if (!live && member.session != nullptr) {
+  const std::shared_ptr<executor::Session> session = session_of(member);
+  const bool live = usable(member) && (was_active || session->set_spare(std::nullopt).ok());
+  if (!live && session != nullptr) {
     drop(member);
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     (void)residency_.drop(member.id);
   }
   std::vector<sched::ModelId> drops;
   sched::Residency::Decision decision;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     GPUSHARE_ASSIGN_OR_RETURN(decision, residency_.request(member.id, now_ns));
     active_ = live ? member.id : 0;
     // The caller's limit decides which members may stay; for how many the device has room is the scheduler's decision.
@@ -288,13 +305,13 @@ base::Status Switcher::make_active(Member& member) {
   if (!live) {
     base::Status status = load(member);
     if (!status.ok()) {
-      base::MutexLock lock(mutex_);
+      base::RoleLock lock(mutex_, has_members);
       (void)residency_.drop(member.id);
       return status;
     }
   }
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     active_ = member.id;
     if (last_active_ != member.id) {
       ++switches_;
@@ -314,7 +331,7 @@ void Switcher::update_standby() {
   const uint64_t now_ns = loader_->runtime().device().now_ns();
   std::vector<Standby::Use> uses;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     for (const auto& [id, member] : members_)
       uses.push_back({id, residency_.requests(id, now_ns), member->session == nullptr, id == active_});
   }
@@ -332,7 +349,7 @@ base::Status Switcher::load(Member& member) {
     return model.status();
   }
   (void)session->allow_paging();  // one that has ended says so when it begins
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   member.session = std::move(session);
   member.model = std::move(*model);
   ++member.loads;
@@ -342,7 +359,10 @@ base::Status Switcher::load(Member& member) {
 base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& member) {
   executor::SessionOptions options = member.options.session;
   options.persistent_bytes = member.persistent_bytes;
-  options.ephemeral_bytes = member.ephemeral_bytes;
+  {
+    base::RoleLock lock(mutex_, has_members);
+    options.ephemeral_bytes = member.ephemeral_bytes;
+  }
   // The member's own first layers stay if they can, because it is about to use them.
   bool held = standby_.hold(member.id, true);
   for (;;) {
@@ -355,12 +375,12 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
     // The scheduler counts bytes. Where there are enough of them, but in pieces (contiguous layout), kept members go one by one.
     const auto runtime = loader_->runtime().info();
     if (!runtime.ok() ||
-        member.persistent_bytes + member.ephemeral_bytes >
+        options.persistent_bytes + options.ephemeral_bytes >
             runtime->capacity_bytes - std::min(runtime->capacity_bytes, runtime->promised_bytes))
       return session;
     std::vector<sched::ModelId> drops;
     {
-      base::MutexLock lock(mutex_);
+      base::RoleLock lock(mutex_, has_members);
       drops = residency_.shed(1, member.id, loader_->runtime().device().now_ns());
     }
     if (drops.empty()) return session;
@@ -371,7 +391,7 @@ base::Result<std::shared_ptr<executor::Session>> Switcher::open_session(Member& 
 void Switcher::take_leave() {
   std::vector<sched::ModelId> gone;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     for (const auto& [id, member] : members_)
       if (member->session != nullptr && member->session->dropped()) {
         gone.push_back(id);
@@ -382,23 +402,30 @@ void Switcher::take_leave() {
 }
 
 void Switcher::tell_worths(MemberId active) {
-  std::vector<std::pair<std::shared_ptr<Member>, double>> kept;
+  struct Kept {
+    std::shared_ptr<Member> member;
+    std::shared_ptr<executor::Session> session;
+    double worth_ns;
+  };
+  std::vector<Kept> kept;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     const uint64_t now_ns = loader_->runtime().device().now_ns();
     for (const auto& [id, member] : members_)
-      if (member->session != nullptr && id != active) kept.emplace_back(member, residency_.worth(id, now_ns));
+      if (member->session != nullptr && id != active)
+        kept.push_back({member, member->session, residency_.worth(id, now_ns)});
   }
-  for (const auto& [member, worth_ns] : kept) {
-    learn_need(*member);
-    (void)member->session->set_spare(worth_ns);
+  for (const auto& [member, session, worth_ns] : kept) {
+    learn_need(*member, *session);
+    (void)session->set_spare(worth_ns);
   }
 }
 
 // A need that was profiled is not profiled again.
-void Switcher::learn_need(Member& member) {
+void Switcher::learn_need(Member& member, const executor::Session& session) {
   if (member.options.session.ephemeral_bytes > 0) return;
-  const executor::SessionInfo info = member.session->info();
+  const executor::SessionInfo info = session.info();
+  base::RoleLock lock(mutex_, has_members);
   if (info.iterations_done >= 2)
     member.ephemeral_bytes = std::max(member.ephemeral_bytes, info.promised_ephemeral_bytes);
 }
@@ -409,11 +436,13 @@ void Switcher::drop_all(const std::vector<sched::ModelId>& members) {
 }
 
 void Switcher::drop(Member& member) {
-  if (member.session != nullptr) learn_need(member);
-  std::shared_ptr<executor::Session> session;
+  std::shared_ptr<executor::Session> session = session_of(member);
+  if (session == nullptr) return;
+  learn_need(member, *session);
+  session.reset();
   std::shared_ptr<Model> model;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     session.swap(member.session);
     model.swap(member.model);
     if (session == nullptr) return;
@@ -430,7 +459,7 @@ base::Status Switcher::remove(MemberId id) {
   if (member == nullptr) return closed() ? is_closed() : no_member(id);
   std::shared_ptr<executor::Session> waits;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     if (member->removed) return no_member(id);
     if (closed_) return is_closed();
     if (taken_ && holder_ == std::this_thread::get_id())
@@ -446,7 +475,7 @@ base::Status Switcher::remove(MemberId id) {
   }
   if (waits != nullptr) (void)waits->cancel();
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     (void)take_turn(nullptr, base::Deadline::after(GPUSHARE_NO_TIMEOUT), GPUSHARE_NO_TIMEOUT);
   }
   {
@@ -454,7 +483,7 @@ base::Status Switcher::remove(MemberId id) {
     drop(*member);
     standby_.remove(id);
   }
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   (void)residency_.remove(id);
   members_.erase(id);
   if (last_active_ == id) last_active_ = 0;
@@ -468,7 +497,7 @@ base::Status Switcher::remove(MemberId id) {
 base::Status Switcher::close() {
   std::shared_ptr<executor::Session> waits;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     if (closed_) return is_closed();
     if ((taken_ && holder_ == std::this_thread::get_id()) || executor::NoWaitScope::active())
       return {
@@ -481,13 +510,13 @@ base::Status Switcher::close() {
   }
   if (waits != nullptr) (void)waits->cancel();
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     while (users_ > 0 || taken_) changed_.wait(mutex_);
     taken_ = true;
   }
   std::vector<std::shared_ptr<Member>> members;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     for (const auto& [id, member] : members_) members.push_back(member);
     members_.clear();
   }
@@ -503,7 +532,7 @@ base::Status Switcher::close() {
 void Switcher::runtime_closing() {
   std::vector<std::shared_ptr<Member>> members;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     closed_ = true;
     changed_.notify_all();
     while (users_ > 0) changed_.wait(mutex_);
@@ -521,7 +550,7 @@ base::Result<MemberInfo> Switcher::info(MemberId id) const {
   MemberInfo info;
   std::shared_ptr<executor::Session> session;
   {
-    base::MutexLock lock(mutex_);
+    base::RoleLock lock(mutex_, has_members);
     info.name = member->options.session.name;
     info.loads = member->loads;
     info.iterations = member->iterations;
@@ -539,12 +568,12 @@ base::Result<MemberInfo> Switcher::info(MemberId id) const {
 }
 
 bool Switcher::closed() const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   return closed_;
 }
 
 SwitcherInfo Switcher::info() const {
-  base::MutexLock lock(mutex_);
+  base::RoleLock lock(mutex_, has_members);
   SwitcherInfo info;
   info.active = active_;
   info.members = members_.size();

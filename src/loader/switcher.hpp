@@ -24,7 +24,7 @@
 #include <unordered_map>
 
 #include "base/clock.hpp"
-#include "base/mutex.hpp"
+#include "base/role.hpp"
 #include "executor/runtime.hpp"
 #include "loader/loader.hpp"
 #include "loader/model.hpp"
@@ -34,6 +34,8 @@
 namespace gpushare::loader {
 
 using MemberId = uint64_t;
+
+inline constexpr base::Role has_members;  // who holds a Switcher's mutex: it guards what its members have
 
 struct SwitcherOptions {
   sched::ResidencyPolicy policy = sched::ResidencyPolicy::kLeastRecentlyUsed;
@@ -109,20 +111,24 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   struct Member {
     MemberOptions options;
     MemberId id = 0;
-    bool removed = false;
-    std::shared_ptr<executor::Session> session;  // null: standby. Set under the lock by who has the turn
-    std::shared_ptr<Model> model;
     uint64_t persistent_bytes = 0;  // P
-    uint64_t ephemeral_bytes = 0;   // E: given, or learned by the session that had it last
-    uint64_t loads = 0, iterations = 0, drops = 0;
+    bool removed GPUSHARE_GUARDED_BY(has_members) = false;
+    // Null: standby. Who has the turn changes it, and the model.
+    std::shared_ptr<executor::Session> session GPUSHARE_GUARDED_BY(has_members);
+    std::shared_ptr<Model> model GPUSHARE_GUARDED_BY(has_members);
+    uint64_t ephemeral_bytes GPUSHARE_GUARDED_BY(has_members) =
+        0;  // E: given, or learned by the session that had it last
+    uint64_t loads GPUSHARE_GUARDED_BY(has_members) = 0;
+    uint64_t iterations GPUSHARE_GUARDED_BY(has_members) = 0;
+    uint64_t drops GPUSHARE_GUARDED_BY(has_members) = 0;
   };
   class SwitchedIteration;
 
   // The reason why nothing can be begun for `member` any more. Null: the caller removes a member.
-  base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_);
+  base::Status stopped(const Member* member) const GPUSHARE_REQUIRES(mutex_, has_members);
   // Has the switcher to itself: nobody else switches or has an iteration open. Needs the lock.
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
-      GPUSHARE_REQUIRES(mutex_);
+      GPUSHARE_REQUIRES(mutex_, has_members);
   void give_turn();
   // The functions below are for the thread that has the turn, without the lock. Functions that change the device's contents need switching_.
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
@@ -133,12 +139,13 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   void take_leave();
   // Kept members make room for others, `active` does not.
   void tell_worths(MemberId active);
-  static void learn_need(Member& member);
-  bool usable(Member& member);
+  void learn_need(Member& member, const executor::Session& session);
+  bool usable(const Member& member) const;
   void update_standby();
   void drop(Member& member);
   void drop_all(const std::vector<sched::ModelId>& members);
   std::shared_ptr<Member> find(MemberId member) const;
+  std::shared_ptr<executor::Session> session_of(const Member& member) const;
 
   const std::shared_ptr<Loader> loader_;
   const SwitcherOptions options_;
