@@ -238,7 +238,8 @@ std::vector<MeasuredInterference::Entry> MeasuredInterference::entries() const {
   for (const auto& [key, mean] : pairs_) {
     const Kind& kind = kinds_[key >> 32];
     const Kind& beside = kinds_[key & UINT32_MAX];
-    if (!kind.name.empty() && !beside.name.empty()) add(kind.name, beside.name, mean, 1 + mean.value);
+    if (!kind.name.empty() && !beside.name.empty())
+      add(kind.name, beside.name, mean, 1 + std::max(0.0, mean.value));
   }
   std::sort(out.begin(), out.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.name, a.beside) < std::pair(b.name, b.beside);

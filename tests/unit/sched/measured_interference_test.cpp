@@ -146,6 +146,21 @@ TEST_CASE("the table goes to text and back, with ages") {
   CHECK(entries[3].value == Approx(3));  // 15 of 30 ms beside the other, for a quarter of the work
 }
 
+TEST_CASE("a correction below nothing is no slowdown in the table either") {
+  Bench bench = with({"a", "b", "c"});
+  bench.run({1, 3}, {15, 15});
+  bench.run({1, 2, 3}, {10, 10, 10});  // neither slows a this time, so b is corrected to less than nothing
+  size_t pairs = 0;
+  for (const auto& entry : bench.measured.entries()) {
+    if (entry.beside.empty()) continue;
+    ++pairs;
+    CHECK(entry.value >= 1);
+  }
+  CHECK(pairs > 2);
+  MeasuredInterference loaded;
+  CHECK(loaded.read(bench.measured.text(0), "table", 0).ok());
+}
+
 TEST_CASE("a malformed table is refused with file, line and what is allowed") {
   const std::string head = "gpushare interference 1\n";
   MeasuredInterference measured;
