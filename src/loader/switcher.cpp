@@ -18,6 +18,13 @@ base::Status is_closed() {
   return {GPUSHARE_INVALID_STATE, "the switcher, or its runtime, is closed"};
 }
 
+// Whether the session's bytes are gone: the scheduler dropped them, or an iteration failed. Takes the executor's lock.
+bool has_ended(const executor::Session& session) {
+  if (session.dropped()) return true;
+  const executor::SessionState state = session.info().state;
+  return state == executor::SessionState::kCancelled || state == executor::SessionState::kFailed;
+}
+
 }  // namespace
 
 // A turn's iteration: ends the turn with itself.
@@ -267,8 +274,7 @@ bool Switcher::usable(const Member& member) const {
     model = member.model;
   }
   if (session == nullptr) return false;
-  const executor::SessionState state = session->info().state;
-  if (state == executor::SessionState::kCancelled || state == executor::SessionState::kFailed) return false;
+  if (has_ended(*session)) return false;
   const uint32_t last = static_cast<uint32_t>(member.options.image->layers().size()) - 1;
   return model->arrived(last).ok();
 }
@@ -556,14 +562,16 @@ base::Result<MemberInfo> Switcher::info(MemberId id) const {
     info.iterations = member->iterations;
     info.drops = member->drops;
     session = member->session;
-    if (session != nullptr && session->dropped()) {  // which the next switch will see
-      session.reset();
-      ++info.drops;
-    }
     if (session != nullptr) info.state = active_ == id ? MemberState::kActive : MemberState::kKept;
   }
   info.standby_bytes = standby_.bytes(id);
-  if (session != nullptr) info.device_bytes = session->info().promised_persistent_bytes;
+  if (session == nullptr) return info;
+  if (has_ended(*session)) {  // which the next switch will see
+    info.state = MemberState::kStandby;
+    ++info.drops;
+  } else {
+    info.device_bytes = session->info().promised_persistent_bytes;
+  }
   return info;
 }
 
@@ -573,16 +581,27 @@ bool Switcher::closed() const {
 }
 
 SwitcherInfo Switcher::info() const {
-  base::RoleLock lock(mutex_, has_members);
   SwitcherInfo info;
-  info.active = active_;
-  info.members = members_.size();
-  for (const auto& [id, member] : members_)
-    if (member->session != nullptr && id != active_ && !member->session->dropped()) ++info.kept;
-  info.switches = switches_;
-  info.waiting = line_.size();
-  info.switch_ns = switch_ns_;
-  info.standby_bytes = standby_.bytes();
+  std::vector<std::pair<MemberId, std::shared_ptr<executor::Session>>> sessions;
+  MemberId active = 0;
+  {
+    base::RoleLock lock(mutex_, has_members);
+    active = active_;
+    for (const auto& [id, member] : members_)
+      if (member->session != nullptr) sessions.emplace_back(id, member->session);
+    info.members = members_.size();
+    info.switches = switches_;
+    info.waiting = line_.size();
+    info.switch_ns = switch_ns_;
+    info.standby_bytes = standby_.bytes();
+  }
+  for (const auto& [id, session] : sessions) {
+    if (has_ended(*session)) continue;
+    if (id == active)
+      info.active = id;
+    else
+      ++info.kept;
+  }
   return info;
 }
 

@@ -417,6 +417,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a member whose iteration failed is on standby at once, and its next turn loads it again") {
+  for (const test::Setup& setup : test::kSetups) {
+    INFO(setup.device);
+    Switching on(setup, 18 * kMiB);
+    const loader::MemberId a = on.add(1), b = on.add(2);
+    CHECK(on.run(b, 2) == "");
+    const auto turn = on.switcher->begin(a, GPUSHARE_NO_TIMEOUT);
+    REQUIRE(turn.ok());
+    CHECK(turn->iteration->fail({GPUSHARE_CALLBACK_FAILED, "planned"}).ok());
+    CHECK(on.state(a) == MemberState::kStandby);
+    CHECK(on.switcher->info(a)->device_bytes == 0);
+    CHECK(on.switcher->info(a)->drops == 1);
+    CHECK(on.switcher->info().active == 0);
+    CHECK(on.switcher->info().kept == 1);
+    on.check();
+    bool loaded = false;
+    CHECK(on.run(a, 1, &loaded) == "");
+    CHECK(loaded);
+    CHECK(on.switcher->info(a)->drops == 1);
+    on.check();
+    CHECK(on.switcher->close().ok());
+    CHECK(on.runtime->close().ok());
+  }
+}
+
 TEST_CASE("threads ask for members at random while others are removed and added") {
   for (const test::Setup& setup : {test::kSetups[0], test::kSetups[1]}) {
     INFO(setup.device);
