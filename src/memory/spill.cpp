@@ -51,7 +51,10 @@ uint64_t HostChunks::trim() {
 SpillStore::~SpillStore() {
   base::MutexLock lock(mutex_);
   for (Freed& freed : freed_) wait_all(freed.fences);
-  for (auto& pool : pools_) release(*pool, true);
+  for (auto& pool : pools_) {
+    pool->tenant = nullptr;  // a heap that found no memory to close in is gone, and its books with it
+    release(*pool, true);
+  }
 }
 
 base::Status SpillStore::check_limit(uint64_t bytes) {
@@ -342,9 +345,10 @@ uint64_t SpillStore::release_empty(bool all) {
     const bool closed = pool.memory == nullptr && pool.tenant == nullptr;
     if (pool.heap.live_blocks() == 0 && !pool.moving && (all || closed || pool.bytes > kPoolBytes)) {
       const uint64_t before = pinned_bytes();
-      release(pool, true);
+      const std::unique_ptr<Pool> empty = std::move(pools_[i]);
+      pools_.erase(pools_.begin() + static_cast<ptrdiff_t>(i));  // first, so that no pool is released twice
+      release(*empty, true);
       released += before - pinned_bytes();
-      pools_.erase(pools_.begin() + static_cast<ptrdiff_t>(i));
     } else {
       ++i;
     }
