@@ -149,11 +149,12 @@ TEST_CASE("a host stream without memory fails with a status, and its thread ends
 
 namespace {
 
-// Two sessions that push and pull, one of them above its promise, and a third that needs their place. True if an allocation failed.
+// Two sessions that push and pull, one of them above its promise, one whose blocks go out to host memory and come home, and another that
+// needs their place. True if an allocation failed.
 bool take_turns(const test::Setup& setup, uint64_t succeed, bool for_ever, bool callers) {
   const Spared mine;
   executor::RuntimeOptions options = test::options_of(setup);
-  options.capacity_bytes = 32 * test::kMiB;
+  options.capacity_bytes = 40 * test::kMiB;
   options.record_timeline = true;
   const auto runtime = test::open_runtime(std::move(options));
   std::vector<std::shared_ptr<executor::Session>> sessions;
@@ -186,6 +187,24 @@ bool take_turns(const test::Setup& setup, uint64_t succeed, bool for_ever, bool 
       (void)iteration->alloc(6 * test::kMiB, 0);
       (void)iteration->end();
       iteration = nullptr;
+    }
+    executor::SessionOptions spills = test::need("spills", 2 * test::kMiB, 2 * test::kMiB);
+    spills.allow_spill = true;
+    spills.allow_queueing = false;  // the others may have grown into its place
+    if (const auto mover = runtime->open_session(spills); mover.ok()) {
+      sessions.push_back(*mover);
+      (void)(*mover)->alloc(memory::Kind::kModel, 7 * test::kMiB, 0);
+      for (const uint64_t quota : {6 * test::kMiB, uint64_t{0}}) {
+        (void)(*mover)->set_quota(quota);
+        for (int i = 0; i < 3; ++i) {
+          const auto begun = (*mover)->begin(GPUSHARE_NO_TIMEOUT);
+          if (!begun.ok()) continue;
+          iteration = *begun;
+          (void)iteration->end();
+          iteration = nullptr;
+        }
+      }
+      (void)(*mover)->close();
     }
     const auto third = runtime->open_session(test::need("third", 8 * test::kMiB, 20 * test::kMiB));
     if (third.ok()) sessions.push_back(*third);
