@@ -93,11 +93,17 @@ base::Result<SpillStore::Pool*> SpillStore::add_pool(SpillOwner& tenant, uint64_
     if (tiered) shared_.layout->close_sparse(range);
     return heap.status();
   }
-  auto pool = std::unique_ptr<Pool>(
-      new Pool{nullptr, range.base, bytes, std::move(*heap), range, tiered ? &tenant : nullptr, {}, false});
-  if (tiered) {
-    pool->granules.resize(bytes / granule);
-  } else {
+  std::unique_ptr<Pool> pool;
+  try {
+    pool.reset(
+        new Pool{nullptr, range.base, bytes, std::move(*heap), range, tiered ? &tenant : nullptr, {}, false});
+    if (tiered) pool->granules.resize(bytes / granule);
+    pools_.reserve(pools_.size() + 1);  // a pool is 32 MiB or more: there are few
+  } catch (const std::bad_alloc&) {
+    if (tiered) shared_.layout->close_sparse(range);
+    throw;
+  }
+  if (!tiered) {
     // Whole granules of the index, so that no granule has two owners.
     auto memory = shared_.device.host_alloc(bytes + AddressIndex::kGranuleBytes);
     if (!memory.ok()) return memory.status().with_context("host memory for spilled blocks");
@@ -197,8 +203,14 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, K
     return status;
   }
   const Address address = found->base + handle.offset_bytes;
-  blocks_[address] = Block{found, &owner, bytes, kind, false, {}};
-  of_owner_[&owner].insert(address);
+  try {
+    blocks_[address] = Block{found, &owner, bytes, kind, false, {}};
+    of_owner_[&owner].insert(address);
+  } catch (const std::bad_alloc&) {
+    blocks_.erase(address);
+    found->heap.free(handle);
+    throw;
+  }
   count(*found, handle.offset_bytes, size, true);
   touch(*found, handle.offset_bytes, size);
   owner.spilled_bytes.fetch_add(size, std::memory_order_relaxed);
@@ -210,6 +222,8 @@ base::Result<Address> SpillStore::alloc(SpillOwner& owner, SpillOwner& tenant, K
 base::Status SpillStore::drop(Address address, const FenceList& fences) {
   const auto found = blocks_.find(address);
   if (found == blocks_.end()) return no_such_block(address);
+  found->second.uses.insert(found->second.uses.end(), fences.begin(), fences.end());
+  Freed& freed = freed_.emplace_back();  // what may find no memory comes first, while the block is whole
   Block block = std::move(found->second);
   blocks_.erase(found);
   const auto owned = of_owner_.find(block.owner);
@@ -218,10 +232,9 @@ base::Status SpillStore::drop(Address address, const FenceList& fences) {
   const uint64_t offset = address - block.pool->base;
   block.owner->spilled_bytes.fetch_sub(block.pool->heap.size_bytes(block.pool->heap.find(offset)),
                                        std::memory_order_relaxed);
-  block.uses.insert(block.uses.end(), fences.begin(), fences.end());
+  freed = {block.pool, offset, std::move(block.uses)};
   shared_.recorder.record(AllocationEvent::Action::kFree, block.kind, address, block.bytes,
                           block.owner->stream.load(), block.owner->session.load());
-  freed_.push_back({block.pool, offset, std::move(block.uses)});
   return {};
 }
 
