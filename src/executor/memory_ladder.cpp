@@ -109,7 +109,9 @@ bool MemoryLadder::make_room(SessionImpl& session, uint64_t bytes, const base::D
   Outbox outbox(runtime_);
   Section lock(runtime_);
   if (!runtime_.check_live(session).ok()) return false;
-  if (!runtime_.authority_->make_room(session.id_, bytes, runtime_.now()))
+  // The room that is there counts. If it would do, it is in pieces, or promised to caches, and the whole is asked for.
+  const uint64_t wanted = base::round_up(bytes, runtime_.granularity_bytes_), free = runtime_.free_bytes();
+  if (!runtime_.authority_->make_room(session.id_, wanted > free ? wanted - free : wanted, runtime_.now()))
     return wait_for_boundaries(session, bytes, until, outbox);
   runtime_.actions_.run(true, outbox);
   ++room_waiters_;

@@ -156,7 +156,7 @@ class Authority {
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
   // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
   // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
-  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used().
+  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(). For kNoSession only what is spare goes.
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next boundaries, until a
   // guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room() tells until when. Returns false if all of

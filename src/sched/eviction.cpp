@@ -255,6 +255,7 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
 }
 
 bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
+  if (id == kNoSession) return impl_->make_room(nullptr, bytes, now_ns);
   const SessionRecord* session = impl_->find(id);
   return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, now_ns);
 }

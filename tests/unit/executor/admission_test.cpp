@@ -115,6 +115,35 @@ TEST_CASE("a session that the device had no memory for is tried again by itself"
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a spare session between free pieces goes for a session that needs them joined") {
+  for (const Setup& setup : kSetups) {
+    if (setup.layout != memory::Layout::kContiguous) continue;
+    INFO(setup.device);
+    executor::RuntimeOptions options = options_of(setup);
+    options.capacity_bytes = 32 * kMiB;
+    auto runtime = open_runtime(std::move(options));
+    auto before = open_session(*runtime, need("before", 9 * kMiB, kMiB));
+    auto spare = open_session(*runtime, need("spare", 4 * kMiB, kMiB));
+    auto after = open_session(*runtime, need("after", 9 * kMiB, kMiB));
+    for (const auto& each : {before, spare, after})
+      REQUIRE(each->alloc(memory::Kind::kModel, 3 * kMiB, 0).ok());
+    REQUIRE(before->close().ok());
+    REQUIRE(after->close().ok());
+    auto wide = need("wide", 18 * kMiB, 2 * kMiB);
+    wide.allow_queueing = false;
+    // Nobody gives way while nobody is spare.
+    CHECK(runtime->open_session(wide).status().code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(spare->set_spare(1.0).ok());
+    const auto opened = runtime->open_session(wide);
+    INFO(opened.status().to_string());
+    REQUIRE(opened.ok());
+    CHECK(spare->dropped());
+    CHECK((*opened)->alloc(memory::Kind::kModel, 18 * kMiB, 0).ok());
+    CHECK(runtime->check().empty());
+    CHECK(runtime->close().ok());
+  }
+}
+
 // Its lane closed when it was paged out, but for the block that it kept there: what that pins is promised to nobody.
 TEST_CASE("a session that is alone comes back beside the block that it kept") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));

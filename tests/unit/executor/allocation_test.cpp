@@ -344,4 +344,27 @@ TEST_CASE("guaranteed sessions push idle opportunistic ones out; spill takes wha
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("no more is paged out for an allocation than it misses") {
+  const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
+  if (setup.layout != memory::Layout::kVirtual) return;  // pieces of the contiguous layout need not join
+  executor::RuntimeOptions options = options_of(setup, "priority");
+  options.capacity_bytes = 64 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  std::vector<std::shared_ptr<executor::Session>> idle;
+  for (int i = 0; i < 3; ++i) {
+    auto lower = need("lower", 10 * kMiB, 2 * kMiB);
+    lower.priority = -1;
+    idle.push_back(open_session(*runtime, lower));
+    REQUIRE(idle.back()->alloc(memory::Kind::kModel, 9 * kMiB, 0).ok());
+  }
+  auto session = open_session(*runtime, need("s", 4 * kMiB, 2 * kMiB));
+  const uint64_t free = runtime->info()->capacity_bytes - runtime->info()->promised_bytes;
+  REQUIRE(free > 10 * kMiB);
+  REQUIRE(session->alloc(memory::Kind::kModel, free + 8 * kMiB, 0).ok());
+  CHECK(runtime->info()->sessions_paged_out == 1);
+  CHECK(runtime->info()->paged_out_bytes_total <= 10 * kMiB);  // nobody went to come straight back
+  CHECK(runtime->check().empty());
+  CHECK(runtime->close().ok());
+}
+
 }  // namespace
