@@ -360,6 +360,7 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   Outbox outbox(*this);
   Section lock(*this);
   if (!check_open().ok() || memory_->layout() == memory::Layout::kVirtual) return false;
+  if (free_bytes() < bytes) return false;  // more is missing than that pieces be joined
   const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
   if (any) (void)wait_for_drops(outbox);
   if (any && authority_ != nullptr) authority_->room_used(now());
