@@ -87,6 +87,11 @@ client::SessionStatus SharedDevice::status_of(const RemoteSession& session) cons
       out.waits_for =
           base::format("the turn, which '%s' of process %d has", holder->members.front()->name.c_str(),
                        holder->members.front()->process->peer.pid);
+    for (const auto& [id, other] : claims_)
+      if (claim.shares_lane && other->shares_lane && other->lane == claim.lane && scheduler_.owes(id))
+        out.waits_for = base::format(
+            "its lane, where the iteration of '%s' of process %d exceeded the lease and may still run",
+            other->members.front()->name.c_str(), other->members.front()->process->peer.pid);
   } else {
     out.state = "resting";
   }

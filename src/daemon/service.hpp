@@ -260,7 +260,7 @@ class SharedDevice {
   bool send_lane(Claim& claim);
   void unplace(Claim& claim, uint64_t now_ns);
   void leave_lane(Claim& claim);  // its process has unmapped it
-  // Nobody has a turn in the lane of a session that is overdue.
+  // Nobody has a turn in the shared lane of a session that is overdue.
   void set_overdue(RemoteSession& session, bool overdue);
   void grant(Claim& claim, sched::LaneId lane, uint64_t now_ns);
   void lease_to(RemoteSession& session, client::LeaseState state, uint64_t now_ns);

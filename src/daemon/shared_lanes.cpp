@@ -61,7 +61,6 @@ bool SharedDevice::send_lane(Claim& claim) {
 
 void SharedDevice::leave_lane(Claim& claim) {
   RemoteSession& session = *claim.members.front();
-  if (claim.shares_lane && session.overdue) scheduler_.hold_up(claim.lane, false);
   session.pieces = 0;
   claim.lane = sched::kNoLane;
 }
@@ -75,8 +74,11 @@ void SharedDevice::unplace(Claim& claim, uint64_t now_ns) {
 
 void SharedDevice::set_overdue(RemoteSession& session, bool overdue) {
   session.overdue = overdue;
-  const Claim& claim = *session.claim;
-  if (claim.shares_lane) scheduler_.hold_up(claim.lane, overdue);
+  const auto& members = session.claim->members;
+  scheduler_.set_overdue(
+      session.claim->id,
+      std::any_of(members.begin(), members.end(), [](const auto& each) { return each->overdue; }),
+      base::host_now_ns());
 }
 
 }  // namespace gpushare::daemon

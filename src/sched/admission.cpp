@@ -65,8 +65,9 @@ void Scheduler::Impl::block(SessionRecord& session) {
 bool Scheduler::Impl::may_open_lane(const SessionRecord& session) const {
   if (session.compute_units > options.compute_units - compute_units) return false;
   if (options.shared_lanes)
-    return std::none_of(lanes.begin(), lanes.end(),
-                        [&](const LaneRecord& lane) { return lane.open && suits(lane, session); });
+    return std::none_of(lanes.begin(), lanes.end(), [&](const LaneRecord& lane) {
+      return lane.open && suits(lane, session) && !lane.held_up();
+    });
   const uint32_t limit = max_lanes();
   return limit == 0 || lanes_open < limit;
 }
@@ -85,7 +86,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // Admit this session to the lane whose residents were paged out for it; sending it to another lane would
     // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
-    if (!suits(lane, session) || lane.closing) continue;
+    if (!suits(lane, session) || lane.closing || lane.held_up()) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
     if (finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;
@@ -182,6 +183,7 @@ void Scheduler::Impl::quit(SessionRecord& session) {
   LaneRecord& lane = lanes[id];
   set_ready_slot(session, false);
   lane.members.erase(std::find(lane.members.begin(), lane.members.end(), &session));
+  set_overdue(session, false);
   session.lane = kNoLane;
   persistent_bytes -= session.persistent_bytes;
   gave_back();
@@ -257,7 +259,7 @@ WaitingList::Room Scheduler::Impl::room() const {
   bool choice = limit == 0 || lanes_open < limit || options.shared_lanes;
   uint64_t largest = 0;
   for (const LaneRecord& lane : lanes) {
-    if (!lane.open || lane.closing || lane.compute_units != 0) continue;
+    if (!lane.open || lane.closing || lane.compute_units != 0 || lane.held_up()) continue;
     choice = true;
     largest = std::max(largest, lane.held);
   }

@@ -24,6 +24,10 @@ SessionView Scheduler::view(SessionId id) const {
 bool Scheduler::knows(SessionId id) const {
   return impl_->find(id) != nullptr;
 }
+bool Scheduler::owes(SessionId id) const {
+  const SessionRecord* session = impl_->find(id);
+  return session != nullptr && session->overdue;
+}
 Policy& Scheduler::policy() {
   return *impl_->policy;
 }
@@ -71,7 +75,7 @@ std::string Scheduler::check() const {
   const Impl& state = *impl_;
   uint64_t persistent = 0, lanes = 0;
   size_t residents = 0, ready = 0;
-  uint32_t open = 0, units = 0;
+  uint32_t open = 0, units = 0, overdue = 0;
   size_t lanes_ready = 0;
   for (LaneId id = 0; id < state.lanes.size(); ++id) {
     const LaneRecord& lane = state.lanes[id];
@@ -101,7 +105,12 @@ std::string Scheduler::check() const {
         return base::format("lane %u has a session of another share of the device, or trust group", id);
     }
     residents += lane.members.size();
+    overdue += lane.overdue;
+    if (lane.overdue != static_cast<size_t>(std::count_if(lane.members.begin(), lane.members.end(),
+                                                          [](const auto* each) { return each->overdue; })))
+      return base::format("lane %u counts %u overdue sessions", id, lane.overdue);
   }
+  if (overdue != state.overdue) return "the count of overdue sessions is wrong";
   if (lanes_ready != state.ready_lanes.size()) return "a lane without a ready session counts as one with";
   size_t waiting = 0, slots = 0, spares = 0;
   uint32_t evicting = 0;

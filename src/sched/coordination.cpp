@@ -34,6 +34,7 @@ std::string Scheduler::coordinated_wait(SessionId id) const {
 }
 
 void Scheduler::look(uint64_t now_ns) {
+  impl_->leave_held_up(now_ns);
   if (impl_->coordinator && now_ns >= impl_->coordinate_at_ns) impl_->look_at_limits(now_ns);
 }
 

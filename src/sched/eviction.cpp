@@ -1,6 +1,7 @@
 // The choice of the sessions that are paged out for another one.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -325,6 +326,43 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   return true;
 }
 
+// The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in. Nobody goes who would not
+// come in again at once: when the lane is no longer held up, all have the memory that they had. So those of the largest E stay where they are
+// if the device has no room for another lane of that size.
+void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
+  if (overdue == 0 || !options.paging) return;
+  for (const LaneRecord& lane : lanes) {
+    if (!lane.open || !lane.held_up()) continue;
+    Victims leaving{};
+    uint64_t persistent = 0;
+    for (SessionRecord* member : lane.members) {
+      if (!member->ready || member->busy() || !evictable(*member)) continue;
+      member->victim = true;
+      leaving.sessions.push_back(member);
+      persistent += member->persistent_bytes;
+    }
+    std::sort(
+        leaving.sessions.begin(), leaving.sessions.end(), [](const SessionRecord* a, const SessionRecord* b) {
+          return std::tuple(a->ephemeral_bytes, a->view.id) < std::tuple(b->ephemeral_bytes, b->view.id);
+        });
+    while (!leaving.sessions.empty()) {
+      SessionRecord& largest = *leaving.sessions.back();
+      if (room_without(largest, Lanes::kAny, [](const auto& each) {
+            return each.victim;
+          }).holds(persistent, persistent + largest.ephemeral_bytes))
+        break;
+      largest.victim = false;
+      persistent -= largest.persistent_bytes;
+      leaving.sessions.pop_back();
+    }
+    for (SessionRecord* member : leaving.sessions) {
+      member->victim = false;
+      member->changes_lane = true;
+    }
+    evict(leaving, now_ns);
+  }
+}
+
 bool Scheduler::making_room(SessionId id) const {
   const SessionRecord* session = impl_->find(id);
   if (session == nullptr || session->view.cls != SessionClass::kGuaranteed) return false;
@@ -347,7 +385,7 @@ void Scheduler::stop_making_room(SessionId) {
 }
 
 void Scheduler::Impl::stay(SessionRecord& session) {
-  session.evicting = false;
+  session.evicting = session.changes_lane = false;
   --evicting;
   set_ready_slot(session, session.ready);
 }

@@ -377,7 +377,9 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->coordinate(now_ns);
     const bool yielded = std::exchange(session->yielding, false);
     if (yielded) impl_->block(*session);
-    impl_->enqueue(*session);
+    // Its bytes are for itself: whoever waits for memory gets none of them.
+    const bool changes_lane = std::exchange(session->changes_lane, false) && !yielded && session->wants_in();
+    if (!changes_lane || !impl_->place(*session, now_ns)) impl_->enqueue(*session);
     if (!yielded)
       impl_->freed(now_ns);
     else if (!impl_->cache_line.empty())
@@ -405,7 +407,7 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
   session->move = SessionRecord::Move::kNone;
   session->state = SessionState::kResident;
-  session->evicting = session->yielding = false;
+  session->evicting = session->yielding = session->changes_lane = false;
   --impl_->evicting;
   session->pinned = true;
   impl_->pinned.push_back(id);

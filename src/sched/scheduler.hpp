@@ -54,8 +54,8 @@ struct SchedulerOptions {
   // True: the driver reports by lane_applied() when a lane has its memory, and no session changes to the lane
   // before that. False: lanes have the decided memory at once.
   bool confirms_lanes = false;
-  // Sessions of several processes share lanes: each trust group (SessionSpec::trust_group) has one, and no session changes to another. One
-  // lane at a time has iterations, chosen among the sessions of all lanes. The bytes that lane_applied() reports for a lane count as promised
+  // Sessions of several processes share lanes: each trust group (SessionSpec::trust_group) has one, and another one
+  // while that is held up (set_overdue()). One lane at a time has iterations, chosen among the sessions of all lanes. The bytes that lane_applied() reports for a lane count as promised
   // until it reports less.
   bool shared_lanes = false;
 };
@@ -96,8 +96,10 @@ class Scheduler final : public Authority {
   void room_used(uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
-  // While the lane is held up none of its sessions is picked, because the iteration of the last turn there may not have ended.
-  void hold_up(LaneId lane, bool held_up);
+  // The session's turn was taken back, and its iteration may not have ended. Until it has, or the session is out of its lane, the session owes its
+  // bytes and is not paged out. If other processes map its lane, too, the lane is held up: none of its sessions is picked. look() pages out
+  // the sessions that want a turn there, those of the least E that have room in another lane; they come in again there at once.
+  void set_overdue(SessionId session, bool overdue, uint64_t now_ns);
   // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
   // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
   // held; else it stays for speed alone, and is dropped before any session is paged out, by the class of the session that
@@ -142,6 +144,7 @@ class Scheduler final : public Authority {
   LaneId lane_of(SessionId session) const override;  // also while its page-in is under way
   SessionView view(SessionId session) const override;
   bool knows(SessionId session) const;
+  bool owes(SessionId session) const;  // set_overdue()
   Policy& policy();
   std::string policy_name() const override;
   std::string coordinated_wait(SessionId session) const override;

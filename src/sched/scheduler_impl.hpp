@@ -69,7 +69,9 @@ struct SessionRecord {
   uint64_t wanted_bytes = 0;  // what it would have without the limit
   uint64_t above_bytes = 0;   // what it has above the limit, and since when it came no nearer
   uint64_t above_since_ns = 0;
-  bool blocked = false;  // could not be placed physically: waits until something is freed
+  bool overdue = false;       // its turn may not have ended
+  bool changes_lane = false;  // it goes out only to come in again, in another lane
+  bool blocked = false;       // could not be placed physically: waits until something is freed
   // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the memory before.
   uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
   double stay_tag_ns = 0;
@@ -79,7 +81,7 @@ struct SessionRecord {
   bool wanted() const { return ready || view.in_flight > 0; }
   bool wants_in() const { return !stopped && (state != SessionState::kPagedOut || ready || wake); }
   // A busy session can be paged out only later.
-  bool busy() const { return view.in_flight > 0 || !spec.may_page; }
+  bool busy() const { return view.in_flight > 0 || overdue || !spec.may_page; }
 };
 
 struct LaneRecord {
@@ -90,7 +92,7 @@ struct LaneRecord {
   uint64_t applied = 0;        // what the driver says that it has
   uint32_t compute_units = 0;  // for itself: of each of its sessions
   uint64_t trust_group = 0;    // of each of its sessions
-  bool held_up = false;        // nobody of it is picked
+  uint32_t overdue = 0;        // sessions
   uint64_t dispatched = 0;
   uint64_t completed = 0;
   uint64_t settles_at = 0;           // completed count at which held falls to bytes
@@ -105,6 +107,8 @@ struct LaneRecord {
   uint64_t least_ready_bytes = 0;  // at most the least E of those ready
 
   bool busy() const { return dispatched != completed; }
+  // Nobody of it is picked: a turn in memory that others have, too, may not have ended.
+  bool held_up() const { return overdue > 0 && trust_group != 0; }
 };
 
 struct CacheRecord {
@@ -149,6 +153,7 @@ struct Scheduler::Impl {
   uint64_t longest_ns = 0;           // iteration
   size_t held_back = 0;              // lanes that pick left idle for others' sake
   std::vector<SessionView> movable;  // room for pick's use
+  uint32_t overdue = 0;              // sessions in lanes
   uint32_t evicting = 0;             // sessions marked evicting or being paged out, caches being dropped
   std::vector<std::unique_ptr<CacheRecord>> caches;
   size_t spares = 0;                     // sessions with a worth
@@ -188,7 +193,7 @@ struct Scheduler::Impl {
   }
   bool evictable(const SessionRecord& session) const {
     return session.state == SessionState::kResident && !session.evicting && !session.pinned &&
-           !session.spec.never_pages;
+           !session.spec.never_pages && !session.overdue;
   }
   // Stays for speed alone: goes before all that somebody uses.
   bool spare(const SessionRecord& session) const { return session.worth_ns && evictable(session); }
@@ -259,6 +264,7 @@ struct Scheduler::Impl {
   bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns);
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
+  void leave_held_up(uint64_t now_ns);
 
   // caches.cpp
   CacheRecord* find_cache(uint64_t id) const;
@@ -293,6 +299,7 @@ struct Scheduler::Impl {
   void join(SessionRecord& session, LaneId lane);
   void tell_admitted(const SessionRecord& session, uint64_t now_ns);  // the policy
   void quit(SessionRecord& session);                                  // gives its promise back
+  void set_overdue(SessionRecord& session, bool overdue);             // of a lane
   // Bytes that the lanes could give back by merging for the session, in addition to room().
   WaitingList::Room mergeable_room(const SessionRecord& session) const;
   bool gives_way(const LaneRecord& lane, const SessionRecord& session) const;
@@ -355,7 +362,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
     if (!lane.open) continue;
     uint64_t bytes = 0;
     size_t members = 0;
-    bool runs_next = suits(lane, session);
+    bool runs_next = suits(lane, session) && !lane.held_up();
     for (const SessionRecord* member : lane.members) {
       if (member->evicting || member->move == SessionRecord::Move::kOut || is_gone(*member)) continue;
       ++members;
@@ -366,7 +373,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
     if (members == 0) continue;
     if (which == Lanes::kAny && lane.closing) runs_next = false;
     staying += members;
-    if (!options.shared_lanes || suits(lane, session)) ++staying_lanes;
+    if (!options.shared_lanes || (suits(lane, session) && !lane.held_up())) ++staying_lanes;
     used += bytes;
     units += lane.compute_units;
     if (!runs_next) continue;

@@ -91,7 +91,7 @@ bool Scheduler::Impl::takes_turns(const SessionRecord& resident, const SessionRe
 
 bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const SessionRecord& session) const {
   return resident.spec.alternates && resident.spec.may_page && resident.state == SessionState::kResident &&
-         !resident.evicting && resident.view.cls >= session.view.cls &&
+         !resident.evicting && !resident.overdue && resident.view.cls >= session.view.cls &&
          !policy->outranks(resident.view, session.view);
 }
 

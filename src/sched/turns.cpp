@@ -107,7 +107,7 @@ void Scheduler::Impl::hold_back(LaneRecord& lane, uint64_t until_ns) {
 
 std::optional<SessionId> Scheduler::pick(LaneId id, uint64_t now_ns) {
   if (now_ns >= impl_->stays_end_ns) impl_->admit_waiting(now_ns);
-  if (!lane_is_open(id) || impl_->lanes[id].held_up) return std::nullopt;
+  if (!lane_is_open(id) || impl_->lanes[id].held_up()) return std::nullopt;
   impl_->hold_back(impl_->lanes[id], kUnknown);
   if (impl_->ready_lanes.empty()) return std::nullopt;
   auto picked = impl_->options.shared_lanes ? impl_->pick_of_all(id, now_ns) : impl_->pick_in(id, now_ns);
@@ -180,15 +180,31 @@ std::optional<SessionId> Scheduler::Impl::move_in(LaneId id, uint64_t now_ns) {
   return session;
 }
 
-void Scheduler::hold_up(LaneId lane, bool held_up) {
-  if (lane_is_open(lane)) impl_->lanes[lane].held_up = held_up;
+void Scheduler::set_overdue(SessionId id, bool overdue, uint64_t now_ns) {
+  SessionRecord* session = impl_->find(id);
+  if (session == nullptr || session->lane == kNoLane || session->overdue == overdue) return;
+  impl_->set_overdue(*session, overdue);
+  if (overdue) return;
+  if (session->evicting && session->move == SessionRecord::Move::kNone && !session->busy())
+    impl_->start_page_out(*session, now_ns);
+  else if (session->stopped)
+    impl_->stop(*session, now_ns);
+  impl_->freed(now_ns);  // those that left its lane may have room there
+}
+
+void Scheduler::Impl::set_overdue(SessionRecord& session, bool is) {
+  if (session.overdue == is) return;
+  session.overdue = is;
+  lanes[session.lane].overdue += is ? 1 : static_cast<uint32_t>(-1);
+  overdue += is ? 1 : static_cast<uint32_t>(-1);
 }
 
 std::span<const SessionView> Scheduler::Impl::ready_of_all() {
-  if (ready_lanes.size() == 1 && !lanes[ready_lanes.front()].held_up) return lanes[ready_lanes.front()].ready;
+  if (ready_lanes.size() == 1 && !lanes[ready_lanes.front()].held_up())
+    return lanes[ready_lanes.front()].ready;
   movable.clear();
   for (const LaneId id : ready_lanes)
-    if (!lanes[id].held_up) movable.insert(movable.end(), lanes[id].ready.begin(), lanes[id].ready.end());
+    if (!lanes[id].held_up()) movable.insert(movable.end(), lanes[id].ready.begin(), lanes[id].ready.end());
   return movable;
 }
 

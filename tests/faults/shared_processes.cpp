@@ -18,6 +18,7 @@
 #include "support/model_folder.hpp"
 #include "support/random.hpp"
 #include "support/shared_service.hpp"
+#include "unit/daemon/raw_connection.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
@@ -99,6 +100,70 @@ TEST_CASE("a process that is stopped while it waits goes on when its turn came a
   }
   for (Worker* worker : {&first, &second, &stopped}) worker->tell_to_stop();
   for (Worker* worker : {&first, &second, &stopped}) CHECK(worker->wait() == 0);
+  eventually([&] { return all_back(shared); });
+}
+
+TEST_CASE("processes whose lane is held up by one that is killed, stopped or silent go on") {
+  const std::string end = GENERATE("killed", "stopped", "silent");
+  const bool room = GENERATE(true, false);  // for another lane
+  CAPTURE(end, room);
+  SharedService shared([&](auto& options) {
+    options.share_lanes = true;
+    options.lease_ns = 50'000'000;
+    options.capacity_bytes = (room ? 32 : 16) << 20;
+  });
+  const auto look = [&](const std::string& name) {
+    for (const auto& session : shared.status().sessions)
+      if (session.name == name) return session;
+    return client::SessionStatus{};
+  };
+  std::unique_ptr<Worker> process;
+  std::unique_ptr<RawConnection> silent;
+  if (end == "silent") {  // it says nothing more after it has asked for a turn
+    silent = std::make_unique<RawConnection>(shared);
+    REQUIRE(silent->say(client::make_message<client::Hello>(client::MessageType::kHello)));
+    auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+    arrive.session = 1;
+    std::strcpy(arrive.name, "holder");
+    arrive.persistent_bytes = 2 << 20;
+    arrive.ephemeral_bytes = 8 << 20;
+    arrive.flags = client::kMayQueue | client::kMayShareLane;
+    REQUIRE(silent->say(arrive));
+    (void)silent->next({client::MessageType::kAdmit});
+    silent->tell(client::MessageType::kReady, 1);
+  } else {  // each of its iterations takes a minute
+    process =
+        std::make_unique<Worker>(std::vector<std::string>{"holder", "1", "0", "2", "8", "60000000", "0"});
+    REQUIRE(process->line() == "ready\n");
+  }
+  eventually([&] { return look("holder").state == "turn"; });
+  std::vector<std::unique_ptr<Worker>> others;
+  for (const char* name : {"a", "b"})
+    others.push_back(
+        std::make_unique<Worker>(std::vector<std::string>{name, "1", "0", "2", "8", "100", "0"}));
+  for (auto& worker : others) REQUIRE(worker->line() == "ready\n");
+  if (end == "killed") process->kill();
+  if (end == "stopped") ::kill(process->pid(), SIGSTOP);
+  const auto go_on = [&] {
+    for (const char* name : {"a", "b"})
+      eventually([&, before = look(name).iterations] { return look(name).iterations > before + 20; });
+  };
+  if (end != "killed" && !room) {
+    for (const char* name : {"a", "b"})
+      eventually([&] {
+        return look(name).waits_for.find("'holder'") != std::string::npos &&
+               look(name).waits_for.find("may still run") != std::string::npos;
+      });
+    CHECK(look("a").iterations == 0);
+  } else {
+    go_on();
+    if (end != "killed") CHECK(shared.status().devices[0].lanes >= 2);
+  }
+  if (end == "stopped") process->kill();
+  if (silent != nullptr) silent->tell(client::MessageType::kLeave, 1);
+  go_on();
+  for (auto& worker : others) worker->tell_to_stop();
+  for (auto& worker : others) CHECK(worker->wait() == 0);
   eventually([&] { return all_back(shared); });
 }
 

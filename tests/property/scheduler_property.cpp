@@ -110,7 +110,7 @@ class Driver {
     switch (test::uniform(random_, 0, 9)) {
       case 0:
       case 1:
-        if (!model.ready && model.left > 0) {
+        if (!model.ready && model.left > 0 && !scheduler_.owes(id)) {
           model.ready = true;
           --model.left;
           scheduler_.ready(id, now_);
@@ -178,15 +178,16 @@ class Driver {
   // Memory of shared lanes goes back late, and whoever has a turn may hang in it.
   void step_lanes() {
     if (test::uniform(random_, 0, 3) == 0) apply_lanes();
-    if (const LaneId lane = static_cast<LaneId>(test::uniform(random_, 0, 2));
-        scheduler_.lane_is_open(lane)) {
-      const bool held_up = test::uniform(random_, 0, 9) == 0;
-      scheduler_.hold_up(lane, held_up);
-      if (held_up) {
-        CHECK_FALSE(scheduler_.pick(lane, now_));
-        if (test::uniform(random_, 0, 1) != 0) scheduler_.hold_up(lane, false);
-      }
+    if (!sessions_.empty()) {
+      auto chosen = sessions_.begin();
+      std::advance(chosen, static_cast<long>(test::uniform(random_, 0, sessions_.size() - 1)));
+      const SessionId id = chosen->first;
+      if (chosen->second.flying > 0 && test::uniform(random_, 0, 4) == 0)
+        take_back(id);
+      else if (test::uniform(random_, 0, 1) == 0)
+        scheduler_.set_overdue(id, false, now_);
     }
+    scheduler_.look(now_);
     carry_out();
   }
 
@@ -194,6 +195,8 @@ class Driver {
   // sessions can be paged out.
   void rest() {
     nobody_wants_caches();
+    for (const auto& [id, model] : sessions_) scheduler_.set_overdue(id, false, now_);
+    carry_out();
     int rounds = 0;
     for (bool moved = true; moved;) {
       moved = false;
@@ -219,7 +222,7 @@ class Driver {
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
       now_ += 5;
       apply_lanes();
-      for (LaneId lane = 0; lane < scheduler_.lane_limit(); ++lane) scheduler_.hold_up(lane, false);
+      for (const auto& [id, model] : sessions_) scheduler_.set_overdue(id, false, now_);
       std::vector<SessionId> moving;
       for (auto& [id, model] : sessions_) {
         if (!model.ready && model.left > 0) {
@@ -254,6 +257,17 @@ class Driver {
     CHECK_FALSE(scheduler_.knows(id));
   }
 
+  // Its turn, while its iteration goes on.
+  void take_back(SessionId id) {
+    scheduler_.set_overdue(id, true, now_);
+    std::vector<SessionId>& flights = flights_[scheduler_.lane_of(id)];
+    while (sessions_.at(id).flying > 0) {
+      std::erase(flights, id);
+      --sessions_.at(id).flying;
+      scheduler_.finished(id, test::uniform(random_, 1, 15), now_);
+    }
+  }
+
   // Ends a copy. A session that is being dropped leaves, or was copied all the same.
   void end_move(SessionId id) {
     Model& model = sessions_.at(id);
@@ -276,8 +290,12 @@ class Driver {
       model.ready = false;
       ++model.flying;
       flights_[lane].push_back(*picked);
-      if (options_.shared_lanes)
+      if (options_.shared_lanes) {
         for (const auto& [other, flights] : flights_) REQUIRE((other == lane || flights.empty()));
+        for (const auto& [id, other] : sessions_)  // who owes may still run there
+          REQUIRE((!scheduler_.owes(id) || scheduler_.lane_of(id) != lane ||
+                   scheduler_.trust_group_of(lane) == 0));
+      }
       scheduler_.dispatched(*picked, lane, now_);
     }
   }
@@ -337,6 +355,7 @@ class Driver {
           break;
         case ActionKind::kPageOut:
           REQUIRE(sessions_.at(action.session).flying == 0);
+          REQUIRE_FALSE(scheduler_.owes(action.session));
           sessions_.at(action.session).resident = false;
           sessions_.at(action.session).paging = true;
           break;

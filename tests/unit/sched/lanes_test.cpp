@@ -105,6 +105,144 @@ TEST_CASE("priority: lanes of sessions that outrank the one that waits do not me
   CHECK(scheduler.check() == "");
 }
 
+namespace {
+
+// Sessions 1, 2 and 3 of one trust group share a lane; 1 had a turn that was taken back.
+void make_overdue(Scheduler& scheduler, uint64_t others_persistent_bytes) {
+  for (const SessionId id : {1, 2, 3}) {
+    SessionSpec session = spec(id, id == 1 ? 20 : others_persistent_bytes, 10);
+    session.trust_group = 1;
+    REQUIRE(scheduler.arrive(session, 0).ok());
+  }
+  CHECK(actions(scheduler) == Strings{"open 0:10", "admit 1@0", "admit 2@0", "admit 3@0"});
+  scheduler.lane_applied(0, 10, 0);
+  scheduler.ready(1, 0);
+  REQUIRE(scheduler.pick(0, 0) == 1);
+  scheduler.dispatched(1, 0, 0);
+  scheduler.set_overdue(1, true, 10);
+  scheduler.finished(1, 10, 10);
+}
+
+SchedulerOptions one_shared_lane(uint64_t capacity_bytes) {
+  SchedulerOptions options = capacity(capacity_bytes);
+  options.shared_lanes = true;
+  options.max_lanes = 1;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("who wants a turn in a lane that is held up goes on in another lane") {
+  Scheduler scheduler = make("fair", one_shared_lane(80));
+  make_overdue(scheduler, 20);
+  scheduler.look(10);
+  CHECK(actions(scheduler) == Strings{});  // nobody wants one
+  scheduler.ready(2, 11);
+  CHECK_FALSE(scheduler.pick(0, 11));
+  scheduler.look(11);
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  scheduler.look(12);
+  CHECK(actions(scheduler) == Strings{});
+  scheduler.page_done(2, 13);
+  CHECK(actions(scheduler) == Strings{"open 1:10", "in 2@1"});
+  scheduler.lane_applied(1, 10, 13);
+  scheduler.page_done(2, 14);
+  CHECK(scheduler.promised_bytes() == 80);
+  CHECK(scheduler.pick(1, 15) == 2);
+  CHECK(scheduler.lane_of(1) == 0);
+  // The third finds room in the lane that the second has now.
+  scheduler.ready(3, 16);
+  scheduler.look(16);
+  CHECK(actions(scheduler) == Strings{"out 3"});
+  scheduler.page_done(3, 17);
+  CHECK(actions(scheduler) == Strings{"in 3@1"});
+  scheduler.page_done(3, 18);
+  SECTION("and both go on when the first has ended") {
+    scheduler.set_overdue(1, false, 20);
+    scheduler.ready(1, 20);
+    CHECK((scheduler.pick(0, 20) || scheduler.pick(1, 20)));
+  }
+  SECTION("and the lane goes with the first") {
+    scheduler.leave(1, 20);
+    CHECK(actions(scheduler) == Strings{"close 0"});
+    CHECK(scheduler.promised_bytes() == 50);
+  }
+}
+
+TEST_CASE("nobody loses memory by leaving a lane that is held up") {
+  Scheduler scheduler = make("fair", one_shared_lane(80));
+  make_overdue(scheduler, 20);
+  SECTION("those who wait for memory do not get it between the way out and the way in") {
+    SessionSpec waits = spec(4, 20, 0);
+    waits.trust_group = 2;
+    waits.weight = 100;
+    REQUIRE(scheduler.arrive(waits, 10).ok());
+    scheduler.ready(2, 11);
+    scheduler.look(11);
+    CHECK(actions(scheduler) == Strings{"out 2"});
+    scheduler.page_done(2, 13);
+    CHECK(actions(scheduler) == Strings{"open 1:10", "in 2@1"});
+    CHECK(scheduler.state(4) == SessionState::kQueued);
+  }
+  SECTION("without room for another lane of its size a session waits where it is, and smaller ones go") {
+    REQUIRE(scheduler.set_need(3, 25, 4, 10).ok());
+    scheduler.ready(2, 11);
+    scheduler.ready(3, 11);
+    scheduler.look(11);
+    CHECK(actions(scheduler) == Strings{"out 3"});
+    scheduler.page_done(3, 13);
+    CHECK(actions(scheduler) == Strings{"open 1:4", "in 3@1"});
+    scheduler.look(14);
+    CHECK(actions(scheduler) == Strings{});
+    scheduler.set_overdue(1, false, 15);
+    CHECK(scheduler.pick(0, 16) == 2);
+  }
+  SECTION("whoever came to want nothing on the way out waits outside") {
+    scheduler.ready(2, 11);
+    scheduler.look(11);
+    CHECK(actions(scheduler) == Strings{"out 2"});
+    scheduler.not_ready(2, 12);
+    scheduler.page_done(2, 13);
+    CHECK(actions(scheduler) == Strings{"open 1:10", "in 2@1"});  // into room that nobody wants
+  }
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("who owes its bytes is not paged out for others until its iteration has ended") {
+  Scheduler scheduler = make("priority", one_shared_lane(45));
+  SessionSpec above = spec(4, 25, 0);
+  above.trust_group = 2;
+  above.priority = 5;
+  SECTION("also if that was decided before") {
+    SessionSpec first = spec(1, 20, 10);
+    first.trust_group = 1;
+    REQUIRE(scheduler.arrive(first, 0).ok());
+    CHECK(actions(scheduler) == Strings{"open 0:10", "admit 1@0"});
+    scheduler.lane_applied(0, 10, 0);
+    scheduler.ready(1, 0);
+    REQUIRE(scheduler.pick(0, 0) == 1);
+    scheduler.dispatched(1, 0, 0);
+    REQUIRE(scheduler.arrive(above, 1).ok());
+    scheduler.set_overdue(1, true, 10);
+    scheduler.finished(1, 10, 10);
+    scheduler.look(11);
+    CHECK(actions(scheduler) == Strings{});
+    CHECK(scheduler.owes(1));
+    scheduler.set_overdue(1, false, 12);
+    CHECK(actions(scheduler) == Strings{"out 1"});
+  }
+  SECTION("nor chosen") {
+    make_overdue(scheduler, 5);
+    REQUIRE(scheduler.set_need(1, 25, 10, 11).ok());
+    REQUIRE(scheduler.arrive(above, 12).ok());
+    scheduler.look(12);
+    CHECK(actions(scheduler) == Strings{});
+    scheduler.set_overdue(1, false, 13);
+    CHECK(actions(scheduler) == Strings{"out 1"});
+  }
+  CHECK(scheduler.check() == "");
+}
+
 TEST_CASE("compute units are promised like memory, and lanes of unequal shares do not mix", "[sched]") {
   SchedulerOptions options = capacity(1000);
   options.compute_units = 24;
