@@ -251,23 +251,22 @@ void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, O
   session.state_changed_.notify_all();
 }
 
-// Waiting helps only if another session or block may leave the device. Other programs on the device may also
-// hold the missing memory, and they send no notice when they free it; therefore the placement is tried again
-// from time to time.
+// Waiting for room helps only if another session or block may leave the device. Other programs on the device may also hold the missing memory,
+// and they send no notice when they free it; therefore the placement is tried again from time to time. A session whose page-in met any other
+// failure is tried again too: its bytes are in host memory still.
 void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
     runtime_.lose(status, outbox);
     return;
   }
-  bool may_come = runtime_.sessions_.size() > 1;
+  bool may_come = status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && runtime_.sessions_.size() > 1;
   if (!may_come && session.placed_) {
-    // Alone it fits by the books. Missing is what others on the device have, or what blocks that it kept pin of more than one closed lane: a
-    // lane that opens takes over one. It may free them, and nobody tells when, or that it never will.
-    may_come = session.tries_alone_ < kMaxTriesAlone;
-    ++session.tries_alone_;
+    // Nobody tells when the failure is over, or that it never will be. A session that is alone fits by the books: missing is what others on the
+    // device have, or what blocks that it kept pin of more than one closed lane, which it may free. A lane that opens takes over one.
+    may_come = session.tries_in_ < kMaxTriesIn;
+    ++session.tries_in_;
   }
-  if (status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY &&
-      (session.options_.allow_queueing || session.placed_) && may_come) {
+  if ((session.options_.allow_queueing || session.placed_) && may_come) {
     base::log(base::kInfo, status.with_context("session '" + session.name() + "' waits").to_string());
     runtime_.authority_->unplaced(session.id_, runtime_.now());
     runtime_.sessions_.refresh_ready(session);
@@ -332,7 +331,7 @@ void ActionRunner::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& 
         {Timeline::Kind::kResident, UINT32_MAX, session.id_, session.resident_since_ns_, start_ns});
   } else {
     retry_ns_ = 0;
-    session.tries_alone_ = 0;
+    session.tries_in_ = 0;
     session.resident_since_ns_ = time;
     session.stream_lane_.store(lane);
     session.lane_ = lane;

@@ -61,8 +61,8 @@ inline constexpr uint32_t kProfileIterations = 2;
 inline constexpr uint64_t kProfileMarginDivisor = 16;
 // How long after a session could not be placed it is tried again; doubles from the first to the last.
 inline constexpr uint64_t kFirstRetryNs = 10'000'000, kLastRetryNs = 1'000'000'000;
-// A session that is the only one and cannot come back is given up after so many tries: 0.6 s.
-inline constexpr uint32_t kMaxTriesAlone = 6;
+// A session that cannot come back, and waits for the room of no other session, is given up after so many tries: 0.6 s.
+inline constexpr uint32_t kMaxTriesIn = 6;
 // Times an out-of-memory function may ask for another try in one allocation.
 inline constexpr int kMaxCallbackTries = 4;
 
@@ -267,9 +267,9 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   base::Status end_status_ GPUSHARE_GUARDED_BY(books);
   bool placed_ GPUSHARE_GUARDED_BY(books) = false;  // its heap exists
   bool silent_ GPUSHARE_GUARDED_BY(books) = false;  // a range of it is: the scheduler has it as opportunistic
-  uint32_t tries_alone_ GPUSHARE_GUARDED_BY(books) = 0;  // to page it in while there was no other session
-  bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;   // the scheduler knows of an iteration
-  bool open_ GPUSHARE_GUARDED_BY(books) = false;         // an iteration is between grant and end
+  uint32_t tries_in_ GPUSHARE_GUARDED_BY(books) = 0;    // to page it in, without waiting for others' room
+  bool told_ready_ GPUSHARE_GUARDED_BY(books) = false;  // the scheduler knows of an iteration
+  bool open_ GPUSHARE_GUARDED_BY(books) = false;        // an iteration is between grant and end
   bool pull_waits_ GPUSHARE_GUARDED_BY(books) = false;
   uint64_t pull_order_ GPUSHARE_GUARDED_BY(books) = 0;
   LaneSlot* granted_ GPUSHARE_GUARDED_BY(books) = nullptr;  // to the pull that waits

@@ -4,57 +4,13 @@
 #include <algorithm>
 
 #include "faults/scenario.hpp"
+#include "faults/scripted_fault.hpp"
 #include "support/sanitizers.hpp"
 
 namespace {
 
 using namespace gpushare;        // NOLINT
 using namespace gpushare::test;  // NOLINT
-
-void arm(executor::Runtime& runtime, uint32_t kind, uint64_t at_call, double factor = 0) {
-  gpushare_backend_fault fault{};
-  fault.struct_size = sizeof fault;
-  fault.kind = kind;
-  fault.at_call = at_call;
-  fault.factor = factor;
-  REQUIRE(runtime.device().set_fault(fault).ok());
-}
-
-// One call of the kind, straight to the device. True if it failed: the fault had not fired before.
-bool fires(device::Device& device, uint32_t kind) {
-  switch (kind) {
-    case GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY: {
-      const auto block = device.alloc(4096);
-      if (block.ok()) REQUIRE(device.free(*block).ok());
-      return !block.ok();
-    }
-    case GPUSHARE_FAULT_MAP_FAILS: {
-      const uint64_t granule = device.info().mapping_granularity_bytes;
-      const auto range = device.va_reserve(granule);
-      const auto memory = device.phys_create(granule);
-      REQUIRE((range.ok() && memory.ok()));
-      const base::Status mapped = device.va_map(*range, granule, *memory, 0);
-      if (mapped.ok()) REQUIRE(device.va_unmap(*range, granule).ok());
-      REQUIRE(device.phys_release(*memory).ok());
-      REQUIRE(device.va_free(*range, granule).ok());
-      return !mapped.ok();
-    }
-    case GPUSHARE_FAULT_STREAM_CREATE_FAILS:
-      return !device.create_stream().ok();
-    case GPUSHARE_FAULT_HOST_OUT_OF_MEMORY: {
-      const auto block = device.host_alloc(64);
-      if (block.ok()) REQUIRE(device.host_free(*block).ok());
-      return !block.ok();
-    }
-    default: {
-      const auto stream = device.create_stream();
-      REQUIRE(stream.ok());
-      const base::Status launched = stream->launch_host([](void*) {}, nullptr);
-      REQUIRE(stream->synchronize().ok());
-      return !launched.ok();
-    }
-  }
-}
 
 struct Kind {
   const char* name;
@@ -75,16 +31,13 @@ TEST_CASE("a fault at call n, for every n: a clear status, the bystander unharme
   const Kind kind = GENERATE(from_range(std::begin(kKinds), std::end(kKinds)));
   uint64_t n = 1;
   for (;; n += kFaultStep) {
-    bool fired = true;
     INFO(setup.device << ", layout " << static_cast<int>(setup.layout) << ": " << kind.name << " at call "
                       << n);
     REQUIRE(n < 10'000);
     Scenario scenario(setup.device, setup.layout);
     arm(scenario.runtime(), kind.fault, n);
     scenario.run();
-    for (uint64_t call = 0; call < n && fired; ++call)
-      fired = !fires(scenario.runtime().device(), kind.fault);
-    arm(scenario.runtime(), GPUSHARE_FAULT_NONE, 0);
+    const bool fired = has_fired(scenario.runtime(), kind.fault, n);
     if (!fired && setup.layout == memory::Layout::kVirtual) {
       for (const base::Status& failure : scenario.failures()) UNSCOPED_INFO(failure.to_string());
       // Without a fault nothing fails; on a busy machine the wait for a paging copy may be cut short.

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "support/bytes.hpp"
 #include "support/executor_fixture.hpp"
+#include "support/status_checks.hpp"
 
 namespace {
 
@@ -187,48 +189,79 @@ TEST_CASE("a session that is alone comes back beside the block that it kept") {
   base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
-// The missing memory may come back although no other session is left, because other programs use the device too.
-TEST_CASE("a session that is alone and cannot be paged in is tried again, and given up in the end") {
+// The missing memory may come back although no other session is left, because other programs use the device too. A copy that failed has lost
+// no bytes, so it is tried again as well, also where other sessions are.
+TEST_CASE("a session that cannot be paged in is tried again, and given up in the end") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   if (setup.layout != memory::Layout::kVirtual) return;
-  const bool for_ever = GENERATE(false, true);
+  const bool for_ever = GENERATE(false, true), copies = GENERATE(false, true), alone = GENERATE(false, true);
+  if (!copies && !alone) return;  // waits until the others leave
+  CAPTURE(setup.device, for_ever, copies, alone);
   auto options = options_of(setup, "priority");
   const uint64_t capacity = options.capacity_bytes = 62 * kMiB;
   auto runtime = open_runtime(std::move(options));
   const auto low = open_ranked(*runtime, 1, need("low", 24 * kMiB, 2 * kMiB));
-  REQUIRE(low->alloc(memory::Kind::kModel, 16 * kMiB, 0).ok());
-  const auto high = open_ranked(*runtime, 9, need("high", capacity - 4 * kMiB, 2 * kMiB));
+  const auto model = low->alloc(memory::Kind::kModel, 16 * kMiB, 0);
+  REQUIRE(model.ok());
+  const auto use = [&](auto&& function) {
+    auto iteration = low->begin(GPUSHARE_NO_TIMEOUT);
+    REQUIRE(iteration.ok());
+    const auto stream = (*iteration)->stream();
+    REQUIRE_OK(function(**stream));
+    REQUIRE_OK((*stream)->synchronize());
+    REQUIRE_OK((*iteration)->end());
+  };
+  use([&](executor::Stream& stream) { return stream.fill(*model, 0x3C, 16 * kMiB); });
+  std::shared_ptr<executor::Session> other;
+  if (!alone) other = open_ranked(*runtime, 9, need("other", 2 * kMiB, 2 * kMiB));
+  const auto high = open_ranked(*runtime, 9, need("high", capacity - (alone ? 4 : 10) * kMiB, 2 * kMiB));
   REQUIRE(high->wait_admitted(GPUSHARE_NO_TIMEOUT).ok());
   REQUIRE(low->info().state == executor::SessionState::kPagedOut);
   struct Faults {
     executor::Runtime& runtime;
     bool for_ever;
+    uint32_t kind;
     std::atomic<int> failures{0};
-    void next_mapping_fails() {
-      CHECK(runtime.device()
-                .set_fault({sizeof(gpushare_backend_fault), GPUSHARE_FAULT_MAP_FAILS, 1, 1.0})
-                .ok());
+    void next_fails() {
+      CHECK(runtime.device().set_fault({sizeof(gpushare_backend_fault), kind, 1, 1.0}).ok());
     }
-  } faults{*runtime, for_ever};
+  } faults{*runtime, for_ever,
+           static_cast<uint32_t>(copies ? GPUSHARE_FAULT_LAUNCH_FAILS : GPUSHARE_FAULT_MAP_FAILS)};
   base::set_log_sink(
       [](void* data, int32_t, const char* message) {
         auto& of = *static_cast<Faults*>(data);
         if (std::string(message).find("paging in session 'low'") == std::string::npos) return;
         ++of.failures;
-        if (of.for_ever) of.next_mapping_fails();
+        if (of.for_ever) of.next_fails();
       },
       &faults, base::kWarning);
-  faults.next_mapping_fails();
+  faults.next_fails();
   CHECK(high->close().ok());
   const auto block = low->alloc(memory::Kind::kModel, kMiB, 0);
   CHECK(block.ok() == !for_ever);
-  CHECK(low->info().status.code() == (for_ever ? GPUSHARE_DEVICE_OUT_OF_MEMORY : GPUSHARE_OK));
+  const int32_t failed = copies ? GPUSHARE_UNKNOWN : GPUSHARE_DEVICE_OUT_OF_MEMORY;
+  CHECK(low->info().status.code() == (for_ever ? failed : GPUSHARE_OK));
   CHECK(low->info().state ==
         (for_ever ? executor::SessionState::kFailed : executor::SessionState::kResident));
   CHECK(faults.failures >= (for_ever ? 2 : 1));
+  CHECK(runtime->check() == "");
+  base::set_log_sink(nullptr, nullptr, base::kWarning);
+  (void)runtime->device().set_fault(
+      {sizeof(gpushare_backend_fault), GPUSHARE_FAULT_NONE, 0, 0});  // may be armed still
+  if (!for_ever) {
+    std::vector<uint8_t> read(16 * kMiB);
+    use([&](executor::Stream& stream) {
+      return stream.copy(reinterpret_cast<uintptr_t>(read.data()), *model, read.size(),
+                         GPUSHARE_COPY_DEVICE_TO_HOST);
+    });
+    CHECK(all_are(read.data(), read.size(), 0x3C));
+  }
+  if (other != nullptr) {
+    CHECK((*other->begin(GPUSHARE_NO_TIMEOUT))->end().ok());
+    CHECK(other->close().ok());
+  }
   CHECK(low->close().ok());
   CHECK(runtime->close().ok());
-  base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
 TEST_CASE(
