@@ -103,10 +103,12 @@ uint64_t SessionImpl::effective_quota_bytes() const {
 
 // Gives free bytes of P back first, which nobody uses now, then the bytes of E that iterations cannot use any more.
 void SessionImpl::give_back_above_quota(bool begins) {
+  RuntimeImpl& runtime = *runtime_;
+  const Stay stay(runtime);  // the iteration may have ended, so close() does not wait for it
+  if (!stay) return;
   const std::unique_lock growing(grow_mutex_, std::try_to_lock);
   if (!growing.owns_lock()) return;  // at the next boundary
-  RuntimeImpl& runtime = *runtime_;
-  const uint64_t granule = runtime.memory_->granularity_bytes();
+  const uint64_t granule = runtime.granularity_bytes_;
   const uint64_t quota = sched::quota_in_granules(quota_bytes_.load(std::memory_order_relaxed), granule);
   uint64_t persistent = 0, ephemeral = 0;
   bool unplaced = false;
