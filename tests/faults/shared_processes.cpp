@@ -92,7 +92,11 @@ TEST_CASE("a process that is stopped while it waits goes on when its turn came a
   for (int seen = 0; seen < 3;) {
     ::kill(stopped.pid(), SIGSTOP);
     std::string state;
-    eventually([&] { return (state = look().state) == "overdue" || state == "resting"; });
+    // On a busy machine others exceed the lease, too. Then it is to change lanes, and does not answer.
+    eventually([&] {
+      state = look().state;
+      return state == "overdue" || state == "resting" || state == "paging" || state == "paged_out";
+    });
     seen += state == "overdue" ? 1 : 0;
     const uint64_t before = look().iterations;
     ::kill(stopped.pid(), SIGCONT);

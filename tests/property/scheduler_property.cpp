@@ -181,11 +181,16 @@ class Driver {
     if (!sessions_.empty()) {
       auto chosen = sessions_.begin();
       std::advance(chosen, static_cast<long>(test::uniform(random_, 0, sessions_.size() - 1)));
-      const SessionId id = chosen->first;
-      if (chosen->second.flying > 0 && test::uniform(random_, 0, 4) == 0)
-        take_back(id);
-      else if (test::uniform(random_, 0, 1) == 0)
-        scheduler_.set_overdue(id, false, now_);
+      if (test::uniform(random_, 0, 3) == 0) scheduler_.set_overdue(chosen->first, false, now_);
+      carry_out();
+    }
+    if (test::uniform(random_, 0, 7) == 0) {
+      run_lanes();
+      for (const auto& [lane, flights] : flights_)
+        if (!flights.empty()) {
+          take_back(flights.front());
+          break;
+        }
     }
     scheduler_.look(now_);
     carry_out();
