@@ -10,13 +10,6 @@
 #include "sched/scheduler_impl.hpp"
 
 namespace gpushare::sched {
-namespace {
-
-// A session that has more than its limit, and has come no nearer to it for so long while others wait for memory, cannot shrink: it is idle,
-// or its blocks do not move. From then on it needs all of its bytes, so it may be stopped.
-constexpr uint64_t kShrinkPatienceNs = 100'000'000;
-
-}  // namespace
 
 base::Status Scheduler::set_coordination(const std::optional<CoordinatorOptions>& options, uint64_t now_ns) {
   impl_->coordinate_anew(options, now_ns);
@@ -127,12 +120,14 @@ void Scheduler::Impl::watch_limit(SessionRecord& session, uint64_t now_ns) {
   session.above_bytes = above;
   ++above_limit;
   coordinate_at_ns =
-      std::min(coordinate_at_ns, base::add_saturated(session.above_since_ns, kShrinkPatienceNs));
+      std::min(coordinate_at_ns,
+               base::add_saturated(session.above_since_ns, coordinator->options().shrink_patience_ns));
 }
 
 void Scheduler::Impl::look_at_limits(uint64_t now_ns) {
   for (const auto& [id, session] : sessions) {
-    if (session->above_bytes == 0 || now_ns < base::add_saturated(session->above_since_ns, kShrinkPatienceNs))
+    if (session->above_bytes == 0 ||
+        now_ns < base::add_saturated(session->above_since_ns, coordinator->options().shrink_patience_ns))
       continue;
     if (waiting.empty()) {
       session->above_since_ns = now_ns;  // it keeps nobody out

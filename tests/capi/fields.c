@@ -1,6 +1,7 @@
 /* The fields of the sized structs: every field of the infos has the value that the calls before give it, and every field of the
  * parameters has its documented effect. The test runs on sim, whose time is virtual, so durations are exact.
  * SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -97,24 +98,40 @@ static void errors(void) {
 }
 
 struct progress {
+  pthread_mutex_t mutex; /* several threads may call the function at once */
   int calls, wrong;
   uint64_t done, service_ns, device_ns;
 };
 
 static void told(void* user_data, const gpushare_progress* progress) {
   struct progress* of = user_data;
+  pthread_mutex_lock(&of->mutex);
   ++of->calls;
   if (progress->struct_size != sizeof *progress || strcmp(progress->session_name, "reports") != 0)
     ++of->wrong;
   if (progress->session_id == 0 || progress->lane != 0) ++of->wrong;
-  of->done = progress->iterations_done;
-  of->service_ns = progress->service_ns;
-  of->device_ns = progress->device_ns;
+  if (progress->iterations_done > of->done) { /* they come in any order */
+    of->done = progress->iterations_done;
+    of->service_ns = progress->service_ns;
+    of->device_ns = progress->device_ns;
+  }
+  pthread_mutex_unlock(&of->mutex);
+}
+
+/* Waits for so many calls: the last one may still be under way when its iteration is over. */
+static void until_told(struct progress* of, int calls) {
+  int told_calls = 0;
+  while (told_calls < calls) {
+    usleep(1000);
+    pthread_mutex_lock(&of->mutex);
+    told_calls = of->calls;
+    pthread_mutex_unlock(&of->mutex);
+  }
 }
 
 /* One session, three iterations of 5 ms and one of 7. */
 static void one_session(void) {
-  struct progress progress = {0, 0, 0, 0, 0};
+  struct progress progress = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0, 0, 0};
   gpushare_runtime runtime = NULL;
   gpushare_session session = NULL;
   gpushare_runtime_params params = GPUSHARE_RUNTIME_PARAMS_INIT;
@@ -151,6 +168,7 @@ static void one_session(void) {
   for (i = 0; i < 3; ++i) iterate(session, 5 * kMs);
   iterate(session, 7 * kMs);
   CHECK_STATUS(gpushare_runtime_synchronize(runtime, GPUSHARE_NO_TIMEOUT), GPUSHARE_OK);
+  until_told(&progress, 4);
   CHECK(progress.calls == 4 && progress.wrong == 0 && progress.done == 4);
   CHECK(progress.service_ns == 22 * kMs && progress.device_ns == 7 * kMs);
   used = session_info(session);

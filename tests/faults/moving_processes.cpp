@@ -43,6 +43,7 @@ struct Process : ChildProcess {
 
 void coordinate(daemon::ServiceOptions& options) {
   options.coordination = sched::CoordinatorOptions{};
+  options.coordination->shrink_patience_ns = 20'000'000'000;  // a sanitizer makes a worker slow to shrink
   options.max_lanes = 3;
 }
 
