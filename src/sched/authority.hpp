@@ -150,7 +150,7 @@ class Authority {
   // Sessions admitted stay admitted, also above the new policy's limits.
   virtual void set_policy(std::unique_ptr<Policy> policy, uint64_t now_ns) = 0;
   // The driver could not place an admitted session's bytes (contiguous layout, fragmented): the session goes
-  // back to the queue until another one leaves.
+  // back to the queue until something is freed. Caches that nobody uses are dropped for it.
   virtual void unplaced(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut or kPageIn action has been carried out.
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;

@@ -63,6 +63,20 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   return false;
 }
 
+// For a session that found no place though the books have room: the device is in pieces, or others use it. It waits until something is
+// freed, and caches may be all that is left.
+void Scheduler::Impl::drop_caches(uint64_t bytes, uint64_t now_ns) {
+  Victims unused{{}, droppable()};
+  if (unused.empty()) return;
+  const auto enough = [&] {
+    uint64_t dropped = 0;
+    for (const CacheRecord* each : unused.caches) dropped += each->victim ? each->bytes : 0;
+    return dropped >= bytes;
+  };
+  const auto chosen = choose_victims(unused, bytes, now_ns, gives_back(), enough);
+  evict(chosen ? *chosen : unused, now_ns);
+}
+
 base::Status Scheduler::add_cache(uint64_t id, uint64_t bytes, double restore_ns, uint64_t first_part) {
   if (id == 0 || impl_->sessions.contains(id) || impl_->find_cache(id) != nullptr)
     return {GPUSHARE_INVALID_ARGUMENT,

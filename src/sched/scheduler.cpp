@@ -349,6 +349,7 @@ void Scheduler::unplaced(SessionId id, uint64_t now_ns) {
   impl_->quit(*session);
   impl_->block(*session);
   impl_->enqueue(*session);
+  impl_->drop_caches(session->persistent_bytes + session->ephemeral_bytes, now_ns);
   impl_->admit_waiting(now_ns);
 }
 

@@ -285,6 +285,7 @@ struct Scheduler::Impl {
   void forget_worth(SessionRecord& session);
   // Promises the free bytes to waiting caches, and makes room for the first; true if room is being made for it.
   bool hold_waiting(uint64_t now_ns);
+  void drop_caches(uint64_t bytes, uint64_t now_ns);  // unused ones of so many bytes, or all of them
 
   // admission.cpp
   // Into `waiting` or `idle`, by the policy's order; where.

@@ -58,6 +58,31 @@ std::set<uint64_t> gone(Scheduler& scheduler, uint64_t now_ns) {
 using Ids = std::set<uint64_t>;
 
 TEST_CASE(
+    "a session that found no place has caches dropped for it, which may be all that is left on the device") {
+  Scheduler scheduler = scheduler_of(100);
+  for (const uint64_t id : {11, 12, 13}) {
+    REQUIRE(scheduler.add_cache(id, 20, 1.0, 0).ok());
+    scheduler.want_cache(id, kNoSession, 0);
+  }
+  scheduler.unwant_cache(11, 0);
+  scheduler.unwant_cache(12, 0);
+  (void)scheduler.take_actions();
+  REQUIRE(scheduler.arrive(spare_spec(1, 15), 0).ok());
+  (void)scheduler.take_actions();
+  scheduler.unplaced(1, 1);
+  CHECK(scheduler.state(1) == SessionState::kQueued);
+  CHECK(gone(scheduler, 1).size() == 1);  // as many as it needs
+  CHECK(scheduler.state(1) == SessionState::kResident);
+  scheduler.unplaced(1, 2);  // not where it would fit
+  CHECK(gone(scheduler, 2).size() == 1);
+  CHECK(scheduler.state(1) == SessionState::kResident);
+  scheduler.unplaced(1, 3);
+  CHECK(gone(scheduler, 3).empty());  // somebody uses the last one
+  CHECK(scheduler.state(1) == SessionState::kQueued);
+  scheduler.unwant_cache(13, 4);
+}
+
+TEST_CASE(
     "spare sessions make room for whoever waits, least price first, under policies that page nobody out") {
   for (const char* policy : {"fair", "pack", "priority"})
     for (const bool paging : {true, false}) {
