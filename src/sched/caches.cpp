@@ -58,7 +58,7 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
     const uint64_t used = promised_without(stays);
     const uint64_t free = capacity.target_bytes - std::min(capacity.target_bytes, used);
     if (cache.bytes <= free) return true;
-    return make_room(find(cache.wanted_by), cache.bytes - free, now_ns) || evicting > 0;
+    return make_room(find(cache.wanted_by), cache.bytes - free, now_ns, For::kCache) || evicting > 0;
   }
   return false;
 }
@@ -126,6 +126,12 @@ void Scheduler::unwant_cache(uint64_t id, uint64_t now_ns) {
   CacheRecord* cache = impl_->find_cache(id);
   if (cache == nullptr || cache->users == 0 || --cache->users > 0) return;
   if (std::exchange(cache->waiting, false)) std::erase(impl_->cache_line, cache);
+  if (impl_->residents == 0 && impl_->evicting == 0)  // nothing else is left that would be freed
+    for (const SessionId waiting : impl_->blocked)
+      if (const SessionRecord* first = impl_->find(waiting); first != nullptr && first->blocked) {
+        impl_->drop_caches(first->persistent_bytes + first->ephemeral_bytes, now_ns);
+        break;
+      }
   impl_->admit_waiting(now_ns);
 }
 

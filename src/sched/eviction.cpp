@@ -256,12 +256,13 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
 }
 
 bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
-  if (id == kNoSession) return impl_->make_room(nullptr, bytes, now_ns);
+  if (id == kNoSession) return impl_->make_room(nullptr, bytes, now_ns, Impl::For::kAllocation);
   const SessionRecord* session = impl_->find(id);
-  return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, now_ns);
+  return session != nullptr && session->holds_promise() &&
+         impl_->make_room(session, bytes, now_ns, Impl::For::kAllocation);
 }
 
-bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns) {
+bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns, For use) {
   Victims lower{{}, droppable()};
   const bool pages = session != nullptr && session->holds_promise() && options.paging;
   for (const LaneRecord& lane : lanes) {
@@ -287,7 +288,7 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, ui
   bool any = !victims.caches.empty();
   for (SessionRecord* victim : victims.sessions) {
     any = any || victim->persistent_bytes > 0;
-    victim->yielding = true;
+    if (use == For::kAllocation) victim->yielding = true;
   }
   evict(victims, now_ns);
   return any;

@@ -56,11 +56,11 @@ struct SessionRecord {
   uint64_t kind_bit = 0;                // of the policy's kind of session; 0: of none
   bool ready = false;
   bool wake = false;
-  bool evicting = false;           // to be paged out at its next boundary
-  bool claiming = false;           // waits for page-outs made for it
-  bool yielding = false;           // paged out by make_room() or at its boundary: not to come straight back
-  bool pinned = false;             // could not be paged out: is spared until another leaves
-  bool victim = false;             // inside choose_victims(): would be paged out
+  bool evicting = false;  // to be paged out at its next boundary
+  bool claiming = false;  // waits for page-outs made for it
+  bool yielding = false;  // paged out for an allocation: its bytes go to nobody else until room_used()
+  bool pinned = false;    // could not be paged out: is spared until another leaves
+  bool victim = false;    // inside choose_victims(): would be paged out
   std::optional<double> worth_ns;  // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
@@ -260,8 +260,10 @@ struct Scheduler::Impl {
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; a session that is not resident has room made by caches alone.
-  bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns);
+  // make_room() for the session; a session that is not resident has room made by caches alone. What is given for an allocation is
+  // nobody else's until room_used(); a cache takes what it is promised, and may be let go before that.
+  enum class For : uint8_t { kAllocation, kCache };
+  bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns, For use);
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);

@@ -80,6 +80,24 @@ TEST_CASE(
   CHECK(gone(scheduler, 3).empty());  // somebody uses the last one
   CHECK(scheduler.state(1) == SessionState::kQueued);
   scheduler.unwant_cache(13, 4);
+  CHECK(gone(scheduler, 4) == Ids{13});
+  CHECK(scheduler.state(1) == SessionState::kResident);
+}
+
+TEST_CASE("room that is made for a cache is for others once the cache is let go") {
+  Scheduler scheduler = scheduler_of(100, "priority");
+  REQUIRE(scheduler.arrive(spare_spec(1, 80, SessionClass::kOpportunistic), 0).ok());
+  REQUIRE(scheduler.arrive(spare_spec(2, 0), 0).ok());
+  REQUIRE(scheduler.add_cache(11, 50, 1.0, 0).ok());
+  (void)scheduler.take_actions();
+  scheduler.want_cache(11, 2, 1);  // 1 goes for it
+  CHECK(scheduler.state(1) == SessionState::kPagedOut);
+  (void)scheduler.take_actions();
+  REQUIRE(scheduler.arrive(spare_spec(3, 60), 2).ok());
+  scheduler.unwant_cache(11, 3);
+  scheduler.page_done(1, 4);
+  CHECK(scheduler.state(3) == SessionState::kResident);
+  CHECK(scheduler.check() == "");
 }
 
 TEST_CASE(
