@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/interrupt.hpp"
 
+#include <atomic>
+
 namespace gpushare::cli {
 namespace {
 
-volatile std::sig_atomic_t g_interrupted = 0;
+// The handler runs on whichever thread the signal reaches; another one reads the flag.
+std::atomic<bool> g_interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 void remember(int) {
-  g_interrupted = 1;
+  g_interrupted.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace
 
 InterruptScope::InterruptScope() {
-  g_interrupted = 0;
+  g_interrupted.store(false, std::memory_order_relaxed);
   struct sigaction action {};
   action.sa_handler = remember;
   action.sa_flags = SA_RESETHAND | SA_RESTART;
@@ -25,7 +29,7 @@ InterruptScope::~InterruptScope() {
 }
 
 bool InterruptScope::interrupted() {
-  return g_interrupted != 0;
+  return g_interrupted.load(std::memory_order_relaxed);
 }
 
 }  // namespace gpushare::cli
