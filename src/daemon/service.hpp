@@ -114,6 +114,10 @@ struct RemoteSession {
   uint64_t range = 0;       // in elastic_; 0: it has said nothing of any
   uint64_t range_want = 0;  // of its wait; 0: it does not wait
   uint64_t range_asked_ns = 0;
+  uint64_t range_since = 0;       // the first want of its wait: others' came before or after
+  uint64_t range_room_bytes = 0;  // most that was free during its wait
+  // Given for its wait, and kept from others so long.
+  uint64_t range_kept_bytes = 0, range_kept_until_ns = 0;
   std::string range_silent;                                    // who did not answer, for its next reply
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 };
@@ -244,6 +248,11 @@ class SharedDevice {
   void end_range_wait(RemoteSession& session);
   void close_range(RemoteSession& session);
   void tell_range_waits();
+  uint64_t free_bytes() const;
+  // Bytes that were given for waits before which the session does not come.
+  uint64_t kept_from(const RemoteSession& session, uint64_t now_ns) const;
+  // Whether the session, which may have ranges, can grow by so much. Errors: DEVICE_OUT_OF_MEMORY.
+  base::Status may_grow(const RemoteSession& session, uint64_t bytes, uint64_t now_ns) const;
   void refresh_class(RemoteSession& session, uint64_t now_ns);
   bool expire_ranges(uint64_t now_ns);  // true if somebody is silent
   void tell(const Claim& claim, client::MessageType type);

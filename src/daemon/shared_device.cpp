@@ -196,13 +196,17 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
   const uint64_t now_ns = base::host_now_ns();
   const uint64_t before_bytes = base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
   const uint64_t wanted_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
-  if (wanted_bytes > before_bytes)
+  if (wanted_bytes > before_bytes) {
+    GPUSHARE_RETURN_IF_ERROR(may_grow(session, wanted_bytes - before_bytes, now_ns));
     GPUSHARE_RETURN_IF_ERROR(
         within(claim.limits.get(), &claim, session.name, wanted_bytes - before_bytes, now_ns));
+  }
   carry_out_all();  // what is given back is back before anybody else is promised it
   const uint64_t before_p = claim.persistent_bytes, before_e = claim.ephemeral_bytes;
   base::Status set = set_need(claim, message.persistent_bytes, message.ephemeral_bytes, now_ns);
   carry_out_all();
+  if (set.ok() && wanted_bytes > before_bytes)
+    session.range_kept_bytes -= std::min(session.range_kept_bytes, wanted_bytes - before_bytes);
   if (set.ok() && claim.shares_lane && claim.lane != sched::kNoLane && !send_lane(claim)) {
     (void)set_need(claim, before_p, before_e, now_ns);
     set = {GPUSHARE_DEVICE_OUT_OF_MEMORY,

@@ -32,8 +32,10 @@ struct RangeWait {
   RangeImpl* range = nullptr;
   uint64_t want = 0;
   uint64_t bytes = 0;
+  uint64_t change = 0;  // RangeTable::change() when it looked for room
   uint64_t since_ns = 0;
-  uint64_t asked_ns = 0;  // when `want` was numbered
+  uint64_t asked_ns = 0;    // when `want` was numbered
+  uint64_t room_bytes = 0;  // most that was free when somebody gave
   bool made_room = false;
   bool asks_daemon = false;
   std::string silent;  // who did not answer
@@ -227,6 +229,7 @@ base::Status RangeImpl::try_commit(uint64_t offset_bytes, uint64_t bytes, RangeW
     // A range that waits already goes first, unless it is of a lower class.
     BooksLock lock(runtime_.mutex_);
     wait.bytes = missing;  // other waiting threads read it
+    wait.change = runtime_.ranges_.change();
     if (const RangeWait* first = runtime_.ranges_.before(wait); first != nullptr)
       return {GPUSHARE_DEVICE_OUT_OF_MEMORY,
               first->range->describe() + " waits for " + base::format_bytes(first->bytes) + " before it"};
@@ -261,7 +264,7 @@ base::Status RangeImpl::wait_for_room(RangeWait& wait, const base::Deadline& dea
   }
   Outbox outbox(runtime_);
   Section lock(runtime_);
-  runtime_.ranges_.sleep_a_while(deadline, outbox);
+  runtime_.ranges_.sleep_a_while(wait, deadline, outbox);
   return {};
 }
 
@@ -395,7 +398,9 @@ void RangeTable::set_bytes(RangeImpl& range, uint64_t committed_bytes) {
   elastic_.set_bytes(range.id_, committed_bytes);
   refresh_class(*range.session_);
   tell_daemon(*range.session_);
-  if (!waits_.empty()) told();
+  if (waits_.empty()) return;
+  waits_.front()->room_bytes = std::max(waits_.front()->room_bytes, runtime_.free_bytes());
+  told();
 }
 
 void RangeTable::answer(const RangeImpl& range, uint64_t bytes) {
@@ -468,6 +473,12 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     if (now_ns - wait.asked_ns >= kAskAgainNs && elastic_.on_the_way_bytes(wait.want) == 0) {
       wait.want = next_want_++;
       wait.asked_ns = now_ns;
+      wait.room_bytes = 0;
+    }
+    // Allocations do not stand in the line.
+    if (free < wait.room_bytes) {
+      elastic_.taken(wait.want);
+      wait.room_bytes = free;
     }
     const auto requests = elastic_.ask(wait.range->id_, wait.want, missing, now_ns);
     for (const sched::RangeRequest& request : requests) ranges_.at(request.range)->request(request, now_ns);
@@ -484,12 +495,14 @@ bool RangeTable::sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& 
     }
     next_ns = std::min(next_ns, elastic_.next_deadline_ns());
   }
+  if (wait.change != change_) return true;
   const base::Deadline soon = base::Deadline::after(next_ns - std::min(next_ns, base::host_now_ns()));
   runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
   return true;
 }
 
-void RangeTable::sleep_a_while(const base::Deadline& deadline, Outbox& outbox) {
+void RangeTable::sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) {
+  if (wait.change != change_) return;
   const base::Deadline soon = base::Deadline::after(kLookForRoomNs);
   runtime_.reaper_.wait(room_, deadline.never() || soon.at() < deadline.at() ? soon : deadline, outbox);
 }

@@ -36,16 +36,20 @@ class RangeTable {
   // The wait in front of `wait`, unless `wait` is of a higher class; null if there is none.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
   // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until `deadline`, or until
-  // something may have changed. False at once if nobody is left to ask.
+  // something may have changed since wait.change. False at once if nobody is left to ask.
   bool sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The same without asking anybody.
-  void sleep_a_while(const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox)
+      GPUSHARE_REQUIRES(books);
   void leave(RangeWait& wait) GPUSHARE_REQUIRES(books);
   // Others of the daemon miss bytes: the session's ranges are asked.
   void asked(sched::SessionId session, uint64_t bytes) GPUSHARE_REQUIRES(books);
+  // Something may have changed for those that wait.
   void told() GPUSHARE_REQUIRES(books) {
+    ++change_;
     room_.notify_all();
-  }  // something may have changed for those that wait
+  }
+  uint64_t change() const GPUSHARE_REQUIRES(books) { return change_; }  // a number of the last told()
 
  private:
   void keeps_silent(const sched::RangeRequest& request, RangeWait& wait, Outbox& outbox)
@@ -66,6 +70,7 @@ class RangeTable {
   base::FlatHashMap<sched::SessionId, Asked> asked_ GPUSHARE_GUARDED_BY(books);
   uint64_t next_range_ GPUSHARE_GUARDED_BY(books) = 1;
   uint64_t next_want_ GPUSHARE_GUARDED_BY(books) = 1;
+  uint64_t change_ GPUSHARE_GUARDED_BY(books) = 0;
   base::ConditionVariable room_;  // those that free some tell it here
 };
 

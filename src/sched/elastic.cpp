@@ -23,6 +23,7 @@ void ElasticRanges::set_bytes(RangeId id, uint64_t bytes) {
   if (bytes < range.bytes) {
     range.silent = false;
     range.given_bytes += range.bytes - bytes;
+    if (range.given_bytes >= range.asked_bytes) range.gave_all = true;
     if (range.asked && range.still_owed() == 0) range.asked = false;
   }
   range.bytes = bytes;
@@ -71,8 +72,9 @@ std::vector<RangeRequest> ElasticRanges::ask(RangeId asker, uint64_t want, uint6
     range.asked = true;
     range.asker = asker;
     range.asked_for = want;
-    range.owed_bytes = part;
+    range.asked_bytes = range.owed_bytes = part;
     range.given_bytes = 0;
+    range.gave_all = false;
     range.deadline_ns = base::add_saturated(now_ns, range.spec.answer_ns);
     requests.push_back({ids[i], asker, part, range.deadline_ns});
   }
@@ -101,6 +103,11 @@ std::vector<RangeRequest> ElasticRanges::expire(uint64_t now_ns) {
     out.push_back({id, range.asker, range.still_owed(), range.deadline_ns});
   }
   return out;
+}
+
+void ElasticRanges::taken(uint64_t want) {
+  for (auto& [id, range] : ranges_)
+    if (range.asked_for == want && range.gave_all) range.asked_for = 0;
 }
 
 void ElasticRanges::withdraw(uint64_t want) {

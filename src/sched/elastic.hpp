@@ -46,7 +46,7 @@ class ElasticRanges {
   void set_bytes(RangeId id, uint64_t bytes);
 
   // `asker` lacks `bytes` for its commit. Returns the requests to be delivered now; empty when enough is on its way or nobody
-  // is left to ask. `want` numbers the wait: nobody is asked twice for it.
+  // is left to ask. `want` numbers the wait: nobody is asked twice for it, but see taken().
   // `only`: ranges of that session.
   std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
                                 SessionId only = kNoSession);
@@ -55,6 +55,8 @@ class ElasticRanges {
   void answer(RangeId id, uint64_t bytes);
   // Requests whose deadline has passed or that got kNoAnswer are over. Returns the requests whose range is silent now.
   std::vector<RangeRequest> expire(uint64_t now_ns);
+  // Others took room that was there for the wait: ranges that gave all that they were asked for may be asked again.
+  void taken(uint64_t want);
   // The wait is over; its requests stand no longer, and nobody is silent for them.
   void withdraw(uint64_t want);
 
@@ -74,9 +76,11 @@ class ElasticRanges {
     uint64_t bytes = 0;
     bool silent = false;
     uint64_t asked_for = 0;  // the want that it was asked for last
+    bool gave_all = false;   // what it was asked for then
     // The request it has.
     bool asked = false;
     RangeId asker = 0;
+    uint64_t asked_bytes = 0;
     uint64_t owed_bytes = 0;   // as asked, then as answered
     uint64_t given_bytes = 0;  // since it was asked
     uint64_t deadline_ns = 0;

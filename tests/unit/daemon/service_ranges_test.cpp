@@ -7,12 +7,15 @@
 #include <thread>
 
 #include "executor/range.hpp"
+#include "unit/daemon/raw_connection.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
 
 namespace {
+
+using client::MessageType;
 
 std::shared_ptr<executor::Range> open_range(executor::Session& session, uint64_t answer_ns = 0,
                                             std::function<uint64_t(uint64_t, uint64_t)> give_back = {}) {
@@ -33,7 +36,97 @@ std::string class_of(const SharedService& shared, const std::string& name) {
   return {};
 }
 
+// A process with one session, number 1, that says each message when the test wants it said.
+struct RangeOwner : RawConnection {
+  RangeOwner(const SharedService& shared, uint64_t p_bytes,
+             sched::SessionClass cls = sched::SessionClass::kGuaranteed)
+      : RawConnection(shared) {
+    REQUIRE(say(client::make_message<client::Hello>(MessageType::kHello)));
+    REQUIRE(!next({MessageType::kWelcome}).empty());
+    auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, 1);
+    arrive.session = 1;
+    arrive.persistent_bytes = p_bytes;
+    arrive.cls = static_cast<uint32_t>(cls);
+    REQUIRE(say(arrive));
+    REQUIRE(reply().code == GPUSHARE_OK);
+  }
+  int32_t need(uint64_t p_bytes) const {
+    auto message = client::make_message<client::Need>(MessageType::kNeed, 1);
+    message.session = 1;
+    message.persistent_bytes = p_bytes;
+    REQUIRE(say(message));
+    return reply().code;
+  }
+  void has(uint64_t bytes) const {
+    auto message = client::make_message<client::RangeHas>(MessageType::kRangeHas);
+    message.session = 1;
+    message.bytes = bytes;
+    message.answer_ns = kLong;
+    REQUIRE(say(message));
+  }
+  // True: bytes are on the way.
+  bool ask(uint64_t bytes) const {
+    REQUIRE(say(client::make_session_message(MessageType::kRangeAsk, 1, bytes, 1)));
+    return reply().value == 1;
+  }
+  void ends_wait() const {
+    tell(MessageType::kRangeAsk, 1);
+    CHECK(need(2 * kMiB) == GPUSHARE_OK);  // the daemon has heard it
+  }
+  uint64_t asked_for() const {
+    return client::fields_of<client::SessionMessage>(next({MessageType::kRangeGive})).value;
+  }
+  // Has been asked for 20 MiB by `other`, which has 2 MiB of 64 and wants 32 more, and gives them.
+  void gives_to(const RangeOwner& other) const {
+    has(48 * kMiB);
+    CHECK(need(50 * kMiB) == GPUSHARE_OK);
+    REQUIRE(other.ask(20 * kMiB));
+    CHECK(asked_for() == 20 * kMiB);
+    CHECK(need(30 * kMiB) == GPUSHARE_OK);
+    has(28 * kMiB);
+  }
+
+ private:
+  client::Reply reply() const { return client::fields_of<client::Reply>(next({MessageType::kReply})); }
+};
+
 }  // namespace
+
+TEST_CASE("bytes that a process gives are kept for the one that waits for them") {
+  SharedService shared;
+  const RangeOwner a(shared, 50 * kMiB), b(shared, 2 * kMiB);
+  SECTION("the giver does not get them back first, and nobody is paged out for it") {
+    a.gives_to(b);
+    CHECK(a.need(50 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    CHECK(a.ask(20 * kMiB));  // it waits for its turn
+    CHECK(b.need(34 * kMiB) == GPUSHARE_OK);
+    b.has(32 * kMiB);
+    CHECK(a.ask(20 * kMiB));
+    CHECK(b.asked_for() == 20 * kMiB);
+  }
+  SECTION("until its wait is over") {
+    a.gives_to(b);
+    b.ends_wait();
+    CHECK(a.need(50 * kMiB) == GPUSHARE_OK);
+  }
+  SECTION("not from sessions without ranges; the giver is then asked again at once") {
+    const RangeOwner c(shared, 0);
+    a.gives_to(b);
+    CHECK(c.need(30 * kMiB) == GPUSHARE_OK);
+    CHECK(b.ask(30 * kMiB));
+    CHECK(a.asked_for() == 28 * kMiB);
+  }
+}
+
+TEST_CASE("bytes that are kept for an opportunistic session are not kept from a guaranteed one") {
+  SharedService shared;
+  const auto low = sched::SessionClass::kOpportunistic;
+  const RangeOwner a(shared, 50 * kMiB, low), b(shared, 2 * kMiB, low), c(shared, 0);
+  c.has(0);
+  a.gives_to(b);
+  CHECK(a.need(50 * kMiB) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(c.need(30 * kMiB) == GPUSHARE_OK);
+}
 
 TEST_CASE("a range is asked by a range of another process, and gives back what is missing") {
   SharedService shared;

@@ -56,6 +56,29 @@ TEST_CASE(
   CHECK(asked(low.ask(1, 1, 150, 0)) == Asked{{3, 100}});
 }
 
+TEST_CASE("who gave all that it was asked for is asked again when others took it, who declined is not") {
+  ElasticRanges ranges;
+  add(ranges, 1, SessionClass::kGuaranteed, 0);
+  add(ranges, 2, SessionClass::kGuaranteed, 100, 1);
+  add(ranges, 3, SessionClass::kGuaranteed, 100, 2);
+  add(ranges, 4, SessionClass::kGuaranteed, 100, 3);
+  CHECK(asked(ranges.ask(1, 7, 250, 0)) == Asked{{2, 100}, {3, 100}, {4, 50}});
+  ranges.set_bytes(2, 60);
+  ranges.set_bytes(2, 0);
+  ranges.answer(3, 0);
+  ranges.set_bytes(4, 80);
+  ranges.answer(4, 20);  // less than it was asked for
+  ranges.set_bytes(2, 100);
+  CHECK(ranges.on_the_way_bytes(7) == 0);
+  CHECK(ranges.ask(1, 7, 250, 1).empty());
+  ranges.taken(8);  // another wait
+  CHECK(ranges.ask(1, 7, 250, 1).empty());
+  ranges.taken(7);
+  CHECK(asked(ranges.ask(1, 7, 250, 1)) == Asked{{2, 100}});
+  ranges.taken(7);
+  CHECK(ranges.ask(1, 7, 250, 2).empty());  // it has not given yet
+}
+
 TEST_CASE("who declines keeps its class, who keeps silent loses it until it gives something") {
   ElasticRanges ranges;
   add(ranges, 1, SessionClass::kGuaranteed, 0);
