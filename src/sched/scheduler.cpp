@@ -360,7 +360,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     session->move = SessionRecord::Move::kNone;
     session->state = SessionState::kResident;
     session->view.virtual_ns = std::max(session->view.virtual_ns, impl_->virtual_ns);
-    session->in_ns = std::max<uint64_t>(now_ns - session->move_since_ns, 1);
+    impl_->moved(*session, false, now_ns);
     impl_->begin_stay(*session, now_ns);
     impl_->tell_admitted(*session, now_ns);
     impl_->set_ready_slot(*session, session->ready);
@@ -373,7 +373,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
   } else if (session->move == SessionRecord::Move::kOut) {
     session->move = SessionRecord::Move::kNone;
     impl_->forget_worth(*session);  // the driver has copied it
-    session->out_ns = std::max<uint64_t>(now_ns - session->move_since_ns, 1);
+    impl_->moved(*session, true, now_ns);
     impl_->quit(*session);
     impl_->coordinate(now_ns);
     const bool yielded = std::exchange(session->yielding, false);

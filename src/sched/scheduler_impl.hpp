@@ -75,7 +75,7 @@ struct SessionRecord {
   // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the memory before.
   uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
   double stay_tag_ns = 0;
-  uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // how long its last moves took; 0: none yet
+  uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // what its last moves count as; 0: none yet
 
   bool holds_promise() const { return lane != kNoLane; }
   bool wanted() const { return ready || view.in_flight > 0; }
@@ -340,6 +340,9 @@ struct Scheduler::Impl {
 
   // stays.cpp
   uint64_t used_of_stay_ns(const SessionRecord& session, uint64_t now_ns) const;
+  uint64_t expected_out_ns(const SessionRecord& session) const;
+  uint64_t expected_in_ns(const SessionRecord& session) const;
+  void moved(SessionRecord& session, bool out, uint64_t now_ns) const;  // notes how long that took
   Resident stay_of(const SessionRecord& session, uint64_t now_ns) const;
   uint64_t stay_left_ns(const SessionRecord& resident, const SessionRecord& session, uint64_t now_ns) const;
   void begin_stay(SessionRecord& session, uint64_t now_ns);

@@ -37,22 +37,41 @@ uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const 
   return stay_ns - std::min(stay_ns, resident.used_ns);
 }
 
+uint64_t counted_move_ns(uint64_t took_ns, uint64_t expected_ns, uint64_t least_stay_ns) {
+  const uint64_t most_ns = std::max(multiplied(expected_ns, 2), least_stay_ns / (2 * kHeldPerMove));
+  return std::clamp<uint64_t>(took_ns, 1, std::max<uint64_t>(most_ns, 1));
+}
+
 uint64_t Scheduler::Impl::used_of_stay_ns(const SessionRecord& session, uint64_t now_ns) const {
   const uint64_t since_ns = std::max(session.last_wanted_ns, session.stay_since_ns);
   const uint64_t rests_ns = session.wanted() ? 0 : now_ns - std::min(now_ns, since_ns);
   return session.view.service_ns - session.stay_service_ns + session.stay_rest_ns + rests_ns;
 }
 
+uint64_t Scheduler::Impl::expected_out_ns(const SessionRecord& session) const {
+  if (session.out_ns != 0) return session.out_ns;
+  return base::to_uint64(static_cast<double>(session.persistent_bytes) * options.page_out_ns_per_byte);
+}
+
+uint64_t Scheduler::Impl::expected_in_ns(const SessionRecord& session) const {
+  if (session.in_ns != 0) return session.in_ns;
+  return base::to_uint64(static_cast<double>(session.persistent_bytes) * options.page_in_ns_per_byte);
+}
+
+void Scheduler::Impl::moved(SessionRecord& session, bool out, uint64_t now_ns) const {
+  const uint64_t took_ns = now_ns - std::min(now_ns, session.move_since_ns);
+  const uint64_t expected_ns = out ? expected_out_ns(session) : expected_in_ns(session);
+  (out ? session.out_ns : session.in_ns) = counted_move_ns(took_ns, expected_ns, options.least_stay_ns);
+}
+
 Resident Scheduler::Impl::stay_of(const SessionRecord& session, uint64_t now_ns) const {
-  const double out_ns = static_cast<double>(session.persistent_bytes) * options.page_out_ns_per_byte;
-  return {used_of_stay_ns(session, now_ns), session.out_ns != 0 ? session.out_ns : base::to_uint64(out_ns),
+  return {used_of_stay_ns(session, now_ns), expected_out_ns(session),
           traits.device_wide ? session.view.weight : 1, session.stay_tag_ns};
 }
 
 uint64_t Scheduler::Impl::stay_left_ns(const SessionRecord& resident, const SessionRecord& session,
                                        uint64_t now_ns) const {
-  const double in_ns = static_cast<double>(session.persistent_bytes) * options.page_in_ns_per_byte;
-  const Newcomer newcomer{session.in_ns != 0 ? session.in_ns : base::to_uint64(in_ns), session.stay_tag_ns,
+  const Newcomer newcomer{expected_in_ns(session), session.stay_tag_ns,
                           session.view.cls == resident.view.cls};
   return sched::stay_left_ns(stay_of(resident, now_ns), newcomer,
                              {options.least_stay_ns, traits.stay_factor, traits.device_wide});

@@ -37,6 +37,11 @@ struct Newcomer {
 // resident is no longer behind the newcomer.
 uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const StayRule& rule);
 
+// How long a move counts as that took `took_ns`, where `expected_ns` was expected. One that took much longer may have waited for a busy host,
+// and stays are many times as long as moves: it counts as twice as long as expected at most. Where moves are really longer, that is known
+// after some of them. What makes no stay longer than the least counts as it is.
+uint64_t counted_move_ns(uint64_t took_ns, uint64_t expected_ns, uint64_t least_stay_ns);
+
 // The resident's weighted use of the memory by now.
 double tag_of(const Resident& resident);
 

@@ -35,9 +35,9 @@ SchedulerOptions one_lane(uint64_t bytes) {
 // A driver on virtual time: one iteration at a time, and copies one after the other.
 class Alternation {
  public:
-  Alternation(const char* policy, double copy_ns_per_byte)
+  Alternation(const char* policy, double copy_ns_per_byte, double told_ns_per_byte = 0)
       : scheduler_(one_lane(1000), std::move(*make_policy(policy))), copy_ns_per_byte_(copy_ns_per_byte) {
-    scheduler_.set_link(copy_ns_per_byte);
+    scheduler_.set_link(told_ns_per_byte > 0 ? told_ns_per_byte : copy_ns_per_byte);
   }
 
   struct Program {
@@ -102,7 +102,8 @@ class Alternation {
   uint64_t now() const { return now_; }
   uint64_t idle_ns() const { return idle_ns_; }
   uint64_t outs() const { return outs_; }
-  bool fails = false;  // copies to the host
+  bool fails = false;       // copies to the host
+  uint64_t held_up_ns = 0;  // the next copy: it takes so much longer
 
  private:
   struct Copying {
@@ -114,7 +115,8 @@ class Alternation {
     for (const Action& action : scheduler_.take_actions()) {
       if (action.kind == ActionKind::kPageOut || action.kind == ActionKind::kPageIn) {
         const uint64_t begins_ns = copies_.empty() ? now_ : copies_.back().ends_ns;
-        const auto takes_ns = static_cast<uint64_t>(static_cast<double>(action.bytes) * copy_ns_per_byte_);
+        const auto takes_ns = static_cast<uint64_t>(static_cast<double>(action.bytes) * copy_ns_per_byte_) +
+                              std::exchange(held_up_ns, 0);
         const bool out = action.kind == ActionKind::kPageOut;
         copies_.push_back({action.session, begins_ns + takes_ns, out});
         if (out) {
@@ -213,6 +215,48 @@ TEST_CASE("the longer the moves, the longer the stays: they take a tenth of the 
     if (times > 1) CHECK(device.idle_ns() > device.now() / 14);
     for (SessionId id = 1; id <= 3; ++id) CHECK(std::abs(device.share(id) - 100.0 / 3) < 2);
   }
+}
+
+TEST_CASE(
+    "a move that takes much longer than expected counts twice as long, unless no stay is longer for it") {
+  CHECK(counted_move_ns(150, 100, 0) == 150);
+  CHECK(counted_move_ns(201, 100, 0) == 200);
+  CHECK(counted_move_ns(3, 100, 0) == 3);
+  CHECK(counted_move_ns(0, 100, 0) == 1);
+  CHECK(counted_move_ns(90, 0, 1800) == 90);
+  CHECK(counted_move_ns(110, 0, 1800) == 100);
+  CHECK(counted_move_ns(7, 0, 0) == 1);
+  CHECK(counted_move_ns(UINT64_MAX, UINT64_MAX, 1000) == UINT64_MAX);
+}
+
+TEST_CASE("one move that the host holds up keeps nobody out for many times as long") {
+  for (const char* policy : policy_names()) {
+    for (const uint64_t before_s : {0, 100}) {
+      INFO(policy << ", " << before_s << " s");
+      Alternation device(policy, kCopy);
+      device.add(alternating(1, 900), 5 * kStaysMs);
+      device.add(alternating(2, 900), 5 * kStaysMs);
+      device.run_until(before_s * kStaysSecond);
+      device.held_up_ns = 20 * kStaysSecond;
+      const uint64_t outs = device.outs();
+      device.run_until((before_s + 200) * kStaysSecond);
+      CHECK(device.held_up_ns == 0);
+      // Stays of 1.62 s, or 2.43 s after the long move: the other waits for a stay, the moves, and 20 s at most.
+      const uint64_t factor = device.scheduler().policy().traits().stay_factor;
+      CHECK(device.program(1).longest_out_ns < (21 + 3 * factor) * kStaysSecond);
+      CHECK(device.program(2).longest_out_ns < (21 + 3 * factor) * kStaysSecond);
+      CHECK(device.outs() - outs > 90 / factor);
+    }
+  }
+}
+
+TEST_CASE("moves that take longer than the link says take a tenth of the time after some of them") {
+  Alternation device("fair", kCopy, kCopy / 1000);
+  for (SessionId id = 1; id <= 3; ++id) device.add(alternating(id, 1000), 10 * kStaysMs);
+  device.run_until(100 * kStaysSecond);
+  const uint64_t before_ns = device.idle_ns();
+  device.run_until(1100 * kStaysSecond);
+  CHECK(device.idle_ns() - before_ns <= 101 * kStaysSecond);
 }
 
 TEST_CASE("fair: the device's time follows the weights over many stays, whatever the iterations") {
