@@ -87,7 +87,7 @@ class RemoteAuthority final : public sched::Authority {
   void unplaced(sched::SessionId session, uint64_t now_ns) override;
   void page_done(sched::SessionId session, uint64_t now_ns) override;
   bool make_room(sched::SessionId session, uint64_t bytes, uint64_t now_ns) override;
-  void room_used(uint64_t now_ns) override;
+  void room_used(sched::SessionId session, uint64_t now_ns) override;
   void page_out_failed(sched::SessionId session, uint64_t now_ns) override;
   void lane_applied(sched::LaneId lane, uint64_t bytes, uint64_t now_ns) override;
   std::optional<sched::SessionId> pick(sched::LaneId lane, uint64_t now_ns) override;
@@ -235,7 +235,6 @@ class RemoteAuthority final : public sched::Authority {
   std::vector<RangesAsked> ranges_asked_;
   std::vector<Record*> dirty_;  // flush() has something to say about
   uint32_t next_sequence_ = 1;
-  uint64_t last_room_session_ = 0;
 
   // ---- shared with the listening thread
   mutable base::Mutex inbox_mutex_;

@@ -200,7 +200,6 @@ bool RemoteAuthority::make_room(SessionId session, uint64_t bytes, uint64_t) {
       call(bytes_of(make_session_message(MessageType::kRoom, session, bytes, sequence)), sequence);
   if (!reply.ok() || reply->code != GPUSHARE_OK) return false;
   record->room_pending = true;
-  last_room_session_ = session;
   return true;
 }
 
@@ -249,8 +248,9 @@ void RemoteAuthority::answer_ranges(SessionId session, uint64_t bytes) {
     tell(MessageType::kRangeAnswer, *record, bytes);
 }
 
-void RemoteAuthority::room_used(uint64_t) {
-  if (const Record* record = find(last_room_session_)) tell(MessageType::kRoomUsed, *record);
+void RemoteAuthority::room_used(SessionId session, uint64_t) {
+  if (const Record* record = find(session); record != nullptr && record->declared)
+    tell(MessageType::kRoomUsed, *record);
 }
 
 void RemoteAuthority::open_lane(Record& record) {

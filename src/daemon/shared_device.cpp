@@ -386,7 +386,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       if (std::exchange(session.pages, false)) paged(claim, type == MessageType::kPageDone, now_ns);
       break;
     case MessageType::kRoomUsed:
-      scheduler_.room_used(now_ns);
+      scheduler_.room_used(claim.id, now_ns);
       break;
     case MessageType::kSetPriority:
       scheduler_.set_priority(claim.id, static_cast<int32_t>(static_cast<int64_t>(value)), now_ns);
@@ -574,7 +574,7 @@ void SharedDevice::remove(RemoteSession& session) {
   if (room_for_ == claim.id) {
     room_for_ = room_until_ns_ = 0;
     room_victims_.clear();
-    scheduler_.room_used(now_ns);
+    scheduler_.room_used(claim.id, now_ns);
     next_room(now_ns);
   } else {
     room_step(claim.id);

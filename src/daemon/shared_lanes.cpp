@@ -13,7 +13,7 @@ using client::MessageType;
 
 namespace {
 
-constexpr uint64_t kRetryLanesNs = 1'000'000'000;  // after memory of a lane could not be made
+constexpr uint64_t kRetryNs = 1'000'000'000;  // after a session found no place on the device
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void SharedDevice::leave_lane(Claim& claim) {
 void SharedDevice::unplace(Claim& claim, uint64_t now_ns) {
   leave_lane(claim);
   claim.paging = false;
-  if (claim.shares_lane) retry_lanes_ns_ = now_ns + kRetryLanesNs;
+  retry_ns_ = now_ns + kRetryNs;
   scheduler_.unplaced(claim.id, now_ns);
 }
 

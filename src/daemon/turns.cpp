@@ -269,12 +269,12 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
   bool moved = room_until_ns_ != 0 && now_ns >= room_until_ns_;
   moved = announce_repaid(now_ns) || moved;
   for (const Claim* claim : in_debt_) next_ns = std::min(next_ns, claim->cap->may_begin_ns(now_ns) - now_ns);
-  if (retry_lanes_ns_ != 0 && now_ns >= retry_lanes_ns_) {
-    retry_lanes_ns_ = 0;
-    scheduler_.room_used(now_ns);
+  if (retry_ns_ != 0 && now_ns >= retry_ns_) {
+    retry_ns_ = 0;
+    scheduler_.room_used(sched::kNoSession, now_ns);
     moved = true;
   }
-  if (retry_lanes_ns_ != 0) next_ns = std::min(next_ns, retry_lanes_ns_ - now_ns);
+  if (retry_ns_ != 0) next_ns = std::min(next_ns, retry_ns_ - now_ns);
   if (scheduler_.coordination() && scheduler_.look_again_ns() <= now_ns) moved = true;  // pump looks
   moved = expire_ranges(now_ns) || moved;
   if (const uint64_t deadline_ns = elastic_.next_deadline_ns(); deadline_ns != UINT64_MAX)

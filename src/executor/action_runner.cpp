@@ -447,7 +447,7 @@ void ActionRunner::serve_until_stopped(Outbox& outbox) {
         runtime_.mutex_.wait(wakes_);
       } else if (!runtime_.mutex_.wait_until(wakes_, next->at()) && !stop) {
         next.reset();
-        if (!look) runtime_.authority_->room_used(runtime_.now());
+        if (!look) runtime_.authority_->room_used(sched::kNoSession, runtime_.now());
         runtime_.carry_out(nullptr, outbox);
       }
     }

@@ -246,7 +246,7 @@ base::Status SessionImpl::promise_own_lane() {
       bytes = ephemeral_promise_;
       status = runtime.authority_->needs_own_lane(id_, runtime.now());
       if (status.ok()) leaves_shared_lane_ = true;
-      if (made_room) runtime.authority_->room_used(runtime.now());
+      if (made_room) runtime.authority_->room_used(id_, runtime.now());
       runtime.carry_out(nullptr, outbox);
     }
     if (status.code() != GPUSHARE_DEVICE_OUT_OF_MEMORY || made_room ||

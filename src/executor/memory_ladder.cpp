@@ -43,7 +43,7 @@ base::Result<memory::Address> MemoryLadder::climb(SessionImpl& session, const At
   if (made_room) {
     Outbox outbox(runtime_);
     Section lock(runtime_);
-    if (runtime_.check_open().ok()) runtime_.authority_->room_used(runtime_.now());
+    if (runtime_.check_open().ok()) runtime_.authority_->room_used(session.id_, runtime_.now());
     runtime_.carry_out(nullptr, outbox);
   }
   return result;

@@ -277,7 +277,7 @@ void RangeImpl::leave(RangeWait& wait) {
   info_.longest_wait_ns = std::max(info_.longest_wait_ns, waited_ns);
   runtime_.ranges_.leave(wait);
   if (wait.made_room && runtime_.check_open().ok()) {
-    runtime_.authority_->room_used(runtime_.now());
+    runtime_.authority_->room_used(session_->id_, runtime_.now());
     runtime_.carry_out(nullptr, outbox);
   }
 }

@@ -363,7 +363,7 @@ bool RuntimeImpl::drop_to_join(uint64_t bytes) {
   if (free_bytes() < bytes) return false;  // more is missing than that pieces be joined
   const bool any = authority_->make_room(sched::kNoSession, std::max<uint64_t>(bytes, 1), now());
   if (any) (void)wait_for_drops(outbox);
-  if (any && authority_ != nullptr) authority_->room_used(now());
+  if (any && authority_ != nullptr) authority_->room_used(sched::kNoSession, now());
   carry_out(nullptr, outbox);
   return any;
 }

@@ -156,7 +156,7 @@ class Authority {
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
   // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
   // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
-  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(). For kNoSession only what is spare goes.
+  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For kNoSession only what is spare goes.
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
   // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next boundaries, until a
   // guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room() tells until when. Returns false if all of
@@ -168,8 +168,9 @@ class Authority {
   virtual void stop_making_room(SessionId /*session*/) {}
   // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is still under way.
   virtual bool making_room(SessionId session) const = 0;
-  // The session that make_room() worked for has taken what it needs, or has given up.
-  virtual void room_used(uint64_t now_ns) = 0;
+  // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still on its way, is for
+  // everybody. For kNoSession: also when memory outside of the books may have come free, so that what found no place is tried again.
+  virtual void room_used(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
   // not chosen again until another leaves.
   virtual void page_out_failed(SessionId session, uint64_t now_ns) = 0;

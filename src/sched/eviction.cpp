@@ -288,7 +288,7 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, ui
   bool any = !victims.caches.empty();
   for (SessionRecord* victim : victims.sessions) {
     any = any || victim->persistent_bytes > 0;
-    if (use == For::kAllocation) victim->yielding = true;
+    if (use == For::kAllocation) victim->yields_to = session == nullptr ? kNoSession : session->view.id;
   }
   evict(victims, now_ns);
   return any;
@@ -306,7 +306,7 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   for (const LaneRecord& lane : lanes) {
     for (SessionRecord* member : lane.members) {
       // Room on its way for another session may be enough for both. If not, the session asks again.
-      if (member->yielding && member->evicting) return true;
+      if (member->yields_to && member->evicting) return true;
       if (member != &session && evictable(*member) && member->busy() &&
           member->view.cls == SessionClass::kOpportunistic)
         candidates.sessions.push_back(member);
@@ -322,7 +322,7 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
         return freed >= missing;
       });
   if (!chosen || chosen->empty()) return false;
-  for (SessionRecord* victim : chosen->sessions) victim->yielding = true;
+  for (SessionRecord* victim : chosen->sessions) victim->yields_to = session.view.id;
   evict(*chosen, now_ns);
   return true;
 }
@@ -369,17 +369,17 @@ bool Scheduler::making_room(SessionId id) const {
   if (session == nullptr || session->view.cls != SessionClass::kGuaranteed) return false;
   for (const LaneRecord& lane : impl_->lanes)
     for (const SessionRecord* member : lane.members)
-      if (member->yielding && member->evicting) return true;
+      if (member->yields_to && member->evicting) return true;
   return false;
 }
 
-void Scheduler::stop_making_room(SessionId) {
+void Scheduler::stop_making_room(SessionId id) {
   for (const LaneRecord& lane : impl_->lanes) {
     for (SessionRecord* member : lane.members) {
-      if (!member->yielding || !member->evicting || member->stopped ||
+      if (member->yields_to != id || !member->evicting || member->stopped ||
           member->move != SessionRecord::Move::kNone)
         continue;
-      member->yielding = false;
+      member->yields_to.reset();
       impl_->stay(*member);
     }
   }
@@ -391,12 +391,19 @@ void Scheduler::Impl::stay(SessionRecord& session) {
   set_ready_slot(session, session.ready);
 }
 
+void Scheduler::Impl::stop_yielding(SessionId to) {
+  if (evicting == 0) return;
+  for (const LaneRecord& lane : lanes)
+    for (SessionRecord* member : lane.members)
+      if (member->yields_to == to) member->yields_to.reset();
+}
+
 // Cancels the evictions that have not begun. A copy under way is carried through.
 void Scheduler::Impl::cancel_evictions() {
   place_for = kNoSession;
   for (const LaneRecord& lane : lanes)
     for (SessionRecord* member : lane.members)
-      if (member->evicting && !member->stopped && !member->yielding &&
+      if (member->evicting && !member->stopped && !member->yields_to &&
           member->move == SessionRecord::Move::kNone)
         stay(*member);
 }

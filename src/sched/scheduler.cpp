@@ -307,7 +307,8 @@ void Scheduler::finished(SessionId id, uint64_t device_ns, uint64_t now_ns, uint
 void Scheduler::leave(SessionId id, uint64_t now_ns) {
   SessionRecord* session = impl_->find(id);
   if (session == nullptr) return;
-  const bool was_claiming = session->claiming || impl_->place_for == id, yielded = session->yielding;
+  const bool was_claiming = session->claiming || impl_->place_for == id,
+             yielded = session->yields_to.has_value();
   if (session->spec.alternates) --impl_->alternating;
   impl_->forget_worth(*session);
   if (session->holds_promise()) {
@@ -321,6 +322,7 @@ void Scheduler::leave(SessionId id, uint64_t now_ns) {
     impl_->dequeue(*session);
   }
   if (was_claiming) impl_->cancel_evictions();
+  impl_->stop_yielding(id);
   std::erase_if(impl_->actions,
                 [id](const Action& action) { return action.session == id; });  // nobody to do it to
   impl_->policy->left(id, now_ns);
@@ -376,7 +378,7 @@ void Scheduler::page_done(SessionId id, uint64_t now_ns) {
     impl_->moved(*session, true, now_ns);
     impl_->quit(*session);
     impl_->coordinate(now_ns);
-    const bool yielded = std::exchange(session->yielding, false);
+    const bool yielded = std::exchange(session->yields_to, std::nullopt).has_value();
     if (yielded) impl_->block(*session);
     // Its bytes are for itself: whoever waits for memory gets none of them.
     const bool changes_lane = std::exchange(session->changes_lane, false) && !yielded && session->wants_in();
@@ -399,7 +401,8 @@ void Scheduler::lane_applied(LaneId id, uint64_t bytes, uint64_t now_ns) {
   if (!impl_->waiting.empty()) impl_->merge_waiting(now_ns);
 }
 
-void Scheduler::room_used(uint64_t now_ns) {
+void Scheduler::room_used(SessionId id, uint64_t now_ns) {
+  impl_->stop_yielding(id);
   impl_->freed(now_ns);
 }
 
@@ -408,7 +411,8 @@ void Scheduler::page_out_failed(SessionId id, uint64_t now_ns) {
   if (session == nullptr || session->move != SessionRecord::Move::kOut) return;
   session->move = SessionRecord::Move::kNone;
   session->state = SessionState::kResident;
-  session->evicting = session->yielding = session->changes_lane = false;
+  session->evicting = session->changes_lane = false;
+  session->yields_to.reset();
   --impl_->evicting;
   session->pinned = true;
   impl_->pinned.push_back(id);

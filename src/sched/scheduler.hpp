@@ -93,7 +93,7 @@ class Scheduler final : public Authority {
   bool make_room_at_boundaries(SessionId session, uint64_t bytes, uint64_t now_ns) override;
   void stop_making_room(SessionId session) override;
   bool making_room(SessionId session) const override;
-  void room_used(uint64_t now_ns) override;
+  void room_used(SessionId session, uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
   // The session's turn was taken back, and its iteration may not have ended. Until it has, or the session is out of its lane, the session owes its

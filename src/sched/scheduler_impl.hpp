@@ -58,9 +58,10 @@ struct SessionRecord {
   bool wake = false;
   bool evicting = false;  // to be paged out at its next boundary
   bool claiming = false;  // waits for page-outs made for it
-  bool yielding = false;  // paged out for an allocation: its bytes go to nobody else until room_used()
-  bool pinned = false;    // could not be paged out: is spared until another leaves
-  bool victim = false;    // inside choose_victims(): would be paged out
+  std::optional<SessionId>
+      yields_to;        // paged out for its allocation: the bytes go to nobody else until room_used()
+  bool pinned = false;  // could not be paged out: is spared until another leaves
+  bool victim = false;  // inside choose_victims(): would be paged out
   std::optional<double> worth_ns;  // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
@@ -264,6 +265,7 @@ struct Scheduler::Impl {
   // nobody else's until room_used(); a cache takes what it is promised, and may be let go before that.
   enum class For : uint8_t { kAllocation, kCache };
   bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns, For use);
+  void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "unit/daemon/raw_connection.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
 using namespace gpushare;
@@ -310,6 +311,21 @@ TEST_CASE("sessions close while there is no daemon") {
   shared.service.reset();
   REQUIRE_OK(session->close());
   REQUIRE_OK(runtime->close());
+}
+
+TEST_CASE("a session that found no place on the device is tried again, though nobody frees anything") {
+  const SharedService shared;
+  const RawConnection raw(shared);
+  REQUIRE(raw.say(client::make_message<client::Hello>(client::MessageType::kHello)));
+  auto arrive = client::make_message<client::Arrive>(client::MessageType::kArrive, 1);
+  arrive.session = 1;
+  arrive.persistent_bytes = 4 * kMiB;
+  arrive.flags = client::kMayQueue;
+  REQUIRE(raw.say(arrive));
+  REQUIRE_FALSE(raw.next({client::MessageType::kAdmit}).empty());
+  raw.tell(client::MessageType::kUnplaced, 1);  // memory that nobody promised is missing
+  CHECK_FALSE(raw.next({client::MessageType::kAdmit}).empty());
+  CHECK(shared.status().devices[0].promised_bytes == 4 * kMiB);
 }
 
 TEST_CASE("a daemon shares a device once") {

@@ -264,7 +264,7 @@ TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged o
   CHECK_FALSE(scheduler.making_room(1));
   CHECK(scheduler.set_need(1, 50, 5, 5).ok());
   scheduler.ready(2, 6);
-  scheduler.room_used(6);
+  scheduler.room_used(1, 6);
   CHECK(scheduler.state(2) == SessionState::kPagedOut);  // no room now
   CHECK(scheduler.check() == "");
 }
@@ -283,6 +283,25 @@ TEST_CASE("an idle paged-out session does not claim room that others want, until
   scheduler.wake(1, 4);
   scheduler.leave(3, 5);
   CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "in 1@0"});
+}
+
+TEST_CASE("room on its way for an allocation is for everybody once the allocation is given up") {
+  const bool leaves = GENERATE(false, true);
+  CAPTURE(leaves);
+  Scheduler scheduler = make("fair", capacity(100));
+  REQUIRE(scheduler.arrive(spec(1, 20, 10), 0).ok());
+  SessionSpec lower = spec(2, 40, 10);
+  lower.cls = SessionClass::kOpportunistic;
+  REQUIRE(scheduler.arrive(lower, 0).ok());
+  actions(scheduler);
+  REQUIRE(scheduler.make_room(1, 50, 1));
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  scheduler.ready(2, 2);
+  leaves ? scheduler.leave(1, 3) : scheduler.room_used(1, 3);
+  actions(scheduler);
+  scheduler.page_done(2, 4);  // only now, and nothing else will happen
+  CHECK(actions(scheduler).back() == (leaves ? "in 2@0" : "in 2@1"));
+  CHECK(scheduler.check() == "");
 }
 
 TEST_CASE("a session that could not be placed waits until something is freed") {

@@ -176,7 +176,7 @@ TEST_CASE("room for an allocation is kept for it after a spare session went") {
   REQUIRE(scheduler.arrive(spare_spec(3, 90), 0).ok());  // waits, for more than there is
   CHECK(gone(scheduler, 0) == Ids{2});
   CHECK(scheduler.set_need(1, 70, 0, 0).ok());
-  scheduler.room_used(0);
+  scheduler.room_used(1, 0);
   CHECK_FALSE(scheduler.make_room(1, 30, 0));
 }
 
