@@ -23,7 +23,8 @@
  *   Success never clears that message. The iteration, ticket or session that asynchronous work belongs to
  *   reports its failure.
  * Process.  The library never aborts, exits, or installs signal handlers. Its threads belong to a runtime, a
- *   request queue or an elastic range and end with it; threads that read an image end with the call.
+ *   request queue or an elastic range and end with it; threads that read an image end with the call. They block
+ *   all signals but SIGPROF and those that a thread's own fault raises.
  * Threads that exit.  When a thread exits with an iteration open, the iteration ends and its session has FAILED
  *   with CALLBACK_FAILED and a message that says so.
  * pthread_cancel.  Cancellation is acted upon while gpushare_iteration_begin, gpushare_ticket_wait,

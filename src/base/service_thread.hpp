@@ -1,4 +1,4 @@
-// service_thread.hpp: a thread that the library starts. It is never cancelled. If a callback ends it (pthread_exit), another
+// service_thread.hpp: a thread that the library starts. It is never cancelled, and takes none of the process's signals. If a callback ends it (pthread_exit), another
 // thread goes on in its place: the body is called again, from its start.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -12,6 +12,7 @@
 #include "base/calls.hpp"
 #include "base/cancel.hpp"
 #include "base/mutex.hpp"
+#include "base/no_signals.hpp"
 
 namespace gpushare::base {
 
@@ -50,6 +51,7 @@ class ServiceThread {
   static void start(const std::shared_ptr<State>& state) {
     const MutexLock lock(state->mutex);
     state->threads.reserve(state->threads.size() + 1);
+    const NoSignals no_signals;
     state->threads.emplace_back([state] { run(*state); });
   }
   GPUSHARE_CATCHES_FORCED_UNWIND static void run(State& state) {
@@ -66,6 +68,7 @@ class ServiceThread {
     try {
       const MutexLock lock(state.mutex);
       state.threads.reserve(state.threads.size() + 1);
+      const NoSignals no_signals;
       state.threads.emplace_back([&state] { run(state); });
     } catch (const std::exception&) {
       state.body();  // no thread to be had: this one goes on while it ends

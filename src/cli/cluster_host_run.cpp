@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/no_signals.hpp"
 #include "base/units.hpp"
 #include "cli/host_work.hpp"
 
@@ -331,6 +332,7 @@ base::Status HostCluster::place(const Action& action, double now) {
   neighbours_changed(action.devices);
   job.on = true;
   if (result_.jobs[action.job].start_s < 0) result_.jobs[action.job].start_s = now;
+  const base::NoSignals no_signals;
   job.thread = std::thread([this, &job, &info] { work(job, info); });
   return {};
 }

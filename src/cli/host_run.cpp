@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/no_signals.hpp"
 #include "base/units.hpp"
 #include "cli/device_use.hpp"
 #include "cli/host_work.hpp"
@@ -197,6 +198,7 @@ void HostRun::open(Running& running) {
   try {
     running.session = runtime_.open_session(session);
     running.handle = running.session.get();
+    const base::NoSignals no_signals;
     running.thread = std::thread([this, &running] { work_through(running); });
     return;
   } catch (const Error& error) {

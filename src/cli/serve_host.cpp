@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/no_signals.hpp"
 #include "base/saturate.hpp"
 #include "executor/serving/iteration_batch.hpp"
 
@@ -73,7 +74,10 @@ class HostServing {
     GPUSHARE_RETURN_IF_ERROR(start(policy));
     GPUSHARE_RETURN_IF_ERROR(tell_samples());
     std::vector<std::thread> producers;
-    for (size_t p = 0; p < kProducers; ++p) producers.emplace_back([this, p] { submit_from(p); });
+    {
+      const base::NoSignals no_signals;
+      for (size_t p = 0; p < kProducers; ++p) producers.emplace_back([this, p] { submit_from(p); });
+    }
     for (std::thread& producer : producers) producer.join();
     GPUSHARE_RETURN_IF_ERROR(server_->drain());
     const executor::RequestServerStats stats = server_->stats();

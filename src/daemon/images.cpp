@@ -12,6 +12,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/no_memory.hpp"
+#include "base/no_signals.hpp"
 #include "base/saturate.hpp"
 #include "base/units.hpp"
 #include "daemon/log_failure.hpp"
@@ -130,6 +131,7 @@ void Images::open(Process& process, RemoteSession& session, const client::ImageO
   }
   if (!reader_.joinable()) {
     try {
+      const base::NoSignals no_signals;
       reader_ = std::thread([this] { read_images(); });
     } catch (const std::system_error& error) {
       answer(*use, {GPUSHARE_HOST_OUT_OF_MEMORY,

@@ -17,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/no_signals.hpp"
 #include "base/units.hpp"
 #include "device/device.hpp"
 
@@ -123,6 +124,7 @@ base::Status Service::open() {
   GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), wake_.get(), kWakeId));
   GPUSHARE_RETURN_IF_ERROR(watch(epoll_.get(), listener_.get(), kListenerId));
   try {
+    const base::NoSignals no_signals;
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
     return {GPUSHARE_HOST_OUT_OF_MEMORY, std::string("cannot start the daemon's thread: ") + error.what()};

@@ -17,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/no_memory.hpp"
+#include "base/no_signals.hpp"
 #include "base/round_up.hpp"
 #include "base/units.hpp"
 #include "loader/checksum.hpp"
@@ -240,6 +241,7 @@ class Reader {
     const size_t threads = std::min<size_t>(options_.reads_in_flight, std::max<size_t>(1, reads_.size()));
     helpers.reserve(threads);
     try {
+      const base::NoSignals no_signals;
       for (size_t i = 1; i < threads; ++i) helpers.emplace_back([this] { work(); });
     } catch (const std::exception&) {
       // Fewer threads read as well, only slower.

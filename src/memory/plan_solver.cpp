@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/plan_solver.hpp"
+#include "base/no_signals.hpp"
 
 #include <exception>
 #include <utility>
@@ -24,7 +25,10 @@ void PlanSolver::solve(const std::shared_ptr<PlanTask>& task) noexcept {
   }
   try {
     base::MutexLock lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable()) {
+      const base::NoSignals no_signals;
+      thread_ = std::thread([this] { run(); });
+    }
     tasks_.push_back(task);
     changed_.notify_all();
   } catch (const std::exception&) {

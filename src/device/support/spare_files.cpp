@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/support/spare_files.hpp"
+#include "base/no_signals.hpp"
 
 #include <fcntl.h>
 
@@ -50,7 +51,10 @@ void SpareFiles::push(File file) {
   const bool keep = file.keep;
   const uint64_t bytes = file.file->bytes();
   try {
-    if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { work(); });
+    if (!thread_.joinable() && !stop_) {
+      const base::NoSignals no_signals;
+      thread_ = std::thread([this] { work(); });
+    }
     to_do_.push_back(std::move(file));
   } catch (const std::exception&) {
     // Without a thread, or memory to remember the file, nothing is kept.

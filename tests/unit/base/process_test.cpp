@@ -1,6 +1,7 @@
 // base around forks and at the end of threads; bells and pieces of memory between processes.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include "base/log.hpp"
 #include "base/no_memory.hpp"
 #include "base/pieces.hpp"
+#include "base/service_thread.hpp"
 #include "base/thread_exit.hpp"
 #include "base/thread_local.hpp"
 #include "gpushare/gpushare.h"
@@ -101,6 +103,20 @@ TEST_CASE("the status of a thread is OK at first, the last one set, and each thr
   CHECK(t_status.get().message() == "here");
   t_status.set({});
   CHECK(t_status.get().ok());
+}
+
+TEST_CASE("the library's threads leave the process's signals to the program's own") {
+  sigset_t before, inside, after;
+  pthread_sigmask(SIG_BLOCK, nullptr, &before);
+  base::ServiceThread thread([&] { pthread_sigmask(SIG_BLOCK, nullptr, &inside); });
+  thread.join();
+  pthread_sigmask(SIG_BLOCK, nullptr, &after);
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD, SIGALRM, SIGUSR1}) {
+    CHECK(sigismember(&inside, signal) == 1);
+    CHECK(sigismember(&after, signal) == sigismember(&before, signal));
+  }
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF})
+    CHECK(sigismember(&inside, signal) == 0);
 }
 
 TEST_CASE("a thread waits for the bell until it rings") {
