@@ -14,7 +14,8 @@
  *   if (GPUSHARE_GATE_ENTER(gate, flag, stream, estimated_ns) != GPUSHARE_OK) ... the session has ended
  *
  * Lanes of guaranteed and opportunistic sessions must be able to run at the same time: use the policy "pack". Under "priority" and "fair"
- * turns hold opportunistic sessions back before any gate does. Only sessions of one runtime see each other.
+ * turns hold opportunistic sessions back before any gate does, and under "fair" turns do not ask for the class: a guaranteed session waits for
+ * an opportunistic one as for any other. Only sessions of one runtime see each other.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_GATE_H_

@@ -170,12 +170,14 @@ base::Status LaunchGate::enter(const Stream* stream, uint64_t ns, uint64_t timeo
         op.controller_.progressed(session_, ns);
         return {};
       }
+      held_up_.store(true, std::memory_order_relaxed);
       if (!draining_ && (marked_ > 0 || (stream != nullptr && unmarked_ns_ > 0))) {
         base::Status drained = drain(lock, stream, timeout_ns == 0 || NoWaitScope::active());
         if (drained.ok()) continue;
         if (drained.code() != GPUSHARE_NOT_READY) return drained;
       }
     }
+    held_up_.store(true, std::memory_order_relaxed);
     if (timeout_ns == 0 || deadline.passed())
       return {GPUSHARE_TIMED_OUT, base::format("session '%s' may use %.1f%% of the device's time and have "
                                                "%.3f ms of work on it now, beside guaranteed "

@@ -79,6 +79,8 @@ class LaunchGate {
 
   // Nonzero: enter() has something to decide.
   const std::atomic<uint32_t>& closed() const { return closed_; }
+  // Whether a launch was held up since this was last asked.
+  bool took_time() { return held_up_.exchange(false, std::memory_order_relaxed); }
   // Returns when work that takes `ns` may be launched. `stream`: where it will be; the gate then finds out by events when it is done.
   // Null: done() says so. Errors: TIMED_OUT, CANCELLED (the session ends), INVALID_STATE (in a NoWaitScope it would wait; the
   // stream is gone), the device's.
@@ -109,6 +111,7 @@ class LaunchGate {
   const std::string name_;
   bool always_open_ GPUSHARE_GUARDED_BY(has_gates);
   std::atomic<uint32_t> closed_{0};
+  std::atomic<bool> held_up_{false};
   Gate users_;  // of the events
   static constexpr size_t kMarks = 4;
   std::array<Mark, kMarks> marks_ GPUSHARE_GUARDED_BY(has_gates);

@@ -37,6 +37,8 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     --lane.in_flight;
     --under_way_;
     --session.in_flight_;
+    if (session.launch_gate_ != nullptr && session.launch_gate_->took_time())
+      if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
     runtime_.authority_->finished(session.id_, device_ns, time);
     if (runtime_.op_gate_ != nullptr && session.guaranteed())
       runtime_.op_gate_->finished(session.id_, slot.outcome.ok() ? device_ns : 0, time);

@@ -142,6 +142,10 @@ void MeasuredInterference::dispatched(SessionId session, LaneId lane_id, uint64_
   lane.flights.push_back(session);
 }
 
+void MeasuredInterference::held_up(SessionId session) {
+  if (const auto member = members_.find(session); member != members_.end()) member->second.held_up = 2;
+}
+
 void MeasuredInterference::finished(SessionId session, LaneId lane_id, uint64_t device_ns,
                                     uint64_t iterations, uint64_t now_ns) {
   const auto member = members_.find(session);
@@ -150,7 +154,9 @@ void MeasuredInterference::finished(SessionId session, LaneId lane_id, uint64_t 
   const auto flight = std::find(lane.flights.begin(), lane.flights.end(), session);
   if (flight == lane.flights.end()) return;
   advance(now_ns);
-  const bool ran = flight == lane.flights.begin() && iterations > 0 && device_ns > 0;
+  const bool held_up = member->second.held_up > 0;
+  if (held_up) --member->second.held_up;
+  const bool ran = flight == lane.flights.begin() && iterations > 0 && device_ns > 0 && !held_up;
   if (ran && std::exchange(member->second.warm, true)) {
     const size_t index = member->second.kind;
     learn(kinds_[index], index, lane, static_cast<double>(device_ns) / static_cast<double>(iterations),

@@ -42,6 +42,9 @@ class MeasuredInterference final : public Interference {
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns);
   void finished(SessionId session, LaneId lane, uint64_t device_ns, uint64_t iterations, uint64_t now_ns);
 
+  // A gate held up launches of the session: its iteration that ends next, and the one that may have been under way behind it, teach nothing.
+  void held_up(SessionId session);
+
   // ---- Interference -----------------------------------------------------------------------------------------
   double rate(SessionId session, std::span<const SessionId> beside) const override;
   uint64_t kind(SessionId session) const override;
@@ -81,6 +84,7 @@ class MeasuredInterference final : public Interference {
   struct Member {
     size_t kind = 0;
     bool warm = false;
+    uint32_t held_up = 0;  // so many iterations teach nothing
   };
   struct Lane {
     std::deque<SessionId> flights;  // the first of them runs

@@ -31,10 +31,13 @@ PackPolicy::Member* PackPolicy::find(SessionId session, LaneId lane) {
 
 size_t PackPolicy::pick(LaneId lane, std::span<const SessionView> candidates, uint64_t now_ns) {
   look_again_ns_ = kUnknown;
+  const auto first_of_lane = [this](const SessionView& view) {
+    return std::pair(learns_ ? view.cls : SessionClass::kGuaranteed, view.id);
+  };
   size_t oldest = 0;
   for (size_t i = 1; i < candidates.size(); ++i)
     if (interference_ == nullptr ? ahead_in_line(candidates[i], candidates[oldest])
-                                 : candidates[i].id < candidates[oldest].id)
+                                 : first_of_lane(candidates[i]) < first_of_lane(candidates[oldest]))
       oldest = i;
   if (interference_ == nullptr) return oldest;
   const auto& running = together(now_ns);
@@ -52,7 +55,9 @@ size_t PackPolicy::pick(LaneId lane, std::span<const SessionView> candidates, ui
     for (const auto& [id, others] : lanes_)
       if (id != lane)
         for (const auto& [other, member] : others)
-          if (member.in_flight > 0) until = std::max(until, active_until(member, now_ns));
+          if (member.in_flight > 0 &&
+              (member.cls == candidates[oldest].cls || member.cls == SessionClass::kGuaranteed))
+            until = std::max(until, active_until(member, now_ns));
     if (until <= now_ns) return oldest;
     look_again_ns_ = until;
     return kIdle;
@@ -91,6 +96,7 @@ void PackPolicy::set_interference(const std::shared_ptr<const Interference>& int
 void PackPolicy::admitted(const SessionView& view, LaneId lane, uint64_t now_ns) {
   Member& member = lanes_[lane][view.id];
   member = {};
+  member.cls = view.cls;
   member.work_left_ns = work_left(view);
   member.in_flight = view.in_flight;
   member.iteration_ns = member.expected_ns = view.iteration_ns;
@@ -117,6 +123,7 @@ void PackPolicy::not_ready(SessionId session, LaneId lane, uint64_t) {
 void PackPolicy::dispatched(const SessionView& view, LaneId lane, uint64_t iterations, uint64_t now_ns) {
   Member* member = find(view.id, lane);
   if (member == nullptr) return;
+  member->cls = view.cls;
   member->ready = false;
   if (member->in_flight == 0) member->expected_ns = 0;
   member->in_flight = view.in_flight;
@@ -129,6 +136,7 @@ void PackPolicy::finished(const SessionView& view, LaneId lane, uint64_t, uint64
   Member* member = find(view.id, lane);
   if (member == nullptr) return;
   longest_ns_ = std::max(longest_ns_, view.iteration_ns);
+  member->cls = view.cls;
   member->work_left_ns = work_left(view);
   member->in_flight = view.in_flight;
   member->iteration_ns = view.iteration_ns;
@@ -193,6 +201,10 @@ void PackPolicy::plan(uint64_t now_ns) const {
   std::vector<std::vector<PackJob>> lanes;
   size_t count = 0;
   bool known = true;
+  std::vector<SessionId> spare;  // active opportunistic sessions
+  const auto guaranteed = [&spare](const PackJob& job) {
+    return std::find(spare.begin(), spare.end(), job.id) == spare.end();
+  };
   plan_ends_ns_ = base::add_saturated(now_ns, kPlanHoldsNs);
   read_active(now_ns);
   for (const auto& [lane, members] : lanes_) {
@@ -200,18 +212,24 @@ void PackPolicy::plan(uint64_t now_ns) const {
     for (const auto& [id, member] : members) {
       if (std::find(active_.begin(), active_.end(), id) == active_.end()) continue;
       jobs.push_back({id, member.work_left_ns});
+      if (learns_ && member.cls == SessionClass::kOpportunistic) spare.push_back(id);
       known = known && member.work_left_ns < INFINITY;
     }
     if (jobs.empty()) continue;
+    std::stable_partition(jobs.begin(), jobs.end(), guaranteed);
     heads.push_back(jobs.front());
     count += jobs.size();
     lanes.push_back(std::move(jobs));
   }
   std::sort(heads.begin(), heads.end(), [](const PackJob& a, const PackJob& b) { return a.id < b.id; });
-  const auto unknown = std::find_if(
-      heads.begin(), heads.end(), [this](const PackJob& job) { return interference_->wants_alone(job.id); });
-  alone_ = heads.size() > 1 && unknown != heads.end();
-  if (!known || count > kMostPredicted)
+  const auto joins = std::stable_partition(heads.begin(), heads.end(), guaranteed);
+  const bool both = joins != heads.begin() && joins != heads.end();
+  const auto may_want_alone = both ? joins : heads.end();
+  const auto unknown = std::find_if(heads.begin(), may_want_alone, [this](const PackJob& job) {
+    return interference_->wants_alone(job.id);
+  });
+  alone_ = heads.size() > 1 && unknown != may_want_alone;
+  if (!known || both || count > kMostPredicted)
     order_ = PackOrder::kAge;
   else if (lanes.size() > 1 && !alone_)
     order_ = best_order(order_, lanes, *interference_);

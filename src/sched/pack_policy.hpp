@@ -23,7 +23,8 @@ namespace gpushare::sched {
 //
 // Where interference is measured (Interference::learns), only sessions that are active count: those with an iteration ready or in flight, or
 // between two iterations for a moment. A session whose time alone is not known runs its first iterations alone. Pairs that are not
-// known run together, and are known then.
+// known run together, and are known then. No guaranteed session waits for opportunistic ones there: guaranteed ones are the heads of their lanes, the
+// oldest of them runs, and opportunistic ones join last, not alone.
 class PackPolicy final : public Policy {
  public:
   // With more residents, or with one of unknown remaining time, nothing is predicted.
@@ -51,6 +52,7 @@ class PackPolicy final : public Policy {
 
  private:
   struct Member {
+    SessionClass cls = SessionClass::kGuaranteed;
     double work_left_ns = 0;  // infinite: not known
     bool ready = false;
     bool chosen = false;  // was to run as of the last pack plan

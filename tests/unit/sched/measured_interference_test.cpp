@@ -210,8 +210,9 @@ struct Lanes {
     options.measures = measures;
     return options;
   }
-  void open(SessionId id, const char* name, uint64_t now_ns) {
+  void open(SessionId id, const char* name, uint64_t now_ns, SessionClass cls = SessionClass::kGuaranteed) {
     SessionSpec spec;
+    spec.cls = cls;
     spec.id = id;
     spec.name = name;
     spec.persistent_bytes = spec.ephemeral_bytes = 10;
@@ -271,6 +272,61 @@ TEST_CASE("pack runs a session alone until its time is known, and keeps apart wh
   REQUIRE(scheduler.look_again_ns() < again + 100 * kMs);
   CHECK(lanes.picks(2, scheduler.look_again_ns()));
   CHECK(scheduler.check().empty());
+}
+
+TEST_CASE("under pack no guaranteed session waits for opportunistic ones, whatever they do to it") {
+  Lanes lanes;
+  Scheduler& scheduler = lanes.scheduler;
+  lanes.open(1, "spare", 0, SessionClass::kOpportunistic);
+  uint64_t now = 0;
+  for (int i = 0; i < 3; ++i) {
+    lanes.begin(1, now);
+    now += 10 * kMs;
+    scheduler.finished(1, 10 * kMs, now);
+  }
+  lanes.begin(1, now);
+  lanes.open(2, "sure", now);
+  // Its first iteration, beside the one under way; the next two are alone.
+  for (int i = 0; i < 3; ++i) {
+    lanes.begin(2, now);
+    now += 10 * kMs;
+    scheduler.finished(2, 10 * kMs, now);
+    if (i == 0) scheduler.finished(1, 10 * kMs, now);
+    scheduler.ready(2, now);
+    scheduler.ready(1, now);
+    CHECK(lanes.picks(1, now) == (i == 2));
+  }
+  // Each takes 2.5 times as long beside the other, so they take turns, and they are the guaranteed one's.
+  lanes.begin(1, now);
+  lanes.begin(2, now);
+  now += 25 * kMs;
+  scheduler.finished(1, 25 * kMs, now);
+  scheduler.finished(2, 25 * kMs, now);
+  now += 1'000 * kMs;
+  for (int i = 0; i < 3; ++i) {
+    scheduler.ready(1, now);
+    lanes.begin(2, now);
+    CHECK_FALSE(lanes.picks(1, now));
+    now += 10 * kMs;
+    scheduler.finished(2, 10 * kMs, now);
+  }
+  // While it pauses the other one runs, and is not waited for.
+  now += 100 * kMs;
+  lanes.begin(1, now);
+  lanes.begin(2, now + kMs);
+}
+
+TEST_CASE("iterations that a gate held up teach nothing") {
+  Bench bench = with({"a", "b"});
+  bench.measured.held_up(2);
+  bench.run({1, 2}, {20, 40});
+  bench.measured.held_up(2);
+  bench.run({1, 2}, {15, 60});
+  CHECK(bench.slowdown(2, {1}) == 1);
+  CHECK(bench.slowdown(1, {2}) > 1);  // it was not held up itself
+  bench.run({2}, {60});               // may have been under way behind it
+  bench.run({1, 2}, {30, 30});
+  CHECK(bench.slowdown(2, {1}) == Approx(1.5));
 }
 
 TEST_CASE("pack measures nothing unless asked to, and any policy may be measured") {
