@@ -152,6 +152,7 @@ struct Claim {
   size_t pages = 0;              // members that were told to page out or in, and have not answered
   bool pages_out = false;        // it is out, or on the way there
   bool page_out_failed = false;  // for one of its members: the others come in again
+  bool has_room = false;         // it was told that room is made, and has not said that it has used it
   uint64_t granted_ns = 0;
   uint64_t believed_ns = 0;      // service since then
   uint64_t wanted_since_ns = 0;  // 0 = nobody else wants its turn
@@ -299,7 +300,9 @@ class SharedDevice {
   void read_service(Claim& claim, uint64_t now_ns, bool gives_back);
   void turn_over(Claim& claim, uint64_t now_ns);
   base::Status make_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
-  void next_room(uint64_t now_ns);  // for the first in the line
+  void next_room(uint64_t now_ns);                   // for the first in the line
+  void tell_room(Claim& claim);                      // that it is made, or that there is none
+  void give_up_room(Claim& claim, uint64_t now_ns);  // nobody is there to use what is made for it
   base::Status start_room(const Claim& claim, uint64_t bytes, uint64_t now_ns);
   // Every session whose turn was asked back for room has ended the turn, or took too long.
   void room_drained(uint64_t now_ns);

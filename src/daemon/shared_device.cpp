@@ -224,14 +224,31 @@ base::Status SharedDevice::make_room(RemoteSession& session, uint64_t bytes) {
   return {};
 }
 
+void SharedDevice::tell_room(Claim& claim) {
+  claim.has_room = true;
+  tell(claim, MessageType::kRoomMade);
+}
+
+void SharedDevice::give_up_room(Claim& claim, uint64_t now_ns) {
+  std::erase_if(room_line_, [&](const auto& waits) { return waits.first == claim.id; });
+  if (room_for_ == claim.id) {
+    room_for_ = room_until_ns_ = 0;
+    room_victims_.clear();
+  } else if (!claim.has_room) {
+    return;
+  }
+  claim.has_room = false;
+  scheduler_.room_used(claim.id, now_ns);
+  next_room(now_ns);
+}
+
 void SharedDevice::next_room(uint64_t now_ns) {
   while (room_for_ == 0 && !room_line_.empty()) {
     const auto [id, bytes] = room_line_.front();
     room_line_.pop_front();
     const auto found = claims_.find(id);
     // Without room it asks again, and is refused.
-    if (found != claims_.end() && !make_room(*found->second, bytes, now_ns).ok())
-      tell(*found->second, MessageType::kRoomMade);
+    if (found != claims_.end() && !make_room(*found->second, bytes, now_ns).ok()) tell_room(*found->second);
   }
 }
 
@@ -279,7 +296,7 @@ void SharedDevice::room_drained(uint64_t now_ns) {
   room_for_ = 0;
   // Without room it asks again, and is refused.
   if (found != claims_.end() && !start_room(*found->second, room_bytes_, now_ns).ok())
-    tell(*found->second, MessageType::kRoomMade);
+    tell_room(*found->second);
   next_room(now_ns);
 }
 
@@ -292,7 +309,7 @@ void SharedDevice::room_step(uint64_t victim) {
   std::erase(room_victims_, victim);
   if (room_for_ == 0 || room_until_ns_ != 0 || !room_victims_.empty()) return;
   const auto found = claims_.find(room_for_);
-  if (found != claims_.end()) tell(*found->second, MessageType::kRoomMade);
+  if (found != claims_.end()) tell_room(*found->second);
   room_for_ = 0;
   next_room(base::host_now_ns());
 }
@@ -386,6 +403,7 @@ void SharedDevice::handle(RemoteSession& session, MessageType type, uint64_t val
       if (std::exchange(session.pages, false)) paged(claim, type == MessageType::kPageDone, now_ns);
       break;
     case MessageType::kRoomUsed:
+      claim.has_room = false;
       scheduler_.room_used(claim.id, now_ns);
       break;
     case MessageType::kSetPriority:
@@ -571,14 +589,8 @@ void SharedDevice::remove(RemoteSession& session) {
     return;
   }
   scheduler_.leave(claim.id, now_ns);
-  if (room_for_ == claim.id) {
-    room_for_ = room_until_ns_ = 0;
-    room_victims_.clear();
-    scheduler_.room_used(claim.id, now_ns);
-    next_room(now_ns);
-  } else {
-    room_step(claim.id);
-  }
+  give_up_room(claim, now_ns);
+  room_step(claim.id);
   const std::shared_ptr<GroupLimits> limits = std::move(claim.limits);
   if (limits != nullptr) std::erase(limits->claims, &claim);
   claims_.erase(claim.id);
@@ -591,6 +603,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   const uint64_t now_ns = base::host_now_ns();
   not_ready(session, now_ns);
   close_range(session);  // nobody is there to answer
+  if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
   if (session.leased) (void)want_back(*session.claim, now_ns);
 }
 

@@ -194,6 +194,47 @@ TEST_CASE("limits of one user") {
   CHECK(idle.answer().empty());
 }
 
+TEST_CASE("a session that is paged out for room comes back though who asked for the room has gone") {
+  enum class Goes { kLeaves, kDisconnects, kDisconnectsWithTheRoom };
+  for (const Goes goes : {Goes::kLeaves, Goes::kDisconnects, Goes::kDisconnectsWithTheRoom}) {
+    SharedService shared;  // 64 MiB
+    auto asks = std::make_unique<Raw>(shared);
+    Raw gives(shared);
+    REQUIRE(asks->hello() == GPUSHARE_OK);
+    REQUIRE(gives.hello() == GPUSHARE_OK);
+    REQUIRE(asks->call(arrive(1, 30 * kMiB)) == GPUSHARE_OK);
+    auto low = arrive(1, 30 * kMiB);
+    low.cls = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
+    REQUIRE(gives.call(low) == GPUSHARE_OK);
+    REQUIRE(asks->say(client::make_session_message(MessageType::kRoom, 1, 20 * kMiB, 7)));
+    REQUIRE(client::fields_of<client::Reply>(asks->answer()).code == GPUSHARE_OK);
+    REQUIRE_FALSE(gives.next({MessageType::kPageOut}).empty());
+    if (goes == Goes::kDisconnectsWithTheRoom) {
+      gives.tell(MessageType::kPageDone, 1);
+      REQUIRE_FALSE(asks->next({MessageType::kRoomMade}).empty());
+      asks.reset();
+    } else {
+      if (goes == Goes::kLeaves) {
+        asks->tell(MessageType::kLeave, 1);
+        while (shared.status().sessions.size() != 1) {
+        }
+      } else {
+        asks.reset();
+        const auto owes = [&] {
+          const auto processes = shared.status().processes;
+          return std::any_of(processes.begin(), processes.end(),
+                             [](const auto& each) { return each.state == "owing"; });
+        };
+        while (!owes()) {
+        }
+      }
+      gives.tell(MessageType::kPageDone, 1);
+    }
+    CHECK_FALSE(gives.next({MessageType::kPageIn}).empty());
+    gives.tell(MessageType::kPageDone, 1);
+  }
+}
+
 TEST_CASE("sessions of a group have memory and turns together") {
   using client::LeaseState;
   SharedService shared;  // 64 MiB
