@@ -260,6 +260,8 @@ class SharedDevice {
   void tell_terms(const RemoteSession& session, sched::SessionClass cls, uint64_t limit_bytes);
   void start_paging(Claim& claim, bool out);
   void paged(Claim& claim, bool done, uint64_t now_ns);  // one of its members has answered
+  // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
+  bool answer_for_silent();
   void carry_out(const sched::Action& action);
   void carry_out_all();
   // Shared lanes. Their E is promised in whole pieces.
@@ -361,6 +363,7 @@ class SharedDevice {
   bool room_for_lower_ = false;  // it waits for turns of opportunistic ones alone
   uint64_t room_for_ = 0;        // the claim that pages others out, and whom: claims and caches
   std::vector<uint64_t> room_victims_;
+  std::vector<uint64_t> silent_;  // claims with members that were to page out or in, and have no connection
   uint64_t room_bytes_ = 0, room_until_ns_ = 0;  // it waits for turns to end first; 0 = it does not
   uint64_t turns_ = 0, cut_off_ = 0, service_ns_ = 0;
   sched::ElasticRanges elastic_;

@@ -479,8 +479,24 @@ void SharedDevice::start_paging(Claim& claim, bool out) {
   claim.page_out_failed = false;
   for (const auto& member : claim.members) {
     if (!std::exchange(member->pages, true)) ++claim.pages;
-    tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
+    if (member->process->socket)
+      tell(*member, out ? MessageType::kPageOut : MessageType::kPageIn);
+    else
+      silent_.push_back(claim.id);
   }
+}
+
+bool SharedDevice::answer_for_silent() {
+  const std::vector<uint64_t> silent = std::exchange(silent_, {});
+  for (const uint64_t id : silent) {
+    const auto found = claims_.find(id);
+    if (found == claims_.end()) continue;
+    Claim& claim = *found->second;
+    for (const auto& member : claim.members)
+      if (!member->process->socket && std::exchange(member->pages, false))
+        paged(claim, !claim.pages_out, base::host_now_ns());
+  }
+  return !silent.empty();
 }
 
 // A group is out, or in again, when all of its members are. Where one cannot go out, none does.
@@ -604,6 +620,7 @@ void SharedDevice::disconnected(RemoteSession& session) {
   not_ready(session, now_ns);
   close_range(session);  // nobody is there to answer
   if (session.claim->group == 0) give_up_room(*session.claim, now_ns);
+  if (session.pages) silent_.push_back(session.claim->id);
   if (session.leased) (void)want_back(*session.claim, now_ns);
 }
 
@@ -616,6 +633,7 @@ void SharedDevice::pump() {
       carry_out(action);
       moved = true;
     }
+    moved = answer_for_silent() || moved;
     const uint64_t now_ns = base::host_now_ns();
     if (!std::exchange(contended_, contended()) &&
         contended_)  // who was asked before has the whole lease from now on

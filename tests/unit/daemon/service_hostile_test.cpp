@@ -235,6 +235,47 @@ TEST_CASE("a session that is paged out for room comes back though who asked for 
   }
 }
 
+TEST_CASE("a session whose connection has closed is not waited for: another goes out, or none") {
+  for (const bool was_told : {false, true}) {
+    SharedService shared;  // 64 MiB
+    Raw asks(shared), gives(shared);
+    auto silent = std::make_unique<Raw>(shared);
+    for (Raw* raw : {&asks, &gives, silent.get()}) REQUIRE(raw->hello() == GPUSHARE_OK);
+    REQUIRE(asks.call(arrive(1, 20 * kMiB)) == GPUSHARE_OK);
+    auto low = arrive(1, 20 * kMiB);
+    low.cls = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
+    REQUIRE(silent->call(low) == GPUSHARE_OK);
+    const auto ask = [&] {
+      REQUIRE(asks.say(client::make_session_message(MessageType::kRoom, 1, 20 * kMiB, 7)));
+      return client::fields_of<client::Reply>(asks.answer()).code;
+    };
+    const auto close = [&] {
+      silent.reset();
+      const auto owes = [&] {
+        const auto processes = shared.status().processes;
+        return std::any_of(processes.begin(), processes.end(),
+                           [](const auto& each) { return each.state == "owing"; });
+      };
+      while (!owes()) {
+      }
+    };
+    if (!was_told) close();
+    REQUIRE(ask() == GPUSHARE_OK);
+    if (was_told) {
+      REQUIRE_FALSE(silent->next({MessageType::kPageOut}).empty());
+      close();
+    }
+    CHECK_FALSE(asks.next({MessageType::kRoomMade}).empty());
+    asks.tell(MessageType::kRoomUsed, 1);
+    CHECK(ask() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+    REQUIRE(gives.call(low) == GPUSHARE_OK);
+    REQUIRE(ask() == GPUSHARE_OK);
+    CHECK_FALSE(gives.next({MessageType::kPageOut}).empty());
+    gives.tell(MessageType::kPageDone, 1);
+    CHECK_FALSE(asks.next({MessageType::kRoomMade}).empty());
+  }
+}
+
 TEST_CASE("sessions of a group have memory and turns together") {
   using client::LeaseState;
   SharedService shared;  // 64 MiB
