@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/plan_solver.hpp"
-#include "base/no_signals.hpp"
 
 #include <exception>
 #include <utility>
+
+#include "base/no_signals.hpp"
 
 namespace gpushare::memory {
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/support/spare_files.hpp"
-#include "base/no_signals.hpp"
 
 #include <fcntl.h>
 
@@ -10,6 +9,8 @@
 #include <exception>
 #include <new>
 #include <utility>
+
+#include "base/no_signals.hpp"
 
 namespace gpushare::device {
 namespace {
