@@ -6,42 +6,36 @@
 // of a daemon. A round measures each way once, in turns. The processes are this program again, see main().
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <gpushare/gpushare.hpp>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "own_process.hpp"
+#include "line_process.hpp"
 
 namespace gs = gpushare;
 namespace {
 
-using gs::benchmarks::OwnProcess;
+using namespace gs::benchmarks;  // NOLINT
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kEphemeral = 2 * kMiB;
 constexpr const char* kDevice = "host?total_bytes=536870912";
-
-[[noreturn]] void give_up(const std::string& what) {
-  std::fprintf(stderr, "measure_range_grants: %s\n", what.c_str());
-  std::exit(1);
-}
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// One that trades.
+// A thread or process that trades: its session and its range.
 class Side {
  public:
   Side(gs::Runtime& runtime, const char* name, uint64_t bytes) : bytes_(bytes) {
@@ -126,45 +120,9 @@ std::vector<uint64_t> run_threads(size_t grants, uint64_t bytes) {
 
 // ---- processes
 
-struct Process : OwnProcess {
-  using OwnProcess::OwnProcess;
-  ~Process() {
-    std::fclose(in);
-    std::fclose(out);
-    waitpid(pid, nullptr, 0);
-  }
-  std::string line() {
-    char text[128] = "";
-    return std::fgets(text, sizeof text, out) == nullptr ? std::string() : text;
-  }
-  void expect(const char* word) {
-    if (line() != std::string(word) + "\n") give_up(std::string("a process did not say ") + word);
-  }
-  void go() {
-    std::fputs("go\n", in);
-    std::fflush(in);
-  }
-};
-
-void say(const char* word) {
-  std::puts(word);
-  std::fflush(stdout);
-}
-
 // side NAME GRANTS BYTES
 int side_process(char** argv) {
-  gs::RuntimeOptions options;
-  options.device = "shared";
-  gs::Runtime runtime;
-  for (int tries = 0;; ++tries) {  // until the daemon listens
-    try {
-      runtime = gs::Runtime::open(options);
-      break;
-    } catch (const gs::Error& error) {
-      if (tries == 1000) give_up(error.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
+  gs::Runtime runtime = open_shared();
   Side side(runtime, argv[2], std::strtoull(argv[4], nullptr, 10));
   say("ready");
   if (std::getchar() == EOF) return 1;
@@ -182,26 +140,22 @@ int side_process(char** argv) {
 
 // daemon BYTES
 int daemon_process(char** argv) {
-  const std::string tool =
-      (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpushare").string();
   const std::string capacity = std::to_string(capacity_for(std::strtoull(argv[2], nullptr, 10)));
-  if (std::freopen("/dev/null", "w", stdout) == nullptr) return 1;
-  execl(tool.c_str(), tool.c_str(), "daemon", "--device", kDevice, "--capacity", capacity.c_str(), "--lanes",
-        "2", static_cast<char*>(nullptr));
+  become_daemon({"--device", kDevice, "--capacity", capacity, "--lanes", "2"});
   return 1;
 }
 
 std::vector<uint64_t> run_processes(size_t grants, uint64_t bytes) {
-  Process daemon({"daemon", std::to_string(bytes)});
+  LineProcess daemon({"daemon", std::to_string(bytes)});
   std::vector<uint64_t> out;
   {
     const std::string many = std::to_string(grants), size = std::to_string(bytes);
-    Process one({"side", "one", many, size}), two({"side", "two", many, size});
-    for (Process* each : {&one, &two}) each->expect("ready");
-    for (Process* each : {&one, &two}) each->go();
-    for (Process* each : {&one, &two}) each->expect("measured");
-    for (Process* each : {&one, &two}) std::fclose(std::exchange(each->in, std::fopen("/dev/null", "w")));
-    for (Process* each : {&one, &two})
+    LineProcess one({"side", "one", many, size}), two({"side", "two", many, size});
+    for (LineProcess* each : {&one, &two}) each->expect("ready");
+    for (LineProcess* each : {&one, &two}) each->go();
+    for (LineProcess* each : {&one, &two}) each->expect("measured");
+    for (LineProcess* each : {&one, &two}) std::fclose(std::exchange(each->in, std::fopen("/dev/null", "w")));
+    for (LineProcess* each : {&one, &two})
       for (std::string line = each->line(); !line.empty(); line = each->line())
         out.push_back(std::strtoull(line.c_str(), nullptr, 10));
   }
@@ -211,11 +165,6 @@ std::vector<uint64_t> run_processes(size_t grants, uint64_t bytes) {
 }
 
 // ---- table
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
-}
 
 struct Way {
   const char* name;

@@ -7,8 +7,6 @@
 // its bytes as it goes and checks each of them at its end. The processes are this program again, see main().
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,14 +20,15 @@
 #include <gpushare/gpushare.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "own_process.hpp"
+#include "line_process.hpp"
 
 namespace gs = gpushare;
 namespace {
 
-using gs::benchmarks::OwnProcess;
+using namespace gs::benchmarks;  // NOLINT
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 // 4 MiB for each of the paper's GB.
 constexpr const char* kDevice = "host?total_bytes=268435456&granularity=65536";
@@ -42,11 +41,6 @@ constexpr double kTarget = 0.05;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-[[noreturn]] void give_up(const std::string& what) {
-  std::fprintf(stderr, "measure_two_jobs: %s\n", what.c_str());
-  std::exit(1);
 }
 
 enum class Way { preempt, fifo, pack, ours };
@@ -213,20 +207,8 @@ Outcome run_alone(bool is_a, const Work& work) {
 
 // ---- processes
 
-struct Process : OwnProcess {
-  using OwnProcess::OwnProcess;
-  ~Process() {
-    std::fclose(in);
-    std::fclose(out);
-    waitpid(pid, nullptr, 0);
-  }
-  std::string line() {
-    char text[128] = "";
-    return std::fgets(text, sizeof text, out) == nullptr ? std::string() : text;
-  }
-  void expect(const char* word) {
-    if (line() != std::string(word) + "\n") give_up(std::string("a process did not say ") + word);
-  }
+struct Process : LineProcess {
+  using LineProcess::LineProcess;
   Outcome outcome() {
     Outcome told;
     int done = 0;
@@ -234,16 +216,7 @@ struct Process : OwnProcess {
     told.done = done != 0;
     return told;
   }
-  void go() {
-    std::fputs("go\n", in);
-    std::fflush(in);
-  }
 };
-
-void say(const char* word) {
-  std::puts(word);
-  std::fflush(stdout);
-}
 
 // job a|b WAY KERNELS TELLS_AT
 int job_process(char** argv) {
@@ -252,18 +225,7 @@ int job_process(char** argv) {
   job.way = static_cast<Way>(std::find(kWays, kWays + 4, std::string(argv[3])) - kWays);
   job.kernels = std::strtoull(argv[4], nullptr, 10);
   job.tells_at = std::strtoull(argv[5], nullptr, 10);
-  gs::RuntimeOptions options;
-  options.device = "shared";
-  gs::Runtime runtime;
-  for (int tries = 0;; ++tries) {  // until the daemon listens
-    try {
-      runtime = gs::Runtime::open(options);
-      break;
-    } catch (const gs::Error& error) {
-      if (tries == 1000) give_up(error.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
+  gs::Runtime runtime = open_shared();
   say("ready");
   if (std::getchar() == EOF) return 1;
   const std::atomic<bool> never{false};
@@ -273,26 +235,18 @@ int job_process(char** argv) {
 }
 
 int daemon_process(char** argv) {
-  const std::string tool =
-      (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpushare").string();
   const Way way = argv[2] == std::string("ours")   ? Way::ours
                   : argv[2] == std::string("fifo") ? Way::fifo
                                                    : Way::pack;
-  std::vector<std::string> words = {
-      tool,     "daemon",  "--device", kDevice,    "--capacity",
-      "128MiB", "--lanes", "2",        "--policy", way == Way::fifo ? "fifo" : "pack"};
+  std::vector<std::string> words = {"--device", kDevice, "--capacity", "128MiB",
+                                    "--lanes",  "2",     "--policy",   way == Way::fifo ? "fifo" : "pack"};
   if (way == Way::ours) words.emplace_back("--coordinate");
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  if (std::freopen("/dev/null", "w", stdout) == nullptr || std::freopen("/dev/null", "w", stderr) == nullptr)
-    return 1;
-  execv(tool.c_str(), arguments.data());
+  become_daemon(std::move(words));
   return 1;
 }
 
 Pair run_processes(Way way, const Work& work) {
-  Process daemon({"daemon", name_of(way)});
+  LineProcess daemon({"daemon", name_of(way)});
   Pair out;
   {
     Process a({"job", "a", name_of(way), std::to_string(work.a), std::to_string(work.arrival())});
@@ -311,7 +265,7 @@ Pair run_processes(Way way, const Work& work) {
 }
 
 Outcome run_process_alone(bool is_a, const Work& work) {
-  Process daemon({"daemon", "fifo"});
+  LineProcess daemon({"daemon", "fifo"});
   Outcome out;
   {
     Process job({"job", is_a ? "a" : "b", "fifo", std::to_string(is_a ? work.a : work.b),
@@ -325,11 +279,6 @@ Outcome run_process_alone(bool is_a, const Work& work) {
 }
 
 // ---- tables
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
-}
 
 std::string cell(const std::vector<double>& minutes, size_t failed) {
   if (minutes.empty()) return "failed";

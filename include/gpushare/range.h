@@ -9,8 +9,8 @@
  * A commit that finds no room may wait. Waiting commits are served in the order of class, then arrival. A commit without a timeout
  * is refused while one of its class or a higher one waits. The range whose commit is first in that order asks ranges of its own class
  * and of lower ones to give bytes back (gpushare_give_back_fn): first ranges of this runtime, then, on a shared device, ranges of other
- * processes, through the daemon. If no range is left to ask, sessions of lower rank are paged out. What other processes gave for a
- * commit is kept for it; otherwise there is no order among waiting processes.
+ * processes, through the daemon. If no range is left to ask, sessions of lower rank are paged out. The daemon keeps the bytes that other
+ * processes gave for a commit for it, for a while; otherwise there is no order among waiting processes.
  *
  * Needs the virtual layout. Nothing here synchronises the device or waits for its work, with one exception: a commit waits for the work
  * that still uses the granules it gets, if there are no others.

@@ -343,8 +343,7 @@ class SharedDevice {
   sched::Scheduler scheduler_;
   Images images_;
   std::unique_ptr<Lanes> lanes_;  // null: none are shared
-  uint64_t retry_ns_ =
-      0;  // a session found no place, and nobody tells when there is one: when to try again; 0: all did
+  uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise

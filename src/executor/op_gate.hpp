@@ -29,7 +29,7 @@ class Stream;
 
 inline constexpr base::Role has_gates;  // who holds OpGate's mutex: it guards the members of its LaunchGates
 
-// One for each runtime. Threads: any.
+// The gates of a runtime, which has one OpGate. Threads: any.
 class OpGate {
  public:
   // ---- the runtime, with its lock held; guaranteed sessions
@@ -80,7 +80,7 @@ class LaunchGate {
   // Nonzero: enter() has something to decide.
   const std::atomic<uint32_t>& closed() const { return closed_; }
   // Whether a launch was held up since this was last asked.
-  bool took_time() { return held_up_.exchange(false, std::memory_order_relaxed); }
+  bool was_held_up() { return held_up_.exchange(false, std::memory_order_relaxed); }
   // Returns when work that takes `ns` may be launched. `stream`: where it will be; the gate then finds out by events when it is done.
   // Null: done() says so. Errors: TIMED_OUT, CANCELLED (the session ends), INVALID_STATE (in a NoWaitScope it would wait; the
   // stream is gone), the device's.

@@ -37,7 +37,7 @@ void Reaper::retire(LaneSlot& lane, uint64_t sequence, Outbox& outbox) {
     --lane.in_flight;
     --under_way_;
     --session.in_flight_;
-    if (session.launch_gate_ != nullptr && session.launch_gate_->took_time())
+    if (session.launch_gate_ != nullptr && session.launch_gate_->was_held_up())
       if (const auto measured = runtime_.authority_->measured()) measured->held_up(session.id_);
     runtime_.authority_->finished(session.id_, device_ns, time);
     if (runtime_.op_gate_ != nullptr && session.guaranteed())

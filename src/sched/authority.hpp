@@ -169,7 +169,7 @@ class Authority {
   // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is still under way.
   virtual bool making_room(SessionId session) const = 0;
   // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still on its way, is for
-  // everybody. For kNoSession: also when memory outside of the books may have come free, so that what found no place is tried again.
+  // everybody. A driver also calls it for kNoSession when memory outside of the books may have come free: what found no place is tried again.
   virtual void room_used(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
   // not chosen again until another leaves.

@@ -58,7 +58,7 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
     const uint64_t used = promised_without(stays);
     const uint64_t free = capacity.target_bytes - std::min(capacity.target_bytes, used);
     if (cache.bytes <= free) return true;
-    return make_room(find(cache.wanted_by), cache.bytes - free, now_ns, For::kCache) || evicting > 0;
+    return make_room(find(cache.wanted_by), cache.bytes - free, std::nullopt, now_ns) || evicting > 0;
   }
   return false;
 }
@@ -68,12 +68,8 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
 void Scheduler::Impl::drop_caches(uint64_t bytes, uint64_t now_ns) {
   Victims unused{{}, droppable()};
   if (unused.empty()) return;
-  const auto enough = [&] {
-    uint64_t dropped = 0;
-    for (const CacheRecord* each : unused.caches) dropped += each->victim ? each->bytes : 0;
-    return dropped >= bytes;
-  };
-  const auto chosen = choose_victims(unused, bytes, now_ns, gives_back(), enough);
+  const auto chosen =
+      choose_victims(unused, bytes, now_ns, gives_back(), [&] { return victim_bytes(unused) >= bytes; });
   evict(chosen ? *chosen : unused, now_ns);
 }
 

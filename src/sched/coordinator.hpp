@@ -24,7 +24,8 @@ struct CoordinatorOptions {
   uint32_t max_opportunistic = 4;  // at once
   uint64_t long_wait_ns =
       600'000'000'000;  // after which a guaranteed job that waits may start as opportunistic
-  // A job above its limit that comes no nearer to it for so long, while others wait for memory, is stopped: it is idle, and never shrinks.
+  // A job above its limit that comes no nearer to it for so long, while others wait for memory, cannot shrink: it is idle, or its blocks do not
+  // move. From then on it needs all of its bytes, so it may be stopped.
   uint64_t shrink_patience_ns = 100'000'000;
 };
 

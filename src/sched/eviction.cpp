@@ -256,13 +256,20 @@ void Scheduler::Impl::start_page_out(SessionRecord& session, uint64_t now_ns) {
 }
 
 bool Scheduler::make_room(SessionId id, uint64_t bytes, uint64_t now_ns) {
-  if (id == kNoSession) return impl_->make_room(nullptr, bytes, now_ns, Impl::For::kAllocation);
+  if (id == kNoSession) return impl_->make_room(nullptr, bytes, id, now_ns);
   const SessionRecord* session = impl_->find(id);
-  return session != nullptr && session->holds_promise() &&
-         impl_->make_room(session, bytes, now_ns, Impl::For::kAllocation);
+  return session != nullptr && session->holds_promise() && impl_->make_room(session, bytes, id, now_ns);
 }
 
-bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns, For use) {
+uint64_t Scheduler::Impl::victim_bytes(const Victims& candidates) {
+  uint64_t bytes = 0;
+  for (const SessionRecord* each : candidates.sessions) bytes += each->victim ? each->persistent_bytes : 0;
+  for (const CacheRecord* each : candidates.caches) bytes += each->victim ? each->bytes : 0;
+  return bytes;
+}
+
+bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes,
+                                std::optional<SessionId> yields_to, uint64_t now_ns) {
   Victims lower{{}, droppable()};
   const bool pages = session != nullptr && session->holds_promise() && options.paging;
   for (const LaneRecord& lane : lanes) {
@@ -276,19 +283,14 @@ bool Scheduler::Impl::make_room(const SessionRecord* session, uint64_t bytes, ui
     }
   }
   const auto bytes_of = [](const SessionRecord& each) { return each.persistent_bytes; };
-  const auto enough = [&] {
-    uint64_t freed = 0;
-    for (const SessionRecord* each : lower.sessions) freed += each->victim ? each->persistent_bytes : 0;
-    for (const CacheRecord* each : lower.caches) freed += each->victim ? each->bytes : 0;
-    return freed >= bytes;
-  };
+  const auto enough = [&] { return victim_bytes(lower) >= bytes; };
   // If all victims together are not enough, all of them go: the caller has other ways to get the rest.
   const auto chosen = choose_victims(lower, bytes, now_ns, bytes_of, enough);
   const Victims& victims = chosen ? *chosen : lower;
   bool any = !victims.caches.empty();
   for (SessionRecord* victim : victims.sessions) {
     any = any || victim->persistent_bytes > 0;
-    if (use == For::kAllocation) victim->yields_to = session == nullptr ? kNoSession : session->view.id;
+    if (yields_to) victim->yields_to = yields_to;
   }
   evict(victims, now_ns);
   return any;
@@ -313,14 +315,9 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
     }
   }
   const uint64_t missing = bytes - std::min(bytes, free_bytes());
-  const std::vector<SessionRecord*> busy = candidates.sessions;
   const auto chosen = choose_victims(
-      std::move(candidates), missing, now_ns, [](const SessionRecord& each) { return each.persistent_bytes; },
-      [&] {
-        uint64_t freed = 0;
-        for (const SessionRecord* each : busy) freed += each->victim ? each->persistent_bytes : 0;
-        return freed >= missing;
-      });
+      candidates, missing, now_ns, [](const SessionRecord& each) { return each.persistent_bytes; },
+      [&] { return victim_bytes(candidates) >= missing; });
   if (!chosen || chosen->empty()) return false;
   for (SessionRecord* victim : chosen->sessions) victim->yields_to = session.view.id;
   evict(*chosen, now_ns);

@@ -201,9 +201,9 @@ void PackPolicy::plan(uint64_t now_ns) const {
   std::vector<std::vector<PackJob>> lanes;
   size_t count = 0;
   bool known = true;
-  std::vector<SessionId> spare;  // active opportunistic sessions
-  const auto guaranteed = [&spare](const PackJob& job) {
-    return std::find(spare.begin(), spare.end(), job.id) == spare.end();
+  std::vector<SessionId> opportunistic;  // active ones
+  const auto guaranteed = [&opportunistic](const PackJob& job) {
+    return std::find(opportunistic.begin(), opportunistic.end(), job.id) == opportunistic.end();
   };
   plan_ends_ns_ = base::add_saturated(now_ns, kPlanHoldsNs);
   read_active(now_ns);
@@ -212,7 +212,7 @@ void PackPolicy::plan(uint64_t now_ns) const {
     for (const auto& [id, member] : members) {
       if (std::find(active_.begin(), active_.end(), id) == active_.end()) continue;
       jobs.push_back({id, member.work_left_ns});
-      if (learns_ && member.cls == SessionClass::kOpportunistic) spare.push_back(id);
+      if (learns_ && member.cls == SessionClass::kOpportunistic) opportunistic.push_back(id);
       known = known && member.work_left_ns < INFINITY;
     }
     if (jobs.empty()) continue;

@@ -56,13 +56,12 @@ struct SessionRecord {
   uint64_t kind_bit = 0;                // of the policy's kind of session; 0: of none
   bool ready = false;
   bool wake = false;
-  bool evicting = false;  // to be paged out at its next boundary
-  bool claiming = false;  // waits for page-outs made for it
-  std::optional<SessionId>
-      yields_to;        // paged out for its allocation: the bytes go to nobody else until room_used()
-  bool pinned = false;  // could not be paged out: is spared until another leaves
-  bool victim = false;  // inside choose_victims(): would be paged out
-  std::optional<double> worth_ns;  // as of worth_since_ns: it is spare
+  bool evicting = false;               // to be paged out at its next boundary
+  bool claiming = false;               // waits for page-outs made for it
+  std::optional<SessionId> yields_to;  // paged out for its allocation: nobody else's until room_used()
+  bool pinned = false;                 // could not be paged out: is spared until another leaves
+  bool victim = false;                 // inside choose_victims(): would be paged out
+  std::optional<double> worth_ns;      // as of worth_since_ns: it is spare
   uint64_t worth_since_ns = 0;
   bool stopped = false;       // the coordinator does not let it run: its bytes go out, and it waits
   bool rigid = false;         // it could not shrink to its limit: it needs all of its bytes
@@ -261,10 +260,12 @@ struct Scheduler::Impl {
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; a session that is not resident has room made by caches alone. What is given for an allocation is
-  // nobody else's until room_used(); a cache takes what it is promised, and may be let go before that.
-  enum class For : uint8_t { kAllocation, kCache };
-  bool make_room(const SessionRecord* session, uint64_t bytes, uint64_t now_ns, For use);
+  // make_room() for the session; a session that is not resident has room made by caches alone. `yields_to`: the session whose allocation
+  // keeps the bytes until room_used(); none for a cache, which takes what it is promised and may be let go before that.
+  bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
+                 uint64_t now_ns);
+  static uint64_t victim_bytes(
+      const Victims& candidates);    // of those that choose_victims() marks: P, and caches
   void stop_yielding(SessionId to);  // nobody keeps bytes for it any more
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not

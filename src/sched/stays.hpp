@@ -37,9 +37,9 @@ struct Newcomer {
 // resident is no longer behind the newcomer.
 uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const StayRule& rule);
 
-// How long a move counts as that took `took_ns`, where `expected_ns` was expected. One that took much longer may have waited for a busy host,
-// and stays are many times as long as moves: it counts as twice as long as expected at most. Where moves are really longer, that is known
-// after some of them. What makes no stay longer than the least counts as it is.
+// The length that a move counts as, in ns. `took_ns`: its real length; `expected_ns`: the length that was expected. A move counts as twice the
+// expected length at most, because a much longer one may have waited for a busy host, and a stay is many times as long as a move. Moves that
+// are really longer are known to be so after some of them. A move that makes no stay longer than the least one counts as it is.
 uint64_t counted_move_ns(uint64_t took_ns, uint64_t expected_ns, uint64_t least_stay_ns);
 
 // The resident's weighted use of the memory by now.

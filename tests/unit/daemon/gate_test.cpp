@@ -1,7 +1,7 @@
 // Gates on a shared device: its sessions of both classes in one process take turns through the daemon.
 // SPDX-License-Identifier: Apache-2.0
+#include "support/gated_session.hpp"
 #include "support/shared_service.hpp"
-#include "support/spare_session.hpp"
 
 namespace {
 

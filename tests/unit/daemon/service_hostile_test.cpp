@@ -1,75 +1,16 @@
-// The daemon's service against what breaks the protocol, and its messages in neighbouring versions.
+// The daemon's service against what breaks the protocol and processes that go without a word, and its messages in neighbouring versions.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <thread>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <functional>
-
-#include "shim/group.hpp"
 #include "support/random.hpp"
-#include "support/shared_service.hpp"
-#include "unit/daemon/raw_connection.hpp"
+#include "unit/daemon/raw_process.hpp"
 
 using namespace gpushare;
 using namespace gpushare::test;
 using client::MessageType;
-
-namespace {
-
-struct Raw : RawConnection {
-  using RawConnection::RawConnection;
-  // The next message that is no event; empty once the daemon has closed the connection.
-  std::vector<std::byte> answer(std::vector<client::Descriptor>* descriptors = nullptr) const {
-    return next({MessageType::kReply, MessageType::kWelcome}, descriptors);
-  }
-  int32_t hello(uint16_t flags = 0) {
-    auto message = client::make_message<client::Hello>(MessageType::kHello);
-    message.flags = flags;
-    REQUIRE(say(message));
-    std::vector<client::Descriptor> descriptors;
-    const auto welcome = client::fields_of<client::Welcome>(answer(&descriptors));
-    if (descriptors.size() == 1)
-      page = *client::LeasePage::open(std::move(descriptors.front()), welcome.slots);
-    return welcome.code;
-  }
-  client::Lease& lease() const { return page->lease(slot); }
-  void await(client::LeaseState state) const {
-    while (lease().look().state != state) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-  void give_back(bool ready_again) {
-    REQUIRE(lease().change(lease().look(), client::LeaseState::kFree));
-    tell(MessageType::kReturned, 1, ready_again ? 1 : 0);
-  }
-  int32_t call(const client::Arrive& message, int file = -1) {
-    REQUIRE(client::send_message(socket.get(), client::bytes_of(message), std::span(&file, file >= 0 ? 1 : 0))
-                .ok());
-    const auto reply = client::fields_of<client::Reply>(answer());
-    slot = reply.value;
-    return reply.code;
-  }
-  std::shared_ptr<client::LeasePage> page;
-  uint32_t slot = 0;  // of the last session
-};
-
-client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64_t group = 0) {
-  auto message = client::make_message<client::Arrive>(MessageType::kArrive, 1);
-  message.session = session;
-  message.persistent_bytes = persistent_bytes;
-  message.flags = client::kMayQueue | client::kMayPage;
-  message.group = group;
-  client::put_text(message.name, "raw");
-  return message;
-}
-
-}  // namespace
 
 TEST_CASE("a message is checked before anything is believed") {
   const auto good = client::make_session_message(MessageType::kReady, 1);
@@ -97,7 +38,7 @@ TEST_CASE("a message is checked before anything is believed") {
 
 TEST_CASE("neighbouring minor versions understand each other") {
   SharedService shared;
-  Raw raw(shared);
+  RawProcess raw(shared);
   // A newer peer: a later minor version, more fields at the end.
   struct NewerHello {
     client::Hello hello;
@@ -141,20 +82,20 @@ TEST_CASE("the status is read by fields that are known") {
 TEST_CASE("what breaks the protocol ends the connection and nothing else") {
   SharedService shared;
   {
-    Raw raw(shared);
+    RawProcess raw(shared);
     REQUIRE(raw.say(client::make_session_message(MessageType::kReady, 1)));  // before Hello
     CHECK(client::fields_of<client::Reply>(raw.answer()).code == GPUSHARE_MALFORMED_INPUT);
     CHECK(raw.answer().empty());
   }
   {
-    Raw raw(shared);
+    RawProcess raw(shared);
     CHECK(raw.hello() == GPUSHARE_OK);
     REQUIRE(raw.say(client::make_message<client::Hello>(MessageType::kHello)));
     CHECK(client::fields_of<client::Reply>(raw.answer()).code == GPUSHARE_MALFORMED_INPUT);
     CHECK(raw.answer().empty());
   }
   {
-    Raw raw(shared);
+    RawProcess raw(shared);
     CHECK(raw.hello() == GPUSHARE_OK);
     CHECK(raw.call(arrive(1, 1 << 20)) == GPUSHARE_OK);
     CHECK(raw.call(arrive(1, 1 << 20)) == GPUSHARE_INVALID_ARGUMENT);
@@ -182,7 +123,7 @@ TEST_CASE("limits of one user") {
     options.max_sessions_per_user = 2;
   });
   {
-    Raw a(shared), b(shared);
+    RawProcess a(shared), b(shared);
     CHECK(a.hello() == GPUSHARE_OK);
     CHECK(b.hello() == GPUSHARE_OK);
     CHECK(a.call(arrive(1, 1)) == GPUSHARE_OK);
@@ -190,7 +131,7 @@ TEST_CASE("limits of one user") {
     CHECK(b.call(arrive(2, 1)) == GPUSHARE_QUEUE_FULL);
   }
   // Connections that say nothing do not stay.
-  Raw idle(shared);
+  RawProcess idle(shared);
   CHECK(idle.answer().empty());
 }
 
@@ -198,8 +139,8 @@ TEST_CASE("a session that is paged out for room comes back though who asked for 
   enum class Goes { kLeaves, kDisconnects, kDisconnectsWithTheRoom };
   for (const Goes goes : {Goes::kLeaves, Goes::kDisconnects, Goes::kDisconnectsWithTheRoom}) {
     SharedService shared;  // 64 MiB
-    auto asks = std::make_unique<Raw>(shared);
-    Raw gives(shared);
+    auto asks = std::make_unique<RawProcess>(shared);
+    RawProcess gives(shared);
     REQUIRE(asks->hello() == GPUSHARE_OK);
     REQUIRE(gives.hello() == GPUSHARE_OK);
     REQUIRE(asks->call(arrive(1, 30 * kMiB)) == GPUSHARE_OK);
@@ -220,13 +161,7 @@ TEST_CASE("a session that is paged out for room comes back though who asked for 
         }
       } else {
         asks.reset();
-        const auto owes = [&] {
-          const auto processes = shared.status().processes;
-          return std::any_of(processes.begin(), processes.end(),
-                             [](const auto& each) { return each.state == "owing"; });
-        };
-        while (!owes()) {
-        }
+        eventually([&] { return is_owing(shared); });
       }
       gives.tell(MessageType::kPageDone, 1);
     }
@@ -238,9 +173,9 @@ TEST_CASE("a session that is paged out for room comes back though who asked for 
 TEST_CASE("a session whose connection has closed is not waited for: another goes out, or none") {
   for (const bool was_told : {false, true}) {
     SharedService shared;  // 64 MiB
-    Raw asks(shared), gives(shared);
-    auto silent = std::make_unique<Raw>(shared);
-    for (Raw* raw : {&asks, &gives, silent.get()}) REQUIRE(raw->hello() == GPUSHARE_OK);
+    RawProcess asks(shared), gives(shared);
+    auto silent = std::make_unique<RawProcess>(shared);
+    for (RawProcess* raw : {&asks, &gives, silent.get()}) REQUIRE(raw->hello() == GPUSHARE_OK);
     REQUIRE(asks.call(arrive(1, 20 * kMiB)) == GPUSHARE_OK);
     auto low = arrive(1, 20 * kMiB);
     low.cls = static_cast<uint32_t>(sched::SessionClass::kOpportunistic);
@@ -251,13 +186,7 @@ TEST_CASE("a session whose connection has closed is not waited for: another goes
     };
     const auto close = [&] {
       silent.reset();
-      const auto owes = [&] {
-        const auto processes = shared.status().processes;
-        return std::any_of(processes.begin(), processes.end(),
-                           [](const auto& each) { return each.state == "owing"; });
-      };
-      while (!owes()) {
-      }
+      eventually([&] { return is_owing(shared); });
     };
     if (!was_told) close();
     REQUIRE(ask() == GPUSHARE_OK);
@@ -274,334 +203,6 @@ TEST_CASE("a session whose connection has closed is not waited for: another goes
     gives.tell(MessageType::kPageDone, 1);
     CHECK_FALSE(asks.next({MessageType::kRoomMade}).empty());
   }
-}
-
-TEST_CASE("sessions of a group have memory and turns together") {
-  using client::LeaseState;
-  SharedService shared;  // 64 MiB
-  Raw a(shared), b(shared), other(shared);
-  for (Raw* raw : {&a, &b, &other}) REQUIRE(raw->hello() == GPUSHARE_OK);
-  const auto promised = [&] { return shared.status().devices[0].promised_bytes; };
-  REQUIRE(a.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_OK);
-  REQUIRE(b.call(arrive(1, 40 * kMiB, 7)) == GPUSHARE_OK);
-  CHECK(promised() == 40 * kMiB);
-  REQUIRE(other.call(arrive(1, 20 * kMiB)) == GPUSHARE_OK);
-  auto more = arrive(2, 40 * kMiB, 8);
-  more.flags = 0;
-  CHECK(other.call(more) == GPUSHARE_DEVICE_OUT_OF_MEMORY);
-
-  // Side by side, until somebody else wants the device; then it is free when both are done.
-  a.tell(MessageType::kReady, 1);
-  a.await(LeaseState::kBusy);
-  b.tell(MessageType::kReady, 1);
-  b.await(LeaseState::kBusy);
-  CHECK(a.lease().look().state == LeaseState::kBusy);
-  other.tell(MessageType::kReady, 1);
-  a.await(LeaseState::kWanted);
-  b.await(LeaseState::kWanted);
-  a.lease().account(1, 1);
-  a.give_back(true);
-  for (int look = 0; look < 20; ++look) {
-    REQUIRE(shared.status().devices[0].turns == 1);
-    REQUIRE(other.lease().look().state == LeaseState::kFree);
-  }
-  b.give_back(true);
-  other.await(LeaseState::kWanted);
-  CHECK(a.lease().look().state == LeaseState::kFree);
-  other.give_back(false);
-  a.await(LeaseState::kBusy);
-  b.await(LeaseState::kBusy);
-  CHECK(shared.service->devices()[0]->sessions() == 2);
-
-  // The claim is the last member's too.
-  a.tell(MessageType::kLeave, 1);
-  while (shared.status().sessions.size() != 2) {
-  }
-  CHECK(promised() == 60 * kMiB);
-  CHECK(b.lease().look().state == LeaseState::kBusy);
-  b.tell(MessageType::kLeave, 1);
-  while (shared.status().sessions.size() != 1) {
-  }
-  CHECK(promised() == 20 * kMiB);
-}
-
-TEST_CASE("sessions that share a group's limits alone have memory and turns of their own") {
-  using client::LeaseState;
-  SharedService shared;  // 64 MiB
-  Raw preloaded(shared), a(shared), b(shared);
-  for (Raw* raw : {&preloaded, &a, &b}) REQUIRE(raw->hello() == GPUSHARE_OK);
-  const auto limited = [](uint64_t session, uint64_t bytes, uint32_t flags = 0) {
-    auto message = arrive(session, bytes, 7);
-    message.flags |= client::kOwnClaim | flags;
-    message.group_memory_bytes = 30 * kMiB;
-    message.group_weight = 0.5;
-    return message;
-  };
-  // A preloaded program of the group counts too, and was there before.
-  REQUIRE(preloaded.call(arrive(1, 10 * kMiB, 7)) == GPUSHARE_OK);
-  REQUIRE(a.call(limited(1, 8 * kMiB)) == GPUSHARE_OK);
-  REQUIRE(b.call(limited(1, 8 * kMiB)) == GPUSHARE_OK);
-  CHECK(shared.status().devices[0].promised_bytes == 26 * kMiB);
-  CHECK(shared.service->devices()[0]->sessions() == 3);
-  CHECK(a.call(limited(2, 5 * kMiB)) == GPUSHARE_QUOTA_EXCEEDED);
-  auto larger = limited(2, 5 * kMiB);
-  larger.group_memory_bytes = 0;  // as the first declared them
-  CHECK(a.call(larger) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(a.call(limited(2, 4 * kMiB)) == GPUSHARE_OK);
-  auto need = client::make_message<client::Need>(MessageType::kNeed, 1);
-  need.session = 1;
-  need.persistent_bytes = 11 * kMiB;
-  REQUIRE(preloaded.say(need));
-  CHECK(client::fields_of<client::Reply>(preloaded.answer()).code == GPUSHARE_QUOTA_EXCEEDED);
-  need.persistent_bytes = 2 * kMiB;  // less is never refused
-  REQUIRE(preloaded.say(need));
-  CHECK(client::fields_of<client::Reply>(preloaded.answer()).code == GPUSHARE_OK);
-  // Known to a daemon before: it has what it has.
-  CHECK(b.call(limited(2, 20 * kMiB, client::kKnownBefore)) == GPUSHARE_OK);
-  CHECK(b.call(limited(3, 1)) == GPUSHARE_QUOTA_EXCEEDED);
-
-  // One has the turn at a time, unlike sessions with one claim.
-  a.slot = b.slot = 0;
-  a.tell(MessageType::kReady, 1);
-  while (shared.status().devices[0].turns != 1) {
-  }
-  b.tell(MessageType::kReady, 1);
-  while (shared.status().devices[0].turns != 1) {
-  }
-  for (const auto& session : shared.status().sessions) CHECK(session.group == 7);
-  // Numbers that are none.
-  auto odd = limited(9, 0);
-  odd.group = 8;
-  odd.group_weight = -1;
-  CHECK(a.call(odd) == GPUSHARE_OK);
-}
-
-TEST_CASE(
-    "how long a turn that is asked back may go on: at once for who ranks higher, long where others wait for "
-    "memory alone") {
-  SharedService shared([](auto& options) { options.policy = "priority"; });
-  Raw low(shared), high(shared), waits(shared);
-  for (Raw* each : {&low, &high, &waits}) REQUIRE(each->hello() == GPUSHARE_OK);
-  auto message = arrive(1, 40 * kMiB);
-  message.flags |= client::kNeverPages;
-  REQUIRE(low.call(message) == GPUSHARE_OK);
-  low.tell(MessageType::kReady, 1);
-  low.await(client::LeaseState::kBusy);
-  CHECK(low.lease().turn_ns() == 0);
-  REQUIRE(waits.call(arrive(1, 40 * kMiB)) == GPUSHARE_OK);
-  low.await(client::LeaseState::kWanted);
-  eventually([&] { return low.lease().turn_ns() == 50'000'000; });
-  // A session of its rank wants the turn; one that ranks higher does.
-  REQUIRE(high.call(arrive(1, kMiB)) == GPUSHARE_OK);
-  high.tell(MessageType::kReady, 1);
-  eventually([&] { return low.lease().turn_ns() == 0; });
-  high.tell(MessageType::kSetPriority, 1, 1);
-  eventually([&] { return low.lease().turn_ns() == 1000; });
-  low.give_back(true);
-  high.await(client::LeaseState::kWanted);
-  CHECK(high.lease().turn_ns() == 0);
-  // It would have the turn again. It does not come, and the other has it.
-  high.give_back(false);
-  low.await(client::LeaseState::kWanted);
-}
-
-TEST_CASE("a cap lets a turn be as long as what is saved up, if nobody else waits") {
-  SharedService shared;
-  Raw raw(shared);
-  REQUIRE(raw.hello() == GPUSHARE_OK);
-  auto message = arrive(1, kMiB);
-  message.cap = 0.5;
-  REQUIRE(raw.call(message) == GPUSHARE_OK);
-  raw.tell(MessageType::kReady, 1);
-  raw.await(client::LeaseState::kWanted);
-  CHECK(raw.lease().turn_ns() == 50'000'000);
-}
-
-TEST_CASE("a cap is a number above 0 and at most 1") {
-  SharedService shared;
-  Raw raw(shared);
-  REQUIRE(raw.hello() == GPUSHARE_OK);
-  auto message = arrive(1, kMiB);
-  for (const double bad : {-0.1, 1.5, std::nan(""), static_cast<double>(INFINITY)}) {
-    message.cap = bad;
-    CHECK(raw.call(message) == GPUSHARE_INVALID_ARGUMENT);
-  }
-  message.cap = 0.25;
-  REQUIRE(raw.call(message) == GPUSHARE_OK);
-  REQUIRE(raw.call(arrive(2, kMiB)) == GPUSHARE_OK);  // of the same connection
-  const auto caps = [&] {
-    std::vector<double> all;
-    for (const auto& session : shared.status().sessions) all.push_back(session.cap);
-    return all;
-  };
-  CHECK(caps() == std::vector{0.25, 0.25});
-  const auto set = [&](double share) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, &share, sizeof bits);
-    raw.tell(MessageType::kSetCap, 2, bits);
-  };
-  for (const double bad : {0.0, -0.1, 1.5, std::nan("")}) set(bad);
-  set(0.5);
-  while (caps() != std::vector{0.5, 0.5}) {
-  }
-  set(1);
-  while (caps() != std::vector{0.0, 0.0}) {
-  }
-}
-
-namespace {
-
-// The page of a group of preloaded programs, and what one of them holds.
-struct Page {
-  explicit Page(uint64_t limit_bytes) : file(memfd_create("page", MFD_CLOEXEC)) {
-    REQUIRE(ftruncate(file.get(), sizeof(shim::GroupPage)) == 0);
-    void* memory = mmap(nullptr, sizeof(shim::GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    REQUIRE(memory != MAP_FAILED);
-    page = static_cast<shim::GroupPage*>(memory);
-    page->magic = shim::kPageMagic;
-    page->version = shim::kPageVersion;
-    page->limits.device_bytes = limit_bytes;
-    page->slots_used = 1;
-  }
-  ~Page() {
-    if (program > 0) kill();
-    munmap(page, sizeof(shim::GroupPage));
-  }
-  // A process that holds so much, and the lock of its slot.
-  void hold(uint64_t bytes) {
-    int ready[2];
-    REQUIRE(pipe(ready) == 0);
-    program = fork();
-    if (program == 0) {
-      struct flock lock {};
-      lock.l_type = F_WRLCK;
-      lock.l_whence = SEEK_SET;
-      lock.l_len = 1;
-      page->slots[0].identity = 1;
-      page->slots[0].counted[3] = bytes;
-      if (fcntl(file.get(), F_SETLK, &lock) != 0 || write(ready[1], "x", 1) != 1) _exit(1);
-      for (;;) pause();
-    }
-    char word = 0;
-    REQUIRE(read(ready[0], &word, 1) == 1);
-    for (const int end : ready) close(end);
-  }
-  void kill() {
-    ::kill(program, SIGKILL);
-    waitpid(program, nullptr, 0);
-    program = 0;
-  }
-  client::Descriptor file;
-  shim::GroupPage* page = nullptr;
-  pid_t program = 0;
-};
-
-}  // namespace
-
-TEST_CASE("preloaded programs lend what they do not hold to the other sessions of their group") {
-  SharedService shared;  // 64 MiB
-  Raw preloaded(shared), late(shared), linked(shared);
-  for (Raw* raw : {&preloaded, &late, &linked}) REQUIRE(raw->hello() == GPUSHARE_OK);
-  const auto limited = [](uint64_t session, uint64_t bytes, uint64_t group) {
-    auto message = arrive(session, bytes, group);
-    message.flags |= client::kOwnClaim;
-    message.group_memory_bytes = 40 * kMiB;
-    message.group_weight = 0.5;
-    return message;
-  };
-  const auto promised = [&] { return shared.status().devices[0].promised_bytes; };
-  Page page(40 * kMiB);
-  page.hold(12 * kMiB);
-  REQUIRE(preloaded.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
-  CHECK(promised() == 40 * kMiB);
-
-  // The preloaded programs keep the bytes that they hold. The rest of their limit goes to the first session that asks.
-  CHECK(linked.call(limited(1, 30 * kMiB, 7)) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(page.page->limits.device_bytes == 40 * kMiB);
-  CHECK(page.page->lent_bytes == 0);
-  REQUIRE(linked.call(limited(1, 16 * kMiB, 7)) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 24 * kMiB);
-  CHECK(page.page->lent_bytes == 16 * kMiB);
-  CHECK(promised() == 40 * kMiB);
-  auto need = client::make_message<client::Need>(MessageType::kNeed, 1);
-  need.session = 1;
-  const auto need_of = [&](const Raw& raw, uint64_t bytes) {
-    need.persistent_bytes = bytes;
-    REQUIRE(raw.say(need));
-    return client::fields_of<client::Reply>(raw.answer()).code;
-  };
-  CHECK(need_of(linked, 28 * kMiB) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 12 * kMiB);
-  CHECK(need_of(linked, 29 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(need_of(preloaded, 12 * kMiB) == GPUSHARE_OK);  // it tells the limit that it sees
-  CHECK(need_of(preloaded, 13 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(need_of(linked, 20 * kMiB) == GPUSHARE_OK);  // gives back
-  CHECK(page.page->limits.device_bytes == 20 * kMiB);
-  CHECK(page.page->lent_bytes == 20 * kMiB);
-  CHECK(promised() == 40 * kMiB);
-
-  // A program that was killed holds nothing.
-  page.kill();
-  CHECK(need_of(linked, 36 * kMiB) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 4 * kMiB);
-  linked.tell(MessageType::kLeave, 1);
-  while (shared.status().sessions.size() != 1) {
-  }
-  CHECK(page.page->limits.device_bytes == 40 * kMiB);
-  CHECK(page.page->lent_bytes == 0);
-  CHECK(promised() == 40 * kMiB);
-
-  // Preloaded programs that come later have what the others leave, or are refused.
-  preloaded.tell(MessageType::kLeave, 1);
-  REQUIRE(linked.call(limited(1, 30 * kMiB, 8)) == GPUSHARE_OK);
-  REQUIRE(late.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 10 * kMiB);
-  CHECK(promised() == 40 * kMiB);
-  CHECK(linked.call(limited(2, 11 * kMiB, 8)) == GPUSHARE_QUOTA_EXCEEDED);
-  late.tell(MessageType::kLeave, 1);
-  REQUIRE(linked.call(limited(3, 10 * kMiB, 8)) == GPUSHARE_OK);
-  CHECK(late.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
-
-  for (const uint64_t session : {1, 3}) linked.tell(MessageType::kLeave, session);
-  while (!shared.status().sessions.empty()) {
-  }
-  REQUIRE(linked.call(limited(1, 4 * kMiB, 8)) == GPUSHARE_OK);
-  REQUIRE(late.call(arrive(1, page.page->limits.device_bytes, 8), page.file.get()) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 36 * kMiB);
-  CHECK(page.page->lent_bytes == 4 * kMiB);
-}
-
-TEST_CASE("a file that is no page of preloaded programs, or is one no more, lends nothing and harms nobody") {
-  SharedService shared;
-  Raw preloaded(shared), linked(shared);
-  for (Raw* raw : {&preloaded, &linked}) REQUIRE(raw->hello() == GPUSHARE_OK);
-  uint64_t group = 1;
-  const auto borrows = [&](
-                           int file, const std::function<void()>& meanwhile = [] {}) {
-    ++group;
-    REQUIRE(preloaded.call(arrive(1, 32 * kMiB, group), file) == GPUSHARE_OK);
-    meanwhile();
-    auto message = arrive(1, 8 * kMiB, group);
-    message.flags |= client::kOwnClaim;
-    message.group_memory_bytes = 32 * kMiB;
-    const int32_t code = linked.call(message);
-    for (const Raw* raw : {&preloaded, &linked}) raw->tell(MessageType::kLeave, 1);
-    while (!shared.status().sessions.empty()) {
-    }
-    return code;
-  };
-  CHECK(borrows(-1) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(borrows(STDIN_FILENO) == GPUSHARE_QUOTA_EXCEEDED);
-  Page page(32 * kMiB);
-  CHECK(borrows(page.file.get()) == GPUSHARE_OK);
-  page.page->limits.device_bytes = shim::kNoLimit;
-  CHECK(borrows(page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
-  page.page->limits.device_bytes = 32 * kMiB;
-  page.page->version = shim::kPageVersion - 1;
-  CHECK(borrows(page.file.get()) == GPUSHARE_QUOTA_EXCEEDED);
-  page.page->version = shim::kPageVersion;
-  CHECK(borrows(page.file.get(), [&] { REQUIRE(ftruncate(page.file.get(), 100) == 0); }) ==
-        GPUSHARE_QUOTA_EXCEEDED);
 }
 
 TEST_CASE("random and mutated messages harm nobody else") {
@@ -623,10 +224,10 @@ TEST_CASE("random and mutated messages harm nobody else") {
   const auto session = bystander->open_session(wanted);
   REQUIRE(session.ok());
   const uint64_t rounds = number_from("GPUSHARE_TEST_MESSAGES", 20'000);
-  std::unique_ptr<Raw> raw;
+  std::unique_ptr<RawProcess> raw;
   for (uint64_t i = 0; i < rounds; ++i) {
     if (raw == nullptr) {
-      raw = std::make_unique<Raw>(shared);
+      raw = std::make_unique<RawProcess>(shared);
       if (uniform(random, 0, 9) != 0 && raw->hello() != GPUSHARE_OK) raw.reset();
       if (raw == nullptr) continue;
     }
@@ -669,7 +270,7 @@ TEST_CASE("random and mutated messages harm nobody else") {
 
 TEST_CASE("a holder passes its turn to the session that the daemon chose, and to that alone") {
   const SharedService shared;
-  Raw a(shared), b(shared), other(shared);
+  RawProcess a(shared), b(shared), other(shared);
   REQUIRE(a.hello(client::kPassesTurns) == GPUSHARE_OK);
   REQUIRE(b.hello(client::kPassesTurns) == GPUSHARE_OK);
   REQUIRE(other.hello() == GPUSHARE_OK);  // of an older version: a page of its own
@@ -679,7 +280,7 @@ TEST_CASE("a holder passes its turn to the session that the daemon chose, and to
   REQUIRE(b.call(arrive(1, kMiB)) == GPUSHARE_OK);
   REQUIRE(other.call(arrive(1, kMiB)) == GPUSHARE_OK);
   CHECK(a.slot != b.slot);
-  const auto has = [](const Raw& raw) {
+  const auto has = [](const RawProcess& raw) {
     const client::LeaseState state = raw.lease().look().state;
     return state == client::LeaseState::kBusy || state == client::LeaseState::kWanted;
   };

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "executor/range.hpp"
-#include "unit/daemon/raw_connection.hpp"
+#include "unit/daemon/raw_process.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
 using namespace gpushare;
@@ -37,18 +37,15 @@ std::string class_of(const SharedService& shared, const std::string& name) {
 }
 
 // A process with one session, number 1, that says each message when the test wants it said.
-struct RangeOwner : RawConnection {
+struct RangeOwner : RawProcess {
   RangeOwner(const SharedService& shared, uint64_t p_bytes,
              sched::SessionClass cls = sched::SessionClass::kGuaranteed)
-      : RawConnection(shared) {
-    REQUIRE(say(client::make_message<client::Hello>(MessageType::kHello)));
-    REQUIRE(!next({MessageType::kWelcome}).empty());
-    auto arrive = client::make_message<client::Arrive>(MessageType::kArrive, 1);
-    arrive.session = 1;
-    arrive.persistent_bytes = p_bytes;
-    arrive.cls = static_cast<uint32_t>(cls);
-    REQUIRE(say(arrive));
-    REQUIRE(reply().code == GPUSHARE_OK);
+      : RawProcess(shared) {
+    REQUIRE(hello() == GPUSHARE_OK);
+    auto message = arrive(1, p_bytes);
+    message.flags = 0;
+    message.cls = static_cast<uint32_t>(cls);
+    REQUIRE(call(message) == GPUSHARE_OK);
   }
   int32_t need(uint64_t p_bytes) const {
     auto message = client::make_message<client::Need>(MessageType::kNeed, 1);
@@ -87,7 +84,7 @@ struct RangeOwner : RawConnection {
   }
 
  private:
-  client::Reply reply() const { return client::fields_of<client::Reply>(next({MessageType::kReply})); }
+  client::Reply reply() const { return client::fields_of<client::Reply>(answer()); }
 };
 
 }  // namespace

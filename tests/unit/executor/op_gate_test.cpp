@@ -1,6 +1,6 @@
 // Gates of opportunistic sessions beside guaranteed ones, under each policy that lets sessions of both classes take turns.
 // SPDX-License-Identifier: Apache-2.0
-#include "support/spare_session.hpp"
+#include "support/gated_session.hpp"
 
 namespace {
 

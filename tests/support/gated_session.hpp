@@ -1,4 +1,4 @@
-// spare_session.hpp: opportunistic sessions that launch through their gates, beside a guaranteed one: what must hold of them.
+// gated_session.hpp: opportunistic sessions that launch through their gates, beside a guaranteed one: what must hold of them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,8 +32,9 @@ inline void* takes(int us) {
 }
 
 // An opportunistic session whose thread runs iterations, and asks the gate before each launch, until it is told to stop.
-struct Spare {
-  Spare(executor::Runtime& runtime, const std::string& name, int launches, int takes_us) : us(takes_us) {
+struct GatedSession {
+  GatedSession(executor::Runtime& runtime, const std::string& name, int launches, int takes_us)
+      : us(takes_us) {
     auto options = need(name, 2 * kMiB, 2 * kMiB);
     options.cls = sched::SessionClass::kOpportunistic;
     session = open_session(runtime, options);
@@ -44,7 +45,7 @@ struct Spare {
       while (!stop) iterate(launches);
     });
   }
-  ~Spare() { end(); }
+  ~GatedSession() { end(); }
   void end() {
     stop = true;
     if (thread.joinable()) thread.join();
@@ -90,7 +91,7 @@ inline base::Status iterate(executor::Session& session, int iterations, int take
 // Nothing of two opportunistic sessions is launched while a guaranteed one is learned; they go on when it pauses, and when it leaves.
 inline void gates_close_and_open(executor::Runtime& runtime) {
   auto sure = open_session(runtime, need("sure", 2 * kMiB, 2 * kMiB));
-  Spare one(runtime, "one", 4, 200), two(runtime, "two", 4, 200);
+  GatedSession one(runtime, "one", 4, 200), two(runtime, "two", 4, 200);
   const auto launched = [&] { return one.let_in + two.let_in; };
   const auto goes_on = [&] {
     const uint64_t had = launched();  // of both: pack is not fair among lanes
@@ -126,7 +127,7 @@ inline void gates_close_and_open(executor::Runtime& runtime) {
 inline void guaranteed_go_on(executor::Runtime& runtime) {
   auto sure = open_session(runtime, need("sure", 2 * kMiB, 2 * kMiB));
   auto also = open_session(runtime, need("also", 2 * kMiB, 2 * kMiB));
-  Spare one(runtime, "one", 20, 100), two(runtime, "two", 20, 100);
+  GatedSession one(runtime, "one", 20, 100), two(runtime, "two", 20, 100);
   comes_true([&] { return one.let_in + two.let_in > 0; });
   base::Status others;
   std::thread beside([&] { others = iterate(*also, 20, 300); });
