@@ -52,7 +52,8 @@ struct RawProcess : RawConnection {
 // Whether the daemon waits for the death of a process whose connection has closed.
 inline bool is_owing(const SharedService& shared) {
   const auto processes = shared.status().processes;
-  return std::any_of(processes.begin(), processes.end(), [](const auto& each) { return each.state == "owing"; });
+  return std::any_of(processes.begin(), processes.end(),
+                     [](const auto& each) { return each.state == "owing"; });
 }
 
 inline client::Arrive arrive(uint64_t session, uint64_t persistent_bytes, uint64_t group = 0) {
