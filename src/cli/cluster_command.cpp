@@ -16,7 +16,7 @@ std::string cell(const nlohmann::ordered_json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return base::format("%.6g", value.get<double>());
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (value.is_null()) return "-";
+  if (value.is_null() || (value.is_structured() && value.empty())) return "-";
   if (value.is_array()) {
     std::string out;
     for (size_t i = 0; i < value.size() && i < 8; ++i) out += (i == 0 ? "" : ", ") + cell(value[i]);
@@ -30,35 +30,45 @@ std::string cell(const nlohmann::ordered_json& value) {
   return value.dump();
 }
 
-// The rows that a list of objects, or an object of values, makes; "" if it makes none.
-std::string inner_table(const nlohmann::ordered_json& value) {
+// The rows of a list of objects.
+std::string table_of_list(const nlohmann::ordered_json& list) {
   Table table;
-  size_t rows = 0;
-  if (value.is_array() && !value.empty() && value[0].is_object()) {
-    std::vector<std::string> keys;
-    for (const auto& [key, item] : value[0].items()) {
-      table.add_column(key, item.is_number() ? Table::Align::kRight : Table::Align::kLeft);
-      keys.push_back(key);
-    }
-    for (const auto& row : value) {
-      if (++rows > kMostRows) break;
-      std::vector<std::string> cells;
-      for (const std::string& key : keys) cells.push_back(row.contains(key) ? cell(row[key]) : "");
-      table.add_row(std::move(cells));
-    }
-  } else if (value.is_object() && !value.empty()) {
-    table.add_column("name", Table::Align::kLeft);
-    table.add_column("value", value.begin()->is_number() ? Table::Align::kRight : Table::Align::kLeft);
-    for (const auto& [key, item] : value.items()) {
-      if (++rows > kMostRows) break;
-      table.add_row({key, cell(item)});
-    }
-  } else {
-    return "";
+  std::vector<std::string> keys;
+  for (const auto& [key, item] : list[0].items()) {
+    table.add_column(key, item.is_number() ? Table::Align::kRight : Table::Align::kLeft);
+    keys.push_back(key);
+  }
+  for (size_t i = 0; i < list.size() && i < kMostRows; ++i) {
+    std::vector<std::string> cells;
+    for (const std::string& key : keys) cells.push_back(list[i].contains(key) ? cell(list[i][key]) : "");
+    table.add_row(std::move(cells));
   }
   std::string out = table.to_string();
-  if (rows > kMostRows) out += base::format("... %zu in all; --json has them\n", value.size());
+  if (list.size() > kMostRows) out += base::format("... %zu in all; --json has them\n", list.size());
   return out;
+}
+
+// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and objects in it. A part of a
+// mix is such an object.
+std::string inner_tables(const std::string& title, const nlohmann::ordered_json& value) {
+  if (value.is_array() && !value.empty() && value[0].is_object())
+    return "\n" + title + "\n" + table_of_list(value);
+  if (!value.is_object() || value.empty()) return "";
+  Table table;
+  table.add_column("name", Table::Align::kLeft);
+  table.add_column("value", value.begin()->is_number() ? Table::Align::kRight : Table::Align::kLeft);
+  size_t rows = 0;
+  std::string inner;
+  for (const auto& [key, item] : value.items()) {
+    if (item.is_object() || (item.is_array() && !item.empty() && item[0].is_object()))
+      inner += inner_tables(title + ", " + key, item);
+    else if (++rows <= kMostRows)
+      table.add_row({key, cell(item)});
+  }
+  std::string out;
+  if (rows > 0) out = "\n" + title + "\n" + table.to_string();
+  if (rows > kMostRows) out += base::format("... %zu in all; --json has them\n", rows);
+  return out + inner;
 }
 
 class ClusterCommand final : public Command {
@@ -128,11 +138,8 @@ std::string render_cluster_result(const nlohmann::ordered_json& document) {
   }
   out += table.to_string();
   for (const auto& result : results) {
-    for (const auto& [key, value] : result.items()) {
-      if (!value.is_structured()) continue;
-      const std::string text = inner_table(value);
-      if (!text.empty()) out += "\n" + cell(result.front()) + ", " + key + "\n" + text;
-    }
+    for (const auto& [key, value] : result.items())
+      out += inner_tables(cell(result.front()) + ", " + key, value);
   }
   return out;
 }

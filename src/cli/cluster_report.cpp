@@ -42,7 +42,7 @@ std::string cell(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return base::format("%.5g", value.get<double>());
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (value.is_null()) return "-";
+  if (value.is_null() || (value.is_structured() && value.empty())) return "-";
   if (value.is_structured()) {
     std::string out;
     size_t count = 0;
@@ -171,6 +171,7 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
   }
   const size_t drawn = std::min(rows, kMostTracks);
   constexpr double kLeft = 150, kWidth = 690, kRow = 20;
+  constexpr double kLetter = 7;  // width of a letter, so that a name is written where it fits
   std::string out = base::format(
       "<section aria-labelledby=\"where\"><h2 id=\"where\">What ran where, under %s</h2><svg viewBox=\"0 0 "
       "850 %.0f\" role=\"img\" "
@@ -195,6 +196,9 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
            escape_html(base::format("%s, %.6g to %.6g s", item.span->name.c_str(), item.span->begin_s,
                                     item.span->end_s)) +
            "</title></rect>";
+    if (width > kLetter * double(item.span->name.size() + 1))
+      out += base::format("<text class=\"inside\" x=\"%.2f\" y=\"%.1f\">", x + 4, double(y) * kRow + 14) +
+             escape_html(item.span->name) + "</text>";
   }
   for (const double tick : ticks(0, end, 6))
     if (tick <= end)
@@ -208,34 +212,51 @@ std::string picture(const Json& document, const std::vector<cluster::PlaySpan>& 
   return out + "</section>";
 }
 
-// The lists and objects inside a result.
+// One folded table.
+std::string folded(const std::string& title, size_t count, const std::vector<std::string>& titles,
+                   const std::vector<std::vector<std::string>>& rows) {
+  std::string out = "<details><summary>" + escape_html(title) + base::format(" (%zu)</summary>", count) +
+                    html_table(titles, rows);
+  if (count > rows.size())
+    out += base::format("<p class=\"soft\">The first %zu; --json has all.</p>", rows.size());
+  return out + "</details>";
+}
+
+bool has_rows(const Json& value) {
+  return value.is_object() || (value.is_array() && !value.empty() && value[0].is_object());
+}
+
+// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and objects in it. A part of a
+// mix is such an object.
+std::string inside(const std::string& title, const Json& value) {
+  std::vector<std::vector<std::string>> rows;
+  if (value.is_array() && has_rows(value)) {
+    std::vector<std::string> titles;
+    for (const auto& [key, unused] : value[0].items()) titles.push_back(key);
+    for (const Json& item : value) {
+      if (rows.size() >= kMostRows) break;
+      std::vector<std::string> row;
+      for (const std::string& key : titles) row.push_back(item.contains(key) ? cell(item[key]) : "");
+      rows.push_back(std::move(row));
+    }
+    return folded(title, value.size(), titles, rows);
+  }
+  size_t plain = 0;
+  std::string inner;
+  for (const auto& [key, item] : value.items()) {
+    if (has_rows(item))
+      inner += inside(title + ", " + key, item);
+    else if (++plain <= kMostRows)
+      rows.push_back({key, cell(item)});
+  }
+  return (plain == 0 ? "" : folded(title, plain, {"name", "value"}, rows)) + inner;
+}
+
+// The lists and objects of a result. Its series has charts.
 std::string inside(const Json& result) {
   std::string out;
-  for (const auto& [key, value] : result.items()) {
-    if (!value.is_structured() || value.empty() || key == "series") continue;
-    std::vector<std::string> titles;
-    std::vector<std::vector<std::string>> rows;
-    if (value.is_array() && value[0].is_object()) {
-      for (const auto& [title, unused] : value[0].items()) titles.push_back(title);
-      for (const Json& item : value) {
-        if (rows.size() >= kMostRows) break;
-        std::vector<std::string> row;
-        for (const std::string& title : titles) row.push_back(item.contains(title) ? cell(item[title]) : "");
-        rows.push_back(std::move(row));
-      }
-    } else {
-      titles = {"name", "value"};
-      for (const auto& [name, item] : value.items()) {
-        if (rows.size() >= kMostRows) break;
-        rows.push_back({name, cell(item)});
-      }
-    }
-    out += "<details><summary>" + escape_html(key) + base::format(" (%zu)</summary>", value.size()) +
-           html_table(titles, rows);
-    if (value.size() > rows.size())
-      out += base::format("<p class=\"soft\">The first %zu; --json has all.</p>", rows.size());
-    out += "</details>";
-  }
+  for (const auto& [key, value] : result.items())
+    if (key != "series" && value.is_structured() && !value.empty()) out += inside(key, value);
   return out;
 }
 

@@ -44,6 +44,7 @@ tbody th{color:var(--ink);font-size:15px;text-align:left}
 .swatch.persistent{background:var(--persistent)}.swatch.lanes{background:var(--lanes)}.swatch.busy{background:var(--busy)}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--soft);font-size:12px}
+svg .inside{fill:var(--ink);font-size:11px;pointer-events:none}
 svg .heading{fill:var(--ink);font-size:13px;font-weight:650}
 .grid{stroke:var(--grid)}.axis{stroke:var(--soft);stroke-opacity:.55}
 .reference{stroke:var(--s5);stroke-dasharray:5 4}
