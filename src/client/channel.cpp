@@ -99,6 +99,8 @@ Listener::~Listener() {
   if (!path_.empty() && lstat(path_.c_str(), &there) == 0 && there.st_dev == device_ &&
       there.st_ino == inode_)
     unlink(path_.c_str());
+  // Unlocked before it is closed: a child that another thread has forked holds the same lock until it executes its program.
+  if (lock_) flock(lock_.get(), LOCK_UN);
 }
 
 base::Result<Descriptor> accept_peer(int listener, Peer* out_peer) {

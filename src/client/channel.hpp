@@ -89,9 +89,10 @@ std::span<const std::byte> bytes_of(const T& message) {
   return std::as_bytes(std::span<const T, 1>(&message, 1));
 }
 
-// Receives one message into `buffer` and returns its part; longer ones are cut, and so too long by one byte for
-// nobody: give a buffer one byte larger than the largest message. Without `out_descriptors` any that come are
-// closed. Does not block. Errors: NOT_READY, UNAVAILABLE (the peer is gone).
+// Receives one message into `buffer` and returns the part that it fills. The kernel truncates longer messages, so give a
+// buffer that is one byte larger than the longest valid message: a full buffer means that the message was too long.
+// Without `out_descriptors` the descriptors that come with it are closed. Does not block. Errors: NOT_READY,
+// UNAVAILABLE (the peer is gone).
 base::Result<std::span<const std::byte>> receive_message(int socket, std::span<std::byte> buffer,
                                                          std::vector<Descriptor>* out_descriptors = nullptr);
 // Blocks until there is something to receive or the peer is gone. TIMED_OUT.

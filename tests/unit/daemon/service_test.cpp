@@ -1,5 +1,6 @@
 // The daemon's scheduler with the runtimes of this process: turns, memory, paging, and what happens when one side goes.
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -336,6 +337,30 @@ TEST_CASE("a daemon shares a device once") {
   const auto service = daemon::Service::start(options);
   CHECK(service.status().code() == GPUSHARE_INVALID_ARGUMENT);
   CHECK(service.status().message().find("device 'host' is named twice") != std::string::npos);
+  unlink((options.socket + ".lock").c_str());
+}
+
+TEST_CASE(
+    "a daemon starts at the socket of one that has stopped, though a forked child still has its "
+    "descriptors") {
+  SharedService shared;
+  int pipe_ends[2];
+  REQUIRE(pipe(pipe_ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {  // as between the fork and the exec of another thread
+    char byte;
+    close(pipe_ends[1]);
+    _exit(read(pipe_ends[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  REQUIRE(child > 0);
+  close(pipe_ends[0]);
+  shared.service.reset();
+  shared.start();
+  CHECK(shared.status().devices.size() == 1);
+  close(pipe_ends[1]);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("what a shared runtime cannot have is refused") {
