@@ -57,7 +57,7 @@ build_preset() {
   if [ $# -gt 1 ]; then shift; targets=(--target "$@"); fi
   say "configuring build/$preset"
   log=$(mktemp)
-  cmake --preset "$preset" -G Ninja "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; die "configuring $preset failed"; }
+  cmake --preset "$preset" -G Ninja -DGPUSHARE_WERROR="${GPUSHARE_WERROR:-OFF}" "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; die "configuring $preset failed"; }
   rm -f "$log"
   say "building build/$preset with $jobs jobs"
   cmake --build "build/$preset" --parallel "$jobs" "${targets[@]}" >&2

@@ -80,16 +80,15 @@ void Device::make_room(size_t streams) {
 }
 
 void Device::advance(Stream& first) noexcept {
-  Stream::Line runnable;
   // A stream that must go on waiting blocks itself again.
-  const auto wake_blocked = [&runnable](Stream& stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    runnable.splice_after(runnable.empty() ? runnable.before_begin() : runnable.last(), stream.blocked_);
+  const auto wake_blocked = [this](Stream& stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    runnable_.splice_after(runnable_.empty() ? runnable_.before_begin() : runnable_.last(), stream.blocked_);
   };
-  runnable.push_back(first);
+  runnable_.push_back(first);
   wake_blocked(first);
-  while (!runnable.empty()) {
-    Stream& stream = runnable.front();
-    runnable.pop_front();
+  while (!runnable_.empty()) {
+    Stream& stream = runnable_.front();
+    runnable_.pop_front();
     while (!stream.idle() && !stream.started_ && start_front(stream)) {
       stream.queue_.pop_front();
       ++stream.completed_;

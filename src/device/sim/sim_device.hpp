@@ -189,6 +189,8 @@ class Device final : public SoftwareDevice<Device, Stream, Event, Op> {
   std::vector<ContentionModel::Load> loads_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<double> speeds_ GPUSHARE_GUARDED_BY(mutex_);
   std::vector<Stream*> done_ GPUSHARE_GUARDED_BY(mutex_);
+  Stream::Line runnable_
+      GPUSHARE_GUARDED_BY(mutex_);  // that advance() has still to look at; empty between its calls
 };
 
 }  // namespace gpushare::device::sim
