@@ -12,8 +12,6 @@
 namespace gpushare::sched {
 namespace {
 
-using Catch::Detail::Approx;
-
 constexpr uint64_t kMs = 1'000'000;
 
 // Sessions in lanes of their own whose iterations begin and end together.
