@@ -263,7 +263,7 @@ class SharedDevice {
   // For members whose connections have closed: they do not go out, and others do that can. True if there were any.
   bool answer_for_silent();
   void carry_out(const sched::Action& action);
-  void carry_out_all();
+  bool carry_out_all();  // what the scheduler has decided; false: nothing
   // Shared lanes. Their E is promised in whole pieces.
   base::Status set_need(Claim& claim, uint64_t persistent_bytes, uint64_t ephemeral_bytes, uint64_t now_ns);
   uint64_t lane_need(uint64_t ephemeral_bytes) const;

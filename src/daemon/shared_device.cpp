@@ -580,8 +580,14 @@ void SharedDevice::carry_out(const sched::Action& action) {
   }
 }
 
-void SharedDevice::carry_out_all() {
-  for (const sched::Action& action : scheduler_.take_actions()) carry_out(action);
+bool SharedDevice::carry_out_all() {
+  bool any = false;
+  for (std::vector<sched::Action> actions = scheduler_.take_actions(); !actions.empty();
+       actions = scheduler_.take_actions()) {
+    for (const sched::Action& action : actions) carry_out(action);
+    any = true;
+  }
+  return any;
 }
 
 void SharedDevice::remove(RemoteSession& session) {
@@ -628,11 +634,7 @@ void SharedDevice::pump() {
   take_back_offers();
   scheduler_.look(base::host_now_ns());
   for (bool moved = true; moved;) {
-    moved = false;
-    for (const sched::Action& action : scheduler_.take_actions()) {
-      carry_out(action);
-      moved = true;
-    }
+    moved = carry_out_all();
     moved = answer_for_silent() || moved;
     const uint64_t now_ns = base::host_now_ns();
     if (!std::exchange(contended_, contended()) &&
@@ -656,6 +658,8 @@ void SharedDevice::pump() {
         time_turn(*holder, now_ns);
       if (holders_[lane] != nullptr || !scheduler_.lane_is_open(lane)) continue;
       const auto picked = scheduler_.pick(lane, now_ns);
+      // A stay may have ended since look(): then pick() has decided who goes, and picks nobody.
+      moved = carry_out_all() || moved;
       if (!picked || expects(lane, now_ns)) continue;
       const auto found = claims_.find(*picked);
       if (found == claims_.end()) continue;

@@ -124,6 +124,7 @@ void SharedDevice::offer(sched::LaneId lane, uint64_t now_ns) {
   Claim* holder = holders_[lane];
   if (holder == nullptr || holder->wanted_since_ns == 0 || !passes(*holder)) return;
   const auto picked = scheduler_.pick(lane, now_ns);
+  carry_out_all();  // what pick() decided
   const auto found = picked ? claims_.find(*picked) : claims_.end();
   if (found == claims_.end() || !passes(*found->second)) return;
   RemoteSession& from = *holder->members.front();

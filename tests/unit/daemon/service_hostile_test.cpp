@@ -205,6 +205,20 @@ TEST_CASE("a session whose connection has closed is not waited for: another goes
   }
 }
 
+TEST_CASE("a session that says nothing goes out for another one when its stay is over") {
+  const SharedService shared([](auto& options) { options.least_stay_ns = 50'000'000; });  // 64 MiB
+  RawProcess silent(shared), waits(shared);
+  REQUIRE(silent.hello() == GPUSHARE_OK);
+  REQUIRE(waits.hello() == GPUSHARE_OK);
+  auto message = arrive(1, 40 * kMiB);
+  message.flags |= client::kAlternates;
+  REQUIRE(silent.call(message) == GPUSHARE_OK);
+  REQUIRE(waits.call(message) == GPUSHARE_OK);
+  REQUIRE_FALSE(silent.next({MessageType::kPageOut}).empty());
+  silent.tell(MessageType::kPageDone, 1);
+  CHECK_FALSE(waits.next({MessageType::kAdmit}).empty());
+}
+
 TEST_CASE("random and mutated messages harm nobody else") {
   const bool share_lanes = GENERATE(false, true);
   CAPTURE(share_lanes);
