@@ -94,7 +94,8 @@ void set(benchmark::State& state, Shape shape) {
     keys[victim] = {points.alpha[n + next % kFresh], next};
     ++next;
     queue.insert(keys[victim]);
-    benchmark::DoNotOptimize(*queue.rbegin());
+    auto best = *queue.rbegin();
+    benchmark::DoNotOptimize(best);
   }
 }
 

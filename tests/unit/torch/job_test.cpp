@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "job.hpp"
 
-#include <catch2/catch.hpp>
 #include <cstring>
 #include <thread>
 #include <vector>
+
+#include "support/catch.hpp"
 
 namespace gs = gpushare;
 using gs::torch::allocate;
