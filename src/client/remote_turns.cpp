@@ -217,10 +217,6 @@ void RemoteAuthority::handle(Event event) {
       return;
     case MessageType::kPageOut:
       if (record->state != SessionState::kResident || record->closing != Closing::kNone) return;
-      // The copy must see what the last turn wrote. The daemon put the end of that turn, which wrote the lease, before this message.
-      // ThreadSanitizer does not see that order, which goes through another process, but for this read: it took every word of a
-      // session's memory for a race, and a page-out of 10 MiB took half an hour.
-      (void)lease(*record).look();
       start_page_out(*record);
       return;
     case MessageType::kPageIn:
