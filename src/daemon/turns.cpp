@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -101,22 +102,25 @@ void SharedDevice::lease_to(RemoteSession& session, LeaseState state, uint64_t n
 }
 
 void SharedDevice::take_back_offers() {
+  const uint64_t now_ns = base::host_now_ns();
+  std::vector<Claim*> passed_on;
   for (sched::LaneId lane = 0; lane < offers_.size(); ++lane) {
     const Offer offer = std::exchange(offers_[lane], {});
     if (offer.to == nullptr || lease(*offer.to).withdraw(offer.epoch)) continue;
     // The lane's holder has drained, and has passed the turn on.
-    const uint64_t now_ns = base::host_now_ns();
-    if (Claim* holder = holders_[lane]; holder != nullptr) {
-      RemoteSession& from = *holder->members.front();
-      if (lease(from).look().state != LeaseState::kFree)  // of a process that does not keep to the rules
-        lease(from).set({++epoch_of(from), LeaseState::kFree});
-      member_done(from, now_ns);
-    }
+    if (holders_[lane] != nullptr) passed_on.push_back(holders_[lane]);
     RemoteSession& session = *offer.to;
     start_turn(*session.claim, lane, offer.made_ns, now_ns);
     session.ready = false;
     session.leased = true;
     session.epoch = offer.epoch + 1;
+  }
+  // The end of a turn may page sessions out. Those that have a turn already count as running by then.
+  for (Claim* holder : passed_on) {
+    RemoteSession& from = *holder->members.front();
+    if (lease(from).look().state != LeaseState::kFree)  // of a process that does not keep to the rules
+      lease(from).set({++epoch_of(from), LeaseState::kFree});
+    member_done(from, now_ns);
   }
 }
 
