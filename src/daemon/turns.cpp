@@ -328,7 +328,8 @@ uint64_t SharedDevice::tick(uint64_t now_ns) {
     turn_over(claim, now_ns);
     moved = true;
   }
-  if (moved) {
+  // The service that was read, or a turn that was passed meanwhile, may have decided something.
+  if (carry_out_all() || moved) {
     pump();
     return 0;
   }
