@@ -16,6 +16,7 @@ import time
 import unittest
 
 OPTIONS = argparse.Namespace()
+SKIPPED = 77  # tells ctest that no case ran
 JOB_HEADER = "name,class,arrival_s,iterations,iteration_ms,persistent_mb,ephemeral_mb,priority"
 
 
@@ -87,4 +88,7 @@ def main():
     parser.add_argument("--source", required=True, type=lambda p: pathlib.Path(p).resolve())
     parser.add_argument("--data", default=pathlib.Path("nowhere"), type=pathlib.Path)
     _, rest = parser.parse_known_args(namespace=OPTIONS)
-    unittest.main(module="__main__", argv=[sys.argv[0], *rest])
+    result = unittest.main(module="__main__", argv=[sys.argv[0], *rest], exit=False).result
+    if result.wasSuccessful() and 0 < result.testsRun <= len(result.skipped):
+        sys.exit(SKIPPED)
+    sys.exit(not result.wasSuccessful())
