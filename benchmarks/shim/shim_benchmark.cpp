@@ -4,6 +4,7 @@
 // With a daemon (GPUSHARE_SOCKET=..., and GPUSHARE_MEMORY below its capacity) the gate is that of a process with the turn. With
 // GPUSHARE_CLASS=opportunistic in addition each launch and copy is measured and bounded, as it is while others wait.
 // The result is the difference of "shim" and "bare": the recording driver's own allocation keeps a map under a lock.
+// SHIM_BENCHMARK_ROUNDS=n makes exactly n rounds of each call. Under callgrind the difference of two such runs is the cost of the rounds alone.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <dlfcn.h>
@@ -85,14 +86,38 @@ void allocation(benchmark::State& state, bool shim) {
   for (const uint64_t address : live) release(address);
 }
 
-BENCHMARK_CAPTURE(launch, bare, false);
-BENCHMARK_CAPTURE(launch, shim, true);
-BENCHMARK_CAPTURE(copy, bare, false);
-BENCHMARK_CAPTURE(copy, shim, true);
-BENCHMARK_CAPTURE(info, bare, false);
-BENCHMARK_CAPTURE(info, shim, true);
-BENCHMARK_CAPTURE(allocation, bare, false)->Arg(10)->Arg(100'000);
-BENCHMARK_CAPTURE(allocation, shim, true)->Arg(10)->Arg(100'000);
+// One of `live` blocks, whichever, is freed, and another one allocated.
+void replacement(benchmark::State& state, bool shim) {
+  const auto get = function<Result (*)(uint64_t*, uint64_t)>("cuMemAlloc_v2", shim);
+  const auto release = function<Result (*)(uint64_t)>("cuMemFree_v2", shim);
+  std::vector<uint64_t> live(static_cast<size_t>(state.range(0)));
+  for (uint64_t& address : live)
+    if (get(&address, 4096) != 0) state.SkipWithError("no memory");
+  uint64_t random = 1;
+  for (auto _ : state) {
+    random = random * 6364136223846793005 + 1442695040888963407;
+    uint64_t& address = live[(random >> 33) % live.size()];
+    release(address);
+    if (get(&address, 4096) != 0) state.SkipWithError("no memory");
+  }
+  for (const uint64_t address : live) release(address);
+}
+
+void rounds(benchmark::internal::Benchmark* benchmark) {
+  if (const char* exactly = std::getenv("SHIM_BENCHMARK_ROUNDS"))
+    benchmark->Iterations(std::strtoll(exactly, nullptr, 10));
+}
+
+BENCHMARK_CAPTURE(launch, bare, false)->Apply(rounds);
+BENCHMARK_CAPTURE(launch, shim, true)->Apply(rounds);
+BENCHMARK_CAPTURE(copy, bare, false)->Apply(rounds);
+BENCHMARK_CAPTURE(copy, shim, true)->Apply(rounds);
+BENCHMARK_CAPTURE(info, bare, false)->Apply(rounds);
+BENCHMARK_CAPTURE(info, shim, true)->Apply(rounds);
+BENCHMARK_CAPTURE(allocation, bare, false)->Arg(10)->Arg(100'000)->Apply(rounds);
+BENCHMARK_CAPTURE(allocation, shim, true)->Arg(10)->Arg(100'000)->Apply(rounds);
+BENCHMARK_CAPTURE(replacement, bare, false)->Arg(100'000)->Apply(rounds);
+BENCHMARK_CAPTURE(replacement, shim, true)->Arg(100'000)->Apply(rounds);
 
 }  // namespace
 
