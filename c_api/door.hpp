@@ -12,7 +12,7 @@
 
 #include "base/calls.hpp"
 #include "c_api/tags.hpp"
-#include "memory/lane_door.hpp"
+#include "memory/lane_inner.hpp"
 
 namespace gpushare::capi {
 
@@ -61,14 +61,15 @@ template <class At>
 
 inline bool alloc_at_door(gpushare_iteration iteration, uint64_t bytes, uint64_t alignment,
                           memory::Address* out) {
-  return out != nullptr && at_door([&](auto& last) {
+  return out != nullptr && at_door([&](auto& last) __attribute__((always_inline)) {
            return has_pass(iteration, last) && last.pass.door->alloc(last.pass.key, bytes, alignment, out);
          });
 }
 
 inline bool free_at_door(gpushare_runtime runtime, memory::Address address) {
-  return at_door(
-      [&](auto& last) { return has_runtime(runtime, last) && last.pass.door->free(last.pass.key, address); });
+  return at_door([&](auto& last) __attribute__((always_inline)) {
+    return has_runtime(runtime, last) && last.pass.door->free(last.pass.key, address);
+  });
 }
 
 // How many of the requests were served, the first ones.

@@ -27,16 +27,17 @@ uint32_t Heap::find_hole_aligned(uint64_t size, uint64_t alignment) const {
     const uint64_t front = (0 - offset) & (alignment - 1);
     return front < blocks_[i].size && blocks_[i].size - front >= size;
   };
-  const unsigned bin = bin_of(size);
+  unsigned bin = bin_of(size);
   if (heads_[bin] != kNone && fits(heads_[bin])) return heads_[bin];
   if (size + alignment - 1 <= capacity_) {
     unsigned hole_bin = 0;
     const uint32_t hole = find_hole(size + alignment - 1, &hole_bin);
     if (hole != kNone) return hole;
   }
-  for (unsigned b = bin; b != kBins; b = next_bin(b))
-    for (uint32_t i = heads_[b]; i != kNone; i = blocks_[i].links.next)
+  do
+    for (uint32_t i = heads_[bin]; i != kNone; i = blocks_[i].links.next)
       if (fits(i)) return i;
+  while (next_bin(bin, &bin));
   return kNone;
 }
 
@@ -91,7 +92,7 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
     }
   }
   Record& l = blocks_[live];
-  set_live(live, offset);
+  set_live(live, offset, index_offsets_);
   l.size = size;
   l.tag = tag;
   live_ += size;
@@ -103,9 +104,10 @@ BlockHandle Heap::place(uint32_t hole, uint64_t front, uint64_t size, uint64_t t
 BlockHandle Heap::allocate(uint64_t bytes, uint64_t alignment_bytes, uint64_t tag, HeapSide side) {
   if (bytes == 0 || (alignment_bytes & (alignment_bytes - 1)) != 0) return {0, 0, HeapStatus::kBadArgument};
   const uint64_t alignment = alignment_bytes >> granule_shift_;
-  if (alignment <= 1 && side == HeapSide::kLow) return allocate_front(bytes, tag);
   const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
   if (size > capacity_ - live_) return {0, 0, HeapStatus::kNoSpace};
+  if (alignment <= 1 && side == HeapSide::kLow)
+    return allocate_front(bytes, tag, {granule_shift_, index_offsets_});
   if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
   if (alignment <= 1) {
     unsigned bin = 0;

@@ -94,8 +94,13 @@ class Heap {
   // the request's own bin.
   BlockHandle allocate(uint64_t bytes, uint64_t alignment_bytes = 0, uint64_t tag = 0,
                        HeapSide side = HeapSide::kLow);
-  // allocate(bytes, 0, tag, HeapSide::kLow) for bytes > 0. Inlined: defined in heap_inner.hpp.
-  BlockHandle allocate_front(uint64_t bytes, uint64_t tag);
+  // Two of the options. A caller whose heap has always the same gives constants to the inlined calls, which then look at neither.
+  struct Shape {
+    unsigned granule_shift;
+    bool index_offsets;
+  };
+  // allocate(bytes, 0, tag, HeapSide::kLow) for 1 to 2^42 granules. Inlined: defined in heap_inner.hpp.
+  BlockHandle allocate_front(uint64_t bytes, uint64_t tag, Shape shape);
   // Exactly [offset, offset + bytes), both multiples of the granule (bytes is rounded up). O(blocks): for
   // restoring a layout, not for a hot path. kNoSpace if any part is taken.
   BlockHandle allocate_at(uint64_t offset_bytes, uint64_t bytes, uint64_t tag = 0);
@@ -106,7 +111,7 @@ class Heap {
   HeapStatus free_at(uint64_t offset_bytes);
   // The same, unless the block's tag has one of the bits of `kept`. False: nothing has changed. Inlined: defined in
   // heap_inner.hpp.
-  bool free_unless(uint64_t offset_bytes, uint64_t kept);
+  bool free_unless(uint64_t offset_bytes, uint64_t kept, Shape shape);
   // The live block that begins at `offset_bytes`, or an empty handle. O(1); needs index_offsets.
   BlockHandle find(uint64_t offset_bytes) const;
 
@@ -134,6 +139,7 @@ class Heap {
   uint64_t capacity_bytes() const { return capacity_ << granule_shift_; }
   uint64_t granule_bytes() const { return uint64_t{1} << granule_shift_; }
   uint64_t live_bytes() const { return live_ << granule_shift_; }
+  uint64_t live_granules() const { return live_; }
   uint64_t free_bytes() const { return (capacity_ - live_) << granule_shift_; }
   uint32_t live_blocks() const { return live_count_; }
   // The largest end of a live block since creation or reset_high_water().
@@ -201,22 +207,24 @@ class Heap {
   uint32_t new_record();
   void recycle(uint32_t index);
   bool records_available(uint32_t count);
+  uint64_t spare_records(uint32_t most) const;
+  bool room_for_one();
   static unsigned bin_of(uint64_t size);
   void bin_insert(uint32_t index, unsigned bin);
   void bin_remove(uint32_t index, unsigned bin);
-  // The next non-empty bin after `bin`; kBins if none.
-  unsigned next_bin(unsigned bin) const;
+  // The next non-empty bin after `bin`; false if there is none.
+  bool next_bin(unsigned bin, unsigned* out_bin) const;
   uint32_t best_in_bin(unsigned bin, uint64_t size) const;
   uint32_t find_hole(uint64_t size, unsigned* out_bin) const;
   uint32_t find_hole_aligned(uint64_t size, uint64_t alignment) const;
-  BlockHandle place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag);
+  BlockHandle place_front(uint32_t hole, unsigned bin, uint64_t size, uint64_t tag, Shape shape);
   BlockHandle place(uint32_t hole, uint64_t front, uint64_t size, uint64_t tag);
   void make_hole(uint32_t index);
   void release_block(uint32_t index);
   bool index_reserve(uint32_t extra);
   bool index_grow(uint64_t needed);
   uint32_t& bucket_of(uint64_t offset) const { return buckets_[(offset * kHashFactor) >> bucket_shift_]; }
-  void set_live(uint32_t index, uint64_t offset);
+  void set_live(uint32_t index, uint64_t offset, bool indexed);
   uint32_t index_find(uint64_t offset) const;
   uint32_t index_take(uint64_t offset);
 
@@ -227,8 +235,9 @@ class Heap {
   uint32_t used_ = 0;            // records ever handed out since reset
   uint32_t max_blocks_ = 0;
   uint32_t spare_ = 0;  // recycled records, chained by `next`
-  uint32_t spare_count_ = 0;
   uint32_t live_count_ = 0;
+  uint32_t live_limit_ =
+      0;  // with fewer live blocks there is a record and a bucket for one more; see room_for_one()
   unsigned granule_shift_ = 0;
   unsigned bucket_shift_ = 0;
   bool index_offsets_ = false;

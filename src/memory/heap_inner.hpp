@@ -18,15 +18,21 @@ constexpr uint64_t kBucketsPerBlock = 2;
 // ---- records ----
 
 inline bool Heap::records_available(uint32_t count) {
-  while (uint64_t{spare_count_} + (committed_ - used_) < count) [[unlikely]] if (!commit_more()) return false;
+  while (spare_records(count) + (committed_ - used_) < count) [[unlikely]] if (!commit_more()) return false;
   return true;
+}
+
+// How many there are, at most `most`.
+inline uint64_t Heap::spare_records(uint32_t most) const {
+  uint32_t found = 0;
+  for (uint32_t i = spare_; i != kNone && found < most; i = blocks_[i].next) ++found;
+  return found;
 }
 
 inline uint32_t Heap::new_record() {
   if (spare_ != kNone) {
     const uint32_t index = spare_;
     spare_ = blocks_[index].next;
-    --spare_count_;
     return index;
   }
   return used_++;
@@ -36,7 +42,6 @@ inline void Heap::recycle(uint32_t index) {
   blocks_[index].where = kFreeBit;  // no handle matches it any more
   blocks_[index].next = spare_;
   spare_ = index;
-  ++spare_count_;
 }
 
 // ---- bins ----
@@ -93,15 +98,20 @@ inline void Heap::recycle(uint32_t index) {
   bin_insert(index, bin_of(r.size));
 }
 
-[[gnu::always_inline]] inline unsigned Heap::next_bin(unsigned bin) const {
+// __builtin_ctzll: std::countr_zero asks for 0, which none of these words is.
+[[gnu::always_inline]] inline bool Heap::next_bin(unsigned bin, unsigned* out_bin) const {
   const unsigned row = bin >> kBinLog;
   const unsigned cell = bin & (kBinsPerDoubling - 1);
   const uint64_t cells = cell_bits_[row] & (~uint64_t{1} << cell);
-  if (cells != 0) return (row << kBinLog) + static_cast<unsigned>(std::countr_zero(cells));
+  if (cells != 0) {
+    *out_bin = (row << kBinLog) + static_cast<unsigned>(__builtin_ctzll(cells));
+    return true;
+  }
   const uint64_t rows = row_bits_ & (~uint64_t{1} << row);
-  if (rows == 0) return kBins;
-  const unsigned found = static_cast<unsigned>(std::countr_zero(rows));
-  return (found << kBinLog) + static_cast<unsigned>(std::countr_zero(cell_bits_[found]));
+  if (rows == 0) return false;
+  const auto found = static_cast<unsigned>(__builtin_ctzll(rows));
+  *out_bin = (found << kBinLog) + static_cast<unsigned>(__builtin_ctzll(cell_bits_[found]));
+  return true;
 }
 
 // ---- offset index: at least two buckets a live block, each a chain through the records of its blocks, the
@@ -116,9 +126,9 @@ inline bool Heap::index_reserve(uint32_t extra) {
 }
 
 // Makes `index` the record of a live block at `offset`, and puts it into the index.
-inline void Heap::set_live(uint32_t index, uint64_t offset) {
+inline void Heap::set_live(uint32_t index, uint64_t offset, bool indexed) {
   uint64_t where = offset;
-  if (index_offsets_) {
+  if (indexed) {
     uint32_t& head = bucket_of(offset);
     where |= uint64_t{head} << kMaxBits;
     head = index;
@@ -155,11 +165,7 @@ inline uint32_t Heap::index_take(uint64_t offset) {
   *out_bin = bin;
   const uint32_t head = heads_[bin];
   if (head != kNone && blocks_[head].size >= size) return head;
-  const unsigned larger = next_bin(bin);
-  if (larger != kBins) {
-    *out_bin = larger;
-    return heads_[larger];
-  }
+  if (next_bin(bin, out_bin)) return heads_[*out_bin];
   // Only the rest of the request's own bin can still hold it; failing is worse than looking.
   return best_in_bin(bin, size);
 }
@@ -167,14 +173,14 @@ inline uint32_t Heap::index_take(uint64_t offset) {
 // The front of a hole that hangs in `bin`: place() without its other cases, for the path nearly every request
 // takes.
 [[gnu::always_inline]] inline BlockHandle Heap::place_front(uint32_t hole, unsigned bin, uint64_t size,
-                                                            uint64_t tag) {
+                                                            uint64_t tag, Shape shape) {
   Record& h = blocks_[hole];
   const uint64_t offset = h.offset();
   const uint64_t rest = h.size - size;
   uint32_t live = hole;
   if (rest == 0) {
     bin_remove(hole, bin);
-    set_live(hole, offset);
+    set_live(hole, offset, shape.index_offsets);
     h.tag = tag;
     blocks_[h.prev].next = hole;  // a hole no more
     blocks_[h.next].prev = hole;
@@ -182,7 +188,7 @@ inline uint32_t Heap::index_take(uint64_t offset) {
     live = new_record();
     const uint32_t before = h.prev;
     Record& l = blocks_[live];
-    set_live(live, offset);
+    set_live(live, offset, shape.index_offsets);
     l.size = size;
     l.tag = tag;
     l.prev = before;
@@ -200,17 +206,17 @@ inline uint32_t Heap::index_take(uint64_t offset) {
   live_ += size;
   ++live_count_;
   high_water_ = std::max(high_water_, offset + size);
-  return {offset << granule_shift_, live, HeapStatus::kOk};
+  return {offset << shape.granule_shift, live, HeapStatus::kOk};
 }
 
-[[gnu::always_inline]] inline BlockHandle Heap::allocate_front(uint64_t bytes, uint64_t tag) {
-  const uint64_t size = ((bytes - 1) >> granule_shift_) + 1;
-  if (size > capacity_ - live_) return {0, 0, HeapStatus::kNoSpace};
-  if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return {0, 0, HeapStatus::kNoRecords};
+[[gnu::always_inline]] inline BlockHandle Heap::allocate_front(uint64_t bytes, uint64_t tag, Shape shape) {
+  const uint64_t size = ((bytes - 1) >> shape.granule_shift) + 1;
+  if (live_count_ >= live_limit_ && !room_for_one()) [[unlikely]]
+    return {0, 0, HeapStatus::kNoRecords};
   unsigned bin = 0;
   const uint32_t hole = find_hole(size, &bin);
   if (hole == kNone) return {0, 0, HeapStatus::kNoSpace};
-  return place_front(hole, bin, size, tag);
+  return place_front(hole, bin, size, tag, shape);
 }
 
 // For a live block that has been removed from the index.
@@ -260,9 +266,10 @@ inline uint32_t Heap::index_take(uint64_t offset) {
   }
 }
 
-[[gnu::always_inline]] inline bool Heap::free_unless(uint64_t offset_bytes, uint64_t kept) {
-  if (!index_offsets_ || live_count_ == 0 || (offset_bytes & (granule_bytes() - 1)) != 0) return false;
-  const uint64_t offset = offset_bytes >> granule_shift_;
+[[gnu::always_inline]] inline bool Heap::free_unless(uint64_t offset_bytes, uint64_t kept, Shape shape) {
+  const uint64_t within = (uint64_t{1} << shape.granule_shift) - 1;
+  if (!shape.index_offsets || live_count_ == 0 || (offset_bytes & within) != 0) return false;
+  const uint64_t offset = offset_bytes >> shape.granule_shift;
   uint32_t& head = bucket_of(offset);
   uint32_t block = head;
   if (block == kNone) return false;

@@ -84,8 +84,8 @@ void Heap::take_from(Heap& other) noexcept {
   used_ = other.used_;
   max_blocks_ = other.max_blocks_;
   spare_ = other.spare_;
-  spare_count_ = other.spare_count_;
   live_count_ = other.live_count_;
+  live_limit_ = std::exchange(other.live_limit_, 0);
   granule_shift_ = other.granule_shift_;
   index_offsets_ = other.index_offsets_;
   capacity_ = other.capacity_;
@@ -113,6 +113,15 @@ bool Heap::commit_more() {
   return true;
 }
 
+// The sentinel, n live blocks and at most n + 1 holes between them take 2n + 2 records.
+bool Heap::room_for_one() {
+  if (!records_available(2) || (index_offsets_ && !index_reserve(1))) return false;
+  const uint64_t with_records = (committed_ - 2) / 2;
+  const uint64_t with_buckets = index_offsets_ ? bucket_count_ / kBucketsPerBlock : with_records;
+  live_limit_ = static_cast<uint32_t>(std::min(with_records, with_buckets));
+  return true;
+}
+
 void Heap::reset() {
   while (row_bits_ != 0) {
     const unsigned row = static_cast<unsigned>(std::countr_zero(row_bits_));
@@ -125,7 +134,6 @@ void Heap::reset() {
   if (live_count_ != 0 && buckets_ != nullptr) std::fill_n(buckets_, bucket_count_, kNone);
   used_ = 1;
   spare_ = kNone;
-  spare_count_ = 0;
   live_ = 0;
   live_count_ = 0;
   high_water_ = 0;
@@ -149,7 +157,7 @@ bool Heap::index_grow(uint64_t needed) {
   bucket_shift_ = 64u - static_cast<unsigned>(std::countr_zero(count));
   if (live_count_ != 0)  // in the order of the records: only the buckets are touched at random
     for (uint32_t i = 1; i < used_; ++i)
-      if (!blocks_[i].is_hole()) set_live(i, blocks_[i].offset());
+      if (!blocks_[i].is_hole()) set_live(i, blocks_[i].offset(), true);
   return true;
 }
 
@@ -272,8 +280,11 @@ base::Status Heap::check() const {
   if (link != kNone || blocks_[0].prev != (prev_free ? prev | kHoleLink : prev))
     return broken("last block is not the list's end", prev);
   if (end != capacity_) return broken("blocks end before the capacity", end);
+  if (live_limit_ > (committed_ - 2) / 2 ||
+      (index_offsets_ && live_limit_ > bucket_count_ / kBucketsPerBlock))
+    return broken("blocks without records or buckets, up to", live_limit_);
   if (live != live_ || live_count != live_count_) return broken("live counters disagree, walked", live);
-  if (uint64_t{holes} + live_count + spare_count_ + 1 != used_)
+  if (uint64_t{holes} + live_count + spare_records(UINT32_MAX) + 1 != used_)
     return broken("records leaked, in use", used_);
   uint32_t binned = 0;
   for (unsigned bin = 0; bin < kBins; ++bin) {

@@ -9,15 +9,13 @@
 #include "base/fork.hpp"
 #include "base/no_destroy.hpp"
 #include "base/units.hpp"
-#include "memory/heap_inner.hpp"
+#include "memory/lane_inner.hpp"
 
 namespace gpushare::memory {
 namespace {
 
 // A lane reports its live bytes when they differ from the last report by 1 MiB or this part of the lane.
 constexpr uint64_t kTellStepBytes = uint64_t{1} << 20, kTellDivisor = 64;
-// Blocks of a lane that need more than the heap when they are freed.
-constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockTag::kFreed;
 // So many requests of a bulk call are served under one lock.
 constexpr size_t kBulk = 64;
 
@@ -36,7 +34,8 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
   spill_owner_.session.store(heap.session());
   door_.key_.store(++door_.last_key_, std::memory_order_relaxed);
   heap_->reset_high_water();
-  step_bytes_ = std::max(kTellStepBytes, range_.bytes / kTellDivisor);
+  quiet_width_ = 2 * std::max(kTellStepBytes, range_.bytes / kTellDivisor);
+  set_told(0);
   replaying_ = recording_ = false;
   if (use_plan) {
     if (const auto plan = heap.plan().begin(); plan != nullptr) {
@@ -45,14 +44,12 @@ base::Status LaneImpl::begin_iteration(PersistentHeap& owner, bool use_plan) {
     }
     recording_ = heap.plan().recording();
   }
+  plain_ = !replaying_ && !recording_;
   return {};
 }
 
-[[gnu::always_inline]] inline BlockHandle LaneImpl::allocate(uint64_t bytes, uint64_t alignment,
-                                                             uint64_t tag) {
-  if (replaying_) return replay_->allocate(bytes, alignment, tag);
-  return alignment <= kBlockGranuleBytes ? heap_->allocate_front(bytes, tag)
-                                         : heap_->allocate(bytes, alignment, tag);
+BlockHandle LaneImpl::allocate(uint64_t bytes, uint64_t alignment, uint64_t tag) {
+  return replaying_ ? replay_->allocate(bytes, alignment, tag) : heap_->allocate(bytes, alignment, tag);
 }
 
 BlockHandle LaneImpl::ordinary_block(Address address) {
@@ -76,25 +73,23 @@ uint64_t LaneImpl::live_bytes() const {
   return bytes;
 }
 
-// The device's peak is of all lanes together at one time, so each lane reports its live bytes: in steps and on request, because
-// the counter is shared. With a placement plan the whole arena counts.
-[[gnu::always_inline]] inline void LaneImpl::tell_live() {
-  const uint64_t live = ephemeral_live();
-  highest_bytes_ = std::max(highest_bytes_, live);
-  if (live - told_bytes_ + step_bytes_ > 2 * step_bytes_) [[unlikely]]  // wraps below 0
-    tell_now();
+void LaneImpl::set_told(uint64_t bytes) {
+  quiet_from_ = bytes - quiet_width_ / 2;
 }
 
 void LaneImpl::tell_now() {
   const uint64_t live = ephemeral_live();
   highest_bytes_ = std::max(highest_bytes_, live);
-  if (highest_bytes_ > told_bytes_) {
-    shared_.ephemeral_bytes.fetch_add(highest_bytes_ - told_bytes_, std::memory_order_relaxed);
+  note_peak();
+  uint64_t told = told_bytes();
+  if (highest_bytes_ > told) {
+    shared_.ephemeral_bytes.fetch_add(highest_bytes_ - told, std::memory_order_relaxed);
     shared_.note_peak();
-    told_bytes_ = highest_bytes_;
+    told = highest_bytes_;
   }
-  if (told_bytes_ > live) shared_.ephemeral_bytes.fetch_sub(told_bytes_ - live, std::memory_order_relaxed);
-  told_bytes_ = highest_bytes_ = live;
+  if (told > live) shared_.ephemeral_bytes.fetch_sub(told - live, std::memory_order_relaxed);
+  highest_bytes_ = live;
+  set_told(live);
 }
 
 void LaneImpl::tell() {
@@ -107,12 +102,11 @@ void LaneImpl::close_door() {
   door_.key_.store(0, std::memory_order_relaxed);
 }
 
-[[gnu::always_inline]] inline BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
+BlockHandle LaneImpl::alloc_here(uint64_t bytes, uint64_t alignment) {
   const BlockHandle handle = allocate(bytes, alignment, BlockTag::make(Kind::kEphemeral, bytes));
   if (!handle) return handle;
   if (recording_ && owner_->plan().recording())
     owner_->plan().allocated(bytes, alignment, handle.offset_bytes);
-  peak_ = std::max(peak_, heap_->live_bytes() - deferred_bytes_);
   tell_live();
   if (shared_.recorder.enabled()) [[unlikely]]
     shared_.recorder.record(AllocationEvent::Action::kAlloc, Kind::kEphemeral,
@@ -120,16 +114,12 @@ void LaneImpl::close_door() {
   return handle;
 }
 
-[[gnu::always_inline]] inline bool LaneImpl::free_here(Address address) {
+bool LaneImpl::free_here(Address address) {
+  if (is_plain()) return free_plain(address);
   const uint64_t offset = address - range_.base;
-  if (offset >= range_.bytes || recording_ || shared_.recorder.enabled()) return false;
-  if (on_plan()) {
-    if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk)
-      return false;
-  } else if (!heap_->free_unless(offset, kSpecialTags)) {
-    return false;
-  }
-  tell_live();
+  if (offset >= range_.bytes || recording_ || shared_.recorder.enabled() || !on_plan()) return false;
+  if (!promoted_.empty() || deferred_bytes_ > 0 || replay_->free_at(offset) != HeapStatus::kOk) return false;
+  tell_freed();
   return true;
 }
 
@@ -193,9 +183,10 @@ base::Status LaneImpl::keep(Address address) {
       loans_changed_ = true;
       // The block counts once: it leaves the lane's bytes before it enters the session's.
       tell_now();
-      const uint64_t counted = std::min(size, told_bytes_);
+      const uint64_t told = told_bytes(), counted = std::min(size, told);
       shared_.ephemeral_bytes.fetch_sub(counted, std::memory_order_relaxed);
-      told_bytes_ = highest_bytes_ = told_bytes_ - counted;
+      highest_bytes_ = told - counted;
+      set_told(highest_bytes_);
       if (auto status = owner_->add_promoted(size); !status.ok()) {
         tell_now();
         return status;
@@ -264,7 +255,8 @@ base::Status LaneImpl::end_iteration(bool* out_planned, uint64_t* out_peak_bytes
     replayed = replaying_;
     recorded = recording_;
     reclaim_all();
-    shared_.ephemeral_bytes.fetch_sub(std::exchange(told_bytes_, 0), std::memory_order_relaxed);
+    shared_.ephemeral_bytes.fetch_sub(told_bytes(), std::memory_order_relaxed);
+    set_told(0);
     highest_bytes_ = 0;
     owner = owner_;
     owner_ = nullptr;
@@ -337,6 +329,7 @@ base::Status LaneImpl::free_block(Address address) {
       }
       promoted_.erase(found);
       const uint64_t size = heap_->size_bytes(handle);
+      note_peak();
       promoted_bytes_ -= size;
       loans_[heap].promoted_bytes -= size;
       loans_changed_ = true;
@@ -353,7 +346,7 @@ base::Status LaneImpl::free_block(Address address) {
     } else {
       heap_->free(handle);
     }
-    if (owner_ != nullptr) tell_live();
+    if (owner_ != nullptr) tell_freed();
     if (shared_.recorder.enabled())
       shared_.recorder.record(AllocationEvent::Action::kFree, Kind::kEphemeral, address, BlockTag::bytes(tag),
                               stream, session);
@@ -377,6 +370,7 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
       promoted_.erase(it++);
       const BlockHandle handle = heap_->find(offset);
       const uint64_t size = heap_->size_bytes(handle);
+      note_peak();
       promoted_bytes_ -= size;
       loans_[&heap].promoted_bytes -= size;
       loans_changed_ = true;
@@ -432,7 +426,7 @@ LaneStats LaneImpl::stats() const {
   stats.tail_bytes = heap_->capacity_bytes() - heap_->floor_bytes();
   stats.live_bytes = live_bytes();
   stats.planned_allocs = replay_->planned_allocations();
-  stats.peak_bytes = peak_;
+  stats.peak_bytes = std::max(peak_, highest_bytes_ + promoted_bytes_);
   stats.iteration_peak_bytes = owner_ != nullptr ? arena_needed() : iteration_peak_;
   stats.promoted_bytes = promoted_bytes_;
   return stats;
@@ -554,30 +548,9 @@ void LaneDoor::give_back() noexcept {
   all.free = this;
 }
 
-bool LaneDoor::alloc(uint64_t key, uint64_t bytes, uint64_t alignment,
-                     Address* out) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  if (alignment > kBlockGranuleBytes || (alignment & (alignment - 1)) != 0 ||
-      bytes - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) [[unlikely]]
-    return false;
-  const ShortLockGuard lock(lock_);
-  if (key_.load(std::memory_order_relaxed) != key) [[unlikely]]
-    return false;
-  LaneImpl& lane = *lane_;
-  const BlockHandle handle = lane.alloc_here(bytes, alignment);
-  if (!handle) [[unlikely]]
-    return false;
-  *out = lane.range_.base + handle.offset_bytes;
-  return true;
-}
-
 bool LaneDoor::belongs_to(uint64_t key, const void* owner) {
   const ShortLockGuard lock(lock_);
   return key_.load(std::memory_order_relaxed) == key && owner_ == owner;
-}
-
-bool LaneDoor::free(uint64_t key, Address address) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-  const ShortLockGuard lock(lock_);
-  return key_.load(std::memory_order_relaxed) == key && lane_->free_here(address);
 }
 
 size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment,
@@ -590,7 +563,8 @@ size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, u
     if (key_.load(std::memory_order_relaxed) != key) return done;
     for (; done < until; ++done) {
       if (bytes[done] - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) return done;
-      const BlockHandle handle = lane_->alloc_here(bytes[done], alignment);
+      const BlockHandle handle =
+          lane_->is_plain() ? lane_->alloc_plain(bytes[done]) : lane_->alloc_here(bytes[done], alignment);
       if (!handle) return done;
       out[done] = lane_->range_.base + handle.offset_bytes;
     }

@@ -97,9 +97,13 @@ class LaneImpl final : public Lane, public BlockOwner {
  private:
   friend class LaneDoor;
 
-  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens.
+  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. `plain`: neither planned nor
+  // recorded, and inlined into the door's calls (lane_inner.hpp).
   BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
   bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);
+  bool is_plain() const GPUSHARE_REQUIRES(door_.lock_) { return plain_; }
+  BlockHandle alloc_plain(uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
+  bool free_plain(Address address) GPUSHARE_REQUIRES(door_.lock_);
   base::Status grow(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   bool shrink(uint64_t bytes) GPUSHARE_REQUIRES(control_);
   void boundary() GPUSHARE_REQUIRES(control_);
@@ -130,10 +134,17 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t arena_needed() const GPUSHARE_REQUIRES(door_.lock_) {
     return heap_->high_water_bytes() - std::min(heap_->high_water_bytes(), lent_bytes_);
   }
-  void tell_live() GPUSHARE_REQUIRES(door_.lock_);  // once it differs enough
+  void tell_live() GPUSHARE_REQUIRES(door_.lock_);   // once it differs enough
+  void tell_freed() GPUSHARE_REQUIRES(door_.lock_);  // the same where it has only fallen
   void tell_now() GPUSHARE_REQUIRES(door_.lock_);
+  void set_told(uint64_t bytes) GPUSHARE_REQUIRES(door_.lock_);
+  uint64_t told_bytes() const GPUSHARE_REQUIRES(door_.lock_) { return quiet_from_ + quiet_width_ / 2; }
+  // Before promoted_bytes_ changes.
+  void note_peak() GPUSHARE_REQUIRES(door_.lock_) {
+    peak_ = std::max(peak_, highest_bytes_ + promoted_bytes_);
+  }
   uint64_t ephemeral_live() const GPUSHARE_REQUIRES(door_.lock_) {
-    return heap_->live_bytes() - deferred_bytes_ - promoted_bytes_;
+    return heap_->live_granules() * kBlockGranuleBytes - deferred_bytes_ - promoted_bytes_;
   }
   void release(uint64_t offset) GPUSHARE_REQUIRES(door_.lock_);
   base::Status out_of_memory(uint64_t bytes, HeapStatus status) GPUSHARE_REQUIRES(door_.lock_);
@@ -173,16 +184,19 @@ class LaneImpl final : public Lane, public BlockOwner {
   std::optional<PlanReplay> replay_ GPUSHARE_GUARDED_BY(door_.lock_);     // over heap_
   bool replaying_ GPUSHARE_GUARDED_BY(door_.lock_) = false;               // this iteration began on a plan
   bool recording_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // this iteration is recorded for one
+  bool plain_ GPUSHARE_GUARDED_BY(door_.lock_) = false;      // neither of the two
   UseTable uses_ GPUSHARE_GUARDED_BY(door_.lock_);           // by offset
   base::FlatHashMap<uint64_t, PersistentHeapImpl*> promoted_ GPUSHARE_GUARDED_BY(door_.lock_);  // by offset
   uint64_t promoted_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
   uint64_t deferred_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
-  uint64_t peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // without what note_peak() would add
   uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
   uint64_t highest_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // that it held since it told last
-  uint64_t step_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;     // after which it tells
-  uint64_t told_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;     // its part of Shared::ephemeral_bytes
-  SpillOwner spill_owner_;                                       // its stream is null unless the lane is open
+  // It tells when its live bytes leave the stretch of this width from here on (modulo 2^64). In the middle is what it told last, its part
+  // of Shared::ephemeral_bytes.
+  uint64_t quiet_from_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  uint64_t quiet_width_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  SpillOwner spill_owner_;  // its stream is null unless the lane is open
 };
 
 }  // namespace gpushare::memory
