@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const std::vector<double> settings[] = {
-      {100},        {3200},        {3250},  {3600},   {3250, 7200}, {3250, 7200, 18000}, {3600, 7200, 18000},
-      {32000},      {320000},      {1e6},   {3200, 320000}};
+      {100},   {3200},   {3250}, {3600},        {3250, 7200}, {3250, 7200, 18000}, {3600, 7200, 18000},
+      {32000}, {320000}, {1e6},  {3200, 320000}};
   for (const std::vector<double>& limits : settings) {
     const auto scheduler = cluster::training::make_tiresias(limits);
     const auto result = sim::run_cluster(jobs->jobs, devices, *scheduler, {});
