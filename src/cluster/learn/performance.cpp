@@ -115,6 +115,10 @@ class Kernel final : public PerformanceLearner {
     place(units, load, point);
     auto predicted = process_.at(point);
     predicted.mean += saturation_.at(per_load(units, load));
+    // Where the curve may have a step is known no better than to kEdge.
+    if (adaptive_)
+      predicted.sd = std::hypot(
+          predicted.sd, (mean(units * std::exp2(kEdge), load) - mean(units * std::exp2(-kEdge), load)) / 2);
     return {std::max(0.0, predicted.mean - kNormal95 * predicted.sd), std::max(0.0, predicted.mean),
             std::max(0.0, predicted.mean + kNormal95 * predicted.sd)};
   }
@@ -135,13 +139,20 @@ class Kernel final : public PerformanceLearner {
   static constexpr size_t kWindow = 48;
   static constexpr double kDrift = 0.75, kAlarm = 6;  // of the CUSUM, in standard deviations
   static constexpr size_t kKeptAtAlarm = 2;
-  static constexpr double kAge = 1.02;  // by which the noise of an observation grows a round
+  static constexpr double kEdge = 0.05;  // doublings of the units, as a standard deviation
+  static constexpr double kAge = 1.02;   // by which the noise of an observation grows a round
 
   // Logarithms, since performance saturates: a step from 1 to 2 units is as long as one from 10 to 20.
   double per_load(double units, double load) const { return units / load * load_ / scale_units_; }
   void place(double units, double load, double* point) const {
     point[0] = std::log2(0.05 + (surface_ ? units / scale_units_ : per_load(units, load)));
     point[1] = surface_ ? std::log2(0.05 + load / load_) : 0;
+  }
+
+  double mean(double units, double load) const {
+    double point[2];
+    place(units, load, point);
+    return process_.at(point).mean + saturation_.at(per_load(units, load));
   }
 
   void watch(double error) {

@@ -32,7 +32,8 @@ enum class LearnerKind {
   // The same over units and load as two variables, for jobs whose performance is no function of their ratio (batching).
   kSurface,
   // Ours: the kernel over units per load; observations lose weight with age, and when they no longer fit what was learned (CUSUM of the
-  // standardised errors), those from before are dropped. Performance need not be monotone.
+  // standardised errors), those from before are dropped. Performance need not be monotone. Bounds are wider where what was learned is steep, since
+  // there may be a step.
   kAdaptive,
 };
 

@@ -1,5 +1,5 @@
-// Schedulers that give whole devices: fifo; srtf, gangs by least remaining work times devices first; tiresias, discretised two-queue least
-// attained service (Gu et al., NSDI 2019). The latter two preempt.
+// Schedulers that give whole devices: fifo; srtf, gangs by least remaining work times devices first; tiresias, discretised least attained
+// service (Gu et al., NSDI 2019). The latter two preempt.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
@@ -9,9 +9,6 @@
 
 namespace gpushare::cluster::training {
 namespace {
-
-// Device seconds after which a job falls to the second queue.
-constexpr double kTiresiasThreshold = 3200;
 
 class Fifo final : public Book {
  public:
@@ -66,14 +63,13 @@ class Preemptive : public Book {
     }
     // A running job that is not kept is paused only when another job starts.
     std::set<JobId> kept(keep.begin(), keep.end());
-    std::vector<JobId> stopped;
+    std::vector<JobId> paused;
     if (!start.empty())
       for (const auto& [unused, job] : running)
-        if (!kept.contains(job)) stopped.push_back(job);
-    for (const JobId job : stopped) {
-      pause(job, now_s, actions);
-      running_.erase(job);
-      waiting_.emplace(key(job), job);
+        if (!kept.contains(job)) paused.push_back(job);
+    for (auto job = paused.rbegin(); job != paused.rend(); ++job) {
+      pause(*job, now_s, actions);
+      waiting_again(*job, now_s);
     }
     std::vector<DeviceIndex> free;
     for (DeviceIndex d = 0; d < devices_.size(); ++d)
@@ -89,7 +85,7 @@ class Preemptive : public Book {
       running_.insert(job);
     };
     for (const JobId job : start) try_start(job);
-    for (const JobId job : stopped)
+    for (const JobId job : paused)
       if (!free.empty()) try_start(job);  // someone who was to start does not fit by memory
     return next_change(now_s);
   }
@@ -97,8 +93,10 @@ class Preemptive : public Book {
  protected:
   virtual std::pair<double, double> key(JobId job) const = 0;  // least first
   virtual double next_change(double) { return kNever; }
+  virtual void stopped(JobId) {}
   void waiting_again(JobId job, double) override {
     running_.erase(job);
+    stopped(job);
     waiting_.emplace(key(job), job);
   }
   std::set<JobId> running_;
@@ -111,20 +109,62 @@ class Srtf final : public Preemptive {
   }
 };
 
+// Jobs of an earlier queue first. Within a queue those that run go on, and others start in the order in which they came to it; what was paused
+// is ahead of those.
 class Tiresias final : public Preemptive {
+ public:
+  explicit Tiresias(std::vector<double> limits) : limits_(std::move(limits)) {}
+  void arrived(JobId job, const JobInfo& info, double now_s) override {
+    if (places_.size() <= job) places_.resize(job + size_t{1});
+    places_[job].rank = ++count_;
+    Preemptive::arrived(job, info, now_s);
+  }
+  double tick(double now_s, std::vector<Action>& actions) override {
+    for (const JobId job : running_) {
+      Place& place = places_[job];
+      const size_t before = place.queue;
+      while (place.queue < limits_.size() && left_s(job) <= 0) ++place.queue;
+      if (place.queue != before) place = {place.queue, false, ++count_};
+    }
+    const double next = Preemptive::tick(now_s, actions);
+    for (const JobId job : running_) {
+      Place& place = places_[job];
+      if (!place.running) place = {place.queue, true, ++count_};
+    }
+    return next;
+  }
+
+ private:
+  struct Place {
+    size_t queue = 0;
+    bool running = false;  // and so ahead of the others of its queue
+    double rank = 0;
+  };
+  // Until the job falls to the next queue.
+  double left_s(JobId job) const {
+    return limits_[places_[job].queue] / jobs_[job].info.gang - jobs_[job].attained_s;
+  }
   std::pair<double, double> key(JobId job) const override {
-    return {jobs_[job].attained_s * jobs_[job].info.gang < kTiresiasThreshold ? 0 : 1,
-            jobs_[job].info.arrival_s};
+    const Place& place = places_[job];
+    return {2 * static_cast<double>(place.queue) + (place.running ? 0 : 1), place.rank};
+  }
+  void stopped(JobId job) override {
+    if (places_[job].running) places_[job] = {places_[job].queue, false, -++count_};
   }
   double next_change(double now_s) override {
     double next = kNever;
     if (waiting_.empty()) return next;
     for (const JobId job : running_) {
-      const double left = kTiresiasThreshold / jobs_[job].info.gang - jobs_[job].attained_s;
+      if (places_[job].queue >= limits_.size()) continue;
+      const double left = left_s(job);
       if (left > 0) next = std::min(next, now_s + left + 1e-6);
     }
     return next;
   }
+
+  const std::vector<double> limits_;
+  std::vector<Place> places_;
+  double count_ = 0;
 };
 
 }  // namespace
@@ -135,8 +175,8 @@ std::unique_ptr<Scheduler> make_fifo() {
 std::unique_ptr<Scheduler> make_srtf() {
   return std::make_unique<Srtf>();
 }
-std::unique_ptr<Scheduler> make_tiresias() {
-  return std::make_unique<Tiresias>();
+std::unique_ptr<Scheduler> make_tiresias(std::vector<double> limits) {
+  return std::make_unique<Tiresias>(std::move(limits));
 }
 
 }  // namespace gpushare::cluster::training

@@ -8,7 +8,8 @@ namespace gpushare::cluster::training {
 
 std::unique_ptr<Scheduler> make_fifo();
 std::unique_ptr<Scheduler> make_srtf();
-std::unique_ptr<Scheduler> make_tiresias();
+// `limits`: device seconds after which a job falls to the next queue, ascending.
+std::unique_ptr<Scheduler> make_tiresias(std::vector<double> limits = {3200});
 std::unique_ptr<Scheduler> make_pack();
 std::unique_ptr<Scheduler> make_antman();
 std::unique_ptr<Scheduler> make_iadeep();

@@ -2,6 +2,7 @@
 // interference-aware placement; gpushare, ours.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -328,6 +329,7 @@ class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
   static constexpr double kPreemptRatio = 0.95;
+  static constexpr double kGangExponent = 0.8;
   static constexpr double kWorthSlowdown = 1.6;  // from which on a pair of opportunistic jobs is looked at
   static constexpr size_t kMostTogether = 4;     // jobs on a device
   static constexpr size_t kDevicesPerTry = 8;    // one pair is tried at a time for so many devices
@@ -379,7 +381,7 @@ class Best final : public Sharing {
   // The slowdown relative to the job alone with its best batch size.
   double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
   // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least weighted completion on one
-  // device).
+  // device). A gang counts less than all its devices, since it leaves room beside it: docs/experiments/training.md has other exponents.
   struct Key {
     int32_t priority = 0;
     double length = 0;
@@ -390,7 +392,7 @@ class Best final : public Sharing {
   };
   Key key(JobId job) const {
     const JobInfo& info = jobs_[job].info;
-    return {info.priority, jobs_[job].remaining_s * info.gang / info.weight};
+    return {info.priority, jobs_[job].remaining_s * std::pow(info.gang, kGangExponent) / info.weight};
   }
   void waiting_again(JobId job, double) override {
     running_.erase(job);

@@ -140,6 +140,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the bounds of the adaptive learner are wider where the curve is steep, and hold it there") {
+  const auto truth = [](double x) { return x < 1 ? 0.4 : x < 1.2 ? 0.4 + 2.5 * (x - 1) : 0.9; };
+  double steep = 0, flat = 0;
+  size_t inside = 0, all = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> noise(0, 0.05);
+    std::uniform_real_distribution<double> units(6, 16);
+    const auto learner = make_performance_learner(LearnerKind::kAdaptive, 10, 10);
+    for (int i = 0; i < 90; ++i) {
+      const double at = units(random);
+      const auto bounds = learner->at(at, 10);
+      if (i >= 10) ++all;
+      if (i >= 10 && bounds.low <= truth(at / 10) && truth(at / 10) <= bounds.high) ++inside;
+      learner->observe(at, 10, truth(at / 10) + noise(random));
+    }
+    steep += learner->at(11, 10).high - learner->at(11, 10).low;
+    flat += learner->at(14, 10).high - learner->at(14, 10).low;
+  }
+  INFO(double(inside) / double(all) << " steep " << steep / 40 << " flat " << flat / 40);
+  CHECK(steep > 1.5 * flat);
+  CHECK(double(inside) >= 0.85 * double(all));
+}
+
 TEST_CASE("loads are forecast within their bound as often as it says") {
   std::mt19937_64 random(7);
   std::normal_distribution<double> noise(0, 5);

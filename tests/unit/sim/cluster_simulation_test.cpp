@@ -71,6 +71,16 @@ TEST_CASE("srtf pauses what needs longer, and tiresias what has had much") {
   CHECK(tiresias.jobs[0].end_s == Approx(10100));
 }
 
+TEST_CASE("a job that runs in tiresias's last queue goes on although an earlier one could take its device") {
+  // The gang falls to the second queue at 1600 s. The second job does so at 4800 s, behind it, and takes a device at 5000 s, since the third
+  // leaves the gang only one.
+  const auto result =
+      played("tiresias", {training_job(0, 10000, 2), training_job(10, 10000), training_job(5000, 100)}, 2);
+  CHECK(result.jobs[2].end_s == Approx(5100));
+  CHECK(result.jobs[1].end_s == Approx(11800));
+  CHECK(result.jobs[0].end_s == Approx(20000));
+}
+
 TEST_CASE("a paused job repeats what its restart costs") {
   sim::ClusterOptions options;
   options.restart_s = 5;
