@@ -31,8 +31,7 @@ constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockT
 }
 
 [[gnu::always_inline]] inline BlockHandle LaneImpl::alloc_plain(uint64_t bytes) {
-  const BlockHandle handle =
-      heap_->allocate_front(bytes, BlockTag::make(Kind::kEphemeral, bytes), kLaneHeap);
+  const BlockHandle handle = heap_->allocate_front(bytes, BlockTag::make(Kind::kEphemeral, bytes), kLaneHeap);
   if (handle) tell_live();
   return handle;
 }
