@@ -205,6 +205,11 @@ void* resolve(int entry) {
   return function;
 }
 
+bool driver_has(int entry) {
+  void* const handle = driver_handle(true);
+  return handle != nullptr && libc_dlsym(handle, kEntryInfo[entry].name) != nullptr;
+}
+
 void log_line(const char* format, ...) {
   char text[640] = "gpushare: ";
   va_list arguments;

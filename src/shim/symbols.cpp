@@ -78,7 +78,8 @@ void* hook_of(const char* base, void* function, int version, uint64_t flags) {
     if (!classified(i)) continue;
     if (real_function(i) == function) return gpushare_shim_entries[i];
     // A driver may return another address than it exports. Then the version and the flags decide as they do for the driver: the
-    // newest that is not newer than asked for, of the stream variant asked for where there is one.
+    // newest that is not newer than asked for, of the stream variant asked for where there is one. The driver may be older than the
+    // version asked for, so only what it has counts.
     const char* name = kEntryInfo[i].name;
     const size_t length = std::strlen(name);
     const bool per_thread = length > 5 && (std::strcmp(name + length - 5, "_ptsz") == 0 ||
@@ -86,7 +87,7 @@ void* hook_of(const char* base, void* function, int version, uint64_t flags) {
     const bool asked_per_thread = (flags & 2U) != 0;
     if (kEntryInfo[i].version > version || (per_thread && !asked_per_thread)) continue;
     const int rank = kEntryInfo[i].version + (per_thread ? 1000000 : 0);
-    if (rank >= best) fallback = i, best = rank;
+    if (rank >= best && driver_has(i)) fallback = i, best = rank;
   }
   return fallback >= 0 ? gpushare_shim_entries[fallback] : function;
 }

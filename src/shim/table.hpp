@@ -77,6 +77,7 @@ namespace gpushare::shim {
 
 // driver.cpp: the driver's function of entry `entry`, never null: a driver that lacks it is answered for with kNotFound.
 void* resolve(int entry);
+bool driver_has(int entry);
 
 inline void* real_function(int entry) {
   void* function = load(gpushare_shim_real[entry]);
