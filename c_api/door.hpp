@@ -1,5 +1,5 @@
-// door.hpp: allocations and frees of an iteration past guard.hpp: one lock, the lane's, and no pin. A call that cannot be served here, or
-// fails here, takes the ordinary way.
+// door.hpp: allocations and frees of an iteration past guard.hpp: one lock, the lane's, and no pin. A call that cannot
+// be served here, or fails here, takes the ordinary way.
 //
 // pthread_cancel needs no attention: there is no cancellation point on this way.
 // SPDX-License-Identifier: Apache-2.0
@@ -16,8 +16,8 @@
 
 namespace gpushare::capi {
 
-// `at` gets the thread's LastUsed and calls a method of its door; 0 or false if the thread may make no call or the door lets nothing in. The
-// thread is inside of a call before `at` looks, so no signal handler changes what it sees.
+// `at` gets the thread's LastUsed and calls a method of its door; 0 or false if the thread may make no call or the door
+// lets nothing in. The thread is inside of a call before `at` looks, so no signal handler changes what it sees.
 template <class At>
 [[gnu::always_inline]] inline auto at_door(At&& at) -> decltype(at(memory::LaneDoor::last_used())) {
   if (base::calls_refused() != nullptr) return {};
@@ -40,7 +40,8 @@ template <class At>
   return door != 0;
 }
 
-// Whether `last` has the pass of the iteration. The door refuses the pass of an iteration that has ended, and no handle comes twice.
+// Whether `last` has the pass of the iteration. The door refuses the pass of an iteration that has ended, and no handle
+// comes twice.
 [[gnu::always_inline]] inline bool has_pass(gpushare_iteration iteration, memory::LaneDoor::LastUsed& last) {
   return (last.iteration == iteration && last.pass.door != nullptr) || use_other(iteration, last);
 }

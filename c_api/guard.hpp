@@ -26,7 +26,8 @@ int32_t report_out_of_memory() noexcept;
 int32_t report_refused(const char* why) noexcept;
 
 // kCancellableWaits: the call may be cancelled (pthread_cancel) where it waits for other sessions.
-// guard() is not noexcept, because a thread that ends inside a callback (pthread_exit) or is cancelled in a wait is unwound through it.
+// guard() is not noexcept, because a thread that ends inside a callback (pthread_exit) or is cancelled in a wait is
+// unwound through it.
 template <bool kCancellableWaits = false, class F>
 GPUSHARE_CATCHES_FORCED_UNWIND int32_t guard(F&& body) {
   if (const char* why = base::calls_refused(); why != nullptr) return report_refused(why);

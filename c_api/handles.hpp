@@ -123,8 +123,8 @@ class HandleTable {
     return slot == nullptr ? nullptr : open(*slot, 0, 0);
   }
 
-  // For T with `std::shared_ptr<void> park()`, which lets go of the resources that the object has only while a handle of it is live; called
-  // when the last pin goes. Null when every slot is taken.
+  // For T with `std::shared_ptr<void> park()`, which lets go of the resources that the object has only while a handle
+  // of it is live; called when the last pin goes. Null when every slot is taken.
   std::shared_ptr<Kept> keep(std::shared_ptr<T> object) {
     Slot* slot = take_slot(std::move(object));
     if (slot == nullptr) return nullptr;

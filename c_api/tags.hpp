@@ -55,7 +55,8 @@ struct TicketObject {
 struct IterationObject {
   explicit IterationObject(std::shared_ptr<executor::Iteration> of) : iteration(std::move(of)) {}
   ~IterationObject();
-  // Gives up the resources that it holds only while it has a handle (HandleTable::keep): the iteration, and the handles of its stream and model.
+  // Gives up the resources that it holds only while it has a handle (HandleTable::keep): the iteration, and the handles
+  // of its stream and model.
   std::shared_ptr<void> park();
   std::shared_ptr<executor::Iteration> iteration;
   // Handle of the lane's stream, made when first asked for; goes with the iteration.
@@ -168,8 +169,8 @@ inline IterationObject::~IterationObject() {
   (void)park();
 }
 
-// Gives the iteration a handle. Sessions keep one slot for their iterations, so that neither memory nor the table's lock is needed for
-// each. Throws bad_alloc.
+// Gives the iteration a handle. Sessions keep one slot for their iterations, so that neither memory nor the table's
+// lock is needed for each. Throws bad_alloc.
 inline base::Status publish_iteration(std::shared_ptr<executor::Iteration> iteration,
                                       gpushare_iteration* out) {
   using Table = HandleType<gpushare_iteration>::Table;

@@ -1,5 +1,5 @@
-/* A scheduler of one's own for several devices: the shortest waiting job first, one job a device. Played on virtual time beside the
- * library's fifo. SPDX-License-Identifier: Apache-2.0 */
+/* A scheduler of one's own for several devices: the shortest waiting job first, one job a device. Played on virtual
+ * time beside the library's fifo. SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

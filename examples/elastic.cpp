@@ -1,6 +1,6 @@
-// A model server and a training share a device without a fixed split. The server's KV cache and the training's activation buffers are
-// elastic ranges: when requests pile up, the cache grows in memory that the training gives back at the end of its step; when they are
-// done, the training takes it again and computes larger batches. Host device.
+// A model server and a training share a device without a fixed split. The server's KV cache and the training's
+// activation buffers are elastic ranges: when requests pile up, the cache grows in memory that the training gives back
+// at the end of its step; when they are done, the training takes it again and computes larger batches. Host device.
 //
 //   example_elastic [FILE]   FILE: bytes over time as CSV, for elastic_picture.py
 // SPDX-License-Identifier: Apache-2.0

@@ -1,5 +1,5 @@
-// toy_framework: how a framework replaces its allocator and its stream dispatcher. The framework below has tensors and one operation;
-// the three places where gpushare comes in are marked. docs/embed.md explains them.
+// toy_framework: how a framework replaces its allocator and its stream dispatcher. The framework below has tensors and
+// one operation; the three places where gpushare comes in are marked. docs/embed.md explains them.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <memory>
@@ -10,7 +10,8 @@
 
 namespace toy {
 
-// 1. The allocator. Inside an iteration memory is ephemeral, outside it is the session's. gpushare finds the owner of a free by address.
+// 1. The allocator. Inside an iteration memory is ephemeral, outside it is the session's. gpushare finds the owner of a
+//   free by address.
 struct Device {
   gpushare::Runtime runtime = gpushare::Runtime::open({});  // the first GPU, else the host
 };
@@ -37,7 +38,8 @@ struct Tensor {
   float* data() const { return reinterpret_cast<float*>(address); }  // host device: an address is a pointer
 };
 
-// 2. The dispatcher. Work goes to the lane's stream, never to a stream of the framework's own. On a GPU: cuLaunchKernel on native().
+// 2. The dispatcher. Work goes to the lane's stream, never to a stream of the framework's own. On a GPU: cuLaunchKernel
+//   on native().
 void add(Context& context, const Tensor& a, float b, const Tensor& out) {
   context.iteration.stream().launch_host([from = a.data(), b, to = out.data(), count = a.count] {
     for (size_t i = 0; i < count; ++i) to[i] = from[i] + b;

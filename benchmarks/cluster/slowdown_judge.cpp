@@ -1,7 +1,8 @@
-// The predictor of slowdowns on pairs that it has not seen. Reads observations, one a line: kind, the kind beside it, slowdown (tab-separated).
-// Each pair of kinds is left out in turn, both directions; the others' observations are told in a random order. Prints a line of JSON for each
-// pair left out, direction and number of observations told: the error of the prediction, and that of the mean of what was told, against the
-// geometric mean of what was observed of the pair. scripts/experiments/learning makes its page of it.
+// The predictor of slowdowns on pairs that it has not seen. Reads observations, one a line: kind, the kind beside it,
+// slowdown (tab-separated). Each pair of kinds is left out in turn, both directions; the others' observations are told
+// in a random order. Prints a line of JSON for each pair left out, direction and number of observations told: the error
+// of the prediction, and that of the mean of what was told, against the geometric mean of what was observed of the
+// pair. scripts/experiments/learning makes its page of it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>

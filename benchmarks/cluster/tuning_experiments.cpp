@@ -1,6 +1,6 @@
-// Tuning algorithms without barriers under the schedulers of trials, on virtual time: which trial comes next depends on which has ended, so a
-// document cannot say it. Prints one line of JSON for each algorithm, number of devices, seed and scheduler; scripts/experiments/fluid
-// makes the page of it.
+// Tuning algorithms without barriers under the schedulers of trials, on virtual time: which trial comes next depends on
+// which has ended, so a document cannot say it. Prints one line of JSON for each algorithm, number of devices, seed and
+// scheduler; scripts/experiments/fluid makes the page of it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -45,8 +45,8 @@ class Algorithm {
   virtual void ended(size_t who) = 0;
 };
 
-// ASHA (Li et al. 2020); with several brackets, BOHB as it is run asynchronously: each bracket starts at another rung, and new candidates go
-// to the brackets in the proportion of Hyperband's sizes.
+// ASHA (Li et al. 2020); with several brackets, BOHB as it is run asynchronously: each bracket starts at another rung,
+// and new candidates go to the brackets in the proportion of Hyperband's sizes.
 class Asha final : public Algorithm {
  public:
   Asha(uint64_t seed, size_t candidates, bool brackets)
@@ -100,8 +100,8 @@ class Asha final : public Algorithm {
   std::map<std::pair<int, int>, size_t> promoted_;
 };
 
-// Population based training without barriers: a member goes on as soon as its step has ended; in one step of four it copies another member's
-// model and speed, which costs `overhead_s`.
+// Population based training without barriers: a member goes on as soon as its step has ended; in one step of four it
+// copies another member's model and speed, which costs `overhead_s`.
 class Population final : public Algorithm {
  public:
   Population(uint64_t seed, double overhead_s) : random_(seed), overhead_s_(overhead_s) {

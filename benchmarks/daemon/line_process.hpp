@@ -1,5 +1,5 @@
-// line_process.hpp: what the programs have in common that measure threads of one process beside processes of a daemon through the C++ API: each
-// process is the program again, and hears and says lines.
+// line_process.hpp: what the programs have in common that measure threads of one process beside processes of a daemon
+// through the C++ API: each process is the program again, and hears and says lines.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

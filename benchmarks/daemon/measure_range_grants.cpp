@@ -1,9 +1,11 @@
-// measure_range_grants [grants of each side, 1000] [rounds, 7] [MiB of a grant, 32]: how long a commit of an elastic range waits when
-// another range must give the bytes back, through the C ABI on the host device. Prints the table of docs/design/elastic.md.
+// measure_range_grants [grants of each side, 1000] [rounds, 7] [MiB of a grant, 32]: how long a commit of an elastic
+// range waits when another range must give the bytes back, through the C ABI on the host device. Prints the table of
+// docs/design/elastic.md.
 //
-// Two sides have room for one of them. Each commits, holds the bytes until it is asked for them, gives them in its function at once, and
-// commits again: so every grant but the first takes the bytes from the other side. The sides are two threads of one process, or two processes
-// of a daemon. A round measures each way once, in turns. The processes are this program again, see main().
+// Two sides have room for one of them. Each commits, holds the bytes until it is asked for them, gives them in its
+// function at once, and commits again: so every grant but the first takes the bytes from the other side. The sides are
+// two threads of one process, or two processes of a daemon. A round measures each way once, in turns. The processes are
+// this program again, see main().
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
 

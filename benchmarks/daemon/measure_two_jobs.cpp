@@ -1,10 +1,12 @@
-// measure_two_jobs [seconds of work of the longer job, 2] [rounds, 7]: the two jobs of AntMan's tables 1 and 2 on the host device, with real
-// bytes and real work, scaled down. Prints the tables of docs/experiments/antman-host.md (scripts/experiments/antman_host).
+// measure_two_jobs [seconds of work of the longer job, 2] [rounds, 7]: the two jobs of AntMan's tables 1 and 2 on the
+// host device, with real bytes and real work, scaled down. Prints the tables of docs/experiments/antman-host.md
+// (scripts/experiments/antman_host).
 //
-// Job A (3.5 of 32 GB, opportunistic) is there first. Job B (30 GB, guaranteed) comes when A has done 26 of its 43 minutes, and has 91.1
-// minutes of work. Both are threads of one process, or processes of a daemon. A round runs each job alone, each way once, and each job
-// alone again; times are told in the paper's minutes, as multiples of the job's time alone in the same round. A job reads and writes all
-// its bytes as it goes and checks each of them at its end. The processes are this program again, see main().
+// Job A (3.5 of 32 GB, opportunistic) is there first. Job B (30 GB, guaranteed) comes when A has done 26 of its 43
+// minutes, and has 91.1 minutes of work. Both are threads of one process, or processes of a daemon. A round runs each
+// job alone, each way once, and each job alone again; times are told in the paper's minutes, as multiples of the job's
+// time alone in the same round. A job reads and writes all its bytes as it goes and checks each of them at its end. The
+// processes are this program again, see main().
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
 

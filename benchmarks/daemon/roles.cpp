@@ -129,7 +129,8 @@ int run_share(double weight) {
   return 0;
 }
 
-// Requests of `ms` of device work, `apart_ms` apart in the mean (exponential), until stdin ends; then prints the mean latency in ns and how many.
+// Requests of `ms` of device work, `apart_ms` apart in the mean (exponential), until stdin ends; then prints the mean
+// latency in ns and how many.
 int run_serve(double ms, double apart_ms, uint64_t seed) {
   const auto runtime = open_runtime("shared");
   const auto session = open_session(*runtime, "serve", kMiB);

@@ -1,5 +1,5 @@
-// roles.hpp: what the processes of measure_shared_device do: the daemon, and the programs that share its device. Each is this program
-// with another first argument; it says "ready" on stdout, and most run until their stdin ends.
+// roles.hpp: what the processes of measure_shared_device do: the daemon, and the programs that share its device. Each
+// is this program with another first argument; it says "ready" on stdout, and most run until their stdin ends.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

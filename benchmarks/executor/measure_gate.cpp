@@ -3,9 +3,10 @@
 //   measure_gate [seconds for each case, 20] [memory|compute|bursty ...: guaranteed jobs, all]
 //   measure_gate entries N    N calls of an open and of a closed gate, for counting instructions
 //
-// Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block is its time over the mean
-// of the two beside it; the same between two blocks alone is the machine's own spread. Where that spread exceeds the bar of 3% nothing is
-// decided. Work runs on the device's threads and touches 64 MiB a job, more than the caches hold. SPDX-License-Identifier: Apache-2.0
+// Blocks of iterations alone, with the opportunistic session, and alone again follow each other. The excess of a block
+// is its time over the mean of the two beside it; the same between two blocks alone is the machine's own spread. Where
+// that spread exceeds the bar of 3% nothing is decided. Work runs on the device's threads and touches 64 MiB a job,
+// more than the caches hold. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -148,8 +148,8 @@ class BareLane {
   uint64_t switches_ = 0;
 };
 
-// Each thread ends its iteration only once the other is about to begin one, so nearly every boundary hands the lane over. The flag says
-// so until the other's begin has returned, which it cannot before this thread ends its iteration.
+// Each thread ends its iteration only once the other is about to begin one, so nearly every boundary hands the lane
+// over. The flag says so until the other's begin has returned, which it cannot before this thread ends its iteration.
 template <class Lane>
 Turns turns(uint64_t count) {
   Lane lane;

@@ -1,4 +1,5 @@
-// An allocation and a free of 1 KiB inside an iteration: by the iteration's handle, by the handle of its stream, by its native stream.
+// An allocation and a free of 1 KiB inside an iteration: by the iteration's handle, by the handle of its stream, by its
+// native stream.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <gpushare/gpushare.hpp>

@@ -1,5 +1,5 @@
-// benchmarks/gpu: what gpushare costs and gains on a GPU, through the public C++ API, beside what people would use instead, in one
-// run. Started by scripts/gpu-suite; the page docs/design/gpu-suite.md says what each figure means.
+// benchmarks/gpu: what gpushare costs and gains on a GPU, through the public C++ API, beside what people would use
+// instead, in one run. Started by scripts/gpu-suite; the page docs/design/gpu-suite.md says what each figure means.
 //
 // driver.hpp: the driver, for the baselines and for device time. Opened as the library does: GPUSHARE_CUDA_DRIVER if set, else
 // libcuda.so.1.

@@ -1,8 +1,8 @@
 // measures.hpp: the measurements of the suite. Each adds rows to the report and throws on failure.
 //
 // Device work without kernels of our own is fills: they exist in every driver, run at the memory's speed and can be made as
-// long as wanted. Measurements that need real kernels use the networks of examples/training: cuBLAS and cuDNN on a GPU, and on the
-// stand-in the host's operations, which say nothing but that it all runs.
+// long as wanted. Measurements that need real kernels use the networks of examples/training: cuBLAS and cuDNN on a GPU,
+// and on the stand-in the host's operations, which say nothing but that it all runs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -46,8 +46,8 @@ void measure_virtual_memory(const Driver& driver, const Settings& settings, Repo
 // 7: requests of a small network beside the training of a large one, on a share of the SMs of its own and without.
 void measure_partitions(const Driver& driver, const Settings& settings, Report& report);
 
-// 8: bandwidth of the loader's transmission beside the driver's own; time to first output of a model that is there, is switched to,
-// is sent whole first, and is started from nothing.
+// 8: bandwidth of the loader's transmission beside the driver's own; time to first output of a model that is there, is
+// switched to, is sent whole first, and is started from nothing.
 void measure_loading(const Driver& driver, const Settings& settings, Report& report);
 
 // 9: PyTorch with gpushare.torch beside PyTorch alone: trainings and an inference, loading, switching (torch_suite.py).
@@ -103,8 +103,8 @@ struct FillJob {
 // Each job in a process of its own: when each was done, in ms from the common start. Throws.
 std::vector<double> run_processes(const std::string& program, const std::vector<FillJob>& jobs,
                                   uint64_t bytes);
-// The body of such a process, started with --as-job: it says on stdout when it is ready and when it is done, and starts when a line
-// comes.
+// The body of such a process, started with --as-job: it says on stdout when it is ready and when it is done, and starts
+// when a line comes.
 int run_as_job(const std::string& job);
 // Milliseconds from the start of a process that loads and runs a model of measurement 8 until its output. Throws.
 double run_from_nothing(const std::string& program, const std::string& model);

@@ -218,8 +218,8 @@ void measure_policies(const Driver& driver, const Settings& settings, Report& re
     report.add(group, "mean completion", std::string("gpushare ") + policy, "ms", completions);
   }
 
-  // Three equal jobs in one lane that arrive one after the other and leave in the same order. While two or three of them are there,
-  // the one with least service is compared with the fair share since the last arrival or departure.
+  // Three equal jobs in one lane that arrive one after the other and leave in the same order. While two or three of
+  // them are there, the one with least service is compared with the fair share since the last arrival or departure.
   std::vector<double> shares;
   for (int r = 0; r < repeats; ++r) {
     Runtime runtime = Runtime::open(

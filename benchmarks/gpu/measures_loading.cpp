@@ -1,8 +1,9 @@
 // Measurement 8: sending models to the device.
 //
-// The models have the layers of published networks (model_shapes.hpp) and no weights worth naming: their bytes are what is sent. A layer
-// executes as fills that take its share of the model's execution by its multiply-adds; how long the whole takes is set against what its
-// transmission takes on this machine's link, so that the figures mean the same on any GPU.
+// The models have the layers of published networks (model_shapes.hpp) and no weights worth naming: their bytes are what
+// is sent. A layer executes as fills that take its share of the model's execution by its multiply-adds; how long the
+// whole takes is set against what its transmission takes on this machine's link, so that the figures mean the same on
+// any GPU.
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
@@ -51,7 +52,8 @@ struct Workload {
   std::vector<uint64_t> execution_ns;
   uint64_t total_bytes = 0;
 
-  // `execution_ms` of the whole, shared out by multiply-adds; fills run at `fill_bytes_per_ms`. `divisor` makes the model smaller.
+  // `execution_ms` of the whole, shared out by multiply-adds; fills run at `fill_bytes_per_ms`. `divisor` makes the
+  // model smaller.
   Workload(const std::string& model, uint64_t divisor, double execution_ms, double fill_bytes_per_ms)
       : name(model) {
     const std::vector<LayerShape> layers = model_shape(model);
@@ -119,8 +121,8 @@ struct Switching {
     loader.calibrate();
     image = make_image(loader, work);
   }
-  // Empty `grouping`: the loader's plan, which is read off the first load and kept. With `standby_bytes` members on standby keep their
-  // first layers on the device and every load is planned.
+  // Empty `grouping`: the loader's plan, which is read off the first load and kept. With `standby_bytes` members on
+  // standby keep their first layers on the device and every load is planned.
   void start(std::vector<uint32_t> grouping, uint64_t standby_bytes = 0) {
     ends = std::move(grouping);
     gpushare_switcher_params alone = GPUSHARE_SWITCHER_PARAMS_INIT;
@@ -184,7 +186,8 @@ double fill_rate(const Driver& driver, uint64_t bytes) {
   return summarise({rates.begin() + 1, rates.end()}).median;
 }
 
-// The link: the driver's own copy of pinned memory beside the loader's transmission of as many bytes, in turn. Returns bytes a ms.
+// The link: the driver's own copy of pinned memory beside the loader's transmission of as many bytes, in turn. Returns
+// bytes a ms.
 double measure_link(const Driver& driver, const Settings& settings, Report& report) {
   const uint64_t bytes = settings.load_bytes;
   const PinnedBlock host(driver, bytes);
@@ -238,7 +241,8 @@ double measure_link(const Driver& driver, const Settings& settings, Report& repo
   return summarise(plain).median * 1e6;
 }
 
-// The rate at which `execution_ms` of this model's layers really take that long: short fills are bound by launching, or fit a cache.
+// The rate at which `execution_ms` of this model's layers really take that long: short fills are bound by launching, or
+// fit a cache.
 double settle_rate(const Driver& driver, const Settings& settings, const std::string& model,
                    double execution_ms, double rate) {
   const PlainStream stream(driver);

@@ -72,8 +72,8 @@ void measure_allocation(const Driver& driver, const Settings& settings, Report& 
 
 namespace {
 
-// AntMan shrinks a job from 17.6 to 1.3 GB in 17 ms and lets it grow back in 143 ms: caches, without copies. Here the same bytes as free
-// bytes of P that go back to the device, and as live blocks that move to host memory and back.
+// AntMan shrinks a job from 17.6 to 1.3 GB in 17 ms and lets it grow back in 143 ms: caches, without copies. Here the
+// same bytes as free bytes of P that go back to the device, and as live blocks that move to host memory and back.
 void measure_scaling(const Settings& settings, Report& report) {
   const std::string group = "6 resize, map and unmap";
   const uint64_t total = Runtime::open({.device = "cuda:0"}).info().capacity_bytes;

@@ -140,8 +140,9 @@ uint64_t measured_need(training::Job& job) {
   return job.session().info().promised_ephemeral_bytes;
 }
 
-// Takes half of the GPU: the other half is for the plain side, and for cuBLAS and cuDNN themselves. On a large GPU it takes less, because
-// a session's first iterations run on most of the free memory, which takes a driver call or two for each 2 MiB.
+// Takes half of the GPU: the other half is for the plain side, and for cuBLAS and cuDNN themselves. On a large GPU it
+// takes less, because a session's first iterations run on most of the free memory, which takes a driver call or two for
+// each 2 MiB.
 Runtime open(const Driver& driver, uint32_t max_lanes = 0, uint32_t depth = 0) {
   size_t free = 0, total = 0;
   must(driver.cuMemGetInfo(&free, &total), "cuMemGetInfo");

@@ -44,7 +44,8 @@ std::vector<LayerShape> resnet152() {
   return net.layers;
 }
 
-// Szegedy et al., "Rethinking the Inception Architecture for Computer Vision": 299 x 299 inputs, without the auxiliary classifier.
+// Szegedy et al., "Rethinking the Inception Architecture for Computer Vision": 299 x 299 inputs, without the auxiliary
+// classifier.
 std::vector<LayerShape> inception_v3() {
   Builder net;
   net.conv("1a", 3, 32, 9, 149 * 149);
@@ -107,8 +108,8 @@ std::vector<LayerShape> inception_v3() {
   return net.layers;
 }
 
-// Devlin et al., "BERT": 12 layers of width 768, vocabulary of 30,522; sequences of 128. Attention's own products have no weights and
-// are a few percent of the work: left out.
+// Devlin et al., "BERT": 12 layers of width 768, vocabulary of 30,522; sequences of 128. Attention's own products have
+// no weights and are a few percent of the work: left out.
 std::vector<LayerShape> bert_base() {
   constexpr uint64_t kWidth = 768, kSequence = 128;
   Builder net;

@@ -1,6 +1,6 @@
-// model_shapes.hpp: the layers of published networks, by arithmetic from their architectures: how many weights each has and how many
-// multiply-adds an input costs. No weights are needed to measure loading. The totals equal the parameter counts that are published
-// with the networks; measure_loading refuses to run where they do not.
+// model_shapes.hpp: the layers of published networks, by arithmetic from their architectures: how many weights each has
+// and how many multiply-adds an input costs. No weights are needed to measure loading. The totals equal the parameter
+// counts that are published with the networks; measure_loading refuses to run where they do not.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// Jobs of measurement 4 as processes of their own, for what the driver's time slicing makes of them, and models of measurement 8 that
-// start from nothing.
+// Jobs of measurement 4 as processes of their own, for what the driver's time slicing makes of them, and models of
+// measurement 8 that start from nothing.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <signal.h>

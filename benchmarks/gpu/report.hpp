@@ -33,8 +33,8 @@ class Report {
  public:
   // Either may be empty. `checks`: a file of lines for the page's end; need not exist.
   void keep_in(std::string json_path, std::string markdown_path, std::string checks_path);
-  // Takes the rows that the JSON file has; false if there is none. Throws std::runtime_error if it is of another device or driver,
-  // unless this report has none yet.
+  // Takes the rows that the JSON file has; false if there is none. Throws std::runtime_error if it is of another device
+  // or driver, unless this report has none yet.
   bool load();
   // Drops the rows of a measurement.
   void forget(int measurement);

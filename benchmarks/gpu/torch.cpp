@@ -13,7 +13,8 @@
 namespace gpushare::gpu_suite {
 namespace {
 
-// Runs a script of this folder with GPUSHARE_PYTHON and hands on each line as it comes. Returns false with the last line if it fails.
+// Runs a script of this folder with GPUSHARE_PYTHON and hands on each line as it comes. Returns false with the last
+// line if it fails.
 bool run_script(const std::string& script, const std::string& arguments,
                 const std::function<void(const std::string&)>& on_line, std::string* out_last) {
   const char* python = std::getenv("GPUSHARE_PYTHON");

@@ -1,6 +1,7 @@
-// The traces of heap_benchmark.cpp through the C ABI, as a framework reaches a lane: an iteration a replay, blocks from gpushare_iteration_alloc, freed
-// by gpushare_memory_free. Float bins beside it, in the same run, are the yardstick; `planned` is the same session with plan_iterations, once its plan is
-// in use. begin_end is an empty iteration, which every replay of a lane has too.
+// The traces of heap_benchmark.cpp through the C ABI, as a framework reaches a lane: an iteration a replay, blocks from
+// gpushare_iteration_alloc, freed by gpushare_memory_free. Float bins beside it, in the same run, are the yardstick;
+// `planned` is the same session with plan_iterations, once its plan is in use. begin_end is an empty iteration, which
+// every replay of a lane has too.
 //
 //   memory_c_abi_benchmark --benchmark_min_time=0.1 --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true
 //

@@ -1,11 +1,12 @@
-// measure_packing: how small an arena each allocator needs on random variants of the recorded traces (trace_variants.hpp). The smallest arena of a single
-// trace says little: one block more or less moves it by percents. Nothing is timed; the same arguments give the same output.
+// measure_packing: how small an arena each allocator needs on random variants of the recorded traces
+// (trace_variants.hpp). The smallest arena of a single trace says little: one block more or less moves it by percents.
+// Nothing is timed; the same arguments give the same output.
 //
 //   measure_packing [VARIANTS [SEED]]      default 20 1, some minutes
 //
-// For each trace and kind of variant, the table has the median of min arena over peak bytes with the 10th and the 90th percentile. `heap over the
-// best` compares on the same variant: the heap's arena over the smallest of all other allocators, the median, the percentiles, and in how many variants
-// that is at most 1.
+// For each trace and kind of variant, the table has the median of min arena over peak bytes with the 10th and the 90th
+// percentile. `heap over the best` compares on the same variant: the heap's arena over the smallest of all other
+// allocators, the median, the percentiles, and in how many variants that is at most 1.
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,8 @@
 // peers.hpp: two published allocators in the shape of allocators.hpp, for those who have their sources: OffsetAllocator
-// (github.com/sebbbi/OffsetAllocator) and the virtual block of Vulkan Memory Allocator (github.com/GPUOpen-LibrariesAndSDKs). Neither is part of
-// this repository. The CMake variable GPUSHARE_PEER_ALLOCATORS names a folder with offsetAllocator.hpp, offsetAllocator.cpp and vk_mem_alloc.h; the
-// last one also needs the Vulkan headers. Without the variable this header is not included.
+// (github.com/sebbbi/OffsetAllocator) and the virtual block of Vulkan Memory Allocator
+// (github.com/GPUOpen-LibrariesAndSDKs). Neither is part of this repository. The CMake variable
+// GPUSHARE_PEER_ALLOCATORS names a folder with offsetAllocator.hpp, offsetAllocator.cpp and vk_mem_alloc.h; the last
+// one also needs the Vulkan headers. Without the variable this header is not included.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

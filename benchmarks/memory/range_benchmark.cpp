@@ -1,5 +1,6 @@
-// Elastic ranges through the C ABI on the host device: commit and decommit of a granule beside the calls of the kernel that the host device
-// makes for it, the latency of a grant when another range must give back, and how fast a session shrinks and grows.
+// Elastic ranges through the C ABI on the host device: commit and decommit of a granule beside the calls of the kernel
+// that the host device makes for it, the latency of a grant when another range must give back, and how fast a session
+// shrinks and grows.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -169,8 +170,9 @@ gs::Session open_spilling(gs::Runtime& runtime) {
   return session;
 }
 
-// A session with 512 MiB of live blocks within P goes down to 64 MiB as its quota falls, and comes back: copies at its boundaries, under the
-// blocks' own addresses. The bounds of a boundary and of what moves may cost are lifted, so each way is one or two boundaries.
+// A session with 512 MiB of live blocks within P goes down to 64 MiB as its quota falls, and comes back: copies at its
+// boundaries, under the blocks' own addresses. The bounds of a boundary and of what moves may cost are lifted, so each
+// way is one or two boundaries.
 void BM_session_quota_down_and_up(benchmark::State& state) {
   constexpr uint64_t kBytes = 512 * kMiB, kSmall = 64 * kMiB;
   gs::RuntimeOptions options;
@@ -222,9 +224,9 @@ void BM_session_quota_down_and_up(benchmark::State& state) {
 }
 BENCHMARK(BM_session_quota_down_and_up)->UseRealTime()->Iterations(6)->Unit(benchmark::kMillisecond);
 
-// A job that only ever shrinks and grows, as fast as it may: its quota falls to an eighth and rises again as soon as it is there. Iterations
-// of 20 ms of real work on 64 MiB. It loses the time of its boundaries, given as a share of all. With 0 it only iterates: what boundaries
-// take without moves.
+// A job that only ever shrinks and grows, as fast as it may: its quota falls to an eighth and rises again as soon as it
+// is there. Iterations of 20 ms of real work on 64 MiB. It loses the time of its boundaries, given as a share of all.
+// With 0 it only iterates: what boundaries take without moves.
 void BM_job_that_shrinks_and_grows(benchmark::State& state) {
   constexpr uint64_t kBytes = 64 * kMiB;
   gs::RuntimeOptions options;

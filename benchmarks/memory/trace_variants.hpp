@@ -1,5 +1,5 @@
-// trace_variants.hpp: random variants of a recorded trace, so that packing is judged on what a trace is like and not on the one recording.
-// Each is a function of the trace and the generator's seed.
+// trace_variants.hpp: random variants of a recorded trace, so that packing is judged on what a trace is like and not on
+// the one recording. Each is a function of the trace and the generator's seed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -65,8 +65,8 @@ inline Buffers with_shifted_lifetimes(Buffers buffers, Generator& random) {
   return buffers;
 }
 
-// Two programs in one arena: the second begins within the first half of the first. Its sizes are multiplied so that the two peaks are to each other as
-// exp(U(-1, 1)).
+// Two programs in one arena: the second begins within the first half of the first. Its sizes are multiplied so that the
+// two peaks are to each other as exp(U(-1, 1)).
 inline Buffers interleaved(const Buffers& first, const Buffers& second, Generator& random) {
   std::uniform_real_distribution<double> uniform(0, 1);
   constexpr double kSpan = 1 << 24;

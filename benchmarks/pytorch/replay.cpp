@@ -1,5 +1,5 @@
-// Replays allocations through whatever allocator PyTorch has at the moment, its own or gpushare's, by the calls that tensors make.
-// scripts/test-pytorch --replay builds it against the wheel; replay.py calls it.
+// Replays allocations through whatever allocator PyTorch has at the moment, its own or gpushare's, by the calls that
+// tensors make. scripts/test-pytorch --replay builds it against the wheel; replay.py calls it.
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>

@@ -1,6 +1,7 @@
-// How much latency 42 models of one device add to each other, all resident, at a low rate of requests, beside each alone. Computed on
-// virtual time, not timed: the scheduler decides, and lanes with work share the device equally (the worst case for two kernels that
-// fill it). Requests come as a Poisson process, to each model alike; a request's execution is an iteration.
+// How much latency 42 models of one device add to each other, all resident, at a low rate of requests, beside each
+// alone. Computed on virtual time, not timed: the scheduler decides, and lanes with work share the device equally (the
+// worst case for two kernels that fill it). Requests come as a Poisson process, to each model alike; a request's
+// execution is an iteration.
 //
 //   measure_many_models [LOAD,..] [SEEDS]      load: the share of the device's time that the requests need; 0.05,0.1,0.2,0.4 and 5
 // SPDX-License-Identifier: Apache-2.0

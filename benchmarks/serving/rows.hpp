@@ -1,5 +1,5 @@
-// rows.hpp: an experiment with the serving simulator is some rows, each run with several policies and seeds on all cores, and what is
-// said of them on the page.
+// rows.hpp: an experiment with the serving simulator is some rows, each run with several policies and seeds on all
+// cores, and what is said of them on the page.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

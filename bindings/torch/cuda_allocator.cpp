@@ -51,7 +51,8 @@ gpushare_allocator allocator_of(int device) {
   return devices[static_cast<size_t>(device)].allocator.load(std::memory_order_acquire);
 }
 
-// The device's runtime with one session for all, which live until the process ends. Null if that fails; the thread's last error says why.
+// The device's runtime with one session for all, which live until the process ends. Null if that fails; the thread's
+// last error says why.
 gpushare_allocator open_device(int device) {
   Device& of = devices[static_cast<size_t>(device)];
   const std::lock_guard lock(opening);

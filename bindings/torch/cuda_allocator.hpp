@@ -3,11 +3,12 @@
 //
 //   allocator = torch.cuda.memory.CUDAPluggableAllocator("libgpushare_torch.so", "gpushare_torch_alloc", "gpushare_torch_free")
 //
-// The others go to set_init_fn and following of its allocator() (gpushare.torch does so). A device whose allocator was not attached gets a
-// runtime and a session of its own at its first allocation.
+// The others go to set_init_fn and following of its allocator() (gpushare.torch does so). A device whose allocator was
+// not attached gets a runtime and a session of its own at its first allocation.
 //
-// Threads: all functions from any. Errors: an allocation that fails throws std::bad_alloc with gpushare's message, which PyTorch turns
-// into RuntimeError, since a null pointer would be used. No other function throws; frees of what has gone with its session are ignored.
+// Threads: all functions from any. Errors: an allocation that fails throws std::bad_alloc with gpushare's message,
+// which PyTorch turns into RuntimeError, since a null pointer would be used. No other function throws; frees of what
+// has gone with its session are ignored.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,12 +25,12 @@ using gpushare_torch_stream = void*;
 
 extern "C" {
 
-// From now on memory of CUDA device `device` comes from `allocator`, which must serve that device; null: from none, allocations fail.
-// Returns the allocator before. The caller releases both when PyTorch is done with them.
+// From now on memory of CUDA device `device` comes from `allocator`, which must serve that device; null: from none,
+// allocations fail. Returns the allocator before. The caller releases both when PyTorch is done with them.
 GPUSHARE_API gpushare_allocator gpushare_torch_attach(int device, gpushare_allocator allocator);
 
-// Asked when an allocation of `bytes` on `device` finds no memory, on the allocating thread and without locks: nonzero says that something
-// was freed, and the allocation is tried again. Null: nobody. Returns what was asked before.
+// Asked when an allocation of `bytes` on `device` finds no memory, on the allocating thread and without locks: nonzero
+// says that something was freed, and the allocation is tried again. Null: nobody. Returns what was asked before.
 using gpushare_torch_reclaim = int (*)(int device, uint64_t bytes);
 GPUSHARE_API gpushare_torch_reclaim gpushare_torch_set_reclaim(gpushare_torch_reclaim reclaim);
 

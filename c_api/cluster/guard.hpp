@@ -1,4 +1,5 @@
-// guard.hpp: how every extern "C" body of libgpushare_cluster ends: a status for the caller, the message for the calling thread, no exception.
+// guard.hpp: how every extern "C" body of libgpushare_cluster ends: a status for the caller, the message for the
+// calling thread, no exception.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

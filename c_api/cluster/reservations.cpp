@@ -1,5 +1,5 @@
-// extern "C" bodies of the reservations in gpushare/cluster.h: the state machine of src/cluster/reservations.hpp behind one mutex, with a
-// clock and waiting.
+// extern "C" bodies of the reservations in gpushare/cluster.h: the state machine of src/cluster/reservations.hpp behind
+// one mutex, with a clock and waiting.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>

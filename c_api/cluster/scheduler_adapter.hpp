@@ -1,4 +1,5 @@
-// scheduler_adapter.hpp: a scheduler of the caller's own, a table of C functions, behind the interface of src/cluster/scheduler.hpp.
+// scheduler_adapter.hpp: a scheduler of the caller's own, a table of C functions, behind the interface of
+// src/cluster/scheduler.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

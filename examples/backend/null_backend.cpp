@@ -1,12 +1,13 @@
-// A backend to start yours from: the smallest device that passes the conformance suite. Its memory is the host's, each stream is a
-// thread that does one piece of work after another, and it has none of the optional groups (virtual memory, modelled work,
-// faults, partitions, ipc, graphs, adopted streams): their ops stay null.
+// A backend to start yours from: the smallest device that passes the conformance suite. Its memory is the host's, each
+// stream is a thread that does one piece of work after another, and it has none of the optional groups (virtual memory,
+// modelled work, faults, partitions, ipc, graphs, adopted streams): their ops stay null.
 //
 //   c++ -std=c++17 -shared -fPIC null_backend.cpp -o libnull_backend.so $(pkg-config --cflags gpushare) -pthread
-//   GPUSHARE_CTS_LIBRARY=$PWD/libnull_backend.so GPUSHARE_CTS_SPEC=null GPUSHARE_CTS_EXCUSES=null_excuses.txt gpushare-conformance
+//   GPUSHARE_CTS_LIBRARY=$PWD/libnull_backend.so GPUSHARE_CTS_SPEC=null GPUSHARE_CTS_EXCUSES=null_excuses.txt
+//   gpushare-conformance
 //
-// To make it yours: rename it, put your driver's calls where memory, streams and events are made and used, and keep the frame: what
-// each op checks, which status it gives, and that it says why (fail). backend.h is the contract.
+// To make it yours: rename it, put your driver's calls where memory, streams and events are made and used, and keep the
+// frame: what each op checks, which status it gives, and that it says why (fail). backend.h is the contract.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/backend.h>
 
@@ -31,7 +32,8 @@ namespace {
 constexpr uint64_t kAlignment = 256;
 constexpr uint64_t kDefaultBytes = uint64_t{1} << 30;
 
-// ---- errors: each op that fails stores why, for its thread ------------------------------------------------------------------------
+// ---- errors: each op that fails stores why, for its thread
+// ------------------------------------------------------------------------
 
 thread_local gpushare_backend_error g_error{};
 
@@ -63,7 +65,8 @@ uint64_t now_ns() {
                                    .count());
 }
 
-// ---- a stream's progress, which its events share and which may outlive it ---------------------------------------------------------
+// ---- a stream's progress, which its events share and which may outlive it
+// ---------------------------------------------------------
 
 struct Progress {
   std::mutex mutex;

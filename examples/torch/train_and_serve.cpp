@@ -1,6 +1,7 @@
-// train_and_serve: two networks are trained and a third one serves, in one process, as sessions that share the host device. libtorch's
-// CPU tensors lie in the sessions' memory, an iteration is one training step or one batch of requests. For every policy the program
-// holds the losses against a run without gpushare, bit by bit, and the memory against what the networks need.
+// train_and_serve: two networks are trained and a third one serves, in one process, as sessions that share the host
+// device. libtorch's CPU tensors lie in the sessions' memory, an iteration is one training step or one batch of
+// requests. For every policy the program holds the losses against a run without gpushare, bit by bit, and the memory
+// against what the networks need.
 //
 //   example_torch [steps]      prints a line a job and policy; returns 1 if anything differs
 // SPDX-License-Identifier: Apache-2.0

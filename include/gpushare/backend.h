@@ -273,10 +273,10 @@ typedef struct gpushare_backend_ops {
                                 gpushare_backend_memory** out_memory);
   /* A file descriptor through which a process that is sent it, or inherits it, can import `memory`. The caller closes it; it is
    * close-on-exec. The memory lives until the last handle, mapping and descriptor in any process has gone; processes that die
-   * let go. `access` (GPUSHARE_ACCESS_*) limits every importer where the system can hold it to that (host: memory that was exported for
-   * reading is its creator's alone to write from then on); where it cannot (cuda) it is the import's `access` that counts.
-   * Errors: INVALID_ARGUMENT (not of phys_create_shared; access; for writing after it was exported for reading), IO_ERROR (no
-   * descriptors left). */
+   * let go. `access` (GPUSHARE_ACCESS_*) limits every importer where the system can hold it to that (host: memory that
+   * was exported for reading is its creator's alone to write from then on); where it cannot (cuda) it is the import's
+   * `access` that counts. Errors: INVALID_ARGUMENT (not of phys_create_shared; access; for writing after it was
+   * exported for reading), IO_ERROR (no descriptors left). */
   int32_t (*phys_export)(gpushare_backend_device* device, gpushare_backend_memory* memory, uint32_t access,
                          int32_t* out_descriptor);
   /* The memory of `bytes` (as it was created) behind a descriptor that phys_export of the same kind of device gave. The

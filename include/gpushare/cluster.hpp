@@ -137,7 +137,8 @@ inline std::string cluster_run(const std::string& document, const std::string& c
   return detail::cluster_text(status, text);
 }
 
-// Reservations; see cluster.h for what requests, places and grants are. Errors are ClusterError. Movable; may be used from any thread.
+// Reservations; see cluster.h for what requests, places and grants are. Errors are ClusterError. Movable; may be used
+// from any thread.
 class ReservationTable {
  public:
   ReservationTable() { check(gpushare_cluster_table_create(&table_)); }

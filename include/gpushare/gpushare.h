@@ -223,18 +223,18 @@ typedef struct gpushare_runtime_params {
    * new one: more sessions at a time. null = as the policy says, else "salus". Ignored on a shared device */
   const char* lane_finder;
   /* Under the policy "pack" the runtime measures how sessions slow each other. The table of measurements is read from this file,
-   * if it exists, when the runtime is opened, and written to it when the runtime is closed. With a file the runtime measures under
-   * every policy. Sessions of one name count as the same work; sessions without a name are not written. null = the table ends
-   * with the runtime. On a shared device the daemon measures: UNSUPPORTED */
+   * if it exists, when the runtime is opened, and written to it when the runtime is closed. With a file the runtime
+   * measures under every policy. Sessions of one name count as the same work; sessions without a name are not written.
+   * null = the table ends with the runtime. On a shared device the daemon measures: UNSUPPORTED */
   const char* interference_file;
 } gpushare_runtime_params;
 #define GPUSHARE_RUNTIME_PARAMS_INIT \
   { sizeof(gpushare_runtime_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /* Opens the device and starts the runtime. The caller owns *out_runtime and closes it. May block on the driver. Errors:
- * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy, lane finder or backend), INVALID_ARGUMENT,
- * UNSUPPORTED (layout, interference_file), MALFORMED_INPUT or IO_ERROR (interference_file; the message names it),
- * DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
+ * UNAVAILABLE (no such device, no daemon; the message says why), NOT_FOUND (unknown policy, lane finder or backend),
+ * INVALID_ARGUMENT, UNSUPPORTED (layout, interference_file), MALFORMED_INPUT or IO_ERROR (interference_file; the
+ * message names it), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY. */
 GPUSHARE_API int32_t gpushare_runtime_open(const gpushare_runtime_params* params,
                                            gpushare_runtime* out_runtime);
 
@@ -338,14 +338,15 @@ typedef struct gpushare_coordination_params {
 #define GPUSHARE_COORDINATION_PARAMS_INIT \
   { sizeof(gpushare_coordination_params), 0, 0, 0, 0 }
 
-/* From now on a coordinator decides which sessions run, in which class and with how many bytes; null: none does, as at first. Policies
- * go on to order iterations. Guaranteed sessions have all bytes of their need, or wait. Opportunistic ones share what these leave, by
- * weight, each at least its least_bytes; a session's bytes above its limit go to host memory at its next boundaries
- * (ALLOW_SPILL). A session that cannot shrink to its limit within 100 ms while others wait, or for whose least_bytes there is no
- * room, is paged out and waits. Sessions with MAY_UPGRADE are upgraded while no guaranteed one waits, and demoted when one needs the
- * room. gpushare_session_info has class and limit. P and E of every session count, also where sessions share a lane. Where
- * sessions cannot be paged out (contiguous layout) running sessions go on. Does not block. Errors: UNSUPPORTED (a shared device:
- * its operator decides), INVALID_ARGUMENT, INVALID_STATE. */
+/* From now on a coordinator decides which sessions run, in which class and with how many bytes; null: none does, as at
+ * first. Policies go on to order iterations. Guaranteed sessions have all bytes of their need, or wait. Opportunistic
+ * ones share what these leave, by weight, each at least its least_bytes; a session's bytes above its limit go to host
+ * memory at its next boundaries (ALLOW_SPILL). A session that cannot shrink to its limit within 100 ms while others
+ * wait, or for whose least_bytes there is no room, is paged out and waits. Sessions with MAY_UPGRADE are upgraded while
+ * no guaranteed one waits, and demoted when one needs the room. gpushare_session_info has class and limit. P and E of
+ * every session count, also where sessions share a lane. Where sessions cannot be paged out (contiguous layout) running
+ * sessions go on. Does not block. Errors: UNSUPPORTED (a shared device: its operator decides), INVALID_ARGUMENT,
+ * INVALID_STATE. */
 GPUSHARE_API int32_t gpushare_runtime_set_coordination(gpushare_runtime runtime,
                                                        const gpushare_coordination_params* params);
 
@@ -355,8 +356,9 @@ GPUSHARE_API int32_t gpushare_runtime_synchronize(gpushare_runtime runtime, uint
 
 /* Blocks until every iteration submitted before this call, to any session, has run or was given up (its session ended).
  * Then waits like gpushare_runtime_synchronize. Does not wait for iterations submitted meanwhile. Returns OK also if
- * iterations failed: their tickets tell. Errors: TIMED_OUT (the message says what the call waits for), DEVICE_LOST, INVALID_STATE (the
- * calling thread has an iteration open that one of them waits for, or is in a function that the runtime waits for). */
+ * iterations failed: their tickets tell. Errors: TIMED_OUT (the message says what the call waits for), DEVICE_LOST,
+ * INVALID_STATE (the calling thread has an iteration open that one of them waits for, or is in a function that the
+ * runtime waits for). */
 GPUSHARE_API int32_t gpushare_runtime_drain(gpushare_runtime runtime, uint64_t timeout_ns);
 
 /* ---- session ---- */
@@ -586,8 +588,9 @@ GPUSHARE_API int32_t gpushare_iteration_alloc(gpushare_iteration iteration, uint
                                               uint64_t alignment_bytes, gpushare_device_address* out_address);
 
 /* Promotes an ephemeral block: it outlives the iteration, counts as persistent, and is freed like a persistent block.
- * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe, or the session shares its lane with other processes and there is
- * no room for E of its own, which it has from the first kept block on; the block stays ephemeral). */
+ * Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (the promotion is not safe, or the session shares its lane with other
+ * processes and there is no room for E of its own, which it has from the first kept block on; the block stays
+ * ephemeral). */
 GPUSHARE_API int32_t gpushare_iteration_keep(gpushare_iteration iteration, gpushare_device_address address);
 
 /* The lane's stream. Owned by the lane; valid until the iteration ends. */

@@ -1,6 +1,6 @@
-/* gpushare: the allocator without a device. A heap places blocks in the offsets [0, capacity) and touches no memory behind them; the
- * placement solver places buffers whose lifetimes are known. Part of gpushare.h, which includes it; its contract holds here, except
- * that a heap is not thread-safe: the caller must serialise calls on one heap.
+/* gpushare: the allocator without a device. A heap places blocks in the offsets [0, capacity) and touches no memory
+ * behind them; the placement solver places buffers whose lifetimes are known. Part of gpushare.h, which includes it;
+ * its contract holds here, except that a heap is not thread-safe: the caller must serialise calls on one heap.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_HEAP_H_

@@ -1,5 +1,5 @@
-/* gpushare: scheduling policies, the built-in ones by name and those of the caller as a table of functions. Part of gpushare.h, which
- * includes it; its contract holds here.
+/* gpushare: scheduling policies, the built-in ones by name and those of the caller as a table of functions. Part of
+ * gpushare.h, which includes it; its contract holds here.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUSHARE_POLICY_H_

@@ -11,8 +11,9 @@
 namespace gpushare::base {
 namespace {
 
-// As the C library makes its own waits cancellation points: a request that comes while the kernel waits unwinds from there. The function has
-// nothing to destroy, and calls through a pointer because syscall() is declared as one that nothing unwinds through.
+// As the C library makes its own waits cancellation points: a request that comes while the kernel waits unwinds from
+// there. The function has nothing to destroy, and calls through a pointer because syscall() is declared as one that
+// nothing unwinds through.
 void wait_cancellable(std::atomic<uint32_t>* word, uint32_t seen, const timespec* left) {
   using Call = long (*)(long, ...);
   static Call volatile call = syscall;

@@ -24,8 +24,8 @@ using ForcedUnwind = abi::__forced_unwind;
 class ForcedUnwind {};
 #endif
 
-// For each function with a handler of ForcedUnwind: the exception has no object, and UndefinedBehaviorSanitizer takes the handler for
-// a reference to null. GCC leaves that check out only where it checks neither null nor alignment.
+// For each function with a handler of ForcedUnwind: the exception has no object, and UndefinedBehaviorSanitizer takes
+// the handler for a reference to null. GCC leaves that check out only where it checks neither null nor alignment.
 #define GPUSHARE_CATCHES_FORCED_UNWIND __attribute__((no_sanitize("null", "alignment")))
 
 // True once the calling thread is being unwound to end inside of a callback. Code that rethrows ForcedUnwind at

@@ -11,8 +11,8 @@
 
 namespace gpushare::base {
 
-// One thread at a time; blocks on the disk. Remembers the first failure, which close() tells. Without close(), or after a failure, the
-// file that was there before still is.
+// One thread at a time; blocks on the disk. Remembers the first failure, which close() tells. Without close(), or after
+// a failure, the file that was there before still is.
 class FileSink {
  public:
   explicit FileSink(const std::string& path);

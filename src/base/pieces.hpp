@@ -1,5 +1,5 @@
-// pieces.hpp: the memory of a lane that processes share: pieces that follow each other, made by another process. Each piece is a file
-// descriptor to import. Thread-safe: one thread adds the pieces that arrive, another maps them.
+// pieces.hpp: the memory of a lane that processes share: pieces that follow each other, made by another process. Each
+// piece is a file descriptor to import. Thread-safe: one thread adds the pieces that arrive, another maps them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

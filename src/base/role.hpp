@@ -1,6 +1,7 @@
-// role.hpp: what guards the members of an object that belongs to the owner of a mutex. clang's analysis cannot see that "the mutex of the object's
-// device" and "my mutex", which a function of the device holds, are one mutex. So both name a role: the thread that locks the mutex takes the role.
-// A role serves where each object has one owner and no thread holds the mutexes of two owners.
+// role.hpp: what guards the members of an object that belongs to the owner of a mutex. clang's analysis cannot see that
+// "the mutex of the object's device" and "my mutex", which a function of the device holds, are one mutex. So both name
+// a role: the thread that locks the mutex takes the role. A role serves where each object has one owner and no thread
+// holds the mutexes of two owners.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// service_thread.hpp: a thread that the library starts. It is never cancelled, and takes none of the process's signals. If a callback ends it
-// (pthread_exit), another thread goes on in its place: the body is called again, from its start.
+// service_thread.hpp: a thread that the library starts. It is never cancelled, and takes none of the process's signals.
+// If a callback ends it (pthread_exit), another thread goes on in its place: the body is called again, from its start.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -72,7 +72,8 @@ class TraceWriter {
   // The same for keys that are known only at run time.
   void counter(Group group, std::string_view name, uint64_t time_ns, std::span<const TraceArgument> values);
 
-  // Finishes the file. Errors: IO_ERROR of the first write that failed. No other call may follow; without this one there is no file.
+  // Finishes the file. Errors: IO_ERROR of the first write that failed. No other call may follow; without this one
+  // there is no file.
   Status close();
 
  private:

@@ -48,8 +48,8 @@ std::string table_of_list(const nlohmann::ordered_json& list) {
   return out;
 }
 
-// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and objects in it. A part of a
-// mix is such an object.
+// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and
+// objects in it. A part of a mix is such an object.
 std::string inner_tables(const std::string& title, const nlohmann::ordered_json& value) {
   if (value.is_array() && !value.empty() && value[0].is_object())
     return "\n" + title + "\n" + table_of_list(value);

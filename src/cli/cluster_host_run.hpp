@@ -1,5 +1,5 @@
-// cluster_host_run.hpp: training jobs under a cluster scheduler on real devices of this process: a runtime of the public API for each host
-// device. Jobs are placed, resized, paused and moved by sessions.
+// cluster_host_run.hpp: training jobs under a cluster scheduler on real devices of this process: a runtime of the
+// public API for each host device. Jobs are placed, resized, paused and moved by sessions.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,17 +18,19 @@ struct ClusterHostOptions {
       true;  // false: the scheduler is told the demand that is assumed of jobs that state none
 };
 
-// Devices are runtimes on the device `host`, with a lane each: one iteration runs on a device at a time, and sessions take turns by weight.
-// They share this machine's cores and caches. Memory beyond 256 MiB a device is divided by one factor for devices and jobs.
+// Devices are runtimes on the device `host`, with a lane each: one iteration runs on a device at a time, and sessions
+// take turns by weight. They share this machine's cores and caches. Memory beyond 256 MiB a device is divided by one
+// factor for devices and jobs.
 //
-// A job is a session on each of its devices. An iteration takes its ephemeral memory, writes every page and does arithmetic for its
-// demand's part of the iteration's time (divided by the device's speed), then waits on the host for the rest. The parts of a gang end an
-// iteration together. A pause copies the persistent memory to host memory and closes the sessions; going on, there or on other devices,
-// copies it back. Every page of persistent memory is marked and checked. An opportunistic job's sessions have 1/16 of the weight of others.
+// A job is a session on each of its devices. An iteration takes its ephemeral memory, writes every page and does
+// arithmetic for its demand's part of the iteration's time (divided by the device's speed), then waits on the host for
+// the rest. The parts of a gang end an iteration together. A pause copies the persistent memory to host memory and
+// closes the sessions; going on, there or on other devices, copies it back. Every page of persistent memory is marked
+// and checked. An opportunistic job's sessions have 1/16 of the weight of others.
 //
 // The scheduler is told a job's slowdown when it has ended five iterations since its neighbours or its batch size last changed.
-// Blocks until all jobs have ended. Errors: INVALID_ARGUMENT (more than 64 devices or 4096 jobs), INTERNAL (an action that cannot be
-// taken; a job whose memory another job wrote), CANCELLED, and those of the runtime.
+// Blocks until all jobs have ended. Errors: INVALID_ARGUMENT (more than 64 devices or 4096 jobs), INTERNAL (an action
+// that cannot be taken; a job whose memory another job wrote), CANCELLED, and those of the runtime.
 base::Result<sim::ClusterResult> run_cluster_on_host(const std::vector<cluster::JobInfo>& jobs,
                                                      const std::vector<cluster::Device>& devices,
                                                      cluster::Scheduler& scheduler,

@@ -106,7 +106,8 @@ std::string line_key(const Json& results) {
   return out + "</ul>";
 }
 
-// The results of the rounds of shares: a chart for each metric, with a line for each scheduler. Each point is the mean of some rounds.
+// The results of the rounds of shares: a chart for each metric, with a line for each scheduler. Each point is the mean
+// of some rounds.
 std::string series(const Json& document) {
   const Json& results = document.at("results");
   if (results.empty() || !results[0].contains("series") || results[0]["series"].empty()) return "";
@@ -226,8 +227,8 @@ bool has_rows(const Json& value) {
   return value.is_object() || (value.is_array() && !value.empty() && value[0].is_object());
 }
 
-// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and objects in it. A part of a
-// mix is such an object.
+// The tables of what a result holds under `title`: one of the plain values of an object, then those of the lists and
+// objects in it. A part of a mix is such an object.
 std::string inside(const std::string& title, const Json& value) {
   std::vector<std::vector<std::string>> rows;
   if (value.is_array() && has_rows(value)) {

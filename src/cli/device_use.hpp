@@ -1,6 +1,6 @@
-// device_use.hpp: what a measured run has on the device at every instant, told by the device itself: functions that run in stream order
-// at the begin and the end of each iteration's work. They give the bytes in use, their peak and its holders, and how long lanes stand
-// idle between iterations.
+// device_use.hpp: what a measured run has on the device at every instant, told by the device itself: functions that run
+// in stream order at the begin and the end of each iteration's work. They give the bytes in use, their peak and its
+// holders, and how long lanes stand idle between iterations.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace gpushare::cli {
 
-// A block is in use from the begin of the first device work that may touch it to the end of the last: a job's model while the job is on
-// the device, an iteration's blocks while the iteration runs. Not thread-safe: the caller locks.
+// A block is in use from the begin of the first device work that may touch it to the end of the last: a job's model
+// while the job is on the device, an iteration's blocks while the iteration runs. Not thread-safe: the caller locks.
 class DeviceUse {
  public:
   struct Block {
@@ -43,8 +43,9 @@ class DeviceUse {
   uint64_t peak_bytes() const { return peak_bytes_; }
   uint64_t most_inside() const { return most_inside_; }
   uint64_t most_apart_bytes() const { return most_apart_bytes_; }
-  // Median time in ns that a lane stood idle before the first work of another job, or before more work of the same, counting only work that
-  // was enqueued before the lane became idle: what the hand-over costs, not the wait for work. -1: none was seen.
+  // Median time in ns that a lane stood idle before the first work of another job, or before more work of the same,
+  // counting only work that was enqueued before the lane became idle: what the hand-over costs, not the wait for work.
+  // -1: none was seen.
   double switch_ns() const { return median(switch_gaps_); }
   double stay_ns() const { return median(stay_gaps_); }
   uint64_t switches_seen() const { return switch_gaps_.size(); }

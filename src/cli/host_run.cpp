@@ -347,8 +347,8 @@ void HostRun::ended(Turn& turn) {
   changed_.notify_all();
 }
 
-// Bytes in use at this moment; mutex_ is held. Sessions that are paged out hold nothing on the device: nobody tells when they went, so they
-// are asked before a peak is believed.
+// Bytes in use at this moment; mutex_ is held. Sessions that are paged out hold nothing on the device: nobody tells
+// when they went, so they are asked before a peak is believed.
 void HostRun::see_use(double at_s) {
   if (use_.is_above_peak()) {
     for (const uint64_t job : use_.jobs()) {

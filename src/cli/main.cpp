@@ -70,8 +70,9 @@ std::string message_of(const CLI::ParseError& error) {
   return what;
 }
 
-// The first word that looks like an option and is none of the command that it follows, and that command; null if there is none. CLI11
-// looks at what is missing first and at what is too much after it: "run --job x" would only be told that --jobs is required.
+// The first word that looks like an option and is none of the command that it follows, and that command; null if there
+// is none. CLI11 looks at what is missing first and at what is too much after it: "run --job x" would only be told that
+// --jobs is required.
 std::pair<std::string, const CLI::App*> unknown_option(int argc, char** argv, const CLI::App& app) {
   const CLI::App* at = &app;
   for (int i = 1; i < argc; ++i) {
@@ -191,8 +192,8 @@ int tool(int argc, char** argv) {
   return gpushare::cli::exit_code(result.status());
 }
 
-// The last resort where an exception cannot be caught: out of a destructor, as of a JSON document that has no memory to be freed with, or
-// out of a thread. Files are replaced whole or not at all, so nothing half-written stays.
+// The last resort where an exception cannot be caught: out of a destructor, as of a JSON document that has no memory to
+// be freed with, or out of a thread. Files are replaced whole or not at all, so nothing half-written stays.
 [[noreturn]] void give_up() {
   const char* why = "internal error, please report it";
   try {

@@ -22,8 +22,8 @@ struct PolicyChoice {
   void set_on(Runtime& runtime) const;
 };
 
-// "fifo,/home/me/lottery.so": each policy once. Errors: INVALID_ARGUMENT naming what there is; NOT_FOUND for a library that cannot be
-// opened; MALFORMED_INPUT for one without GPUSHARE_POLICY_ENTRY_NAME or whose table is refused.
+// "fifo,/home/me/lottery.so": each policy once. Errors: INVALID_ARGUMENT naming what there is; NOT_FOUND for a library
+// that cannot be opened; MALFORMED_INPUT for one without GPUSHARE_POLICY_ENTRY_NAME or whose table is refused.
 base::Result<std::vector<PolicyChoice>> parse_policies(const char* option, const std::string& text);
 
 }  // namespace gpushare::cli

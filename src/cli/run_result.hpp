@@ -47,8 +47,8 @@ struct PolicyRun {
   uint64_t most_inside = 0;  // jobs with their persistent bytes on the device at once
   uint64_t most_apart_bytes =
       0;  // what those inside would have held at most were nothing shared: the sum of their P + E
-  // Measured runs. Median time that a lane stood idle before work of another job (before more of the same job), counting only work that
-  // was enqueued before the lane became idle; below 0: not measured, or none was seen.
+  // Measured runs. Median time that a lane stood idle before work of another job (before more of the same job),
+  // counting only work that was enqueued before the lane became idle; below 0: not measured, or none was seen.
   double switch_s = -1;
   double stay_s = -1;
   // Measured runs: what the simulator makes of the same jobs; below 0: it was not asked.

@@ -185,7 +185,8 @@ base::Result<std::span<const std::byte>> receive_message(int socket, std::span<s
     header.msg_controllen = sizeof(control);
   }
   ssize_t got = 0;
-  // The peer may have closed with messages of ours unread. The kernel reports that once; the peer's earlier messages are still readable.
+  // The peer may have closed with messages of ours unread. The kernel reports that once; the peer's earlier messages
+  // are still readable.
   bool reset = false;
   do {
     got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);

@@ -1,6 +1,6 @@
-// images.hpp: the images of models that the daemon shares with this process: the messages about them, and the users that are told of them.
-// A process reads an image; it maps the memory when ImageHere comes and unmaps it when ImageGone does. The daemon sends
-// ImageGone only while the image's session has no turn.
+// images.hpp: the images of models that the daemon shares with this process: the messages about them, and the users
+// that are told of them. A process reads an image; it maps the memory when ImageHere comes and unmaps it when ImageGone
+// does. The daemon sends ImageGone only while the image's session has no turn.
 //
 // Threads: open() and close() from any; the rest from the thread that listens to the daemon. A user is called by that thread,
 // with no lock held.

@@ -1,6 +1,7 @@
 // lease.hpp: the memory that the daemon shares with a process: a lease on the turn for each of its sessions, and
-// the process's measurements. While nobody else wants the device, an iteration begins and ends by loads and stores here. The header uses none
-// of the project's libraries and no C++ runtime, for src/shim. lease_page.hpp makes and maps the memory.
+// the process's measurements. While nobody else wants the device, an iteration begins and ends by loads and stores
+// here. The header uses none of the project's libraries and no C++ runtime, for src/shim. lease_page.hpp makes and maps
+// the memory.
 //
 // A lease is one word, epoch and state. The daemon alone makes epochs. A state changes so:
 //
@@ -12,16 +13,16 @@
 //   wanted -> free   process: given back; a Returned message follows
 //   any   -> free    daemon, with a new epoch: the process kept the turn too long
 //
-// Processes of one user share one memory of leases (Hello::kPassesTurns), and pass turns to each other without the daemon between them.
-// While a holder is wanted, the daemon offers the turn to the session that comes next: the offered lease is free under a new epoch e, and
-// the holder's next() names it. Then:
+// Processes of one user share one memory of leases (Hello::kPassesTurns), and pass turns to each other without the
+// daemon between them. While a holder is wanted, the daemon offers the turn to the session that comes next: the offered
+// lease is free under a new epoch e, and the holder's next() names it. Then:
 //
 //   e, free -> e + 1, busy   process of the holder, once its own lease is free: passed; it rings the bell of the lease
 //   e, free -> e + 2, free   daemon: withdrawn
 //
-// Each change is one compare-and-swap of the whole word, so a process that was slow cannot touch a later lease, and an offer is either
-// passed or withdrawn. Nothing that a process writes is trusted: service is bounded by the time for which the daemon granted the turn, and
-// a memory of leases is of one user.
+// Each change is one compare-and-swap of the whole word, so a process that was slow cannot touch a later lease, and an
+// offer is either passed or withdrawn. Nothing that a process writes is trusted: service is bounded by the time for
+// which the daemon granted the turn, and a memory of leases is of one user.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -69,8 +70,8 @@ class alignas(64) Lease {
   void set_next(uint32_t slot, uint64_t offer) { next_.store(offer << 12 | slot, std::memory_order_seq_cst); }
   // Whether the process hears by itself that its turn is wanted, at the end of its iteration; else it is sent Wanted.
   bool looks() const { return looks_.load(std::memory_order_seq_cst) != 0; }
-  // Device time for which the turn may go on although it is wanted, for processes that end turns by measured time; 0: what they think right. It may
-  // change during the turn.
+  // Device time for which the turn may go on although it is wanted, for processes that end turns by measured time; 0:
+  // what they think right. It may change during the turn.
   void set_turn_ns(uint64_t turn_ns) {
     turn_us_.store(static_cast<uint32_t>(turn_ns / 1000), std::memory_order_relaxed);
   }

@@ -1,13 +1,13 @@
 // remote_authority.hpp: the daemon's scheduler, as the executor of one process sees it.
 //
-// Every session of the process is a session of the daemon's scheduler. Each resident session has a lane of its own here, whose number is
-// this process's affair. The process allocates P in its own device context and tells the daemon when bytes are really free again. E is
-// either the same, counted like P, or memory of the daemon that it sends in pieces (LaneHere) and that sessions of other processes
-// use in their turns. A turn is a lease (lease_page.hpp).
+// Every session of the process is a session of the daemon's scheduler. Each resident session has a lane of its own
+// here, whose number is this process's affair. The process allocates P in its own device context and tells the daemon
+// when bytes are really free again. E is either the same, counted like P, or memory of the daemon that it sends in
+// pieces (LaneHere) and that sessions of other processes use in their turns. A turn is a lease (lease_page.hpp).
 //
 // When the daemon has gone, standing() says so, sessions keep their memory, and a thread tries to reach a new
-// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits. A shared lane is given up
-// and had anew, so the process connects again only when no iteration is under way in one.
+// daemon. Every session is declared to the new daemon. A session whose claim it refuses is paged out and waits. A
+// shared lane is given up and had anew, so the process connects again only when no iteration is under way in one.
 //
 // Threads: as sched::Authority: the driver serialises its calls. A thread of its own receives messages.
 // SPDX-License-Identifier: Apache-2.0

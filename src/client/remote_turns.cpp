@@ -50,7 +50,8 @@ void RemoteAuthority::accept_unwanted(Record& record) {
   give_back(record);
 }
 
-// The daemon wants the turn back. A turn that the daemon took back before this process had seen it is over, and only this process can say so.
+// The daemon wants the turn back. A turn that the daemon took back before this process had seen it is over, and only
+// this process can say so.
 void RemoteAuthority::say_unseen_returned(Record& record) {
   if (record.in_flight > 0 || !record.declared || !gone_.ok()) return;
   const Lease::Word now = lease(record).look();

@@ -84,8 +84,8 @@ std::string encode_status(const ServiceStatus& status);
 base::Result<ServiceStatus> parse_service_status(std::string_view text);
 // Asks the daemon at `socket`. Errors: UNAVAILABLE, MALFORMED_INPUT, TIMED_OUT.
 base::Result<ServiceStatus> query_service(const std::string& socket);
-// Sets the capacity that the daemon may promise of `device` (empty: its first); 0: the capacity that it began with. Only for the daemon's
-// own user and root. Errors: UNAVAILABLE, EXCEEDS_CAPACITY, NOT_FOUND (device), TIMED_OUT.
+// Sets the capacity that the daemon may promise of `device` (empty: its first); 0: the capacity that it began with.
+// Only for the daemon's own user and root. Errors: UNAVAILABLE, EXCEEDS_CAPACITY, NOT_FOUND (device), TIMED_OUT.
 base::Status set_service_capacity(const std::string& socket, const std::string& device, uint64_t bytes);
 
 }  // namespace gpushare::client

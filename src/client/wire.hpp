@@ -1,5 +1,5 @@
-// wire.hpp: the messages on the daemon's socket as they are in memory: types, fields, sizes. Without any of the project's libraries or the C++ runtime,
-// for src/shim; protocol.hpp has the rules and the checks.
+// wire.hpp: the messages on the daemon's socket as they are in memory: types, fields, sizes. Without any of the
+// project's libraries or the C++ runtime, for src/shim; protocol.hpp has the rules and the checks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -80,8 +80,8 @@ struct Header {
   uint32_t sequence = 0;
 };
 
-// Flags of Hello, since 1.4: the process shares the memory of leases with the others of its user, passes turns on, and waits by the lease's
-// bell (lease.hpp).
+// Flags of Hello, since 1.4: the process shares the memory of leases with the others of its user, passes turns on, and
+// waits by the lease's bell (lease.hpp).
 inline constexpr uint16_t kPassesTurns = 1;
 
 struct Hello {
@@ -116,17 +116,18 @@ inline constexpr uint32_t kMayQueue = 1, kMayPage = 2;
 inline constexpr uint32_t kRunning =
     4;  // declared anew to a restarted daemon while an iteration is under way
 inline constexpr uint32_t kClaimsNothing = 8;  // nothing makes room for it. Since 1.4
-// Since 1.5. The session has memory and turns of its own, and shares only the limits of its group with the group's other sessions.
+// Since 1.5. The session has memory and turns of its own, and shares only the limits of its group with the group's
+// other sessions.
 inline constexpr uint32_t kOwnClaim = 16;
 // Since 1.5. Another daemon knew the session, which was within its group's limits there.
 inline constexpr uint32_t kKnownBefore = 32;
-// Since 1.6. The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back only when all work in
-// them is done. The Reply says whether the daemon does so.
+// Since 1.6. The process maps its session's ephemeral memory from pieces that the daemon sends, and gives the turn back
+// only when all work in them is done. The Reply says whether the daemon does so.
 inline constexpr uint32_t kMayShareLane = 64;
 // Since 1.6. An opportunistic session that counts as guaranteed while there is room, where the daemon has a coordinator.
 inline constexpr uint32_t kMayUpgrade = 128;
-// Since 1.6. With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for memory. Without kMayPage
-// (kNeverPages): the session can never be paged out.
+// Since 1.6. With kMayPage (kAlternates): under every policy the session takes turns with sessions that wait for
+// memory. Without kMayPage (kNeverPages): the session can never be paged out.
 inline constexpr uint32_t kAlternates = 256, kNeverPages = 512;
 
 struct Arrive {
@@ -142,8 +143,9 @@ struct Arrive {
   uint32_t flags = 0;
   uint32_t reserved = 0;
   char name[64] = {};
-  // Since 1.1. Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns are of all of them
-  // together, as the first declares them. With kOwnClaim: the sessions of all users with this number have the limits below together.
+  // Since 1.1. Sessions of one user with the same number other than 0 are a group: memory, weight, priority and turns
+  // are of all of them together, as the first declares them. With kOwnClaim: the sessions of all users with this number
+  // have the limits below together.
   uint64_t group = 0;
   // Since 1.5, with kOwnClaim: the limits of the group, as its first such session declares them.
   uint64_t group_memory_bytes =
@@ -151,8 +153,8 @@ struct Arrive {
   double group_weight = 0;  // what its sessions that use the device divide; 0 = each has its own weight
   // Since 1.6. With how many of its bytes the session can still run, the rest in host memory; 0 = all of them.
   uint64_t least_bytes = 0;
-  // Since 1.7. The most of the device's time that the sessions of the group, or of the connection, get together, also while nobody else wants
-  // the device: above 0, at most 1; 0 = no cap. As the first session that names one says.
+  // Since 1.7. The most of the device's time that the sessions of the group, or of the connection, get together, also
+  // while nobody else wants the device: above 0, at most 1; 0 = no cap. As the first session that names one says.
   double cap = 0;
 };
 
@@ -164,18 +166,21 @@ struct Need {
 };
 
 // Room, and every message of one session. Meaning of `value`: Room bytes wanted; Returned 1 if the session is
-// ready again; LaneHere the bytes of the lane's next piece, whose descriptor comes with it; SetPriority the priority; SetClass the class; SetWeight the bits of a double; SetCap likewise, 1: none; SetRemaining nanoseconds; SetSpare the bits of a double, its worth in
-// nanoseconds, below 0: it is not spare any more; SetLink the bits of a double, nanoseconds a byte; CountsAs the class; Limit the bytes, 0: none; else 0. A PageOut of a spare session
-// may be answered by Leave.
+// ready again; LaneHere the bytes of the lane's next piece, whose descriptor comes with it; SetPriority the priority;
+// SetClass the class; SetWeight the bits of a double; SetCap likewise, 1: none; SetRemaining nanoseconds; SetSpare the
+// bits of a double, its worth in nanoseconds, below 0: it is not spare any more; SetLink the bits of a double,
+// nanoseconds a byte; CountsAs the class; Limit the bytes, 0: none; else 0. A PageOut of a spare session may be
+// answered by Leave.
 struct SessionMessage {
   Header header;
   uint64_t session = 0;
   uint64_t value = 0;
 };
 
-// The bytes of a session's elastic ranges that their owner can be asked for. RangeAsk and RangeGive are SessionMessages whose `value` is bytes;
-// RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way, and names in `text` the sessions that have not
-// answered since the last Reply. RangeAnswer: bytes that are given in all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
+// The bytes of a session's elastic ranges that their owner can be asked for. RangeAsk and RangeGive are SessionMessages
+// whose `value` is bytes; RangeAsk of 0 ends a wait. The Reply to RangeAsk has `value` 1 while bytes are on the way,
+// and names in `text` the sessions that have not answered since the last Reply. RangeAnswer: bytes that are given in
+// all, or UINT64_MAX. RangeGiven: something has changed for a session that asked.
 struct RangeHas {
   Header header;
   uint64_t session = 0;
@@ -224,8 +229,9 @@ struct Reply {
   char text[512] = {};
 };
 
-// The session's lane is shared: E is memory of the daemon, sent by LaneHere before the Admit, the PageIn or the Reply to the Need that promises
-// it. The process has mapped the pieces that begin below E, and no others once it says that E is less, that it is paged out, or that it has gone.
+// The session's lane is shared: E is memory of the daemon, sent by LaneHere before the Admit, the PageIn or the Reply
+// to the Need that promises it. The process has mapped the pieces that begin below E, and no others once it says that E
+// is less, that it is paged out, or that it has gone.
 inline constexpr uint32_t kSharesLane = 1u << 31;
 
 // The largest message.

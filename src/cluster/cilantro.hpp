@@ -1,4 +1,5 @@
-// cilantro.hpp: shares of one resource for jobs whose performance is known or learned (Cilantro; thesis 002, chapter 3). Whole units.
+// cilantro.hpp: shares of one resource for jobs whose performance is known or learned (Cilantro; thesis 002, chapter
+// 3). Whole units.
 //
 // The source searches by evolution; here social welfare is a dynamic programme, egalitarian welfare a bisection, and no justified
 // complaints (NJC) water-filling, each exact. Learning is in learn/, and hands this file curves and loads as bounds.
@@ -45,12 +46,12 @@ struct ShareResult {
   double useful = 0;  // sum of min(units, demand), (3.8)
 };
 
-// The least whole units at which a job reaches its objective. If no number of units does: the least at which it does best, since more
-// gain nothing. At most `capacity`, or capacity + 1 if that many are not enough.
+// The least whole units at which a job reaches its objective. If no number of units does: the least at which it does
+// best, since more gain nothing. At most `capacity`, or capacity + 1 if that many are not enough.
 int64_t demand_units(const UtilityJob& job, int64_t capacity);
 
-// Fails with INVALID_ARGUMENT if the previous shares cannot be brought within the capacity in one step, and with EXCEEDS_CAPACITY if jobs x
-// units is beyond kMaxTable.
+// Fails with INVALID_ARGUMENT if the previous shares cannot be brought within the capacity in one step, and with
+// EXCEEDS_CAPACITY if jobs x units is beyond kMaxTable.
 constexpr int64_t kMaxTable = 50'000'000;
 base::Result<ShareResult> divide_shares(const ShareProblem& problem, ShareObjective objective);
 

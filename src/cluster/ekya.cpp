@@ -205,7 +205,8 @@ class Planner {
     return result;
   }
 
-  // A window whose shares are divided anew whenever a retraining ends, by `decides`: this planner, or one that was told other accuracies.
+  // A window whose shares are divided anew whenever a retraining ends, by `decides`: this planner, or one that was told
+  // other accuracies.
   // `first` replaces the first division if it is given.
   RetrainingWindow play_divided_anew(size_t window, std::vector<StreamState>& states, double end_weight,
                                      const std::vector<Option>* first, Planner& decides, const Begun& begun) {
@@ -266,10 +267,11 @@ class Planner {
     window.accuracy = sum / double(window.stream_accuracy.size());
   }
 
-  // Algorithm 1 as printed: from a fair start every job in turn steals quanta from every other while the estimate rises, and stops at the
-  // first quantum that does not raise it. Without a retraining configuration that fits, a stream's retraining share is idle. A division
-  // that keeps some stream below the floor has no estimate (that stream's list of configurations is empty), so that a start below the
-  // floor from which no single quantum leads out stays: then nothing is retrained.
+  // Algorithm 1 as printed: from a fair start every job in turn steals quanta from every other while the estimate
+  // rises, and stops at the first quantum that does not raise it. Without a retraining configuration that fits, a
+  // stream's retraining share is idle. A division that keeps some stream below the floor has no estimate (that stream's
+  // list of configurations is empty), so that a start below the floor from which no single quantum leads out stays:
+  // then nothing is retrained.
   std::vector<Option> steal(size_t window, const std::vector<StreamState>& states, double left) const {
     const size_t jobs = 2 * states.size();
     std::vector<int64_t> shares(jobs, quanta_ / int64_t(jobs));
@@ -388,9 +390,9 @@ class Planner {
     return with_mean(std::move(plan));
   }
 
-  // All windows at once. Candidates: fixed shares; shares divided anew at each completion with the accuracy at a window's end weighted in
-  // several ways; and, while the budget of work lasts, changes of one quantum or configuration to the first division of a window. The best
-  // by what it yields over all windows.
+  // All windows at once. Candidates: fixed shares; shares divided anew at each completion with the accuracy at a
+  // window's end weighted in several ways; and, while the budget of work lasts, changes of one quantum or configuration
+  // to the first division of a window. The best by what it yields over all windows.
   RetrainingPlan best_plan() {
     constexpr double kBudget = 2e8;
     RetrainingPlan best = fixed_plan();

@@ -1,9 +1,10 @@
-// ekya.hpp: retraining beside inference (Ekya; thesis 002, chapter 2): per window and stream a retraining configuration or none, an
-// inference configuration, and two shares in quanta of the devices, for the greatest accuracy averaged over the window and never below
-// a floor.
+// ekya.hpp: retraining beside inference (Ekya; thesis 002, chapter 2): per window and stream a retraining configuration
+// or none, an inference configuration, and two shares in quanta of the devices, for the greatest accuracy averaged over
+// the window and never below a floor.
 //
-// Rules: during a retraining, inference runs at the old accuracy x the best of factor x min(1, share / gpus); when the retraining ends,
-// its share goes to its own stream's inference and the new accuracy holds. A later window starts from the accuracy reached.
+// Rules: during a retraining, inference runs at the old accuracy x the best of factor x min(1, share / gpus); when the
+// retraining ends, its share goes to its own stream's inference and the new accuracy holds. A later window starts from
+// the accuracy reached.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -92,22 +93,24 @@ struct RetrainingPlan {
 // The greatest accuracy factor of a share, with the best inference configuration for it.
 double inference_factor(const Stream& stream, double share);
 
-// The floor is kept by thief where its start does, and by ekya and gpushare wherever some division keeps it: else they come as close as
-// possible, which below_floor tells. A stream whose accuracy cannot reach the floor at any share is asked for its own best instead.
-// INVALID_ARGUMENT if there are fewer quanta than streams, EXCEEDS_CAPACITY for more than kMaxQuanta.
+// The floor is kept by thief where its start does, and by ekya and gpushare wherever some division keeps it: else they
+// come as close as possible, which below_floor tells. A stream whose accuracy cannot reach the floor at any share is
+// asked for its own best instead. INVALID_ARGUMENT if there are fewer quanta than streams, EXCEEDS_CAPACITY for more
+// than kMaxQuanta.
 constexpr int64_t kMaxQuanta = 4096;
 base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
 
-// What profiling takes of each window. It comes first, on `devices`: meanwhile nothing is retrained, and inference has the rest, divided by
-// the best fixed shares. A window that is too short for it ends before anything is retrained.
+// What profiling takes of each window. It comes first, on `devices`: meanwhile nothing is retrained, and inference has
+// the rest, divided by the best fixed shares. A window that is too short for it ends before anything is retrained.
 struct Profiling {
   std::vector<double> gpu_seconds;  // by window; those beyond take none
   double devices = 0;               // > 0 if anything takes time; rounded to quanta, at least one
 };
 
-// Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler expected. At the start of a
-// window the accuracies reached are known, those of configurations are what was told, and nothing is known of later windows. kGpushare
-// divides anew at each completion, with what was reached. The result is what truly happened. kNone and kUniform do not profile.
+// Plays `truth` by a scheduler that decides from `told`: the same document, with the accuracies that a profiler
+// expected. At the start of a window the accuracies reached are known, those of configurations are what was told, and
+// nothing is known of later windows. kGpushare divides anew at each completion, with what was reached. The result is
+// what truly happened. kNone and kUniform do not profile.
 base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, const RetrainingProblem& told,
                                             RetrainingScheduler scheduler, const Profiling& profiling = {});
 

@@ -61,8 +61,9 @@ std::string joined(std::initializer_list<const char*> words) {
   return out;
 }
 
-// Reads a document without building it, for the path of what is wrong and for fields given twice. The parser's callback would do in one
-// pass, but it looks through a list again at the end of each of its objects: quadratic for a million jobs.
+// Reads a document without building it, for the path of what is wrong and for fields given twice. The parser's callback
+// would do in one pass, but it looks through a list again at the end of each of its objects: quadratic for a million
+// jobs.
 class DocumentReader final : public nlohmann::json_sax<Json> {
  public:
   std::string doubled;  // path of the first field that is there twice; "" if there is none

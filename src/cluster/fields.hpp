@@ -1,13 +1,13 @@
-// cluster: decisions above one device: which job goes to which device and beside whom, how much of it each gets, in which configuration.
-// Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be called from sim, c_api/cluster, cli and
-// tests; calls base and sched. Contents:
+// cluster: decisions above one device: which job goes to which device and beside whom, how much of it each gets, in
+// which configuration. Pure: no thread, no clock, no device; the same inputs give the same answer, bit by bit. May be
+// called from sim, c_api/cluster, cli and tests; calls base and sched. Contents:
 //   fields, plan, kinds, schema   the JSON documents: reading them, the kinds there are, deciding one, their published schema
 //   model/                        data that several kinds share: devices
 //   solve/                        solvers that several systems share
 //   services/, and a file or folder for each further kind; one file a system
 //
-// fields.hpp: an object of a document, read field by field. A field that is missing, out of range, doubled or unknown is an error with its path
-// and value.
+// fields.hpp: an object of a document, read field by field. A field that is missing, out of range, doubled or unknown
+// is an error with its path and value.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -45,8 +45,9 @@ inline constexpr Range kFraction{0, 1, false};
 // Parses a whole text. Errors: MALFORMED_INPUT with line, column and path; a key given twice in one object is one.
 base::Result<Json> parse_document(std::string_view text);
 
-// One object of a document. The first thing wrong is kept and shared with the objects inside it; from then on reads return what is safe
-// and lists are not read further, so a reader checks ok() once, at its end. Use from one thread, while the document lives.
+// One object of a document. The first thing wrong is kept and shared with the objects inside it; from then on reads
+// return what is safe and lists are not read further, so a reader checks ok() once, at its end. Use from one thread,
+// while the document lives.
 class Fields {
  public:
   // The whole document.
@@ -119,7 +120,8 @@ class Fields {
   // The value as it is; null if it is absent.
   const Json* find(const char* key);
 
-  // Refuses the value of `key` (or the object itself, if null) for a reason of the reader's own: "path: value is not allowed; <reason>".
+  // Refuses the value of `key` (or the object itself, if null) for a reason of the reader's own: "path: value is not
+  // allowed; <reason>".
   void refuse(const char* key, const std::string& reason);
   // Refuses a document for a reason that no single value has: "path: <reason>".
   void refuse_all(const std::string& reason);

@@ -212,7 +212,8 @@ void run_trials(TrialRun& run, TrialPolicy& policy, const TrialsFinished& on_fin
 
 namespace {
 
-// The lower convex hull of (rate, width), from no width on: w(r) is the least mean width at which a trial makes r of itself a second.
+// The lower convex hull of (rate, width), from no width on: w(r) is the least mean width at which a trial makes r of
+// itself a second.
 struct RateHull {
   std::vector<std::pair<double, double>> points;  // (rate, width), ascending
 

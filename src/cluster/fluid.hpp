@@ -1,9 +1,11 @@
-// fluid.hpp: running groups of tuning trials on devices (Fluid; thesis 000, chapter 3): how many devices, or which part of one, each trial
-// gets, and when that changes. The goal is the makespan of a group.
+// fluid.hpp: running groups of tuning trials on devices (Fluid; thesis 000, chapter 3): how many devices, or which part
+// of one, each trial gets, and when that changes. The goal is the makespan of a group.
 //
 // Widths are 1/p of a device for p = 1..max_packed, or whole devices up to max_workers. A trial of budget h1 takes (3.2)
-//   h(w) = h1 alpha^(1/w - 1) for w < 1 (h1/w if no alpha is stated: packing neither gains nor costs), (h1/w) beta^(w-1) for w >= 1,
-// divided by the speed of its slowest device. A change of a started trial's width or devices costs change_cost_s without progress.
+//   h(w) = h1 alpha^(1/w - 1) for w < 1 (h1/w if no alpha is stated: packing neither gains nor costs), (h1/w)
+//   beta^(w-1) for w >= 1,
+// divided by the speed of its slowest device. A change of a started trial's width or devices costs change_cost_s
+// without progress.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -90,8 +92,8 @@ class TrialRun {
   size_t unfinished_count() const { return unfinished_.size(); }
   int idle_devices() const;
 
-  // Devices for a width: whole ones that are idle, or for a part the fullest device that has it free with the memory. Empty if there are
-  // none.
+  // Devices for a width: whole ones that are idle, or for a part the fullest device that has it free with the memory.
+  // Empty if there are none.
   std::vector<int> find(Width width, uint64_t memory_bytes) const;
   // The same as if the trial's own devices were free.
   std::vector<int> find_for(size_t trial, Width width);
@@ -169,8 +171,8 @@ struct TrialResult {
   std::vector<Row> trials;  // in document order
 };
 
-// Plays a document's groups as they come. `scales`, unless empty, has what each trial (in document order) really takes over what it was
-// said to take, which no scheduler is told. `spans`, unless null, gets what each device ran.
+// Plays a document's groups as they come. `scales`, unless empty, has what each trial (in document order) really takes
+// over what it was said to take, which no scheduler is told. `spans`, unless null, gets what each device ran.
 struct TrialSpan {
   size_t trial = 0;  // in document order
   Width width = 0;
@@ -186,8 +188,9 @@ TrialResult play_trials(const std::vector<TrialDevice>& devices, const TrialLimi
 TrialResult plan_trials(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                         const std::vector<TrialGroup>& groups, TrialScheduler scheduler);
 
-// The least makespan that areas allow: the least T at which, for every arrival time a, the trials that arrive from a on have least areas,
-// each within T less its arrival and with widths mixed over time, that sum to at most the devices' speeds x (T - a). No schedule is faster.
+// The least makespan that areas allow: the least T at which, for every arrival time a, the trials that arrive from a on
+// have least areas, each within T less its arrival and with widths mixed over time, that sum to at most the devices'
+// speeds x (T - a). No schedule is faster.
 double trials_bound(const std::vector<TrialDevice>& devices, const TrialLimits& limits,
                     const std::vector<TrialGroup>& groups);
 

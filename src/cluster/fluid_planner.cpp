@@ -2,11 +2,12 @@
 //   lists     the least-area width that finishes within T, longest first, for several T; no changes on the way
 //   fluids    the two algorithms of the source
 //   wraps     for the least T that fits: each trial mixes two adjacent widths so that it ends exactly at T (the point of its convex hull at
-//             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the devices that are left.
-//             Trials on part of a device share blocks of p slots, which are wrapped in the same way.
-// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included. Once a completion has
-// brought another trial (ASHA, PBT without barriers), plans are compared by the mean end of the trials instead of the last. While many trials are
-// left, a few that arrive are only taken into the plan that there is.
+//             the rate that it needs), and McNaughton's wrap-around rule lays the parts of unit width out over the
+//             devices that are left. Trials on part of a device share blocks of p slots, which are wrapped in the same
+//             way.
+// A plan is replaced when trials arrive or complete and another one now ends earlier, changes and their cost included.
+// Once a completion has brought another trial (ASHA, PBT without barriers), plans are compared by the mean end of the
+// trials instead of the last. While many trials are left, a few that arrive are only taken into the plan that there is.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -20,7 +21,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kTolerance = 1e-9;
 constexpr size_t kMostToReplan = 64;  // trials left up to which plans are compared at every completion
 constexpr size_t kMostToWrap = 400;
-// With more trials left, few newcomers are taken into the plan that there is: a plan of all would take longer than a decision may.
+// With more trials left, few newcomers are taken into the plan that there is: a plan of all would take longer than a
+// decision may.
 constexpr size_t kMostToPlanAnew = 400;
 constexpr size_t kFewOf = 16;  // one in so many
 
@@ -252,8 +254,8 @@ class Wrap {
     }
   }
 
-  // McNaughton: one device after the other is filled up to T; what does not fit goes to the start of the next one, where it is done by
-  // the time at which the first part begins.
+  // McNaughton: one device after the other is filled up to T; what does not fit goes to the start of the next one,
+  // where it is done by the time at which the first part begins.
   bool lay_out(int device, double T) {
     const double cost = run_.limits().change_cost_s;
     double cursor = 0;
@@ -344,8 +346,9 @@ class Planner final : public TrialPolicy {
   std::unique_ptr<TrialPolicy> clone() const override { return std::make_unique<Planner>(*this); }
 
  private:
-  // The end under a policy that goes on from a state; infinity if it leaves something. Where completions bring further trials, the mean end
-  // of those that are left: the last end then matters less than soon having each result, and a change that delays all for one does not pay.
+  // The end under a policy that goes on from a state; infinity if it leaves something. Where completions bring further
+  // trials, the mean end of those that are left: the last end then matters less than soon having each result, and a
+  // change that delays all for one does not pay.
   double end_under(TrialRun run, TrialPolicy& policy) const {
     const std::vector<size_t> left = run.unfinished();
     run_trials(run, policy);

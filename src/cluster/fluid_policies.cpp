@@ -62,8 +62,9 @@ bool QueuePolicy::empty() const {
   return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue.second.empty(); });
 }
 
-// Places what fits, in the order of the queue. Trials of one width stand in one queue, so that those behind the first of a width that
-// does not fit need not be asked; a trial whose memory does not fit does not keep others of its width waiting.
+// Places what fits, in the order of the queue. Trials of one width stand in one queue, so that those behind the first
+// of a width that does not fit need not be asked; a trial whose memory does not fit does not keep others of its width
+// waiting.
 void QueuePolicy::fill(TrialRun& run) {
   constexpr size_t kLookAhead = 64;
   while (true) {

@@ -1,5 +1,6 @@
-// fluid_policies.hpp: how the trials of fluid.hpp are scheduled: one device each in order (the default execution of tuning libraries),
-// StaticFluid and DynamicFluid as in the source, and the planner behind "gpushare". Included by the files fluid*.cpp alone.
+// fluid_policies.hpp: how the trials of fluid.hpp are scheduled: one device each in order (the default execution of
+// tuning libraries), StaticFluid and DynamicFluid as in the source, and the planner behind "gpushare". Included by the
+// files fluid*.cpp alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

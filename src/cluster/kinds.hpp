@@ -1,5 +1,5 @@
-// kinds.hpp: the kinds of documents, and how one joins: a file that defines its `<name>_kind()`, which is declared and listed here, an
-// example under examples/cluster, and its files in CMakeLists.txt. Nothing else knows the kinds.
+// kinds.hpp: the kinds of documents, and how one joins: a file that defines its `<name>_kind()`, which is declared and
+// listed here, an example under examples/cluster, and its files in CMakeLists.txt. Nothing else knows the kinds.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -43,11 +43,13 @@ struct PlaySpan {
 class Problem {
  public:
   virtual ~Problem() = default;
-  // As solve, playing the document through with noise: `choice` is one of the kind's run_choices. Appends to `spans` unless it is null.
+  // As solve, playing the document through with noise: `choice` is one of the kind's run_choices. Appends to `spans`
+  // unless it is null.
   virtual base::Status play(std::string_view choice, const PlayOptions& options, OrderedJson& result,
                             std::vector<PlaySpan>* spans) = 0;
-  // Adds the fields of the kind to `result`. `choice` is one of the kind's. Work that cannot be served or run is named in the result and is no
-  // error. Errors: INVALID_ARGUMENT with the path of a field that the scheduler needs and the document lacks.
+  // Adds the fields of the kind to `result`. `choice` is one of the kind's. Work that cannot be served or run is named
+  // in the result and is no error. Errors: INVALID_ARGUMENT with the path of a field that the scheduler needs and the
+  // document lacks.
   virtual base::Status solve(std::string_view choice, OrderedJson& result) = 0;
 };
 

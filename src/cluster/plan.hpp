@@ -25,14 +25,14 @@ struct PlanOptions {
 };
 
 // {"version", "kind", "results": [{"scheduler" or "objective", "solve_ms", ...}]}, one entry a choice.
-// Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (a choice that the kind does
-// not have, or that needs what the document lacks).
+// Errors: MALFORMED_INPUT (the document; the message has path, value and what is allowed), INVALID_ARGUMENT (a choice
+// that the kind does not have, or that needs what the document lacks).
 // `known` are the kinds there are: kinds(), or sim::all_cluster_kinds() with those that are played on virtual time.
 base::Result<OrderedJson> plan(std::string_view document, const PlanOptions& options,
                                const std::vector<const Kind*>& known = kinds());
 
-// Plays the document through with noise, once by each of `options.schedulers` or `options.choices`. The result has "seed" beside the fields
-// of plan's. `spans`, unless null, gets what the last of them did. Errors: as plan's.
+// Plays the document through with noise, once by each of `options.schedulers` or `options.choices`. The result has
+// "seed" beside the fields of plan's. `spans`, unless null, gets what the last of them did. Errors: as plan's.
 base::Result<OrderedJson> run(std::string_view document, const PlanOptions& options, const PlayOptions& play,
                               const std::vector<const Kind*>& known = kinds(),
                               std::vector<PlaySpan>* spans = nullptr);

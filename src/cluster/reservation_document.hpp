@@ -1,5 +1,5 @@
-// reservation_document.hpp: the texts of reservations: requests and places in, grants and the table's status out. Errors: MALFORMED_INPUT
-// with path and value.
+// reservation_document.hpp: the texts of reservations: requests and places in, grants and the table's status out.
+// Errors: MALFORMED_INPUT with path and value.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

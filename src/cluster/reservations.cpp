@@ -21,8 +21,8 @@ bool ReservationTable::satisfies(const Node& node, const Amounts& needs) {
   });
 }
 
-// Nodes for every placement of every part, by depth-first search in the order of the nodes' names. Equal placements of a part take nodes in
-// ascending order, so that no permutation is tried twice.
+// Nodes for every placement of every part, by depth-first search in the order of the nodes' names. Equal placements of
+// a part take nodes in ascending order, so that no permutation is tried twice.
 bool ReservationTable::match(const std::vector<Part>& parts, const Nodes& nodes, bool empty_nodes,
                              std::vector<std::vector<std::string>>* out) {
   std::vector<std::pair<const std::string*, const Node*>> list;
@@ -343,8 +343,8 @@ uint64_t ReservationTable::next_tick_ns() const {
   return next;
 }
 
-// Grants what fits, in the order of arrival. A request that has been passed too often, and that the nodes could satisfy, keeps later ones
-// from the resources that it asks for.
+// Grants what fits, in the order of arrival. A request that has been passed too often, and that the nodes could
+// satisfy, keeps later ones from the resources that it asks for.
 void ReservationTable::pump(uint64_t now_ns) {
   std::vector<Entry*> passed;
   for (auto& [id, entry] : entries_) {
@@ -368,8 +368,9 @@ void ReservationTable::pump(uint64_t now_ns) {
   }
 }
 
-// The owners that could never go on if this request waited: all others are taken to end and give back what they hold, one after the other;
-// who still waits then, and holds something, is in a cycle. Empty if the request's owner is not among them.
+// The owners that could never go on if this request waited: all others are taken to end and give back what they hold,
+// one after the other; who still waits then, and holds something, is in a cycle. Empty if the request's owner is not
+// among them.
 std::vector<std::string> ReservationTable::cycle_with(const ReservationRequest& request) const {
   std::set<std::string> holders;
   for (const auto& [id, entry] : entries_)

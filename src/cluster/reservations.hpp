@@ -1,13 +1,14 @@
-// reservations.hpp: one transactional table of named, counted resources on nodes (ESCHER; thesis 002, chapter 4). Policies are expressed as
-// requirements: gang, affinity, anti-affinity, barriers, queues, locks, fair shares, soft constraints, load balancing.
+// reservations.hpp: one transactional table of named, counted resources on nodes (ESCHER; thesis 002, chapter 4).
+// Policies are expressed as requirements: gang, affinity, anti-affinity, barriers, queues, locks, fair shares, soft
+// constraints, load balancing.
 //
 // The source takes a gang by ghost tasks, time-outs and back-off; here a request takes all that it needs at once or nothing.
-// Requests wait in the order of arrival. A request that fits may pass one that does not, at most kMostPasses times. After that no request
-// takes resources that the passed one could use, so every request that the nodes can satisfy is granted eventually. A request that closes a
-// cycle of owners that wait for each other is refused.
+// Requests wait in the order of arrival. A request that fits may pass one that does not, at most kMostPasses times.
+// After that no request takes resources that the passed one could use, so every request that the nodes can satisfy is
+// granted eventually. A request that closes a cycle of owners that wait for each other is refused.
 //
-// A state machine: no thread, no clock; calls are serialised by the caller and told the time. Cost of a call: O(waiting requests x nodes x
-// resources asked) at worst, microseconds for tables of some dozens.
+// A state machine: no thread, no clock; calls are serialised by the caller and told the time. Cost of a call: O(waiting
+// requests x nodes x resources asked) at worst, microseconds for tables of some dozens.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -52,16 +53,17 @@ class ReservationTable {
  public:
   static constexpr int kMostPasses = 64;
 
-  // A node with its own resources ("gpu": 8); a known node gets these capacities. Resources that were set on it before it was lost are set
-  // again, and resources that wait for a node like it are set on it.
+  // A node with its own resources ("gpu": 8); a known node gets these capacities. Resources that were set on it before
+  // it was lost are set again, and resources that wait for a node like it are set on it.
   base::Status add_node(const std::string& node, const Amounts& resources, uint64_t now_ns);
-  // The node's grants end as kNodeLost, whole gangs. Resources set there by needs move to other nodes that satisfy them, or wait for one.
+  // The node's grants end as kNodeLost, whole gangs. Resources set there by needs move to other nodes that satisfy
+  // them, or wait for one.
   base::Status lose_node(const std::string& node, uint64_t now_ns);
 
-  // Sets a resource's capacity on the given node, or on `count` nodes that each have `needs` in their capacities (AND) of one of the
-  // alternatives (OR, ordered). 0 removes it. A capacity below the granted amount takes nothing away: nothing further is granted until it
-  // fits. Errors: ALREADY_EXISTS (the name is another owner's, or a node's own), NOT_FOUND (no such node), EXCEEDS_CAPACITY (fewer nodes
-  // than asked satisfy the needs).
+  // Sets a resource's capacity on the given node, or on `count` nodes that each have `needs` in their capacities (AND)
+  // of one of the alternatives (OR, ordered). 0 removes it. A capacity below the granted amount takes nothing away:
+  // nothing further is granted until it fits. Errors: ALREADY_EXISTS (the name is another owner's, or a node's own),
+  // NOT_FOUND (no such node), EXCEEDS_CAPACITY (fewer nodes than asked satisfy the needs).
   struct Where {
     std::string node;
     std::vector<Amounts> any_of;
@@ -70,8 +72,8 @@ class ReservationTable {
   base::Status set(const std::string& owner, const std::string& name, double capacity, const Where& where,
                    uint64_t now_ns);
 
-  // A request that is granted at once or waits. Errors: INVALID_ARGUMENT (no alternative, an amount that is not positive), INVALID_STATE
-  // (it closes a cycle of waits; the message names the owners).
+  // A request that is granted at once or waits. Errors: INVALID_ARGUMENT (no alternative, an amount that is not
+  // positive), INVALID_STATE (it closes a cycle of waits; the message names the owners).
   base::Result<ReservationId> acquire(ReservationRequest request, uint64_t now_ns);
   base::Status cancel(ReservationId id, uint64_t now_ns);   // of one that waits
   base::Status release(ReservationId id, uint64_t now_ns);  // of one that is granted
@@ -87,7 +89,8 @@ class ReservationTable {
   const Grant* grant(ReservationId id) const;  // null unless it is granted
   // Forgets a request that has ended.
   void forget(ReservationId id);
-  // The reason why a request is not granted: resources that no node has at all, or that others hold, with their names; or that it would be granted.
+  // The reason why a request is not granted: resources that no node has at all, or that others hold, with their names;
+  // or that it would be granted.
   std::string explain(const ReservationRequest& request) const;
   std::string explain(ReservationId id) const;
 

@@ -1,5 +1,5 @@
-// scheduler.hpp: the one interface of schedulers that decide over time. A driver (the simulator; a process with several runtimes) tells
-// what happened, then asks for actions. Times are seconds on the driver's clock.
+// scheduler.hpp: the one interface of schedulers that decide over time. A driver (the simulator; a process with several
+// runtimes) tells what happened, then asks for actions. Times are seconds on the driver's clock.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -39,10 +39,11 @@ struct JobInfo {
       0;  // of the gradient, in the unit of batch sizes: the greater, the more a larger batch is worth
 };
 
-// Training with batch m instead of m0 needs (noise + m)/(noise + m0) times the samples (McCandlish et al. 2018), so m0/m times that in
-// iterations. 1 without batch sizes.
+// Training with batch m instead of m0 needs (noise + m)/(noise + m0) times the samples (McCandlish et al. 2018), so
+// m0/m times that in iterations. 1 without batch sizes.
 double iterations_factor(const JobInfo& info);
-// The assumed time of an iteration, relative to that with the first batch size, where nothing was measured: a fifth of it is fixed.
+// The assumed time of an iteration, relative to that with the first batch size, where nothing was measured: a fifth of
+// it is fixed.
 double assumed_iteration_factor(const JobInfo& info);
 // `info` with another batch size: its memory, and the batch size that its config names ("NAME (batch size 32)").
 JobInfo with_batch(JobInfo info, double batch);
@@ -89,14 +90,15 @@ class Scheduler {
   // Before anything else, once for each device; later when one goes (`up` false: its jobs are waiting again) or comes back.
   virtual void device_changed(DeviceIndex device, const DeviceInfo& info, bool up, double now_s) = 0;
   virtual void arrived(JobId job, const JobInfo& info, double now_s) = 0;
-  // An earlier measurement of jobs that need not come: `job` ran `slowdown` times slower beside `other`. Called before any job arrives.
+  // An earlier measurement of jobs that need not come: `job` ran `slowdown` times slower beside `other`. Called before
+  // any job arrives.
   virtual void known_pair(const JobInfo& job, const JobInfo& other, double slowdown);
-  // A running job: device time it has had, work left, and how much slower it makes progress than alone at its first batch size, since its
-  // devices' jobs last changed. 0: not known yet.
+  // A running job: device time it has had, work left, and how much slower it makes progress than alone at its first
+  // batch size, since its devices' jobs last changed. 0: not known yet.
   virtual void observed(JobId job, double attained_s, double remaining_s, double slowdown, double now_s) = 0;
   virtual void finished(JobId job, double now_s) = 0;
-  // After all that happened at `now_s` was told. Appends actions, which the driver takes in order, pauses before places. Returns when it
-  // wants to be asked again though nothing happens.
+  // After all that happened at `now_s` was told. Appends actions, which the driver takes in order, pauses before
+  // places. Returns when it wants to be asked again though nothing happens.
   virtual double tick(double now_s, std::vector<Action>& actions) = 0;
   virtual PredictionReport predictions() const { return {}; }
 };

@@ -1,5 +1,6 @@
-// Caps: the most of a device's time that the sessions of a group, or of a process, get, also while nobody else wants the device. A session whose cap has
-// a debt is not announced to the scheduler, so other sessions see it as one without work.
+// Caps: the most of a device's time that the sessions of a group, or of a process, get, also while nobody else wants
+// the device. A session whose cap has a debt is not announced to the scheduler, so other sessions see it as one without
+// work.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>

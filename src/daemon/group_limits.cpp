@@ -75,7 +75,8 @@ base::Status SharedDevice::within(const GroupLimits* limits, const Claim* asks, 
                    preloaded.c_str())};
 }
 
-// Preloaded programs are promised their whole limit, and few hold all of it. The daemon lends the rest to other sessions of the group.
+// Preloaded programs are promised their whole limit, and few hold all of it. The daemon lends the rest to other
+// sessions of the group.
 bool SharedDevice::lend(Claim& lender, uint64_t bytes, uint64_t now_ns) {
   const GroupPage::Limit limit = lender.page->limit();
   if (bytes > lender.persistent_bytes || bytes > limit.bytes) return false;

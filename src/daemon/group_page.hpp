@@ -1,8 +1,8 @@
 // group_page.hpp: the page on which the preloaded programs of a group count their memory (shim/group.hpp), as the daemon sees it.
 //
-// The programs check their memory against the limit on the page, without asking anybody. So the daemon can give a part of the group's memory to
-// sessions of programs that use gpushare: it lowers that limit and raises it again. It reads and writes the file and does not map it, because a
-// process that makes the file shorter must not end the daemon.
+// The programs check their memory against the limit on the page, without asking anybody. So the daemon can give a part
+// of the group's memory to sessions of programs that use gpushare: it lowers that limit and raises it again. It reads
+// and writes the file and does not map it, because a process that makes the file shorter must not end the daemon.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -71,7 +71,8 @@ class Images {
   void disconnected(Process& process);
 
   bool in_use(const Process& process) const;  // it has images mapped
-  // Processes that were asked `lease_ns` ago or more to unmap an image, each image told once. *next_ns falls to when to look again.
+  // Processes that were asked `lease_ns` ago or more to unmap an image, each image told once. *next_ns falls to when to
+  // look again.
   std::vector<const Process*> overdue(uint64_t now_ns, uint64_t lease_ns, uint64_t* next_ns);
 
   // Sets a session aside until it has its images.

@@ -1,6 +1,6 @@
-// lanes.hpp: the memory of the lanes of one device that processes share: made here, in pieces of one size, sent to each process whose session
-// is in the lane, and given back when no session needs it. The scheduler decides how much a lane has (sched::SchedulerOptions::shared_lanes);
-// the sender of the descriptors decides which processes may map it.
+// lanes.hpp: the memory of the lanes of one device that processes share: made here, in pieces of one size, sent to each
+// process whose session is in the lane, and given back when no session needs it. The scheduler decides how much a lane
+// has (sched::SchedulerOptions::shared_lanes); the sender of the descriptors decides which processes may map it.
 //
 // The service's thread calls everything. The device is opened for the first piece.
 // SPDX-License-Identifier: Apache-2.0
@@ -27,8 +27,8 @@ class Lanes {
   Lanes& operator=(const Lanes&) = delete;
 
   uint64_t piece_bytes() const { return piece_bytes_; }
-  // The lane of `user` has `bytes` from now on, a multiple of piece_bytes(). No process may have the pieces mapped that go. On failure the lane
-  // has the pieces that could be made. Errors: the device's.
+  // The lane of `user` has `bytes` from now on, a multiple of piece_bytes(). No process may have the pieces mapped that
+  // go. On failure the lane has the pieces that could be made. Errors: the device's.
   base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
   uint64_t bytes(sched::LaneId lane) const { return pieces(lane) * piece_bytes_; }
   // The descriptor of the lane's piece, valid as long as the lane has the piece.

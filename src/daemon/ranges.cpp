@@ -1,8 +1,9 @@
-// Elastic ranges of processes. A session reports the bytes of its ranges that their owner can be asked for; the daemon treats them as one range.
-// A session that finds no room and nobody to ask in its own process asks here, and the daemon asks other sessions by the rules of
-// sched::ElasticRanges: by class and price, with the owner's own deadline. A session that does not answer keeps the bytes and counts as
-// opportunistic until it gives some back. The session that asked is told its name. The daemon keeps the bytes that were given for a wait from
-// other sessions with ranges for a while, because an owner that wants them back at once is faster than the process that must wake up first.
+// Elastic ranges of processes. A session reports the bytes of its ranges that their owner can be asked for; the daemon
+// treats them as one range. A session that finds no room and nobody to ask in its own process asks here, and the daemon
+// asks other sessions by the rules of sched::ElasticRanges: by class and price, with the owner's own deadline. A
+// session that does not answer keeps the bytes and counts as opportunistic until it gives some back. The session that
+// asked is told its name. The daemon keeps the bytes that were given for a wait from other sessions with ranges for a
+// while, because an owner that wants them back at once is faster than the process that must wake up first.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>

@@ -6,10 +6,11 @@
 // reads the device time that the holder measured now and then, and believes at most the time for which the
 // holder had the turn.
 //
-// Ephemeral memory is private to a process unless the operator lets lanes be shared: P and E of a session are both counted as bytes that it
-// keeps while it is resident. So the scheduler's lanes are queues of turns; there is one a device unless max_lanes says otherwise, since
-// contexts of different processes take turns on a device anyhow. With shared lanes each user has a lane, whose memory is made here (lanes.hpp)
-// and mapped by the user's processes; only the session with the turn touches it.
+// Ephemeral memory is private to a process unless the operator lets lanes be shared: P and E of a session are both
+// counted as bytes that it keeps while it is resident. So the scheduler's lanes are queues of turns; there is one a
+// device unless max_lanes says otherwise, since contexts of different processes take turns on a device anyhow. With
+// shared lanes each user has a lane, whose memory is made here (lanes.hpp) and mapped by the user's processes; only the
+// session with the turn touches it.
 //
 // A process is dead when the kernel says so (pidfd), never because a socket closed: until then its bytes stay promised.
 // A session that keeps its turn longer than the lease while another waits loses the turn, not its bytes.
@@ -122,7 +123,8 @@ struct RemoteSession {
   sched::SessionClass cls = sched::SessionClass::kGuaranteed;  // as its process says
 };
 
-// The limits that the sessions of a group (Arrive::kOwnClaim) share. Each is a session of the scheduler, with memory and turns of its own.
+// The limits that the sessions of a group (Arrive::kOwnClaim) share. Each is a session of the scheduler, with memory
+// and turns of its own.
 struct GroupLimits {
   uint64_t group = 0;
   uint64_t memory_bytes = 0;  // 0 = no limit
@@ -130,8 +132,9 @@ struct GroupLimits {
   std::vector<Claim*> claims;
 };
 
-// A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight and turns together: the
-// first makes the claim, and the claim is the last one's too. A group has the turn while one of its sessions has a lease.
+// A session of the scheduler: one of a process, or all sessions of a group (Arrive::group), which have memory, weight
+// and turns together: the first makes the claim, and the claim is the last one's too. A group has the turn while one of
+// its sessions has a lease.
 struct Claim {
   uint64_t id = 0;     // the scheduler's
   uint64_t group = 0;  // 0: one session alone
@@ -222,14 +225,15 @@ class SharedDevice {
   Claim* find_group(uint64_t group, uid_t user) const;
   // The limits that an arriving session has with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
-  // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the claim whose need grows; null:
-  // a new session. Errors: QUOTA_EXCEEDED.
+  // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the
+  // claim whose need grows; null: a new session. Errors: QUOTA_EXCEEDED.
   base::Status within(const GroupLimits* limits, const Claim* asks, const std::string& session,
                       uint64_t more_bytes, uint64_t now_ns);
   bool lend(Claim& lender, uint64_t bytes, uint64_t now_ns);
   // Preloaded programs get back what the group's other sessions no longer need.
   void take_back_loan(const GroupLimits* limits, uint64_t now_ns);
-  // The part of the declared bytes that the first of a group's preloaded programs is promised: no more than the other sessions leave.
+  // The part of the declared bytes that the first of a group's preloaded programs is promised: no more than the other
+  // sessions leave.
   uint64_t left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page, uint64_t now_ns) const;
   // Divides the weight of a group among those of its sessions that use the device.
   void divide_weight(const GroupLimits* limits, uint64_t now_ns);
@@ -284,7 +288,8 @@ class SharedDevice {
   bool expects(sched::LaneId lane, uint64_t now_ns);
   // Says how long a turn that is asked back may still go on.
   void time_turn(Claim& claim, uint64_t now_ns);
-  // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns that were passed.
+  // Offers stand while the service sleeps. Before the service decides anything it takes them back, and notes the turns
+  // that were passed.
   void take_back_offers();
   void make_offers();
   void offer(sched::LaneId lane, uint64_t now_ns);

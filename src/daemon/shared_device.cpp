@@ -24,7 +24,8 @@ using client::MessageType;
 
 namespace {
 
-// How long room waits for the iterations of sessions that may give bytes to end; the second is for a guaranteed session that waits for opportunistic ones.
+// How long room waits for the iterations of sessions that may give bytes to end; the second is for a guaranteed session
+// that waits for opportunistic ones.
 constexpr uint64_t kRoomWaitNs = 50'000'000, kBoundaryWaitNs = 5'000'000'000;
 
 constexpr uint64_t kPiecesOfDevice = 64;           // so large a part of the device is a piece of a lane
@@ -151,8 +152,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     // Members of a group do not know what the others have.
     spec.least_bytes = claim->group == 0 ? message.least_bytes : 0;
     if (base::Status arrived = scheduler_.arrive(spec, now_ns); !arrived.ok()) {
-      // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those of its own sessions, and
-      // then asks again.
+      // Page-outs that the scheduler has decided for the session are sent before the refusal. A process waits for those
+      // of its own sessions, and then asks again.
       carry_out_all();
       take_back_loan(limits.get(), now_ns);
       return arrived;

@@ -1,9 +1,10 @@
-// shared_image.hpp: an image that several processes read, and its region: the device memory that holds it while sessions use it. The
-// service's thread makes, fills, shares and drops the region; layers arrive on a thread of the device.
+// shared_image.hpp: an image that several processes read, and its region: the device memory that holds it while
+// sessions use it. The service's thread makes, fills, shares and drops the region; layers arrive on a thread of the
+// device.
 //
-// Each load makes a region of its own, which no other image ever uses. Therefore a process that still has an old region mapped sees the
-// layers of its own image and nothing else. A region may have two parts, so that the first layers can stay when the rest goes (the
-// prefix): the next load then sends the rest alone.
+// Each load makes a region of its own, which no other image ever uses. Therefore a process that still has an old region
+// mapped sees the layers of its own image and nothing else. A region may have two parts, so that the first layers can
+// stay when the rest goes (the prefix): the next load then sends the rest alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -43,8 +43,8 @@ void SharedDevice::start_turn(Claim& claim, sched::LaneId lane, uint64_t granted
 
 void SharedDevice::grant(Claim& claim, sched::LaneId lane, uint64_t now_ns) {
   start_turn(claim, lane, now_ns, now_ns);
-  // A session that reads the lease itself gets no message, so the lease is marked wanted here, once it is clear that the turn does not stay.
-  // A capped session also gives its turn back after one turn, when its debt is looked at.
+  // A session that reads the lease itself gets no message, so the lease is marked wanted here, once it is clear that
+  // the turn does not stay. A capped session also gives its turn back after one turn, when its debt is looked at.
   const bool contested = (contended() || capped(claim)) && !passes(claim);
   if (contested) {
     claim.wanted_since_ns = now_ns;

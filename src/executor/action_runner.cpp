@@ -251,9 +251,9 @@ void ActionRunner::admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, O
   session.state_changed_.notify_all();
 }
 
-// Waiting for room helps only if another session or block may leave the device. Other programs on the device may also hold the missing memory,
-// and they send no notice when they free it; therefore the placement is tried again from time to time. A session whose page-in met any other
-// failure is tried again too: its bytes are in host memory still.
+// Waiting for room helps only if another session or block may leave the device. Other programs on the device may also
+// hold the missing memory, and they send no notice when they free it; therefore the placement is tried again from time
+// to time. A session whose page-in met any other failure is tried again too: its bytes are in host memory still.
 void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) {
   if (status.code() == GPUSHARE_DEVICE_LOST) {
     runtime_.lose(status, outbox);
@@ -261,8 +261,9 @@ void ActionRunner::not_placed(SessionImpl& session, const base::Status& status, 
   }
   bool may_come = status.code() == GPUSHARE_DEVICE_OUT_OF_MEMORY && runtime_.sessions_.size() > 1;
   if (!may_come && session.placed_) {
-    // Nobody tells when the failure is over, or that it never will be. A session that is alone fits by the books: missing is what others on the
-    // device have, or what blocks that it kept pin of more than one closed lane, which it may free. A lane that opens takes over one.
+    // Nobody tells when the failure is over, or that it never will be. A session that is alone fits by the books:
+    // missing is what others on the device have, or what blocks that it kept pin of more than one closed lane, which it
+    // may free. A lane that opens takes over one.
     may_come = session.tries_in_ < kMaxTriesIn;
     ++session.tries_in_;
   }

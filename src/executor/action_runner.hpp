@@ -1,5 +1,5 @@
-// action_runner.hpp: carries out in memory what the scheduler decides: opens, resizes and closes lanes; places, pages and tears down
-// sessions. Other folders do not include it.
+// action_runner.hpp: carries out in memory what the scheduler decides: opens, resizes and closes lanes; places, pages
+// and tears down sessions. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -41,8 +41,9 @@ struct Action {
   bool pages() const { return kind == Kind::kPageOut || kind == Kind::kPageIn; }
 };
 
-// The queue of actions. They run one at a time, in the order of the decisions, without the runtime's lock while memory works: by a caller
-// that may block, or by a thread of the runner's. The thread that runs them "acts"; only one thread acts at a time.
+// The queue of actions. They run one at a time, in the order of the decisions, without the runtime's lock while memory
+// works: by a caller that may block, or by a thread of the runner's. The thread that runs them "acts"; only one thread
+// acts at a time.
 class ActionRunner {
  public:
   explicit ActionRunner(RuntimeImpl& runtime) : runtime_(runtime) {}

@@ -1,5 +1,5 @@
-// Allocation, its owner, and how a session's promise grows and shrinks. memory_ladder.cpp has the further steps for an allocation that finds
-// no memory.
+// Allocation, its owner, and how a session's promise grows and shrinks. memory_ladder.cpp has the further steps for an
+// allocation that finds no memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>

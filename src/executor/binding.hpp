@@ -19,11 +19,12 @@ struct Binding {
   Binding* outer = nullptr;  // begun before it on this thread
 };
 
-// The calling thread's bindings, innermost first. A binding whose iteration another thread has ended may still be in the list: its serial
-// then differs from the iteration's.
+// The calling thread's bindings, innermost first. A binding whose iteration another thread has ended may still be in
+// the list: its serial then differs from the iteration's.
 const Binding* thread_bindings();
 
-// Call it before any other function here. After it, a thread that forks forgets its open iterations in the child. False without memory.
+// Call it before any other function here. After it, a thread that forks forgets its open iterations in the child. False
+// without memory.
 bool watch_forks();
 
 // False without memory: the thread can begin no iteration now. Forgets bindings that other threads have ended.

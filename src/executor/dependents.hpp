@@ -1,4 +1,5 @@
-// dependents.hpp: objects built on a runtime (loaders, servers, images), which are told when the runtime closes. Other folders do not include it.
+// dependents.hpp: objects built on a runtime (loaders, servers, images), which are told when the runtime closes. Other
+// folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,8 +18,8 @@ class Dependents {
   base::Status attach(std::weak_ptr<Dependent> dependent, std::shared_ptr<void> runtime);
   // Tells the dependents that the runtime closes, the last first, and waits for dependents that other threads are destroying.
   void close();
-  // Takes `dependent`, to be destroyed by destroy_let_go() on another thread. False once the runtime is closed: the dependent holds nothing
-  // of the device any more, and the caller destroys it.
+  // Takes `dependent`, to be destroyed by destroy_let_go() on another thread. False once the runtime is closed: the
+  // dependent holds nothing of the device any more, and the caller destroys it.
   bool let_go(std::unique_ptr<Dependent>& dependent) noexcept;
   bool any_let_go() const;
   void destroy_let_go() noexcept;

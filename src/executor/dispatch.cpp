@@ -33,8 +33,8 @@ void RuntimeImpl::dispatch_all(const SessionImpl* current, Outbox& outbox) {
     }
     look_again_ns = time ? authority_->look_again_ns() : sched::kUnknown;
     if (look_again_ns == sched::kUnknown) return;
-    // A virtual clock stands still while the host holds all iterations under way open. A policy that chooses a lane which cannot run
-    // now would name a later time for ever; the end of an open iteration asks again.
+    // A virtual clock stands still while the host holds all iterations under way open. A policy that chooses a lane
+    // which cannot run now would name a later time for ever; the end of an open iteration asks again.
     if (virtual_time_ && !dispatched && !on_device && ask_at_ns < look_again_ns &&
         asked_ahead < kMostAskedAhead) {
       ++asked_ahead;
@@ -94,8 +94,8 @@ bool RuntimeImpl::dispatch(LaneSlot& lane, const SessionImpl* current, uint64_t 
 }
 
 void RuntimeImpl::lend_turn(SessionImpl& session, LaneSlot& lane) {
-  // With no demand no session has an iteration to run, no thread waits, and no session that ends waits for the device. Actions and
-  // sessions that wait for memory act at boundaries, which a lent turn does not have.
+  // With no demand no session has an iteration to run, no thread waits, and no session that ends waits for the device.
+  // Actions and sessions that wait for memory act at boundaries, which a lent turn does not have.
   if (reaper_.any_under_way() || reaper_.demand() > 0 || virtual_time_ || shared_ || on_progress_ ||
       record_timeline_ || actions_.paused() || actions_.acting() || closing_ || op_gate_ != nullptr ||
       collapsed_ || !lost_.ok() || actions_.pending() || actions_.retries() || session.ended_ ||
@@ -141,7 +141,8 @@ void RuntimeImpl::account_turn(const LentTurn::Ended& ended) noexcept {
   }
 }
 
-// Looks now if it is time, else sets the time of the next look. A virtual clock moves only at events, and every event calls this function.
+// Looks now if it is time, else sets the time of the next look. A virtual clock moves only at events, and every event
+// calls this function.
 void RuntimeImpl::look_at_coordinator() {
   uint64_t time = now();
   if (authority_->look_again_ns() <= time) authority_->look(time);

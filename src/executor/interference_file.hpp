@@ -9,7 +9,8 @@
 
 namespace gpushare::executor {
 
-// Both block on the disk. A file that does not exist yet is an empty table. Errors: IO_ERROR, MALFORMED_INPUT (file, line, field, what is allowed).
+// Both block on the disk. A file that does not exist yet is an empty table. Errors: IO_ERROR, MALFORMED_INPUT (file,
+// line, field, what is allowed).
 base::Status read_interference(const std::string& path, sched::MeasuredInterference& into);
 // The file is replaced whole or not at all. Errors: IO_ERROR.
 base::Status write_interference(const std::string& path, const std::string& text);

@@ -2,13 +2,14 @@
 //
 // One lock, RuntimeImpl::mutex_, orders everything that the scheduler is told or asked: the state of sessions
 // and lanes. The fields that it guards lie in many objects, so the annotations name the role `books` of its holder.
-// A turn that nobody else wants is lent without the lock (lent_turn.hpp). The lock is held for bookkeeping only, never while the device,
-// memory or a function of the caller's works; reading clocks and elapsed times is allowed. Allocation does not take it: an iteration or session
-// keeps its memory from going away with a Gate. Lock order: SessionImpl::grow_mutex_, RuntimeImpl::mutex_,
-// then what device and memory take.
+// A turn that nobody else wants is lent without the lock (lent_turn.hpp). The lock is held for bookkeeping only, never
+// while the device, memory or a function of the caller's works; reading clocks and elapsed times is allowed. Allocation
+// does not take it: an iteration or session keeps its memory from going away with a Gate. Lock order:
+// SessionImpl::grow_mutex_, RuntimeImpl::mutex_, then what device and memory take.
 //
-// A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in order, one at
-// a time, without the lock, by a caller that may block or by a thread of the runtime's (action_runner.hpp).
+// A decision that changes memory (open a lane, admit, page, close) is queued as an action. Actions are carried out in
+// order, one at a time, without the lock, by a caller that may block or by a thread of the runtime's
+// (action_runner.hpp).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -187,18 +188,19 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   void shrink_persistent(uint64_t persistent_bytes);
   void shrink_persistent_alone(uint64_t persistent_bytes);  // for who has grow_mutex_
   base::Status grow_ephemeral(const Attempt& wanted, uint64_t* seen_bytes);
-  // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range, and calls `apply`;
-  // takes the raise back if `apply` fails.
+  // Raises the promise to at least (`heap_bytes` beside the bytes of its ranges, E) and by `range_bytes` for a range,
+  // and calls `apply`; takes the raise back if `apply` fails.
   base::Status promise(uint64_t heap_bytes, uint64_t range_bytes, uint64_t ephemeral_bytes,
                        const std::function<base::Status()>& apply);
   // For a range that grows: also at the cost of free bytes of the heap that a quota leaves no room for.
   base::Status grow_range(uint64_t bytes, const std::function<base::Status()>& apply);
   void shrink_range(uint64_t bytes);
-  // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries. True once they have,
-  // or have not begun an iteration for a while.
+  // For a guaranteed session: opportunistic sessions that may move send the missing bytes out at their next boundaries.
+  // True once they have, or have not begun an iteration for a while.
   bool wait_for_others(uint64_t bytes);
   base::Status check_quota(uint64_t bytes);
-  // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the iteration's end has moved it.
+  // Before the first block of a shared lane is kept: the session's E is promised as its own as well, until the
+  // iteration's end has moved it.
   base::Status promise_own_lane();
   // spilled.cpp
   bool may_move() const;
@@ -443,8 +445,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
   // ---- waits.cpp: what waiting calls wait for ----
   // One sentence, without a full stop: what the session's next iteration waits for, or that it waits for nothing.
   std::string explain_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
-  // Refuses a wait for the session's next iteration that could never end, as far as that is known, because open iterations of the calling
-  // thread itself hold the lane or memory. OK if the wait may end.
+  // Refuses a wait for the session's next iteration that could never end, as far as that is known, because open
+  // iterations of the calling thread itself hold the lane or memory. OK if the wait may end.
   base::Status check_wait(const SessionImpl& session) const GPUSHARE_REQUIRES(books);
   std::string holders(const SessionImpl& waiting) const GPUSHARE_REQUIRES(books);
   uint64_t free_bytes() const GPUSHARE_REQUIRES(books);  // that could still be promised
@@ -509,8 +511,8 @@ class RuntimeImpl final : public Runtime, public std::enable_shared_from_this<Ru
 
   std::atomic<uint32_t> askers_{
       0};  // guaranteed sessions that wait for others to send blocks out: nothing comes home meanwhile
-  // spilled.cpp. Asks opportunistic sessions to send `bytes` out at their next boundaries. Returns how many of these bytes they have; `all`:
-  // nobody is asked unless they have all.
+  // spilled.cpp. Asks opportunistic sessions to send `bytes` out at their next boundaries. Returns how many of these
+  // bytes they have; `all`: nobody is asked unless they have all.
   uint64_t ask_out(const SessionImpl& asker, uint64_t bytes, bool all) GPUSHARE_REQUIRES(books);
   void record(const Timeline::Record& record) GPUSHARE_REQUIRES(books);
 

@@ -1,5 +1,5 @@
-// An iteration on the host, from its grant to its end: memory, events, the thread that has it open, and the lane worker that runs submitted
-// iterations.
+// An iteration on the host, from its grant to its end: memory, events, the thread that has it open, and the lane worker
+// that runs submitted iterations.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <exception>

@@ -1,5 +1,5 @@
-// lane_set.hpp: the lanes of a runtime: their slots, what memory each has, and the sizes that are promised for them. Not for other
-// folders.
+// lane_set.hpp: the lanes of a runtime: their slots, what memory each has, and the sizes that are promised for them.
+// Not for other folders.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

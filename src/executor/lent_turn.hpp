@@ -1,8 +1,9 @@
 // lent_turn.hpp: the turn of a device that nobody else wants, and the lock of a runtime's books. Other folders do not include it.
 //
-// A session whose iteration has ended while no other session waits, runs or moves keeps its turn: the turn is lent to it. Its next
-// iterations begin and end by one compare-and-swap each, without the lock and without the scheduler. A thread that takes the lock
-// takes the turn back first and enters the iterations run meanwhile into the books, so code that holds the lock never sees a lent turn.
+// A session whose iteration has ended while no other session waits, runs or moves keeps its turn: the turn is lent to
+// it. Its next iterations begin and end by one compare-and-swap each, without the lock and without the scheduler. A
+// thread that takes the lock takes the turn back first and enters the iterations run meanwhile into the books, so code
+// that holds the lock never sees a lent turn.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,8 +25,8 @@ class SessionImpl;
 struct InFlight;
 struct LaneSlot;
 
-// One word says the state and counts the iterations of all loans. The lender holds the runtime's lock; the borrower is the thread that
-// begins or ends an iteration of the session.
+// One word says the state and counts the iterations of all loans. The lender holds the runtime's lock; the borrower is
+// the thread that begins or ends an iteration of the session.
 //
 //   none -> idle    lender
 //   idle -> busy    borrower: an iteration begins
@@ -123,8 +124,8 @@ class LentTurn {
   bool lent_ = false;
 };
 
-// The role of the thread that holds the lock of a runtime's books. Sessions, lanes and tickets belong to one runtime, and no thread holds the
-// locks of two, so their members name this role as their guard.
+// The role of the thread that holds the lock of a runtime's books. Sessions, lanes and tickets belong to one runtime,
+// and no thread holds the locks of two, so their members name this role as their guard.
 class GPUSHARE_CAPABILITY("role") BooksRole {};
 inline constexpr BooksRole books;
 

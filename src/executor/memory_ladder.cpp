@@ -14,8 +14,8 @@ namespace {
 
 // How often one allocation may go through all steps: others may take the memory that was freed for it.
 constexpr int kMaxRounds = 8;
-// A guaranteed session waits so long for the ends of iterations of opportunistic sessions, in all rounds of an allocation together, and looks
-// so often.
+// A guaranteed session waits so long for the ends of iterations of opportunistic sessions, in all rounds of an
+// allocation together, and looks so often.
 constexpr uint64_t kBoundaryWaitNs = 5'000'000'000, kBoundaryLookNs = 1'000'000;
 
 // The calling thread has an iteration of another session open.

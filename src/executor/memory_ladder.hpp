@@ -25,16 +25,18 @@ struct Attempt {
   uint64_t bytes, alignment;
 };
 
-// The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what memory keeps for speed,
-// what opportunistic sessions send out, the memory of sessions of lower rank, the caller's function, and then the error with all numbers. Threads: any.
+// The steps: a larger promise if that is safe (SessionImpl::grow_*), host memory if the session allows that, what
+// memory keeps for speed, what opportunistic sessions send out, the memory of sessions of lower rank, the caller's
+// function, and then the error with all numbers. Threads: any.
 class MemoryLadder {
  public:
   explicit MemoryLadder(RuntimeImpl& runtime) : runtime_(runtime) {}
 
   // Climbs until the allocation succeeds, or returns the error.
   base::Result<memory::Address> climb(SessionImpl& session, const Attempt& wanted, base::Status why);
-  // Has sessions of lower rank give back what the session misses of `bytes`: first those with nothing in flight; for a guaranteed session
-  // then opportunistic ones at their next boundaries, for which it waits until `until`. False: nobody is left to ask.
+  // Has sessions of lower rank give back what the session misses of `bytes`: first those with nothing in flight; for a
+  // guaranteed session then opportunistic ones at their next boundaries, for which it waits until `until`. False:
+  // nobody is left to ask.
   bool make_room(SessionImpl& session, uint64_t bytes, const base::Deadline& until);
   // Some thread waits in make_room().
   bool anybody_waits() const GPUSHARE_REQUIRES(books) { return room_waiters_ > 0; }

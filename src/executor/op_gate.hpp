@@ -1,7 +1,8 @@
-// op_gate.hpp: holds launches of opportunistic sessions to what sched::OpController allows. Only c_api includes it besides this folder.
+// op_gate.hpp: holds launches of opportunistic sessions to what sched::OpController allows. Only c_api includes it
+// besides this folder.
 //
-// The runtime tells when iterations of guaranteed sessions begin and end on the device; an opportunistic session asks its LaunchGate
-// before each launch. While no guaranteed session is known a flag says that there is nothing to ask.
+// The runtime tells when iterations of guaranteed sessions begin and end on the device; an opportunistic session asks
+// its LaunchGate before each launch. While no guaranteed session is known a flag says that there is nothing to ask.
 //
 // Lock order: the runtime's lock, then OpGate's. OpGate's is never held while the device works or a stream is used.
 // SPDX-License-Identifier: Apache-2.0
@@ -81,9 +82,9 @@ class LaunchGate {
   const std::atomic<uint32_t>& closed() const { return closed_; }
   // Whether a launch was held up since this was last asked.
   bool was_held_up() { return held_up_.exchange(false, std::memory_order_relaxed); }
-  // Returns when work that takes `ns` may be launched. `stream`: where it will be; the gate then finds out by events when it is done.
-  // Null: done() says so. Errors: TIMED_OUT, CANCELLED (the session ends), INVALID_STATE (in a NoWaitScope it would wait; the
-  // stream is gone), the device's.
+  // Returns when work that takes `ns` may be launched. `stream`: where it will be; the gate then finds out by events
+  // when it is done. Null: done() says so. Errors: TIMED_OUT, CANCELLED (the session ends), INVALID_STATE (in a
+  // NoWaitScope it would wait; the stream is gone), the device's.
   base::Status enter(const Stream* stream, uint64_t ns, uint64_t timeout_ns);
   void done(uint64_t ns);
   GateInfo info();

@@ -1,5 +1,6 @@
-// range.hpp: elastic ranges of sessions: addresses behind which memory is committed and decommitted while a job runs, within what the
-// session may have. A range that waits for memory asks ranges of other sessions to give some back (sched/elastic.hpp decides which).
+// range.hpp: elastic ranges of sessions: addresses behind which memory is committed and decommitted while a job runs,
+// within what the session may have. A range that waits for memory asks ranges of other sessions to give some back
+// (sched/elastic.hpp decides which).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,9 +13,9 @@
 
 namespace gpushare::executor {
 
-// Asked to give `bytes` back within so many ns. Returns how many it gives by then, those decommitted already included; 0: none. Called
-// on a thread of the range, one call at a time, with no lock held; may call the runtime and decommit there or elsewhere. An exception
-// counts as no answer.
+// Asked to give `bytes` back within so many ns. Returns how many it gives by then, those decommitted already included;
+// 0: none. Called on a thread of the range, one call at a time, with no lock held; may call the runtime and decommit
+// there or elsewhere. An exception counts as no answer.
 using GiveBackFunction = std::function<uint64_t(uint64_t bytes, uint64_t within_ns)>;
 
 struct RangeOptions {
@@ -45,13 +46,14 @@ struct RangeInfo {
 class Range {
  public:
   virtual ~Range() = default;
-  // Gives everything back, in the order of the session's stream and of recorded uses. Waits for calls on the range and for its function.
-  // INVALID_STATE from that function, and when closed already.
+  // Gives everything back, in the order of the session's stream and of recorded uses. Waits for calls on the range and
+  // for its function. INVALID_STATE from that function, and when closed already.
   virtual base::Status close() = 0;
-  // Puts memory behind the granules of [offset, offset + bytes) that have none; all or none. Blocks at most timeout_ns for room (and
-  // for a copy that makes room, which is carried through), and while the session is queued or paged out; inside a callback not at all.
-  // Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT (names who kept silent), QUOTA_EXCEEDED,
-  // EXCEEDS_CAPACITY, INVALID_ARGUMENT, INVALID_STATE (closed), CANCELLED, DEVICE_LOST.
+  // Puts memory behind the granules of [offset, offset + bytes) that have none; all or none. Blocks at most timeout_ns
+  // for room (and for a copy that makes room, which is carried through), and while the session is queued or paged out;
+  // inside a callback not at all. Errors: DEVICE_OUT_OF_MEMORY (no room, timeout 0 or inside a callback), TIMED_OUT
+  // (names who kept silent), QUOTA_EXCEEDED, EXCEEDS_CAPACITY, INVALID_ARGUMENT, INVALID_STATE (closed), CANCELLED,
+  // DEVICE_LOST.
   virtual base::Status commit(uint64_t offset_bytes, uint64_t bytes, uint64_t timeout_ns) = 0;
   // Gives the memory behind [offset, offset + bytes) back, as far as there is any. Does not wait for the device. Errors:
   // INVALID_ARGUMENT, INVALID_STATE (closed; the session's stream captures a graph).

@@ -35,8 +35,8 @@ class RangeTable {
 
   // The wait in front of `wait`, unless `wait` is of a higher class; null if there is none.
   const RangeWait* before(const RangeWait& wait) const GPUSHARE_REQUIRES(books);
-  // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until `deadline`, or until
-  // something may have changed since wait.change. False at once if nobody is left to ask.
+  // The range of `wait` waits for wait.bytes; the first that waits asks others to give back. Sleeps at most until
+  // `deadline`, or until something may have changed since wait.change. False at once if nobody is left to ask.
   bool sleep(RangeWait& wait, const base::Deadline& deadline, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // The same without asking anybody.
   void sleep_a_while(const RangeWait& wait, const base::Deadline& deadline, Outbox& outbox)

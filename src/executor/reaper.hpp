@@ -1,5 +1,5 @@
-// reaper.hpp: the end of iterations on the device: which threads wait for it, and the accounts after it has passed. Other folders do not
-// include it.
+// reaper.hpp: the end of iterations on the device: which threads wait for it, and the accounts after it has passed.
+// Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,8 +17,8 @@ class Outbox;
 class RuntimeImpl;
 struct LaneSlot;
 
-// Threads that wait for something of the runtime's wait for the device themselves where they can. A lane's own thread does so only when
-// somebody has demand, so a virtual clock moves only then.
+// Threads that wait for something of the runtime's wait for the device themselves where they can. A lane's own thread
+// does so only when somebody has demand, so a virtual clock moves only then.
 class Reaper {
  public:
   explicit Reaper(RuntimeImpl& runtime) : runtime_(runtime) {}

@@ -47,7 +47,8 @@ base::Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
 
 void RuntimeImpl::drop() {
   if (!NoWaitScope::active() && !CallbackScope::active()) {
-    // The thread's open iterations end first. Otherwise close() would refuse, and nobody could close the runtime and its threads later.
+    // The thread's open iterations end first. Otherwise close() would refuse, and nobody could close the runtime and
+    // its threads later.
     for (const Binding* binding = thread_bindings(); binding != nullptr;) {
       const std::shared_ptr<SessionImpl> session = binding->session;
       const bool ours = session->runtime_.get() == this && IterationImpl::is_open(*binding);
@@ -164,8 +165,8 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
 
 namespace {
 
-// Under the preload library of `gpushare exec` and of Kubernetes claims the process would be two sessions, which wait for each other's turns: its
-// own, and one that counts each call of the driver.
+// Under the preload library of `gpushare exec` and of Kubernetes claims the process would be two sessions, which wait
+// for each other's turns: its own, and one that counts each call of the driver.
 base::Status put_preload_aside(const std::string& device) {
   if (!device.starts_with("cuda")) return {};
   const auto stand_aside = reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "gpushare_shim_stand_aside"));

@@ -180,8 +180,8 @@ struct SessionInfo {
   uint64_t planned_iterations = 0;
 };
 
-// A stream of the device that stays as long as this object: how other folders reach the device itself. Hold it for short stretches,
-// and do not wait for the runtime meanwhile.
+// A stream of the device that stays as long as this object: how other folders reach the device itself. Hold it for
+// short stretches, and do not wait for the runtime meanwhile.
 class HeldStream {
  public:
   HeldStream(GatePass pass, const device::Stream& stream) : pass_(std::move(pass)), stream_(&stream) {}
@@ -198,8 +198,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual bool is_lane() const = 0;
-  // The session that has the stream's lane, or had it last; null for a side stream, and before the first. Errors: INVALID_STATE (the runtime is
-  // closed).
+  // The session that has the stream's lane, or had it last; null for a side stream, and before the first. Errors:
+  // INVALID_STATE (the runtime is closed).
   virtual base::Result<std::shared_ptr<Session>> owner() const = 0;
   // All fail with INVALID_STATE once the stream was released or the runtime closed.
   virtual base::Result<void*> native() const = 0;
@@ -210,8 +210,8 @@ class Stream {
   virtual base::Status work(const gpushare_backend_work& work) = 0;
   // Waits for the stream's work and destroys it. INVALID_ARGUMENT for a lane's. Blocks.
   virtual base::Status release() = 0;
-  // The device's stream, to record and wait for events. The caller passes the results of calls on it to checked(), after it has let the
-  // stream go.
+  // The device's stream, to record and wait for events. The caller passes the results of calls on it to checked(),
+  // after it has let the stream go.
   virtual base::Result<HeldStream> hold() const = 0;
   // Returns `status`. If that is DEVICE_LOST, the runtime takes note: all sessions end.
   virtual base::Status checked(base::Status status) const = 0;
@@ -260,8 +260,8 @@ class Iteration {
   // ladder, which may block. Errors: DEVICE_OUT_OF_MEMORY, QUOTA_EXCEEDED, INVALID_ARGUMENT, INVALID_STATE
   // (not open).
   virtual base::Result<memory::Address> alloc(uint64_t bytes, uint64_t alignment) = 0;
-  // Allocates a block of each of the sizes from the `served`-th on; those before have blocks in `out` already. All or none: if one fails,
-  // the blocks of all are freed. Errors: as alloc.
+  // Allocates a block of each of the sizes from the `served`-th on; those before have blocks in `out` already. All or
+  // none: if one fails, the blocks of all are freed. Errors: as alloc.
   virtual base::Status alloc_many(std::span<const uint64_t> bytes, uint64_t alignment, memory::Address* out,
                                   size_t served) = 0;
   // Promotes an ephemeral block. Errors: NOT_FOUND, DEVICE_OUT_OF_MEMORY (stays ephemeral), QUOTA_EXCEEDED.
@@ -278,8 +278,8 @@ class Iteration {
   // The quick way to its blocks, for the thread that began it, before it ends. Empty where each allocation must be checked.
   virtual memory::LanePass pass() const { return {}; }
 
-  // An object that the code which hands the iteration out keeps here, for as long as the session exists. Used by the thread that began the
-  // iteration, before it ends.
+  // An object that the code which hands the iteration out keeps here, for as long as the session exists. Used by the
+  // thread that began the iteration, before it ends.
   std::shared_ptr<void> wrapper;
 };
 
@@ -309,9 +309,10 @@ class Session {
   virtual const std::string& name() const = 0;
   virtual bool belongs_to(const Runtime& runtime) const = 0;
 
-  // Cancels queued iterations, waits for the running iteration and its device work and, outside of callbacks, until every Work is destroyed,
-  // and returns all memory. Blocks. INVALID_STATE from inside one of the session's own iterations on this thread, and when closed already. A
-  // close that overlaps another waits for it and then returns INVALID_STATE.
+  // Cancels queued iterations, waits for the running iteration and its device work and, outside of callbacks, until
+  // every Work is destroyed, and returns all memory. Blocks. INVALID_STATE from inside one of the session's own
+  // iterations on this thread, and when closed already. A close that overlaps another waits for it and then returns
+  // INVALID_STATE.
   virtual base::Status close() = 0;
   // True once it was closed, or its runtime, and has no memory left.
   virtual bool closed() const = 0;
@@ -322,23 +323,24 @@ class Session {
   virtual SessionInfo info() const = 0;
   // One sentence that says what the session's next iteration waits for, and who holds that; or that it waits for nothing.
   virtual std::string explain_wait() const = 0;
-  // The limit on the session's live bytes and on its promise; 0: none. If it is lowered below the session's bytes, the session gets nothing
-  // new, and its promise falls at its boundaries as it frees.
+  // The limit on the session's live bytes and on its promise; 0: none. If it is lowered below the session's bytes, the
+  // session gets nothing new, and its promise falls at its boundaries as it frees.
   virtual base::Status set_quota(uint64_t bytes) = 0;
   virtual base::Status set_priority(int32_t priority) = 0;
   virtual base::Status set_weight(double weight) = 0;
   virtual base::Status set_remaining(uint64_t remaining_ns) = 0;
-  // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's target. INVALID_ARGUMENT
-  // for opportunistic sessions.
+  // The target slowdown of a guaranteed session beside opportunistic ones that launch through gates; 0: the runtime's
+  // target. INVALID_ARGUMENT for opportunistic sessions.
   virtual base::Status set_target_slowdown(double target) = 0;
-  // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on virtual time.
+  // The gate that its launches go through: the same one each time, always open for a guaranteed session. UNSUPPORTED on
+  // virtual time.
   virtual base::Result<std::shared_ptr<LaunchGate>> gate() = 0;
   virtual base::Status allow_paging() = 0;
-  // With a worth the session is spare: its bytes can be had again, and it stays for speed alone until somebody needs the room. The
-  // runtime then ends it, at a boundary and without a copy, and spares it only where others are worth less; close() is left
-  // to do. The worth is the time to bring the bytes back times the requests for them; it halves every minute. Without a worth, or
-  // with its next iteration, the session is as others again. Errors: CANCELLED (it has been dropped, or is about to be), and why
-  // the session ended.
+  // With a worth the session is spare: its bytes can be had again, and it stays for speed alone until somebody needs
+  // the room. The runtime then ends it, at a boundary and without a copy, and spares it only where others are worth
+  // less; close() is left to do. The worth is the time to bring the bytes back times the requests for them; it halves
+  // every minute. Without a worth, or with its next iteration, the session is as others again. Errors: CANCELLED (it
+  // has been dropped, or is about to be), and why the session ended.
   virtual base::Status set_spare(std::optional<double> worth_ns) = 0;
   // Whether the session was spare and has been dropped, so that its bytes are others' now. Takes no lock.
   virtual bool dropped() const = 0;
@@ -353,13 +355,14 @@ class Session {
   // blocks are reused in its order, and must be recorded (Runtime::record_use) before the stream is let go. Blocks while the
   // session is queued or paged out, at most timeout_ns. Errors: as wait_admitted.
   virtual base::Result<HeldStream> hold(uint64_t timeout_ns) = 0;
-  // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when none is open; else as Iteration::alloc.
+  // An ephemeral block of the session's open iteration, which any thread may have begun. INVALID_STATE when none is
+  // open; else as Iteration::alloc.
   virtual base::Result<memory::Address> alloc_ephemeral(uint64_t bytes, uint64_t alignment) = 0;
   // A number of the iteration that is open, another one for each; 0 when none is.
   virtual uint64_t open_iteration() const = 0;
-  // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may be used there.
-  // Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the session is queued or paged
-  // out with no iteration open. Errors: as hold.
+  // Work enqueued on `stream` from now on comes after what the session's own stream has been given: its freed bytes may
+  // be used there. Does nothing on that stream. The host waits only while `stream` captures a graph. Blocks while the
+  // session is queued or paged out with no iteration open. Errors: as hold.
   virtual base::Status order_stream(const Stream& stream) = 0;
   // An elastic range of the session (range.hpp). Blocks while the session is queued. Errors: as gpushare_range_open.
   virtual base::Result<std::shared_ptr<Range>> open_range(RangeOptions options) = 0;
@@ -387,9 +390,9 @@ class Runtime {
   virtual ~Runtime() = default;
 
   // Cancels and closes every session, waits for work on the device and for threads that are inside, in functions of
-  // the caller's too, joins all threads of its own, gives everything back. Blocks. INVALID_STATE from a function that this runtime called, from inside an iteration on this thread,
-  // and when closed already. The verdict is the device's (objects leaked) or OK. Also done, verdict dropped,
-  // when the last pointer to an open runtime goes.
+  // the caller's too, joins all threads of its own, gives everything back. Blocks. INVALID_STATE from a function that
+  // this runtime called, from inside an iteration on this thread, and when closed already. The verdict is the device's
+  // (objects leaked) or OK. Also done, verdict dropped, when the last pointer to an open runtime goes.
   virtual base::Status close() = 0;
 
   // Errors: as gpushare_session_open. Does not wait for admission.
@@ -399,8 +402,8 @@ class Runtime {
   virtual base::Result<std::vector<sched::MeasuredInterference::Entry>> interference() = 0;
   virtual base::Status set_policy(std::unique_ptr<sched::Policy> policy) = 0;
   // sched::Authority::set_capacity; 0: the capacity that the runtime was opened with. Memory above it goes back to the device
-  // (virtual layout). On a shared device it sets the daemon's capacity, for the daemon's user and root only. Errors: EXCEEDS_CAPACITY,
-  // UNAVAILABLE, INVALID_STATE.
+  // (virtual layout). On a shared device it sets the daemon's capacity, for the daemon's user and root only. Errors:
+  // EXCEEDS_CAPACITY, UNAVAILABLE, INVALID_STATE.
   virtual base::Status set_capacity(uint64_t bytes) = 0;
   // sched::Authority::set_coordination; nullopt: no coordinator. Does not block.
   virtual base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options) = 0;
@@ -426,8 +429,8 @@ class Runtime {
   virtual base::Result<memory::BlockInfo> find(memory::Address address) = 0;
   // False if no live block begins there, or the runtime is closed.
   virtual bool look_up(memory::Address address, memory::BlockInfo* out_info) = 0;
-  // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes the runtime. For
-  // dependents that are dropped inside a NoWaitScope. Does not wait, does not throw.
+  // Destroys `dependent` on a thread that may wait for the device: one of the runtime's own, or the one that closes the
+  // runtime. For dependents that are dropped inside a NoWaitScope. Does not wait, does not throw.
   virtual void destroy_later(std::unique_ptr<Dependent> dependent) noexcept = 0;
   // Empty: none.
   virtual base::Status set_out_of_memory_function(OutOfMemoryFunction function) = 0;

@@ -1,4 +1,5 @@
-// The answers of a runtime about all of its sessions and lanes: figures, measured interference, timeline, memory snapshot, and the check of the books.
+// The answers of a runtime about all of its sessions and lanes: figures, measured interference, timeline, memory
+// snapshot, and the check of the books.
 // SPDX-License-Identifier: Apache-2.0
 #include "base/units.hpp"
 #include "executor/internal.hpp"
@@ -112,7 +113,8 @@ std::string RuntimeImpl::check_memory() {
   if (std::string wrong = memory_->check(); !wrong.empty()) return "memory: " + wrong;
   const memory::DeviceMemoryStats stats = memory_->stats();
   promised_bytes += stats.pinned_bytes;
-  // Until its boundary a lane keeps bytes that it no longer needs, and a growing contiguous lane has two ranges. Kept blocks pin both.
+  // Until its boundary a lane keeps bytes that it no longer needs, and a growing contiguous lane has two ranges. Kept
+  // blocks pin both.
   for (const Promise& promise : lanes) {
     const memory::LaneStats now = promise.lane->stats();
     if (!promise.open && now.promoted_bytes == 0) continue;

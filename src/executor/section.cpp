@@ -1,4 +1,5 @@
-// A stretch under the runtime's lock, and what is done once it is let go: progress told, dropped work destroyed, a point for the timeline.
+// A stretch under the runtime's lock, and what is done once it is let go: progress told, dropped work destroyed, a
+// point for the timeline.
 // SPDX-License-Identifier: Apache-2.0
 #include <exception>
 #include <new>

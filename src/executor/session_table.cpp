@@ -1,5 +1,6 @@
-// The sessions of a runtime, and the limits that the environment sets for them together. The starter of the program (a node agent, an
-// operator) sets these limits; the program's sessions then divide a part of the device instead of the whole.
+// The sessions of a runtime, and the limits that the environment sets for them together. The starter of the program (a
+// node agent, an operator) sets these limits; the program's sessions then divide a part of the device instead of the
+// whole.
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/session_table.hpp"
 
@@ -85,8 +86,8 @@ void SessionTable::refresh_ready(SessionImpl& session) {
   if (runtime_.collapsed_) return;
   // The authority is null once the runtime is closed; then no session is ready.
   sched::Authority* const authority = runtime_.authority_.get();
-  // A session is not ready before it has memory, because the scheduler would pick it. The scheduler must know of a paged-out session that
-  // wants to run, to bring it back.
+  // A session is not ready before it has memory, because the scheduler would pick it. The scheduler must know of a
+  // paged-out session that wants to run, to bring it back.
   bool wanted = !session.ended_ && !session.open_ && (session.pull_waits_ || !session.pushes_.empty());
   if (wanted && !session.placed_) wanted = authority->state(session.id_) == sched::SessionState::kPagedOut;
   if (wanted && waits_for_profiled(session)) wanted = false;

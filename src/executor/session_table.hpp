@@ -1,5 +1,5 @@
-// session_table.hpp: the sessions of a runtime: by number, which of them are ready, which is profiled, and what the environment lets them
-// have together. Other folders do not include it.
+// session_table.hpp: the sessions of a runtime: by number, which of them are ready, which is profiled, and what the
+// environment lets them have together. Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,8 +19,8 @@ class RuntimeImpl;
 class SessionImpl;
 struct LaneSlot;
 
-// The limits that GPUSHARE_MEMORY, GPUSHARE_WEIGHT and GPUSHARE_CAP set for a runtime on a shared device; 0 = no limit. With GPUSHARE_GROUP the daemon also holds
-// all processes of that group to them together.
+// The limits that GPUSHARE_MEMORY, GPUSHARE_WEIGHT and GPUSHARE_CAP set for a runtime on a shared device; 0 = no limit.
+// With GPUSHARE_GROUP the daemon also holds all processes of that group to them together.
 struct EnvironmentLimits {
   uint64_t memory_bytes = 0;   // the sum of its sessions' quotas
   double weight = 0;           // the sum of its sessions' weights

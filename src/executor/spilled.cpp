@@ -1,10 +1,12 @@
-// The moves of a session that may spill, at its boundaries. Bytes that its quota has no room for, or that a guaranteed session asks for, go
-// out to host memory: granules of its heap, and spilled blocks that came home. Spilled blocks come home when there is room. The device bytes
-// of spilled blocks that came home are a part of the session's P, beside its heap and its elastic ranges. The runtime's settings limit the
-// bytes and the time of the moves at a boundary, because other sessions wait for the lane meanwhile.
+// The moves of a session that may spill, at its boundaries. Bytes that its quota has no room for, or that a guaranteed
+// session asks for, go out to host memory: granules of its heap, and spilled blocks that came home. Spilled blocks come
+// home when there is room. The device bytes of spilled blocks that came home are a part of the session's P, beside its
+// heap and its elastic ranges. The runtime's settings limit the bytes and the time of the moves at a boundary, because
+// other sessions wait for the lane meanwhile.
 //
-// Two rests keep blocks from moving to and fro. A session that was sent out rests for 8 boundaries, in which the session that asked takes the
-// bytes, and until the cost of its earlier moves is paid (sched/move_rest.hpp). A session that found no room tries again after 4 boundaries.
+// Two rests keep blocks from moving to and fro. A session that was sent out rests for 8 boundaries, in which the
+// session that asked takes the bytes, and until the cost of its earlier moves is paid (sched/move_rest.hpp). A session
+// that found no room tries again after 4 boundaries.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <mutex>
@@ -17,8 +19,8 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint32_t kSentOutRest = 8, kNoRoomRest = 4;
-// A guaranteed session that waits for others to send bytes out looks again so often, and gives up when those it asked have begun no
-// iteration for so long: they are paged out instead.
+// A guaranteed session that waits for others to send bytes out looks again so often, and gives up when those it asked
+// have begun no iteration for so long: they are paged out instead.
 constexpr uint64_t kLookAgainNs = 1'000'000, kIdleNs = 20'000'000;
 
 // The errors that end the session. Any other error leaves its blocks where they are, and the move is tried again.

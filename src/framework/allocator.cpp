@@ -20,8 +20,8 @@ uint64_t key_of(const void* native) {
   return reinterpret_cast<uint64_t>(native);
 }
 
-// The sessions that the calling thread is bound to, one for each allocator. A session's id does not come again, and an allocator's
-// neither, so that what is left here when they go does no harm.
+// The sessions that the calling thread is bound to, one for each allocator. A session's id does not come again, and an
+// allocator's neither, so that what is left here when they go does no harm.
 struct ThreadBinding {
   uint64_t allocator = 0, session = 0;
 };
@@ -383,7 +383,8 @@ base::Status Allocator::record_use(memory::Address address, void* native) {
   if (stream == nullptr) return {GPUSHARE_INVALID_ARGUMENT, "no native stream was given"};
   if (!pools_.any() || !pools_.record_use(address, native))
     return runtime_->record_use(address, *stream->stream);
-  // The chunk goes back to its session after this use. While the stream captures it cannot be marked; the graph's owner keeps the pool.
+  // The chunk goes back to its session after this use. While the stream captures it cannot be marked; the graph's owner
+  // keeps the pool.
   if (const auto chunk = pools_.chunk_of(address)) (void)runtime_->record_use(chunk->first, *stream->stream);
   return {};
 }

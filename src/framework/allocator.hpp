@@ -1,9 +1,10 @@
-// framework: the device allocator that a tensor framework plugs in: it finds the session of an allocation by the framework's own stream,
-// then by the thread; learns which blocks outlive their iteration; keeps private pools; counts. Built on the executor's public interface;
-// called by c_api alone (gpushare/allocator.h says what users see, docs/design/framework.md how it works).
+// framework: the device allocator that a tensor framework plugs in: it finds the session of an allocation by the
+// framework's own stream, then by the thread; learns which blocks outlive their iteration; keeps private pools; counts.
+// Built on the executor's public interface; called by c_api alone (gpushare/allocator.h says what users see,
+// docs/design/framework.md how it works).
 //
-// allocator.hpp: the whole interface of the folder. All methods may be called from any thread. Sessions share no lock in alloc() and
-// free(), unless pools, a memory limit or closing sessions are in use.
+// allocator.hpp: the whole interface of the folder. All methods may be called from any thread. Sessions share no lock
+// in alloc() and free(), unless pools, a memory limit or closing sessions are in use.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -63,7 +64,8 @@ class Allocator {
   // Begin and length of the allocation that holds `address`: the block itself, or in a pool the pool's chunk.
   base::Result<std::pair<memory::Address, uint64_t>> base(memory::Address address);
 
-  // Before the iteration ends: keeps its blocks that are still allocated. After a promotion that was refused it may be called again.
+  // Before the iteration ends: keeps its blocks that are still allocated. After a promotion that was refused it may be
+  // called again.
   base::Status keep_all(executor::Iteration& iteration);
   // Closes the session now, or with its last block.
   base::Status close_session(const std::shared_ptr<executor::Session>& session);
@@ -113,8 +115,8 @@ class Allocator {
   base::Result<memory::Address> place(Member& member, uint64_t bytes, uint64_t alignment);
   base::Result<memory::Address> alloc_for(Member& member, const NativeStream* stream, uint64_t bytes,
                                           uint64_t alignment, void* native);
-  // Bounds the memory of an iteration that allocates without end: forgets the places of freed blocks. Live blocks are still kept at the
-  // iteration's end, but no longer predicted.
+  // Bounds the memory of an iteration that allocates without end: forgets the places of freed blocks. Live blocks are
+  // still kept at the iteration's end, but no longer predicted.
   void prune(Member& member) GPUSHARE_REQUIRES(member.mutex);
   base::Status check_limit(uint64_t bytes);
   void tell(const Member& member, uint64_t bytes, const base::Status& why);

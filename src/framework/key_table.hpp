@@ -1,6 +1,7 @@
-// key_table.hpp: from a number (a session's id, a native stream) to a shared object, read on every allocation by threads of different
-// sessions that must not share a lock. Readers walk a bucket's list without one and lock the node they find, which belongs to one
-// session. Nodes are never freed before the table: a node whose key is erased serves the next key of its bucket.
+// key_table.hpp: from a number (a session's id, a native stream) to a shared object, read on every allocation by
+// threads of different sessions that must not share a lock. Readers walk a bucket's list without one and lock the node
+// they find, which belongs to one session. Nodes are never freed before the table: a node whose key is erased serves
+// the next key of its bucket.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,8 +1,9 @@
-// pools.hpp: private pools of a framework: memory that blocks of one pool alone use until the pool is released, since a captured CUDA
-// graph writes to the addresses of blocks that were freed during its capture.
+// pools.hpp: private pools of a framework: memory that blocks of one pool alone use until the pool is released, since a
+// captured CUDA graph writes to the addresses of blocks that were freed during its capture.
 //
-// A pool takes chunks of persistent memory from a session and places blocks in them, each chunk for one native stream, so that reuse is
-// in stream order. One lock for all pools: they are for captures and for tensors that stay, not for a hot path.
+// A pool takes chunks of persistent memory from a session and places blocks in them, each chunk for one native stream,
+// so that reuse is in stream order. One lock for all pools: they are for captures and for tensors that stay, not for a
+// hot path.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -41,8 +42,8 @@ class Pools {
   std::optional<PoolId> choose(void* native);
   base::Result<memory::Address> alloc(PoolId id, void* native, uint64_t bytes, uint64_t alignment,
                                       const Take& take);
-  // False: not a live block of a pool. The bytes of a block that another stream than its own has used, or frees, are not used again
-  // before the pool goes.
+  // False: not a live block of a pool. The bytes of a block that another stream than its own has used, or frees, are
+  // not used again before the pool goes.
   bool free(memory::Address address, void* native, const Give& give);
   // Another stream uses the block. False as above.
   bool record_use(memory::Address address, void* native);

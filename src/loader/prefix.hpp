@@ -33,9 +33,10 @@ struct PrefixChoice {
   double saves_ms = 0;     // of the overhead without it
 };
 
-// The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load time. If no allowed prefix
-// reaches that: the smallest of the best ones (with copies: within a sixteenth of the possible saving), if it saves at least
-// a fifth of kStandbyAim. O(log n) transmission plans, with copies some times as many. Errors: plan_groups's.
+// The smallest prefix whose predicted overhead, the copy on the device included, is at most kStandbyAim of the load
+// time. If no allowed prefix reaches that: the smallest of the best ones (with copies: within a sixteenth of the
+// possible saving), if it saves at least a fifth of kStandbyAim. O(log n) transmission plans, with copies some times as
+// many. Errors: plan_groups's.
 base::Result<PrefixChoice> choose_prefix(std::span<const LayerCost> layers, const GroupingCosts& costs,
                                          const PrefixLimits& limits);
 

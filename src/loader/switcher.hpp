@@ -5,8 +5,9 @@
 // opened for the new member, and the groups of its image are enqueued. Its first iteration begins at once, and the stream waits
 // for the layers that the iteration asks for.
 //
-// The scheduler decides which member makes room on the device. The session of a kept member is spare (executor::Session::set_spare): it is
-// dropped when another member or any other session needs room, unless dropping others costs less.
+// The scheduler decides which member makes room on the device. The session of a kept member is spare
+// (executor::Session::set_spare): it is dropped when another member or any other session needs room, unless dropping
+// others costs less.
 //
 // With a budget (standby_bytes) the first layers of members on standby stay on the device (standby.hpp),
 // because no grouping can hide their transmission. They are spare likewise.
@@ -130,7 +131,8 @@ class Switcher final : public executor::Dependent, public std::enable_shared_fro
   base::Status take_turn(const Member* member, const base::Deadline& deadline, uint64_t timeout_ns)
       GPUSHARE_REQUIRES(mutex_, has_members);
   void give_turn();
-  // The functions below are for the thread that has the turn, without the lock. Functions that change the device's contents need switching_.
+  // The functions below are for the thread that has the turn, without the lock. Functions that change the device's
+  // contents need switching_.
   base::Result<Turn> begin_in_turn(Member& member, const base::Deadline& deadline, uint64_t timeout_ns);
   base::Status make_active(Member& member);
   base::Status load(Member& member);

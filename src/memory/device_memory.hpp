@@ -84,19 +84,20 @@ class PersistentHeap {
   // largest hole, promise, live), INVALID_STATE (paged out), INVALID_ARGUMENT (0 bytes, alignment, kind).
   virtual base::Result<Address> alloc(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
   // The same from host memory the device can address, outside the promise (spill). Kernels may use it. On the virtual layout of a
-  // device with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL it is device memory for copies and fills as well, and can come home; elsewhere it
-  // depends on the backend whether copies and fills accept such addresses (those of the host device do not), and it stays. Errors:
-  // UNSUPPORTED, HOST_OUT_OF_MEMORY.
+  // device with GPUSHARE_DEVICE_CAP_HOST_PHYSICAL it is device memory for copies and fills as well, and can come home;
+  // elsewhere it depends on the backend whether copies and fills accept such addresses (those of the host device do
+  // not), and it stays. Errors: UNSUPPORTED, HOST_OUT_OF_MEMORY.
   virtual base::Result<Address> alloc_spilled(Kind kind, uint64_t bytes, uint64_t alignment) = 0;
-  // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves granules home,
-  // for which the caller has had `most_bytes` promised beside stats().promised_bytes and home_bytes, or out to host memory. Granules of
-  // spilled blocks count in home_bytes; those of the heap in its promise, which moves change. See SpillStore::move. UNSUPPORTED without a
-  // host tier.
+  // At a boundary of the session, when nothing touches its blocks and no allocation of it is under way in lanes: moves
+  // granules home, for which the caller has had `most_bytes` promised beside stats().promised_bytes and home_bytes, or
+  // out to host memory. Granules of spilled blocks count in home_bytes; those of the heap in its promise, which moves
+  // change. See SpillStore::move. UNSUPPORTED without a host tier.
   virtual base::Status move_spilled(bool home, uint64_t most_bytes, uint64_t budget_ns,
                                     const device::Stream& stream, uint64_t* out_bytes) = 0;
   // For a page-out: all spilled blocks that came home go out again.
   virtual base::Status send_spilled_out(const device::Stream& stream) = 0;
-  // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when there is none.
+  // Gives back device memory that came home for blocks since freed, and returns the bytes that are left. Cheap when
+  // there is none.
   virtual uint64_t release_home() = 0;
   virtual uint64_t away_bytes() const = 0;  // live in host memory, and able to come home
   // Changes the promise; rounded up to granularity_bytes(), see stats(). To make room for a block, grow by at
@@ -170,8 +171,9 @@ class Lane {
   // granules of it to the lane. The session's ranges shrink by as much as the lane's range grows, so the lane
   // keeps its size beside the pinned blocks. Errors: NOT_FOUND; DEVICE_OUT_OF_MEMORY when the session's promise
   // does not cover it (grow it by the block's size and try again): the block stays ephemeral.
-  // In a lane whose memory processes share, the session needs memory of its own for the block: DEVICE_OUT_OF_MEMORY also when there is none
-  // for as many bytes as the lane has. The iteration's end then waits for the stream, and the lane is not shared any more.
+  // In a lane whose memory processes share, the session needs memory of its own for the block: DEVICE_OUT_OF_MEMORY
+  // also when there is none for as many bytes as the lane has. The iteration's end then waits for the stream, and the
+  // lane is not shared any more.
   virtual base::Status keep(Address address) = 0;
   virtual bool is_shared() const = 0;
   // The boundary: every ephemeral block returns at once in stream order, a pending size takes effect, the
@@ -256,8 +258,9 @@ class DeviceMemory {
   // Returns every block, promoted and spilled ones too. The next user of the bytes is ordered after the work
   // now on the stream set last and after recorded uses; other work must have finished. No host wait.
   virtual base::Status close_heap(PersistentHeap* heap) = 0;
-  // `stream` must outlive the lane. With `pieces` the lane lies in memory that other processes use between its iterations, until a block
-  // of it is kept; its end_iteration() waits on the host for uses on other streams. Virtual layout alone.
+  // `stream` must outlive the lane. With `pieces` the lane lies in memory that other processes use between its
+  // iterations, until a block of it is kept; its end_iteration() waits on the host for uses on other streams. Virtual
+  // layout alone.
   virtual base::Result<Lane*> open_lane(uint32_t id, uint64_t bytes, const device::Stream& stream,
                                         std::shared_ptr<base::Pieces> pieces = nullptr) = 0;
   // INVALID_STATE during an iteration. Promoted blocks still in it keep their bytes until they are freed; what
@@ -273,7 +276,8 @@ class DeviceMemory {
 
   // Frees a live block wherever it lies, in its owner's stream order. Errors: NOT_FOUND (nothing changes).
   virtual base::Status free(Address address) = 0;
-  // Frees a block whose owner has the stream of this native handle: its last use needs no mark. False: not such a block, nothing done.
+  // Frees a block whose owner has the stream of this native handle: its last use needs no mark. False: not such a
+  // block, nothing done.
   virtual bool free_at_home(Address address, const void* native, base::Status* out_status) = 0;
   // The block may be reused only after the work now on `stream` has passed. One event record, unless it is
   // the owner's stream (then nothing). `stream` may go at any time afterwards.

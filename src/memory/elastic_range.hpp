@@ -1,15 +1,17 @@
-// elastic_range.hpp: a large range of device addresses of a session, behind any granules of which it has memory: for what grows and
-// shrinks while a job runs (KV caches, embedding tables). Granules are committed and decommitted one by one; the caller has had the
-// bytes promised before (sched::Authority::set_need) and gives the promise back afterwards.
+// elastic_range.hpp: a large range of device addresses of a session, behind any granules of which it has memory: for
+// what grows and shrinks while a job runs (KV caches, embedding tables). Granules are committed and decommitted one by
+// one; the caller has had the bytes promised before (sched::Authority::set_need) and gives the promise back afterwards.
 //
-// Nothing waits for the device but commit, and that only where every other granule of the layout is in use by device work. Decommit is
-// ordered by fences: the bytes go to somebody else after the work that the session's stream has now, and after the uses on other
-// streams that record_use has recorded for addresses in the range.
+// Nothing waits for the device but commit, and that only where every other granule of the layout is in use by device
+// work. Decommit is ordered by fences: the bytes go to somebody else after the work that the session's stream has now,
+// and after the uses on other streams that record_use has recorded for addresses in the range.
 //
-// Paging goes in halves, because a session has several ranges and a heap, which go out and come in together or not at all: save, drop,
-// restore, forget. Until drop, and from restore on, the bytes are on the device; from save until forget they are in host memory.
+// Paging goes in halves, because a session has several ranges and a heap, which go out and come in together or not at
+// all: save, drop, restore, forget. Until drop, and from restore on, the bytes are on the device; from save until
+// forget they are in host memory.
 //
-// Locks: control_ serialises all that changes the range and is held across driver calls; lock_ is for finding out about an address.
+// Locks: control_ serialises all that changes the range and is held across driver calls; lock_ is for finding out about
+// an address.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -39,21 +41,23 @@ class ElasticRange final : public BlockOwner {
   uint64_t reserved_bytes() const { return reserved_bytes_; }
   uint64_t granule_bytes() const { return shared_.layout->granularity_bytes(); }
   uint64_t committed_bytes() const;
-  // The bytes of [offset, offset + bytes) without memory. Errors: INVALID_ARGUMENT (not whole granules within the range, or none).
+  // The bytes of [offset, offset + bytes) without memory. Errors: INVALID_ARGUMENT (not whole granules within the
+  // range, or none).
   base::Result<uint64_t> missing_bytes(uint64_t offset, uint64_t bytes) const;
-  // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Errors: INVALID_ARGUMENT,
-  // INVALID_STATE (closed, paged out), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
+  // Puts memory behind the granules that have none: all or, on failure, none. Their content is undefined. Errors:
+  // INVALID_ARGUMENT, INVALID_STATE (closed, paged out), DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's.
   base::Status commit(uint64_t offset, uint64_t bytes);
   // Gives the memory of the granules back that have some, also while they are paged out. Returns the bytes given back. Errors:
   // INVALID_ARGUMENT; INVALID_STATE (closed; the session's stream captures a graph).
   base::Result<uint64_t> decommit(uint64_t offset, uint64_t bytes);
 
-  // Copies the committed bytes to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's: nothing has changed.
+  // Copies the committed bytes to host memory over `stream`, and waits. Errors: HOST_OUT_OF_MEMORY, the stream's:
+  // nothing has changed.
   base::Status save(const device::Stream& stream);
   // Gives the saved bytes' device memory back.
   void drop();
-  // Puts memory behind the dropped granules, copies the lost bytes back, and waits. Errors: DEVICE_OUT_OF_MEMORY, the stream's: nothing has
-  // changed.
+  // Puts memory behind the dropped granules, copies the lost bytes back, and waits. Errors: DEVICE_OUT_OF_MEMORY, the
+  // stream's: nothing has changed.
   base::Status restore(const device::Stream& stream);
   // Gives the host memory of save() back; the bytes are on the device.
   void forget();

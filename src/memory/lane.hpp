@@ -7,11 +7,12 @@
 //
 // Promoted blocks stay where they are and pin the range: a lane with promoted blocks is neither moved nor
 // shrunk below them, and closing it leaves the object behind, holding the range, until the last of them is
-// freed. Objects are pooled like persistent heaps. A lane in memory that processes share gets memory of its own for its promoted blocks: keep()
-// takes that, and the iteration's end copies the blocks and maps it behind the same addresses. On the virtual layout the range is the lane's size plus the
-// bytes that sessions lend for their promoted blocks in it (loans). Loans are balanced at boundaries, so that
-// an iteration finds the whole size beside the pinned blocks. An iteration on a plan has its blocks in one
-// block of the heap, the plan's arena (tag 0); keeping or sharing one of them leaves the plan.
+// freed. Objects are pooled like persistent heaps. A lane in memory that processes share gets memory of its own for its
+// promoted blocks: keep() takes that, and the iteration's end copies the blocks and maps it behind the same addresses.
+// On the virtual layout the range is the lane's size plus the bytes that sessions lend for their promoted blocks in it
+// (loans). Loans are balanced at boundaries, so that an iteration finds the whole size beside the pinned blocks. An
+// iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or sharing one of them
+// leaves the plan.
 //
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; the door's lock_ guards
 // the blocks. Order: a persistent heap's control_, control_, lock_, then a persistent heap's lock, then the
@@ -55,8 +56,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   // Gives back the bytes that `heap` lent, for as long as it is not resident; with `ends`, forgets the heap.
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
-  // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the next one. Does nothing
-  // while there are such blocks, an iteration is under way or another thread has control_.
+  // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the
+  // next one. Does nothing while there are such blocks, an iteration is under way or another thread has control_.
   void resize_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
   // Moves to the highest place that its range fits, unless an iteration is open, a block is kept or another thread has control_.
   void move_up_if_idle() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
@@ -97,8 +98,8 @@ class LaneImpl final : public Lane, public BlockOwner {
  private:
   friend class LaneDoor;
 
-  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. `plain`: neither planned nor
-  // recorded, and inlined into the door's calls (lane_inner.hpp).
+  // Blocks as their user asks for them and frees them, where nothing stands in the way; else nothing happens. `plain`:
+  // neither planned nor recorded, and inlined into the door's calls (lane_inner.hpp).
   BlockHandle alloc_here(uint64_t bytes, uint64_t alignment) GPUSHARE_REQUIRES(door_.lock_);
   bool free_here(Address address) GPUSHARE_REQUIRES(door_.lock_);
   bool is_plain() const GPUSHARE_REQUIRES(door_.lock_) { return plain_; }
@@ -192,8 +193,8 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // without what note_peak() would add
   uint64_t iteration_peak_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
   uint64_t highest_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // that it held since it told last
-  // It tells when its live bytes leave the stretch of this width from here on (modulo 2^64). In the middle is what it told last, its part
-  // of Shared::ephemeral_bytes.
+  // It tells when its live bytes leave the stretch of this width from here on (modulo 2^64). In the middle is what it
+  // told last, its part of Shared::ephemeral_bytes.
   uint64_t quiet_from_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
   uint64_t quiet_width_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
   SpillOwner spill_owner_;  // its stream is null unless the lane is open

@@ -1,7 +1,8 @@
 // lane_door.hpp: the way to a lane's blocks for callers that hold only a pass: no pin, no gate, one lock.
 //
-// A door has the lane's lock and says which iteration of the lane is open. Doors are never destroyed, so a caller with an old pass may
-// come to the door of a lane that is gone: the lock is still a lock, and the key on the pass no longer matches the door's.
+// A door has the lane's lock and says which iteration of the lane is open. Doors are never destroyed, so a caller with
+// an old pass may come to the door of a lane that is gone: the lock is still a lock, and the key on the pass no longer
+// matches the door's.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -21,16 +22,19 @@ class LaneImpl;
 // All methods may be called from any thread at any time, with any pass that a door of this process ever gave.
 class alignas(64) LaneDoor {
  public:
-  // Whether the key's iteration is open here and belongs to this owner. Keys never come twice, so a yes holds for as long as the key opens the door.
+  // Whether the key's iteration is open here and belongs to this owner. Keys never come twice, so a yes holds for as
+  // long as the key opens the door.
   bool belongs_to(uint64_t key, const void* owner);
-  // The block of an allocation or free at the door, or false: nothing has happened, and the ordinary call does it or says why not. Throws bad_alloc.
+  // The block of an allocation or free at the door, or false: nothing has happened, and the ordinary call does it or
+  // says why not. Throws bad_alloc.
   bool alloc(uint64_t key, uint64_t bytes, uint64_t alignment, Address* out);
   bool free(uint64_t key, Address address);
   // The first `count` of the requests, under one lock for some of them together; returns how many were served.
   size_t alloc_many(uint64_t key, const uint64_t* bytes, size_t count, uint64_t alignment, Address* out);
   size_t free_many(uint64_t key, const Address* addresses, size_t count);
 
-  // The iteration in which the calling thread allocated last: its next allocation and most of its frees are of the same. Empty in the child of a fork.
+  // The iteration in which the calling thread allocated last: its next allocation and most of its frees are of the
+  // same. Empty in the child of a fork.
   struct LastUsed {
     LanePass pass;
     const void* iteration = nullptr;  // the handle that the pass was given for

@@ -1,4 +1,5 @@
-// lane_inner.hpp: the calls that nearly every block of a lane makes, inlined from the door to the heap. The C ABI includes it, and lane.cpp.
+// lane_inner.hpp: the calls that nearly every block of a lane makes, inlined from the door to the heap. The C ABI
+// includes it, and lane.cpp.
 //
 // These calls take about as many cycles as a processor needs to issue their instructions, so each one counts.
 // SPDX-License-Identifier: Apache-2.0

@@ -131,7 +131,8 @@ base::Status LaneImpl::take_own() {
   return {};
 }
 
-// At the end of an iteration: the lane has memory of its own from here on, with the promoted blocks in it. Waits for the lane's stream.
+// At the end of an iteration: the lane has memory of its own from here on, with the promoted blocks in it. Waits for
+// the lane's stream.
 base::Status LaneImpl::leave_shared() {
   if (own_.bytes > range().bytes) shared_.layout->shrink(own_, range().bytes, {});
   {

@@ -1,5 +1,5 @@
-// Host memory behind granules of the virtual layout, and moves between it and memory of the device. A granule that moves has its new
-// memory mapped at a window as well, for the copy; then the new memory takes the addresses.
+// Host memory behind granules of the virtual layout, and moves between it and memory of the device. A granule that
+// moves has its new memory mapped at a window as well, for the copy; then the new memory takes the addresses.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>

@@ -218,9 +218,9 @@ base::Status VirtualLayout::no_room(uint64_t bytes) const {
                                              base::format_bytes(capacity_) + " not promised"};
 }
 
-// Index into retired_ of the range to use again: nobody's work outstanding first, then the fewest granules to map, then the fewest to
-// spare. kNone when no reservation is long enough. A lane may grow to the whole device, so it takes no addresses that once were reserved
-// for a heap.
+// Index into retired_ of the range to use again: nobody's work outstanding first, then the fewest granules to map, then
+// the fewest to spare. kNone when no reservation is long enough. A lane may grow to the whole device, so it takes no
+// addresses that once were reserved for a heap.
 size_t VirtualLayout::pick_retired(Use use, uint64_t bytes) {
   size_t best = kNone;
   uint64_t best_cost[3] = {};
@@ -465,8 +465,9 @@ base::Status VirtualLayout::ensure_granule(bool may_wait,
   return {};
 }
 
-// Unmaps a batch of granules that nobody is promised, those given back longest ago first, since streams pass their fences in that order.
-// False if there is none that the device is done with; *out_busy are then fences of one that it still works on, if any.
+// Unmaps a batch of granules that nobody is promised, those given back longest ago first, since streams pass their
+// fences in that order. False if there is none that the device is done with; *out_busy are then fences of one that it
+// still works on, if any.
 bool VirtualLayout::reclaim(FenceList* out_busy) {
   constexpr uint64_t kBatch = 16;
   uint64_t taken = 0;

@@ -1,16 +1,17 @@
-// layout_virtual.hpp: the virtual layout. Every range has its own reserved addresses, and physical granules of one size are mapped
-// behind them. A granule of addresses that has memory is a cell. A cell is committed (promised to the range's owner) or unused. Unused
-// cells stay mapped until somebody needs their granules: a range that is taken again soon costs no driver call, and unmapping happens
-// in batches, off the hot path.
+// layout_virtual.hpp: the virtual layout. Every range has its own reserved addresses, and physical granules of one size
+// are mapped behind them. A granule of addresses that has memory is a cell. A cell is committed (promised to the
+// range's owner) or unused. Unused cells stay mapped until somebody needs their granules: a range that is taken again
+// soon costs no driver call, and unmapping happens in batches, off the hot path.
 //
-// One granule size for all, chosen so that a device has some thousands of granules: a size per range would save mapping calls, but a
-// shrunk range could then keep part of a large granule that others were promised.
+// One granule size for all, chosen so that a device has some thousands of granules: a size per range would save mapping
+// calls, but a shrunk range could then keep part of a large granule that others were promised.
 //
-// Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given back longest ago
-// before others; only when all others are taken does the caller wait on the host, without the lock.
+// Unmapping needs the device to be done with the bytes. Unused granules whose fences have passed go first, those given
+// back longest ago before others; only when all others are taken does the caller wait on the host, without the lock.
 //
-// Heaps and lanes have all cells of the first bytes of a range; sparse ranges have any. A cell may have host memory behind it, which is
-// promised to nobody (layout_moves.cpp). A shared range has no cells: its memory is that of others, mapped piece by piece (layout_shared.cpp).
+// Heaps and lanes have all cells of the first bytes of a range; sparse ranges have any. A cell may have host memory
+// behind it, which is promised to nobody (layout_moves.cpp). A shared range has no cells: its memory is that of others,
+// mapped piece by piece (layout_shared.cpp).
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -127,8 +128,8 @@ class VirtualLayout final : public RangeLayout {
   void drop_imported(Region& region, uint64_t bytes, const FenceList& fences, base::MutexLock& lock);
   void retire(Region& region, SharedFences fences) GPUSHARE_REQUIRES(mutex_);
 
-  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed. May let go of `lock`
-  // while it waits for the device.
+  // Puts device memory behind the cells that have none; the promise grows by it. On failure nothing has changed. May
+  // let go of `lock` while it waits for the device.
   base::Status commit_cells(Region& region, size_t first, size_t count, bool may_wait, base::MutexLock& lock,
                             FenceList* out_fences, std::vector<bool>* out_intact);
   base::Status drop_unused_host(Region& region, size_t first, size_t count, bool may_wait,

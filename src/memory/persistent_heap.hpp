@@ -8,8 +8,9 @@
 // they do not hold their bytes twice: the extents are then smaller than the promise by lent_. owed_ is the part
 // of lent_ that lanes have returned and the extents have not got back yet.
 //
-// Granules of the extents can be moved to host memory and back under their own addresses (SpillStore::move). Granules in host memory do not
-// count in the promise, which covers the other granules and lent_. Blocks in them stay live, and a new block may be placed in a hole there.
+// Granules of the extents can be moved to host memory and back under their own addresses (SpillStore::move). Granules
+// in host memory do not count in the promise, which covers the other granules and lent_. Blocks in them stay live, and
+// a new block may be placed in a hole there.
 //
 // Locks: control_ serialises open, close, resize and paging, and is held across driver calls; lock_ guards
 // the blocks and is held for some tens of nanoseconds. Order: control_, then a lane's control_, then a lane's

@@ -1,5 +1,5 @@
-// plan_solver.hpp: places recorded iterations on a thread of its own, so that no iteration waits for a solver that may take seconds (plan.hpp). The
-// thread is memory's only one; it starts with the first task and ends with the solver.
+// plan_solver.hpp: places recorded iterations on a thread of its own, so that no iteration waits for a solver that may
+// take seconds (plan.hpp). The thread is memory's only one; it starts with the first task and ends with the solver.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

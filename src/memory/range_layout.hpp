@@ -44,11 +44,14 @@ class RangeLayout {
   // bytes > 0. Errors: DEVICE_OUT_OF_MEMORY, naming asked and largest hole; nothing has changed then. So in
   // all that follow.
   virtual base::Status take(RangeUse use, uint64_t bytes, Range* out_range, FenceList* out_fences) = 0;
-  // The same for a lane that lies in memory of others: it is mapped from the pieces, whose promise is not counted here. Giving it back waits
-  // on the host for the device. UNSUPPORTED unless the layout maps memory. Errors: also DEVICE_OUT_OF_MEMORY (fewer pieces).
+  // The same for a lane that lies in memory of others: it is mapped from the pieces, whose promise is not counted here.
+  // Giving it back waits on the host for the device. UNSUPPORTED unless the layout maps memory. Errors: also
+  // DEVICE_OUT_OF_MEMORY (fewer pieces).
   virtual base::Status take_shared(std::shared_ptr<base::Pieces> pieces, uint64_t bytes, Range* out_range);
-  // Maps the memory of `own`, a lane's range of as many bytes, behind the addresses of such a range in place of the pieces: from then on
-  // `range` is a lane's own, and `own` is empty. The device works in neither. Errors: the device's, after which `range` is of no use.
+  // Maps the memory of `own`, a lane's range of as many bytes, behind the addresses of such a range in place of the
+  // pieces: from then on
+  // `range` is a lane's own, and `own` is empty. The device works in neither. Errors: the device's, after which `range`
+  // is of no use.
   virtual base::Status adopt_own(Range& range, Range& own);
   // Adds bytes at the range's end, where it lies. Unless it may wait, it does not wait on the host for device
   // work either: DEVICE_OUT_OF_MEMORY then.
@@ -89,12 +92,14 @@ class RangeLayout {
   // All of it must be decommitted.
   virtual void close_sparse(Range& range);
 
-  // Host memory behind granules (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves between host and device
-  // memory. The blocks in a granule keep their addresses. Granules of any range can move. unback() and back() do not touch granules in
-  // host memory; shrink(), give() and decommit() release them. One thread moves at a time.
+  // Host memory behind granules (GPUSHARE_DEVICE_CAP_HOST_PHYSICAL), which is not promised to anybody, and moves
+  // between host and device memory. The blocks in a granule keep their addresses. Granules of any range can move.
+  // unback() and back() do not touch granules in host memory; shrink(), give() and decommit() release them. One thread
+  // moves at a time.
   static constexpr size_t kMoveSlots = 16;  // moves that may be under way together
   virtual bool has_host_tier() const { return false; }
-  // Puts host memory behind a granule of a sparse range that has no memory and is not used by device work. Errors: HOST_OUT_OF_MEMORY, the device's.
+  // Puts host memory behind a granule of a sparse range that has no memory and is not used by device work. Errors:
+  // HOST_OUT_OF_MEMORY, the device's.
   virtual base::Status commit_host(const Range& range, size_t granule);
   // All there is behind granules, without what the device is done with, and a little that is kept for the next moves.
   virtual uint64_t host_bytes() { return 0; }
@@ -104,8 +109,8 @@ class RangeLayout {
   // device work. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the device's: nothing has changed then.
   virtual base::Status begin_move(const Range& range, size_t granule, bool home, size_t slot,
                                   Address* out_window);
-  // After the copy. keep: the new memory takes the place of the old one, else it goes. Errors: the device's; the granule is as it was
-  // before the move then, or, with *out_lost, has neither memory.
+  // After the copy. keep: the new memory takes the place of the old one, else it goes. Errors: the device's; the
+  // granule is as it was before the move then, or, with *out_lost, has neither memory.
   virtual base::Status end_move(const Range& range, size_t granule, bool home, size_t slot, bool keep,
                                 bool* out_lost);
 

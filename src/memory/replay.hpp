@@ -73,7 +73,8 @@ class Ticks {
 };
 
 // Mean of the lower two thirds (reorders `values`, which is not empty): what an operation takes when nothing interrupts it.
-// A mean, not a median: some machines' tick counters move in steps longer than an operation (10 ns), and only a mean sees below a step.
+// A mean, not a median: some machines' tick counters move in steps longer than an operation (10 ns), and only a mean
+// sees below a step.
 inline double calm_mean(std::vector<double>& values) {
   const size_t kept = (values.size() * 2 + 2) / 3;
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(kept - 1), values.end());

@@ -1,9 +1,10 @@
 // spill.hpp: host memory that stands in for device memory: chunks for the bytes of sessions that are paged
 // out, and blocks that the device addresses where they lie (spilled blocks).
 //
-// With a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own. Memory of the host or of the
-// device can be behind such a granule, so the blocks move home and out again at their own addresses. The granules of the session's heap move
-// likewise (spill_moves.cpp). Without a host tier spilled blocks lie in plain host memory for good.
+// With a host tier (RangeLayout::has_host_tier), the spilled blocks of a session lie in granules of their own. Memory
+// of the host or of the device can be behind such a granule, so the blocks move home and out again at their own
+// addresses. The granules of the session's heap move likewise (spill_moves.cpp). Without a host tier spilled blocks lie
+// in plain host memory for good.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -95,8 +96,8 @@ struct MovableGranule {
 class MovingHeap {
  public:
   virtual ~MovingHeap() = default;
-  // The heap places no block in these granules until the move is over. Appends the granules that may move that way, and the uses that must
-  // have passed before.
+  // The heap places no block in these granules until the move is over. Appends the granules that may move that way, and
+  // the uses that must have passed before.
   virtual void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) = 0;
   // The granule lies on the other side now; lost: nowhere.
   virtual void moved(const MovableGranule& granule, bool home, bool lost) = 0;
@@ -110,8 +111,8 @@ class SpillStore final : public BlockOwner {
 
   // No more pinned bytes than this for spilled blocks.
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes, std::memory_order_relaxed); }
-  // `tenant`: the heap of the session. Errors: HOST_OUT_OF_MEMORY (also: above the limit), UNSUPPORTED (the host's addresses and the
-  // device's collide). May call the driver.
+  // `tenant`: the heap of the session. Errors: HOST_OUT_OF_MEMORY (also: above the limit), UNSUPPORTED (the host's
+  // addresses and the device's collide). May call the driver.
   base::Result<Address> alloc(SpillOwner& owner, SpillOwner& tenant, Kind kind, uint64_t bytes,
                               uint64_t alignment);
   // All blocks of `owner`, whose device work ends before the fences.
@@ -119,12 +120,13 @@ class SpillStore final : public BlockOwner {
   // free_all for a heap that closes: its granules go as well.
   void close(SpillOwner& tenant, const FenceList& fences);
 
-  // Moves granules of the tenant and of `heap` (may be null): home those with live blocks, used last and most first; out those used
-  // longest ago and least first. Only the tenant's thread at a boundary calls it: no work uses the blocks after `before`, and nobody touches
-  // them meanwhile. Stops before a batch that would pass the budget, judged by those before it; the first granule always moves. A budget
-  // below UINT64_MAX also leaves at once if another session moves. *out_bytes is what has moved, also with a failure. The caller has had
-  // the bytes that come home promised. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the stream's: what has not moved lies where it
-  // lay. INTERNAL: the device unmapped a granule and mapped nothing in its place; its bytes are lost.
+  // Moves granules of the tenant and of `heap` (may be null): home those with live blocks, used last and most first;
+  // out those used longest ago and least first. Only the tenant's thread at a boundary calls it: no work uses the
+  // blocks after `before`, and nobody touches them meanwhile. Stops before a batch that would pass the budget, judged
+  // by those before it; the first granule always moves. A budget below UINT64_MAX also leaves at once if another
+  // session moves. *out_bytes is what has moved, also with a failure. The caller has had the bytes that come home
+  // promised. Errors: DEVICE_OUT_OF_MEMORY, HOST_OUT_OF_MEMORY, the stream's: what has not moved lies where it lay.
+  // INTERNAL: the device unmapped a granule and mapped nothing in its place; its bytes are lost.
   base::Status move(SpillOwner& tenant, MovingHeap* heap, bool home, uint64_t most_bytes, uint64_t budget_ns,
                     const FenceList& before, const device::Stream& stream, uint64_t* out_bytes);
   // Gives device memory back that came home for blocks since freed.

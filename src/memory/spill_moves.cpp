@@ -1,6 +1,6 @@
-// Moves of a session's blocks between host and device memory, a granule with all its blocks at a time. A granule that moves is mapped at two
-// places for a moment: its bytes are copied to the new memory through a window, which then takes the old one's place. So a failure at any
-// point leaves the bytes where they were, and the addresses never change.
+// Moves of a session's blocks between host and device memory, a granule with all its blocks at a time. A granule that
+// moves is mapped at two places for a moment: its bytes are copied to the new memory through a window, which then takes
+// the old one's place. So a failure at any point leaves the bytes where they were, and the addresses never change.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>

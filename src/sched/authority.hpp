@@ -129,8 +129,9 @@ class Authority {
   // is below the session's need, the need does not grow, and the driver gives back free bytes of it at
   // boundaries, by set_need(). Nobody is paged out for it.
   virtual void set_quota(SessionId session, uint64_t bytes) = 0;
-  // From now on a coordinator with these options (all but the capacity, which is this one's) decides which sessions run, in which class and
-  // with how many bytes; nullopt: none does, as at first. Errors: UNSUPPORTED (another process decides it).
+  // From now on a coordinator with these options (all but the capacity, which is this one's) decides which sessions
+  // run, in which class and with how many bytes; nullopt: none does, as at first. Errors: UNSUPPORTED (another process
+  // decides it).
   virtual base::Status set_coordination(const std::optional<CoordinatorOptions>& options,
                                         uint64_t now_ns) = 0;
   virtual void set_priority(SessionId session, int32_t priority, uint64_t now_ns) = 0;
@@ -156,20 +157,24 @@ class Authority {
   virtual void page_done(SessionId session, uint64_t now_ns) = 0;
   // Called when a resident session needs `bytes` more than can be promised. Drops spare sessions, then starts
   // paging out sessions with nothing in flight that have a lower class or that the policy ranks below it, lowest
-  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For kNoSession only what is spare goes.
+  // rank first. Returns false if there are none. Their bytes are promised to nobody until room_used(session). For
+  // kNoSession only what is spare goes.
   virtual bool make_room(SessionId session, uint64_t bytes, uint64_t now_ns) = 0;
-  // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next boundaries, until a
-  // guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room() tells until when. Returns false if all of
-  // them would not do, or if the session is not guaranteed. An authority that decides elsewhere does so in make_room().
+  // After make_room() found nobody: opportunistic sessions that have something in flight are paged out at their next
+  // boundaries, until a guaranteed session has `bytes` more; no iteration of theirs begins meanwhile. making_room()
+  // tells until when. Returns false if all of them would not do, or if the session is not guaranteed. An authority that
+  // decides elsewhere does so in make_room().
   virtual bool make_room_at_boundaries(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*now_ns*/) {
     return false;
   }
   // The session no longer waits for boundaries that have not come: the sessions that were to be paged out there go on.
   virtual void stop_making_room(SessionId /*session*/) {}
-  // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is still under way.
+  // Room that make_room() (of an authority elsewhere) or make_room_at_boundaries() began to make for the session is
+  // still under way.
   virtual bool making_room(SessionId session) const = 0;
-  // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still on its way, is for
-  // everybody. A driver also calls it for kNoSession when memory outside of the books may have come free: what found no place is tried again.
+  // The session that make_room() worked for has taken what it needs, or has given up: what is left, and what is still
+  // on its way, is for everybody. A driver also calls it for kNoSession when memory outside of the books may have come
+  // free: what found no place is tried again.
   virtual void room_used(SessionId session, uint64_t now_ns) = 0;
   // A kPageOut action could not be carried out (no host memory): the session is resident as before, and is
   // not chosen again until another leaves.
@@ -188,8 +193,8 @@ class Authority {
   // Time has passed: to be called at look_again_ns().
   virtual void look(uint64_t /*now_ns*/) {}
   // True if the driver may run iterations of the session in its lane one after the other and report them together, by ready(),
-  // dispatched() and finished() with their number, before it reports or asks anything else: with no other session ready, no pick would
-  // answer otherwise, and nothing waits for a boundary of the lane.
+  // dispatched() and finished() with their number, before it reports or asks anything else: with no other session
+  // ready, no pick would answer otherwise, and nothing waits for a boundary of the lane.
   virtual bool may_lend(SessionId /*session*/, LaneId /*lane*/) const { return false; }
   // Actions decided since the last call, in the order to carry out. pick() decides some, too.
   virtual std::vector<Action> take_actions() = 0;
@@ -225,13 +230,14 @@ class Authority {
   virtual void stop() {}
   // Others want the turn of the lane's session: the driver finishes the iterations in flight and reports them.
   virtual bool wants_drained(LaneId /*lane*/) const { return false; }
-  // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null: `changed` is called.
+  // The bell on which a thread waits for the session's turn. It asks pick() again each time the bell rings. Null:
+  // `changed` is called.
   virtual std::shared_ptr<base::Bell> bell(SessionId /*session*/) const { return nullptr; }
   // The source of the lane's memory if processes share the lane; null: the driver makes the memory.
   virtual std::shared_ptr<base::Pieces> lane_pieces(LaneId /*lane*/) const { return nullptr; }
-  // The session needs memory of its own in place of a lane that processes share: its E is promised a second time, as its own, until
-  // has_own_lane() reports the outcome. `has`: the session does not use the shared lane any more, and its E is its own for good; else
-  // all is as before. Errors of needs_own_lane(): as set_need().
+  // The session needs memory of its own in place of a lane that processes share: its E is promised a second time, as
+  // its own, until has_own_lane() reports the outcome. `has`: the session does not use the shared lane any more, and
+  // its E is its own for good; else all is as before. Errors of needs_own_lane(): as set_need().
   virtual base::Status needs_own_lane(SessionId /*session*/, uint64_t /*now_ns*/) { return {}; }
   virtual void has_own_lane(SessionId /*session*/, bool /*has*/, uint64_t /*now_ns*/) {}
 
@@ -239,8 +245,8 @@ class Authority {
   // The session's ranges have so many bytes that its owner can be asked for, and has so long to answer.
   virtual void set_ranges(SessionId /*session*/, uint64_t /*bytes*/, uint64_t /*answer_ns*/,
                           double /*price_ns_per_byte*/) {}
-  // A range of the session misses `bytes`: ranges of other processes are asked. True while bytes are on the way; *out_silent names ranges
-  // that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
+  // A range of the session misses `bytes`: ranges of other processes are asked. True while bytes are on the way;
+  // *out_silent names ranges that did not answer. Called again until the bytes are there; 0 bytes: the wait is over.
   virtual bool ask_ranges(SessionId /*session*/, uint64_t /*bytes*/, std::string* /*out_silent*/) {
     return false;
   }

@@ -63,8 +63,8 @@ bool Scheduler::Impl::hold_waiting(uint64_t now_ns) {
   return false;
 }
 
-// For a session that found no place though the books have room: the device is in pieces, or others use it. It waits until something is
-// freed, and caches may be all that is left.
+// For a session that found no place though the books have room: the device is in pieces, or others use it. It waits
+// until something is freed, and caches may be all that is left.
 void Scheduler::Impl::drop_caches(uint64_t bytes, uint64_t now_ns) {
   Victims unused{{}, droppable()};
   if (unused.empty()) return;

@@ -1,4 +1,5 @@
-// The changes that a driver makes while sessions run: their needs, class, weight and rank, the policy, and the known interference.
+// The changes that a driver makes while sessions run: their needs, class, weight and rank, the policy, and the known
+// interference.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/scheduler.hpp"
 

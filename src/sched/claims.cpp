@@ -14,7 +14,8 @@ double by_byte(const Claim& claim) {
   return claim.price_ns / static_cast<double>(claim.bytes);
 }
 
-// Chooses among claims of one rank. `order` has the cheapest byte first; together the claims have at least `bytes`, which is above 0.
+// Chooses among claims of one rank. `order` has the cheapest byte first; together the claims have at least `bytes`,
+// which is above 0.
 std::vector<size_t> choose_of_rank(std::span<const Claim> claims, std::span<const size_t> order,
                                    uint64_t bytes) {
   // A claim smaller than the missing bytes joins the prefix. A claim that has all of them closes the prefix: the two are one

@@ -1,5 +1,6 @@
-// The coordinator of a scheduler: Coordinator decides which sessions may run, in which class and with how many bytes, and the scheduler carries
-// that out: a session that may not run is paged out at its boundary and waits; the driver is told of classes and limits by kTerms.
+// The coordinator of a scheduler: Coordinator decides which sessions may run, in which class and with how many bytes,
+// and the scheduler carries that out: a session that may not run is paged out at its boundary and waits; the driver is
+// told of classes and limits by kTerms.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
@@ -173,7 +174,8 @@ void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64
   actions.push_back({ActionKind::kTerms, kNoLane, session.view.id, limit_bytes, 0, cls});
 }
 
-// Called before the session grows, so that its limit rises if others leave room. The least bytes that it can run with stay the same.
+// Called before the session grows, so that its limit rises if others leave room. The least bytes that it can run with
+// stay the same.
 void Scheduler::Impl::want(SessionRecord& session, uint64_t need_bytes, uint64_t now_ns) {
   if (session.view.cls == SessionClass::kGuaranteed || !coordinator->knows(session.view.id)) return;
   CoordinatedJob job = job_of(session);

@@ -76,7 +76,8 @@ std::string Coordinator::describe() const {
       base::format_bytes(now.bytes).c_str(), base::format_bytes(options_.capacity_bytes).c_str());
 }
 
-// Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank, and tells the differences.
+// Decides anew from nothing but the jobs, in the order of arrival and with those that run first in each rank, and tells
+// the differences.
 void Coordinator::decide(uint64_t now_ns) {
   struct Decision {
     Entry* entry;

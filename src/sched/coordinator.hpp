@@ -1,9 +1,9 @@
 // coordinator.hpp: which jobs may use one device, in which class, and with how many bytes.
 //
-// Guaranteed jobs get all bytes that they asked for, or wait. Opportunistic jobs share what guaranteed ones leave, by weight, down to a
-// least amount each. A guaranteed job that has waited long starts as opportunistic where there is room, and is upgraded when its bytes
-// are free. An opportunistic job that is content to be upgraded becomes guaranteed when nobody guaranteed waits, and is demoted
-// when one comes that needs its room.
+// Guaranteed jobs get all bytes that they asked for, or wait. Opportunistic jobs share what guaranteed ones leave, by
+// weight, down to a least amount each. A guaranteed job that has waited long starts as opportunistic where there is
+// room, and is upgraded when its bytes are free. An opportunistic job that is content to be upgraded becomes guaranteed
+// when nobody guaranteed waits, and is demoted when one comes that needs its room.
 //
 // No thread, no clock, no device: times come in as arguments, decisions go out as actions.
 // SPDX-License-Identifier: Apache-2.0
@@ -24,8 +24,8 @@ struct CoordinatorOptions {
   uint32_t max_opportunistic = 4;  // at once
   uint64_t long_wait_ns =
       600'000'000'000;  // after which a guaranteed job that waits may start as opportunistic
-  // A job above its limit that comes no nearer to it for so long, while others wait for memory, cannot shrink: it is idle, or its blocks do not
-  // move. From then on it needs all of its bytes, so it may be stopped.
+  // A job above its limit that comes no nearer to it for so long, while others wait for memory, cannot shrink: it is
+  // idle, or its blocks do not move. From then on it needs all of its bytes, so it may be stopped.
   uint64_t shrink_patience_ns = 100'000'000;
 };
 

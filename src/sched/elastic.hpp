@@ -1,13 +1,15 @@
-// elastic.hpp: which elastic ranges are asked to give bytes back when another one waits for memory, and what follows from their answers.
+// elastic.hpp: which elastic ranges are asked to give bytes back when another one waits for memory, and what follows
+// from their answers.
 //
-// A range that waits asks ranges of its own class and of lower ones, chosen by rank and price (claims.hpp): silent ranges are not asked,
-// opportunistic ones before guaranteed ones. A request has a deadline. A range answers by giving the bytes, or by saying how many it
-// will give before the deadline: 0 declines. A range that does neither keeps its bytes and is *silent*: its session counts as
-// opportunistic, so that it may be paged out, until the range gives bytes again. After a first silence all others are asked at once;
-// so a wait sees at most two deadlines pass, whoever keeps silent.
+// A range that waits asks ranges of its own class and of lower ones, chosen by rank and price (claims.hpp): silent
+// ranges are not asked, opportunistic ones before guaranteed ones. A request has a deadline. A range answers by giving
+// the bytes, or by saying how many it will give before the deadline: 0 declines. A range that does neither keeps its
+// bytes and is *silent*: its session counts as opportunistic, so that it may be paged out, until the range gives bytes
+// again. After a first silence all others are asked at once; so a wait sees at most two deadlines pass, whoever keeps
+// silent.
 //
-// ElasticRanges only decides: the driver calls the owners and reports their answers. Threads: the driver serialises calls. Cost: O(ranges log
-// ranges) for each request.
+// ElasticRanges only decides: the driver calls the owners and reports their answers. Threads: the driver serialises
+// calls. Cost: O(ranges log ranges) for each request.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,8 +52,8 @@ class ElasticRanges {
   // `only`: ranges of that session.
   std::vector<RangeRequest> ask(RangeId asker, uint64_t want, uint64_t bytes, uint64_t now_ns,
                                 SessionId only = kNoSession);
-  // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already included, or kNoAnswer.
-  // Ignored if the request is over.
+  // The owner's answer to its request: the bytes that it gives in all before the deadline, those given already
+  // included, or kNoAnswer. Ignored if the request is over.
   void answer(RangeId id, uint64_t bytes);
   // Requests whose deadline has passed or that got kNoAnswer are over. Returns the requests whose range is silent now.
   std::vector<RangeRequest> expire(uint64_t now_ns);
@@ -67,7 +69,8 @@ class ElasticRanges {
   bool silent(RangeId id) const;
   // A range of the session is silent.
   bool session_silent(SessionId session) const;
-  // The session's ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer, the lowest price.
+  // The session's ranges that can be asked and are not silent, as one: the bytes of all, the longest time to answer,
+  // the lowest price.
   RangeSpec of_session(SessionId session, uint64_t* out_bytes) const;
 
  private:

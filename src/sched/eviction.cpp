@@ -324,9 +324,9 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
   return true;
 }
 
-// The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in. Nobody goes who would not
-// come in again at once: when the lane is no longer held up, all have the memory that they had. So those of the largest E stay where they are
-// if the device has no room for another lane of that size.
+// The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in.
+// Nobody goes who would not come in again at once: when the lane is no longer held up, all have the memory that they
+// had. So those of the largest E stay where they are if the device has no room for another lane of that size.
 void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
   if (overdue == 0 || !options.paging) return;
   for (const LaneRecord& lane : lanes) {

@@ -23,7 +23,8 @@ class Interference {
   }
   // True: rates are learned from iterations as they end, and change with them.
   virtual bool learns() const { return false; }
-  // How long an iteration of the session takes alone is not known: without it nothing can be learned of the session beside others.
+  // How long an iteration of the session takes alone is not known: without it nothing can be learned of the session
+  // beside others.
   virtual bool wants_alone(SessionId session) const {
     (void)session;
     return false;

@@ -9,7 +9,8 @@
 namespace gpushare::sched {
 namespace {
 
-// Sessions that run beside an iteration for less of its time are left out; without one that runs for more, the iteration was alone.
+// Sessions that run beside an iteration for less of its time are left out; without one that runs for more, the
+// iteration was alone.
 constexpr double kBarelyBeside = 1.0 / 16;
 // With less time beside others, the slowdown of that time cannot be told from noise.
 constexpr double kLeastBeside = 0.25;

@@ -15,12 +15,14 @@
 
 namespace gpushare::sched {
 
-// Sessions of one name are of one kind: the measurements of one hold for the others. For each kind the table keeps the device time of an
-// iteration that had the device to itself, and for each pair of kinds the slowdown of one beside the other. Slowdowns add up (sim.md, cost
-// model); an iteration beside several sessions corrects the slowdown of each pair by its part of the error.
+// Sessions of one name are of one kind: the measurements of one hold for the others. For each kind the table keeps the
+// device time of an iteration that had the device to itself, and for each pair of kinds the slowdown of one beside the
+// other. Slowdowns add up (sim.md, cost model); an iteration beside several sessions corrects the slowdown of each pair
+// by its part of the error.
 //
-// Confidence is a count of iterations that halves every half-life, so that old knowledge weighs less than new and is given up in the end: a pair that
-// is not known any more counts as one that does not slow each other, is run together, and thereby measured anew.
+// Confidence is a count of iterations that halves every half-life, so that old knowledge weighs less than new and is
+// given up in the end: a pair that is not known any more counts as one that does not slow each other, is run together,
+// and thereby measured anew.
 //
 // Threads: as Interference; the scheduler feeds it. Cost: an event is O(busy lanes^2).
 class MeasuredInterference final : public Interference {
@@ -42,7 +44,8 @@ class MeasuredInterference final : public Interference {
   void dispatched(SessionId session, LaneId lane, uint64_t now_ns);
   void finished(SessionId session, LaneId lane, uint64_t device_ns, uint64_t iterations, uint64_t now_ns);
 
-  // A gate held up launches of the session: its iteration that ends next, and the one that may have been under way behind it, teach nothing.
+  // A gate held up launches of the session: its iteration that ends next, and the one that may have been under way
+  // behind it, teach nothing.
   void held_up(SessionId session);
 
   // ---- Interference -----------------------------------------------------------------------------------------
@@ -60,8 +63,8 @@ class MeasuredInterference final : public Interference {
     double age_s = 0;
   };
   std::vector<Entry> entries() const;  // by name; those of sessions without a name are left out
-  // The table as text, and from it. `unix_s`: the time now, which ages are counted from. Errors: MALFORMED_INPUT naming file, line, field and what is
-  // allowed; the earlier table stays then.
+  // The table as text, and from it. `unix_s`: the time now, which ages are counted from. Errors: MALFORMED_INPUT naming
+  // file, line, field and what is allowed; the earlier table stays then.
   std::string text(uint64_t unix_s) const;
   base::Status read(std::string_view text, const std::string& file, uint64_t unix_s);
 

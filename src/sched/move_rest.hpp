@@ -1,10 +1,12 @@
-// move_rest.hpp: when a session's blocks may come home from host memory, so that moves to and fro take no more than a part of its time.
+// move_rest.hpp: when a session's blocks may come home from host memory, so that moves to and fro take no more than a
+// part of its time.
 //
-// A cycle is the moves out that somebody needed, and the moves home after them. Moves out are never held up. When a session is sent out again,
-// the cycle before is over, and its blocks come home once two things are so. `loss` of the time since the last move home amounts to what that
-// cycle cost. And `loss` of the time since the first move amounts to what all cycles cost, with this one, which is taken to cost as much as the
-// one before. So from the second cycle on moves take at most `loss` of the session's time at the end of each cycle, however often it is sent
-// out. The first cycle waits for nothing: a burst comes home as soon as there is room.
+// A cycle is the moves out that somebody needed, and the moves home after them. Moves out are never held up. When a
+// session is sent out again, the cycle before is over, and its blocks come home once two things are so. `loss` of the
+// time since the last move home amounts to what that cycle cost. And `loss` of the time since the first move amounts to
+// what all cycles cost, with this one, which is taken to cost as much as the one before. So from the second cycle on
+// moves take at most `loss` of the session's time at the end of each cycle, however often it is sent out. The first
+// cycle waits for nothing: a burst comes home as soon as there is room.
 //
 // No thread, no clock: times come in as arguments. Used by one thread at a time.
 // SPDX-License-Identifier: Apache-2.0

@@ -236,7 +236,8 @@ void OpController::measure(Guaranteed& g, double device_ns, uint64_t now_ns) {
                        std::max(options_.change, kNoise * noise) * (1 + choice.cost.value))
         g.pause_left = std::max(1U, options_.learn_iterations);
       choice.cost.add(cost, kCostGain);
-      // An iteration whose cost lies within the noise is charged the mean. A cost that noise does not explain is charged as it is.
+      // An iteration whose cost lies within the noise is charged the mean. A cost that noise does not explain is
+      // charged as it is.
       if (known && std::abs(cost - choice.cost.value) <= kNoise * noise) charge = choice.cost.value;
       choice.work.add(work / elapsed, kCostGain);
     }
@@ -290,7 +291,8 @@ void OpController::points_of(const Guaranteed& g, SessionId who, double weight,
     if (choice.cost.count > 0) {
       const double n = choice.cost.count;
       need = std::max(0.0, choice.cost.value);
-      // As good as it may well be: a choice that looks bad by chance is tried again, and one that looks good is used and so measured.
+      // As good as it may well be: a choice that looks bad by chance is tried again, and one that looks good is used
+      // and so measured.
       cost = std::max(0.0, choice.cost.value - noise / std::sqrt(std::min(n, 2 / kCostGain)));
       work = choice.work.value;
       below = i;

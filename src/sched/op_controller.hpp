@@ -1,19 +1,21 @@
-// op_controller.hpp: how much of a device opportunistic sessions may use while guaranteed sessions run, so that each guaranteed session
-// stays within a target slowdown and the rest is given away.
+// op_controller.hpp: how much of a device opportunistic sessions may use while guaranteed sessions run, so that each
+// guaranteed session stays within a target slowdown and the rest is given away.
 //
-// Nothing is known of the sessions in advance. The controller compares iterations of a guaranteed session that ran alone with iterations
-// during which opportunistic sessions had a share of the device, and alternates the two for as long as the session lives. So a drift of
-// the session's own time shows in both kinds and is not taken for interference.
+// Nothing is known of the sessions in advance. The controller compares iterations of a guaranteed session that ran
+// alone with iterations during which opportunistic sessions had a share of the device, and alternates the two for as
+// long as the session lives. So a drift of the session's own time shows in both kinds and is not taken for
+// interference.
 //
 // For each choice (which opportunistic sessions, what share) it learns two means: the cost, which is the excess of the guaranteed
-// iteration time over the time alone, and the work that the opportunistic sessions did. The best mixture of choices whose mean cost is
-// the target is a knapsack with a divisible last item: it uses at most two choices, neighbours on the upper hull of the points
-// (cost, work). This finds the best use of any interference curve: where harm begins only above some share (the guaranteed session has
-// gaps), the controller stays at that share; where any use harms as much as full use, it gives full use in few iterations.
+// iteration time over the time alone, and the work that the opportunistic sessions did. The best mixture of choices
+// whose mean cost is the target is a knapsack with a divisible last item: it uses at most two choices, neighbours on
+// the upper hull of the points (cost, work). This finds the best use of any interference curve: where harm begins only
+// above some share (the guaranteed session has gaps), the controller stays at that share; where any use harms as much
+// as full use, it gives full use in few iterations.
 //
-// A credit holds the session to its target whatever the estimates say: each iteration adds the target, each shared iteration takes its
-// measured excess and the standard error of the time alone. A choice is made only when the credit pays for it. Shares that were never
-// tried are reached by doubling, so that a trial costs little.
+// A credit holds the session to its target whatever the estimates say: each iteration adds the target, each shared
+// iteration takes its measured excess and the standard error of the time alone. A choice is made only when the credit
+// pays for it. Shares that were never tried are reached by doubling, so that a trial costs little.
 //
 // No thread, no clock, no device: the executor, the daemon and the simulator drive the same object.
 // SPDX-License-Identifier: Apache-2.0

@@ -34,7 +34,8 @@ double total_speed(std::span<const SessionId> sessions, const Interference& inte
 std::vector<SessionId> run_together(PackOrder order, std::span<const PackJob> heads,
                                     const Interference& interference);
 
-// The time until all sessions are done if nobody else comes. `lanes`: the sessions of each, oldest first; they run one after the other.
+// The time until all sessions are done if nobody else comes. `lanes`: the sessions of each, oldest first; they run one
+// after the other.
 double predicted_ns(PackOrder order, std::vector<std::vector<PackJob>> lanes,
                     const Interference& interference);
 

@@ -9,7 +9,8 @@
 namespace gpushare::sched {
 namespace {
 
-// A session whose iteration takes more than twice as long as expected and this is not waited for: its host may hold the iteration open.
+// A session whose iteration takes more than twice as long as expected and this is not waited for: its host may hold the
+// iteration open.
 constexpr uint64_t kPackPatienceNs = 10'000'000;
 // A session counts as active between two iterations for a quarter of an iteration and this, and at most this much longer.
 constexpr uint64_t kLeastGapNs = 100'000, kMostGapNs = 10'000'000;
@@ -78,8 +79,8 @@ uint64_t PackPolicy::pick_holds_ns(LaneId, std::span<const SessionView> candidat
 }
 
 bool PackPolicy::welcomes(const SessionView& waiting) const {
-  // With known remaining times the pack plan says when the session runs; the sooner it is there, the better the plan. Where interference is
-  // measured those that are idle do not count, and come and go unseen from the door.
+  // With known remaining times the pack plan says when the session runs; the sooner it is there, the better the plan.
+  // Where interference is measured those that are idle do not count, and come and go unseen from the door.
   if (interference_ == nullptr || learns_ || waiting.work_left_ns != kUnknown) return true;
   std::vector<SessionId> with = together(0);
   const double without = total_speed(with, *interference_);

@@ -15,16 +15,17 @@
 namespace gpushare::sched {
 
 // Told nothing of interference, it admits while memory is safe and runs the oldest session of each lane
-// (Salus, PACK). Told of it, the oldest session of all runs, and heads of other lanes join it (PackOrder). Each time that a session comes
-// or goes, the time until all residents are done is predicted for each order, where their remaining time is known, and the order with the
-// least is followed. One of them is what fair does; so pack does not end later than fair would, as far as
-// the estimates hold and until other sessions arrive. Without known remaining times sessions join by age
-// while each adds speed: the total speed never falls below that of one session at a time.
+// (Salus, PACK). Told of it, the oldest session of all runs, and heads of other lanes join it (PackOrder). Each time
+// that a session comes or goes, the time until all residents are done is predicted for each order, where their
+// remaining time is known, and the order with the least is followed. One of them is what fair does; so pack does not
+// end later than fair would, as far as the estimates hold and until other sessions arrive. Without known remaining
+// times sessions join by age while each adds speed: the total speed never falls below that of one session at a time.
 //
-// Where interference is measured (Interference::learns), only sessions that are active count: those with an iteration ready or in flight, or
-// between two iterations for a moment. A session whose time alone is not known runs its first iterations alone. Pairs that are not
-// known run together, and are known then. No guaranteed session waits for opportunistic ones there: guaranteed ones are the heads of their lanes, the
-// oldest of them runs, and opportunistic ones join last, not alone.
+// Where interference is measured (Interference::learns), only sessions that are active count: those with an iteration
+// ready or in flight, or between two iterations for a moment. A session whose time alone is not known runs its first
+// iterations alone. Pairs that are not known run together, and are known then. No guaranteed session waits for
+// opportunistic ones there: guaranteed ones are the heads of their lanes, the oldest of them runs, and opportunistic
+// ones join last, not alone.
 class PackPolicy final : public Policy {
  public:
   // With more residents, or with one of unknown remaining time, nothing is predicted.

@@ -1,10 +1,11 @@
 // residency.hpp: with more models than device memory, which ones stay on it. A decision object: it is told
 // of requests and of time, and answers what to load and what to drop; it moves nothing itself.
 //
-// Both policies ask the decision that all claims share (claims.hpp). Under least_recently_used a model's rank is how recently it was requested: the
-// model requested longest ago goes first, and a drop that proves unnecessary is spared. weighted keeps models that
-// are dear to bring back: a model's price is its request rate times the time to load it. Size counts because a large model of
-// some worth may have to go in place of several small ones of less. The rate is a count of requests that halves every
+// Both policies ask the decision that all claims share (claims.hpp). Under least_recently_used a model's rank is how
+// recently it was requested: the model requested longest ago goes first, and a drop that proves unnecessary is spared.
+// weighted keeps models that are dear to bring back: a model's price is its request rate times the time to load it.
+// Size counts because a large model of some worth may have to go in place of several small ones of less. The rate is a
+// count of requests that halves every
 // `half_life_ns`, so a model that was once popular does not stay for ever.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,4 +1,5 @@
-// Events. Picks are in turns.cpp, admission and paging in admission.cpp, what a driver changes in changes.cpp, questions and checks in books.cpp.
+// Events. Picks are in turns.cpp, admission and paging in admission.cpp, what a driver changes in changes.cpp,
+// questions and checks in books.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "sched/scheduler.hpp"
 

@@ -3,8 +3,8 @@
 // (executor or simulator) carries out the actions and reports back.
 //
 // Safety, at every instant (Salus, eq 2.1): sum over resident sessions of P + sum over lanes of their size <=
-// capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its sessions. A decision that would break it is
-// not taken.
+// capacity (the effective one, where it has been lowered), where a lane's size is at least the largest E of its
+// sessions. A decision that would break it is not taken.
 //
 // Making room: what stays for speed alone goes first (caches, spare sessions), by class, then price.
 // Paging: residents may be paged out for a waiting session that the policy ranks above them and above
@@ -43,8 +43,8 @@ struct SchedulerOptions {
   // Link time to move a byte out and back in, until set_link(): the price of paging sessions out. About PCIe 3.
   double page_out_ns_per_byte = 0.1, page_in_ns_per_byte = 0.1;
   uint64_t least_stay_ns = kLeastStayNs;  // of sessions that alternate
-  // A session that wants nothing for a shorter time, as one that waits for its work does between two iterations, keeps what it was behind the
-  // others when it stopped. It gains nothing by the pause. 0: it loses that at once.
+  // A session that wants nothing for a shorter time, as one that waits for its work does between two iterations, keeps
+  // what it was behind the others when it stopped. It gains nothing by the pause. 0: it loses that at once.
   uint64_t keeps_lag_ns = 0;
   bool paging = true;  // the driver can page sessions out and keep their addresses
   std::optional<LaneFinderKind> lane_finder =
@@ -55,8 +55,8 @@ struct SchedulerOptions {
   // before that. False: lanes have the decided memory at once.
   bool confirms_lanes = false;
   // Sessions of several processes share lanes: each trust group (SessionSpec::trust_group) has one, and another one
-  // while that is held up (set_overdue()). One lane at a time has iterations, chosen among the sessions of all lanes. The bytes that lane_applied() reports for a lane count as promised
-  // until it reports less.
+  // while that is held up (set_overdue()). One lane at a time has iterations, chosen among the sessions of all lanes.
+  // The bytes that lane_applied() reports for a lane count as promised until it reports less.
   bool shared_lanes = false;
 };
 
@@ -96,15 +96,17 @@ class Scheduler final : public Authority {
   void room_used(SessionId session, uint64_t now_ns) override;
   void page_out_failed(SessionId session, uint64_t now_ns) override;
   void lane_applied(LaneId lane, uint64_t bytes, uint64_t now_ns) override;
-  // The session's turn was taken back, and its iteration may not have ended. Until it has, or the session is out of its lane, the session owes its
-  // bytes and is not paged out. If other processes map its lane, too, the lane is held up: none of its sessions is picked. look() pages out
-  // the sessions that want a turn there, those of the least E that have room in another lane; they come in again there at once.
+  // The session's turn was taken back, and its iteration may not have ended. Until it has, or the session is out of its
+  // lane, the session owes its bytes and is not paged out. If other processes map its lane, too, the lane is held up:
+  // none of its sessions is picked. look() pages out the sessions that want a turn there, those of the least E that
+  // have room in another lane; they come in again there at once.
   void set_overdue(SessionId session, bool overdue, uint64_t now_ns);
   // ---- bytes that can be had again from host memory: images and first layers of them (caches.cpp) ----
   // A cache is a claim beside the sessions, with an id of the same numbers. While somebody wants it, it stays once it is
   // held; else it stays for speed alone, and is dropped before any session is paged out, by the class of the session that
-  // wanted it last, then by its price: the requests for it, a count that halves every minute, times `restore_ns`. `first_part`: a cache that is held whenever this one is,
-  // and is dropped after it: the first layers of the same image; 0 = none. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
+  // wanted it last, then by its price: the requests for it, a count that halves every minute, times `restore_ns`.
+  // `first_part`: a cache that is held whenever this one is, and is dropped after it: the first layers of the same
+  // image; 0 = none. Errors: EXCEEDS_CAPACITY, INVALID_ARGUMENT.
   base::Status add_cache(uint64_t cache, uint64_t bytes, double restore_ns, uint64_t first_part = 0);
   // Forgets it; the driver has given its bytes back.
   void remove_cache(uint64_t cache, uint64_t now_ns);
@@ -128,8 +130,8 @@ class Scheduler final : public Authority {
   void look(uint64_t now_ns) override;
   bool may_lend(SessionId session, LaneId lane) const override;
   std::vector<Action> take_actions() override;
-  // True under a policy that shares the device by weight if pick would choose the session again, were it ready. Its iterations keep the lane
-  // busy, and it is behind the ready sessions.
+  // True under a policy that shares the device by weight if pick would choose the session again, were it ready. Its
+  // iterations keep the lane busy, and it is behind the ready sessions.
   bool would_go_on(SessionId session, LaneId lane, uint64_t now_ns);
   // The same under every policy, also for a session that has nothing in flight.
   bool would_pick(SessionId session, LaneId lane, uint64_t now_ns);

@@ -1,6 +1,6 @@
 // scheduler_impl.hpp: the scheduler's state, shared by scheduler.cpp (events), turns.cpp (picks),
-// admission.cpp (sessions that get in), eviction.cpp (sessions that are paged out for them), capacity.cpp (limits that change) and merging.cpp
-// (lanes that give way). Other folders do not include it.
+// admission.cpp (sessions that get in), eviction.cpp (sessions that are paged out for them), capacity.cpp (limits that
+// change) and merging.cpp (lanes that give way). Other folders do not include it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -72,7 +72,8 @@ struct SessionRecord {
   bool overdue = false;       // its turn may not have ended
   bool changes_lane = false;  // it goes out only to come in again, in another lane
   bool blocked = false;       // could not be placed physically: waits until something is freed
-  // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the memory before.
+  // Its stay (stays.hpp): when the stay began, the service then, the time without work since, the weighted use of the
+  // memory before.
   uint64_t stay_since_ns = 0, stay_service_ns = 0, stay_rest_ns = 0;
   double stay_tag_ns = 0;
   uint64_t out_ns = 0, in_ns = 0, move_since_ns = 0;  // what its last moves count as; 0: none yet
@@ -225,7 +226,8 @@ struct Scheduler::Impl {
   // capacity.cpp
   uint64_t quota_of(
       const SessionRecord& session) const;  // as promises count it: rounded; UINT64_MAX without one
-  // The promises that are left once all decisions are carried out and the sessions and caches that `is_gone` names have gone as well.
+  // The promises that are left once all decisions are carried out and the sessions and caches that `is_gone` names have
+  // gone as well.
   template <class IsGone>
   uint64_t promised_without(IsGone is_gone) const;
   void lower(uint64_t now_ns);  // decides what gives way while more is promised than the capacity
@@ -260,8 +262,9 @@ struct Scheduler::Impl {
   // The bytes that a resident session gives back alone: P, and the part of its lane that only it needs. As of now.
   std::function<uint64_t(const SessionRecord&)> gives_back() const;
   void evict(const Victims& victims, uint64_t now_ns);
-  // make_room() for the session; a session that is not resident has room made by caches alone. `yields_to`: the session whose allocation
-  // keeps the bytes until room_used(); none for a cache, which takes what it is promised and may be let go before that.
+  // make_room() for the session; a session that is not resident has room made by caches alone. `yields_to`: the session
+  // whose allocation keeps the bytes until room_used(); none for a cache, which takes what it is promised and may be
+  // let go before that.
   bool make_room(const SessionRecord* session, uint64_t bytes, std::optional<SessionId> yields_to,
                  uint64_t now_ns);
   static uint64_t victim_bytes(

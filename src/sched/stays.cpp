@@ -114,8 +114,9 @@ bool Scheduler::Impl::may_alternate(const SessionRecord& resident, const Session
          !policy->outranks(resident.view, session.view);
 }
 
-// The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as soon as these are
-// enough. No session behind it is tried, because small sessions would keep it waiting for ever. A coordinator decides by itself who waits.
+// The first waiting session that would fit without the alternating ones gets the place of some whose stays are over, as
+// soon as these are enough. No session behind it is tried, because small sessions would keep it waiting for ever. A
+// coordinator decides by itself who waits.
 void Scheduler::Impl::alternate(uint64_t now_ns) {
   stays_end_ns = kUnknown;
   if (alternating == 0 || coordinator || !options.paging || traits.stay_factor == 0 || waiting.empty() ||

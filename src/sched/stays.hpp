@@ -1,5 +1,5 @@
-// stays.hpp: sessions that each want the device's memory take turns on it. A stay is the time for which a session is resident before one
-// that waits for memory may have its place. Pure functions.
+// stays.hpp: sessions that each want the device's memory take turns on it. A stay is the time for which a session is
+// resident before one that waits for memory may have its place. Pure functions.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,13 +33,14 @@ struct Newcomer {
   bool same_class = true;
 };
 
-// The time that the resident may still use before the newcomer may have its place; 0: its stay is over. By weight a stay lasts until the
-// resident is no longer behind the newcomer.
+// The time that the resident may still use before the newcomer may have its place; 0: its stay is over. By weight a
+// stay lasts until the resident is no longer behind the newcomer.
 uint64_t stay_left_ns(const Resident& resident, const Newcomer& newcomer, const StayRule& rule);
 
-// The length that a move counts as, in ns. `took_ns`: its real length; `expected_ns`: the length that was expected. A move counts as twice the
-// expected length at most, because a much longer one may have waited for a busy host, and a stay is many times as long as a move. Moves that
-// are really longer are known to be so after some of them. A move that makes no stay longer than the least one counts as it is.
+// The length that a move counts as, in ns. `took_ns`: its real length; `expected_ns`: the length that was expected. A
+// move counts as twice the expected length at most, because a much longer one may have waited for a busy host, and a
+// stay is many times as long as a move. Moves that are really longer are known to be so after some of them. A move that
+// makes no stay longer than the least one counts as it is.
 uint64_t counted_move_ns(uint64_t took_ns, uint64_t expected_ns, uint64_t least_stay_ns);
 
 // The resident's weighted use of the memory by now.

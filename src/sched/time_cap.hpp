@@ -1,9 +1,10 @@
 // time_cap.hpp: the most of a device's time that sessions may have, also while nobody else wants the device.
 //
-// A balance of device time grows by `share` of the time that passes and falls by what the sessions used. They may begin a turn while it is
-// above zero. One turn may overshoot; after that they wait until the debt is repaid. So within any time T they get at most
-// share * T + kMostBalanceNs + one turn. Time in which they had no work is lost to them beyond kMostBalanceNs.
-// Times are nanoseconds of one clock, the caller's, that does not run backwards. Threads: the caller serialises calls.
+// A balance of device time grows by `share` of the time that passes and falls by what the sessions used. They may begin
+// a turn while it is above zero. One turn may overshoot; after that they wait until the debt is repaid. So within any
+// time T they get at most share * T + kMostBalanceNs + one turn. Time in which they had no work is lost to them beyond
+// kMostBalanceNs. Times are nanoseconds of one clock, the caller's, that does not run backwards. Threads: the caller
+// serialises calls.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -64,7 +64,8 @@ void Scheduler::Impl::advance(uint64_t now_ns) {
   if (virtual_ns > kMostVirtualNs) rebase();
 }
 
-// The others are those that want the device, and those that may be back soon: two sessions that pause by turns do not take each other's lag.
+// The others are those that want the device, and those that may be back soon: two sessions that pause by turns do not
+// take each other's lag.
 void Scheduler::Impl::note_lag(SessionRecord& session, uint64_t now_ns) const {
   session.lag_ns = 0;
   if (options.keeps_lag_ns == 0 || !traits.device_wide || session.wanted()) return;

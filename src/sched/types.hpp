@@ -54,7 +54,8 @@ struct SessionView {
   // their expected length.
   double virtual_ns = 0;
   uint32_t in_flight = 0;  // iterations dispatched and not yet finished
-  // The session's place in line among sessions of equal rank: its id until its stay on the device is over, then the end of the line.
+  // The session's place in line among sessions of equal rank: its id until its stay on the device is over, then the end
+  // of the line.
   uint64_t in_line = 0;
 };
 

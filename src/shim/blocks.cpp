@@ -14,7 +14,8 @@ namespace {
 
 uint64_t mix(Kind kind, uint64_t key) {
   uint64_t x = key ^ (static_cast<uint64_t>(kind) << 56);
-  // The 64-bit finalizer of MurmurHash3 (Appleby, public domain): addresses share their low bits, and weaker mixing made probes three times as long.
+  // The 64-bit finalizer of MurmurHash3 (Appleby, public domain): addresses share their low bits, and weaker mixing
+  // made probes three times as long.
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdULL;
   x ^= x >> 33;
@@ -23,7 +24,8 @@ uint64_t mix(Kind kind, uint64_t key) {
   return x;
 }
 
-// A block of memory in 16 bytes instead of 48: programs have 100,000 of these, and what a free takes is the time of one cache line.
+// A block of memory in 16 bytes instead of 48: programs have 100,000 of these, and what a free takes is the time of one
+// cache line.
 struct Compact {
   uint64_t key;  // 0: empty
   uint64_t units : 38, context : 16, device : 8, of_host : 1, pooled : 1;
@@ -51,8 +53,9 @@ Kind kind_of(const Compact& block) {
   return block.of_host != 0 ? Kind::host : Kind::memory;
 }
 
-// Open addressing with linear probing; removal moves later entries back, so that no tombstones gather. The newest entry waits beside the lock
-// until the next one comes: what a program frees soon never touches the table, which with 100,000 entries is outside the caches.
+// Open addressing with linear probing; removal moves later entries back, so that no tombstones gather. The newest entry
+// waits beside the lock until the next one comes: what a program frees soon never touches the table, which with 100,000
+// entries is outside the caches.
 template <class Entry>
 struct alignas(64) Shard {
   uint32_t lock;
@@ -88,7 +91,8 @@ void put(Shard<Entry>& shard, const Entry& entry, uint64_t hash) {
   shard.entries[at] = entry;
 }
 
-// No memory for the table: the block is not remembered, its bytes stay charged until the process ends. True: there is room for one more.
+// No memory for the table: the block is not remembered, its bytes stay charged until the process ends. True: there is
+// room for one more.
 template <class Entry>
 __attribute__((noinline)) bool grow(Shard<Entry>& shard) {
   const uint64_t capacity = shard.capacity == 0 ? 128 : shard.capacity * 2;

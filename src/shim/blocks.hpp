@@ -1,6 +1,8 @@
-// blocks.hpp: the blocks that are alive in this process, by kind and key, whatever gives them: memory, arrays, handles, mappings, graphs.
+// blocks.hpp: the blocks that are alive in this process, by kind and key, whatever gives them: memory, arrays, handles,
+// mappings, graphs.
 //
-// Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of the driver.
+// Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of
+// the driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

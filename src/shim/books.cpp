@@ -36,8 +36,8 @@ struct Pinned {
   uint64_t operator()(const Slot& slot) const { return load(slot.pinned); }
 };
 
-// Adds to a number of this process's slot if the group's sum stays within the limit. Two processes may both be refused where one of them would
-// have fitted; never are both let through.
+// Adds to a number of this process's slot if the group's sum stays within the limit. Two processes may both be refused
+// where one of them would have fitted; never are both let through.
 template <class Number, class Limit>
 __attribute__((always_inline)) inline bool try_to_add(GroupPage& page, uint64_t& number, const Number& summed,
                                                       const Limit& limit_of, uint64_t bytes) {

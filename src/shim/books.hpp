@@ -12,13 +12,15 @@
 
 namespace gpushare::shim {
 
-// Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the group would be above its limit.
+// Devices are given by their place. Charges `bytes` of `device` to this process; false (and nothing charged) if the
+// group would be above its limit.
 bool charge(int device, uint64_t bytes);
 inline void discharge(int device, uint64_t bytes) {
   group();
   if (is_counted(device)) __atomic_sub_fetch(&g_slot->counted[device], bytes, __ATOMIC_ACQ_REL);
 }
-// Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be above its limit.
+// Measured overhead of this process: replaces the earlier value. False, and nothing changed, if the group would be
+// above its limit.
 bool note_overhead(int device, uint64_t bytes);
 // The same for pinned host memory; of a spilled block, with the device for which it stands, else with device -1.
 bool charge_host(int device, uint64_t bytes);
@@ -43,8 +45,8 @@ struct Told {
 };
 Told tell(int device, uint64_t total, uint64_t free);
 
-// Estimates what this process's pools keep of a device beyond their blocks, without asking the driver: the most bytes that pool blocks ever had together,
-// less their bytes now. note_kept() replaces the estimate by a measured value.
+// Estimates what this process's pools keep of a device beyond their blocks, without asking the driver: the most bytes
+// that pool blocks ever had together, less their bytes now. note_kept() replaces the estimate by a measured value.
 struct Pooled {  // the pool blocks of one device: bytes now, and the most bytes since the last measured value
   uint64_t live, most;
   bool any;

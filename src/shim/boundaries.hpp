@@ -1,8 +1,10 @@
-// boundaries.hpp: where the iterations of a program probably end. A turn that is half over ends there, if the next iteration would not fit into it,
-// instead of amid that iteration. Nothing else follows from a guess: what the program holds stays.
+// boundaries.hpp: where the iterations of a program probably end. A turn that is half over ends there, if the next
+// iteration would not fit into it, instead of amid that iteration. Nothing else follows from a guess: what the program
+// holds stays.
 //
-// A guess is made where the program has waited for its work with success (cuStreamSynchronize, cuEventSynchronize, cuCtxSynchronize; a loop over
-// cuEventQuery or cuStreamQuery), and at the launch with which a sequence of launches begins anew (pattern.hpp). A turn without others that wait has no end.
+// A guess is made where the program has waited for its work with success (cuStreamSynchronize, cuEventSynchronize,
+// cuCtxSynchronize; a loop over cuEventQuery or cuStreamQuery), and at the launch with which a sequence of launches
+// begins anew (pattern.hpp). A turn without others that wait has no end.
 //
 // Threads: any. Nobody waits here; of launches that come at once some are not looked at.
 // SPDX-License-Identifier: Apache-2.0

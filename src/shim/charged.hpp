@@ -1,8 +1,10 @@
-// charged.hpp: what every way of getting memory has in common: a charge before the driver is asked, where the size is known then, and the books behind it.
-// Above the limit each answers with the driver's own out-of-memory code and does nothing.
+// charged.hpp: what every way of getting memory has in common: a charge before the driver is asked, where the size is
+// known then, and the books behind it. Above the limit each answers with the driver's own out-of-memory code and does
+// nothing.
 //
-// Bytes are counted as the program asks for them, rounded up to 512. Memory that the driver keeps beyond that (fragments) is part of the measured
-// overhead (context.cpp). Managed memory counts in full wherever its pages are. Memory imported from another process counts in both.
+// Bytes are counted as the program asks for them, rounded up to 512. Memory that the driver keeps beyond that
+// (fragments) is part of the measured overhead (context.cpp). Managed memory counts in full wherever its pages are.
+// Memory imported from another process counts in both.
 //
 // Threads: any. The driver is called with no lock held.
 // SPDX-License-Identifier: Apache-2.0
@@ -43,7 +45,8 @@ inline Block block_of(Kind kind, uint64_t key, uint64_t bytes, const Current& at
   return block;
 }
 
-// charge(), with regard to what pools keep of freed memory (pools.cpp). Calls the driver only where that decides, and not while a stream is being captured.
+// charge(), with regard to what pools keep of freed memory (pools.cpp). Calls the driver only where that decides, and
+// not while a stream is being captured.
 bool admit_near_limit(int place, uint64_t bytes, bool pooled, bool fits);
 inline bool admit(int place, uint64_t bytes, bool pooled = false) {
   const bool fits = charge(place, bytes);
@@ -86,7 +89,8 @@ Result freed(Kind kind, uint64_t key, Call call) {
   return result;
 }
 
-// Memory that is freed by its address: a block of the heap or of the device, one that lies on the host instead, or another process's.
+// Memory that is freed by its address: a block of the heap or of the device, one that lies on the host instead, or
+// another process's.
 template <class Call>
 Result freed_memory(uint64_t address, Call call, const Ordered& ordered = {}) {
   Range range;

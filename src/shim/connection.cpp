@@ -138,7 +138,8 @@ bool await(Session& session, MessageType type, Incoming* out, uint64_t timeout_n
   return false;
 }
 
-// The descriptor's number stays this session's: a thread may be about to send, and must not meet another file of the program under it.
+// The descriptor's number stays this session's: a thread may be about to send, and must not meet another file of the
+// program under it.
 void disconnect(Session& session) {
   if (session.socket >= 0) shutdown(session.socket, SHUT_RDWR);
   if (session.page != nullptr) munmap(session.page, sizeof(client::LeaseMemory));
@@ -206,8 +207,8 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
                                                                      : client::kNeverPages);
   arrive.group = g_options.group;
   std::snprintf(arrive.name, sizeof arrive.name, "%s", program_invocation_short_name);
-  // With the group's page the daemon can give a part of the limit to the group's programs that use gpushare. The limit is one for all devices, so only the
-  // daemon's books of the group's first device do so.
+  // With the group's page the daemon can give a part of the limit to the group's programs that use gpushare. The limit
+  // is one for all devices, so only the daemon's books of the group's first device do so.
   if (!say_bytes(session, &arrive, sizeof arrive, session.seat == 0 ? page_file() : -1) ||
       !await(session, MessageType::kReply, &message, kAnswerNs)) {
     std::snprintf(out_why, size, "it does not answer");

@@ -1,6 +1,7 @@
 // connection.hpp: the socket to the daemon, and what this side knows of its session.
 // A process has a connection for each device.
-// Threads: the session's own (session.cpp), or the one that joins before it begins. say() and tell() may be called from any thread.
+// Threads: the session's own (session.cpp), or the one that joins before it begins. say() and tell() may be called from
+// any thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -190,7 +190,8 @@ void know_context_of(I ordinal, uint64_t context) {
 // The primary context of each device, as cuDevicePrimaryCtxRetain gave it.
 uint64_t g_primary[kDevices * 4];
 
-// Measures the devices on which a module may have come: that of the current context, or with `all` each on which the process has a primary context.
+// Measures the devices on which a module may have come: that of the current context, or with `all` each on which the
+// process has a primary context.
 bool fits_after_load(bool all) {
   int now = -1;
   uint64_t overhead = 0;
@@ -227,7 +228,8 @@ Result create(int entry, I ordinal, P out_context, A... more) {
 }
 
 Result destroy(int entry, P context) {
-  // The device of a context that is not current can be asked for only since CUDA 13: else its overhead stays noted until the next measurement.
+  // The device of a context that is not current can be asked for only since CUDA 13: else its overhead stays noted
+  // until the next measurement.
   int ordinal = -1;
   void* now = nullptr;
   uint64_t overhead = 0;

@@ -26,7 +26,8 @@ int place_of(int ordinal);
 int ordinal_of(int place);
 // The context is no more: what lived in it is discharged, and its number may come again.
 void forget_context(uint64_t context);
-// Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the limit leaves; `out_bytes` has it.
+// Measures what the process has of the device beyond its blocks (contexts, modules) and notes it. False: more than the
+// limit leaves; `out_bytes` has it.
 // `kept`: what pools are known to keep, which is not to count here.
 bool measure_overhead(int ordinal, uint64_t* out_bytes, uint64_t kept = 0);
 

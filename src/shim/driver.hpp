@@ -20,7 +20,8 @@ bool libc_dladdr(const void* address, Dl_info* out_info);
 // The file: GPUSHARE_CUDA_DRIVER, else libcuda.so.1 as the loader finds it, else (when that is the proxy) the folders
 // of LD_LIBRARY_PATH and those where systems keep it.
 void* driver_handle(bool may_load);
-// The program has opened this library by itself and asks it for functions of the driver. The library becomes the driver, unless there is one already.
+// The program has opened this library by itself and asks it for functions of the driver. The library becomes the
+// driver, unless there is one already.
 void adopt_driver(const void* function);
 // The driver's path, for messages; "none" without a driver.
 const char* driver_path();

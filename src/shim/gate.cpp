@@ -44,7 +44,8 @@ void pause_briefly(int turns) {
   nanosleep(&time, nullptr);
 }
 
-// Blocks of the process may move: its calls are counted, so that a move knows when none is under way. False: the phase has changed.
+// Blocks of the process may move: its calls are counted, so that a move knows when none is under way. False: the phase
+// has changed.
 bool counted_in(int seat, Phase phase, bool* out_inside) {
   __atomic_add_fetch(&turn(seat).inside, 1U, __ATOMIC_SEQ_CST);
   *out_inside = phase_now(seat) == phase;
@@ -63,7 +64,8 @@ uint64_t current_context() {
   return bits(context);
 }
 
-// The target of work: its seat, and the context of its stream. That need not be the calling thread's context, because copies may go to any stream.
+// The target of work: its seat, and the context of its stream. That need not be the calling thread's context, because
+// copies may go to any stream.
 struct Target {
   int seat = -1;  // -1: nothing is known of it
   uint64_t context = 0;
@@ -189,7 +191,8 @@ namespace gpushare::shim {
 
 uint32_t g_moves;
 
-// ---- for the others -------------------------------------------------------------------------------------------------------------------
+// ---- for the others
+// -------------------------------------------------------------------------------------------------------------------
 
 uint64_t host_ns() {
   timespec now{};

@@ -1,16 +1,16 @@
 // gate.hpp: work for the device (class gate in driver_table.inc) waits here for the process's turn, and is measured.
 //
-// The gate is one word. While it is open an entry costs a load and a compare (entries.S). Otherwise the entry goes to a function with the
-// driver's signature (gate.cpp), which waits for the turn, gives the work to the driver, and records an event behind it. The events tell how much is
-// in flight, when the device has drained, and how long it worked.
+// The gate is one word. While it is open an entry costs a load and a compare (entries.S). Otherwise the entry goes to a
+// function with the driver's signature (gate.cpp), which waits for the turn, gives the work to the driver, and records
+// an event behind it. The events tell how much is in flight, when the device has drained, and how long it worked.
 //
-// A process has a turn for each device on which it has contexts. With one device the gate is open while that turn is; with several it stays closed, and the
-// function asks which device the work is for.
+// A process has a turn for each device on which it has contexts. With one device the gate is open while that turn is;
+// with several it stays closed, and the function asks which device the work is for.
 //
 // session.hpp decides when a turn begins and ends: a thread of the shim's own for each device changes the phase.
 //
-// Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here waits for another thread's driver
-// call but forget_gate(), which waits for queries that return at once.
+// Threads: any, unless a function says otherwise. No lock is held while the driver is called, and no function here
+// waits for another thread's driver call but forget_gate(), which waits for queries that return at once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -82,13 +82,15 @@ void open_gate();
 void close_gate();
 
 // ---- for the session's thread
-// Sees which work has finished. `all`: in every context of the device, making each current; else only the calling thread's. True: something had finished.
+// Sees which work has finished. `all`: in every context of the device, making each current; else only the calling
+// thread's. True: something had finished.
 bool look_at_events(int seat, bool all);
 // Nothing is in flight, as far as events tell, and no thread is in a driver call.
 bool drained(int seat);
 // Waits until the device has finished everything of this process; false if that could not be asked (a stream is being captured).
 bool synchronize_contexts(int seat);
-// The same for contexts on any of the devices, by their seats as bits, but the one that is named. The calling thread's context stays.
+// The same for contexts on any of the devices, by their seats as bits, but the one that is named. The calling thread's
+// context stays.
 void synchronize_others(uint64_t context, uint64_t seats);
 // Before the first use: from now on a child of fork finds the state empty.
 void prepare_fork();
@@ -97,8 +99,8 @@ void restart_clock(int seat);
 
 // ---- for contexts
 void know_context(uint64_t context, int seat);
-// A green context is a part of its device's primary context, as whose work and memory its own count. It can be current to one thread at a time, so the
-// session's thread reaches it by the primary context.
+// A green context is a part of its device's primary context, as whose work and memory its own count. It can be current
+// to one thread at a time, so the session's thread reaches it by the primary context.
 struct Green {
   uint64_t context;
   uint64_t primary;
@@ -115,7 +117,8 @@ inline Phase phase_now(int seat) {
   return static_cast<Phase>(
       __atomic_load_n(reinterpret_cast<uint32_t*>(&turn(seat).phase), __ATOMIC_SEQ_CST));
 }
-// Whether blocks of the process may change places (move.hpp). From the first such block on, work does not go past the gate uncounted (Turn::inside).
+// Whether blocks of the process may change places (move.hpp). From the first such block on, work does not go past the
+// gate uncounted (Turn::inside).
 extern uint32_t g_moves;
 inline bool moves() {
   return __builtin_expect(load(g_moves) != 0, 0);

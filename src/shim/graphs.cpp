@@ -41,8 +41,8 @@ void add_nodes(P graph, int depth, uint64_t (&bytes)[kDevices]) {
   std::free(nodes);
 }
 
-// An executable graph is a block of each device that its nodes are of. The first has the graph's handle as its key and the places of the others in `other`;
-// handles are addresses, and the keys of the others follow.
+// An executable graph is a block of each device that its nodes are of. The first has the graph's handle as its key and
+// the places of the others in `other`; handles are addresses, and the keys of the others follow.
 uint64_t key_of(uint64_t exec, int place, uint64_t places) {
   return (places & ((uint64_t{1} << place) - 1)) == 0 ? exec : exec + 1 + static_cast<uint64_t>(place);
 }

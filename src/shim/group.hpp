@@ -1,10 +1,12 @@
 // group.hpp: the page of a group: its limits, its devices, and a slot for each of its processes.
 //
-// The page is either this process's own or a file, mapped by all processes of the group: one that `gpushare exec` made, or an empty one, which
-// the first process makes a page with its own limits. Each process writes only its own slot, so that a process that is killed leaves nothing wrong
-// behind: what a group holds is the sum over the slots of living processes (books.hpp).
+// The page is either this process's own or a file, mapped by all processes of the group: one that `gpushare exec` made,
+// or an empty one, which the first process makes a page with its own limits. Each process writes only its own slot, so
+// that a process that is killed leaves nothing wrong behind: what a group holds is the sum over the slots of living
+// processes (books.hpp).
 //
-// Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of the driver.
+// Threads: every function may be called from any thread. Locks are held for a few instructions, never across a call of
+// the driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,9 +25,10 @@ inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
 inline constexpr uint32_t kPageVersion = 6;
 
-// One process. `identity` is its number and the time at which it started, so that a number in use again is not taken for it; 0: free. Containers
-// number processes for themselves, so the number means something only to processes of the same namespace. For those of others, each process holds a
-// lock on the byte of the page's file whose number is that of its slot.
+// One process. `identity` is its number and the time at which it started, so that a number in use again is not taken
+// for it; 0: free. Containers number processes for themselves, so the number means something only to processes of the
+// same namespace. For those of others, each process holds a lock on the byte of the page's file whose number is that of
+// its slot.
 struct Slot {
   uint64_t identity;
   uint64_t space;               // the namespace of its number
@@ -70,7 +73,8 @@ struct GroupPage {
   Slot slots[kSlots];
 };
 
-// From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds memory already.
+// From now on the process counts for itself, without limits; a child of fork is of the group again. False: it holds
+// memory already.
 bool leave_group();
 // Whether a process of that number has a place on the page.
 bool is_of_group(uint32_t process);

@@ -1,4 +1,5 @@
-// memory.cpp: plain, pitched and managed memory, memory of other processes that is opened here, and what the program is told of a device's memory.
+// memory.cpp: plain, pitched and managed memory, memory of other processes that is opened here, and what the program is
+// told of a device's memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/charged.hpp"
 

@@ -187,7 +187,8 @@ uint64_t reached_by(int place) {
 
 bool page_out(int place) {
   if (is_capturing_any()) return false;
-  // Small blocks and other kinds of memory stay on the device. If they are more than a quarter of all, moving the rest would not help.
+  // Small blocks and other kinds of memory stay on the device. If they are more than a quarter of all, moving the rest
+  // would not help.
   const uint64_t counted = counted_here(place);
   if (counted - range_bytes(place, Lies::device) - range_bytes(place, Lies::away) > counted / 4) return false;
   // Blocks allocated from now on lie on the host too.
@@ -312,8 +313,8 @@ void bring_home_alone(int place) {
   close_gate();
   void* current = nullptr;
   real(kEntry_cuCtxGetCurrent, &current);
-  // The wait has a bound, since another thread may be in a call that waits for what this thread does next. After that the blocks stay
-  // where they are, and the next free of memory tries again.
+  // The wait has a bound, since another thread may be in a call that waits for what this thread does next. After that
+  // the blocks stay where they are, and the next free of memory tries again.
   const uint64_t until_ns = host_ns() + 100'000'000;
   bool still = false;
   while (!(still = __atomic_load_n(&now.inside, __ATOMIC_SEQ_CST) == 0) && host_ns() < until_ns)

@@ -1,10 +1,12 @@
 // move.hpp: plain memory in virtual memory, whose bytes change places between the device and the host under the same address.
 //
-// Such a block is mapped at every moment, to physical memory of the device or of the host, which the device reaches too, only slower. To move it, its bytes
-// are copied to new physical memory, which then takes the old one's place behind the address. Nothing may use the block meanwhile: the caller has closed the
-// gate (gate.hpp), and the device has finished what the process gave it. Only drivers from 12.2 on have physical memory of the host.
+// Such a block is mapped at every moment, to physical memory of the device or of the host, which the device reaches
+// too, only slower. To move it, its bytes are copied to new physical memory, which then takes the old one's place
+// behind the address. Nothing may use the block meanwhile: the caller has closed the gate (gate.hpp), and the device
+// has finished what the process gave it. Only drivers from 12.2 on have physical memory of the host.
 //
-// Threads: allocating and freeing from any. Moving from one at a time: the session's thread, or where there is no daemon the thread that frees.
+// Threads: allocating and freeing from any. Moving from one at a time: the session's thread, or where there is no
+// daemon the thread that frees.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -43,7 +45,8 @@ void bring_home(int place);
 // Without a daemon this moves them at once, after memory of the device was freed.
 void bring_home_alone(int place);
 
-// The process gives the device to others: all its movable blocks go to the host, and their room on the device stays counted. False: not all could go, so none went.
+// The process gives the device to others: all its movable blocks go to the host, and their room on the device stays
+// counted. False: not all could go, so none went.
 bool page_out(int place);
 // The process has the device again. Blocks for which the device really has no room stay on the host and are slower.
 void page_in(int place);

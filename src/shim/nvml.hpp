@@ -1,7 +1,7 @@
-// nvml.hpp: NVML, the library that tells programs (and nvidia-smi) how much of a device is in use. The shim's answers about memory agree with
-// those of the driver's functions. Under a limit, lists of processes name only those of the group. The shim also asks NVML how much this process
-// uses. Nothing depends on NVML being there. NVML's other values (utilisation, clocks, power) pass unchanged and are of the whole device.
-// Threads: any.
+// nvml.hpp: NVML, the library that tells programs (and nvidia-smi) how much of a device is in use. The shim's answers
+// about memory agree with those of the driver's functions. Under a limit, lists of processes name only those of the
+// group. The shim also asks NVML how much this process uses. Nothing depends on NVML being there. NVML's other values
+// (utilisation, clocks, power) pass unchanged and are of the whole device. Threads: any.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

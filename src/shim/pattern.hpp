@@ -1,7 +1,8 @@
 // pattern.hpp: guesses where the iterations of a program begin, from the order of its launches.
 //
-// A program that repeats itself launches the same work between two launches of some kernel, time after time. The kernel for which that holds over the
-// longest stretch marks its iterations: kernels of an inner loop come again sooner. Compared are the number of launches and the sum over their signatures.
+// A program that repeats itself launches the same work between two launches of some kernel, time after time. The kernel
+// for which that holds over the longest stretch marks its iterations: kernels of an inner loop come again sooner.
+// Compared are the number of launches and the sum over their signatures.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

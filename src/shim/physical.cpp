@@ -1,5 +1,5 @@
-// physical.cpp: physical memory that the program maps by itself. It counts from its creation, on the device alone, until nothing refers to it any more: no handle
-// and no mapping.
+// physical.cpp: physical memory that the program maps by itself. It counts from its creation, on the device alone,
+// until nothing refers to it any more: no handle and no mapping.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/charged.hpp"
 

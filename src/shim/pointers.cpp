@@ -1,4 +1,5 @@
-// pointers.cpp: what a program is told about a pointer. Blocks that lie on the host or in a chunk of the heap (small_heap.hpp) are to it plain memory of the device.
+// pointers.cpp: what a program is told about a pointer. Blocks that lie on the host or in a chunk of the heap
+// (small_heap.hpp) are to it plain memory of the device.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
@@ -85,7 +86,8 @@ HOOK(cuPointerGetAttributes)(I count, P attributes, P out_values, L address) {
   }
   return result;
 }
-// The handle would be that of the whole chunk: the other process would get another address and see blocks that are not meant for it.
+// The handle would be that of the whole chunk: the other process would get another address and see blocks that are not
+// meant for it.
 HOOK(cuIpcGetMemHandle)(P a, L b) {
   if (const Seen seen = see(b); !seen.small) return real(kEntry_cuIpcGetMemHandle, a, b);
   static bool told = false;

@@ -1,4 +1,5 @@
-// pools.cpp: stream-ordered memory and pools. Pools hold on to freed memory: they are asked, and trimmed, where a charge comes near the limit.
+// pools.cpp: stream-ordered memory and pools. Pools hold on to freed memory: they are asked, and trimmed, where a
+// charge comes near the limit.
 // SPDX-License-Identifier: Apache-2.0
 #include <sched.h>
 
@@ -10,7 +11,8 @@ namespace {
 constexpr uint32_t kPoolReserved = 5, kPoolUsed = 7;  // attributes
 uint32_t g_trimming;  // threads that call the driver with pools; none is destroyed meanwhile
 
-// Trims the pools of the device, and notes what they still keep. `wait`: memory whose free has not happened yet on its stream is waited for.
+// Trims the pools of the device, and notes what they still keep. `wait`: memory whose free has not happened yet on its
+// stream is waited for.
 __attribute__((noinline)) void trim_pools(int place, bool wait) {
   const int ordinal = ordinal_of(place);
   if (ordinal < 0) return;

@@ -1,7 +1,9 @@
-// ranges.hpp: blocks of memory that need not lie on the device: those that lie in pinned host memory (spill.hpp), and those in virtual memory, whose bytes
-// can change places (move.hpp). The program may ask about any address in them, so they are kept by address. They are large and few.
+// ranges.hpp: blocks of memory that need not lie on the device: those that lie in pinned host memory (spill.hpp), and
+// those in virtual memory, whose bytes can change places (move.hpp). The program may ask about any address in them, so
+// they are kept by address. They are large and few.
 //
-// Threads: any. A thread that moves a range holds it; a thread that wants to free the range waits. No lock is held while the driver is called.
+// Threads: any. A thread that moves a range holds it; a thread that wants to free the range waits. No lock is held
+// while the driver is called.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -45,7 +47,8 @@ inline bool take_range(uint64_t begin, Range* out_range) {
 }
 // Removes one of the context's ranges; false: there is none left.
 bool take_range_of(uint64_t context, Range* out_range);
-// Holds the device's first range from the address on that lies there. release_range() ends that, with where it lies from now on and in which memory.
+// Holds the device's first range from the address on that lies there. release_range() ends that, with where it lies
+// from now on and in which memory.
 bool hold_range(int place, uint64_t from, Lies lies, Range* out_range);
 void release_range(const Range& range);
 // The same wherever it lies, and where somebody holds it once that ends.

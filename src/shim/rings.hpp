@@ -1,5 +1,6 @@
-// rings.hpp: the work that the device has of this process while others want it: an event behind each piece, and one before it where its stream was idle.
-// The events tell how much is in flight, when the device has drained, and how long it worked. The time of a signature's last pieces is the estimate for its next.
+// rings.hpp: the work that the device has of this process while others want it: an event behind each piece, and one
+// before it where its stream was idle. The events tell how much is in flight, when the device has drained, and how long
+// it worked. The time of a signature's last pieces is the estimate for its next.
 //
 // Threads: any. One thread looks at events at a time; nobody waits for it but forget_ring().
 // SPDX-License-Identifier: Apache-2.0

@@ -33,14 +33,16 @@ using client::MessageType;
 
 // Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// What may be in flight while others want the device: whoever comes next waits so long for it. And while nobody waits for the turn, though it has an end.
+// What may be in flight while others want the device: whoever comes next waits so long for it. And while nobody waits
+// for the turn, though it has an end.
 constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
-// A process that has waited for its work needs a moment to come back with more. While it usually comes within kPatienceNs its turn goes on so long;
-// else for kImpatienceNs only.
+// A process that has waited for its work needs a moment to come back with more. While it usually comes within
+// kPatienceNs its turn goes on so long; else for kImpatienceNs only.
 constexpr uint64_t kPatienceNs = 2'000'000, kImpatienceNs = 200'000;
 // Work that does not finish may wait for other work of the process: after that time it is let through for a while.
 constexpr uint64_t kStuckNs = 1'000'000'000, kUnstickNs = 20'000'000;
-// Who wanted the device so recently is expected back: a program that synchronises, or that the host is late with. What it would find in flight is bounded.
+// Who wanted the device so recently is expected back: a program that synchronises, or that the host is late with. What
+// it would find in flight is bounded.
 constexpr uint64_t kRecentNs = 100'000'000;
 constexpr uint64_t kReconnectNs = 100'000'000, kLookNs = 100'000'000;
 
@@ -123,8 +125,8 @@ void pause_ns(long ns) {
   nanosleep(&time, nullptr);
 }
 
-// Waits for all work of the process whenever it is asked to. On a thread of its own, because that work may depend on work which the program gives
-// the device later, through the gate that the session's thread works.
+// Waits for all work of the process whenever it is asked to. On a thread of its own, because that work may depend on
+// work which the program gives the device later, through the gate that the session's thread works.
 void* wait_for_contexts(void* argument) {
   Session& session = *static_cast<Session*>(argument);
   uint32_t& word = session.waiter_word;
@@ -497,7 +499,8 @@ bool join(Session& session) {
   return true;
 }
 
-// As in the books: a lock is the number of the process that holds it, so a child of fork does not wait for a thread that it has not got.
+// As in the books: a lock is the number of the process that holds it, so a child of fork does not wait for a thread
+// that it has not got.
 bool try_lock(uint32_t& lock) {
   const auto own = static_cast<uint32_t>(getpid());
   uint32_t holder = load(lock);

@@ -1,5 +1,5 @@
-// A chunk is divided into pages of 64 KiB, and a page into blocks of one size. Bits hold the state of a page's blocks (free, the program's, resting), so an
-// allocation takes the first set bit of the first page of its size.
+// A chunk is divided into pages of 64 KiB, and a page into blocks of one size. Bits hold the state of a page's blocks
+// (free, the program's, resting), so an allocation takes the first set bit of the first page of its size.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/small_heap.hpp"
 
@@ -21,7 +21,8 @@ namespace {
 constexpr uint64_t kChunkBytes = 2 << 20, kPageBytes = 64 << 10, kStep = 512;
 constexpr int kPages = kChunkBytes / kPageBytes, kWords = kPageBytes / kStep / 64, kHeaps = 16;
 constexpr uint64_t kLeastResting = 1 << 20;
-// Every multiple of 512 up to 4 KiB, then four sizes for each doubling, then those that fill a page in thirds and halves: above 4 KiB at most a third of a block is unused.
+// Every multiple of 512 up to 4 KiB, then four sizes for each doubling, then those that fill a page in thirds and
+// halves: above 4 KiB at most a third of a block is unused.
 constexpr uint16_t kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 42, 64};
 constexpr int kClasses = sizeof kSizes / sizeof *kSizes;
 struct ClassOf {
@@ -55,7 +56,8 @@ struct Bits {
 static_assert(kWords == 2);
 
 struct Chunk;
-// A block is in one of the sets: free, the program's, freed (since the last synchronisation began), or waiting for the one under way.
+// A block is in one of the sets: free, the program's, freed (since the last synchronisation began), or waiting for the
+// one under way.
 struct Page {
   Bits free, live, freed, waiting;
   Page *next, *previous;  // in the list of its size, while it has free blocks
@@ -126,7 +128,8 @@ Heap* heap_of(uint64_t context, int place, bool make) {
   return free;
 }
 
-// ---- lists, under the lock ------------------------------------------------------------------------------------------------------------
+// ---- lists, under the lock
+// ------------------------------------------------------------------------------------------------------------
 
 template <class Item>
 void link(Item*& head, Item* item) {
@@ -225,7 +228,8 @@ bool add_chunk(const Current& at) {
   return false;
 }
 
-// The blocks that waited can be used. Pages without blocks lose their size. Chunks without pages leave the heap, all but `keep` of them; the list of those is returned.
+// The blocks that waited can be used. Pages without blocks lose their size. Chunks without pages leave the heap, all
+// but `keep` of them; the list of those is returned.
 Chunk* recycle_pages(Heap& heap, Page* waiting, int keep) {
   for (Page *page = waiting, *next = nullptr; page != nullptr; page = next) {
     next = page->next_waiting;
@@ -253,7 +257,8 @@ Chunk* recycle_pages(Heap& heap, Page* waiting, int keep) {
   return gone;
 }
 
-// Waits for the work that may use the heap, so that the blocks that were freed before can be used. Chunks without blocks go back to the driver, but for `keep`.
+// Waits for the work that may use the heap, so that the blocks that were freed before can be used. Chunks without
+// blocks go back to the driver, but for `keep`.
 Result recycle(Heap& heap, int keep, bool* out_gained) {
   Page* waiting = nullptr;
   uint64_t context = 0;

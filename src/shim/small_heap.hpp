@@ -1,11 +1,14 @@
-// small_heap.hpp: plain allocations of up to 32 KiB out of chunks of 2 MiB, where GPUSHARE_SMALL_HEAP=1 asks for it. A chunk is got and counted as any allocation of
-// that size, belongs to one context, and goes with it. A block of the heap costs no call of the driver.
+// small_heap.hpp: plain allocations of up to 32 KiB out of chunks of 2 MiB, where GPUSHARE_SMALL_HEAP=1 asks for it. A
+// chunk is got and counted as any allocation of that size, belongs to one context, and goes with it. A block of the
+// heap costs no call of the driver.
 //
-// cuMemFree promises that the memory is used again only after the work that the device had then. A freed block therefore rests until the context has been synchronised once
-// more. The frees do that: when an eighth of a context's heap (at least 1 MiB) rests, the free that came last synchronises, as the driver's own free may at any time. An
+// cuMemFree promises that the memory is used again only after the work that the device had then. A freed block
+// therefore rests until the context has been synchronised once more. The frees do that: when an eighth of a context's
+// heap (at least 1 MiB) rests, the free that came last synchronises, as the driver's own free may at any time. An
 // allocation never waits, unless it would be refused otherwise.
 //
-// Threads: every function may be called from any thread. One lock is held for a few instructions, never across a call of the driver.
+// Threads: every function may be called from any thread. One lock is held for a few instructions, never across a call
+// of the driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -44,7 +47,8 @@ inline bool free_small(uint64_t address, const Ordered& ordered, Result* out_res
 }
 // Whether the address lies in a chunk, and in which block of it; out_base 0: in none that the program has.
 bool find_small(uint64_t address, uint64_t* out_base, uint64_t* out_bytes);
-// Before memory of the device is refused: waits for the device, after which freed blocks can be used, and gives back chunks without blocks. True: one of the two happened.
+// Before memory of the device is refused: waits for the device, after which freed blocks can be used, and gives back
+// chunks without blocks. True: one of the two happened.
 bool give_back_small(int place);
 // Before the context may go: gives its chunks back, but those in which the program still has blocks.
 void leave_small(uint64_t context);

@@ -1,5 +1,5 @@
-// With unified addressing the device reaches pinned host memory under the host's own address, so a block that lies on the host is to the program
-// a device pointer as any other, only slower.
+// With unified addressing the device reaches pinned host memory under the host's own address, so a block that lies on
+// the host is to the program a device pointer as any other, only slower.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/spill.hpp"
 

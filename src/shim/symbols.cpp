@@ -1,5 +1,6 @@
-// symbols.cpp: the ways by which programs come to functions of the driver: dlsym and dlvsym, dlopen, cuGetProcAddress. Each asks the C
-// library or the driver first, with what the program gave, and answers with the shim's entry of the function that came back.
+// symbols.cpp: the ways by which programs come to functions of the driver: dlsym and dlvsym, dlopen, cuGetProcAddress.
+// Each asks the C library or the driver first, with what the program gave, and answers with the shim's entry of the
+// function that came back.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
@@ -78,8 +79,8 @@ void* hook_of(const char* base, void* function, int version, uint64_t flags) {
     if (!classified(i)) continue;
     if (real_function(i) == function) return gpushare_shim_entries[i];
     // A driver may return another address than it exports. Then the version and the flags decide as they do for the driver: the
-    // newest that is not newer than asked for, of the stream variant asked for where there is one. The driver may be older than the
-    // version asked for, so only what it has counts.
+    // newest that is not newer than asked for, of the stream variant asked for where there is one. The driver may be
+    // older than the version asked for, so only what it has counts.
     const char* name = kEntryInfo[i].name;
     const size_t length = std::strlen(name);
     const bool per_thread = length > 5 && (std::strcmp(name + length - 5, "_ptsz") == 0 ||

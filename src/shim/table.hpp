@@ -1,9 +1,10 @@
-// shim: libraries that are loaded into unmodified programs. libgpushare_preload.so (LD_PRELOAD) and a proxy named libcuda.so.1 stand between a
-// program and the CUDA driver: they count the program's memory against a limit and make its work wait for its turn.
-// docs/design/shim.md describes the whole; docs/shim.md is for operators.
+// shim: libraries that are loaded into unmodified programs. libgpushare_preload.so (LD_PRELOAD) and a proxy named
+// libcuda.so.1 stand between a program and the CUDA driver: they count the program's memory against a limit and make
+// its work wait for its turn. docs/design/shim.md describes the whole; docs/shim.md is for operators.
 //
-// The folder includes nothing of the project's libraries but the daemon's wire format and leases (src/client/wire.hpp, lease.hpp), and is linked into none of them. It runs inside programs with another C++ library, or
-// none, and older C libraries: no constructors, no exceptions, no C++ runtime, no symbol newer than GLIBC_2.28, and no driver call while
+// The folder includes nothing of the project's libraries but the daemon's wire format and leases (src/client/wire.hpp,
+// lease.hpp), and is linked into none of them. It runs inside programs with another C++ library, or none, and older C
+// libraries: no constructors, no exceptions, no C++ runtime, no symbol newer than GLIBC_2.28, and no driver call while
 // a lock of the shim is held.
 //
 // table.hpp: the entry points of the driver by number, and the driver's functions behind them.

@@ -1,4 +1,5 @@
-// words.hpp: words that several threads or processes read and write. Writes before a store() are visible after the load() that reads it.
+// words.hpp: words that several threads or processes read and write. Writes before a store() are visible after the
+// load() that reads it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

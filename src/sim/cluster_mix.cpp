@@ -192,8 +192,8 @@ class MixProblem final : public cluster::Problem {
     return tables;
   }
 
-  // The most that a part is worth in any partition into whole devices that is expected to be within kNear of the best: afterwards any
-  // of them may turn out to be the best.
+  // The most that a part is worth in any partition into whole devices that is expected to be within kNear of the best:
+  // afterwards any of them may turn out to be the best.
   std::vector<double> floors() const {
     const std::vector<cluster::ValueTable> tables = by_devices(told(), specialists_);
     const auto count = static_cast<int64_t>(devices_.size());
@@ -239,8 +239,8 @@ class MixProblem final : public cluster::Problem {
     return slices;
   }
 
-  // Ours. For every number of devices that services may have: they are placed there, what their placements leave of those devices and all
-  // others are quarters for the rest, which are divided exactly.
+  // Ours. For every number of devices that services may have: they are placed there, what their placements leave of
+  // those devices and all others are quarters for the rest, which are divided exactly.
   base::Result<Slices> shared() const {
     const auto count = static_cast<int64_t>(devices_.size());
     const bool services = std::find(there_.begin(), there_.end(), size_t{kServices}) != there_.end();

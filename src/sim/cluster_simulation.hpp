@@ -65,10 +65,11 @@ void tell_known_pairs(const InterferenceTable& table, cluster::Scheduler& schedu
 void summarize(const std::vector<cluster::JobInfo>& jobs, size_t devices, double busy_s,
                ClusterResult& result);
 
-// The speed of a job beside others on a device, both running in turns as the device gives them. Measured pairs add their excess; of
-// unmeasured ones the most demanded resource is shared in proportion to demand. An opportunistic job gets what is left of the most
-// demanded resource, and guaranteed ones do not feel it: that is what a device's coordinator enforces. An iteration with another batch size
-// takes what the table's rates alone say, else assumed_iteration_factor.
+// The speed of a job beside others on a device, both running in turns as the device gives them. Measured pairs add
+// their excess; of unmeasured ones the most demanded resource is shared in proportion to demand. An opportunistic job
+// gets what is left of the most demanded resource, and guaranteed ones do not feel it: that is what a device's
+// coordinator enforces. An iteration with another batch size takes what the table's rates alone say, else
+// assumed_iteration_factor.
 //
 // Deterministic: the same inputs give the same result, bit by bit. O(log jobs) an event, and what the scheduler takes.
 // Errors: INTERNAL naming the action, if the scheduler places a job that runs, or on the wrong number of devices; CANCELLED.

@@ -18,8 +18,8 @@ struct Job {
   double iteration_ns = 0;        // device time of one, alone on the device; > 0
   uint64_t persistent_bytes = 0;  // P
   uint64_t ephemeral_bytes = 0;   // E
-  // False: it uses so many bytes but does not say so beforehand; a runtime profiles its first iterations. The simulator schedules it as if
-  // it had said so.
+  // False: it uses so many bytes but does not say so beforehand; a runtime profiles its first iterations. The simulator
+  // schedules it as if it had said so.
   bool declares_persistent = true;
   bool declares_ephemeral = true;
   int32_t priority = 0;

@@ -5,9 +5,10 @@
 //   salus      name,seconds_alone,peak_mb,iterations            all jobs arrive at time 0, in file order
 //   gavel      model,steps,arrival_s,gpus                       arrivals stretched to a stated load on one GPU
 //
-// MB are 10^6 bytes. In the first layout "205?" is a need of 205 MB that the job does not declare: a runtime profiles it. Columns of the
-// first layout may come in any order. class is guaranteed or opportunistic; demand and config feed the interference model. Fields that the
-// other layouts lack are filled in from published facts (known_models.hpp), and the notes say how.
+// MB are 10^6 bytes. In the first layout "205?" is a need of 205 MB that the job does not declare: a runtime profiles
+// it. Columns of the first layout may come in any order. class is guaranteed or opportunistic; demand and config feed
+// the interference model. Fields that the other layouts lack are filled in from published facts (known_models.hpp), and
+// the notes say how.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,7 +1,9 @@
-// op_sharing.hpp: guaranteed sessions beside opportunistic ones on virtual time, under sched::OpController. Only interference is a model.
+// op_sharing.hpp: guaranteed sessions beside opportunistic ones on virtual time, under sched::OpController. Only
+// interference is a model.
 //
-// Measured pairs say how much two jobs slow each other when both run all the time. The effect of a job that may use only a share of the
-// time was not measured. It follows from one of the curves below, and the caller names the curve with the result.
+// Measured pairs say how much two jobs slow each other when both run all the time. The effect of a job that may use
+// only a share of the time was not measured. It follows from one of the curves below, and the caller names the curve
+// with the result.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

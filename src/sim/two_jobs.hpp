@@ -1,8 +1,8 @@
-// two_jobs.hpp: the two jobs of AntMan's tables 1 and 2 (Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning", OSDI 2020)
-// under five ways to share one device of 32 GB.
+// two_jobs.hpp: the two jobs of AntMan's tables 1 and 2 (Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep
+// Learning", OSDI 2020) under five ways to share one device of 32 GB.
 //
-// The text gives arrivals, bytes, quotas, and the minutes of each way. It follows that A takes 43.0 min alone (FIFO) and B 91.1 min alone
-// (preempt). The rest is assumed and stated in TwoJobsModel.
+// The text gives arrivals, bytes, quotas, and the minutes of each way. It follows that A takes 43.0 min alone (FIFO)
+// and B 91.1 min alone (preempt). The rest is assumed and stated in TwoJobsModel.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,7 +21,8 @@ struct TwoJobsModel {
   double b_rate = 17.0 / 17.7;
   // A beside B. AntMan's A takes 17.9 min for them: all of it by contention is 17.0 / 17.9; all by AntMan's own throttling is 1.
   double a_rate = 1;
-  // Unified memory: the bytes that B touches in an iteration and does not find on the device come over the link, and as many go back.
+  // Unified memory: the bytes that B touches in an iteration and does not find on the device come over the link, and as
+  // many go back.
   double link_gb_per_s = 12;
   double target_slowdown = 0.05;  // of B, for ours
 };

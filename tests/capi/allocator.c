@@ -1,5 +1,6 @@
-/* A framework's allocator: owners by native stream and by thread, what outlives an iteration, pools, limits, statistics. On host and sim, and,
- * given the path of the stand-in for the CUDA driver, on that with streams and graph captures of others.
+/* A framework's allocator: owners by native stream and by thread, what outlives an iteration, pools, limits,
+ * statistics. On host and sim, and, given the path of the stand-in for the CUDA driver, on that with streams and graph
+ * captures of others.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <dlfcn.h>
 #include <pthread.h>

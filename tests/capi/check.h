@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Callbacks check on threads of the library. Relaxed: a count must not order what a test does, or ThreadSanitizer would miss races. */
+/* Callbacks check on threads of the library. Relaxed: a count must not order what a test does, or ThreadSanitizer would
+ * miss races. */
 static int check_count, check_failures;
 #define CHECK_ADD(counter) ((void)__atomic_add_fetch(&(counter), 1, __ATOMIC_RELAXED))
 

@@ -1,4 +1,5 @@
-// check.hpp: what the tests of the C++ API share: assertions that count their failures, with no test framework between the API and its user.
+// check.hpp: what the tests of the C++ API share: assertions that count their failures, with no test framework between
+// the API and its user.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

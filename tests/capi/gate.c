@@ -1,4 +1,5 @@
-/* Gates: what they refuse, when they are open, and that a guaranteed session's iterations close them. On host; virtual time has none.
+/* Gates: what they refuse, when they are open, and that a guaranteed session's iterations close them. On host; virtual
+ * time has none.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <gpushare/gate.h>
 #include <math.h>

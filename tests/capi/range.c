@@ -1,5 +1,5 @@
-/* Elastic ranges: commit and decommit, two that trade through the function that gives back, silence, bad input. On host and sim, and,
- * given the path of the stand-in for the CUDA driver, on that.
+/* Elastic ranges: commit and decommit, two that trade through the function that gives back, silence, bad input. On host
+ * and sim, and, given the path of the stand-in for the CUDA driver, on that.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 

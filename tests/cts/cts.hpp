@@ -40,7 +40,8 @@ struct Backend {
 
 // Tag: nobody else uses the device's memory, so that free_bytes adds up.
 inline constexpr const char* kExactMemory = "exact_memory";
-// Tag: what opening a device begins takes far longer than a test, and goes on while any is open. One is kept open beside the tests.
+// Tag: what opening a device begins takes far longer than a test, and goes on while any is open. One is kept open
+// beside the tests.
 inline constexpr const char* kSlowToOpen = "slow_to_open";
 
 // Defined by the one file of the backend.

@@ -1,5 +1,6 @@
-// The host runs out of memory: on the library's own threads, and in calls, at every one of their first allocations in turn, once or from
-// then on. Every call returns, every request is answered, nothing ends the process, and closing works.
+// The host runs out of memory: on the library's own threads, and in calls, at every one of their first allocations in
+// turn, once or from then on. Every call returns, every request is answered, nothing ends the process, and closing
+// works.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <atomic>
@@ -15,8 +16,8 @@
 #include "support/executor_fixture.hpp"
 #include "support/failing_new.hpp"
 
-// Under AddressSanitizer nothing may leak but a node of Abseil's trees, which the batchers keep requests in: splitting one halfway loses it, they
-// are not written for that.
+// Under AddressSanitizer nothing may leak but a node of Abseil's trees, which the batchers keep requests in: splitting
+// one halfway loses it, they are not written for that.
 // NOLINTBEGIN(bugprone-reserved-identifier): the sanitizer's name
 extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions();
 const char* __lsan_default_suppressions() {
@@ -149,8 +150,8 @@ TEST_CASE("a host stream without memory fails with a status, and its thread ends
 
 namespace {
 
-// Two sessions that push and pull, one of them above its promise, one whose blocks go out to host memory and come home, and another that
-// needs their place. True if an allocation failed.
+// Two sessions that push and pull, one of them above its promise, one whose blocks go out to host memory and come home,
+// and another that needs their place. True if an allocation failed.
 bool take_turns(const test::Setup& setup, uint64_t succeed, bool for_ever, bool callers) {
   const Spared mine;
   executor::RuntimeOptions options = test::options_of(setup);

@@ -1,6 +1,7 @@
-// Faults in the calls of a framework's allocator (gpushare/allocator.h): host memory that runs out at every allocation in turn, driver
-// calls that are refused at their n-th call, on the stand-in for libcuda. A life of allocations, side streams, pools, kept blocks and a
-// session that closes with its last block returns from every call; afterwards the bystander's block is there, and all memory returns.
+// Faults in the calls of a framework's allocator (gpushare/allocator.h): host memory that runs out at every allocation
+// in turn, driver calls that are refused at their n-th call, on the stand-in for libcuda. A life of allocations, side
+// streams, pools, kept blocks and a session that closes with its last block returns from every call; afterwards the
+// bystander's block is there, and all memory returns.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <memory>

@@ -1,6 +1,6 @@
-// Faults in the middle of moves between device and host memory: a session's blocks go out to a lowered quota and come home, a guaranteed
-// session takes their place and leaves, and each kind of fault strikes at each call of that. No byte is lost or stale, the books are right,
-// and an error says what happened.
+// Faults in the middle of moves between device and host memory: a session's blocks go out to a lowered quota and come
+// home, a guaranteed session takes their place and leaves, and each kind of fault strikes at each call of that. No byte
+// is lost or stale, the books are right, and an error says what happened.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>

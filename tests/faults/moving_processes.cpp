@@ -1,5 +1,6 @@
-// Real processes on a shared device whose blocks move between device and host memory: under the daemon's coordinator, which admits, limits,
-// upgrades and demotes their sessions, and killed in the middle of moves. GPUSHARE_TEST_KILLS sets how many are killed (12).
+// Real processes on a shared device whose blocks move between device and host memory: under the daemon's coordinator,
+// which admits, limits, upgrades and demotes their sessions, and killed in the middle of moves. GPUSHARE_TEST_KILLS
+// sets how many are killed (12).
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <sstream>

@@ -1,8 +1,9 @@
 // A process with one session on a shared device, for shared_processes.cpp:
 //   session_worker NAME POLICY_WEIGHT PRIORITY P_MIB E_MIB WORK_US ITERATIONS [MODEL CHECKSUM]
-// trains: each iteration checks its persistent bytes, writes them and its scratch memory, computes for WORK_US, and finds the scratch as it was. Prints
-// "ready" once it is admitted, then its iterations and device time at the end. ITERATIONS 0: until it is killed, or gets a
-// line on stdin. With MODEL it opens that image and compares its checksum in each iteration. Exit 1 with the reason when anything goes wrong.
+// trains: each iteration checks its persistent bytes, writes them and its scratch memory, computes for WORK_US, and
+// finds the scratch as it was. Prints "ready" once it is admitted, then its iterations and device time at the end.
+// ITERATIONS 0: until it is killed, or gets a line on stdin. With MODEL it opens that image and compares its checksum
+// in each iteration. Exit 1 with the reason when anything goes wrong.
 // SPDX-License-Identifier: Apache-2.0
 #include <poll.h>
 #include <unistd.h>

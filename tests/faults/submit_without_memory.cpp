@@ -1,5 +1,5 @@
-// The host runs out of memory in gpushare_session_submit, at each of its allocations in turn: what was refused leaves user_data with the
-// caller, what was accepted runs and gives it back once.
+// The host runs out of memory in gpushare_session_submit, at each of its allocations in turn: what was refused leaves
+// user_data with the caller, what was accepted runs and gives it back once.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <thread>

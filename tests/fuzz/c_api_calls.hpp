@@ -1,4 +1,5 @@
-// c_api_calls.hpp: one random call each on the nouns around sessions: queues, streams, images, the process; and runtimes that are used again.
+// c_api_calls.hpp: one random call each on the nouns around sessions: queues, streams, images, the process; and
+// runtimes that are used again.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -382,9 +383,9 @@ inline int32_t image_call(gpushare_loader loader, gpushare_image image, Input& i
   }
 }
 
-// Runtimes cost threads: those of one layout and recording are used again, program after program, and every program leaves them empty.
-// Now and then all is closed and leaks are looked for; with GPUSHARE_FUZZ_FRESH set, after each program, to see whether a finding needs what
-// went before.
+// Runtimes cost threads: those of one layout and recording are used again, program after program, and every program
+// leaves them empty. Now and then all is closed and leaks are looked for; with GPUSHARE_FUZZ_FRESH set, after each
+// program, to see whether a finding needs what went before.
 class Runtimes {
  public:
   Runtimes() = default;

@@ -1,5 +1,5 @@
-// Sequences of C calls from bytes: any order, any handle (live, stale, of another type, random), any size. The library must answer
-// every one with a status, keep its invariants, and leave nothing behind.
+// Sequences of C calls from bytes: any order, any handle (live, stale, of another type, random), any size. The library
+// must answer every one with a status, keep its invariants, and leave nothing behind.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/bulk.h>
 #include <gpushare/gpushare.h>
@@ -13,8 +13,8 @@ using namespace gpushare::fuzz;
 
 namespace {
 
-// Would gpushare_session_alloc return, whatever else happens? It waits while its session is queued or paged out, and here nobody else would
-// end that wait; a session with an open iteration is on the device and stays there.
+// Would gpushare_session_alloc return, whatever else happens? It waits while its session is queued or paged out, and
+// here nobody else would end that wait; a session with an open iteration is on the device and stays there.
 bool answers_at_once(gpushare_session session, const std::map<gpushare_session, gpushare_iteration>& open) {
   gpushare_session_info info = GPUSHARE_SESSION_INFO_INIT;
   if (gpushare_session_get_info(session, &info) != GPUSHARE_OK) return true;
@@ -30,8 +30,8 @@ int32_t iteration_body(void* user_data, gpushare_iteration iteration) {
 
 }  // namespace
 
-// libFuzzer looks for leaks whenever a run frees less than it allocated, and weighs inputs by their features; with runtimes that stay and
-// threads that differ from run to run, both take far longer than the program.
+// libFuzzer looks for leaks whenever a run frees less than it allocated, and weighs inputs by their features; with
+// runtimes that stay and threads that differ from run to run, both take far longer than the program.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   static std::vector<char*> arguments(*argv, *argv + *argc);
   static char no_leaks[] = "-detect_leaks=0", plain[] = "-entropic=0";

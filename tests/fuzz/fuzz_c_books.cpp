@@ -1,5 +1,5 @@
-// Sequences of the C calls that start no thread and touch no device: heaps, placements, plans, histograms, score queues, batchers. Every
-// call is answered with a status, and the books stay right.
+// Sequences of the C calls that start no thread and touch no device: heaps, placements, plans, histograms, score
+// queues, batchers. Every call is answered with a status, and the books stay right.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>

@@ -1,11 +1,12 @@
 // The eight invariants of the architecture page under random sessions, policies and failures, on host, sim and
-// the cuda backend over the stand-in for its driver, in both layouts; 110,000 steps a backend. One thread drives (so a seed repeats the run), pushed iterations run beside it.
-//   1 safety and 2 no overlap: Runtime::check(), which also holds that memory has no more than was promised, and info().promised_bytes, with
-//   scripted faults of the device too, never above the effective capacity while capacity and quotas change; 3 no ephemeral bytes between
-//   iterations; 4 the iterations of a lane never overlap on the device: each claims its lane by host
-//   functions in stream order; 5 none lost or run twice, in order; 6 a failing session leaves no bytes and
-//   harms no other; 7 fair: backlogged sessions of a lane stay within two of the longest iterations; 8 the
-//   device comes back to its first state.
+// the cuda backend over the stand-in for its driver, in both layouts; 110,000 steps a backend. One thread drives (so a
+// seed repeats the run), pushed iterations run beside it.
+//   1 safety and 2 no overlap: Runtime::check(), which also holds that memory has no more than was promised, and
+//   info().promised_bytes, with scripted faults of the device too, never above the effective capacity while capacity
+//   and quotas change; 3 no ephemeral bytes between iterations; 4 the iterations of a lane never overlap on the device:
+//   each claims its lane by host functions in stream order; 5 none lost or run twice, in order; 6 a failing session
+//   leaves no bytes and harms no other; 7 fair: backlogged sessions of a lane stay within two of the longest
+//   iterations; 8 the device comes back to its first state.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,7 @@
-// Invariants 4, 5 and 7 of the architecture page across processes, with real work on the host device: iterations of one lane never overlap, none is lost or run
-// twice and a session's order is kept, and backlogged sessions of a device stay within two of the longest iterations under fair. tests/faults/shared_processes.cpp has
-// the others across processes. The processes are turn_worker; some are killed. GPUSHARE_TEST_ROUNDS makes more rounds (4).
+// Invariants 4, 5 and 7 of the architecture page across processes, with real work on the host device: iterations of one
+// lane never overlap, none is lost or run twice and a session's order is kept, and backlogged sessions of a device stay
+// within two of the longest iterations under fair. tests/faults/shared_processes.cpp has the others across processes.
+// The processes are turn_worker; some are killed. GPUSHARE_TEST_ROUNDS makes more rounds (4).
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <chrono>
@@ -161,7 +162,8 @@ TEST_CASE("processes: service of backlogged sessions under fair stays together b
   CAPTURE(board.longest_ns.load(), board.largest_gap_ns.load(), late_ns, least_weight, board.compared.load());
   CHECK(board.compared > 10);
   CHECK(board.overlaps == 0);
-  // Two of the longest iterations with what is in flight, as in one process. Here a session that is behind the others keeps the turn until the daemon looks again.
+  // Two of the longest iterations with what is in flight, as in one process. Here a session that is behind the others
+  // keeps the turn until the daemon looks again.
   CHECK(board.largest_gap_ns <= (4 * board.longest_ns + 2 * late_ns) / least_weight);
   REQUIRE_OK(holder->close());
   REQUIRE_OK(runtime->close());

@@ -1,6 +1,6 @@
 // Random events against sched::Scheduler, driven as an executor would: after every step the invariants hold
-// (safety at every instant, never more promised than the effective capacity, while the capacity changes), and at the end everybody has run to the end of its work: nobody is lost, nobody
-// starves.
+// (safety at every instant, never more promised than the effective capacity, while the capacity changes), and at the
+// end everybody has run to the end of its work: nobody is lost, nobody starves.
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <set>

@@ -1,4 +1,5 @@
-// turn_board.hpp: what the processes of processes_property.cpp write about their iterations, in memory that the test and all of them have mapped.
+// turn_board.hpp: what the processes of processes_property.cpp write about their iterations, in memory that the test
+// and all of them have mapped.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,8 +1,9 @@
 // A process with one session on a shared device, for processes_property.cpp:
 //   turn_worker BOARD INDEX NAME PRIORITY P_MIB E_MIB LEAST_US MOST_US ITERATIONS HOW
-// runs its iterations one after the other. HOW: "submit" submits all of them at once, so that the session is backlogged until the last; "pull" begins and ends each.
-// Prints "ready" once it is admitted and all are submitted. Each iteration claims the device on the board while its work is there, and writes its number
-// into its scratch memory. Prints its iterations at the end.
+// runs its iterations one after the other. HOW: "submit" submits all of them at once, so that the session is backlogged
+// until the last; "pull" begins and ends each. Prints "ready" once it is admitted and all are submitted. Each iteration
+// claims the device on the board while its work is there, and writes its number into its scratch memory. Prints its
+// iterations at the end.
 // SPDX-License-Identifier: Apache-2.0
 #include <poll.h>
 #include <sys/syscall.h>

@@ -1,5 +1,6 @@
-// A machine of two devices in one process: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=2G, RECORDER_DEVICES=3c,3b. Each device has the limit for
-// itself, and what is allocated counts where it lies, whichever context the thread has. Run with the shim preloaded over the recording driver.
+// A machine of two devices in one process: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=2G,
+// RECORDER_DEVICES=3c,3b. Each device has the limit for itself, and what is allocated counts where it lies, whichever
+// context the thread has. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <sys/wait.h>

@@ -1,5 +1,6 @@
-// Calls every entry point of the driver directly and through the shim, by each way in, and compares what arrives and what returns. Run with the
-// shim preloaded and GPUSHARE_CUDA_DRIVER naming the recording driver; in builds with sanitizers the entries are the only way in.
+// Calls every entry point of the driver directly and through the shim, by each way in, and compares what arrives and
+// what returns. Run with the shim preloaded and GPUSHARE_CUDA_DRIVER naming the recording driver; in builds with
+// sanitizers the entries are the only way in.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 

@@ -1,5 +1,6 @@
-// Every entry point of class gate waits while the gate is closed, and reaches the driver when the turn comes. The shim's objects are part of the test, which
-// closes and opens the gate in place of the session's thread. The driver is the recording one.
+// Every entry point of class gate waits while the gate is closed, and reaches the driver when the turn comes. The
+// shim's objects are part of the test, which closes and opens the gate in place of the session's thread. The driver is
+// the recording one.
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/gate.hpp"
 

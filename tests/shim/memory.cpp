@@ -1,5 +1,5 @@
-// Memory of one process against GPUSHARE_MEMORY=1G: every way of getting it counts, is refused above the limit with the driver's own code, and
-// comes back when it is freed. Run with the shim preloaded over the recording driver.
+// Memory of one process against GPUSHARE_MEMORY=1G: every way of getting it counts, is refused above the limit with the
+// driver's own code, and comes back when it is freed. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <sys/sysinfo.h>
@@ -332,7 +332,8 @@ TEST_CASE("the context's own memory is measured, and one that does not fit is re
   void* context = nullptr;
   overhead(300 * kMiB, 0);
   REQUIRE(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
-  // Memory that the double still has from earlier tests counts as overhead too: it is in NVML's figure for the process and in no block.
+  // Memory that the double still has from earlier tests counts as overhead too: it is in NVML's figure for the process
+  // and in no block.
   CHECK(free_bytes() <= at_first - 300 * kMiB);
   REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
   overhead(2000 * kMiB, 0);

@@ -1,5 +1,6 @@
-// Memory that changes places under its address: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M, over a driver that has physical memory of the
-// host. Blocks that did not fit on the device come there when there is room. The recording driver's virtual memory is real: bytes are checked.
+// Memory that changes places under its address: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M, over a
+// driver that has physical memory of the host. Blocks that did not fit on the device come there when there is room. The
+// recording driver's virtual memory is real: bytes are checked.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/wait.h>
 #include <unistd.h>

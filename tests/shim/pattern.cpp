@@ -13,7 +13,8 @@ using gpushare::shim::LaunchPattern;
 
 namespace {
 
-// The places of the iteration at which launches of `rounds` iterations were taken for a beginning, of the last half of the rounds.
+// The places of the iteration at which launches of `rounds` iterations were taken for a beginning, of the last half of
+// the rounds.
 std::multiset<size_t> places(LaunchPattern& pattern, const std::vector<uint64_t>& iteration, int rounds) {
   std::multiset<size_t> out;
   for (int round = 0; round < rounds; ++round)

@@ -1,5 +1,5 @@
-// The recording driver's shared device (tests/doubles/cuda_recorder/recorder.h): what its clock, its shares and its books say is what the tests of
-// the shim rely on. Nothing here depends on how fast the host is.
+// The recording driver's shared device (tests/doubles/cuda_recorder/recorder.h): what its clock, its shares and its
+// books say is what the tests of the shim rely on. Nothing here depends on how fast the host is.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
-// Small plain allocations from chunks of the shim's: GPUSHARE_MEMORY=1G, GPUSHARE_SMALL_HEAP=1. Blocks are apart from each other, the program is told of them as of
-// the driver's, a freed one rests until the device has finished what it had, and nothing of it is kept where memory would be refused. Run with the shim preloaded
-// over the recording driver.
+// Small plain allocations from chunks of the shim's: GPUSHARE_MEMORY=1G, GPUSHARE_SMALL_HEAP=1. Blocks are apart from
+// each other, the program is told of them as of the driver's, a freed one rests until the device has finished what it
+// had, and nothing of it is kept where memory would be refused. Run with the shim preloaded over the recording driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
-// The small heap while the device works: a freed block is given out again only when all work that the device had at the free has ended, in every stream and every
-// context that may have used it. On the recording driver's shared device, whose clock tells what has ended. Run with the shim preloaded, with GPUSHARE_SMALL_HEAP=1:
-// as it is, with a soft limit, and with memory that may be paged.
+// The small heap while the device works: a freed block is given out again only when all work that the device had at the
+// free has ended, in every stream and every context that may have used it. On the recording driver's shared device,
+// whose clock tells what has ended. Run with the shim preloaded, with GPUSHARE_SMALL_HEAP=1: as it is, with a soft
+// limit, and with memory that may be paged.
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// soft_limit.hpp: the limits under which shim_spill and shim_move run, and memory of the program under them: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G,
-// GPUSHARE_PINNED=1536M.
+// soft_limit.hpp: the limits under which shim_spill and shim_move run, and memory of the program under them:
+// GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,6 @@
-// Memory above the soft limit: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M. Blocks that do not fit on the device lie on the host; the
-// program sees memory of the device. Run with the shim preloaded over the recording driver.
+// Memory above the soft limit: GPUSHARE_MEMORY=3G, GPUSHARE_SOFT=1G, GPUSHARE_PINNED=1536M. Blocks that do not fit on
+// the device lie on the host; the program sees memory of the device. Run with the shim preloaded over the recording
+// driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <sys/wait.h>

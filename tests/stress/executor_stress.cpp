@@ -1,5 +1,6 @@
-// Many threads on one runtime: pull, push, cancel, close, policy changes, allocations from helper threads, side streams, looks. Run it under
-// ThreadSanitizer. At the end everything has been returned, each work has run or was dropped once, and no lane was ever shared.
+// Many threads on one runtime: pull, push, cancel, close, policy changes, allocations from helper threads, side
+// streams, looks. Run it under ThreadSanitizer. At the end everything has been returned, each work has run or was
+// dropped once, and no lane was ever shared.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>

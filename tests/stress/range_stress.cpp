@@ -1,6 +1,6 @@
-// Two elastic ranges that trade a device back and forth: from several threads of one process, and from two processes of a daemon, one of
-// which is killed. No byte is lost, nobody waits for ever, everybody makes progress. GPUSHARE_TEST_TRADES sets how many commits there
-// are in all (1,000; by scripts/soak 100,000).
+// Two elastic ranges that trade a device back and forth: from several threads of one process, and from two processes of
+// a daemon, one of which is killed. No byte is lost, nobody waits for ever, everybody makes progress.
+// GPUSHARE_TEST_TRADES sets how many commits there are in all (1,000; by scripts/soak 100,000).
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>

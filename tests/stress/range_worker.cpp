@@ -1,6 +1,7 @@
 // A process with an elastic range on a shared device, for range_stress.cpp: range_worker NAME TRADES SEED
-// trades (trader.hpp) from two threads until it has committed so many slots. 0 trades: commits eight, cannot be asked, and keeps them until
-// it is killed. Prints a line when it has bytes for the first time, and how often it was asked at its end. Exit 1 with the reason when anything goes wrong.
+// trades (trader.hpp) from two threads until it has committed so many slots. 0 trades: commits eight, cannot be asked,
+// and keeps them until it is killed. Prints a line when it has bytes for the first time, and how often it was asked at
+// its end. Exit 1 with the reason when anything goes wrong.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <chrono>

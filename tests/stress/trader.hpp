@@ -1,5 +1,5 @@
-// trader.hpp: one side of a trade: a range of 1 GiB in slots of 64 MiB, each with a stamp in every granule while it is committed. For
-// range_stress.cpp and the processes that it starts.
+// trader.hpp: one side of a trade: a range of 1 GiB in slots of 64 MiB, each with a stamp in every granule while it is
+// committed. For range_stress.cpp and the processes that it starts.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,5 @@
-// A program that a test starts: it tells the test something in lines on its stdout, and ends when it may, is told to or is killed.
+// A program that a test starts: it tells the test something in lines on its stdout, and ends when it may, is told to or
+// is killed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// failing_new.hpp: an operator new that fails on demand, on every thread but those of the test. For programs of their own: include it in
-// one source file.
+// failing_new.hpp: an operator new that fails on demand, on every thread but those of the test. For programs of their
+// own: include it in one source file.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -88,7 +88,8 @@ inline base::Status iterate(executor::Session& session, int iterations, int take
   return {};
 }
 
-// Nothing of two opportunistic sessions is launched while a guaranteed one is learned; they go on when it pauses, and when it leaves.
+// Nothing of two opportunistic sessions is launched while a guaranteed one is learned; they go on when it pauses, and
+// when it leaves.
 inline void gates_close_and_open(executor::Runtime& runtime) {
   auto sure = open_session(runtime, need("sure", 2 * kMiB, 2 * kMiB));
   GatedSession one(runtime, "one", 4, 200), two(runtime, "two", 4, 200);

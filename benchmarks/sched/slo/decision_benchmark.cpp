@@ -1,7 +1,7 @@
-// One scheduling decision with 140 requests pending (or as many as the second argument says), 5 batch sizes, 32 bins: CPU time of the thread in
-// Batcher::next alone, which neither blocks nor is lengthened by what else the machine does. The batch that it
-// takes out is put back as new requests, untimed; the mean includes the refreshing of distributions every 64
-// records.
+// One scheduling decision with 140 requests pending (or as many as the second argument says), 5 batch sizes, 32 bins:
+// CPU time of the thread in Batcher::next alone, which neither blocks nor is lengthened by what else the machine does.
+// The batch that it takes out is put back as new requests, untimed; the mean includes the refreshing of distributions
+// every 64 records.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 

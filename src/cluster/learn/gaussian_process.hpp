@@ -1,7 +1,7 @@
-// gaussian_process.hpp: regression of a function of a few variables from noisy observations, with its uncertainty. Matern 5/2 kernel.
-// Exact: a Cholesky factorisation of the observations' covariance, O(n^3) a fit and O(n) to O(n^2) a prediction, for up to some hundred
-// observations. Plain values; one thread. Used by the learners of performance.hpp (kernel ridge regression is its mean) and by the batch
-// tuner of training/.
+// gaussian_process.hpp: regression of a function of a few variables from noisy observations, with its uncertainty.
+// Matern 5/2 kernel. Exact: a Cholesky factorisation of the observations' covariance, O(n^3) a fit and O(n) to O(n^2) a
+// prediction, for up to some hundred observations. Plain values; one thread. Used by the learners of performance.hpp
+// (kernel ridge regression is its mean) and by the batch tuner of training/.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,8 +18,8 @@ class GaussianProcess {
     double sd = 0;  // of the function, without the noise of an observation
   };
 
-  // Points are rows of `dimensions` numbers; `length` is the kernel's length in each, `amplitude` its standard deviation, `prior` the mean
-  // far from all points. noise_sd[i] is the standard deviation of the i-th observation.
+  // Points are rows of `dimensions` numbers; `length` is the kernel's length in each, `amplitude` its standard
+  // deviation, `prior` the mean far from all points. noise_sd[i] is the standard deviation of the i-th observation.
   void fit(size_t dimensions, std::vector<double> points, const std::vector<double>& values,
            const std::vector<double>& noise_sd, double length, double amplitude, double prior) {
     dimensions_ = dimensions;

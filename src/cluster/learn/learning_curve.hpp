@@ -1,4 +1,5 @@
-// learning_curve.hpp: the accuracy that a training will reach, from its first epochs (Ekya's micro-profiler, thesis 002, section 2.4.3).
+// learning_curve.hpp: the accuracy that a training will reach, from its first epochs (Ekya's micro-profiler, thesis
+// 002, section 2.4.3).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,8 +20,8 @@ struct LearningCurve {
   double accuracy(double epochs) const;  // in [0, 1]
 };
 
-// The curve through (epochs, accuracy in [0, 1)), by least squares of the accuracies over a grid of b2, for each of which b0 and b1 are
-// linear. Empty with fewer than two different numbers of epochs.
+// The curve through (epochs, accuracy in [0, 1)), by least squares of the accuracies over a grid of b2, for each of
+// which b0 and b1 are linear. Empty with fewer than two different numbers of epochs.
 std::optional<LearningCurve> fit_learning_curve(const std::vector<std::pair<double, double>>& points);
 
 }  // namespace gpushare::cluster

@@ -1,6 +1,6 @@
-// load_forecast.hpp: the load of the next round from those of the rounds before: an autoregressive moving average of order (1, 1), as
-// Cilantro forecasts (thesis 002, section 3.6), with an upper bound. Fitted over the last rounds by least squares of the one-step errors on
-// a grid of the two coefficients. No clock, no thread.
+// load_forecast.hpp: the load of the next round from those of the rounds before: an autoregressive moving average of
+// order (1, 1), as Cilantro forecasts (thesis 002, section 3.6), with an upper bound. Fitted over the last rounds by
+// least squares of the one-step errors on a grid of the two coefficients. No clock, no thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

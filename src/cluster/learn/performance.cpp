@@ -127,8 +127,8 @@ class Kernel final : public PerformanceLearner {
   struct Seen {
     double units, load, performance;
   };
-  // The shape of most performance curves: level x^k / (half^k + x^k). The kernel learns the difference from it, so a few observations
-  // predict shares that were never given. It is fitted by least squares on a grid of `half` and k.
+  // The shape of most performance curves: level x^k / (half^k + x^k). The kernel learns the difference from it, so a
+  // few observations predict shares that were never given. It is fitted by least squares on a grid of `half` and k.
   struct Saturation {
     double level = 0, half = 1, power = 1;
     double at(double x) const { return level == 0 ? 0 : level * shape(x, half, power); }

@@ -1,5 +1,6 @@
-// performance.hpp: the performance of a job as a function of its units and its load, learned from noisy observations, with bounds. Used by
-// the policies of shares/. Performance is relative to the job's objective: 1 meets it. No clock, no thread.
+// performance.hpp: the performance of a job as a function of its units and its load, learned from noisy observations,
+// with bounds. Used by the policies of shares/. Performance is relative to the job's objective: 1 meets it. No clock,
+// no thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -31,9 +32,9 @@ enum class LearnerKind {
   kKernel,
   // The same over units and load as two variables, for jobs whose performance is no function of their ratio (batching).
   kSurface,
-  // Ours: the kernel over units per load; observations lose weight with age, and when they no longer fit what was learned (CUSUM of the
-  // standardised errors), those from before are dropped. Performance need not be monotone. Bounds are wider where what was learned is steep, since
-  // there may be a step.
+  // Ours: the kernel over units per load; observations lose weight with age, and when they no longer fit what was
+  // learned (CUSUM of the standardised errors), those from before are dropped. Performance need not be monotone. Bounds
+  // are wider where what was learned is steep, since there may be a step.
   kAdaptive,
 };
 

@@ -1,11 +1,12 @@
 // slowdown.hpp: how much slower jobs make progress beside others, learned from observations of pairs.
 //
-// An observed pair has the mean of its observations. For another pair the logarithm of the slowdown is predicted: a prior (the most demanded
-// resource is shared in proportion to demand; a larger batch takes longer) plus a sum of five learned effects: one of all pairs, those of the
-// job's model and configuration (how sensitive it is), and those of the neighbour's (how much it presses). The effects come from ridge
-// regression, so a configuration with few observations stays near the effect of its model, and a model with few near 0. The uncertainty is
-// the error of the earlier predictions for pairs that were not observed then, widened where job or neighbour are new.
-// Plain values; one thread; deterministic.
+// An observed pair has the mean of its observations. For another pair the logarithm of the slowdown is predicted: a
+// prior (the most demanded resource is shared in proportion to demand; a larger batch takes longer) plus a sum of five
+// learned effects: one of all pairs, those of the job's model and configuration (how sensitive it is), and those of the
+// neighbour's (how much it presses). The effects come from ridge regression, so a configuration with few observations
+// stays near the effect of its model, and a model with few near 0. The uncertainty is the error of the earlier
+// predictions for pairs that were not observed then, widened where job or neighbour are new. Plain values; one thread;
+// deterministic.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

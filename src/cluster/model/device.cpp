@@ -23,8 +23,8 @@ std::vector<Device> read_devices(Fields& document) {
     return devices;
   }
   Fields::Names seen;
-  // Without a speed, a device has that of its compute units: as many a speed of 1 as the first device with both has, or as the device with
-  // the most has, which then is the one that profiles are of.
+  // Without a speed, a device has that of its compute units: as many a speed of 1 as the first device with both has, or
+  // as the device with the most has, which then is the one that profiles are of.
   double stated = 0, most = 0;
   std::vector<bool> has_speed;
   document.each("devices", 1, [&](Fields& fields, size_t index) {

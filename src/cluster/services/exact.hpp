@@ -1,12 +1,15 @@
-// exact.hpp: which batch each service runs with, on how many devices and which, so that the most requests are served: branch and bound.
+// exact.hpp: which batch each service runs with, on how many devices and which, so that the most requests are served:
+// branch and bound.
 //
 // The integer program (thesis on interference-aware serving, chapter 5): maximise the sum over services of w, w <= rate and
-// w <= throughput x replicas, one batch a service, at most one replica of a service a device, compute and memory at most 100% a device.
-// (The thesis prints the coupling of w and replicas with the wrong sign; its solutions satisfy this form.)
+// w <= throughput x replicas, one batch a service, at most one replica of a service a device, compute and memory at
+// most 100% a device. (The thesis prints the coupling of w and replicas with the wrong sign; its solutions satisfy this
+// form.)
 //
-// A node decides one service: its batch and its replicas on each class of equal devices. Bounds are the linear relaxations of multiple-choice
-// knapsacks over the total area, and over areas under dual feasible functions (Martello and Toth 1990: sizes above 1 - x count as 1, sizes
-// below x as 0), which know that two replicas above a half do not fit together. Nodes whose replicas cannot be packed are cut.
+// A node decides one service: its batch and its replicas on each class of equal devices. Bounds are the linear
+// relaxations of multiple-choice knapsacks over the total area, and over areas under dual feasible functions (Martello
+// and Toth 1990: sizes above 1 - x count as 1, sizes below x as 0), which know that two replicas above a half do not
+// fit together. Nodes whose replicas cannot be packed are cut.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,8 +27,8 @@ struct ExactOption {
   double compute = 0;          // in [0, 1]
   std::vector<double> memory;  // in [0, 1] for each class; above 1: does not fit there, or is too slow there
   double penalty = 0;          // taken off the value of a service that runs this way: to tell ties apart
-  // The requests served by replicas of `throughput` together, on devices no slower than `speed`: at most the throughput and at most the rate.
-  // Empty: the less of the two.
+  // The requests served by replicas of `throughput` together, on devices no slower than `speed`: at most the throughput
+  // and at most the rate. Empty: the less of the two.
   std::function<double(double throughput, double speed)> served = {};
 };
 struct ExactService {

@@ -1,5 +1,6 @@
 // igniter.hpp: iGniter (Xu et al., TPDS 2023), as section 5.1 of the thesis on interference-aware serving and the published V100
-// measurements give it: an analytical model of a service's latency beside others, and a greedy placement that keeps half of each SLO.
+// measurements give it: an analytical model of a service's latency beside others, and a greedy placement that keeps
+// half of each SLO.
 //
 //   solo       t_act(b, r) = (k1 b^2 + k2 b + k3) / (r + k4) + k5            b batch, r share of the SMs
 //   cache      t_act times 1 + k_l2 x sum of the neighbours' L2 utilisation
@@ -7,8 +8,9 @@
 //   clock      f = F + a_f (P - cap) where the sum of the power exceeds the cap
 //   latency    t = (t_sch + t_act) / (f / F) + transfers
 //
-// The measurements become coefficients by least squares: relative errors of t_act, with k4 by a grid; L2 utilisation and power are linear
-// in batch / t_act. The measurements of a pair are divided by its clock, so that the cache's part is counted once.
+// The measurements become coefficients by least squares: relative errors of t_act, with k4 by a grid; L2 utilisation
+// and power are linear in batch / t_act. The measurements of a pair are divided by its clock, so that the cache's part
+// is counted once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -49,7 +51,8 @@ struct IgniterTask {
   double share = 0;
 };
 
-// Reads the fields hardware, batches, shares and models, laid out as in the published measurements, and fits. Errors go to `fields`.
+// Reads the fields hardware, batches, shares and models, laid out as in the published measurements, and fits. Errors go
+// to `fields`.
 IgniterProfile read_igniter(Fields& fields);
 
 // Latency of each task beside the others on a device of `speed`.

@@ -1,5 +1,5 @@
-// Exact placement (thesis on interference-aware serving, its integer programs under AO, WAO and WSM), and ours, which chooses among its
-// equal optima.
+// Exact placement (thesis on interference-aware serving, its integer programs under AO, WAO and WSM), and ours, which
+// chooses among its equal optima.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>

@@ -12,8 +12,8 @@
 
 namespace gpushare::cluster::services {
 
-// How much of a device's compute a kernel takes, as the profile measures it: achieved occupancy, weighted achieved occupancy, weighted
-// SM utilisation (seed: thesis on interference-aware serving, chapter 4).
+// How much of a device's compute a kernel takes, as the profile measures it: achieved occupancy, weighted achieved
+// occupancy, weighted SM utilisation (seed: thesis on interference-aware serving, chapter 4).
 enum class Metric { kAo, kWao, kWsm };
 inline constexpr size_t kMetrics = 3;
 inline constexpr const char* kMetricFields[kMetrics] = {"ao_percent", "wao_percent", "wsm_percent"};

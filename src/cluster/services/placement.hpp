@@ -18,15 +18,15 @@ struct DeviceClasses {
 };
 DeviceClasses classify(const std::vector<Device>& devices);
 
-// Most served under one metric of compute: by exact.hpp, for large instances by large_placement. A configuration without the metric, or
-// slower than the SLO on a device, is not used there.
+// Most served under one metric of compute: by exact.hpp, for large instances by large_placement. A configuration
+// without the metric, or slower than the SLO on a device, is not used there.
 Placement place_exactly(const std::vector<Service>& services, const std::vector<Device>& devices,
                         Metric metric);
 
-// The requests that place_best counts as served. kCapacity: the replicas' throughput, as place_exactly does, with compute counted by WAO where
-// a service has it, else by WSM, else by AO. kInTime: the requests expected to be answered in time when requests come at random (queueing.hpp),
-// with compute counted by WSM where a service has it, since batches slow each other when their SM utilisation exceeds a device, else by WAO,
-// else by AO.
+// The requests that place_best counts as served. kCapacity: the replicas' throughput, as place_exactly does, with
+// compute counted by WAO where a service has it, else by WSM, else by AO. kInTime: the requests expected to be answered
+// in time when requests come at random (queueing.hpp), with compute counted by WSM where a service has it, since
+// batches slow each other when their SM utilisation exceeds a device, else by WAO, else by AO.
 enum class Goal { kCapacity, kInTime };
 
 // Ours: most served, among equals the best worst-served service (as part of its rate), among equals the smallest batches.
@@ -37,8 +37,8 @@ Placement place_best(const std::vector<Service>& services, const std::vector<Dev
 Placement place_by_usher(const std::vector<Service>& services, const std::vector<Device>& devices,
                          Metric metric);
 
-// For instances too large for an exact search: services by falling density (requests served over resources taken), best fit. The bound is
-// the linear relaxation. O(replicas log devices).
+// For instances too large for an exact search: services by falling density (requests served over resources taken), best
+// fit. The bound is the linear relaxation. O(replicas log devices).
 ExactResult large_placement(const std::vector<ExactService>& services,
                             const std::vector<ExactClass>& classes);
 

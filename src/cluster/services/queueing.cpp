@@ -7,7 +7,8 @@
 namespace gpushare::cluster::services {
 namespace {
 
-// Batches take their profiled time, but for noise; a plan whose requests are in time only to the millisecond would lose half of them.
+// Batches take their profiled time, but for noise; a plan whose requests are in time only to the millisecond would lose
+// half of them.
 constexpr double kMargin = 1.05;
 
 // Seconds of the smallest profiled batch that holds `requests`, at most those of `configuration`.
@@ -34,8 +35,8 @@ double part_in_time(const Service& service, const Configuration& configuration, 
   const double late_s = full_s - batch_s(service, configuration, 1, speed);
   const double overloaded = std::clamp(1 - late_s * rate / batch, 0.0, 1.0);
   if (load >= 1) return overloaded / load;
-  // Batches one after the other: what comes during one is the next. Chance must not let them grow: a larger batch takes longer, so that
-  // the next one is larger too.
+  // Batches one after the other: what comes during one is the next. Chance must not let them grow: a larger batch takes
+  // longer, so that the next one is larger too.
   double between_s = full_s;
   for (const Configuration& other : service.configurations) {
     const double seconds = other.latency_ms / speed / 1e3 * kMargin, came = rate * seconds;
@@ -44,7 +45,8 @@ double part_in_time(const Service& service, const Configuration& configuration, 
   }
   const double fill_s = std::min((batch - 1) / rate, slo_s - full_s);
   if (fill_s >= between_s) return 1;
-  // The oldest request of a batch has waited for the batch before, and behind a queue, of exponential length, that chance has built up.
+  // The oldest request of a batch has waited for the batch before, and behind a queue, of exponential length, that
+  // chance has built up.
   const double serve_s = batch_s(service, configuration, std::min(batch, std::ceil(rate * between_s)), speed);
   const double queue_s = load / (2 * (1 - load)) / rate;
   const double left_s = slo_s - serve_s, waited_s = std::clamp(left_s, 0.0, between_s);

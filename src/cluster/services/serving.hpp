@@ -33,12 +33,12 @@ struct ServingResult {
   double throughput_rps = 0;
 };
 
-// Requests are Poisson at each service's rate and go to the replica with the least work queued, relative to its throughput. A replica
-// collects a batch until it is full or until its oldest request would be late if it waited longer, drops what would be late even in the
-// smallest batch, and works on one batch at a time; a
+// Requests are Poisson at each service's rate and go to the replica with the least work queued, relative to its
+// throughput. A replica collects a batch until it is full or until its oldest request would be late if it waited
+// longer, drops what would be late even in the smallest batch, and works on one batch at a time; a
 // batch that is not full takes the time of the service's smallest profiled one that holds it. Batches under way on a device whose
-// compute (WSM where it is known, else WAO, else AO; the replica's share without any) sums to more than 100% when one begins are slower by
-// that factor. Deterministic. Errors: EXCEEDS_CAPACITY for more than kMostRequests.
+// compute (WSM where it is known, else WAO, else AO; the replica's share without any) sums to more than 100% when one
+// begins are slower by that factor. Deterministic. Errors: EXCEEDS_CAPACITY for more than kMostRequests.
 constexpr double kMostRequests = 2e7;
 base::Result<ServingResult> serve(const std::vector<Service>& services, const std::vector<Device>& devices,
                                   const Placement& placement, const ServingOptions& options,

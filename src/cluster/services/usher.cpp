@@ -118,8 +118,9 @@ class Usher {
     return both;
   }
 
-  // Rounds of matchings: as many pairs as possible, of the least sum of imbalances; among equal sums the one with the least single
-  // imbalance, then the next (the thesis's local objective). Exact by dynamic programming over sets for few groups, else greedy.
+  // Rounds of matchings: as many pairs as possible, of the least sum of imbalances; among equal sums the one with the
+  // least single imbalance, then the next (the thesis's local objective). Exact by dynamic programming over sets for
+  // few groups, else greedy.
   std::vector<std::vector<size_t>> groups() const {
     std::vector<std::vector<size_t>> groups;
     for (size_t s = 0; s < services_.size(); ++s)
@@ -199,8 +200,8 @@ class Usher {
     std::vector<Replica> replicas;
   };
 
-  // Places one configuration of a group: heavy services of both kinds in turns, the most demanding first, neutral ones last; on the
-  // group's own devices, then on used ones, then on empty ones.
+  // Places one configuration of a group: heavy services of both kinds in turns, the most demanding first, neutral ones
+  // last; on the group's own devices, then on used ones, then on empty ones.
   Trial place(const std::vector<size_t>& group, const std::vector<Choice>& chosen) const {
     std::vector<size_t> kinds[3];  // compute-heavy, memory-heavy, neutral: positions in the group
     for (size_t i = 0; i < group.size(); ++i) {

@@ -1,5 +1,6 @@
-// The baselines that Cilantro is compared with (thesis 002, section 3.7.1), each as that section describes it. Ernest, Quasar, Parties and MIAD
-// give demands, which are water-filled. The published code of Parties and MIAD falls back to equal shares; this code does not.
+// The baselines that Cilantro is compared with (thesis 002, section 3.7.1), each as that section describes it. Ernest,
+// Quasar, Parties and MIAD give demands, which are water-filled. The published code of Parties and MIAD falls back to
+// equal shares; this code does not.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
@@ -154,7 +155,8 @@ class Ernest final : public Fair {
   std::vector<Sums> sums_;
 };
 
-// Quasar: the performances of all jobs at all (binned) shares as one matrix of low rank, completed by stochastic gradient descent.
+// Quasar: the performances of all jobs at all (binned) shares as one matrix of low rank, completed by stochastic
+// gradient descent.
 class Quasar final : public Fair {
  public:
   Quasar(const Known& known, uint64_t seed) : Fair(known), random_(seed) {

@@ -1,8 +1,8 @@
 // Policies that learn every job's performance with bounds: Cilantro's (section 3.4.1), and ours.
 //
-// Welfare is maximised at the upper ends of the bounds (optimism), by the exact solvers of cilantro.hpp. For no justified complaints every
-// job has a demand that is recommended from its bounds (3.5), (3.6). Ours learns by the kernel that forgets, and is less optimistic: the
-// welfare is that of the estimate and a part of the margin above it.
+// Welfare is maximised at the upper ends of the bounds (optimism), by the exact solvers of cilantro.hpp. For no
+// justified complaints every job has a demand that is recommended from its bounds (3.5), (3.6). Ours learns by the
+// kernel that forgets, and is less optimistic: the welfare is that of the estimate and a part of the margin above it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -80,7 +80,8 @@ class Learned final : public Policy {
     return divided.ok() ? with_rest(std::move(divided->units)) : units_;
   }
 
-  // Units that nobody needs by what is known stay where they were, within the step: a job that is worse off than believed has them.
+  // Units that nobody needs by what is known stay where they were, within the step: a job that is worse off than
+  // believed has them.
   std::vector<int64_t> with_rest(std::vector<int64_t> units) const {
     int64_t rest = known_.capacity;
     for (const int64_t u : units) rest -= u;
@@ -122,7 +123,8 @@ class Learned final : public Policy {
     return double(at);
   }
 
-  // Cilantro's (3.5) and (3.6): of the upper bound of the demand, and of where the bounds are furthest on both sides of the objective.
+  // Cilantro's (3.5) and (3.6): of the upper bound of the demand, and of where the bounds are furthest on both sides of
+  // the objective.
   double cautious_demand(size_t job, double load) {
     double widest = -1e300, unsure = 0;
     const double above = least_units(job, load, [&](const PerformanceBounds& got, double units) {
@@ -136,8 +138,9 @@ class Learned final : public Policy {
     return kBeta * above + (1 - kBeta) * unsure;
   }
 
-  // Ours: the least units at which the objective is met by the estimate, less a part of the margin below it. A job that gets less than its
-  // demand is a job that complains, one that gets more costs others: the estimate alone would be wrong half of the time.
+  // Ours: the least units at which the objective is met by the estimate, less a part of the margin below it. A job that
+  // gets less than its demand is a job that complains, one that gets more costs others: the estimate alone would be
+  // wrong half of the time.
   double expected_demand(size_t job, double load) {
     return least_units(job, load, [](const PerformanceBounds& got, double) {
       return got.estimate - kCaution * (got.estimate - got.low) >= 1;

@@ -1,7 +1,9 @@
-// src/cluster/shares: dividing units round by round among jobs whose performance is not known (Cilantro; thesis 002, chapter 3): the
-// policies, and playing a document's rounds. shares_kind.cpp calls it; it calls cilantro.hpp and learn/. No thread, no clock.
+// src/cluster/shares: dividing units round by round among jobs whose performance is not known (Cilantro; thesis 002,
+// chapter 3): the policies, and playing a document's rounds. shares_kind.cpp calls it; it calls cilantro.hpp and
+// learn/. No thread, no clock.
 //
-// policy.hpp: the policies that divide the resource. A policy is told the observations of each job in a round, and decides the next round.
+// policy.hpp: the policies that divide the resource. A policy is told the observations of each job in a round, and
+// decides the next round.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -55,8 +57,8 @@ inline constexpr const char* kPolicies[] = {
     "gpushare", "cilantro", "cilantro-kernel", "cilantro-surface", "oracle",  "fair", "evolutionary",
     "greedy",   "ernest",   "quasar",          "minerva",          "parties", "miad"};
 
-// Null for a name that is none, and for "oracle", which knows what policies are not told: rounds.cpp plays it. The seed is of evolutionary
-// and quasar alone.
+// Null for a name that is none, and for "oracle", which knows what policies are not told: rounds.cpp plays it. The seed
+// is of evolutionary and quasar alone.
 std::unique_ptr<Policy> make_policy(std::string_view name, const Known& known, uint64_t seed);
 std::unique_ptr<Policy> make_learned(std::string_view name, const Known& known);  // learned.cpp
 std::unique_ptr<Policy> make_baseline(std::string_view name, const Known& known,

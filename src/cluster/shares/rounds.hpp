@@ -1,5 +1,5 @@
-// rounds.hpp: playing shares round by round: true curves and loads, noisy observations, a policy that decides, its shares judged by the
-// truth.
+// rounds.hpp: playing shares round by round: true curves and loads, noisy observations, a policy that decides, its
+// shares judged by the truth.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -46,7 +46,8 @@ struct RoundsResult {
   double welfare = 0, egalitarian = 0, fairness = 0, useful = 0;
   // The same over the last quarter of the rounds.
   double last_welfare = 0, last_egalitarian = 0, last_fairness = 0;
-  // How often the bounds held the true performance at the shares given, before it was observed: until the first change, and from then on.
+  // How often the bounds held the true performance at the shares given, before it was observed: until the first change,
+  // and from then on.
   Coverage before, after;
   Coverage load;  // how often the load was at most its bound
   std::vector<ShareResult> rounds;
@@ -55,8 +56,8 @@ struct RoundsResult {
 // The truth of a round: curves and loads as they are then.
 ShareProblem truth_at(const RoundsProblem& problem, uint64_t round);
 
-// `policy` is one of kPolicies. Deterministic: the same problem and seed give the same result, and all policies see the same loads and the
-// same noise. Errors: INVALID_ARGUMENT for another name.
+// `policy` is one of kPolicies. Deterministic: the same problem and seed give the same result, and all policies see the
+// same loads and the same noise. Errors: INVALID_ARGUMENT for another name.
 base::Result<RoundsResult> play_rounds(const RoundsProblem& problem, std::string_view policy,
                                        ShareObjective objective);
 

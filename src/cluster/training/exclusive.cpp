@@ -1,5 +1,5 @@
-// Schedulers that give whole devices: fifo; srtf, gangs by least remaining work times devices first; tiresias, discretised least attained
-// service (Gu et al., NSDI 2019). The latter two preempt.
+// Schedulers that give whole devices: fifo; srtf, gangs by least remaining work times devices first; tiresias,
+// discretised least attained service (Gu et al., NSDI 2019). The latter two preempt.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
@@ -109,8 +109,8 @@ class Srtf final : public Preemptive {
   }
 };
 
-// Jobs of an earlier queue first. Within a queue those that run go on, and others start in the order in which they came to it; what was paused
-// is ahead of those.
+// Jobs of an earlier queue first. Within a queue those that run go on, and others start in the order in which they came
+// to it; what was paused is ahead of those.
 class Tiresias final : public Preemptive {
  public:
   explicit Tiresias(std::vector<double> limits) : limits_(std::move(limits)) {}

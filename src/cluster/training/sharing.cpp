@@ -1,5 +1,5 @@
-// Schedulers that put several jobs on a device: pack, as MPS would; antman, the global scheduler of AntMan (Xiao et al., OSDI 2020); iadeep,
-// interference-aware placement; gpushare, ours.
+// Schedulers that put several jobs on a device: pack, as MPS would; antman, the global scheduler of AntMan (Xiao et
+// al., OSDI 2020); iadeep, interference-aware placement; gpushare, ours.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
@@ -51,8 +51,9 @@ class Sharing : public Book {
  protected:
   void waiting_again(JobId job, double) override { queue_.insert(job); }
 
-  // The `gang` devices of the least cost among those that fit, empty if there are too few. `cost` may refuse by returning kNever. A gang is as
-  // slow as its slowest device, so of all that cost no more than the dearest that it needs, those of few nodes are taken.
+  // The `gang` devices of the least cost among those that fit, empty if there are too few. `cost` may refuse by
+  // returning kNever. A gang is as slow as its slowest device, so of all that cost no more than the dearest that it
+  // needs, those of few nodes are taken.
   template <class F>
   std::vector<DeviceIndex> cheapest(const JobInfo& info, F&& cost) const {
     std::vector<std::pair<double, DeviceIndex>> all;
@@ -75,7 +76,8 @@ class Sharing : public Book {
     return out;
   }
 
-  // `gang` of the candidates: from the node that has the fewest of those that have enough, else from the one with the most, and so on.
+  // `gang` of the candidates: from the node that has the fewest of those that have enough, else from the one with the
+  // most, and so on.
   std::vector<DeviceIndex> of_few_nodes(size_t gang,
                                         std::vector<std::pair<double, DeviceIndex>> candidates) const {
     std::sort(candidates.begin(), candidates.end());
@@ -97,8 +99,8 @@ class Sharing : public Book {
     return out;
   }
 
-  // Batch sizes: what was measured is learned from, and devices whose jobs have changed, or are being tuned, get the next sizes. Only jobs
-  // of one device are tuned. Returns when it wants to be asked again.
+  // Batch sizes: what was measured is learned from, and devices whose jobs have changed, or are being tuned, get the
+  // next sizes. Only jobs of one device are tuned. Returns when it wants to be asked again.
   double tune(double now_s, std::vector<Action>& actions) {
     double again = kNever;
     if (tuned_.size() < devices_.size()) tuned_.resize(devices_.size());
@@ -199,9 +201,9 @@ class Pack final : public Sharing {
   }
 };
 
-// Algorithm 1: guaranteed jobs get devices without another guaranteed one, in order, or wait; opportunistic ones, and guaranteed ones that
-// have waited long, run on the least-loaded devices below a load limit, with what is left there; the latter are upgraded when devices are
-// free of guaranteed jobs.
+// Algorithm 1: guaranteed jobs get devices without another guaranteed one, in order, or wait; opportunistic ones, and
+// guaranteed ones that have waited long, run on the least-loaded devices below a load limit, with what is left there;
+// the latter are upgraded when devices are free of guaranteed jobs.
 class AntMan final : public Sharing {
   static constexpr double kLongWaitS = 600;
   static constexpr size_t kLoadLimit = 2;  // M: jobs on a device, the newcomer included
@@ -267,10 +269,12 @@ class AntMan final : public Sharing {
   std::set<JobId> lent_;
 };
 
-// The device whose jobs are degraded least in sum; waits where packing would cost more than it gives. The rule of the slides, for any job
-// there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the newcomer.
+// The device whose jobs are degraded least in sum; waits where packing would cost more than it gives. The rule of the
+// slides, for any job there: E_i = (1 + e_i) x sum over all of e/(1 + e) - 1 > 0, e the slowdown over 1 with the
+// newcomer.
 class IaDeep final : public Sharing {
-  // On many devices: how many are looked at for jobs that find no place, after which the rest of a long queue waits for the next event.
+  // On many devices: how many are looked at for jobs that find no place, after which the rest of a long queue waits for
+  // the next event.
   static constexpr size_t kManyDevices = 128;
   static constexpr size_t kMostChecks = 8'000;
 
@@ -318,13 +322,14 @@ class IaDeep final : public Sharing {
   }
 };
 
-// Ours. Of greater priority first, then least remaining work times devices over weight, as srtf; devices that are left over by gangs or memory, and second places beside a job,
-// go to the next in that order where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the
-// device's coordinator, so that the guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by
-// the upper end of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who needs
-// clearly less than they still need, so that a change pays. Demands alone often say that a pair gains nothing where it does: pairs of
-// opportunistic jobs that nobody has seen are tried, few at a time, where they are worth it should the prediction err by its spread, and part
-// if they are slower than one after the other.
+// Ours. Of greater priority first, then least remaining work times devices over weight, as srtf; devices that are left
+// over by gangs or memory, and second places beside a job, go to the next in that order where the pair is worth it.
+// Beside a guaranteed job, an opportunistic one gets what it leaves, by the device's coordinator, so that the
+// guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by the upper end
+// of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who
+// needs clearly less than they still need, so that a change pays. Demands alone often say that a pair gains nothing
+// where it does: pairs of opportunistic jobs that nobody has seen are tried, few at a time, where they are worth it
+// should the prediction err by its spread, and part if they are slower than one after the other.
 class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
@@ -380,8 +385,9 @@ class Best final : public Sharing {
 
   // The slowdown relative to the job alone with its best batch size.
   double slowed(JobId job) const { return jobs_[job].slowdown / tuner_.best_alone(jobs_[job].info); }
-  // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least weighted completion on one
-  // device). A gang counts less than all its devices, since it leaves room beside it: docs/experiments/training.md has other exponents.
+  // Least first: of greater priority, then what needs less for its weight (Smith's rule: that order has the least
+  // weighted completion on one device). A gang counts less than all its devices, since it leaves room beside it:
+  // docs/experiments/training.md has other exponents.
   struct Key {
     int32_t priority = 0;
     double length = 0;
@@ -508,8 +514,8 @@ class Best final : public Sharing {
     return 1 / (1 + std::max(0.0, told.mean - told.spread));
   }
 
-  // The least sum of speeds with which two jobs of the same length beside each other end sooner in the mean than one after the other, where
-  // n jobs a device are to run: (n + 2)/(n + 1).
+  // The least sum of speeds with which two jobs of the same length beside each other end sooner in the mean than one
+  // after the other, where n jobs a device are to run: (n + 2)/(n + 1).
   double pair_gain() const {
     const double n = 2 + static_cast<double>(order_.size()) / static_cast<double>(devices_.size());
     return std::max(kPairGain, (n + 2) / (n + 1));

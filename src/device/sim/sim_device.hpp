@@ -12,8 +12,8 @@
 // functions thus run on the thread that waits or polls, without the lock, at their virtual time, and take
 // none of it.
 //
-// Without host memory an enqueue or a wait fails and changes nothing, and works later: a step allocates nothing once it has begun. Room for
-// every stream is made when the stream is.
+// Without host memory an enqueue or a wait fails and changes nothing, and works later: a step allocates nothing once it
+// has begun. Room for every stream is made when the stream is.
 //
 // Threads. One lock guards everything and is not held while a host function runs. Several threads may wait:
 // each takes steps while there are any, and while one runs a host function the others go on with what does
@@ -48,8 +48,8 @@ struct Op : SoftwareOp<Stream, Event> {
   ContentionModel::Load load;  // kWork
 };
 
-// The role of the thread that holds a simulated device's mutex. Streams and events belong to one device, and no thread holds the mutexes of
-// two, so their members name this role as their guard.
+// The role of the thread that holds a simulated device's mutex. Streams and events belong to one device, and no thread
+// holds the mutexes of two, so their members name this role as their guard.
 inline constexpr base::Role
     has_device;  // who holds the device's mutex: it guards the members of its streams and events
 

@@ -79,8 +79,8 @@ class AddressSpace {
   // reservation, none of them read-only if it is to be written.
   // `out_file`: if the bytes are many and in one shared memory of this device, its file; what is returned then points into
   // the file's own mapping, where pages of an earlier use need not be faulted in again. Hold the file while it is used.
-  // `out_fresh`: if the bytes are whole pages of one mapping that nothing was copied to yet, where they lie in the memory's file. A write to
-  // the file costs no faults, which take several times as long as the copy.
+  // `out_fresh`: if the bytes are whole pages of one mapping that nothing was copied to yet, where they lie in the
+  // memory's file. A write to the file costs no faults, which take several times as long as the copy.
   struct FreshPages {
     int file = -1;
     uint64_t offset = 0;

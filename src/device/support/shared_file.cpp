@@ -76,7 +76,8 @@ base::Result<int> SharedFile::open_again(int mode) const {
 }
 
 bool SharedFile::map_at(char* target, uint64_t bytes, uint64_t offset) const {
-  // An old size of 0 makes a second mapping of the same pages with the same rights. mmap would be refused once the file is sealed.
+  // An old size of 0 makes a second mapping of the same pages with the same rights. mmap would be refused once the file
+  // is sealed.
   return mremap(pages_ + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED;
 }
 

@@ -1,5 +1,6 @@
 // software_device.hpp: what host and sim, the devices made of this machine's own memory, have in common: the address space,
-// scripted faults, the live streams and events, and the checks of an op before it is enqueued. Time and order are each device's own.
+// scripted faults, the live streams and events, and the checks of an op before it is enqueued. Time and order are each
+// device's own.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,8 +30,8 @@ struct SoftwareOp {
   uint64_t sequence = 0;           // of a wait; of a record: which record of the event this is
 };
 
-// `Self` derives from it. Handles of backend.h are pointers to Self, Stream and Event; the device keeps each alive until its destroy
-// op, and a queued op beyond that where it needs one.
+// `Self` derives from it. Handles of backend.h are pointers to Self, Stream and Event; the device keeps each alive
+// until its destroy op, and a queued op beyond that where it needs one.
 template <class Self, class Stream, class Event, class Op>
 class SoftwareDevice {
  public:

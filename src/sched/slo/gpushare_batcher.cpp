@@ -5,10 +5,11 @@
 //     sum over its requests of cost * P(duration <= slack)  -  opportunity * goodput * E[duration]
 // Goodput is the requests that the device has lately won per busy time (the rule of average reward in semi-Markov
 // decisions). Idle time does not count, because in a burst a batch takes the time of the other requests in the burst.
-// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first, so its recent
-// rate is more than the long ones could win, and at the full price they would starve. With one application it is 1.
-// The batches considered: for each length class of applications present, taken as the longest allowed, and each size k,
-// the k earliest deadlines among requests of no longer classes that can bear a batch of that length with a chance of
+// Opportunity is below 1 where requests of several applications wait: lately the device won with the short ones first,
+// so its recent rate is more than the long ones could win, and at the full price they would starve. With one
+// application it is 1. The batches considered: for each length class of applications present, taken as the longest
+// allowed, and each size k, the k earliest deadlines among requests of no longer classes that can bear a batch of that
+// length with a chance of
 // `feasible_quantile`, and the same with a chance of kSafeQuantile; so short requests are not padded to long ones unless
 // that pays, and under overload the device does not gamble on requests that are almost lost. Durations are those of the
 // very composition: the CDF of the maximum is the product of the members' CDFs.

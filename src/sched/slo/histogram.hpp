@@ -1,7 +1,8 @@
 // histogram.hpp: the known execution times of an application: the last `window` of them, counted in
 // logarithmic buckets (32 an octave, so within 1.6%, and exact where a bucket holds one value). Recording is
-// logarithmic in the buckets in use, and memory is proportional to them. Two histograms merge; a text form survives restarts; a shift of
-// the distribution is noticed and the old part forgotten (000, 4.3.2 "resets its profiling memory").
+// logarithmic in the buckets in use, and memory is proportional to them. Two histograms merge; a text form survives
+// restarts; a shift of the distribution is noticed and the old part forgotten (000, 4.3.2 "resets its profiling
+// memory").
 //
 // Threads: none of its own; the owner serialises calls.
 // SPDX-License-Identifier: Apache-2.0

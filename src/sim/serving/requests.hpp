@@ -56,10 +56,11 @@ std::vector<TimedRequest> draw(const SyntheticSpec& spec, const ArrivalOptions& 
 double mean_execution_ns(const SyntheticSpec& spec);
 
 // CSV with the header arrival_s,application,exec_ms[,slo_ms][,feature...]; applications are any words, numbered in order
-// of appearance; up to eight further columns whose names begin with 'feature' are numbers. Or the public layout TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time
-// is made by the rule context * prefill_ms_per_token + generated * decode_ms_per_token, and the application
-// is the octave of the context length, and the context length the only feature. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column; those of
-// read_text.
+// of appearance; up to eight further columns whose names begin with 'feature' are numbers. Or the public layout
+// TIMESTAMP,ContextTokens,GeneratedTokens, from which the execution time is made by the rule context *
+// prefill_ms_per_token + generated * decode_ms_per_token, and the application is the octave of the context length, and
+// the context length the only feature. `file` is for messages. Errors: MALFORMED_INPUT naming file, line and column;
+// those of read_text.
 struct TokenRule {
   double prefill_ms_per_token = 0.25;
   double decode_ms_per_token = 20;

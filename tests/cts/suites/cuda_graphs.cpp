@@ -1,5 +1,5 @@
-// Ops while a stream captures a CUDA graph (docs/design/device-cuda.md), for the cuda programs alone. The capture is the driver's; the test
-// opens the driver as the backend does.
+// Ops while a stream captures a CUDA graph (docs/design/device-cuda.md), for the cuda programs alone. The capture is
+// the driver's; the test opens the driver as the backend does.
 // SPDX-License-Identifier: Apache-2.0
 #include <thread>
 

@@ -1,4 +1,5 @@
-// Streams that somebody else made (stream_adopt), for the cuda programs alone. The test makes them by the driver, as the backend's user does.
+// Streams that somebody else made (stream_adopt), for the cuda programs alone. The test makes them by the driver, as
+// the backend's user does.
 // SPDX-License-Identifier: Apache-2.0
 #include "cts.hpp"
 #include "cuda_driver.hpp"

@@ -1,5 +1,6 @@
-// contexts.cpp: devices and contexts. With one device all contexts are one, which every thread has. With several (RECORDER_DEVICES) each has a primary
-// context, others can be made, and each thread has a stack of them, empty at first.
+// contexts.cpp: devices and contexts. With one device all contexts are one, which every thread has. With several
+// (RECORDER_DEVICES) each has a primary context, others can be made, and each thread has a stack of them, empty at
+// first.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <cstdio>

@@ -1,11 +1,13 @@
-// device.cpp: the shared device. A file, mapped by all processes, holds a ring of ops for each process and the state of the device.
+// device.cpp: the shared device. A file, mapped by all processes, holds a ring of ops for each process and the state of
+// the device.
 //
 // The device has no thread and no server: a process that wants its progress locks the page and simulates it up to now. An op runs
 // at the time at which it was enqueued or later, never at the time of a look, so a launch of 200 us takes 200 us of the
 // device clock on a machine of any load.
 //
-// Kills: only its process writes a ring, and a simulation writes into a copy of the state that becomes valid with one store. A process
-// may end at any instruction. Its slot has a lock on the file (of the kernel, gone with the process), which tells the others.
+// Kills: only its process writes a ring, and a simulation writes into a copy of the state that becomes valid with one
+// store. A process may end at any instruction. Its slot has a lock on the file (of the kernel, gone with the process),
+// which tells the others.
 // SPDX-License-Identifier: Apache-2.0
 #include "device.hpp"
 

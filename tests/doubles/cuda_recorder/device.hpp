@@ -1,5 +1,5 @@
-// device.hpp: one device for all processes of a test. RECORDER_DEVICE names a file that they all map; without it there is no device, and work
-// is only counted. See recorder.h for the control interface, device.cpp for the model.
+// device.hpp: one device for all processes of a test. RECORDER_DEVICE names a file that they all map; without it there
+// is no device, and work is only counted. See recorder.h for the control interface, device.cpp for the model.
 //
 // A machine of several devices (RECORDER_DEVICES) has a page for each.
 //
@@ -43,7 +43,8 @@ inline int device_of(int stream) {
 }
 int open_stream(bool blocking, int priority, int device);
 void close_stream(int stream);  // may be given to another once its work is done
-// Enqueues; the number of the op, from 1, in the order of the process's calls. Waits while the process has 1,024 ops pending, as a driver does.
+// Enqueues; the number of the op, from 1, in the order of the process's calls. Waits while the process has 1,024 ops
+// pending, as a driver does.
 uint64_t publish(int stream, const Work& work);
 // Whether the op has completed, and when on the device clock.
 bool completed(int stream, uint64_t number, uint64_t* out_end_ns);

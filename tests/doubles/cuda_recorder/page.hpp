@@ -1,4 +1,5 @@
-// page.hpp: the file of the shared device, as all processes map it: a ring of ops for each process, and the state of the device. device.cpp says how it is used.
+// page.hpp: the file of the shared device, as all processes map it: a ring of ops for each process, and the state of
+// the device. device.cpp says how it is used.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -111,8 +112,8 @@ struct Mapped {
 // give up the process's lock.
 Mapped open_page(const std::string& path, const char* settings, bool make);
 
-// simulation.cpp, with the page locked: brings the device up to now. `own`: the number of this process's slot, -1: none. `look`: processes that have
-// ended leave the device now, and not only every millisecond.
+// simulation.cpp, with the page locked: brings the device up to now. `own`: the number of this process's slot, -1:
+// none. `look`: processes that have ended leave the device now, and not only every millisecond.
 const State& catch_up(Page& page, int file, int own, bool look);
 void copy_state(const Page& page, State* to);
 

@@ -1,13 +1,15 @@
-/* The recording driver: a shared library with every entry point of the CUDA driver, for tests and benchmarks of the shim (src/shim). Most bodies
- * record their arguments and return a scripted result; those that get, free or measure memory keep simple books. Nothing is checked: for
- * that there is the strict stand-in (../README.md). The same library answers as NVML under the name libnvidia-ml.so.1.
+/* The recording driver: a shared library with every entry point of the CUDA driver, for tests and benchmarks of the
+ * shim (src/shim). Most bodies record their arguments and return a scripted result; those that get, free or measure
+ * memory keep simple books. Nothing is checked: for that there is the strict stand-in (../README.md). The same library
+ * answers as NVML under the name libnvidia-ml.so.1.
  *
- * With RECORDER_DEVICE=FILE all processes that name the same file share one device: its memory, and a clock on which their work takes time.
+ * With RECORDER_DEVICE=FILE all processes that name the same file share one device: its memory, and a clock on which
+ * their work takes time.
  *
  * With RECORDER_HOST_NODES=1 the driver has virtual memory with physical memory of the host, as from 12.2 on.
  *
- * With RECORDER_DEVICES=3b,3c the machine has two devices, with these buses; without it one, with bus 3b. The shared device of each is then a file of its own:
- * RECORDER_DEVICE with ".3b" behind it.
+ * With RECORDER_DEVICES=3b,3c the machine has two devices, with these buses; without it one, with bus 3b. The shared
+ * device of each is then a file of its own: RECORDER_DEVICE with ".3b" behind it.
  *
  * With RECORDER_NO_ADDRESS in the environment no device has a PCI address: cuDeviceGetPCIBusId fails.
  *
@@ -41,13 +43,15 @@ uint64_t recorder_used_bytes_of(int device);
 /* Bytes of pinned host memory; how far a device sees such memory from where the host does (0: unified addresses). */
 uint64_t recorder_host_bytes(void);
 void recorder_set_host_offset(uint64_t bytes);
-/* Sets the bytes that each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the environment. */
+/* Sets the bytes that each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the
+ * environment. */
 void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes);
 /* Whether streams are being captured; whether NVML answers. */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
-/* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or give it out again; 2 the same,
- * and a trim frees nothing before the context is synchronised; 3 a trim frees nothing. recorder_trims() counts the trims. */
+/* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
+ * give it out again; 2 the same, and a trim frees nothing before the context is synchronised; 3 a trim frees nothing.
+ * recorder_trims() counts the trims. */
 void recorder_set_pools(int mode);
 uint64_t recorder_trims(void);
 /* Bytes of the allocation node that every graph has from now on; 0: graphs without nodes. */
@@ -59,8 +63,9 @@ uint64_t recorder_work(void);
 
 /* ---- one device for all processes of a test ----
  *
- * RECORDER_DEVICE names a file (in /dev/shm, best), which the first process makes with the settings of RECORDER_DEVICE_SETTINGS, or a test with
- * recorder_device_create(). Delete it when the test ends. RECORDER_LABEL names a process in what recorder_device_read() returns.
+ * RECORDER_DEVICE names a file (in /dev/shm, best), which the first process makes with the settings of
+ * RECORDER_DEVICE_SETTINGS, or a test with recorder_device_create(). Delete it when the test ends. RECORDER_LABEL names
+ * a process in what recorder_device_read() returns.
  *
  * Settings, "key=value,...":
  *   capacity_bytes    80 GiB
@@ -72,13 +77,15 @@ uint64_t recorder_work(void);
  *   fill_bytes_per_s  1e12      within the device, on the compute engine
  *   dilation          1         host nanoseconds in a nanosecond of the device: 10 = a device that is slower by 10
  *
- * Kernels: the name that cuModuleGetFunction or cuLibraryGetKernel is asked for holds the cost: "spin_200us", "spin_3ms", "spin_500ns"; with
- * "_w25" it fills a quarter of the device, so that four of one process (or of several, side by side) take no longer than one; with "_per_block"
- * the cost is that of each block of the grid. "spin_arg" has one parameter, a uint64_t of nanoseconds.
+ * Kernels: the name that cuModuleGetFunction or cuLibraryGetKernel is asked for holds the cost: "spin_200us",
+ * "spin_3ms", "spin_500ns"; with "_w25" it fills a quarter of the device, so that four of one process (or of several,
+ * side by side) take no longer than one; with "_per_block" the cost is that of each block of the grid. "spin_arg" has
+ * one parameter, a uint64_t of nanoseconds.
  *
- * Modelled: streams (legacy, per thread, blocking and not, priorities), events on the device's clock, waits, host functions, copies and fills
- * (their time, no data), captured graphs and those made of kernel nodes (their nodes run one after another). A process may have 1,024 ops
- * pending; the next call waits. cuMemFree waits for the process's work. */
+ * Modelled: streams (legacy, per thread, blocking and not, priorities), events on the device's clock, waits, host
+ * functions, copies and fills (their time, no data), captured graphs and those made of kernel nodes (their nodes run
+ * one after another). A process may have 1,024 ops pending; the next call waits. cuMemFree waits for the process's
+ * work. */
 
 typedef struct recorder_device {
   uint64_t now_ns;   /* the device's clock */
@@ -103,7 +110,8 @@ typedef struct recorder_process {
 
 /* Makes the file. 0, or -1: it cannot be made, or the settings cannot be read (said on stderr). */
 int recorder_device_create(const char* path, const char* settings);
-/* The device and its processes as they are at one moment, now. The number of processes (at most `room`); -1: there is no such device. */
+/* The device and its processes as they are at one moment, now. The number of processes (at most `room`); -1: there is
+ * no such device. */
 int recorder_device_read(const char* path, recorder_device* out_device, recorder_process* out_processes,
                          int room);
 

@@ -45,7 +45,8 @@ Argument argument(T value) {
   else
     return {0, 0};
 }
-// work.cpp: copies, fills and the like on the shared device. Bytes and stream are found by the name and the kinds of the arguments.
+// work.cpp: copies, fills and the like on the shared device. Bytes and stream are found by the name and the kinds of
+// the arguments.
 Result transfer(int entry, const Argument* arguments, int count);
 
 // A body that does nothing but record, and gives the shared device its work where there is one.
@@ -81,7 +82,8 @@ void pools_synchronized();
 uint64_t allocate(uint64_t bytes, int device);
 Result release(uint64_t address);
 void count_host(int64_t bytes);
-// virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host. Its lock is taken before that of memory.cpp.
+// virtual_memory.cpp: physical memory, which outlives contexts; whether the address is mapped to memory of the host.
+// Its lock is taken before that of memory.cpp.
 std::set<uint64_t> physical_handles();
 bool is_on_host(uint64_t address);
 // work.cpp, on the shared device: a new stream, and a stream's context.

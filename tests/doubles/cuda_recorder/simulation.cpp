@@ -1,4 +1,5 @@
-// simulation.cpp: what the device does between two moments. An op runs at the time at which it was enqueued or later, never at the time at which somebody looked.
+// simulation.cpp: what the device does between two moments. An op runs at the time at which it was enqueued or later,
+// never at the time at which somebody looked.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 

@@ -1,6 +1,7 @@
-// virtual_memory.cpp: reserved addresses, physical memory of device and host, and what is mapped where. The memory is real: a test reads and writes through
-// the addresses, and one that is not mapped, or not accessible yet, is a fault. Copies between mapped addresses copy at once, without waiting for their stream.
-// Addresses that nobody reserved are taken as they are: nothing is mapped there.
+// virtual_memory.cpp: reserved addresses, physical memory of device and host, and what is mapped where. The memory is
+// real: a test reads and writes through the addresses, and one that is not mapped, or not accessible yet, is a fault.
+// Copies between mapped addresses copy at once, without waiting for their stream. Addresses that nobody reserved are
+// taken as they are: nothing is mapped there.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>

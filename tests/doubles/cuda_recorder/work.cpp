@@ -1,4 +1,5 @@
-// work.cpp: streams, events, launches, copies and graphs on the shared device (device.hpp). Without one each of these only records.
+// work.cpp: streams, events, launches, copies and graphs on the shared device (device.hpp). Without one each of these
+// only records.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
@@ -52,7 +53,8 @@ struct HostFunction {
   std::function<void()> run;
 };
 
-// Objects of this process, by handle. Ended objects are forgotten. A child of fork keeps handles; as with the driver, they mean nothing there.
+// Objects of this process, by handle. Ended objects are forgotten. A child of fork keeps handles; as with the driver,
+// they mean nothing there.
 struct World {
   std::mutex mutex;
   Stream legacy[device::kMostDevices];
@@ -188,7 +190,8 @@ Result launch_by(P config, P function, P parameters, bool per_thread) {
   return launch(function, uint64_t{words[0]} * words[1] * words[2], stream, parameters, per_thread);
 }
 
-// ---- host functions -----------------------------------------------------------------------------------------------------------------
+// ---- host functions
+// -----------------------------------------------------------------------------------------------------------------
 
 void run_host_functions() {
   World& w = world();
@@ -230,7 +233,8 @@ Result host_function(P handle, bool per_thread, std::function<void()> run) {
   return kSuccess;
 }
 
-// ---- streams and events -------------------------------------------------------------------------------------------------------------
+// ---- streams and events
+// -------------------------------------------------------------------------------------------------------------
 
 Result destroy_stream(P handle) {
   World& w = world();

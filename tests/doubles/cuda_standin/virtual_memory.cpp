@@ -1,7 +1,8 @@
 // Virtual memory: reserved ranges, physical memory, mappings, and physical memory shared between processes.
 //
 // Physical memory is a range of one memory file; mapping it is mmap(MAP_FIXED | MAP_SHARED), so that data move with the physical memory.
-// A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. Shared memory has a memory file of its own.
+// A range is readable only after cuMemSetAccess, and PROT_NONE again after cuMemUnmap. Shared memory has a memory file
+// of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,5 +1,6 @@
-// The kernel with which PyTorch fills contiguous memory with one value, as torch.zeros and torch.full do. PyTorch 2.11 launches it for zeros
-// too; later versions call cudaMemsetAsync there. Its name alone tells its effect, so the stand-in can do it. Every other kernel is refused.
+// The kernel with which PyTorch fills contiguous memory with one value, as torch.zeros and torch.full do. PyTorch 2.11
+// launches it for zeros too; later versions call cudaMemsetAsync there. Its name alone tells its effect, so the
+// stand-in can do it. Every other kernel is refused.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,7 +12,8 @@
 namespace cudart_standin {
 
 // Bytes of an element if `name` is that of
-//   vectorized_elementwise_kernel<N, FillFunctor<T>, std::array<char*, 1>[, bool]>(int count, FillFunctor<T>, std::array<char*, 1>)
+//   vectorized_elementwise_kernel<N, FillFunctor<T>, std::array<char*, 1>[, bool]>(int count, FillFunctor<T>,
+//   std::array<char*, 1>)
 // in namespace at::native, mangled; 0 for any other kernel, and for types that are not known here.
 inline size_t filled_element_bytes(const std::string& name) {
   static const auto* const pattern = new std::regex(

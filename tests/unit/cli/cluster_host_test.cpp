@@ -1,5 +1,5 @@
-// Training jobs on runtimes of this process under a scheduler of the test's: what is placed, moved, resized, and what is refused. Nothing
-// here depends on how long anything takes.
+// Training jobs on runtimes of this process under a scheduler of the test's: what is placed, moved, resized, and what
+// is refused. Nothing here depends on how long anything takes.
 // SPDX-License-Identifier: Apache-2.0
 #include <functional>
 

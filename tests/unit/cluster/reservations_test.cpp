@@ -1,5 +1,5 @@
-// Reservations: the policies of the source (thesis 002, section 4.4) as requests, and what a transactional table adds: all or nothing,
-// ordered alternatives, deadlines, leases, replay, cycles, no starvation.
+// Reservations: the policies of the source (thesis 002, section 4.4) as requests, and what a transactional table adds:
+// all or nothing, ordered alternatives, deadlines, leases, replay, cycles, no starvation.
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/reservations.hpp"
 
@@ -186,8 +186,9 @@ TEST_CASE(
   CHECK(state_of(table, back) == State::kGranted);
 }
 
-// Thesis 002, section 4.6.1 and figure 4.5c: two teams of equal weight; A and B share the first one 2:3, C is the second. A submits from the
-// beginning, then B, then C. A team's resource and a user's are set on the nodes of its share, and tasks ask for both and a device.
+// Thesis 002, section 4.6.1 and figure 4.5c: two teams of equal weight; A and B share the first one 2:3, C is the
+// second. A submits from the beginning, then B, then C. A team's resource and a user's are set on the nodes of its
+// share, and tasks ask for both and a device.
 TEST_CASE("hierarchical fair share: A and B have their team's part 2:3, and C as much as both") {
   constexpr int kNodes = 20;
   ReservationTable table;

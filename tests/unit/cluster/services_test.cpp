@@ -342,8 +342,9 @@ TEST_CASE("thousands of services on a thousand devices keep every limit", "[clus
 }
 
 TEST_CASE("iGniter's published plan comes out of its published measurements", "[cluster]") {
-  // Measurements and plan: icloud-ecnu/igniter (GPU: V100); SLO 15, 40, 60 ms at 500, 400, 200 requests/s: batches 4, 8, 6 and shares 10, 30,
-  // 37.5% on one device, predicted 6.92, 18.91, 28.73 ms. Needs the file; where it is absent the example's made-up ones are used elsewhere.
+  // Measurements and plan: icloud-ecnu/igniter (GPU: V100); SLO 15, 40, 60 ms at 500, 400, 200 requests/s: batches 4,
+  // 8, 6 and shares 10, 30, 37.5% on one device, predicted 6.92, 18.91, 28.73 ms. Needs the file; where it is absent
+  // the example's made-up ones are used elsewhere.
   std::ifstream file(GPUSHARE_SHARED_DATA "/serving/igniter_v100.json");
   if (!file) {
     WARN("skipped: no " GPUSHARE_SHARED_DATA "/serving/igniter_v100.json");
@@ -368,8 +369,9 @@ TEST_CASE("iGniter's published plan comes out of its published measurements", "[
     CHECK(replica.share_percent == Approx(shares[replica.service]));
     CHECK(replica.latency_ms == Approx(predicted[replica.service]).epsilon(0.03));
   }
-  // A pair fact of the thesis on interference-aware serving (section 6.3): resnet50 with batches of 4 runs four times slower on its share of
-  // 17.55%. A linear model of shares says 1/0.1755 = 5.7, or with the 36.26% that it uses of the SMs (table A.1) 2.1: neither.
+  // A pair fact of the thesis on interference-aware serving (section 6.3): resnet50 with batches of 4 runs four times
+  // slower on its share of 17.55%. A linear model of shares says 1/0.1755 = 5.7, or with the 36.26% that it uses of the
+  // SMs (table A.1) 2.1: neither.
   const IgniterModel& resnet = profile.models.at("resnet50");
   const double slower = resnet.active_ms(4, 0.1755) / resnet.active_ms(4, 1);
   INFO(slower);

@@ -120,7 +120,8 @@ TEST_CASE(
         tunable("A" + std::to_string(instance), 16, 16 * (0.5 + 3.5 * real(random))),
         tunable("B" + std::to_string(instance), 64, 64 * (0.5 + 3.5 * real(random)))};
     const uint64_t memory = 6000 + test::uniform(random, 0, 12000);
-    // The part of an iteration that no batch size changes, how strongly the job feels the other, how strongly it presses with its size.
+    // The part of an iteration that no batch size changes, how strongly the job feels the other, how strongly it
+    // presses with its size.
     const double fixed[2] = {real(random), real(random)}, feels[2] = {real(random), real(random)};
     const auto truth = [&](const std::vector<JobInfo>& jobs) {
       std::vector<double> out;

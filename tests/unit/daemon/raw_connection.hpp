@@ -29,8 +29,8 @@ struct RawConnection {
   void tell(client::MessageType type, uint64_t session, uint64_t value = 0) const {
     REQUIRE(say(client::make_session_message(type, session, value)));
   }
-  // Waits for a message of one of these types and skips all others; its descriptors are added to `descriptors`. Empty once the daemon has
-  // closed the connection.
+  // Waits for a message of one of these types and skips all others; its descriptors are added to `descriptors`. Empty
+  // once the daemon has closed the connection.
   std::vector<std::byte> next(std::initializer_list<client::MessageType> types,
                               std::vector<client::Descriptor>* descriptors = nullptr) const {
     std::array<std::byte, client::kMaxMessageBytes + 64> buffer;

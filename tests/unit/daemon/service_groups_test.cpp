@@ -1,4 +1,5 @@
-// Groups of the daemon's sessions, message by message: memory and turns together, limits alone, caps, and what preloaded programs lend.
+// Groups of the daemon's sessions, message by message: memory and turns together, limits alone, caps, and what
+// preloaded programs lend.
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-// The daemon's service against what breaks the protocol and processes that go without a word, and its messages in neighbouring versions.
+// The daemon's service against what breaks the protocol and processes that go without a word, and its messages in
+// neighbouring versions.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cmath>

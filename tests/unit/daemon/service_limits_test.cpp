@@ -93,7 +93,8 @@ TEST_CASE("the environment caps the device time of a runtime's sessions, and of 
   for (const char* name : {"first", "second", "a", "b"}) CHECK(cap_of(name) == 0.2);
   CHECK(cap_of("other") == 0);
 
-  // Iterations of two sessions together: the balance at the beginning, a fifth of the time, and one iteration. Nobody else wants the device.
+  // Iterations of two sessions together: the balance at the beginning, a fifth of the time, and one iteration. Nobody
+  // else wants the device.
   uint64_t longest_ns = 0;
   const auto run = [&](executor::Session& session) {
     auto iteration = begin(session);
@@ -145,8 +146,8 @@ TEST_CASE("processes of a group have the limits of the environment together") {
   for (const auto& session : shared.status().sessions)
     CHECK(session.group == (session.name == "other" ? 0xbeefu : 0xf00du));
 
-  // Each process has less than 16 MiB; a third one's session would make it more in all together. P and E are rounded up to granules of 2 MiB, and
-  // the limit allows for that once.
+  // Each process has less than 16 MiB; a third one's session would make it more in all together. P and E are rounded up
+  // to granules of 2 MiB, and the limit allows for that once.
   const auto refused = c->open_session(need("third", 4 * kMiB, 4 * kMiB)).status();
   CHECK(refused.code() == GPUSHARE_QUOTA_EXCEEDED);
   CHECK(refused.message().find("its group may need 18.00 MiB together") != std::string::npos);

@@ -411,8 +411,8 @@ TEST_CASE(
   std::thread other([&] {
     while (of_light.ok() && !stop.load()) of_light = spend(*light);
   });
-  // When the turn changes after every iteration it has half of the device. On a busy machine its thread may come too late for its turn, so
-  // this is tried until it did not.
+  // When the turn changes after every iteration it has half of the device. On a busy machine its thread may come too
+  // late for its turn, so this is tried until it did not.
   for (double share = 0; of_heavy.ok() && share < 0.65;) {
     const uint64_t before = (*heavy)->info().service_ns, others_before = light->info().service_ns;
     for (int i = 0; i < 30 && of_heavy.ok(); ++i) of_heavy = spend(**heavy);

@@ -1,6 +1,7 @@
-// Lanes that sessions of several processes share: one memory for all, touched by who has the turn; growth, paging, a holder that hangs, another
-// user, a daemon that is replaced, and a device that has no memory. The processes are runtimes of this one, and session_worker; tests/faults has
-// more of those. Built twice: on the host device, and over the cuda backend on the stand-in for its driver.
+// Lanes that sessions of several processes share: one memory for all, touched by who has the turn; growth, paging, a
+// holder that hangs, another user, a daemon that is replaced, and a device that has no memory. The processes are
+// runtimes of this one, and session_worker; tests/faults has more of those. Built twice: on the host device, and over
+// the cuda backend on the stand-in for its driver.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -189,8 +189,8 @@ TEST_CASE("a session that is alone comes back beside the block that it kept") {
   base::set_log_sink(nullptr, nullptr, base::kWarning);
 }
 
-// The missing memory may come back although no other session is left, because other programs use the device too. A copy that failed has lost
-// no bytes, so it is tried again as well, also where other sessions are.
+// The missing memory may come back although no other session is left, because other programs use the device too. A copy
+// that failed has lost no bytes, so it is tried again as well, also where other sessions are.
 TEST_CASE("a session that cannot be paged in is tried again, and given up in the end") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   if (setup.layout != memory::Layout::kVirtual) return;

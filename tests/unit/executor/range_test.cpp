@@ -1,4 +1,5 @@
-// Elastic ranges: commit and decommit within limits, who waits and who is asked, silence, paging, and what goes wrong in the middle.
+// Elastic ranges: commit and decommit within limits, who waits and who is asked, silence, paging, and what goes wrong
+// in the middle.
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/range.hpp"
 

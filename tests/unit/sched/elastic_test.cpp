@@ -123,8 +123,8 @@ TEST_CASE("who declines keeps its class, who keeps silent loses it until it give
   CHECK(ranges.ask(2, 10, 5, 0).empty());
 }
 
-// Ranges that trade on virtual time. Owners give at once, late, in part, decline, keep silent or break their word. Bytes are conserved,
-// and a wait is over within two deadlines: it has its bytes, or nobody is left to ask.
+// Ranges that trade on virtual time. Owners give at once, late, in part, decline, keep silent or break their word.
+// Bytes are conserved, and a wait is over within two deadlines: it has its bytes, or nobody is left to ask.
 TEST_CASE("a wait is over within two deadlines, whatever the owners do") {
   const uint64_t seed = test::seed();
   CAPTURE(seed);

@@ -285,7 +285,8 @@ TEST_CASE("fair: a weight next to nothing does not take the others' turns") {
   }
 }
 
-// Two sessions of 5 units an iteration. One of weight 9 is late after every twelfth of its iterations: then the other has one that it has to give back.
+// Two sessions of 5 units an iteration. One of weight 9 is late after every twelfth of its iterations: then the other
+// has one that it has to give back.
 TEST_CASE(
     "fair: a session that pauses between its iterations keeps what it is behind, and gains nothing by "
     "pauses") {
