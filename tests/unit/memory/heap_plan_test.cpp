@@ -63,6 +63,24 @@ TEST_CASE("an iteration that repeats is served from the plan, within its arena")
   CHECK(replay.deviations() == 0);
 }
 
+TEST_CASE("no bytes are refused on plan, one byte is another size, and no block is found but at its beginning") {
+  Heap heap = make_heap(1 << 16);
+  PlanReplay replay(&heap);
+  REQUIRE(replay.begin(small_plan()));
+  const BlockHandle a = replay.allocate(1000), b = replay.allocate(2000);
+  memory::HeapBlock found;
+  for (const BlockHandle& block : {a, b}) {
+    CHECK(replay.find(block.offset_bytes, &found));
+    CHECK_FALSE(replay.find(block.offset_bytes + 256, &found));
+  }
+  CHECK(replay.allocate(0).status == HeapStatus::kBadArgument);
+  CHECK(replay.on_plan());
+  CHECK(replay.allocate(1).status == HeapStatus::kOk);
+  CHECK_FALSE(replay.on_plan());
+  CHECK(replay.deviations() == 1);
+  CHECK(heap.live_blocks() == 3);
+}
+
 TEST_CASE("another size leaves the plan: live blocks stay where they are and new ones avoid them") {
   Heap heap = make_heap(1 << 16);
   PlanReplay replay(&heap);

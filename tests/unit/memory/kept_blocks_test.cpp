@@ -149,6 +149,16 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
     CHECK_OK(heap->resize(16 * kMiB));
     REQUIRE(heap->alloc(Kind::kModel, 16 * kMiB, 0).ok());
   }
+  SECTION("freed in the middle of an iteration, it comes back with the lane's size at once") {
+    CHECK_OK(lane->begin_iteration(*heap, false));
+    CHECK_OK(f.memory->free(kept));
+    CHECK(heap->stats().lent_bytes == 8 * kMiB);
+    CHECK_OK(lane->set_size(16 * kMiB));
+    CHECK(lane->stats().lent_bytes == 0);
+    CHECK(heap->stats().lent_bytes == 0);
+    CHECK_OK(lane->end_iteration(nullptr));
+    all_of_it();
+  }
   SECTION("freed, and the device refuses the lane more memory: the lane does not keep what was lent") {
     CHECK_OK(other->resize(16 * kMiB));
     CHECK_OK(f.memory->free(kept));

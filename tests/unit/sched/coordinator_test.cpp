@@ -71,6 +71,22 @@ TEST_CASE("a guaranteed job that waits long starts as opportunistic and is upgra
   CHECK(actions[0].limit_bytes == 20);
 }
 
+TEST_CASE("a guaranteed job that wants the whole capacity keeps its turn against those who come later") {
+  CoordinatorOptions options = options_of(32);
+  options.max_guaranteed = 3;
+  Coordinator coordinator(options);
+  coordinator.arrive({1, kSure, 10, 10}, 0);
+  coordinator.arrive({2, kSure, 32, 32}, 1);
+  coordinator.arrive({3, kSpare, 4, 1, 1, true}, 2);
+  coordinator.arrive({4, kSure, 4, 4}, 3);
+  CHECK_FALSE(coordinator.view(2).running);
+  CHECK(coordinator.view(3).cls == kSpare);  // not upgraded
+  CHECK_FALSE(coordinator.view(4).running);
+  coordinator.leave(1, 4);
+  CHECK(coordinator.view(2).running);
+  CHECK(coordinator.view(2).cls == kSure);
+}
+
 TEST_CASE("opportunistic jobs share what is left by weight, down to their least") {
   Coordinator coordinator(options_of(40));
   coordinator.arrive({1, kSure, 10, 10}, 0);

@@ -162,6 +162,11 @@ TEST_CASE("work that was in flight when an iteration began is charged") {
   device.controller.began(kFirst, device.now_ns, 50'000'000);
   CHECK(device.controller.estimate(kFirst).credit < before - 0.4);
   device.controller.finished(kFirst, 0, device.now_ns);
+  // However little: what is not charged adds up.
+  const double rest = device.controller.estimate(kFirst).credit;
+  device.controller.began(kFirst, device.now_ns, 1);
+  CHECK(device.controller.estimate(kFirst).credit < rest);
+  device.controller.finished(kFirst, 0, device.now_ns);
 }
 
 TEST_CASE("the session that hurts less gets more, the other its floor") {

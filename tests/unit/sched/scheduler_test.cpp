@@ -249,6 +249,8 @@ TEST_CASE("a guaranteed session's growth has busy opportunistic sessions paged o
   CHECK(scheduler.making_room(1));
   CHECK_FALSE(scheduler.making_room(2));
   CHECK(actions(scheduler) == Strings{});
+  scheduler.stop_making_room(2);  // of another session: nothing is made for it
+  CHECK(scheduler.making_room(1));
   // Given up: it goes on.
   scheduler.stop_making_room(1);
   CHECK_FALSE(scheduler.making_room(1));
@@ -283,6 +285,49 @@ TEST_CASE("an idle paged-out session does not claim room that others want, until
   scheduler.wake(1, 4);
   scheduler.leave(3, 5);
   CHECK(actions(scheduler) == Strings{"close 0", "open 0:20", "in 1@0"});
+}
+
+TEST_CASE("a policy that comes later has idle paged-out sessions in its own order") {
+  Scheduler scheduler = make("priority", capacity(100));
+  SessionSpec second = spec(2, 30, 10);
+  second.priority = 1;
+  SessionSpec high = spec(3, 70, 20);
+  high.priority = 5;
+  REQUIRE(scheduler.arrive(spec(1, 30, 10), 0).ok());
+  REQUIRE(scheduler.arrive(second, 0).ok());
+  REQUIRE(scheduler.arrive(high, 1).ok());
+  scheduler.page_done(1, 2);
+  scheduler.page_done(2, 2);
+  actions(scheduler);
+  REQUIRE(scheduler.state(1) == SessionState::kPagedOut);
+  REQUIRE(scheduler.state(2) == SessionState::kPagedOut);
+  scheduler.set_policy(std::move(*make_policy("pack")), 3);
+  actions(scheduler);
+  scheduler.leave(3, 4);
+  CHECK(actions(scheduler) == Strings{"close 0", "open 0:10", "in 1@0", "open 1:10", "in 2@1"});
+}
+
+TEST_CASE("an idle paged-out session stays out while another is on its way out") {
+  Scheduler scheduler = make("fair", capacity(120));
+  const auto comes = [&](SessionId id, uint64_t bytes, SessionClass cls) {
+    SessionSpec wanted = spec(id, bytes, 5);
+    wanted.cls = cls;
+    REQUIRE(scheduler.arrive(wanted, 0).ok());
+  };
+  comes(1, 20, SessionClass::kGuaranteed);
+  comes(2, 10, SessionClass::kOpportunistic);
+  comes(3, 12, SessionClass::kOpportunistic);
+  comes(4, 35, SessionClass::kGuaranteed);
+  actions(scheduler);
+  REQUIRE(scheduler.make_room(1, 28, 1));
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  scheduler.page_done(2, 2);
+  REQUIRE(scheduler.make_room(1, 45, 3));
+  CHECK(actions(scheduler) == Strings{"out 3"});
+  scheduler.leave(4, 4);
+  CHECK(actions(scheduler) == Strings{"close 3"});
+  scheduler.page_done(3, 5);
+  CHECK(actions(scheduler) == Strings{});
 }
 
 TEST_CASE("room on its way for an allocation is for everybody once the allocation is given up") {

@@ -228,6 +228,63 @@ TEST_CASE("edf takes the earliest deadlines, fifo the earliest arrivals, maxdela
   }
 }
 
+TEST_CASE("clipper takes the size that its line of latencies gives for the time left") {
+  auto batcher = make("clipper");
+  RequestId id = 1;
+  uint64_t now = 0;
+  const auto batch_of = [&](uint64_t deadline_ms) {
+    for (int i = 0; i < 16; ++i) {
+      Request r = request(id++, 0, 0);
+      r.arrival_ns = now;
+      r.deadline_ns = now + deadline_ms * kMs;
+      CHECK(batcher->arrive(r, now).ok());
+    }
+    const Decision decision = batcher->next(now, 0);
+    REQUIRE(decision.batch.has_value());
+    const size_t size = decision.batch->requests.size();
+    batcher->started(decision.batch->id, now);
+    now += size * 10 * kMs;
+    batcher->finished(decision.batch->id, size * 10 * kMs, now);
+    for (RequestId left = 1; left < id; ++left) (void)batcher->cancel(left, now);
+    return size;
+  };
+  for (int i = 0; i < 40; ++i) batch_of(10'000);  // explores, a size more each time that it knows the largest
+  CHECK(batch_of(50) == 4);                       // 0.92 of the time, at 10 ms a request
+}
+
+TEST_CASE("clockwork drops what cannot finish alone, and nothing that can") {
+  for (const char* policy : {"clockwork", "clockwork-single"}) {
+    INFO(policy);
+    BatcherOptions options;
+    options.clockwork_slack_ms = 0;
+    auto batcher = std::move(*make_batcher(policy, options));
+    REQUIRE(batcher->add_model({.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}}).ok());
+    for (int i = 0; i < 64; ++i) batcher->observe(0, 0, 10 * kMs);
+    CHECK(batcher->arrive(request(1, 0, 13), 0).ok());
+    CHECK(batcher->arrive(request(2, 0, 18), 0).ok());  // 15 ms alone, 20 ms with another
+    const Decision decision = batcher->next(0, 0);
+    REQUIRE(decision.batch.has_value());
+    CHECK(decision.batch->requests == std::vector<RequestId>{2});
+    std::vector<Drop> drops;
+    batcher->take_drops(drops);
+    REQUIRE(drops.size() == 1);
+    CHECK(drops[0].id == 1);
+    CHECK(drops[0].reason == DropReason::kHopeless);
+  }
+}
+
+TEST_CASE("the yardsticks: greedy's batch has a size of the model, and clairvoyant looks at the shortest too") {
+  auto greedy = make("greedy", {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}});
+  for (RequestId id = 1; id <= 3; ++id) CHECK(greedy->arrive(request(id, 0, 1000), 0).ok());
+  CHECK(greedy->next(0, 0).batch->requests == std::vector<RequestId>{1, 2});
+
+  // More lengths than it has caps: the least of them is one.
+  auto clairvoyant = make("clairvoyant", {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1}});
+  for (RequestId id = 1; id <= 24; ++id) CHECK(clairvoyant->arrive(request(id, 0, 1000, 1), 0).ok());
+  CHECK(clairvoyant->arrive(request(25, 0, 2000), 0).ok());
+  CHECK(clairvoyant->next(0, 0).batch->requests == std::vector<RequestId>{25});
+}
+
 TEST_CASE("orloj: the settings for what the text leaves open") {
   BatcherOptions options;
   options.more_than_size = true;

@@ -196,6 +196,10 @@ TEST_CASE("the batch-time model finds c0 and c1") {
   CHECK(model.c0_ns() == Approx(30e6).epsilon(0.1));
   CHECK(model.c1() == Approx(0.2).epsilon(0.05));
   CHECK(model.version() > 1);
+  // Batches that take what was said change nothing that anybody would have to compute anew.
+  BatchTimeModel known(10e6, 0.5);
+  for (unsigned i = 0; i < 100; ++i) known.observe(1 + i % 8, 20e6, known.duration_ns(1 + i % 8, 20e6));
+  CHECK(known.version() == 1);
   // Only one kind of batch: the sum is right although the two cannot be told apart.
   BatchTimeModel single(10, 1);
   for (int i = 0; i < 100; ++i) single.observe(1, 1000, 2020);
