@@ -63,7 +63,8 @@ TEST_CASE("an iteration that repeats is served from the plan, within its arena")
   CHECK(replay.deviations() == 0);
 }
 
-TEST_CASE("no bytes are refused on plan, one byte is another size, and no block is found but at its beginning") {
+TEST_CASE(
+    "no bytes are refused on plan, one byte is another size, and no block is found but at its beginning") {
   Heap heap = make_heap(1 << 16);
   PlanReplay replay(&heap);
   REQUIRE(replay.begin(small_plan()));

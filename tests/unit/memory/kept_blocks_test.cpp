@@ -151,6 +151,7 @@ TEST_CASE("a kept block takes its bytes from the promise, and the lane keeps its
   }
   SECTION("freed in the middle of an iteration, it comes back with the lane's size at once") {
     CHECK_OK(lane->begin_iteration(*heap, false));
+    REQUIRE(lane->alloc(kMiB, 0).ok());
     CHECK_OK(f.memory->free(kept));
     CHECK(heap->stats().lent_bytes == 8 * kMiB);
     CHECK_OK(lane->set_size(16 * kMiB));

@@ -273,10 +273,11 @@ TEST_CASE("clockwork drops what cannot finish alone, and nothing that can") {
   }
 }
 
-TEST_CASE("the yardsticks: greedy's batch has a size of the model, and clairvoyant looks at the shortest too") {
-  auto greedy = make("greedy", {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 2}});
-  for (RequestId id = 1; id <= 3; ++id) CHECK(greedy->arrive(request(id, 0, 1000), 0).ok());
-  CHECK(greedy->next(0, 0).batch->requests == std::vector<RequestId>{1, 2});
+TEST_CASE(
+    "the yardsticks: greedy's batch has a size of the model, and clairvoyant looks at the shortest too") {
+  auto greedy = make("greedy", {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1, 4}});
+  for (RequestId id = 1; id <= 6; ++id) CHECK(greedy->arrive(request(id, 0, 1000), 0).ok());
+  CHECK(greedy->next(0, 0).batch->requests == std::vector<RequestId>{1, 2, 3, 4});
 
   // More lengths than it has caps: the least of them is one.
   auto clairvoyant = make("clairvoyant", {}, {.c0_ns = 10e6, .c1 = 0.5, .batch_sizes = {1}});
