@@ -24,7 +24,7 @@ struct InferenceConfiguration {
   double gpus = 1;             // > 0, devices to keep up with the stream
 };
 
-// What a profiler sees of a configuration's first epochs on a part of its data.
+// A configuration's first epochs on a part of its data, as a profiler sees them.
 struct RetrainingProfile {
   double epochs = 0;  // of the whole retraining
   std::vector<std::pair<double, double>>
@@ -39,7 +39,7 @@ struct RetrainingConfiguration {
   RetrainingProfile profile = {};
   bool offered = true;  // false: no scheduler may choose it
 
-  // What profiling it takes: time goes with epochs and data, so the part of the epochs that is observed, on the part of the data.
+  // GPU time to profile the configuration. It grows with epochs and data: the epochs that are observed, on a part of the data.
   double profiling_gpu_seconds() const;
 };
 
