@@ -76,7 +76,8 @@ class DeviceArray:
     """A block, or a part of one, as an array in row-major order.
 
     Other libraries read it through `__cuda_array_interface__` (cuda), `__array_interface__` (host) and DLPack (both):
-    `cupy.asarray(a)`, `torch.from_dlpack(a)`, `numpy.asarray(a)`. Nothing is copied.
+    `cupy.asarray(a)`, `torch.from_dlpack(a)`, `numpy.asarray(a)`. Nothing is copied. The other library does not wait for the stream
+    on which the block is in use: use the array on that stream, or synchronise first.
     """
 
     def __init__(self, block: Any, shape: Shape, dtype: Any = "<f4", offset: int = 0) -> None:
