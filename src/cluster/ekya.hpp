@@ -100,8 +100,8 @@ double inference_factor(const Stream& stream, double share);
 constexpr int64_t kMaxQuanta = 4096;
 base::Result<RetrainingPlan> plan_retraining(const RetrainingProblem& problem, RetrainingScheduler scheduler);
 
-// What profiling takes of each window. It comes first, on `devices`: meanwhile nothing is retrained, and inference has
-// the rest, divided by the best fixed shares. A window that is too short for it ends before anything is retrained.
+// The time that profiling takes of each window. Profiling comes first, on `devices`: meanwhile nothing is retrained, and
+// inference has the rest of the devices, divided by the best fixed shares. A window that is too short for it ends before anything is retrained.
 struct Profiling {
   std::vector<double> gpu_seconds;  // by window; those beyond take none
   double devices = 0;               // > 0 if anything takes time; rounded to quanta, at least one

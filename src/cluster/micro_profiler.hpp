@@ -13,8 +13,8 @@ namespace gpushare::cluster {
 struct ProfilerOptions {
   // A configuration's distance is how much more accurate another one is that takes at most its time. After every
   // `drop_every` windows, of the configurations of a stream, told apart by name, this fraction is dropped (rounded up):
-  // those of the greatest mean distance. One that was on the Pareto front (distance 0) in any window stays. 0: none is
-  // dropped. In [0, 1].
+  // those of the greatest mean distance. A configuration that was on the Pareto front (distance 0) in any window stays.
+  // 0: none is dropped. In [0, 1].
   double drop_fraction = 0;
   size_t drop_every = 2;  // > 0
 };
@@ -27,7 +27,7 @@ struct ProfilerReport {
 
 // The document as its schedulers are told of it. `error` is called for each observation: what it is multiplied by.
 // Where there is a profile, the accuracy is what the learning curve says of the last epoch; else it is the truth by one
-// error. What was dropped is not offered.
+// error. Configurations that were dropped are not offered.
 RetrainingProblem profile_retraining(const RetrainingProblem& truth, const ProfilerOptions& options,
                                      const std::function<double()>& error, ProfilerReport& report);
 

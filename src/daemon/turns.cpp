@@ -115,7 +115,7 @@ void SharedDevice::take_back_offers() {
     session.leased = true;
     session.epoch = offer.epoch + 1;
   }
-  // The end of a turn may page sessions out. Those that have a turn already count as running by then.
+  // The end of a turn may page sessions out. By then the sessions that have a turn already count as running.
   for (Claim* holder : passed_on) {
     RemoteSession& from = *holder->members.front();
     if (lease(from).look().state != LeaseState::kFree)  // of a process that does not keep to the rules

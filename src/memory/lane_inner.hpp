@@ -12,7 +12,7 @@
 
 namespace gpushare::memory {
 
-// Of every lane's heap.
+// The shape of every lane's heap.
 constexpr Heap::Shape kLaneHeap{std::countr_zero(kBlockGranuleBytes), true};
 // Blocks of a lane that need more than the heap when they are freed.
 constexpr uint64_t kSpecialTags = BlockTag::kPromoted | BlockTag::kUsed | BlockTag::kFreed;

@@ -36,7 +36,7 @@ class TimeCap {
     advance(now_ns);
     balance_ns_ -= static_cast<double>(device_ns);
   }
-  // What may be used by now; below 0: a debt.
+  // Device time that may be used by now, in ns; below 0: a debt.
   double balance_ns(uint64_t now_ns) {
     advance(now_ns);
     return balance_ns_;

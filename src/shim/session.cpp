@@ -33,8 +33,9 @@ using client::MessageType;
 
 // Device time of a turn while others wait, unless the daemon says otherwise. It ends by host time at kLongestNs.
 constexpr uint64_t kQuantumNs = 5'000'000, kLongestNs = 50'000'000;
-// What may be in flight while others want the device: whoever comes next waits so long for it. And while nobody waits
-// for the turn, though it has an end.
+// The most work in flight, in estimated time. kMostInFlightNs: while others want the device, because the next process
+// waits so long for it. kMostOfLongNs: in a longer turn, which has an end though nobody waits
+// for it.
 constexpr uint64_t kMostInFlightNs = 200'000, kMostOfLongNs = 20'000'000;
 // A process that has waited for its work needs a moment to come back with more. While it usually comes within
 // kPatienceNs its turn goes on so long; else for kImpatienceNs only.

@@ -322,14 +322,14 @@ class IaDeep final : public Sharing {
   }
 };
 
-// Ours. Of greater priority first, then least remaining work times devices over weight, as srtf; devices that are left
-// over by gangs or memory, and second places beside a job, go to the next in that order where the pair is worth it.
-// Beside a guaranteed job, an opportunistic one gets what it leaves, by the device's coordinator, so that the
-// guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their limit by the upper end
-// of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused only for someone who
-// needs clearly less than they still need, so that a change pays. Demands alone often say that a pair gains nothing
-// where it does: pairs of opportunistic jobs that nobody has seen are tried, few at a time, where they are worth it
-// should the prediction err by its spread, and part if they are slower than one after the other.
+// Ours. Jobs of greater priority go first, then those with the least remaining work times devices^0.8 over weight, much
+// as srtf; devices that are left over by gangs or memory, and second places beside a job, go to the next in that order
+// where the pair is worth it. Beside a guaranteed job, an opportunistic one gets what it leaves, by the device's
+// coordinator, so that the guaranteed one runs as if alone; two guaranteed jobs share only where both keep within their
+// limit by the upper end of the predicted slowdowns, and part again if what is observed says otherwise. Runs are paused
+// only for someone who needs clearly less than they still need, so that a change pays. Demands alone often say that a
+// pair gains nothing where it does: pairs of opportunistic jobs that nobody has seen are tried, few at a time, where
+// they are worth it should the prediction err by its spread, and part if they are slower than one after the other.
 class Best final : public Sharing {
   static constexpr double kPairGain = 1.1;          // of 1/slowdown summed, at the least
   static constexpr double kGuaranteedLimit = 1.04;  // slowdown of a guaranteed job beside another
