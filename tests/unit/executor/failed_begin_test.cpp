@@ -1,4 +1,4 @@
-// An iteration whose begin the driver refuses, on the stand-in: what the timeline shows of those after it.
+// Iterations on the stand-in for the driver: begins and ends that it refuses, and what it is asked for.
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -12,9 +12,17 @@
 using namespace gpushare;
 using namespace gpushare::test;
 
+namespace {
+
+executor::RuntimeOptions on_standin() {
+  return options_of(
+      {"cuda:0?driver=" GPUSHARE_CUDA_STANDIN "&total_bytes=268435456", memory::Layout::kVirtual});
+}
+
+}  // namespace
+
 TEST_CASE("timeline: iterations after one whose begin failed are where they were") {
-  executor::RuntimeOptions options =
-      options_of({"cuda:0?driver=" GPUSHARE_CUDA_STANDIN "&total_bytes=268435456", memory::Layout::kVirtual});
+  executor::RuntimeOptions options = on_standin();
   options.max_lanes = 1;
   options.enqueue_depth = 2;
   options.record_timeline = true;
@@ -52,5 +60,34 @@ TEST_CASE("timeline: iterations after one whose begin failed are where they were
   }
   CHECK(slices == 5);
   CHECK(end - first <= passed_us);
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("an iteration whose end can be neither marked nor waited for says that the device is lost") {
+  const auto runtime = open_runtime(on_standin());
+  const auto session = open_session(*runtime, need("one", kMiB, kMiB)),
+             other = open_session(*runtime, need("other", kMiB, kMiB));
+  const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  for (const char* call : {"cuEventRecord", "cuStreamQuery", "cuStreamSynchronize"})
+    standin_fail_call(call, 1, standin_test::CUDA_ERROR_OUT_OF_MEMORY);
+  const base::Status ended = (*iteration)->end();
+  standin_clear_faults();
+  INFO(ended.to_string());
+  CHECK(ended.code() == GPUSHARE_DEVICE_LOST);
+  CHECK(other->begin(0).status().code() == GPUSHARE_DEVICE_LOST);
+  CHECK(runtime->close().ok());
+}
+
+TEST_CASE("an iteration that is measured maps what it allocates, not all that it was promised") {
+  const auto runtime = open_runtime(on_standin());
+  const auto session = open_session(*runtime, need("measured", kMiB, 0));
+  const uint64_t before = standin_calls("cuMemCreate");
+  const auto iteration = session->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  CHECK((*iteration)->alloc(3 * kMiB, 0).ok());
+  CHECK(session->info().promised_ephemeral_bytes >= 128 * kMiB);
+  CHECK(standin_calls("cuMemCreate") - before <= 4);
+  CHECK((*iteration)->end().ok());
   CHECK(runtime->close().ok());
 }

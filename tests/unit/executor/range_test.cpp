@@ -385,6 +385,7 @@ TEST_CASE("waiting ranges are served by class, then arrival, and nobody passes t
   auto first = std::async(std::launch::async, [&] { return fast->commit(0, 10 * kMiB, kForEver); });
   while (fast->info().waits == 0) std::this_thread::yield();
   CHECK_CODE(late->commit(0, 2 * kMiB, 0), GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK_OK(held->commit(0, 54 * kMiB, 0));  // what is there waits for nobody
   CHECK_OK(held->decommit(0, 8 * kMiB));
   CHECK_OK(first.get());
   CHECK(slow->info().committed_bytes == 0);

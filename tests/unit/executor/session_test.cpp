@@ -260,6 +260,34 @@ TEST_CASE("cancel and close reach a thread that waits to begin") {
   CHECK(runtime->close().ok());
 }
 
+TEST_CASE("a closed session refuses what sets it, and says how long it had waited to be let in") {
+  auto options = options_of(kSetups[2]);
+  options.capacity_bytes = 64 * kMiB;
+  auto runtime = open_runtime(std::move(options));
+  auto in = open_session(*runtime, need("in", 40 * kMiB, 4 * kMiB)),
+       out = open_session(*runtime, need("out", 40 * kMiB, 4 * kMiB));
+  auto iteration = in->begin(GPUSHARE_NO_TIMEOUT);
+  REQUIRE(iteration.ok());
+  const auto stream = (*iteration)->stream();
+  REQUIRE(stream.ok());
+  REQUIRE(enqueue(**stream, 5'000'000).ok());
+  REQUIRE((*iteration)->end().ok());
+  REQUIRE(runtime->synchronize(GPUSHARE_NO_TIMEOUT).ok());
+  REQUIRE(out->info().state == SessionState::kQueued);
+  for (const auto& session : {out, in}) {
+    REQUIRE(session->close().ok());
+    CHECK(session->set_priority(1).code() == GPUSHARE_INVALID_STATE);
+    CHECK(session->set_weight(2).code() == GPUSHARE_INVALID_STATE);
+    CHECK(session->set_remaining(1).code() == GPUSHARE_INVALID_STATE);
+    CHECK(session->set_target_slowdown(0.1).code() == GPUSHARE_INVALID_STATE);
+    CHECK(session->allow_paging().code() == GPUSHARE_INVALID_STATE);
+    CHECK(session->gate().status().code() == GPUSHARE_INVALID_STATE);
+  }
+  CHECK(in->info().queued_ns == 0);
+  CHECK(out->info().queued_ns >= 5'000'000);
+  CHECK(runtime->close().ok());
+}
+
 TEST_CASE("admission: refused, queued, admitted when another leaves") {
   const Setup setup = GENERATE(from_range(std::begin(kSetups), std::end(kSetups)));
   CAPTURE(setup.device);
