@@ -74,6 +74,7 @@ class ServicesProblem final : public Problem {
                               serve(services_, devices_, placement, serving, spans));
     write(placement, result);
     result["planned_rps"] = placement.goodput_rps;
+    result["offered_rps"] = played.offered_rps;
     result["goodput_rps"] = played.goodput_rps;
     result["throughput_rps"] = played.throughput_rps;
     result.erase("served_rps");  // what was planned for each

@@ -103,6 +103,7 @@ class Serving {
       ServedService& served = result.services[s];
       if (batches_[s] > 0)
         served.batch_mean = static_cast<double>(served.in_time + served.late) / batches_[s];
+      result.offered_rps += static_cast<double>(served.requests) / options_.duration_s;
       result.goodput_rps += static_cast<double>(served.in_time) / options_.duration_s;
       result.throughput_rps += static_cast<double>(served.in_time + served.late) / options_.duration_s;
       served.latency_p50_ms = percentile(latencies_[s], 0.5);

@@ -29,6 +29,7 @@ struct ServedService {
 
 struct ServingResult {
   std::vector<ServedService> services;
+  double offered_rps = 0;  // requests that came a second of arrivals
   double goodput_rps = 0;  // answered within the SLO a second of arrivals
   double throughput_rps = 0;
 };

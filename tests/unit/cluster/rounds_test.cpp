@@ -213,9 +213,14 @@ TEST_CASE("services: more than a replica serves is late, and no request is lost"
     {"name": "never", "rate_rps": 10, "slo_ms": 5, "configurations": [{"batch": 4, "latency_ms": 40, "throughput_rps": 100, "memory_percent": 10, "ao_percent": 40}]}]})";
   const auto result = run_of(document, "milp-ao", 0);
   const auto& rows = result["services"];
-  for (const auto& row : rows)
+  int requests = 0;
+  for (const auto& row : rows) {
     CHECK(row["requests"].get<int>() == row["in_time"].get<int>() + row["late"].get<int>() +
                                             row["dropped"].get<int>() + row["unplaced"].get<int>());
+    requests += row["requests"].get<int>();
+  }
+  CHECK(result["offered_rps"].get<double>() == Approx(requests / 20.0));
+  CHECK(result["goodput_rps"].get<double>() <= result["offered_rps"].get<double>());
   CHECK(rows[0]["late"] == 0);
   CHECK(rows[0]["latency_p99_ms"].get<double>() <= 100.001);
   // Three times what it does: the rest is dropped, so what is answered is in time.
