@@ -93,12 +93,12 @@ bool mark_begin(Piece& piece, Ring& ring, const Work& work, uint64_t number) {
   const Uncaptured uncaptured;
   if (!have(piece.begin) || !have(piece.end)) return false;
   StreamRow& row = ring.streams[hashed(piece.stream) % kStreams];
-  if (row.stream != piece.stream || row.last < load(ring.tail)) {
+  if (load(row.stream) != piece.stream || load(row.last) < load(ring.tail)) {
     if (record(piece.begin, work) != kSuccess) return false;
     piece.has_begin = 1;
   }
-  row.stream = piece.stream;
-  row.last = number;
+  store(row.stream, piece.stream);
+  store(row.last, number);
   return true;
 }
 
@@ -112,14 +112,14 @@ double between_ns(void* from, void* to) {
 // The piece has finished: the time since the piece that ended last, as far as the device had this one.
 void count(Ring& ring, const Piece& piece) {
   double took = 0;
-  if (ring.counted != nullptr) {
-    took = between_ns(ring.counted, piece.end);
-    const double idle = piece.has_begin != 0 ? between_ns(ring.counted, piece.begin) : 0;
+  if (void* const counted = load(ring.counted); counted != nullptr) {
+    took = between_ns(counted, piece.end);
+    const double idle = piece.has_begin != 0 ? between_ns(counted, piece.begin) : 0;
     if (idle > 0) took -= idle;
   } else if (piece.has_begin != 0) {
     took = between_ns(piece.begin, piece.end);
   }
-  if (took >= 0) ring.counted = piece.end;
+  if (took >= 0) store(ring.counted, piece.end);
   const uint64_t ns = took > 0 ? static_cast<uint64_t>(took) : 0;
   __atomic_add_fetch(&turn(ring.seat).used_ns, ns, __ATOMIC_ACQ_REL);
   uint64_t& estimate = g_estimates[piece.signature];
@@ -223,7 +223,7 @@ bool look_at_events(int seat, bool all) {
     if (!all) real(kEntry_cuCtxGetCurrent, &current);
     for (Ring& ring : g_rings) {
       const uint64_t context = load(ring.context);
-      if (context <= 1 || ring.seat != seat || load(ring.tail) == load(ring.head)) continue;
+      if (context <= 1 || load(ring.seat) != seat || load(ring.tail) == load(ring.head)) continue;
       if (all ? real(kEntry_cuCtxSetCurrent, reinterpret_cast<P>(green_of(context).primary)) != kSuccess
               : context != bits(current))
         continue;
@@ -238,7 +238,7 @@ bool look_at_events(int seat, bool all) {
 bool drained(int seat) {
   if (__atomic_load_n(&turn(seat).inside, __ATOMIC_SEQ_CST) != 0) return false;
   for (const Ring& ring : g_rings)
-    if (ring.seat == seat && load(ring.tail) != load(ring.head)) return false;
+    if (load(ring.seat) == seat && load(ring.tail) != load(ring.head)) return false;
   return true;
 }
 
@@ -248,7 +248,7 @@ void wipe_rings_on_fork() {
 
 void restart_clock(int seat) {
   for (Ring& ring : g_rings)
-    if (ring.seat == seat) ring.counted = nullptr;
+    if (load(ring.seat) == seat) store(ring.counted, nullptr);
   store(turn(seat).used_ns, 0);
 }
 
@@ -257,10 +257,10 @@ void forget_ring(uint64_t context) {
     if (context <= 1 || load(ring.context) != context) continue;
     uint32_t& looking = g_rings.looking[ring.seat];
     while (__atomic_exchange_n(&looking, 1U, __ATOMIC_ACQUIRE) != 0) sched_yield();
-    for (uint64_t tail = ring.tail; tail != load(ring.head); ++tail)
+    for (uint64_t tail = load(ring.tail); tail != load(ring.head); ++tail)
       __atomic_sub_fetch(&turn(ring.seat).in_flight_ns, ring.pieces[tail % kPieces].estimate_ns,
                          __ATOMIC_ACQ_REL);
-    ring.tail = ring.head;
+    store(ring.tail, load(ring.head));
     store(looking, 0);
     for (Piece& piece : ring.pieces) {
       void** const events[] = {&piece.begin, &piece.end};
@@ -269,7 +269,7 @@ void forget_ring(uint64_t context) {
           real(kEntry_cuEventDestroy_v2, made);
       store(piece.state, kFree);
     }
-    ring.counted = nullptr;
+    store(ring.counted, nullptr);
     store(ring.context, 0);
   }
 }

@@ -67,10 +67,10 @@ void hold_work(Session& session, Phase phase) {
   close_gate();
 }
 
-// Adds the device time of this process since the last call to the lease.
+// Adds device time of this process, as far as that was not done, to the lease.
 void account(Session& session, uint64_t service_ns) {
   if (session.lease != nullptr) session.lease->account(service_ns, 1);
-  session.accounted_ns = turn(session.seat).used_ns;
+  session.accounted_ns += service_ns;
 }
 
 bool holds_turn(const Session& session, const Lease::Word& word) {
@@ -95,13 +95,15 @@ bool is_bounded(const Session& session, uint64_t now_ns) {
 void begin_quantum(Session& session, bool contended) {
   Turn& now = turn(session.seat);
   restart_clock(session.seat);
-  session.accounted_ns = 0;
-  now.boundary_ns = now.over = now.polled = 0;
-  session.free_ns = 0;
-  now.budget_ns = UINT64_MAX;
-  now.most_ns = kMostInFlightNs;
+  session.accounted_ns = session.free_ns = 0;
+  store(now.boundary_ns, 0);
+  store(now.over, 0);
+  store(now.polled, 0);
+  store(now.budget_ns, UINT64_MAX);
+  store(now.most_ns, kMostInFlightNs);
   if (contended) set_budget(session);
-  now.active_ns = session.turn_began_ns = host_ns();
+  session.turn_began_ns = host_ns();
+  store(now.active_ns, session.turn_began_ns);
   hold_work(session, Phase::quantum);
 }
 
@@ -178,7 +180,7 @@ uint64_t drain(Session& session, uint64_t began_ns) {
       }
     }
     if (at_ns - since_ns > kStuckNs && load(now.waiting) != 0) {
-      now.budget_ns = UINT64_MAX;
+      store(now.budget_ns, UINT64_MAX);
       store(now.over, 0);
       change_phase(session.seat, Phase::quantum);
       for (const uint64_t until_ns = at_ns + kUnstickNs; host_ns() < until_ns; pause_ns(100'000))
@@ -395,9 +397,13 @@ void* serve(void* argument) {
 }
 
 bool start_thread(void* (*body)(void*), Session& session) {
+#ifdef GPUSHARE_SHIM_LINKED  // the sanitizer has to know of the thread
+  auto* create = &pthread_create;
+#else
   // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.
   auto* create = reinterpret_cast<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>(
       libc_symbol("pthread_create"));
+#endif
   if (create == nullptr) return false;
   // The program's signals are for its own threads.
   sigset_t all, before;

@@ -12,12 +12,13 @@ import sys
 import time
 
 import support
-from exec_support import Device, Process, Recorded
+from exec_support import Device, Process, Recorded, also_linked
 
 
 class Session(Recorded):
     """Programs as sessions of a daemon."""
 
+    @also_linked
     def test_a_program_is_a_session_with_its_limit_weight_class_and_priority(self):
         self.start_daemon("socket")
         self.start("--memory", "8MiB", "--weight", "2.5", "--priority", "3", "--class", "opportunistic")
@@ -133,6 +134,7 @@ class Session(Recorded):
         self.eventually(lambda top: not any(each["waits_for"].startswith("its cap") for each in top["sessions"]))
         self.refused(["exec", "--change", running.pid, "--cap", "30"], "--cap")
 
+    @also_linked
     def test_a_cap_leaves_the_device_to_others_and_a_debt_does_not_outlive_its_group(self):
         daemon = self.start_daemon("socket")
         capped = self.start("--memory", "8MiB", "--cap", "1%", program=[self.load, "spin_5ms", "0", "1"], RECORDER_LABEL="capped")
@@ -234,6 +236,26 @@ say('done')
                 daemon.kill()
                 daemon.wait()
 
+    @also_linked
+    def test_threads_streams_and_graphs_take_turns_side_by_side(self):
+        self.start_daemon("socket", "--policy", "fair")
+        ways = (["spin_200us", "0", "3", "threads"], ["spin_100us", "0", "7", "streams"], ["spin_1ms", "0", "4", "graph"], ["spin_50us", "0", "0", "ptsz"])
+        running = [self.start("--memory", "8MiB", program=[self.load, *way]) for way in ways]
+        self.eventually(lambda top: len(top["sessions"]) == len(ways) and all(each["iterations"] > 10 for each in top["sessions"]))
+        for each in running:
+            self.assertIsNone(each.poll())
+        self.assertEqual(self.top()["devices"][0]["cut_off"], 0)
+
+    @also_linked
+    def test_blocks_move_while_their_programs_take_turns(self):
+        self.small_device("--stay", "0.2")
+        pair = [self.start("--memory", "60MiB", "--pageable", program=[self.load, "spin_1ms", "0", "0", "moves"], RECORDER_HOST_NODES="1")
+                for _ in range(2)]
+        for turn in range(6):  # each of them goes out three times, and compares its bytes all the while
+            self.eventually(lambda top: any(each["state"] == "paged_out" and os.getpgid(each["pid"]) == pair[turn % 2].pid for each in top["sessions"]))
+        for each in pair:
+            self.assertIsNone(each.poll(), each.poll() is not None and each.stderr.read())
+
     def test_three_programs_take_turns_in_memory_and_one_is_killed_while_it_is_out(self):
         self.small_device("--stay", "0.2")
         running = [self.hold(56, 100) for _ in range(3)]
@@ -259,6 +281,7 @@ say('done')
         last = self.hold(56, 1)
         self.assertEqual(last.wait(timeout=120), 0, last.stderr.read())
 
+    @also_linked
     def test_a_program_that_cannot_move_keeps_the_device_from_nobody_but_by_its_memory(self):
         # srtf: the one that came later ranks higher after a second; the other is not stopped for a way out that it has not got.
         self.small_device("--policy", "srtf")
@@ -296,6 +319,7 @@ say('done')
         self.eventually(lambda top: len(top["sessions"]) == 1 and self.memory_of(low) == 56 << 20)
         self.assertIsNone(low.poll())
 
+    @also_linked
     def test_the_daemon_is_killed_and_another_takes_its_place(self):
         daemon = self.start_daemon("socket")
         program = [self.load, "spin_200us", "0", "50"]
@@ -312,11 +336,12 @@ say('done')
         self.assertIsNone(first.poll())
         self.assertIsNone(second.poll())
 
+    @also_linked
     def test_kills_at_random_points_leave_the_ledger_right_and_others_going(self):
         self.start_daemon("socket")
         chance = random.Random(int(os.environ.get("GPUSHARE_TEST_SEED", "1")))
         bystander = self.start("--memory", "8MiB", program=[self.load, "spin_200us", "0", "20"])
-        ways = ["launch", "ex", "ptsz", "streams", "graph", "copy"]
+        ways = ["launch", "ex", "ptsz", "streams", "graph", "copy", "threads"]
         for kill in range(int(os.environ.get("GPUSHARE_TEST_KILLS", "12"))):
             victim = self.start("--memory", "8MiB", program=[self.load, "spin_100us", "0", "7", chance.choice(ways)])
             time.sleep(chance.random() * 0.08)
@@ -516,6 +541,7 @@ say('done')"""), stdin=subprocess.PIPE)
         self.start_daemon("socket", "--lease", "10")
         self.check_let_through()  # nobody else wants the device when it gives its work
 
+    @also_linked
     def test_a_kernel_longer_than_the_lease(self):
         self.start_daemon("socket", "--lease", "0.1")
         long = self.start("--memory", "8MiB", program=[self.load, "spin_400ms", "0", "1"])
