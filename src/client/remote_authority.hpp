@@ -146,7 +146,7 @@ class RemoteAuthority final : public sched::Authority {
     bool declared = false;       // the daemon knows it
     bool known_before = false;   // so did this daemon or one before it
     bool declared_anew = false;  // as resident: the admission that follows is known
-    bool evict = false;          // a new daemon refused what it holds: page it out when it has drained
+    bool evict = false;          // it is paged out when it has drained, and begins nothing before
     bool ready = false;
     bool asked = false;     // for a turn
     bool returned = false;  // a turn, which the daemon has yet to be told
@@ -204,7 +204,7 @@ class RemoteAuthority final : public sched::Authority {
   // Takes the pieces that have come for the session.
   void take_pieces(Record& record);
   void count_shared(const Record& record, bool begins);
-  void start_page_out(Record& record);
+  void page_out_when_drained(Record& record);
   void start_page_in(Record& record);
   Move end_move(Record& record);
   void set_terms(Record& record, sched::SessionClass cls, uint64_t limit_bytes);

@@ -286,7 +286,7 @@ void RemoteAuthority::lose(base::Status why) {
   shut(connection_->socket);
   for (auto& [id, record] : sessions_) {
     record->asked = record->room_pending = record->declared = record->declared_anew = false;
-    record->returned = false;
+    record->returned = record->evict = false;
   }
 }
 
@@ -323,10 +323,7 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
         base::kWarning,
         declared.with_context("session '" + record->spec.name + "' gives its device memory back and waits")
             .to_string());
-    if (record->in_flight == 0)
-      start_page_out(*record);
-    else
-      record->evict = true;
+    page_out_when_drained(*record);
   }
   for (Record* record : all) {
     if (record->lane == kNoLane && record->move == Move::kNone && !record->declared)

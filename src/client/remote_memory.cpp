@@ -282,7 +282,10 @@ RemoteAuthority::Move RemoteAuthority::end_move(Record& record) {
   return move;
 }
 
-void RemoteAuthority::start_page_out(Record& record) {
+// The daemon is not believed to know what is in flight here: a turn that another process passed on may be news to it.
+void RemoteAuthority::page_out_when_drained(Record& record) {
+  record.evict = record.in_flight > 0;
+  if (record.evict) return;
   record.state = SessionState::kPagedOut;
   record.move = Move::kOut;
   record.dropping = record.worth_ns.has_value();

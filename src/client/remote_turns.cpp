@@ -77,10 +77,7 @@ void RemoteAuthority::finished(SessionId session, uint64_t device_ns, uint64_t, 
   if (record->declared) lease(*record).account(device_ns, iterations);
   if (record->in_flight > 0) return;
   count_shared(*record, false);
-  if (record->evict) {
-    record->evict = false;
-    start_page_out(*record);
-  }
+  if (record->evict) page_out_when_drained(*record);
   if (record->declared) give_back(*record);
 }
 
@@ -113,8 +110,8 @@ void RemoteAuthority::give_back(Record& record) {
 
 std::optional<SessionId> RemoteAuthority::pick(LaneId lane, uint64_t) {
   Record* record = lane < lanes_.size() ? lanes_[lane] : nullptr;
-  if (record == nullptr || !record->ready || record->left || record->state != SessionState::kResident ||
-      !record->declared || !gone_.ok())
+  if (record == nullptr || !record->ready || record->left || record->evict ||
+      record->state != SessionState::kResident || !record->declared || !gone_.ok())
     return std::nullopt;
   Lease& mine = lease(*record);
   const Lease::Word now = mine.look();
@@ -145,7 +142,7 @@ bool RemoteAuthority::wants_drained(LaneId lane) const {
   Lease& mine = lease(*record);
   mine.set_looks(
       false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
-  return mine.look().state == LeaseState::kWanted;
+  return record->evict || mine.look().state == LeaseState::kWanted;
 }
 
 std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {
@@ -218,7 +215,7 @@ void RemoteAuthority::handle(Event event) {
       return;
     case MessageType::kPageOut:
       if (record->state != SessionState::kResident || record->closing != Closing::kNone) return;
-      start_page_out(*record);
+      page_out_when_drained(*record);
       return;
     case MessageType::kPageIn:
       if (record->lane == kNoLane && record->state == SessionState::kPagedOut) start_page_in(*record);

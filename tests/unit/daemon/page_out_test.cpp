@@ -1,0 +1,174 @@
+// A page-out that is decided while a turn is passed from process to process: neither the daemon nor the process moves a
+// session's memory under its running iteration.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "unit/daemon/raw_process.hpp"
+#include "unit/daemon/service_sessions.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+using client::LeaseState;
+using client::MessageType;
+
+namespace {
+
+// The daemon's end of one process's connection, which says each message by hand. Replies are OK, with slot 0.
+struct RawDaemon {
+  RawDaemon() {
+    char name[] = "/tmp/gpushare-XXXXXX";
+    REQUIRE(mkdtemp(name) != nullptr);
+    folder = name;
+    auto opened = client::Listener::open(folder + "/socket");
+    REQUIRE(opened.ok());
+    listener = std::move(*opened);
+    page = *client::LeasePage::create(client::kSharedLeaseSlots);
+    setenv("GPUSHARE_SOCKET", (folder + "/socket").c_str(), 1);
+    thread = std::thread([this] { serve(); });
+  }
+  ~RawDaemon() {
+    stop = true;
+    thread.join();
+    listener = {};
+    std::filesystem::remove_all(folder);
+  }
+  void serve() {
+    client::Peer peer;
+    std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
+    while (!stop) {
+      if (!socket) {
+        auto accepted = client::accept_peer(listener.get(), &peer);
+        if (accepted.ok()) socket = std::move(*accepted);
+      }
+      const auto message =
+          socket ? client::receive_message(socket.get(), buffer)
+                 : base::Result<std::span<const std::byte>>(base::Status(GPUSHARE_NOT_READY, ""));
+      if (!message.ok()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        continue;
+      }
+      const auto type = client::check_message(*message);
+      if (type.ok()) answer(*type, client::fields_of<client::SessionMessage>(*message));
+    }
+  }
+  void answer(MessageType type, const client::SessionMessage& message) {
+    if (type == MessageType::kHello) {
+      auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
+      welcome.capacity_bytes = 64 * kMiB;
+      welcome.slots = page->slots();
+      client::put_text(welcome.device, "host?total_bytes=268435456&granularity=65536");
+      client::put_text(welcome.policy, "srtf");
+      const int file = page->file();
+      sent_well = sent_well &&
+                  client::send_message(socket.get(), client::bytes_of(welcome), std::span(&file, 1)).ok();
+      return;
+    }
+    if (type == MessageType::kPageDone) ++page_done;
+    if (type == MessageType::kArrive) session = message.session;
+    if (message.header.sequence != 0)
+      send(client::make_message<client::Reply>(MessageType::kReply, message.header.sequence));
+    if (type == MessageType::kArrive) tell(MessageType::kAdmit);
+    if (type == MessageType::kReady) {
+      const client::Lease::Word free = page->lease(0).look();
+      page->lease(0).extend(UINT64_MAX);
+      page->lease(0).set({free.epoch + 1, LeaseState::kBusy});
+      page->lease(0).bell().ring();
+      tell(MessageType::kGranted);
+    }
+  }
+  template <class Message>
+  void send(const Message& message) {
+    sent_well = sent_well && client::send_message(socket.get(), client::bytes_of(message)).ok();
+  }
+  void tell(MessageType type, uint64_t value = 0) {
+    send(client::make_session_message(type, session, value));
+  }
+  std::string folder;
+  client::Listener listener;
+  client::Descriptor socket;
+  std::shared_ptr<client::LeasePage> page;
+  std::atomic<uint64_t> session{0};
+  std::atomic<int> page_done{0};
+  std::atomic<bool> sent_well{true}, stop{false};
+  std::thread thread;
+};
+
+}  // namespace
+
+TEST_CASE("a session that has been passed a turn is not paged out by what the holder's end decides") {
+  // The holder takes longer than it said, which puts it behind the waiting session; that one needs the bytes of both others.
+  SharedService shared([](daemon::ServiceOptions& options) {
+    options.policy = "srtf";
+    options.lease_ns = 600'000'000'000;
+  });
+  RawProcess holder(shared), next(shared), waiting(shared);
+  for (RawProcess* each : {&holder, &next, &waiting})
+    REQUIRE(each->hello(client::kPassesTurns) == GPUSHARE_OK);
+  const auto arrives = [](RawProcess& who, uint64_t bytes, uint64_t remaining_ns) {
+    client::Arrive message = arrive(1, bytes);
+    message.remaining_ns = remaining_ns;
+    return who.call(message);
+  };
+  REQUIRE(arrives(holder, 30 * kMiB, 500'000'000) == GPUSHARE_OK);
+  REQUIRE(arrives(next, 30 * kMiB, UINT64_MAX) == GPUSHARE_OK);
+  holder.tell(MessageType::kReady, 1);
+  holder.await(LeaseState::kBusy);
+  REQUIRE(arrives(waiting, 60 * kMiB, 10'000'000'000) == GPUSHARE_OK);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // service that the daemon believes
+  next.lease().bell().expect(true);
+  next.tell(MessageType::kReady, 1);
+  holder.await(LeaseState::kWanted);
+  (void)shared.status();  // the daemon has made its offer, and sleeps
+  holder.lease().account(1'050'000'000, 1);
+  REQUIRE(holder.lease().change(holder.lease().look(), LeaseState::kFree));
+  holder.page->pass_on(holder.lease());
+  REQUIRE(next.lease().look().state == LeaseState::kBusy);
+  holder.tell(MessageType::kReturned, 1);
+  (void)holder.next({MessageType::kPageOut});  // the daemon has booked all that and has decided
+  next.await(LeaseState::kWanted);
+  (void)shared.status();
+  std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
+  for (auto message = client::receive_message(next.socket.get(), buffer);
+       message.status().code() != GPUSHARE_NOT_READY;
+       message = client::receive_message(next.socket.get(), buffer)) {
+    REQUIRE(message.ok());
+    CHECK(*client::check_message(*message) != MessageType::kPageOut);
+  }
+  next.give_back(false);
+  (void)next.next({MessageType::kPageOut});
+  next.tell(MessageType::kPageDone, 1);
+  holder.tell(MessageType::kPageDone, 1);
+  (void)waiting.next({MessageType::kAdmit});
+}
+
+TEST_CASE("a process that is told to page a session out inside its iteration does so after it") {
+  RawDaemon daemon;
+  const auto runtime = SharedService::open();
+  const auto session = open_session(*runtime, "trains", kMiB, kMiB);
+  void* weights = alloc(*session, kMiB);
+  {
+    const auto iteration = begin(*session);
+    std::memset(weights, 1, kMiB);
+    daemon.tell(MessageType::kPageOut);
+    // Events are carried out in order, and this one shows.
+    daemon.tell(MessageType::kCountsAs, static_cast<uint64_t>(sched::SessionClass::kOpportunistic));
+    eventually([&] { return session->info().cls == sched::SessionClass::kOpportunistic; });
+    CHECK(daemon.page_done == 0);
+    std::memset(weights, 2, kMiB);
+    REQUIRE_OK(iteration->end());
+  }
+  eventually([&] { return daemon.page_done == 1; });
+  CHECK(session->begin(1'000'000).status().code() == GPUSHARE_TIMED_OUT);  // it has no memory
+  daemon.tell(MessageType::kPageIn);
+  const auto iteration = begin(*session);
+  CHECK(all_are(weights, kMiB, 2));
+  REQUIRE_OK(iteration->end());
+  eventually([&] { return daemon.page_done == 2; });
+  CHECK(daemon.sent_well);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
