@@ -109,10 +109,15 @@ base::Status Service::open() {
                     "' is named twice; a device is shared once, or its memory would be promised twice"};
     uint64_t capacity_bytes = options_.capacity_bytes;
     if (capacity_bytes == 0) capacity_bytes = info.free_bytes - info.free_bytes / 64;
-    if (capacity_bytes > info.free_bytes)
+    if (capacity_bytes > info.total_bytes)
       return {GPUSHARE_EXCEEDS_CAPACITY, "a capacity of " + base::format_bytes(capacity_bytes) +
                                              " asked; device '" + name + "' has " +
-                                             base::format_bytes(info.free_bytes) + " free"};
+                                             base::format_bytes(info.total_bytes)};
+    // Sessions of the daemon before this one keep their memory, so most of the device may be in use.
+    if (capacity_bytes > info.free_bytes)
+      base::log(base::kWarning, "daemon: of device '" + name + "' " + base::format_bytes(info.free_bytes) +
+                                    " are free now, of a capacity of " + base::format_bytes(capacity_bytes) +
+                                    ": a session that finds no memory waits");
     GPUSHARE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::make_policy(options_.policy));
     devices_.push_back(std::make_unique<SharedDevice>(name, capacity_bytes, granularity_bytes, options_,
                                                       std::move(policy), [this] { wake(); }));

@@ -382,6 +382,18 @@ TEST_CASE("a new daemon hears of sessions that shared a lane, also while one run
   REQUIRE_OK(again->end());
 }
 
+TEST_CASE(
+    "a new daemon has the capacity that it is told, also where sessions of the one before hold most of it") {
+  Shared shared([](auto& options) { options.capacity_bytes = 224 * kMiB; });
+  Job a("a", 150 * kMiB, 8 * kMiB);
+  CHECK_OK(a.run(1));
+  shared.service.reset();
+  shared.start();
+  eventually([&] { return a.run(2).ok(); });
+  CHECK(shared.status().devices[0].capacity_bytes == 224 * kMiB);
+  CHECK(a.runtime->check() == "");
+}
+
 TEST_CASE("who does not say that it shares a lane has E of its own") {
   const Shared shared;
   Job a("a", 2 * kMiB, 8 * kMiB);
