@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <type_traits>
 
 #include "base/units.hpp"
 #include "cli/command.hpp"
@@ -19,67 +21,41 @@
 namespace gpushare::cli {
 namespace {
 
+// An object of the line's fields. Times are seconds here; what there is none of is null.
+template <class Line>
+nlohmann::ordered_json object_of(const Line& line) {
+  nlohmann::ordered_json out;
+  client::for_each_field(line, [&](const std::string& name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, uint64_t>) {
+      if (name.ends_with("_ns")) {
+        out[name.substr(0, name.size() - 2) + "s"] = static_cast<double>(value) / 1e9;
+        return;
+      }
+    }
+    out[name] = value;
+  });
+  return out;
+}
+
+template <class Line>
+nlohmann::ordered_json array_of(const std::vector<Line>& lines) {
+  auto out = nlohmann::ordered_json::array();
+  for (const Line& line : lines) out.push_back(object_of(line));
+  return out;
+}
+
 nlohmann::ordered_json to_json(const client::ServiceStatus& status, const std::string& socket) {
-  using nlohmann::ordered_json;
-  ordered_json devices = ordered_json::array(), processes = ordered_json::array(),
-               sessions = ordered_json::array(), images = ordered_json::array();
-  for (const client::DeviceStatus& device : status.devices)
-    devices.push_back({{"device", device.device},
-                       {"policy", device.policy},
-                       {"capacity_bytes", device.capacity_bytes},
-                       {"effective_capacity_bytes", device.effective_capacity_bytes},
-                       {"promised_bytes", device.promised_bytes},
-                       {"images_bytes", device.images_bytes},
-                       {"lanes", device.lanes},
-                       {"resident", device.resident},
-                       {"waiting", device.waiting},
-                       {"turns", device.turns},
-                       {"cut_off", device.cut_off},
-                       {"max_guaranteed", device.max_guaranteed},
-                       {"max_opportunistic", device.max_opportunistic}});
-  for (const client::ProcessStatus& process : status.processes)
-    processes.push_back({{"pid", process.pid},
-                         {"uid", process.uid},
-                         {"program", process.program},
-                         {"device", process.device},
-                         {"state", process.state},
-                         {"sessions", process.sessions}});
-  for (const client::SessionStatus& session : status.sessions)
-    sessions.push_back({{"pid", session.pid},
-                        {"session", session.session},
-                        {"name", session.name},
-                        {"device", session.device},
-                        {"state", session.state},
-                        {"waits_for", session.waits_for},
-                        {"lane", session.lane == UINT64_MAX ? ordered_json() : ordered_json(session.lane)},
-                        {"persistent_bytes", session.persistent_bytes},
-                        {"ephemeral_bytes", session.ephemeral_bytes},
-                        {"service_s", static_cast<double>(session.service_ns) / 1e9},
-                        {"iterations", session.iterations},
-                        {"weight", session.weight},
-                        {"cap", session.cap > 0 ? ordered_json(session.cap) : ordered_json()},
-                        {"priority", session.priority},
-                        {"class", session.cls},
-                        {"limit_bytes", session.limit_bytes},
-                        {"share", session.share},
-                        {"group", session.group}});
-  for (const client::ImageStatus& image : status.images)
-    images.push_back({{"path", image.path},
-                      {"device", image.device},
-                      {"state", image.state},
-                      {"bytes", image.bytes},
-                      {"kept_bytes", image.kept_bytes},
-                      {"layers", image.layers},
-                      {"arrived", image.arrived},
-                      {"loads", image.loads},
-                      {"sessions", image.sessions}});
-  return {{"socket", socket},
-          {"pid", status.pid},
-          {"uptime_s", static_cast<double>(status.uptime_ns) / 1e9},
-          {"devices", std::move(devices)},
-          {"processes", std::move(processes)},
-          {"sessions", std::move(sessions)},
-          {"images", std::move(images)}};
+  nlohmann::ordered_json out{{"socket", socket}};
+  out.update(object_of(status));
+  out["devices"] = array_of(status.devices);
+  out["processes"] = array_of(status.processes);
+  out["sessions"] = array_of(status.sessions);
+  for (size_t i = 0; i < status.sessions.size(); ++i) {
+    if (status.sessions[i].lane == UINT64_MAX) out["sessions"][i]["lane"] = nullptr;
+    if (status.sessions[i].cap == 0) out["sessions"][i]["cap"] = nullptr;
+  }
+  out["images"] = array_of(status.images);
+  return out;
 }
 
 std::string to_text(const client::ServiceStatus& status) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/status.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <utility>
@@ -11,123 +12,48 @@
 namespace gpushare::client {
 namespace {
 
-// The fields of each line, in one place for both directions: visit(name, member).
-template <class Visit>
-void fields(Visit& visit, ServiceStatus& status) {
-  visit("pid", status.pid);
-  visit("uptime_ns", status.uptime_ns);
+void put_text(std::string& out, const std::string& value) {
+  for (const char each : value) out += static_cast<unsigned char>(each) < 0x20 ? '?' : each;
 }
-template <class Visit>
-void fields(Visit& visit, DeviceStatus& device) {
-  visit("device", device.device);
-  visit("policy", device.policy);
-  visit("capacity_bytes", device.capacity_bytes);
-  visit("effective_capacity_bytes", device.effective_capacity_bytes);
-  visit("promised_bytes", device.promised_bytes);
-  visit("images_bytes", device.images_bytes);
-  visit("lanes", device.lanes);
-  visit("resident", device.resident);
-  visit("waiting", device.waiting);
-  visit("turns", device.turns);
-  visit("cut_off", device.cut_off);
-  visit("max_guaranteed", device.max_guaranteed);
-  visit("max_opportunistic", device.max_opportunistic);
+void put_text(std::string& out, double value) {
+  out += base::format("%.17g", value);
 }
-template <class Visit>
-void fields(Visit& visit, ProcessStatus& process) {
-  visit("pid", process.pid);
-  visit("uid", process.uid);
-  visit("program", process.program);
-  visit("device", process.device);
-  visit("state", process.state);
-  visit("sessions", process.sessions);
-}
-template <class Visit>
-void fields(Visit& visit, SessionStatus& session) {
-  visit("pid", session.pid);
-  visit("session", session.session);
-  visit("name", session.name);
-  visit("device", session.device);
-  visit("state", session.state);
-  visit("waits_for", session.waits_for);
-  visit("lane", session.lane);
-  visit("persistent_bytes", session.persistent_bytes);
-  visit("ephemeral_bytes", session.ephemeral_bytes);
-  visit("service_ns", session.service_ns);
-  visit("iterations", session.iterations);
-  visit("weight", session.weight);
-  visit("cap", session.cap);
-  visit("priority", session.priority);
-  visit("class", session.cls);
-  visit("limit_bytes", session.limit_bytes);
-  visit("share", session.share);
-  visit("group", session.group);
+template <class Whole>
+void put_text(std::string& out, Whole value) {
+  out += std::to_string(value);
 }
 
-template <class Visit>
-void fields(Visit& visit, ImageStatus& image) {
-  visit("path", image.path);
-  visit("device", image.device);
-  visit("state", image.state);
-  visit("bytes", image.bytes);
-  visit("kept_bytes", image.kept_bytes);
-  visit("layers", image.layers);
-  visit("arrived", image.arrived);
-  visit("loads", image.loads);
-  visit("sessions", image.sessions);
+bool take_text(std::string_view text, std::string& out) {
+  out = text;
+  return true;
 }
-
-struct Writer {
-  std::string out;
-  void field(const char* name, const std::string& value) {
-    out += '\t';
-    out += name;
-    out += '=';
-    for (const char c : value) out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
-  }
-  void operator()(const char* name, const std::string& value) { field(name, value); }
-  void operator()(const char* name, uint64_t value) { field(name, std::to_string(value)); }
-  void operator()(const char* name, int64_t value) { field(name, std::to_string(value)); }
-  void operator()(const char* name, double value) { field(name, base::format("%.17g", value)); }
-};
-
-using Fields = std::vector<std::pair<std::string_view, std::string_view>>;
-
-struct Reader {
-  const Fields& given;
-  bool wrong = false;
-  const std::string_view* find(const char* name) const {
-    for (const auto& [key, value] : given)
-      if (key == name) return &value;
-    return nullptr;
-  }
-  void operator()(const char* name, std::string& out) {
-    if (const auto* value = find(name)) out = std::string(*value);
-  }
-  template <class Number>
-  void number(const char* name, Number& out) {
-    const auto* value = find(name);
-    if (value == nullptr) return;
-    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), out);
-    wrong = wrong || error != std::errc() || end != value->data() + value->size();
-  }
-  void operator()(const char* name, uint64_t& out) { number(name, out); }
-  void operator()(const char* name, int64_t& out) { number(name, out); }
-  void operator()(const char* name, double& out) { number(name, out); }
-};
+template <class Number>
+bool take_text(std::string_view text, Number& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
 
 template <class Line>
 void write_line(std::string& out, const char* kind, const Line& line) {
-  Writer writer;
-  fields(writer, const_cast<Line&>(line));
-  out += kind + writer.out + '\n';
+  out += kind;
+  for_each_field(line, [&](const char* name, const auto& value) {
+    out += std::string("\t") + name + '=';
+    put_text(out, value);
+  });
+  out += '\n';
 }
+
+using Fields = std::vector<std::pair<std::string_view, std::string_view>>;
 
 template <class Line>
 bool read_line(const Fields& given, Line& line) {
-  Reader reader{given};
-  fields(reader, line);
-  return !reader.wrong;
+  bool good = true;
+  for_each_field(line, [&](const char* name, auto& out) {
+    const auto found =
+        std::find_if(given.begin(), given.end(), [&](const auto& each) { return each.first == name; });
+    good = (found == given.end() || take_text(found->second, out)) && good;
+  });
+  return good;
 }
 
 }  // namespace

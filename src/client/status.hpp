@@ -6,11 +6,19 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
 
 namespace gpushare::client {
+
+// Each kind of line has a table of its fields, for all who read or write them: visit(name, member) for each.
+template <class Line, class Visit>
+void for_each_field(Line& line, Visit&& visit) {
+  std::apply([&](const auto&... field) { (visit(field.first, line.*field.second), ...); }, Line::kFields);
+}
 
 struct DeviceStatus {
   std::string device;
@@ -26,6 +34,20 @@ struct DeviceStatus {
   uint64_t cut_off = 0;  // turns taken back after the lease
   // Most sessions of each class that the coordinator lets run at once; 0: there is no coordinator.
   uint64_t max_guaranteed = 0, max_opportunistic = 0;
+  static constexpr std::tuple kFields{
+      std::pair{"device", &DeviceStatus::device},
+      std::pair{"policy", &DeviceStatus::policy},
+      std::pair{"capacity_bytes", &DeviceStatus::capacity_bytes},
+      std::pair{"effective_capacity_bytes", &DeviceStatus::effective_capacity_bytes},
+      std::pair{"promised_bytes", &DeviceStatus::promised_bytes},
+      std::pair{"images_bytes", &DeviceStatus::images_bytes},
+      std::pair{"lanes", &DeviceStatus::lanes},
+      std::pair{"resident", &DeviceStatus::resident},
+      std::pair{"waiting", &DeviceStatus::waiting},
+      std::pair{"turns", &DeviceStatus::turns},
+      std::pair{"cut_off", &DeviceStatus::cut_off},
+      std::pair{"max_guaranteed", &DeviceStatus::max_guaranteed},
+      std::pair{"max_opportunistic", &DeviceStatus::max_opportunistic}};
 };
 struct ProcessStatus {
   uint64_t pid = 0;
@@ -35,6 +57,10 @@ struct ProcessStatus {
   // "connected", or "owing": its connection is closed, and its bytes stay promised until it has ended.
   std::string state;
   uint64_t sessions = 0;
+  static constexpr std::tuple kFields{
+      std::pair{"pid", &ProcessStatus::pid},         std::pair{"uid", &ProcessStatus::uid},
+      std::pair{"program", &ProcessStatus::program}, std::pair{"device", &ProcessStatus::device},
+      std::pair{"state", &ProcessStatus::state},     std::pair{"sessions", &ProcessStatus::sessions}};
 };
 struct SessionStatus {
   uint64_t pid = 0;
@@ -57,6 +83,24 @@ struct SessionStatus {
   uint64_t limit_bytes = 0;  // that the coordinator allows it; 0 = no such limit
   double share = 0;          // of all service on the device so far
   uint64_t group = 0;  // sessions with the same number have memory, weight and turns together; 0 = by itself
+  static constexpr std::tuple kFields{std::pair{"pid", &SessionStatus::pid},
+                                      std::pair{"session", &SessionStatus::session},
+                                      std::pair{"name", &SessionStatus::name},
+                                      std::pair{"device", &SessionStatus::device},
+                                      std::pair{"state", &SessionStatus::state},
+                                      std::pair{"waits_for", &SessionStatus::waits_for},
+                                      std::pair{"lane", &SessionStatus::lane},
+                                      std::pair{"persistent_bytes", &SessionStatus::persistent_bytes},
+                                      std::pair{"ephemeral_bytes", &SessionStatus::ephemeral_bytes},
+                                      std::pair{"service_ns", &SessionStatus::service_ns},
+                                      std::pair{"iterations", &SessionStatus::iterations},
+                                      std::pair{"weight", &SessionStatus::weight},
+                                      std::pair{"cap", &SessionStatus::cap},
+                                      std::pair{"priority", &SessionStatus::priority},
+                                      std::pair{"class", &SessionStatus::cls},
+                                      std::pair{"limit_bytes", &SessionStatus::limit_bytes},
+                                      std::pair{"share", &SessionStatus::share},
+                                      std::pair{"group", &SessionStatus::group}};
 };
 // An image that sessions have open.
 struct ImageStatus {
@@ -69,6 +113,15 @@ struct ImageStatus {
   uint64_t arrived = 0;  // of them, on the device
   uint64_t loads = 0;
   uint64_t sessions = 0;
+  static constexpr std::tuple kFields{std::pair{"path", &ImageStatus::path},
+                                      std::pair{"device", &ImageStatus::device},
+                                      std::pair{"state", &ImageStatus::state},
+                                      std::pair{"bytes", &ImageStatus::bytes},
+                                      std::pair{"kept_bytes", &ImageStatus::kept_bytes},
+                                      std::pair{"layers", &ImageStatus::layers},
+                                      std::pair{"arrived", &ImageStatus::arrived},
+                                      std::pair{"loads", &ImageStatus::loads},
+                                      std::pair{"sessions", &ImageStatus::sessions}};
 };
 struct ServiceStatus {
   uint64_t pid = 0;
@@ -77,6 +130,8 @@ struct ServiceStatus {
   std::vector<ProcessStatus> processes;
   std::vector<SessionStatus> sessions;
   std::vector<ImageStatus> images;
+  static constexpr std::tuple kFields{std::pair{"pid", &ServiceStatus::pid},
+                                      std::pair{"uptime_ns", &ServiceStatus::uptime_ns}};
 };
 
 std::string encode_status(const ServiceStatus& status);
