@@ -2,7 +2,7 @@
 //   begin   an uncontended begin and end through the daemon, beside one without it
 //   turn    the turn passed between two processes that wait for their device work in every iteration, beside bare ping-pongs (futex, socket)
 //   shares  device time of processes with weights 2:1:1 and 3:1 under fair, which wait for their device work in every iteration
-//   many    42 processes with a model each, all resident, requests at a low rate: their latency beside one alone
+//   many    42 models in as many processes, and in one, all resident, requests at a low rate: their latency beside one alone
 //   switch  training, inference, training between two processes, beside stop-and-start
 //   images  two processes whose images the daemon shares, with room for one and a half
 // With SHARE_LANES in the environment the daemon has lanes shared.
@@ -254,18 +254,19 @@ void measure_shares(int rounds) {
 
 void measure_many(int rounds) {
   constexpr double kMs = 5, kApartMs = 2000;
-  constexpr size_t kProcesses = 42;
+  constexpr size_t kModels = 42;
   Process daemon({"daemon", kSmallDevice, "fair", std::to_string(200 * kMiB)});
   (void)daemon.line();
-  // Mean latency in ms of so many processes over 10 s
-  const auto play = [&](size_t count, double apart_ms, int round) {
+  // Mean latency in ms of processes with so many sessions each, over 10 s.
+  const auto play = [&](const char* device, size_t processes, size_t sessions, double apart_ms, int round) {
     std::vector<std::unique_ptr<Process>> all;
-    for (size_t i = 0; i < count; ++i)
-      all.push_back(std::make_unique<Process>(
-          std::vector<std::string>{"serve", std::to_string(kMs), std::to_string(apart_ms),
-                                   std::to_string(static_cast<size_t>(round) * kProcesses + i + 1)}));
+    for (size_t i = 0; i < processes; ++i)
+      all.push_back(std::make_unique<Process>(std::vector<std::string>{
+          "serve", device, std::to_string(sessions), std::to_string(kMs), std::to_string(apart_ms),
+          std::to_string(static_cast<size_t>(round) * kModels + i + 1)}));
     for (const auto& each : all) (void)each->line();
-    if (take(client::query_service(client::default_socket()), "status").devices.at(0).resident != count)
+    if (device == std::string("shared") &&
+        take(client::query_service(client::default_socket()), "status").devices.at(0).resident != processes)
       give_up("not all are resident", {});
     std::this_thread::sleep_for(std::chrono::seconds(10));
     for (const auto& each : all) each->close_input();
@@ -276,18 +277,25 @@ void measure_many(int rounds) {
     }
     return total_ns / requests / 1e6;
   };
-  std::vector<double> alone, many, added;
+  std::printf("requests of %.0f ms; 42 models, each one request in %.0f ms: the device is busy for %.0f%%\n",
+              kMs, kApartMs, 100 * kMs * kModels / kApartMs);
+  std::vector<double> alone[2], many[2], added[2], ratio[2];
   for (int round = 0; round < rounds; ++round) {
-    alone.push_back(play(1, kApartMs / 20, round));
-    many.push_back(play(kProcesses, kApartMs, round));
-    added.push_back(many.back() - alone.back());
+    for (const int own : {0, 1}) {
+      const char* device = own != 0 ? kSmallDevice : "shared";
+      alone[own].push_back(play(device, 1, 1, kApartMs / 20, round));
+      many[own].push_back(play(device, own != 0 ? 1 : kModels, own != 0 ? kModels : 1, kApartMs, round));
+      added[own].push_back(many[own].back() - alone[own].back());
+      ratio[own].push_back(many[own].back() / alone[own].back());
+    }
   }
-  std::printf(
-      "requests of %.0f ms; 42 processes, each one request in %.0f ms: the device is busy for %.0f%%\n", kMs,
-      kApartMs, 100 * kMs * kProcesses / kApartMs);
-  print("mean latency, one process alone", alone, "ms");
-  print("mean latency, 42 processes resident", many, "ms");
-  print("added", added, "ms");
+  for (const int own : {0, 1}) {
+    std::printf(own != 0 ? "42 sessions of one process with a device of its own\n" : "42 processes\n");
+    print("  mean latency, one model alone", alone[own], "ms");
+    print("  mean latency, 42 models resident", many[own], "ms");
+    print("  added", added[own], "ms");
+    print("  ratio", ratio[own], "");
+  }
 }
 
 void measure_switch(int rounds) {

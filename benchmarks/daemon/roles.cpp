@@ -129,26 +129,34 @@ int run_share(double weight) {
   return 0;
 }
 
-// Requests of `ms` of device work, `apart_ms` apart in the mean (exponential), until stdin ends; then prints the mean
-// latency in ns and how many.
-int run_serve(double ms, double apart_ms, uint64_t seed) {
-  const auto runtime = open_runtime("shared");
-  const auto session = open_session(*runtime, "serve", kMiB);
-  loop(*session, 1);
-  ready();
-  std::mt19937_64 random(seed);
-  std::exponential_distribution<double> apart(1 / apart_ms);
-  uint64_t total_ns = 0, count = 0;
-  for (uint64_t at_ns = base::host_now_ns();; ++count) {
-    at_ns += static_cast<uint64_t>(apart(random) * 1e6);
-    const uint64_t now_ns = base::host_now_ns();
-    if (input_came(at_ns > now_ns ? static_cast<int>((at_ns - now_ns) / 1'000'000) : 0)) break;
-    const uint64_t begin_ns = base::host_now_ns();
-    const auto iteration = begin(*session);
-    execute(*iteration, ms);
-    must(iteration->end(), "end");
-    total_ns += base::host_now_ns() - begin_ns;
+// So many sessions, each with a thread that sends requests of `ms` of device work, `apart_ms` apart in the mean (exponential), until stdin
+// ends; then prints the sum of the latencies in ns and how many there were.
+int run_serve(const char* device, size_t sessions, double ms, double apart_ms, uint64_t seed) {
+  const auto runtime = open_runtime(device);
+  std::atomic<uint64_t> total_ns{0}, count{0};
+  std::vector<std::shared_ptr<executor::Session>> all;
+  for (size_t i = 0; i < sessions; ++i) {
+    all.push_back(open_session(*runtime, "serve", kMiB));
+    loop(*all.back(), 1);
   }
+  ready();
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < sessions; ++i)
+    threads.emplace_back([&, i] {
+      std::mt19937_64 random(seed + i);
+      std::exponential_distribution<double> apart(1 / apart_ms);
+      for (uint64_t at_ns = base::host_now_ns();; ++count) {
+        at_ns += static_cast<uint64_t>(apart(random) * 1e6);
+        const uint64_t now_ns = base::host_now_ns();
+        if (input_came(at_ns > now_ns ? static_cast<int>((at_ns - now_ns) / 1'000'000) : 0)) break;
+        const uint64_t begin_ns = base::host_now_ns();
+        const auto iteration = begin(*all[i]);
+        execute(*iteration, ms);
+        must(iteration->end(), "end");
+        total_ns += base::host_now_ns() - begin_ns;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
   std::printf("%llu\n%llu\n", static_cast<unsigned long long>(total_ns),
               static_cast<unsigned long long>(count));
   return 0;
@@ -264,8 +272,8 @@ bool run_role(int argc, char** argv, int* out_code) {
     *out_code = run_daemon(argv[2], argv[3], number(4));
   else if (role == "loop" && argc == 4)
     *out_code = run_loop(argv[2], number(3));
-  else if (role == "serve" && argc == 5)
-    *out_code = run_serve(std::atof(argv[2]), std::atof(argv[3]), number(4));
+  else if (role == "serve" && argc == 7)
+    *out_code = run_serve(argv[2], number(3), std::atof(argv[4]), std::atof(argv[5]), number(6));
   else if (role == "steps" && argc == 3)
     *out_code = run_steps(argv[2]);
   else if (role == "share" && argc == 3)
