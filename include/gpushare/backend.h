@@ -43,7 +43,8 @@ extern "C" {
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
 #define GPUSHARE_BACKEND_ABI_MINOR \
-  5u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host */
+  6u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host; \
+        6: group "runs" */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -120,7 +121,7 @@ enum {
   GPUSHARE_FAULT_NONE = 0, /* clears all faults that have not fired; a lost device stays lost */
   GPUSHARE_FAULT_DEVICE_OUT_OF_MEMORY =
       1,                        /* the at_call-th mem_alloc, phys_create or phys_create_shared fails */
-  GPUSHARE_FAULT_MAP_FAILS = 2, /* the at_call-th va_map fails with DEVICE_OUT_OF_MEMORY */
+  GPUSHARE_FAULT_MAP_FAILS = 2, /* the at_call-th va_map or va_map_run fails with DEVICE_OUT_OF_MEMORY */
   GPUSHARE_FAULT_STREAM_CREATE_FAILS = 3, /* the at_call-th stream_create fails */
   GPUSHARE_FAULT_LAUNCH_FAILS = 4, /* the at_call-th launch, copy, fill or work fails with UNKNOWN at once */
   GPUSHARE_FAULT_DEVICE_LOST = 5,  /* from the at_call-th enqueue on, everything fails with DEVICE_LOST */
@@ -311,6 +312,17 @@ typedef struct gpushare_backend_ops {
    * device memory. It is not counted in the device's total or free bytes. Errors: HOST_OUT_OF_MEMORY, UNSUPPORTED. May block. */
   int32_t (*phys_create_host)(gpushare_backend_device* device, uint64_t bytes,
                               gpushare_backend_memory** out_memory);
+
+  /* ---- since ABI 1.6: group "runs": both or none; needs "virtual memory" ---------------------------------- */
+
+  /* The same as one va_map for each of `count` (> 0) memories of phys_create or phys_create_host: the first `bytes` of each, side
+   * by side from `address` on. All or none. For backends that do this faster than mapping by mapping. May block. */
+  int32_t (*va_map_run)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
+                        gpushare_backend_memory* const* memories, uint64_t count);
+  /* The same as one va_unmap for each of `count` (> 0) mappings of `bytes` that lie side by side in one reservation.
+   * *out_count, written on failure too: the first so many are unmapped, the others are not. */
+  int32_t (*va_unmap_run)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
+                          uint64_t count, uint64_t* out_count);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -255,6 +255,30 @@ base::Status Device::va_unmap(Address address, uint64_t bytes) {
   return status(ops_->va_unmap(device_, address, bytes), "va_unmap");
 }
 
+base::Status Device::va_map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* memories,
+                                uint64_t count) {
+  const int32_t code = ops_->va_map_run(device_, address, bytes, memories, count);
+  if (code != GPUSHARE_UNSUPPORTED) return status(code, "va_map_run");
+  for (uint64_t i = 0; i < count; ++i) {
+    base::Status failed = va_map(address + i * bytes, bytes, memories[i], 0);
+    if (failed.ok()) continue;
+    while (i-- > 0) {
+      const base::Status ignored = va_unmap(address + i * bytes, bytes);
+    }
+    return failed;
+  }
+  return {};
+}
+
+base::Status Device::va_unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count) {
+  *out_count = 0;
+  const int32_t code = ops_->va_unmap_run(device_, address, bytes, count, out_count);
+  if (code != GPUSHARE_UNSUPPORTED) return status(code, "va_unmap_run");
+  for (; *out_count < count; ++*out_count)
+    GPUSHARE_RETURN_IF_ERROR(va_unmap(address + *out_count * bytes, bytes));
+  return {};
+}
+
 base::Result<gpushare_backend_memory*> Device::phys_create_shared(uint64_t bytes) {
   gpushare_backend_memory* memory = nullptr;
   GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_shared(device_, bytes, &memory), "phys_create_shared"));

@@ -113,6 +113,11 @@ class Device {
   base::Status phys_release(gpushare_backend_memory* memory);
   base::Status va_map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status va_unmap(Address address, uint64_t bytes);
+  // Group "runs", or va_map and va_unmap for each where the backend lacks it. *out_count: the first so many are unmapped,
+  // also on failure.
+  base::Status va_map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* memories,
+                          uint64_t count);
+  base::Status va_unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count);
 
   // Group "ipc". The descriptor of phys_export is the caller's to close; phys_import leaves it with the caller.
   base::Result<gpushare_backend_memory*> phys_create_shared(uint64_t bytes);

@@ -77,6 +77,7 @@ bool good_name(const char* name) {
   X(partition_info) X(partition_create) X(partition_destroy) X(partition_stream_create)
 
 #define GPUSHARE_IPC_OPS(X) X(phys_create_shared) X(phys_export) X(phys_import)
+#define GPUSHARE_RUN_OPS(X) X(va_map_run) X(va_unmap_run)
 
 // Refuses a half-filled group, fills an absent one.
 #define GPUSHARE_COUNT_OP(op) \
@@ -104,6 +105,9 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   GPUSHARE_COMPLETE_GROUP(GPUSHARE_IPC_OPS, "ipc")
   if (present > 0 && !has_virtual_memory)
     return invalid(name, "group \"ipc\" needs group \"virtual memory\"");
+  GPUSHARE_COMPLETE_GROUP(GPUSHARE_RUN_OPS, "runs")
+  if (present > 0 && !has_virtual_memory)
+    return invalid(name, "group \"runs\" needs group \"virtual memory\"");
   // Groups of one op cannot be half-filled.
   if (ops.work_launch == nullptr) fill_unsupported(ops.work_launch);
   if (ops.fault_set == nullptr) fill_unsupported(ops.fault_set);

@@ -34,7 +34,8 @@ base::Status VirtualLayout::commit_host(const Range& range, size_t granule) {
 
 void VirtualLayout::sweep_host() {
   std::erase_if(unused_host_, [this](const Unused& entry) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
-    return take_unused(entry, nullptr) || !is_unused(entry);
+    if (!is_unused(entry)) return true;
+    return !is_busy(entry, nullptr) && unmap_cell(*regions_[entry.slot], entry.cell).ok();
   });
 }
 
@@ -80,7 +81,7 @@ base::Status VirtualLayout::begin_move(const Range&, size_t, bool home, size_t s
   if (home) {
     if (granule_ > capacity_ - promised_) return no_room(granule_);
     promised_ += granule_;
-    if (auto status = ensure_granule(false, lock); !status.ok()) {
+    if (auto status = fill_pool(1, false, lock); !status.ok()) {
       promised_ -= granule_;
       return status;
     }

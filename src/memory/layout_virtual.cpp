@@ -20,7 +20,8 @@ VirtualLayout::~VirtualLayout() {
     base::MutexLock lock(mutex_);
     drop_imported(*region, 0, {}, lock);
     for (size_t i = 0; i < region->cells.size(); ++i) {
-      const base::Status lost = unmap_cell(*region, i);  // nothing left to do with a lost device
+      if (region->cells[i].memory != nullptr)
+        (void)unmap_cells(*region, i, 1);  // nothing left to do with a lost device
     }
     const base::Status ignored = device_.va_free(region->reserved, region->reserved_bytes);
   }
@@ -156,10 +157,7 @@ uint64_t VirtualLayout::trim() {
   base::MutexLock lock(mutex_);
   sweep_host();
   release_host_pool();
-  std::deque<Unused> busy;
-  for (; !unused_.empty(); unused_.pop_front())
-    if (!take_unused(unused_.front(), nullptr) && is_unused(unused_.front())) busy.push_back(unused_.front());
-  unused_.swap(busy);
+  (void)reclaim(SIZE_MAX, nullptr);
   const uint64_t before = created_;
   release_pool();
   return (before - created_) * granule_;
@@ -313,19 +311,18 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
   for (size_t i = 0; i < count; ++i)
     if (mapped[i]) region.cells[first + i].committed = true;
   base::Status status;
-  for (size_t i = 0; i < count && status.ok(); ++i) {
-    if (mapped[i]) continue;
-    status = ensure_granule(may_wait, lock);
+  for (size_t i = 0; i < count && status.ok();) {
+    if (mapped[i]) {
+      ++i;
+      continue;
+    }
+    size_t run = 1;
+    while (i + run < count && !mapped[i + run]) ++run;
+    status = fill_pool(run, may_wait, lock);
     if (!status.ok()) break;
-    gpushare_backend_memory* memory = pool_.back();
-    status = device_.va_map(region.base + (first + i) * granule_, granule_, memory, 0);
-    if (!status.ok()) break;
-    pool_.pop_back();
-    Cell& cell = region.cells[first + i];
-    cell = {};
-    cell.memory = memory;
-    cell.committed = true;
-    ++region.mapped;
+    run = std::min(run, pool_.size());
+    status = map_cells(region, first + i, run);
+    i += run;
   }
   if (!status.ok()) {
     for (size_t i = 0; i < count; ++i) {
@@ -333,7 +330,7 @@ base::Status VirtualLayout::commit_cells(Region& region, size_t first, size_t co
       Cell& cell = region.cells[first + i];
       cell.committed = false;
       // A cell that cannot be unmapped stays as if it had been decommitted.
-      if (cell.memory != nullptr && (mapped[i] || !unmap_cell(region, first + i).ok()))
+      if (cell.memory != nullptr && (mapped[i] || unmap_cells(region, first + i, 1) == 0))
         set_unused(region, first + i);
     }
     promised_ -= bytes;
@@ -392,20 +389,47 @@ void VirtualLayout::decommit_cells(Region& region, size_t first, size_t count, c
                                GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return !is_unused(entry); });
 }
 
-// The granule goes to the pool, or back to the host.
-base::Status VirtualLayout::unmap_cell(Region& region, size_t index) {
-  Cell& cell = region.cells[index];
-  if (cell.memory == nullptr) return {};
-  GPUSHARE_RETURN_IF_ERROR(device_.va_unmap(region.base + index * granule_, granule_));
-  if (cell.on_host) {
-    give_host(cell.memory);
-    --host_granules_;
-  } else {
-    pool_.push_back(cell.memory);
+// The last of the pool go to the first cells: granules that were neighbours become neighbours again, which the host
+// device maps with one call.
+base::Status VirtualLayout::map_cells(Region& region, size_t first, size_t count) {
+  const std::vector<gpushare_backend_memory*> memories(pool_.rbegin(),
+                                                       pool_.rbegin() + static_cast<ptrdiff_t>(count));
+  GPUSHARE_RETURN_IF_ERROR(
+      device_.va_map_run(region.base + first * granule_, granule_, memories.data(), count));
+  pool_.resize(pool_.size() - count);
+  for (size_t i = 0; i < count; ++i) {
+    Cell& cell = region.cells[first + i];
+    cell = {};
+    cell.memory = memories[i];
+    cell.committed = true;
   }
-  cell = {};
-  --region.mapped;
+  region.mapped += count;
   return {};
+}
+
+// The granules go to the pool, or back to the host.
+size_t VirtualLayout::unmap_cells(Region& region, size_t first, size_t count, base::Status* out_status) {
+  uint64_t done = 0;
+  base::Status status = device_.va_unmap_run(region.base + first * granule_, granule_, count, &done);
+  for (size_t i = first + done; i-- > first;) {
+    Cell& cell = region.cells[i];
+    if (cell.on_host) {
+      give_host(cell.memory);
+      --host_granules_;
+    } else {
+      pool_.push_back(cell.memory);
+    }
+    cell = {};
+  }
+  region.mapped -= done;
+  if (out_status != nullptr) *out_status = std::move(status);
+  return done;
+}
+
+base::Status VirtualLayout::unmap_cell(Region& region, size_t index) {
+  base::Status status;
+  (void)unmap_cells(region, index, 1, &status);
+  return status;
 }
 
 bool VirtualLayout::is_unused(const Unused& entry) const {
@@ -423,36 +447,33 @@ void VirtualLayout::set_unused(Region& region, size_t index) {
     unused_.push_back(entry);
 }
 
-bool VirtualLayout::take_unused(const Unused& entry, FenceList* out_busy) {
-  if (!is_unused(entry)) return false;
-  Region& region = *regions_[entry.slot];
-  const Cell& cell = region.cells[entry.cell];
-  if (cell.fences != nullptr) {
-    prune(*cell.fences);
-    if (!cell.fences->empty()) {
-      if (out_busy != nullptr && out_busy->empty()) *out_busy = *cell.fences;
-      return false;
-    }
-  }
-  return unmap_cell(region, entry.cell).ok();
+bool VirtualLayout::is_busy(const Unused& entry, FenceList* out_busy) {
+  const Cell& cell = regions_[entry.slot]->cells[entry.cell];
+  if (cell.fences == nullptr) return false;
+  prune(*cell.fences);
+  if (cell.fences->empty()) return false;
+  if (out_busy != nullptr && out_busy->empty()) *out_busy = *cell.fences;
+  return true;
 }
 
-base::Status VirtualLayout::ensure_granule(bool may_wait,
-                                           base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+base::Status VirtualLayout::fill_pool(size_t wanted, bool may_wait,
+                                      base::MutexLock& lock) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   base::Status refused;
   // Another thread may empty the pool while this one waits.
-  while (pool_.empty()) {
+  while (pool_.size() < wanted) {
     if ((created_ + 1) * granule_ <= capacity_ && refused.ok()) {
       auto memory = device_.phys_create(granule_);
       if (memory.ok()) {
-        pool_.push_back(*memory);
+        // Below the others, as the last are mapped to the first cells.
+        pool_.insert(pool_.begin(), *memory);
         ++created_;
-        return {};
+        continue;
       }
       refused = memory.status();  // others use the device too: take from what is cached here
     }
     FenceList busy;
-    if (reclaim(&busy)) continue;
+    if (reclaim(std::max(wanted - pool_.size(), kBatch), &busy)) continue;
+    if (!pool_.empty()) return {};
     if (busy.empty())
       return refused.ok() ? base::Status(GPUSHARE_DEVICE_OUT_OF_MEMORY, "every physical granule is in use")
                           : refused;
@@ -465,16 +486,28 @@ base::Status VirtualLayout::ensure_granule(bool may_wait,
   return {};
 }
 
-// Unmaps a batch of granules that nobody is promised, those given back longest ago first, since streams pass their
-// fences in that order. False if there is none that the device is done with; *out_busy are then fences of one that it
-// still works on, if any.
-bool VirtualLayout::reclaim(FenceList* out_busy) {
-  constexpr uint64_t kBatch = 16;
-  uint64_t taken = 0;
-  for (auto entry = unused_.begin(); entry != unused_.end() && taken < kBatch;) {
-    const bool took = take_unused(*entry, out_busy);
-    taken += took ? 1 : 0;
-    entry = took || !is_unused(*entry) ? unused_.erase(entry) : entry + 1;
+bool VirtualLayout::reclaim(size_t wanted, FenceList* out_busy) {
+  size_t taken = 0;
+  for (auto entry = unused_.begin(); entry != unused_.end() && taken < wanted;) {
+    if (!is_unused(*entry)) {
+      entry = unused_.erase(entry);
+      continue;
+    }
+    if (is_busy(*entry, out_busy)) {
+      ++entry;
+      continue;
+    }
+    // A decommit makes cells unused from the last to the first.
+    auto end = entry + 1;
+    while (end != unused_.end() && static_cast<size_t>(end - entry) < wanted - taken &&
+           end->slot == entry->slot && end->cell + 1 == std::prev(end)->cell && is_unused(*end) &&
+           !is_busy(*end, nullptr))
+      ++end;
+    const auto count = static_cast<size_t>(end - entry);
+    const size_t done = unmap_cells(*regions_[entry->slot], std::prev(end)->cell, count);
+    taken += done;
+    // The others, which cannot be unmapped, come first.
+    entry = unused_.erase(end - static_cast<ptrdiff_t>(done), end);
   }
   return taken > 0;
 }

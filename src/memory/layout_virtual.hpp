@@ -75,6 +75,7 @@ class VirtualLayout final : public RangeLayout {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
+  static constexpr size_t kBatch = 16;  // unmapped together at least, where they are there
   enum class Use : uint8_t { kHeap, kLane, kSparse, kShared };
   using SharedFences = std::shared_ptr<FenceList>;  // one list for all granules that were given back together
 
@@ -137,14 +138,21 @@ class VirtualLayout final : public RangeLayout {
   // Makes the committed cells unused, the last first. with_host: also the cells in host memory.
   void decommit_cells(Region& region, size_t first, size_t count, const SharedFences& fences, bool with_host)
       GPUSHARE_REQUIRES(mutex_);
+  // Cells side by side without memory, from as many granules of the pool.
+  base::Status map_cells(Region& region, size_t first, size_t count) GPUSHARE_REQUIRES(mutex_);
+  // Cells side by side that have memory. Returns how many are unmapped now, from the first on.
+  size_t unmap_cells(Region& region, size_t first, size_t count, base::Status* out_status = nullptr)
+      GPUSHARE_REQUIRES(mutex_);
   base::Status unmap_cell(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
   bool is_unused(const Unused& entry) const GPUSHARE_REQUIRES(mutex_);
   void set_unused(Region& region, size_t index) GPUSHARE_REQUIRES(mutex_);
-  // False if it is no longer unused, cannot be unmapped, or the device still works on it: *out_busy is then what must pass.
-  bool take_unused(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
-  // Leaves at least one granule in the pool.
-  base::Status ensure_granule(bool may_wait, base::MutexLock& lock);
-  bool reclaim(FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
+  // The device still works on an unused cell. *out_busy, if it is empty: what must pass.
+  bool is_busy(const Unused& entry, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
+  // Leaves `wanted` granules in the pool; fewer, but at least one, where more would have to be waited for.
+  base::Status fill_pool(size_t wanted, bool may_wait, base::MutexLock& lock);
+  // Unmaps granules that nobody is promised, those given back longest ago first, since streams pass their fences in that
+  // order. False if there is none that the device is done with; *out_busy are then fences of one that it still works on, if any.
+  bool reclaim(size_t wanted, FenceList* out_busy) GPUSHARE_REQUIRES(mutex_);
   void sweep_host() GPUSHARE_REQUIRES(mutex_);
   // Memory that a move does not need, or no longer; `device`: it was promised.
   void drop_moved(gpushare_backend_memory* memory, bool device) GPUSHARE_REQUIRES(mutex_);

@@ -1,6 +1,7 @@
 // Two elastic ranges that trade a device back and forth: from several threads of one process, and from two processes of
-// a daemon, one of which is killed. No byte is lost, nobody waits for ever, everybody makes progress.
-// GPUSHARE_TEST_TRADES sets how many commits there are in all (1,000; by scripts/soak 100,000).
+// a daemon, beside which a third is killed. They trade 1 GiB in slots of 64 MiB, or all of it at once. No byte is lost, nobody
+// waits for ever, everybody makes progress. GPUSHARE_TEST_TRADES sets how many commits there are in all (1,000; by
+// scripts/soak 100,000).
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>
@@ -37,15 +38,16 @@ struct Worker : ChildProcess {
 }  // namespace
 
 TEST_CASE("two ranges trade 1 GiB back and forth from several threads") {
+  const size_t slots = GENERATE(16U, 1U);
   const auto trades = static_cast<int64_t>(number_from("GPUSHARE_TEST_TRADES", kSanitized ? 200 : 1000));
   const uint64_t run_seed = seed();
-  CAPTURE(run_seed);
+  CAPTURE(run_seed, slots);
   executor::RuntimeOptions options;
   options.device = "host?total_bytes=2147483648";
   options.capacity_bytes = kGiB + 64 * kMiB;
   auto runtime = open_runtime(std::move(options));
-  auto one = Trader::open(*runtime, "first", run_seed),
-       other = Trader::open(*runtime, "second", run_seed + 1000);
+  auto one = Trader::open(*runtime, "first", slots, run_seed),
+       other = Trader::open(*runtime, "second", slots, run_seed + 1000);
   REQUIRE(one.ok());
   REQUIRE(other.ok());
   Trader &first = **one, &second = **other;
@@ -67,20 +69,24 @@ TEST_CASE("two ranges trade 1 GiB back and forth from several threads") {
 }
 
 TEST_CASE("ranges of two processes trade 1 GiB, and one that is killed leaves its bytes to them") {
+  const size_t slots = GENERATE(16U, 1U);
   SharedService shared([](daemon::ServiceOptions& options) {
     options.devices = {"host?total_bytes=2147483648"};
     options.capacity_bytes = kGiB + 64 * kMiB;
   });
   const uint64_t run_seed = seed();
-  CAPTURE(run_seed);
+  CAPTURE(run_seed, slots);
   const uint64_t trades = number_from("GPUSHARE_TEST_TRADES", kSanitized ? 200 : 1000);
   const std::string half = std::to_string(trades / 2);
-  Worker hoards({"hoards", "0", "1"});
+  const std::string parts = std::to_string(slots);
+  Worker hoards({"hoards", "16", "0", "1"});
   REQUIRE(hoards.line() == "has bytes\n");  // half of them, for which nobody can ask
-  Worker one({"one", half, std::to_string(run_seed)}), two({"two", half, std::to_string(run_seed + 1000)});
+  Worker one({"one", parts, half, std::to_string(run_seed)}),
+      two({"two", parts, half, std::to_string(run_seed + 1000)});
+  if (slots == 1) hoards.kill();  // nobody can have all beside it
   CHECK(one.line() == "has bytes\n");
   CHECK(two.line() == "has bytes\n");
-  hoards.kill();
+  if (slots > 1) hoards.kill();
   CHECK(one.asked() + two.asked() > 0);
   CHECK(one.wait() == 0);
   CHECK(two.wait() == 0);

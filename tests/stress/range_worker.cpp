@@ -1,5 +1,5 @@
-// A process with an elastic range on a shared device, for range_stress.cpp: range_worker NAME TRADES SEED
-// trades (trader.hpp) from two threads until it has committed so many slots. 0 trades: commits eight, cannot be asked,
+// A process with an elastic range on a shared device, for range_stress.cpp: range_worker NAME SLOTS TRADES SEED
+// trades (trader.hpp) from two threads until it has committed so many slots of so many. 0 trades: commits eight, cannot be asked,
 // and keeps them until it is killed. Prints a line when it has bytes for the first time, and how often it was asked at
 // its end. Exit 1 with the reason when anything goes wrong.
 // SPDX-License-Identifier: Apache-2.0
@@ -23,13 +23,14 @@ int fail(const char* what, const base::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   executor::RuntimeOptions options;
   options.device = "shared";
   auto runtime = executor::Runtime::open(std::move(options));
   if (!runtime.ok()) return fail("open", runtime.status());
-  const auto trades = static_cast<int64_t>(std::strtoull(argv[2], nullptr, 10));
-  auto trader = test::Trader::open(**runtime, argv[1], std::strtoull(argv[3], nullptr, 10), trades > 0);
+  const auto trades = static_cast<int64_t>(std::strtoull(argv[3], nullptr, 10));
+  auto trader = test::Trader::open(**runtime, argv[1], std::strtoull(argv[2], nullptr, 10),
+                                   std::strtoull(argv[4], nullptr, 10), trades > 0);
   if (!trader.ok()) return fail("open_range", trader.status());
   const base::Status has = (*trader)->hoard(trades > 0 ? 1 : 8);
   if (!has.ok()) return fail("commit", has);

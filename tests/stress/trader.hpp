@@ -1,13 +1,13 @@
-// trader.hpp: one side of a trade: a range of 1 GiB in slots of 64 MiB, each with a stamp in every granule while it is
-// committed. For range_stress.cpp and the processes that it starts.
+// trader.hpp: one side of a trade: a range of 1 GiB in slots, each with a stamp in every granule while it is committed.
+// For range_stress.cpp and the processes that it starts.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/mutex.hpp"
 #include "executor/range.hpp"
@@ -17,8 +17,6 @@
 namespace gpushare::test {
 
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
-inline constexpr size_t kSlots = 16;
-inline constexpr uint64_t kSlotBytes = kGiB / kSlots;
 
 inline uint64_t* word_at(memory::Address address) {
   return reinterpret_cast<uint64_t*>(address);  // NOLINT(performance-no-int-to-ptr)
@@ -28,8 +26,8 @@ class Trader {
  public:
   // `asked`: others may ask it for bytes.
   static base::Result<std::unique_ptr<Trader>> open(executor::Runtime& runtime, const std::string& name,
-                                                    uint64_t seed, bool asked = true) {
-    std::unique_ptr<Trader> trader(new Trader(seed));
+                                                    size_t slots, uint64_t seed, bool asked = true) {
+    std::unique_ptr<Trader> trader(new Trader(slots, seed));
     executor::SessionOptions session;
     session.name = name;
     session.ephemeral_bytes = uint64_t{2} << 20;
@@ -50,25 +48,31 @@ class Trader {
   void run(std::atomic<int64_t>& left, uint64_t thread) {
     Random random(seed_ + thread);
     while (left > 0 && failures == 0) {
-      Slot& slot = slots_[uniform(random, 0, kSlots - 1)];
+      Slot& slot = slots_[uniform(random, 0, slots_.size() - 1)];
       base::MutexLock lock(slot.mutex);
+      while (slot.taking) slot.taken.wait(slot.mutex);
       if (slot.stamp != 0) {
         check(slot);
         if (uniform(random, 0, 3) == 0) drop(slot);
         continue;
       }
-      if (!take(slot, random() | 1).ok()) {
-        ++failures;
-        return;
-      }
+      slot.taking = true;
+      lock.unlock();
+      const uint64_t stamp = random() | 1;
+      if (!take(slot, stamp).ok()) ++failures;
+      lock.lock();
+      slot.stamp = stamp;
+      slot.taking = false;
+      slot.taken.notify_all();
       --left;
     }
   }
   // So many slots, which it keeps.
   base::Status hoard(size_t slots) {
     for (size_t i = 0; i < slots; ++i) {
-      base::MutexLock lock(slots_[i].mutex);
       GPUSHARE_RETURN_IF_ERROR(take(slots_[i], i + 1));
+      base::MutexLock lock(slots_[i].mutex);
+      slots_[i].stamp = i + 1;
     }
     return {};
   }
@@ -80,40 +84,38 @@ class Trader {
  private:
   struct Slot {
     base::Mutex mutex;
-    uint64_t stamp = 0;  // 0: not committed
+    base::ConditionVariable taken;
+    bool taking = false;  // a thread commits it, without the lock
+    uint64_t stamp = 0;   // 0: not committed
   };
-  explicit Trader(uint64_t seed) : seed_(seed) {}
-  base::Status take(Slot& slot, uint64_t stamp) {
-    GPUSHARE_RETURN_IF_ERROR(range_->commit(offset(slot), kSlotBytes, GPUSHARE_NO_TIMEOUT));
-    slot.stamp = stamp;
-    for (uint64_t at = 0; at < kSlotBytes; at += granule_)
-      *word_at(base_ + offset(slot) + at) = slot.stamp + at;
+  Trader(size_t slots, uint64_t seed) : seed_(seed), slots_(slots), slot_bytes_(kGiB / slots) {}
+  base::Status take(const Slot& slot, uint64_t stamp) {
+    GPUSHARE_RETURN_IF_ERROR(range_->commit(offset(slot), slot_bytes_, GPUSHARE_NO_TIMEOUT));
+    for (uint64_t at = 0; at < slot_bytes_; at += granule_) *word_at(base_ + offset(slot) + at) = stamp + at;
     ++commits;
     return {};
   }
   uint64_t offset(const Slot& slot) const {
-    return static_cast<uint64_t>(&slot - slots_.data()) * kSlotBytes;
+    return static_cast<uint64_t>(&slot - slots_.data()) * slot_bytes_;
   }
   void check(const Slot& slot) {
-    for (uint64_t at = 0; at < kSlotBytes; at += granule_)
+    for (uint64_t at = 0; at < slot_bytes_; at += granule_)
       if (*word_at(base_ + offset(slot) + at) != slot.stamp + at) ++failures;
   }
   void drop(Slot& slot) {
     slot.stamp = 0;
-    if (!range_->decommit(offset(slot), kSlotBytes).ok()) ++failures;
+    if (!range_->decommit(offset(slot), slot_bytes_).ok()) ++failures;
   }
-  // Gives slots that no thread works on. A slot whose thread waits is left out, or both sides would wait for each other.
+  // Gives slots. One whose thread waits is left out, or both sides would wait for each other.
   uint64_t give(uint64_t bytes) {
     uint64_t given = 0;
     for (Slot& slot : slots_) {
       if (given >= bytes) break;
-      if (!slot.mutex.try_lock()) continue;
-      if (slot.stamp != 0) {
-        check(slot);
-        drop(slot);
-        given += kSlotBytes;
-      }
-      slot.mutex.unlock();
+      base::MutexLock lock(slot.mutex);
+      if (slot.taking || slot.stamp == 0) continue;
+      check(slot);
+      drop(slot);
+      given += slot_bytes_;
     }
     return given;
   }
@@ -123,7 +125,8 @@ class Trader {
   std::shared_ptr<executor::Range> range_;
   memory::Address base_ = 0;
   uint64_t granule_ = 0;
-  std::array<Slot, kSlots> slots_;
+  std::vector<Slot> slots_;
+  const uint64_t slot_bytes_;
 };
 
 }  // namespace gpushare::test

@@ -95,7 +95,7 @@ Memory::~Memory() {
   const Driver& cu = driver();
   base::MutexLock lock(mutex_);
   for (const auto& [address, mapping] : mappings_)
-    (void)unmap_range(address, mapping.bytes, mapping.memory->shared);
+    unmap_quietly(address, mapping.bytes, mapping.memory->shared);
   for (const auto& [raw, memory] : memories_) {
     for (const Granule granule : memory->granules) (void)cu.cuMemRelease(granule);
   }

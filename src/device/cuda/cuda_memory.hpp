@@ -66,6 +66,10 @@ class Memory {
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
+  // One cuMemSetAccess and one cuMemUnmap for all, which are the calls that cost most.
+  base::Status map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
+                       uint64_t count);
+  base::Status unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count);
 
   // Memory for other processes (cuda_shared_memory.cpp): one handle for all of it, because a descriptor stands
   // for one handle. Errors: also INVALID_ARGUMENT (not shared, no such descriptor), IO_ERROR.
@@ -133,7 +137,14 @@ class Memory {
   // Gives pooled granules back to the driver until at most `keep_bytes` are left. True if any went.
   bool trim(uint64_t keep_bytes);
   // In one call, or a granule at a time where the driver wants that. `shared`: one handle, one mapping.
-  api::CUresult unmap_range(Address address, uint64_t bytes, bool shared);
+  // *out_bytes: what is unmapped, from the start.
+  api::CUresult unmap_range(Address address, uint64_t bytes, bool shared, uint64_t* out_bytes);
+  base::Status map_parts(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
+                         uint64_t count, uint64_t offset);
+  // Enters mappings side by side, all or none, and takes them out again.
+  base::Status enter_mappings(Address address, uint64_t bytes, Physical* const* memories, uint64_t count,
+                              uint64_t offset);
+  void drop_mappings(Address address, uint64_t bytes, uint64_t count);
   // Unmaps what map() had done so far; keeps the first error out of it.
   void unmap_quietly(Address address, uint64_t bytes, bool shared);
   void* carve(Chunk& chunk, uint64_t bytes) GPUSHARE_REQUIRES(mutex_);

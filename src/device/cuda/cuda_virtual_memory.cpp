@@ -1,6 +1,8 @@
 // The virtual-memory half of cuda_memory.hpp: reservations, physical granules and mappings.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/units.hpp"
 #include "device/cuda/cuda_memory.hpp"
@@ -233,125 +235,168 @@ base::Status Memory::release_physical(gpushare_backend_memory* handle) {
   return {};
 }
 
-api::CUresult Memory::unmap_range(Address address, uint64_t bytes, bool shared) {
+api::CUresult Memory::unmap_range(Address address, uint64_t bytes, bool shared, uint64_t* out_bytes) {
   const api::CUresult result = driver().cuMemUnmap(address, bytes);
+  *out_bytes = result == api::CUDA_SUCCESS ? bytes : 0;
   // NVIDIA's samples unmap several handles side by side in one call; the documentation can be read to forbid it.
   if (result != api::CUDA_ERROR_INVALID_VALUE || shared || bytes <= granularity_bytes_) return result;
-  for (uint64_t done = 0; done < bytes; done += granularity_bytes_) {
-    const api::CUresult one = driver().cuMemUnmap(address + done, granularity_bytes_);
+  for (; *out_bytes < bytes; *out_bytes += granularity_bytes_) {
+    const api::CUresult one = driver().cuMemUnmap(address + *out_bytes, granularity_bytes_);
     if (one != api::CUDA_SUCCESS) return one;
   }
   return api::CUDA_SUCCESS;
 }
 
 void Memory::unmap_quietly(Address address, uint64_t bytes, bool shared) {
-  if (bytes > 0) (void)context_.status(unmap_range(address, bytes, shared), "cuMemUnmap");
+  uint64_t ignored = 0;
+  if (bytes > 0) (void)context_.status(unmap_range(address, bytes, shared, &ignored), "cuMemUnmap");
 }
 
-base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memory* handle, uint64_t offset) {
-  GPUSHARE_RETURN_IF_ERROR(check_virtual());
-  if (bytes == 0) return {GPUSHARE_INVALID_ARGUMENT, "va_map of 0 bytes"};
-  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: size", bytes));
-  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: address", address));
-  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: offset", offset));
-  GPUSHARE_ENTER_CONTEXT(context_);
-  Physical* memory = reinterpret_cast<Physical*>(handle);
-  {
-    // The mapping is entered before the driver is asked, so that no other call can take the range meanwhile.
-    base::MutexLock lock(mutex_);
-    const auto it = memories_.find(memory);
-    if (it == memories_.end() || memory->released) return stale_memory();
-    const uint64_t held = memory->bytes;
+base::Status Memory::enter_mappings(Address address, uint64_t bytes, Physical* const* memories,
+                                    uint64_t count, uint64_t offset) {
+  const uint64_t total = bytes * count;
+  base::MutexLock lock(mutex_);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto it = memories_.find(memories[i]);
+    if (it == memories_.end() || it->second->released) return stale_memory();
+    const uint64_t held = it->second->bytes;
     if (offset > held || bytes > held - offset) {
       return {GPUSHARE_INVALID_ARGUMENT,
               base::format("va_map: offset %llu and size %llu pass the memory's end, %llu", hex(offset),
                            hex(bytes), hex(held))};
     }
-    if (memory->shared && offset > 0) {
+    if (it->second->shared && offset > 0) {
       return {GPUSHARE_UNSUPPORTED,
               base::format("va_map: shared memory is mapped from its start: CUDA accepts no offset, not %llu",
                            hex(offset))};
     }
-    auto holder = reservations_.upper_bound(address);
-    if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
-        bytes > holder->second - (address - holder->first)) {
-      return {GPUSHARE_INVALID_ARGUMENT,
-              base::format("va_map: 0x%llx of %llu bytes lies in no reservation", hex(address), hex(bytes))};
-    }
-    auto after = mappings_.upper_bound(address);
-    const bool next_overlaps = after != mappings_.end() && after->first < address + bytes;
-    bool previous_overlaps = false;
-    if (after != mappings_.begin()) {
-      --after;
-      previous_overlaps = after->first + after->second.bytes > address;
-    }
-    if (next_overlaps || previous_overlaps) {
-      return {GPUSHARE_INVALID_STATE, base::format("va_map: part of 0x%llx is mapped already", hex(address))};
-    }
-    mappings_[address] = {bytes, memory};
-    ++memory->mappings;
+    if (it->second->shared && count > 1)
+      return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: shared memory is mapped by va_map"};
   }
+  auto holder = reservations_.upper_bound(address);
+  if (holder == reservations_.begin() || (--holder, address - holder->first > holder->second) ||
+      total > holder->second - (address - holder->first)) {
+    return {GPUSHARE_INVALID_ARGUMENT,
+            base::format("va_map: 0x%llx of %llu bytes lies in no reservation", hex(address), hex(total))};
+  }
+  auto after = mappings_.upper_bound(address);
+  const bool next_overlaps = after != mappings_.end() && after->first < address + total;
+  bool previous_overlaps = false;
+  if (after != mappings_.begin()) {
+    const auto before = std::prev(after);
+    previous_overlaps = before->first + before->second.bytes > address;
+  }
+  if (next_overlaps || previous_overlaps) {
+    return {GPUSHARE_INVALID_STATE, base::format("va_map: part of 0x%llx is mapped already", hex(address))};
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    mappings_[address + i * bytes] = {bytes, memories[i]};
+    ++memories[i]->mappings;
+  }
+  return {};
+}
+
+void Memory::drop_mappings(Address address, uint64_t bytes, uint64_t count) {
+  std::vector<std::unique_ptr<Physical>> dead;
+  {
+    base::MutexLock lock(mutex_);
+    for (uint64_t i = 0; i < count; ++i) {
+      const auto it = mappings_.find(address + i * bytes);
+      Physical* const memory = it->second.memory;
+      mappings_.erase(it);
+      if (auto last = drop_mapping(memory); last != nullptr) dead.push_back(std::move(last));
+    }
+  }
+  for (auto& memory : dead) dispose(std::move(memory));
+}
+
+base::Status Memory::map(Address address, uint64_t bytes, gpushare_backend_memory* handle, uint64_t offset) {
+  return map_parts(address, bytes, &handle, 1, offset);
+}
+
+base::Status Memory::map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
+                             uint64_t count) {
+  return map_parts(address, bytes, handles, count, 0);
+}
+
+base::Status Memory::map_parts(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
+                               uint64_t count, uint64_t offset) {
+  GPUSHARE_RETURN_IF_ERROR(check_virtual());
+  if (bytes == 0 || count == 0) return {GPUSHARE_INVALID_ARGUMENT, "va_map of 0 bytes"};
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: size", bytes));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: address", address));
+  GPUSHARE_RETURN_IF_ERROR(check_granules("va_map: offset", offset));
+  if (count > UINT64_MAX / bytes) return {GPUSHARE_INVALID_ARGUMENT, "va_map_run: too many mappings"};
+  GPUSHARE_ENTER_CONTEXT(context_);
+  std::vector<Physical*> memories(count);
+  for (uint64_t i = 0; i < count; ++i) memories[i] = reinterpret_cast<Physical*>(handles[i]);
+  // The mappings are entered before the driver is asked, so that no other call can take the range meanwhile.
+  GPUSHARE_RETURN_IF_ERROR(enter_mappings(address, bytes, memories.data(), count, offset));
 
   CaptureRelaxed relaxed(driver());
   const char* call = "cuMemMap";
   api::CUresult result = api::CUDA_SUCCESS;
+  const uint64_t total = count * bytes;
   uint64_t done = 0;
-  // The granules of a live memory do not change, and the mapping just entered keeps it alive.
-  if (memory->shared) {
-    result = driver().cuMemMap(address, bytes, 0, memory->granules.front(), 0);
+  // The granules of a live memory do not change, and the mappings just entered keep it alive.
+  const bool shared = memories[0]->shared;
+  if (shared) {
+    result = driver().cuMemMap(address, bytes, 0, memories[0]->granules.front(), 0);
     if (result == api::CUDA_SUCCESS) done = bytes;
   }
-  for (; !memory->shared && done < bytes && result == api::CUDA_SUCCESS; done += granularity_bytes_) {
+  for (; !shared && done < total; done += granularity_bytes_) {
+    const Physical& memory = *memories[done / bytes];
     result = driver().cuMemMap(address + done, granularity_bytes_, 0,
-                               memory->granules[(offset + done) / granularity_bytes_], 0);
+                               memory.granules[(offset + done % bytes) / granularity_bytes_], 0);
     if (result != api::CUDA_SUCCESS) break;
   }
   if (result == api::CUDA_SUCCESS) {
     call = "cuMemSetAccess";
-    result = give_access(address, bytes, memory->writable);
+    result = give_access(address, total, memories[0]->writable);
   }
   if (result == api::CUDA_SUCCESS) return {};
 
-  unmap_quietly(address, done, memory->shared);
-  std::unique_ptr<Physical> dead;
-  {
-    base::MutexLock lock(mutex_);
-    mappings_.erase(address);
-    dead = drop_mapping(memory);
-  }
-  dispose(std::move(dead));
-  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory(call, bytes);
+  unmap_quietly(address, done, shared);
+  drop_mappings(address, bytes, count);
+  if (result == api::CUDA_ERROR_OUT_OF_MEMORY) return out_of_memory(call, total);
   return context_.status(result, call);
 }
 
 base::Status Memory::unmap(Address address, uint64_t bytes) {
+  uint64_t done = 0;
+  return unmap_run(address, bytes, 1, &done);
+}
+
+base::Status Memory::unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count) {
   GPUSHARE_RETURN_IF_ERROR(check_virtual());
-  Physical* memory = nullptr;
+  if (count == 0) return {GPUSHARE_INVALID_ARGUMENT, "va_unmap_run of no mapping"};
+  bool shared = false;
   {
     base::MutexLock lock(mutex_);
-    const auto it = mappings_.find(address);
-    if (it == mappings_.end()) {
-      return {GPUSHARE_NOT_FOUND, base::format("va_unmap: no mapping starts at 0x%llx", hex(address))};
+    auto it = mappings_.find(address);
+    for (uint64_t i = 0; i < count; ++i, ++it) {
+      const Address at = address + i * bytes;
+      if (it == mappings_.end() || it->first != at)
+        return {GPUSHARE_NOT_FOUND, base::format("va_unmap: no mapping starts at 0x%llx", hex(at))};
+      if (it->second.bytes != bytes)
+        return {GPUSHARE_INVALID_ARGUMENT, base::format("va_unmap: the mapping has %llu bytes, not %llu",
+                                                        hex(it->second.bytes), hex(bytes))};
+      shared |= it->second.memory->shared;
     }
-    if (it->second.bytes != bytes) {
-      return {GPUSHARE_INVALID_ARGUMENT, base::format("va_unmap: the mapping has %llu bytes, not %llu",
-                                                      hex(it->second.bytes), hex(bytes))};
-    }
-    memory = it->second.memory;
   }
+  if (shared && count > 1)
+    return {GPUSHARE_INVALID_ARGUMENT, "va_unmap_run: shared memory is unmapped by va_unmap"};
+  uint64_t unmapped = count * bytes;
+  base::Status status;
   if (!context_.lost()) {
     GPUSHARE_ENTER_CONTEXT(context_);
     CaptureRelaxed relaxed(driver());
-    GPUSHARE_RETURN_IF_ERROR(context_.status(unmap_range(address, bytes, memory->shared), "cuMemUnmap"));
+    status = context_.status(unmap_range(address, count * bytes, shared, &unmapped), "cuMemUnmap");
   }
-  std::unique_ptr<Physical> dead;
-  {
-    base::MutexLock lock(mutex_);
-    mappings_.erase(address);
-    dead = drop_mapping(memory);
-  }
-  dispose(std::move(dead));
-  return {};
+  // Of a mapping in several granules some may be unmapped: it counts as mapped.
+  *out_count = unmapped / bytes;
+  drop_mappings(address, bytes, *out_count);
+  return status;
 }
 
 }  // namespace gpushare::device::cuda

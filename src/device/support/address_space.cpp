@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -39,7 +41,16 @@ void keep_from_children(void* pages, uint64_t bytes) {
   (void)madvise(pages, bytes, MADV_DONTFORK);
 }
 
-char* map_pages(uint64_t bytes, int protection) {
+// Nothing is mapped there any more, and an access faults.
+bool clear_pages(char* pages, uint64_t bytes) {
+  if (mmap(pages, bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) ==
+      MAP_FAILED)
+    return false;
+  keep_from_children(pages, bytes);
+  return true;
+}
+
+char* new_pages(uint64_t bytes, int protection) {
   void* pages = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) return nullptr;
   keep_from_children(pages, bytes);
@@ -47,8 +58,8 @@ char* map_pages(uint64_t bytes, int protection) {
 }
 
 char* map_aligned_pages(uint64_t bytes, uint64_t alignment, int protection) {
-  if (alignment <= AddressSpace::kPageBytes) return map_pages(bytes, protection);
-  char* pages = map_pages(bytes + alignment, protection);
+  if (alignment <= AddressSpace::kPageBytes) return new_pages(bytes, protection);
+  char* pages = new_pages(bytes + alignment, protection);
   if (pages == nullptr) return nullptr;
   const uint64_t start = reinterpret_cast<uint64_t>(pages);
   const uint64_t head = round_up(start, alignment) - start;
@@ -194,7 +205,7 @@ base::Result<void*> AddressSpace::host_alloc(uint64_t bytes) {
   if (bytes == 0) return base::Status(GPUSHARE_INVALID_ARGUMENT, "a host allocation of 0 bytes");
   base::MutexLock lock(mutex_);
   char* pages =
-      bytes > kLargestBytes ? nullptr : map_pages(round_up(bytes, kPageBytes), PROT_READ | PROT_WRITE);
+      bytes > kLargestBytes ? nullptr : new_pages(round_up(bytes, kPageBytes), PROT_READ | PROT_WRITE);
   if (pages == nullptr) {
     errno = ENOMEM;
     return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "a host allocation", bytes);
@@ -409,75 +420,117 @@ base::Status AddressSpace::release_physical(gpushare_backend_memory* handle) {
 
 base::Status AddressSpace::map(Address address, uint64_t bytes, gpushare_backend_memory* handle,
                                uint64_t offset) {
+  base::MutexLock lock(mutex_);
+  Memory* const memory = reinterpret_cast<Memory*>(handle);
+  return map_parts(address, bytes, &memory, 1, offset);
+}
+
+base::Status AddressSpace::map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* handles,
+                                   uint64_t count) {
+  base::MutexLock lock(mutex_);
+  std::vector<Memory*> memories(count);
+  for (uint64_t i = 0; i < count; ++i) memories[i] = reinterpret_cast<Memory*>(handles[i]);
+  return map_parts(address, bytes, memories.data(), count, 0);
+}
+
+base::Status AddressSpace::map_parts(Address address, uint64_t bytes, Memory* const* memories, uint64_t count,
+                                     uint64_t offset) {
   GPUSHARE_RETURN_IF_ERROR(check_granules("address", address));
   GPUSHARE_RETURN_IF_ERROR(check_granules("size", bytes));
   GPUSHARE_RETURN_IF_ERROR(check_granules("offset", offset));
-  base::MutexLock lock(mutex_);
-  Memory* memory = reinterpret_cast<Memory*>(handle);
-  if (!memories_.contains(memory) || memory->released) {
-    return {GPUSHARE_INVALID_HANDLE, "not live physical memory (released?)"};
+  for (uint64_t i = 0; i < count; ++i) {
+    if (!memories_.contains(memories[i]) || memories[i]->released)
+      return {GPUSHARE_INVALID_HANDLE, "not live physical memory (released?)"};
+    const uint64_t held = memories[i]->bytes;
+    if (bytes == 0 || offset > held || bytes > held - offset)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("%s at offset %s do not lie in %s of physical memory",
+                           base::format_bytes(bytes).c_str(), base::format_bytes(offset).c_str(),
+                           base::format_bytes(held).c_str())};
   }
-  if (bytes == 0 || offset > memory->bytes || bytes > memory->bytes - offset) {
-    return {
-        GPUSHARE_INVALID_ARGUMENT,
-        base::format("%s at offset %s do not lie in %s of physical memory", base::format_bytes(bytes).c_str(),
-                     base::format_bytes(offset).c_str(), base::format_bytes(memory->bytes).c_str())};
-  }
-  const auto reservation = holder(reservations_, address, bytes);
-  if (reservation == reservations_.end()) {
+  const uint64_t total = count > kLargestBytes / std::max<uint64_t>(bytes, 1) ? UINT64_MAX : count * bytes;
+  const auto reservation = holder(reservations_, address, total);
+  if (total == 0 || reservation == reservations_.end())
     return {GPUSHARE_INVALID_ARGUMENT,
-            base::format("%s at 0x%llx are not inside one reservation", base::format_bytes(bytes).c_str(),
+            base::format("%s at 0x%llx are not inside one reservation", base::format_bytes(total).c_str(),
                          static_cast<unsigned long long>(address))};
-  }
   auto next = mappings_.lower_bound(address);
-  const bool hits_next = next != mappings_.end() && next->first < address + bytes;
+  const bool hits_next = next != mappings_.end() && next->first < address + total;
   const bool hits_previous =
       next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
-  if (hits_next || hits_previous) {
+  if (hits_next || hits_previous)
     return {GPUSHARE_INVALID_STATE,
             base::format("part of the range at 0x%llx is mapped already; unmap it first",
                          static_cast<unsigned long long>(address))};
+  if (options_.keep_data)
+    GPUSHARE_RETURN_IF_ERROR(map_pages(reservation->second.storage + (address - reservation->first), bytes,
+                                       memories, count, offset));
+  for (uint64_t i = 0; i < count; ++i) {
+    next = mappings_.insert_or_assign(next, address + i * bytes, Mapping{bytes, memories[i], offset});
+    ++next;
+    ++memories[i]->mappings;
+    memories[i]->used = true;
   }
-  if (options_.keep_data) {
-    char* target = reservation->second.storage + (address - reservation->first);
-    const int protection = PROT_READ | (memory->writable ? PROT_WRITE : 0);
-    const int file = memory->imported() ? memory->imported_file : memory_file_;
-    const bool mapped = memory->shared != nullptr
-                            ? memory->shared->map_at(target, bytes, offset)
-                            : mmap(target, bytes, protection, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, file,
-                                   static_cast<off_t>(memory->file_offset + offset)) != MAP_FAILED;
+  return {};
+}
+
+base::Status AddressSpace::map_pages(char* target, uint64_t bytes, Memory* const* memories, uint64_t count,
+                                     uint64_t offset) {
+  for (uint64_t first = 0; first < count;) {
+    const Memory& memory = *memories[first];
+    const bool in_file = memory.shared == nullptr && !memory.imported();
+    uint64_t end = first + 1;
+    while (end < count && in_file && memories[end]->shared == nullptr && !memories[end]->imported() &&
+           memories[end]->file_offset == memory.file_offset + (end - first) * bytes)
+      ++end;
+    char* const at = target + first * bytes;
+    const int protection = PROT_READ | (memory.writable ? PROT_WRITE : 0);
+    const int file = memory.imported() ? memory.imported_file : memory_file_;
+    const bool mapped =
+        memory.shared != nullptr
+            ? memory.shared->map_at(at, bytes, offset)
+            : mmap(at, (end - first) * bytes, protection, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, file,
+                   static_cast<off_t>(memory.file_offset + offset)) != MAP_FAILED;
     if (!mapped) {
-      return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", bytes);
+      const base::Status failed =
+          system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "mmap of physical memory", (end - first) * bytes);
+      if (first > 0) (void)clear_pages(target, first * bytes);
+      return failed;
     }
-    keep_from_children(target, bytes);
+    first = end;
   }
-  mappings_[address] = {bytes, memory, offset};
-  ++memory->mappings;
-  memory->used = true;
+  keep_from_children(target, count * bytes);
   return {};
 }
 
 base::Status AddressSpace::unmap(Address address, uint64_t bytes) {
+  uint64_t done = 0;
+  return unmap_run(address, bytes, 1, &done);
+}
+
+base::Status AddressSpace::unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count) {
   base::MutexLock lock(mutex_);
-  const auto it = mappings_.find(address);
-  if (it == mappings_.end() || it->second.bytes != bytes) {
-    return {GPUSHARE_NOT_FOUND,
-            base::format("no mapping of %s starts at 0x%llx; ranges are unmapped as they were mapped",
-                         base::format_bytes(bytes).c_str(), static_cast<unsigned long long>(address))};
+  const auto first = mappings_.find(address);
+  auto it = first;
+  for (uint64_t i = 0; i < count; ++i, ++it) {
+    if (it == mappings_.end() || it->first != address + i * bytes || it->second.bytes != bytes)
+      return {GPUSHARE_NOT_FOUND,
+              base::format("no mapping of %s starts at 0x%llx; ranges are unmapped as they were mapped",
+                           base::format_bytes(bytes).c_str(),
+                           static_cast<unsigned long long>(address + i * bytes))};
   }
-  if (options_.keep_data) {
-    const auto reservation = holder(reservations_, address, bytes);
-    char* target = reservation->second.storage + (address - reservation->first);
-    if (mmap(target, bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) ==
-        MAP_FAILED) {
-      return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "unmapping", bytes);
-    }
-    keep_from_children(target, bytes);
+  const auto reservation = holder(reservations_, address, count * bytes);
+  if (count == 0 || reservation == reservations_.end())
+    return {GPUSHARE_INVALID_ARGUMENT, "the mappings are none, or not in one reservation"};
+  if (options_.keep_data &&
+      !clear_pages(reservation->second.storage + (address - reservation->first), count * bytes))
+    return system_error(GPUSHARE_HOST_OUT_OF_MEMORY, "unmapping", count * bytes);
+  for (it = first; *out_count < count; ++*out_count) {
+    Memory* const memory = it->second.memory;
+    it = mappings_.erase(it);
+    --memory->mappings;
+    drop_if_unused(memory);
   }
-  Memory* memory = it->second.memory;
-  mappings_.erase(it);
-  --memory->mappings;
-  drop_if_unused(memory);
   return {};
 }
 

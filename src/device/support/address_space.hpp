@@ -66,6 +66,10 @@ class AddressSpace {
   base::Status release_physical(gpushare_backend_memory* memory);
   base::Status map(Address address, uint64_t bytes, gpushare_backend_memory* memory, uint64_t offset);
   base::Status unmap(Address address, uint64_t bytes);
+  // Each with one system call where the memories lie side by side in the file too.
+  base::Status map_run(Address address, uint64_t bytes, gpushare_backend_memory* const* memories,
+                       uint64_t count);
+  base::Status unmap_run(Address address, uint64_t bytes, uint64_t count, uint64_t* out_count);
 
   // Group "ipc"; needs data. Memory that was exported for reading can no longer be exported for writing, and nobody else
   // can write it. Errors: INVALID_ARGUMENT (not shared; exported for reading before; a descriptor that is not of
@@ -133,6 +137,11 @@ class AddressSpace {
   void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);
   base::Status check_granules(const char* what, uint64_t value) const;
   // The range of `ranges` that holds all of [address, address + bytes), or end().
+  // `bytes` from `offset` on of each memory, side by side.
+  base::Status map_parts(Address address, uint64_t bytes, Memory* const* memories, uint64_t count,
+                         uint64_t offset) GPUSHARE_REQUIRES(mutex_);
+  base::Status map_pages(char* target, uint64_t bytes, Memory* const* memories, uint64_t count,
+                         uint64_t offset);
   static RangeMap::const_iterator holder(const RangeMap& ranges, Address address, uint64_t bytes);
   bool fully_mapped(Address address, uint64_t bytes, bool write) const GPUSHARE_REQUIRES(mutex_);
 

@@ -58,6 +58,8 @@ class OpsTable {
     ops.phys_release = phys_release;
     ops.va_map = va_map;
     ops.va_unmap = va_unmap;
+    ops.va_map_run = va_map_run;
+    ops.va_unmap_run = va_unmap_run;
     ops.fault_set = fault_set;
     return ops;
   }
@@ -380,6 +382,22 @@ class OpsTable {
   }
   static int32_t va_unmap(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes) {
     return on_any(device, "va_unmap", [&](Device& d) { return d.memory().unmap(address, bytes); });
+  }
+  static int32_t va_map_run(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
+                            gpushare_backend_memory* const* memories, uint64_t count) {
+    return on_live(device, "va_map_run", [&](Device& d) -> base::Status {
+      if (memories == nullptr) return null_handle("memories");
+      if (d.faults().fires(GPUSHARE_FAULT_MAP_FAILS)) return scripted_out_of_memory("va_map_run", bytes);
+      return d.memory().map_run(address, bytes, memories, count);
+    });
+  }
+  static int32_t va_unmap_run(gpushare_backend_device* device, gpushare_device_address address,
+                              uint64_t bytes, uint64_t count, uint64_t* out_count) {
+    return on_any(device, "va_unmap_run", [&](Device& d) -> base::Status {
+      if (out_count == nullptr) return null_output();
+      *out_count = 0;
+      return d.memory().unmap_run(address, bytes, count, out_count);
+    });
   }
   static int32_t fault_set(gpushare_backend_device* device, const gpushare_backend_fault* fault) {
     return on_any(device, "fault_set", [&](Device& d) { return d.faults().set(fault); });

@@ -43,6 +43,10 @@ CTS_TEST("faults: a mapping fails at call n") {
   CHECK(cts.device->va_map(range + granule, granule, memory, 0).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
   // Nothing was mapped by the failure.
   CHECK(is_call_error(cts.device->va_unmap(range + granule, granule)));
+  // A run is one call.
+  REQUIRE_OK(cts.device->set_fault(fault(GPUSHARE_FAULT_MAP_FAILS, 1)));
+  CHECK(cts.device->va_map_run(range + granule, granule, &memory, 1).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  CHECK(is_call_error(cts.device->va_unmap(range + granule, granule)));
   CHECK_OK(cts.device->va_unmap(range, granule));
   CHECK_OK(cts.device->phys_release(memory));
   CHECK_OK(cts.device->va_free(range, 2 * granule));

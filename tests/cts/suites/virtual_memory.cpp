@@ -223,6 +223,60 @@ CTS_TEST("virtual memory: ranges are unmapped as they were mapped and once") {
   CHECK_OK(cts.device->va_free(range, 4 * granule));
 }
 
+CTS_TEST("virtual memory: a run of memories is mapped and unmapped side by side") {
+  const uint64_t granule = granule_of(cts);
+  const auto data = pattern(4 * granule, 12);
+  const device::Address range = *cts.device->va_reserve(5 * granule);
+  std::vector<gpushare_backend_memory*> memories;
+  for (int i = 0; i < 4; ++i) memories.push_back(*cts.device->phys_create(granule));
+  std::swap(memories[0], memories[2]);  // neighbours in no order
+  uint64_t done = 9;
+  {
+    const auto stream = cts.stream();
+    REQUIRE_OK(cts.device->va_map_run(range, granule, memories.data(), 4));
+    cts.upload(stream, range, data);
+    // A run ends anywhere, and each mapping is also one by itself.
+    REQUIRE_OK(cts.device->va_unmap(range + granule, granule));
+    REQUIRE_OK(cts.device->va_unmap_run(range + 2 * granule, granule, 2, &done));
+    CHECK(done == 2);
+    REQUIRE_OK(cts.device->va_map(range + granule, granule, memories[1], 0));
+    REQUIRE_OK(cts.device->va_map_run(range + 2 * granule, granule, &memories[2], 2));
+    CHECK(cts.download(stream, range, 4 * granule) == data);
+  }
+  REQUIRE_OK(cts.device->va_unmap_run(range, granule, 4, &done));
+  CHECK(done == 4);
+  for (auto* memory : memories) CHECK_OK(cts.device->phys_release(memory));
+  CHECK_OK(cts.device->va_free(range, 5 * granule));
+}
+
+CTS_TEST("virtual memory: a run that cannot be mapped or unmapped as asked changes nothing") {
+  const uint64_t granule = granule_of(cts);
+  const device::Address range = *cts.device->va_reserve(4 * granule);
+  gpushare_backend_memory* memories[3];
+  for (auto& memory : memories) memory = *cts.device->phys_create(granule);
+  gpushare_backend_memory* const taken = *cts.device->phys_create(granule);
+  REQUIRE_OK(cts.device->va_map(range + 2 * granule, granule, taken, 0));
+  CHECK(is_call_error(cts.device->va_map_run(range, granule, memories, 3)));  // the third is taken
+  CHECK(is_call_error(cts.device->va_map_run(range + 3 * granule, granule, memories, 2)));  // beyond the end
+  CHECK(is_call_error(cts.device->va_map_run(range, 2 * granule, memories, 1)));  // more than it has
+  CHECK(is_call_error(cts.device->va_map_run(range, granule / 2, memories, 2)));
+  CHECK(is_call_error(cts.device->va_map_run(range, granule, memories, 0)));
+  REQUIRE_OK(cts.device->phys_release(memories[2]));
+  CHECK(is_call_error(cts.device->va_map_run(range, granule, memories + 1, 2)));  // the second is released
+  REQUIRE_OK(cts.device->va_map_run(range, granule, memories, 2));
+  uint64_t done = 9;
+  CHECK(is_call_error(cts.device->va_unmap_run(range, granule, 4, &done)));  // the fourth is not mapped
+  CHECK(done == 0);
+  CHECK(is_call_error(cts.device->va_unmap_run(range, granule, 0, &done)));
+  REQUIRE_OK(cts.device->va_unmap_run(range, granule, 3, &done));
+  CHECK(done == 3);
+  CHECK(is_call_error(cts.device->va_unmap_run(range, granule, 1, &done)));
+  CHECK_OK(cts.device->phys_release(memories[0]));
+  CHECK_OK(cts.device->phys_release(memories[1]));
+  CHECK_OK(cts.device->phys_release(taken));
+  CHECK_OK(cts.device->va_free(range, 4 * granule));
+}
+
 CTS_TEST("virtual memory: handles and ranges are given back once") {
   const uint64_t granule = granule_of(cts);
   const device::Address range = *cts.device->va_reserve(2 * granule);

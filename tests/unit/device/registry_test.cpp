@@ -116,6 +116,44 @@ TEST_CASE("phys_create_host needs virtual memory", "[registry]") {
   CHECK(find_backend("bare")->phys_create_host(nullptr, 1, nullptr) == GPUSHARE_UNSUPPORTED);
 }
 
+TEST_CASE(
+    "ops for runs are both or none and need virtual memory; without them each mapping is made by itself",
+    "[registry]") {
+  gpushare_backend_ops ops = fake_backend("half-a-run");
+  add_virtual_memory(ops);
+  set_ok(ops.va_map_run);
+  CHECK(mentions(register_backend(&ops), "va_unmap_run"));
+  ops = fake_backend("runs-alone");
+  set_ok(ops.va_map_run);
+  set_ok(ops.va_unmap_run);
+  CHECK(mentions(register_backend(&ops), "virtual memory"));
+
+  ops = *find_backend("host");
+  ops.name = "without-runs";
+  ops.va_map_run = nullptr;
+  ops.va_unmap_run = nullptr;
+  REQUIRE(register_backend(&ops).ok());
+  auto device = Device::open("without-runs?total_bytes=67108864");
+  REQUIRE(device.ok());
+  const uint64_t granule = (*device)->info().mapping_granularity_bytes;
+  const gpushare_device_address range = *(*device)->va_reserve(3 * granule);
+  gpushare_backend_memory* memories[] = {*(*device)->phys_create(granule), *(*device)->phys_create(granule),
+                                         *(*device)->phys_create(granule)};
+  uint64_t done = 9;
+  REQUIRE((*device)->va_map(range + 2 * granule, granule, memories[2], 0).ok());
+  CHECK((*device)->va_map_run(range, granule, memories, 3).code() == GPUSHARE_INVALID_STATE);
+  REQUIRE((*device)->va_map_run(range, granule, memories, 2).ok());  // nothing is left of the attempt
+  *reinterpret_cast<char*>(range + granule) = 1;
+  CHECK((*device)->va_unmap_run(range, granule, 3, &done).ok());
+  CHECK(done == 3);
+  REQUIRE((*device)->va_map_run(range, granule, memories, 2).ok());
+  CHECK((*device)->va_unmap_run(range, granule, 3, &done).code() == GPUSHARE_NOT_FOUND);
+  CHECK(done == 2);
+  for (gpushare_backend_memory* memory : memories) CHECK((*device)->phys_release(memory).ok());
+  CHECK((*device)->va_free(range, 3 * granule).ok());
+  CHECK((*device)->close().ok());
+}
+
 TEST_CASE("missing mandatory ops are refused and named", "[registry]") {
   gpushare_backend_ops ops = fake_backend("incomplete");
   ops.event_query = nullptr;

@@ -93,6 +93,42 @@ TEST_CASE("a mapping that fails half-way is taken back", "[cuda]") {
   check_clean();
 }
 
+TEST_CASE("a run that fails half-way is taken back, and one that is unmapped in part says how much",
+          "[cuda]") {
+  auto device = open();
+  const uint64_t granule = device->info().mapping_granularity_bytes;
+  const auto range = device->va_reserve(4 * granule);
+  std::vector<gpushare_backend_memory*> memories;
+  for (int i = 0; i < 4; ++i) memories.push_back(*device->phys_create(granule));
+  for (const uint64_t at : {1, 2, 4}) {
+    standin_fail_call("cuMemMap", at, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(device->va_map_run(*range, granule, memories.data(), 4).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  }
+  standin_fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(device->va_map_run(*range, granule, memories.data(), 4).code() == GPUSHARE_DEVICE_OUT_OF_MEMORY);
+  const uint64_t accesses = standin_calls("cuMemSetAccess"), unmaps = standin_calls("cuMemUnmap");
+  REQUIRE_OK(device->va_map_run(*range, granule, memories.data(), 4));
+  CHECK(standin_calls("cuMemSetAccess") == accesses + 1);
+  uint64_t done = 9;
+  standin_fail_call("cuMemUnmap", 1, CUDA_ERROR_NOT_PERMITTED);
+  CHECK_FALSE(device->va_unmap_run(*range, granule, 4, &done).ok());
+  CHECK(done == 0);
+  CHECK(standin_calls("cuMemUnmap") == unmaps + 1);
+  REQUIRE_OK(device->va_unmap_run(*range, granule, 2, &done));
+  CHECK(done == 2);
+  CHECK(standin_calls("cuMemUnmap") == unmaps + 2);
+  REQUIRE_OK(device->va_unmap_run(*range + 2 * granule, granule, 2, &done));
+  const auto shared = device->phys_create_shared(granule);
+  REQUIRE_OK(shared.status());
+  gpushare_backend_memory* const mixed[] = {memories[0], *shared};
+  CHECK(device->va_map_run(*range, granule, mixed, 2).code() == GPUSHARE_INVALID_ARGUMENT);
+  REQUIRE_OK(device->phys_release(*shared));
+  for (gpushare_backend_memory* memory : memories) REQUIRE_OK(device->phys_release(memory));
+  REQUIRE_OK(device->va_free(*range, 4 * granule));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
 TEST_CASE("memory released while it is being mapped in vain goes when the attempt ends", "[cuda]") {
   auto device = open("pool_bytes=0");
   const uint64_t granule = device->info().mapping_granularity_bytes;
