@@ -4,9 +4,9 @@
 // A cycle is the moves out that somebody needed, and the moves home after them. Moves out are never held up. When a
 // session is sent out again, the cycle before is over, and its blocks come home once two things are so. `loss` of the
 // time since the last move home amounts to what that cycle cost. And `loss` of the time since the first move amounts to
-// what all cycles cost, with this one, which is taken to cost as much as the one before. So from the second cycle on
-// moves take at most `loss` of the session's time at the end of each cycle, however often it is sent out. The first
-// cycle waits for nothing: a burst comes home as soon as there is room.
+// what all moves cost until now, with those home and those out that come next, which are taken to cost as much as the
+// last ones. So from the second move home on, moves take at most `loss` of the session's time at every moment, however
+// often it is sent out. The first cycle waits for nothing: a burst comes home as soon as there is room.
 //
 // No thread, no clock: times come in as arguments. Used by one thread at a time.
 // SPDX-License-Identifier: Apache-2.0
@@ -25,40 +25,47 @@ class MoveRest {
   explicit MoveRest(double loss) : loss_(loss) {}
 
   void moved_out(uint64_t began_ns, uint64_t ended_ns) {
-    if (came_home_) {
-      const auto rest_ns = [this](uint64_t cost_ns) {
-        return base::to_uint64(static_cast<double>(cost_ns) / loss_);
-      };
-      total_ns_ += cost_ns_;
-      paid_at_ns_ = std::max({paid_at_ns_, base::add_saturated(last_home_ns_, rest_ns(cost_ns_)),
-                              base::add_saturated(first_ns_, rest_ns(total_ns_ + cost_ns_))});
-      cost_ns_ = 0;
-      came_home_ = false;
+    if (home_ns_ > 0) {
+      before_ = {out_ns_, home_ns_};
+      out_ns_ = home_ns_ = 0;
     }
-    note_first(began_ns);
-    cost_ns_ += ended_ns - std::min(began_ns, ended_ns);
+    const uint64_t cost_ns = add(began_ns, ended_ns);
+    out_ns_ += cost_ns;
+    if (before_.home_ns == 0) return;
+    const auto rest_ns = [this](uint64_t moves_ns) {
+      return base::to_uint64(static_cast<double>(moves_ns) / loss_);
+    };
+    const uint64_t next_ns = before_.home_ns + std::max(out_ns_, before_.out_ns);
+    paid_at_ns_ =
+        std::max({paid_at_ns_, base::add_saturated(last_home_ns_, rest_ns(before_.out_ns + before_.home_ns)),
+                  base::add_saturated(first_ns_, rest_ns(total_ns_ + next_ns))});
   }
   void moved_home(uint64_t began_ns, uint64_t ended_ns) {
-    note_first(began_ns);
-    cost_ns_ += ended_ns - std::min(began_ns, ended_ns);
-    came_home_ = true;
+    home_ns_ += add(began_ns, ended_ns);
     last_home_ns_ = ended_ns;
   }
   bool may_come_home(uint64_t now_ns) const { return now_ns >= paid_at_ns_; }
   uint64_t paid_at_ns() const { return paid_at_ns_; }
 
  private:
-  void note_first(uint64_t began_ns) {
-    if (total_ns_ == 0 && cost_ns_ == 0) first_ns_ = began_ns;
+  struct Cycle {
+    uint64_t out_ns, home_ns;
+  };
+  // At least 1 ns, so that a cycle with moves home is known as one.
+  uint64_t add(uint64_t began_ns, uint64_t ended_ns) {
+    if (total_ns_ == 0) first_ns_ = began_ns;
+    const uint64_t cost_ns = std::max<uint64_t>(1, ended_ns - std::min(began_ns, ended_ns));
+    total_ns_ += cost_ns;
+    return cost_ns;
   }
 
   double loss_;
-  uint64_t cost_ns_ = 0;    // of the cycle at hand
-  uint64_t total_ns_ = 0;   // of those before
-  uint64_t first_ns_ = 0;   // when the first move began
-  bool came_home_ = false;  // in it
+  uint64_t total_ns_ = 0;              // of all moves
+  uint64_t first_ns_ = 0;              // when the first one began
+  uint64_t out_ns_ = 0, home_ns_ = 0;  // of the cycle at hand
+  Cycle before_{0, 0};
   uint64_t last_home_ns_ = 0;
-  uint64_t paid_at_ns_ = 0;  // when the cycles before are paid
+  uint64_t paid_at_ns_ = 0;  // when the blocks may come home
 };
 
 }  // namespace gpushare::sched
