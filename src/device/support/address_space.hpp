@@ -136,12 +136,12 @@ class AddressSpace {
   base::Status replace_file(Memory& memory) GPUSHARE_REQUIRES(mutex_);
   void drop_if_unused(Memory* memory) GPUSHARE_REQUIRES(mutex_);
   base::Status check_granules(const char* what, uint64_t value) const;
-  // The range of `ranges` that holds all of [address, address + bytes), or end().
   // `bytes` from `offset` on of each memory, side by side.
   base::Status map_parts(Address address, uint64_t bytes, Memory* const* memories, uint64_t count,
                          uint64_t offset) GPUSHARE_REQUIRES(mutex_);
   base::Status map_pages(char* target, uint64_t bytes, Memory* const* memories, uint64_t count,
                          uint64_t offset);
+  // The range of `ranges` that holds all of [address, address + bytes), or end().
   static RangeMap::const_iterator holder(const RangeMap& ranges, Address address, uint64_t bytes);
   bool fully_mapped(Address address, uint64_t bytes, bool write) const GPUSHARE_REQUIRES(mutex_);
 
