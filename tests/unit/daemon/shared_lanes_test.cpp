@@ -31,9 +31,11 @@ constexpr uint64_t kLong = 60'000'000'000;
 #ifdef GPUSHARE_CUDA_STANDIN
 const char kBackend[] = "cuda", kFailing[] = "failing_cuda_lanes";
 const char kDeviceOptions[] = "?driver=" GPUSHARE_CUDA_STANDIN "&total_bytes=268435456";
+const char kWholeDevice[] = "cuda?driver=" GPUSHARE_CUDA_STANDIN;  // 1 GiB, of all processes together
 #else
 const char kBackend[] = "host", kFailing[] = "failing_host_lanes";
 const char kDeviceOptions[] = "?total_bytes=268435456&granularity=65536";
+const char kWholeDevice[] = "host?total_bytes=1073741824&granularity=65536";  // 1 GiB for each process
 #endif
 
 // Capacity 64 MiB: pieces of 2 MiB, which is also what P and E are rounded up to.
@@ -384,13 +386,16 @@ TEST_CASE("a new daemon hears of sessions that shared a lane, also while one run
 
 TEST_CASE(
     "a new daemon has the capacity that it is told, also where sessions of the one before hold most of it") {
-  Shared shared([](auto& options) { options.capacity_bytes = 224 * kMiB; });
-  Job a("a", 150 * kMiB, 8 * kMiB);
+  Shared shared([](auto& options) {
+    options.devices = {kWholeDevice};
+    options.capacity_bytes = 900 * kMiB;
+  });
+  Job a("a", 600 * kMiB, 16 * kMiB);
   CHECK_OK(a.run(1));
   shared.service.reset();
   shared.start();
   eventually([&] { return a.run(2).ok(); });
-  CHECK(shared.status().devices[0].capacity_bytes == 224 * kMiB);
+  CHECK(shared.status().devices[0].capacity_bytes == 900 * kMiB);
   CHECK(a.runtime->check() == "");
 }
 
