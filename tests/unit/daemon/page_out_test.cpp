@@ -2,11 +2,10 @@
 // session's memory under its running iteration.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
-#include <atomic>
-#include <cstdlib>
-#include <filesystem>
+#include <cstring>
 #include <thread>
 
+#include "unit/daemon/raw_daemon.hpp"
 #include "unit/daemon/raw_process.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
@@ -14,90 +13,6 @@ using namespace gpushare;
 using namespace gpushare::test;
 using client::LeaseState;
 using client::MessageType;
-
-namespace {
-
-// The daemon's end of one process's connection, which says each message by hand. Replies are OK, with slot 0.
-struct RawDaemon {
-  RawDaemon() {
-    char name[] = "/tmp/gpushare-XXXXXX";
-    REQUIRE(mkdtemp(name) != nullptr);
-    folder = name;
-    auto opened = client::Listener::open(folder + "/socket");
-    REQUIRE(opened.ok());
-    listener = std::move(*opened);
-    page = *client::LeasePage::create(client::kSharedLeaseSlots);
-    setenv("GPUSHARE_SOCKET", (folder + "/socket").c_str(), 1);
-    thread = std::thread([this] { serve(); });
-  }
-  ~RawDaemon() {
-    stop = true;
-    thread.join();
-    listener = {};
-    std::filesystem::remove_all(folder);
-  }
-  void serve() {
-    client::Peer peer;
-    std::array<std::byte, client::kMaxMessageBytes + 64> buffer;
-    while (!stop) {
-      if (!socket) {
-        auto accepted = client::accept_peer(listener.get(), &peer);
-        if (accepted.ok()) socket = std::move(*accepted);
-      }
-      const auto message =
-          socket ? client::receive_message(socket.get(), buffer)
-                 : base::Result<std::span<const std::byte>>(base::Status(GPUSHARE_NOT_READY, ""));
-      if (!message.ok()) {
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-        continue;
-      }
-      const auto type = client::check_message(*message);
-      if (type.ok()) answer(*type, client::fields_of<client::SessionMessage>(*message));
-    }
-  }
-  void answer(MessageType type, const client::SessionMessage& message) {
-    if (type == MessageType::kHello) {
-      auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
-      welcome.capacity_bytes = 64 * kMiB;
-      welcome.slots = page->slots();
-      client::put_text(welcome.device, "host?total_bytes=268435456&granularity=65536");
-      client::put_text(welcome.policy, "srtf");
-      const int file = page->file();
-      sent_well = sent_well &&
-                  client::send_message(socket.get(), client::bytes_of(welcome), std::span(&file, 1)).ok();
-      return;
-    }
-    if (type == MessageType::kPageDone) ++page_done;
-    if (type == MessageType::kArrive) session = message.session;
-    if (message.header.sequence != 0)
-      send(client::make_message<client::Reply>(MessageType::kReply, message.header.sequence));
-    if (type == MessageType::kArrive) tell(MessageType::kAdmit);
-    if (type == MessageType::kReady) {
-      const client::Lease::Word free = page->lease(0).look();
-      page->lease(0).extend(UINT64_MAX);
-      page->lease(0).set({free.epoch + 1, LeaseState::kBusy});
-      page->lease(0).bell().ring();
-      tell(MessageType::kGranted);
-    }
-  }
-  template <class Message>
-  void send(const Message& message) {
-    sent_well = sent_well && client::send_message(socket.get(), client::bytes_of(message)).ok();
-  }
-  void tell(MessageType type, uint64_t value = 0) {
-    send(client::make_session_message(type, session, value));
-  }
-  std::string folder;
-  client::Listener listener;
-  client::Descriptor socket;
-  std::shared_ptr<client::LeasePage> page;
-  std::atomic<uint64_t> session{0};
-  std::atomic<int> page_done{0};
-  std::atomic<bool> sent_well{true}, stop{false};
-  std::thread thread;
-};
-
-}  // namespace
 
 TEST_CASE("a session that has been passed a turn is not paged out by what the holder's end decides") {
   // The holder takes longer than it said, which puts it behind the waiting session; that one needs the bytes of both others.

@@ -118,6 +118,51 @@ TEST_CASE("what breaks the protocol ends the connection and nothing else") {
   CHECK(shared.status().devices[0].promised_bytes == 1 << 20);
 }
 
+TEST_CASE("a session's class changes to one that there is, and to no other") {
+  SharedService shared;
+  RawProcess raw(shared);
+  REQUIRE(raw.hello() == GPUSHARE_OK);
+  REQUIRE(raw.call(arrive(1, kMiB)) == GPUSHARE_OK);
+  const auto cls = [&shared] { return shared.status().sessions.at(0).cls; };
+  CHECK(cls() == "guaranteed");
+  for (const uint64_t none : {uint64_t{2}, UINT64_MAX}) {
+    raw.tell(MessageType::kSetClass, 1, none);
+    REQUIRE(raw.call(arrive(1, kMiB)) == GPUSHARE_INVALID_ARGUMENT);  // so the daemon has heard it
+    CHECK(cls() == "guaranteed");
+  }
+  raw.tell(MessageType::kSetClass, 1, static_cast<uint64_t>(sched::SessionClass::kOpportunistic));
+  REQUIRE(raw.call(arrive(1, kMiB)) == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(cls() == "opportunistic");
+}
+
+TEST_CASE("a session that leaves inside its turn has the turn no more") {
+  SharedService shared;
+  RawProcess raw(shared), other(shared);
+  for (RawProcess* each : {&raw, &other}) {
+    REQUIRE(each->hello(client::kPassesTurns) == GPUSHARE_OK);
+    REQUIRE(each->call(arrive(1, kMiB)) == GPUSHARE_OK);
+  }
+  raw.tell(MessageType::kReady, 1);
+  raw.await(client::LeaseState::kBusy);
+  const uint64_t epoch = raw.lease().look().epoch;
+  raw.tell(MessageType::kLeave, 1);
+  while (shared.status().sessions.size() != 1) {
+  }
+  CHECK(raw.lease().look().state == client::LeaseState::kFree);
+  CHECK(raw.lease().look().epoch > epoch);
+  other.tell(MessageType::kReady, 1);
+  other.await(client::LeaseState::kBusy);
+}
+
+TEST_CASE("a process that names a device by its address gets one of a daemon whose devices have none") {
+  SharedService shared;  // of the host device, which is at no address
+  const RawProcess raw(shared);
+  auto message = client::make_message<client::Hello>(MessageType::kHello);
+  message.pci_address = 0x500;
+  REQUIRE(raw.say(message));
+  CHECK(client::fields_of<client::Welcome>(raw.answer()).code == GPUSHARE_OK);
+}
+
 TEST_CASE("limits of one user") {
   SharedService shared([](auto& options) {
     options.max_processes_per_user = 3;

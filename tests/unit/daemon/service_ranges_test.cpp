@@ -186,6 +186,23 @@ TEST_CASE("a process that does not answer for its range loses its class, and the
   REQUIRE_OK(iteration->end());
 }
 
+TEST_CASE("a process that gives nothing back says so, and keeps its class") {
+  SharedService shared;
+  const auto runtime = SharedService::open();
+  const auto a = open_session(*runtime, "a", 0, 2 * kMiB);
+  std::atomic<int> asked{0};
+  const auto theirs = open_range(*a, kLong, [&](uint64_t, uint64_t) {
+    ++asked;
+    return uint64_t{0};
+  });
+  REQUIRE_OK(theirs->commit(0, 48 * kMiB, 0));
+  const RangeOwner b(shared, 2 * kMiB);
+  CHECK(b.ask(20 * kMiB));
+  eventually([&] { return !b.ask(20 * kMiB); });  // no bytes are on the way any more
+  CHECK(asked > 0);
+  CHECK(class_of(shared, "a") == "guaranteed");
+}
+
 TEST_CASE("what a process that went was asked for is asked of others") {
   SharedService shared;
   auto first = SharedService::open();

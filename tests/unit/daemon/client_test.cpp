@@ -1,0 +1,84 @@
+// A process's end of the daemon's socket: what it says to the daemon of its sessions, what it believes of them, and the
+// socket itself.
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/socket.h>
+
+#include <string>
+
+#include "unit/daemon/raw_daemon.hpp"
+#include "unit/daemon/service_sessions.hpp"
+
+using namespace gpushare;
+using namespace gpushare::test;
+
+TEST_CASE("a wait for a message ends at its deadline") {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  const client::Descriptor here(ends[0]), there(ends[1]);
+  CHECK(client::wait_readable(here.get(), base::Deadline::after(1'000'000)).code() == GPUSHARE_TIMED_OUT);
+  REQUIRE(write(there.get(), "x", 1) == 1);
+  CHECK_OK(client::wait_readable(here.get(), base::Deadline::after(kLong)));
+}
+
+TEST_CASE("a path that is too long for a socket is refused with its length and the most that is allowed") {
+  const base::Status refused = client::connect_to(std::string(108, 'x')).status();
+  CHECK(refused.code() == GPUSHARE_INVALID_ARGUMENT);
+  CHECK(refused.message().find("has 108 bytes; the system allows 1 to 107") != std::string::npos);
+}
+
+TEST_CASE("a process shares lanes with daemons that know of lanes, the first that did included") {
+  for (const uint16_t minor : {uint16_t{5}, uint16_t{6}}) {
+    RawDaemon daemon(minor);
+    const auto runtime = SharedService::open();
+    const auto session = open_session(*runtime, "shares", kMiB, kMiB);
+    CHECK(((daemon.arrive_flags & client::kMayShareLane) != 0) == (minor == 6));
+    REQUIRE_OK(session->close());
+    REQUIRE_OK(runtime->close());
+    CHECK(daemon.sent_well);
+  }
+}
+
+TEST_CASE("a session that found no place on the device waits, and is admitted again") {
+  RawDaemon daemon;
+  const auto runtime = SharedService::open();
+  const auto first = open_session(*runtime, "first", kMiB, kMiB);
+  REQUIRE_OK(first->wait_admitted(kLong));
+  // The daemon admits it, and the device has too little memory.
+  const auto second = open_session(*runtime, "second", kMiB, 1ull << 30);
+  eventually([&] { return daemon.unplaced == 1; });
+  CHECK(second->info().state == executor::SessionState::kQueued);
+  REQUIRE_OK(second->close());
+  REQUIRE_OK(first->close());
+  REQUIRE_OK(runtime->close());
+  CHECK(daemon.sent_well);
+}
+
+TEST_CASE("the time that a session of a shared runtime has left is in its info") {
+  const SharedService shared;
+  const auto runtime = shared.open();
+  auto needs = need("known", kMiB, kMiB);
+  needs.remaining_ns = 5'000'000'000;
+  const auto session = open_session(*runtime, needs);
+  CHECK(session->info().remaining_ns == 5'000'000'000);
+  REQUIRE_OK(session->set_remaining(3'000'000'000));
+  CHECK(session->info().remaining_ns == 3'000'000'000);
+}
+
+TEST_CASE("a session that may not be paged out is, once its process allows it") {
+  const SharedService shared([](auto& options) { options.policy = "priority"; });
+  const auto a = shared.open(), b = shared.open();
+  auto stays = need("low", 40 * kMiB, 4 * kMiB);
+  stays.may_page = false;
+  const auto low = open_session(*a, stays);
+  void* kept = alloc(*low, 40 * kMiB);
+  fill(*low, kept, 40 * kMiB, 9);
+  const auto high = open_session(*b, "high", 40 * kMiB, 4 * kMiB, 10);
+  CHECK(high->begin(0).status().code() == GPUSHARE_TIMED_OUT);
+  CHECK(low->info().state == executor::SessionState::kResident);
+  REQUIRE_OK(low->allow_paging());
+  REQUIRE_OK(begin(*high)->end());
+  CHECK(low->info().state == executor::SessionState::kPagedOut);
+  REQUIRE_OK(high->close());
+  REQUIRE_OK(begin(*low)->end());
+  CHECK(all_are(kept, 40 * kMiB, 9));
+}
