@@ -97,7 +97,7 @@ struct RawDaemon {
   client::Listener listener;
   client::Descriptor socket;
   std::shared_ptr<client::LeasePage> page;
-  std::atomic<uint64_t> session{0};  // the last one
+  std::atomic<uint64_t> session{0};       // the last one
   std::atomic<uint32_t> arrive_flags{0};  // of the last session
   std::atomic<int> page_done{0}, unplaced{0};
   std::atomic<bool> sent_well{true}, stop{false};
