@@ -38,7 +38,7 @@ TEST_CASE("a process shares lanes with daemons that know of lanes, the first tha
   }
 }
 
-TEST_CASE("a session that found no place on the device waits, and is admitted again") {
+TEST_CASE("a session that found no place on the device waits, and may then need less") {
   RawDaemon daemon;
   const auto runtime = SharedService::open();
   const auto first = open_session(*runtime, "first", kMiB, kMiB);
@@ -47,6 +47,10 @@ TEST_CASE("a session that found no place on the device waits, and is admitted ag
   const auto second = open_session(*runtime, "second", kMiB, 1ull << 30);
   eventually([&] { return daemon.unplaced == 1; });
   CHECK(second->info().state == executor::SessionState::kQueued);
+  REQUIRE_OK(second->set_quota(8 * kMiB));
+  CHECK(second->info().promised_ephemeral_bytes <= 8 * kMiB);
+  daemon.tell(client::MessageType::kAdmit);
+  REQUIRE_OK(second->wait_admitted(kLong));
   REQUIRE_OK(second->close());
   REQUIRE_OK(first->close());
   REQUIRE_OK(runtime->close());
