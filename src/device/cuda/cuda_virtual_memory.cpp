@@ -393,7 +393,7 @@ base::Status Memory::unmap_run(Address address, uint64_t bytes, uint64_t count, 
     CaptureRelaxed relaxed(driver());
     status = context_.status(unmap_range(address, count * bytes, shared, &unmapped), "cuMemUnmap");
   }
-  // Of a mapping in several granules some may be unmapped: it counts as mapped.
+  // A mapping of several granules that is unmapped in part counts as mapped.
   *out_count = unmapped / bytes;
   drop_mappings(address, bytes, *out_count);
   return status;

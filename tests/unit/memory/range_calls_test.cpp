@@ -1,5 +1,5 @@
-// What the driver is asked for when elastic ranges change hands: counts of calls on the stand-in for CUDA's driver. The counts
-// of docs/design/elastic.md beside those of kvcached come from here.
+// Counts of the calls that elastic ranges make on the stand-in for CUDA's driver when they change hands. The counts of
+// docs/design/elastic.md beside those of kvcached come from here.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_memory_fixture.hpp"
 #include "memory/elastic_range.hpp"
