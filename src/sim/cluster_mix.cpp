@@ -259,7 +259,7 @@ class MixProblem final : public cluster::Problem {
             possible ? weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth) : kWorst);
       }
     }
-    // What training jobs are worth on `own` devices when those of the trials' that are whole come later.
+    // The worth of training jobs on `own` devices, to which the whole ones of the trials' come later.
     std::map<std::pair<int64_t, int64_t>, double> handed_over;  // (own quarters, the trials' quarters)
     const auto training_beside = [&](int64_t own, int64_t trials) {
       if (trials < kQuarters || own % kQuarters != 0 || own + trials > count * kQuarters)

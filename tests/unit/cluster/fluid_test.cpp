@@ -274,8 +274,8 @@ TEST_CASE(
   }
 }
 
-// Population based training without barriers: each of 8 members goes on as soon as its own step has ended. What is
-// planned for the last end of the trials that are there changes all of them at every completion.
+// Population based training without barriers: each of 8 members goes on as soon as its own step has ended. A
+// plan for the last end of the trials that are there changes all of them at every completion.
 TEST_CASE(
     "trials: where each completion brings another, gpushare ends no later than the source in the mean") {
   test::Random random(test::seed());
