@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import pathlib
 import time
@@ -18,7 +19,7 @@ from typing import Any, Iterable, Optional, Sequence
 
 from ._native import Closable, Error, NotFound, TimedOut, error_of, ffi, find_library, lib, nanoseconds, struct, text
 
-__all__ = ["Actions", "ReservationTable", "Scheduler", "plan", "run", "schema"]
+__all__ = ["Actions", "ReservationTable", "Scheduler", "kernels_of", "plan", "run", "schema"]
 
 _ABI_VERSION = 1
 _SLICE_S = 0.1  # a wait in the library cannot be interrupted: Ctrl-C is answered within so long
@@ -62,6 +63,39 @@ def plan(document: dict[str, Any], choices: Optional[str] = None) -> dict[str, A
     content = json.dumps(document).encode()
     result: dict[str, Any] = json.loads(_taken(_library().gpushare_cluster_plan, content, len(content), _bytes(choices)))
     return result
+
+
+_BLOCKS_OF_SM = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}  # by compute capability; others have 32
+
+
+def kernels_of(trace: dict[str, Any], device: int = 0) -> dict[str, Any]:
+    """What torch.profiler saw of the kernels of one batch, for a document of kind services: `multiprocessors` for the document and `kernels` for
+    the batch's configuration. `trace` is what export_chrome_trace writes, read as JSON. Raises NotFound if it has no kernel of that device.
+
+        with torch.profiler.profile() as profile:
+            model(batch)
+            torch.cuda.synchronize()
+        profile.export_chrome_trace("batch.json")
+        found = cluster.kernels_of(json.loads(pathlib.Path("batch.json").read_text()))
+    """
+    of_device = [own for own in trace.get("deviceProperties", []) if own.get("id") == device]
+    events = [event for event in trace.get("traceEvents", [])
+              if str(event.get("cat", "")).lower() == "kernel" and event.get("args", {}).get("device", 0) == device]
+    if not of_device or not events:
+        raise NotFound(f"the trace has no kernel of device {device}", lib.GPUSHARE_NOT_FOUND)
+    own = of_device[0]
+    first = min(event["ts"] for event in events)
+    kernels = []
+    for event in events:
+        args = event["args"]
+        kernel = {"blocks": math.prod(args["grid"]), "threads": math.prod(args["block"]), "registers": args["registers per thread"],
+                  "shared_bytes": args["shared memory"], "time_us": max(event["dur"], 1e-3), "begin_us": event["ts"] - first}
+        if (at_once := args.get("occupancy", {}).get("activeBlocksPerMultiprocessor", 0)) > 0:  # the driver's calculator
+            kernel["blocks_per_sm"] = at_once
+        kernels.append(kernel)
+    return {"kernels": kernels, "multiprocessors": {
+        "count": own["numSms"], "threads": own["maxThreadsPerMultiprocessor"], "registers": own["regsPerMultiprocessor"],
+        "shared_bytes": own["sharedMemPerMultiprocessor"], "blocks": _BLOCKS_OF_SM.get((own["computeMajor"], own["computeMinor"]), 32)}}
 
 
 def schema() -> dict[str, Any]:

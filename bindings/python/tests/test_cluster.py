@@ -26,6 +26,35 @@ def test_bad_documents_say_what_is_wrong():
         cluster.plan(trials(1), "nonsense")
 
 
+def traced(ts, dur, grid, block, registers, shared=0, **more):
+    """A kernel as torch.profiler exports it."""
+    return {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": {"queued": 0, "device": 0, "stream": 7, "registers per thread": registers, "shared memory": shared, "blocks per SM": grid[0] / 80,
+                     "grid": grid, "block": block, "est. achieved occupancy %": 50, **more}}
+
+
+V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "computeMinor": 0, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048,
+        "regsPerBlock": 65536, "regsPerMultiprocessor": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "sharedMemPerMultiprocessor": 98304, "numSms": 80}
+
+
+def test_metrics_from_a_trace_of_torch():
+    # 400 blocks of 8 an SM: 50 of 80 SMs for 30 us. Then nothing for 10, then as many as the device holds for 60, of which 2 run on an SM at once.
+    trace = {"deviceProperties": [V100], "traceEvents": [
+        traced(1000.0, 30.0, [20, 20, 1], [16, 16, 1], 32),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 5000},
+        traced(1040.0, 60.0, [4000, 1, 1], [256, 1, 1], 40, occupancy={"activeBlocksPerMultiprocessor": 2})]}
+    found = cluster.kernels_of(trace)
+    service = {"name": "s", "rate_rps": 10, "slo_ms": 100, "configurations": [
+        {"batch": 1, "latency_ms": 1, "throughput_rps": 100, "memory_percent": 5, "kernels": found["kernels"]}]}
+    result = cluster.plan({"version": 1, "kind": "services", "devices": 1, "multiprocessors": found["multiprocessors"], "services": [service]}, "milp-wsm")["results"][0]
+    measured = result["measured"][0]
+    assert measured["wsm_percent"] == pytest.approx(0.3 * 62.5 + 60)
+    assert measured["wao_percent"] == pytest.approx(0.3 * 62.5 + 0.6 * 25)  # 2 of 8 possible blocks
+    assert result["placements"][0]["share_percent"] == pytest.approx(measured["wsm_percent"])
+    with pytest.raises(gpushare.NotFound, match="device 1"):
+        cluster.kernels_of(trace, device=1)
+
+
 def test_the_schema():
     assert "trials" in str(cluster.schema())
 

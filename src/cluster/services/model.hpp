@@ -26,6 +26,7 @@ struct Configuration {
   double memory_percent = -1;                                   // of any device; or
   double memory_bytes = -1;                                     // one of the two is given
   std::array<double, kMetrics> compute_percent = {-1, -1, -1};  // below 0: not measured
+  bool of_kernels = false;                                      // the document lists its kernels
 
   double memory_fraction(const Device& device) const {
     return memory_bytes >= 0 ? memory_bytes / static_cast<double>(device.memory_bytes) : memory_percent / 100;

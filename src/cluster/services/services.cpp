@@ -1,9 +1,11 @@
 // The kind "services": requests with deadlines. Reads the document, asks one of the solvers beside this file, writes the result.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 
 #include "cluster/kinds.hpp"
 #include "cluster/services/igniter.hpp"
+#include "cluster/services/kernels.hpp"
 #include "cluster/services/model.hpp"
 #include "cluster/services/placement.hpp"
 #include "cluster/services/serving.hpp"
@@ -13,7 +15,49 @@ namespace {
 
 using namespace services;
 
-Configuration read_configuration(Fields& fields) {
+Multiprocessors read_multiprocessors(Fields& fields) {
+  constexpr uint64_t kMost = 1'000'000'000;
+  Multiprocessors sms;
+  sms.count = static_cast<uint32_t>(fields.whole("count", 1, 1'000'000));
+  sms.threads = static_cast<uint32_t>(fields.whole("threads", 1, 1'000'000));
+  sms.blocks = static_cast<uint32_t>(fields.whole("blocks", 1, 1'000'000));
+  sms.registers = fields.whole("registers", 1, kMost);
+  sms.shared_bytes = fields.whole("shared_bytes", 0, kMost);
+  return sms;
+}
+
+// Without begin_us, kernels run one after the other.
+std::array<double, kMetrics> read_kernels(Fields& configuration, const Multiprocessors& sms) {
+  KernelMeter meter(sms);
+  double end_us = 0;
+  bool told = false;  // when kernels begin
+  configuration.each("kernels", 1, [&](Fields& fields, size_t index) {
+    KernelLaunch kernel;
+    kernel.blocks = fields.whole("blocks", 1, uint64_t{1} << 50);
+    kernel.threads = static_cast<uint32_t>(fields.whole("threads", 1, 1'000'000));
+    kernel.registers = static_cast<uint32_t>(fields.whole_or("registers", 0, 1'000'000, 0));
+    kernel.shared_bytes = fields.whole_or("shared_bytes", 0, uint64_t{1} << 50, 0);
+    kernel.blocks_per_sm = static_cast<uint32_t>(fields.whole_or("blocks_per_sm", 1, 1'000'000, 0));
+    if (fields.has("occupancy_percent"))
+      kernel.occupancy = fields.number("occupancy_percent", {0, 100, false}) / 100;
+    const double time_us = fields.number("time_us", kPositive);
+    const bool begins = fields.has("begin_us");
+    if (index == 0) told = begins;
+    if (begins != told) fields.refuse_all("give begin_us for all kernels of the configuration or for none");
+    const double begin_us = fields.number_or("begin_us", kNotNegative, end_us);
+    if (!fields.ok()) return;
+    if (blocks_per_sm(sms, kernel) == 0)
+      return fields.refuse_all(
+          "a block needs more than a multiprocessor has of threads, registers or shared memory");
+    end_us = begin_us + time_us;
+    meter.add(kernel, begin_us, end_us);
+  });
+  meter.end_batch();
+  return meter.percent();
+}
+
+// What is not given of the metrics comes from the kernels.
+Configuration read_configuration(Fields& fields, const std::optional<Multiprocessors>& sms) {
   Configuration configuration;
   configuration.batch = static_cast<uint32_t>(fields.whole("batch", 1, 1'000'000));
   configuration.latency_ms = fields.number("latency_ms", kPositive);
@@ -23,14 +67,25 @@ Configuration read_configuration(Fields& fields) {
   if (percent) configuration.memory_percent = fields.number("memory_percent", kNotNegative);
   if (bytes)
     configuration.memory_bytes = static_cast<double>(fields.whole("memory_bytes", 0, uint64_t{1} << 50));
+  std::array<double, kMetrics> measured = {-1, -1, -1};
+  if (fields.has("kernels")) {
+    if (!sms)
+      fields.refuse_all("kernels: the document has no multiprocessors");
+    else
+      measured = read_kernels(fields, *sms);
+    configuration.of_kernels = true;
+  }
   for (size_t m = 0; m < kMetrics; ++m)
-    configuration.compute_percent[m] = fields.number_or(kMetricFields[m], kNotNegative, -1);
+    configuration.compute_percent[m] = fields.number_or(kMetricFields[m], kNotNegative, measured[m]);
   return configuration;
 }
 
 class ServicesProblem final : public Problem {
  public:
   ServicesProblem(Fields& document, const std::vector<Device>& devices) : devices_(devices) {
+    std::optional<Multiprocessors> sms;
+    if (document.has("multiprocessors"))
+      document.with("multiprocessors", [&](Fields& inner) { sms = read_multiprocessors(inner); });
     Fields::Names seen;
     document.each("services", 1, [&](Fields& fields, size_t index) {
       Service service;
@@ -40,7 +95,7 @@ class ServicesProblem final : public Problem {
       service.slo_ms = fields.number("slo_ms", kPositive);
       if (fields.has("configurations"))
         fields.each("configurations", 0, [&](Fields& inner, size_t) {
-          service.configurations.push_back(read_configuration(inner));
+          service.configurations.push_back(read_configuration(inner, sms));
         });
       services_.push_back(std::move(service));
     });
@@ -150,6 +205,15 @@ class ServicesProblem final : public Problem {
     for (const auto& [service, reason] : placement.unserved)
       unserved.push_back({{"service", services_[service].name}, {"reason", reason}});
     result["unserved"] = std::move(unserved);
+    OrderedJson measured = OrderedJson::array();
+    for (const Service& service : services_)
+      for (const Configuration& configuration : service.configurations) {
+        if (!configuration.of_kernels) continue;
+        measured.push_back({{"service", service.name}, {"batch", configuration.batch}});
+        for (size_t m = 0; m < kMetrics; ++m)
+          measured.back()[kMetricFields[m]] = configuration.compute_percent[m];
+      }
+    if (!measured.empty()) result["measured"] = std::move(measured);
   }
 
   const std::vector<Device>& devices_;
@@ -176,6 +240,7 @@ const Kind& services_kind() {
       R"({
         "properties": {
           "services": {"type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/service"}},
+          "multiprocessors": {"$ref": "#/$defs/multiprocessors"},
           "measurements": {"$ref": "#/$defs/igniter_measurements"},
           "hardware": {"$ref": "#/$defs/igniter_hardware"},
           "batches": {"type": "array", "items": {"$ref": "#/$defs/positive"}},
@@ -208,7 +273,7 @@ const Kind& services_kind() {
             "additionalProperties": false
           },
           "service_configuration": {
-            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes.",
+            "description": "Profiled on a device of speed 1. One of memory_percent and memory_bytes. What is not given of ao_percent, wao_percent and wsm_percent comes from kernels: the greatest occupancy, and occupancy and SM utilisation weighted by time.",
             "type": "object",
             "properties": {
               "batch": {"type": "integer", "minimum": 1},
@@ -218,9 +283,34 @@ const Kind& services_kind() {
               "memory_bytes": {"type": "integer", "minimum": 0},
               "ao_percent": {"$ref": "#/$defs/not_negative"},
               "wao_percent": {"$ref": "#/$defs/not_negative"},
-              "wsm_percent": {"$ref": "#/$defs/not_negative"}
+              "wsm_percent": {"$ref": "#/$defs/not_negative"},
+              "kernels": {"description": "Of one batch.", "type": "array", "minItems": 1, "maxItems": 1000000, "items": {"$ref": "#/$defs/kernel"}}
             },
             "required": ["batch", "latency_ms", "throughput_rps"],
+            "additionalProperties": false
+          },
+          "multiprocessors": {
+            "description": "Of the device that profiles are of: how many SMs, and the most threads, blocks, registers and bytes of shared memory of one of them.",
+            "type": "object",
+            "properties": {
+              "count": {"type": "integer", "minimum": 1}, "threads": {"type": "integer", "minimum": 1},
+              "blocks": {"type": "integer", "minimum": 1}, "registers": {"type": "integer", "minimum": 1},
+              "shared_bytes": {"type": "integer", "minimum": 0}
+            },
+            "required": ["count", "threads", "blocks", "registers", "shared_bytes"],
+            "additionalProperties": false
+          },
+          "kernel": {
+            "description": "A launch: blocks of the grid, threads of a block, registers of a thread, bytes of shared memory of a block (static and dynamic). blocks_per_sm: by the driver's occupancy calculator, else the least of what threads, registers, shared memory and blocks allow. occupancy_percent: measured, else that of the blocks that run at once. Without begin_us, which all kernels of a configuration have or none, one runs after the other.",
+            "type": "object",
+            "properties": {
+              "blocks": {"type": "integer", "minimum": 1}, "threads": {"type": "integer", "minimum": 1},
+              "registers": {"type": "integer", "minimum": 0}, "shared_bytes": {"type": "integer", "minimum": 0},
+              "blocks_per_sm": {"type": "integer", "minimum": 1},
+              "occupancy_percent": {"type": "number", "minimum": 0, "maximum": 100},
+              "time_us": {"$ref": "#/$defs/positive"}, "begin_us": {"$ref": "#/$defs/not_negative"}
+            },
+            "required": ["blocks", "threads", "time_us"],
             "additionalProperties": false
           },
           "igniter_measurements": {

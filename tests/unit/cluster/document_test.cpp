@@ -71,7 +71,7 @@ TEST_CASE("bad documents are told with path, value and what is allowed", "[clust
       {services(R"(, "rate_rps": "x")"), R"(services[0].rate_rps: "x" is not allowed)"},
       {services(R"(, "rate": 4)"), "services[0].rate: no such field; there are name"},
       {services("", R"(, "sevices": 4)"),
-       "sevices: no such field; there are version, kind, devices, services"},
+       "sevices: no such field; there are version, kind, devices, multiprocessors, services"},
       {services("", "", R"([{"id": "x", "memory_bytes": 5}, {"id": "x", "memory_bytes": 5}])"),
        R"(devices[1].id: "x" is not allowed; element 0 has that id already)"},
       {services("", "", R"([{"id": "x", "memory_bytes": -5}])"),
