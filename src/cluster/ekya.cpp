@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cluster/learn/profiler_error.hpp"
 #include "cluster/solve/shares.hpp"
 
 namespace gpushare::cluster {
@@ -43,6 +44,7 @@ struct Outcome {
   double below_floor = 0;  // greatest distance below what the floor asks
   double end_accuracy = 0;
   bool feasible = true;  // the retraining ends in time
+  int completed = -1;    // the configuration whose retraining ended
 };
 
 class Planner {
@@ -88,6 +90,7 @@ class Planner {
     const double after = chosen.accuracy * factor_after;
     result.integral = during * seconds + after * std::max(0.0, left - seconds);
     result.end_accuracy = chosen.accuracy;
+    result.completed = configuration;
     if (left - seconds > left * kTolerance)
       result.below_floor = std::max(result.below_floor, asked(stream, chosen.accuracy) - after);
     return result;
@@ -174,7 +177,7 @@ class Planner {
     std::vector<ValueTable> tables(states.size());
     const auto inference = [&](size_t v, int64_t q) {
       const double accuracy = states[v].accuracy * factors_[v][size_t(q)];
-      return Outcome{accuracy * seconds, std::max(0.0, asked(v, states[v].accuracy) - accuracy), 0, true};
+      return Outcome{accuracy * seconds, std::max(0.0, asked(v, states[v].accuracy) - accuracy), 0, true, -1};
     };
     for (size_t v = 0; v < states.size(); ++v)
       for (int64_t q = 0; q <= quanta_ - taken; ++q) tables[v].value.push_back(worth(inference(v, q), 0));
@@ -214,6 +217,7 @@ class Planner {
     result.profiling_s = begun.seconds;
     std::vector<double> integral = begun.integral;
     std::vector<double> below = begun.below_floor;
+    std::vector<int> completed(states.size(), -1);
     double now = begun.seconds;
     if (now > 0) result.phases.push_back(phase_of(begun.options, 0));
     while (now < problem_.window_s * (1 - kTolerance)) {
@@ -240,11 +244,12 @@ class Planner {
         state.remaining = work;
         if (work > kTolerance * configurations(v, window)[size_t(c)].gpu_seconds) continue;
         state = {configurations(v, window)[size_t(c)].accuracy, true, -1, 0};
+        completed[v] = c;
       }
       now += step;
     }
     for (size_t v = 0; v < states.size(); ++v)
-      add(result, states[v], {integral[v], below[v], states[v].accuracy, true});
+      add(result, states[v], {integral[v], below[v], states[v].accuracy, true, completed[v]});
     finish(result);
     return result;
   }
@@ -257,6 +262,7 @@ class Planner {
   void add(RetrainingWindow& window, StreamState& state, const Outcome& outcome) const {
     window.stream_accuracy.push_back(outcome.integral / problem_.window_s);
     window.end_accuracy.push_back(outcome.end_accuracy);
+    window.completed.push_back(outcome.completed);
     window.below_floor += outcome.below_floor;
     state = {outcome.end_accuracy, false, -1, 0};
   }
@@ -557,7 +563,10 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
                                             RetrainingScheduler scheduler, const Profiling& profiling) {
   GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
   if (truth.streams.empty()) return RetrainingPlan{};
-  Planner planner(truth), decides(told);
+  // What kGpushare believes of the accuracies that it is told.
+  RetrainingProblem believed = told;
+  ProfilerError error;
+  Planner planner(truth), decides(scheduler == RetrainingScheduler::kGpushare ? believed : told);
   const bool profiles = scheduler != RetrainingScheduler::kNone && scheduler != RetrainingScheduler::kUniform;
   const int64_t profilers = std::clamp<int64_t>(std::llround(profiling.devices / truth.quantum), 1,
                                                 std::max<int64_t>(1, truth.quanta()));
@@ -587,8 +596,25 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
         plan.windows.push_back(planner.play_fixed(w, states, decides.best_fixed(w, states, left, 0), begun));
         break;
       case RetrainingScheduler::kGpushare: {
+        for (size_t v = 0; v < believed.streams.size(); ++v) {
+          auto& list = believed.streams[v].windows;
+          if (w >= list.size()) continue;
+          for (RetrainingConfiguration& own : list[w])
+            own.accuracy = error.believed(v, own.name, own.accuracy);
+        }
         const double weight = w + 1 < windows ? kEndWeightUnseen : 0;
         plan.windows.push_back(planner.play_divided_anew(w, states, weight, nullptr, decides, begun));
+        for (size_t v = 0; v < truth.streams.size(); ++v) {
+          const auto& list = decides.configurations(v, w);
+          for (size_t c = 0; c < list.size(); ++c) {
+            if (!list[c].offered) continue;
+            const double said = told.streams[v].windows[w][c].accuracy;
+            if (plan.windows.back().completed[v] == int(c))
+              error.reached(v, list[c].name, said, truth.streams[v].windows[w][c].accuracy);
+            else
+              error.told(v, list[c].name, said);
+          }
+        }
         break;
       }
     }

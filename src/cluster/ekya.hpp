@@ -80,6 +80,7 @@ struct RetrainingWindow {
   double accuracy = 0;     // mean over streams and time
   std::vector<double> stream_accuracy;  // mean over time
   std::vector<double> end_accuracy;
+  std::vector<int> completed;  // the configuration whose retraining ended, by stream; -1: none
   std::vector<RetrainingPhase> phases;
   double below_floor =
       0;  // the sum over streams of how far the accuracy was ever below what the floor asks, 0 if it held
