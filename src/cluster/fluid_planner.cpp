@@ -387,9 +387,11 @@ class Planner final : public TrialPolicy {
 
     const double bound = bound_of(state, left);
     const int lists = left.size() <= kMostToReplan ? 10 : left.size() <= 4000 ? 5 : 2;
+    std::vector<std::vector<Item>> widths;
+    for (size_t trial : waiting) widths.push_back(widths_of(state, trial));
     for (int i = 0; i < lists && !waiting.empty(); ++i) {
       const double T = bound * (1 + 0.08 * i * (lists > 5 ? 1 : 2));
-      offer([T, &state, &waiting](TrialRun& at) { return list_of(at, state, waiting, T); });
+      offer([T, &widths](TrialRun& at) { return list_of(at, widths, T); });
     }
     if (left.size() <= kMostToWrap && equal_speeds(state)) {
       Wrap wrap(state, left);
@@ -451,7 +453,7 @@ class Planner final : public TrialPolicy {
       inserted_ = 0;
     }
     for (size_t trial : trials) {
-      const Item item = within(run, trial, end_s_ - run.now_s());
+      const Item item = within(widths_of(run, trial), end_s_ - run.now_s());
       if (!current_->insert(run, trial, item.width)) return false;
       end_s_ = std::max(end_s_ + item.time * size_of(item.width) / double(run.devices().size()),
                         run.now_s() + item.time);
@@ -479,40 +481,43 @@ class Planner final : public TrialPolicy {
     Width width;
     double time;
   };
-  // The trial at the width of least area that ends within T, or the fastest.
-  static Item within(const TrialRun& run, size_t trial, double T) {
+  // A trial's widths: one device first, then the others from the smallest part on, each with the time that the rest of
+  // the trial takes there.
+  static std::vector<Item> widths_of(const TrialRun& run, size_t trial) {
     const Trial& told = run.trials()[trial].trial;
     const double part = run.remaining(trial);
-    const int widest = std::min<int>(run.limits().max_workers, int(run.devices().size()));
     const auto enough =
         int(std::count_if(run.devices().begin(), run.devices().end(), [&](const TrialDevice& device) {
           return device.memory_bytes >= told.memory_bytes;
         }));
-    Width best = 1;
-    double best_time = part * duration(told, 1);
-    for (Width width = -run.limits().max_packed; width <= std::min(widest, enough); ++width) {
-      if (width == 0 || width == -1) continue;
-      const double time = part * duration(told, width);
-      const bool fits = time <= T * (1 + kTolerance);
-      const bool best_fits = best_time <= T * (1 + kTolerance);
-      const double area = time * size_of(width);
-      const double best_area = best_time * size_of(best);
+    const int widest = std::min(run.limits().max_workers, enough);
+    std::vector<Item> items{{trial, 1, part * duration(told, 1)}};
+    for (Width width = -run.limits().max_packed; width <= widest; ++width)
+      if (width < -1 || width > 0) items.push_back({trial, width, part * duration(told, width)});
+    return items;
+  }
+  // Of a trial's widths the one of least area that ends within T, or the fastest.
+  static Item within(const std::vector<Item>& widths, double T) {
+    Item best = widths[0];
+    for (const Item& item : widths) {
+      const bool fits = item.time <= T * (1 + kTolerance);
+      const bool best_fits = best.time <= T * (1 + kTolerance);
+      const double area = item.time * size_of(item.width);
+      const double best_area = best.time * size_of(best.width);
       const bool better = fits != best_fits ? fits
                           : fits            ? area < best_area * (1 - kTolerance)
-                                            : time < best_time;
-      if (!better) continue;
-      best = width;
-      best_time = time;
+                                            : item.time < best.time;
+      if (better) best = item;
     }
-    return {trial, best, best_time};
+    return best;
   }
 
-  // Each waiting trial as within T, longest first.
-  static std::unique_ptr<TrialPolicy> list_of(TrialRun& run, const TrialRun& state,
-                                              const std::vector<size_t>& waiting, double T) {
+  // Each waiting trial, given with its widths, as within T, longest first.
+  static std::unique_ptr<TrialPolicy> list_of(TrialRun& run, const std::vector<std::vector<Item>>& waiting,
+                                              double T) {
     std::vector<Item> items;
     items.reserve(waiting.size());
-    for (size_t trial : waiting) items.push_back(within(state, trial, T));
+    for (const std::vector<Item>& widths : waiting) items.push_back(within(widths, T));
     std::stable_sort(items.begin(), items.end(),
                      [](const Item& a, const Item& b) { return a.time > b.time; });
     auto policy = std::make_unique<ListPolicy>();

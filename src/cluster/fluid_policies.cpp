@@ -123,34 +123,53 @@ void StaticFluidPolicy::arrived(TrialRun& run, const std::vector<size_t>& trials
 void DynamicFluidPolicy::finished(TrialRun& run) {
   fill(run);
   if (!empty()) return;
-  const std::vector<std::pair<double, size_t>> order = by_work_left(run, run.unfinished());
+  const std::vector<size_t> trials = run.unfinished();
+  std::vector<double> lefts;  // seconds on one device
+  lefts.reserve(trials.size());
   double work = 0;
-  for (const auto& [left, trial] : order) work += left;
+  for (const size_t trial : trials) {
+    lefts.push_back(run.trials()[trial].trial.budget_s * run.remaining(trial));
+    work += lefts.back();
+  }
+  // What pays for itself. Few do at most completions, so only these are sorted.
+  struct Pays {
+    double left;
+    size_t trial;
+    Width then;
+    bool grows;
+  };
+  std::vector<Pays> pays;
   const double cost = run.limits().change_cost_s;
-  for (const bool growing : {false, true}) {  // what shrinks makes room for what grows
-    for (const auto& [left, trial] : order) {
-      const TrialRun::State& state = run.trials()[trial];
-      const Width now = state.width;
-      const Width then = share_of_work(left, work, int(run.devices().size()), run.limits());
-      if (then == now) continue;
-      const double part = run.remaining(trial);
-      const double time_now = part * duration(state.trial, now);
-      const double time_then = part * duration(state.trial, then);
-      const bool grows = size_of(then) > size_of(now) && time_then + cost < time_now;
-      const bool shrinks =
-          size_of(then) < size_of(now) && size_of(then) * (time_then + cost) < size_of(now) * time_now;
-      if (growing ? !grows : !shrinks) continue;
-      if (now > 0 && then > now) {  // keeps its devices and takes further ones
-        std::vector<int> devices = run.find(then - now, state.trial.memory_bytes);
-        if (devices.empty()) continue;
-        devices.insert(devices.begin(), state.devices.begin(), state.devices.end());
-        run.place(trial, then, std::move(devices));
-      } else if (now > 0) {
-        std::vector<int> devices(state.devices.begin(), state.devices.begin() + std::max(then, 1));
-        run.place(trial, then, std::move(devices));
-      } else if (std::vector<int> devices = run.find_for(trial, then); !devices.empty()) {
-        run.place(trial, then, std::move(devices));
-      }
+  for (size_t i = 0; i < trials.size(); ++i) {
+    const TrialRun::State& state = run.trials()[trials[i]];
+    const Width now = state.width;
+    const Width then = share_of_work(lefts[i], work, int(run.devices().size()), run.limits());
+    if (then == now) continue;
+    const double part = run.remaining(trials[i]);
+    const double time_now = part * duration(state.trial, now);
+    const double time_then = part * duration(state.trial, then);
+    const bool grows = size_of(then) > size_of(now) && time_then + cost < time_now;
+    const bool shrinks =
+        size_of(then) < size_of(now) && size_of(then) * (time_then + cost) < size_of(now) * time_now;
+    if (grows || shrinks) pays.push_back({lefts[i], trials[i], then, grows});
+  }
+  // What shrinks makes room for what grows; of each the longest first.
+  std::stable_sort(pays.begin(), pays.end(), [](const Pays& a, const Pays& b) {
+    return a.grows != b.grows ? b.grows : a.left > b.left;
+  });
+  for (const auto& [left, trial, then, grows] : pays) {
+    const TrialRun::State& state = run.trials()[trial];
+    const Width now = state.width;
+    if (now > 0 && then > now) {  // keeps its devices and takes further ones
+      std::vector<int> devices = run.find(then - now, state.trial.memory_bytes);
+      if (devices.empty()) continue;
+      devices.insert(devices.begin(), state.devices.begin(), state.devices.end());
+      run.place(trial, then, std::move(devices));
+    } else if (now > 0) {
+      std::vector<int> devices(state.devices.begin(), state.devices.begin() + std::max(then, 1));
+      run.place(trial, then, std::move(devices));
+    } else if (std::vector<int> devices = run.find_for(trial, then); !devices.empty()) {
+      run.place(trial, then, std::move(devices));
     }
   }
 }
