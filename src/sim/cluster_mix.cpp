@@ -30,7 +30,8 @@ constexpr double kSlack =
     0.005;                       // of a part's worth: what is below the static partition's by more is avoided
 constexpr double kPerLoss = 10;  // how much more a part's loss weighs than another's gain
 constexpr double kNear = 0.06;   // of the mean worth of the parts: partitions that may be the best afterwards
-constexpr double kWorst = -1e9;  // worth of a part that cannot run
+constexpr double kMargin = 1.25;  // trials may take so much longer than they are expected to
+constexpr double kWorst = -1e9;   // worth of a part that cannot run
 
 const cluster::Kind& kind_of(size_t part) {
   const cluster::Kind* const all[kParts] = {&cluster::services_kind(), &cluster::retraining_kind(),
@@ -101,8 +102,9 @@ class MixProblem final : public cluster::Problem {
 
   base::Status decide(std::string_view choice, const Mode& mode, OrderedJson& result,
                       std::vector<cluster::PlaySpan>* spans) {
-    GPUSHARE_ASSIGN_OR_RETURN(const Slices slices, choice == "static"     ? whole(mode, specialists_)
-                                                   : choice == "gpushare" ? shared()
+    GPUSHARE_ASSIGN_OR_RETURN(Slices slices, choice == "static"     ? whole(mode, specialists_)
+                                                   : choice == "gpushare" ? shared(told())
+                                                   : choice == "oracle"   ? shared(mode)
                                                                           : whole(told(), ours_));
     const auto& schedulers = choice == "static" ? specialists_ : ours_;
     double score = 0;
@@ -113,6 +115,9 @@ class MixProblem final : public cluster::Problem {
           run(part, slices[part], schedulers[part], mode, spans == nullptr ? nullptr : &own);
       if (!outcome.error.empty())
         return {GPUSHARE_INVALID_ARGUMENT, std::string(kPartNames[part]) + ": " + outcome.error};
+      if (part == kTrials)  // they give their devices when they really end
+        for (Slice& slice : slices[kTraining])
+          if (slice.from_s > 0) slice.from_s = end_of(outcome);
       score += outcome.worth / double(there_.size());
       result[kFigures[part]] = outcome.result.at(kFigures[part]);
       if (part == kTraining) result["slowdown_p99"] = outcome.result.at("slowdown_p99");
@@ -193,9 +198,10 @@ class MixProblem final : public cluster::Problem {
   }
 
   // The most that a part is worth in any partition into whole devices that is expected to be within kNear of the best:
-  // afterwards any of them may turn out to be the best.
-  std::vector<double> floors() const {
-    const std::vector<cluster::ValueTable> tables = by_devices(told(), specialists_);
+  // afterwards any of them may turn out to be the best. Who knows what happens has that of the best one.
+  std::vector<double> floors(const Mode& mode) const {
+    const double near = mode.plan ? kNear : 0;
+    const std::vector<cluster::ValueTable> tables = by_devices(mode, specialists_);
     const auto count = static_cast<int64_t>(devices_.size());
     const auto units = cluster::maximise_sum(tables, count);
     double best = 0;
@@ -212,7 +218,7 @@ class MixProblem final : public cluster::Problem {
           if (!rest) continue;
           for (size_t k = 0; k < others.size(); ++k) sum += others[k].value[size_t((*rest)[k] - 1)];
         }
-        if (sum >= best - kNear * double(tables.size()))
+        if (sum >= best - near * double(tables.size()) - 1e-12)
           floor[there_[i]] = std::max(floor[there_[i]], tables[i].value[n - 1] - kSlack);
       }
     return floor;
@@ -240,12 +246,13 @@ class MixProblem final : public cluster::Problem {
   }
 
   // Ours. For every number of devices that services may have: they are placed there, what their placements leave of
-  // those devices and all others are quarters for the rest, which are divided exactly.
-  base::Result<Slices> shared() const {
+  // those devices and all others are quarters for the rest, which are divided exactly. Every division is judged by what
+  // `mode` says of it: as told, or, for the oracle, what really happens.
+  base::Result<Slices> shared(const Mode& mode) const {
     const auto count = static_cast<int64_t>(devices_.size());
     const bool services = std::find(there_.begin(), there_.end(), size_t{kServices}) != there_.end();
     const std::vector<size_t> rest(there_.begin() + (services ? 1 : 0), there_.end());
-    const std::vector<double> floor = floors();
+    const std::vector<double> floor = floors(mode);
     const auto weighed = [&](size_t part, double worth) {
       return worth - kPerLoss * std::max(0.0, floor[part] - worth);
     };
@@ -255,8 +262,8 @@ class MixProblem final : public cluster::Problem {
       for (int64_t q = 1; q <= count * kQuarters; ++q) {
         // A guaranteed job on a part of a device would run slower than it was promised.
         const bool possible = part != kTraining || q % kQuarters == 0;
-        values[part].push_back(
-            possible ? weighed(part, run(part, first(q), ours_[part], told(), nullptr).worth) : kWorst);
+        values[part].push_back(possible ? weighed(part, run(part, first(q), ours_[part], mode, nullptr).worth)
+                                        : kWorst);
       }
     }
     // The worth of training jobs on `own` devices, to which the whole ones of the trials' come later.
@@ -269,9 +276,9 @@ class MixProblem final : public cluster::Problem {
       Slices slices(kParts);
       for (const Slice& slice : first(own + trials))
         slices[static_cast<int64_t>(slice.device) < own / kQuarters ? kTraining : kTrials].push_back(slice);
-      hand_over(slices);
-      return at->second = weighed(kTraining,
-                                  run(kTraining, slices[kTraining], ours_[kTraining], told(), nullptr).worth);
+      hand_over(slices, mode);
+      return at->second =
+                 weighed(kTraining, run(kTraining, slices[kTraining], ours_[kTraining], mode, nullptr).worth);
     };
     // The best division of so many quarters: every one is looked at.
     const auto divide = [&](int64_t quarters) {
@@ -305,7 +312,7 @@ class MixProblem final : public cluster::Problem {
       double worth = 0;
       Slices slices(kParts);
       if (services) {
-        const Outcome placed = run(kServices, first(n * kQuarters), ours_[kServices], told(), nullptr);
+        const Outcome placed = run(kServices, first(n * kQuarters), ours_[kServices], mode, nullptr);
         if (!placed.error.empty()) continue;
         worth = weighed(kServices, placed.worth);
         slices[kServices] = first(n * kQuarters);
@@ -356,9 +363,9 @@ class MixProblem final : public cluster::Problem {
       if (std::any_of(slices[kTraining].begin(), slices[kTraining].end(),
                       [](const Slice& slice) { return slice.part < 1; }))
         continue;  // services leave too few whole devices
-      hand_over(slices);
+      hand_over(slices, mode);
       for (const size_t part : rest)
-        worth += weighed(part, run(part, slices[part], ours_[part], told(), nullptr).worth);
+        worth += weighed(part, run(part, slices[part], ours_[part], mode, nullptr).worth);
       if (worth <= greatest) continue;
       greatest = worth;
       best = std::move(slices);
@@ -369,18 +376,21 @@ class MixProblem final : public cluster::Problem {
     return best;
   }
 
-  // When the trials are expected to have ended, their devices join those of the training jobs.
-  void hand_over(Slices& slices) const {
+  // When the trials have ended, their devices join those of the training jobs.
+  void hand_over(Slices& slices, const Mode& mode) const {
     if (slices[kTrials].empty() || slices[kTraining].empty()) return;
-    const Outcome trials = run(kTrials, slices[kTrials], ours_[kTrials], told(), nullptr);
+    const Outcome trials = run(kTrials, slices[kTrials], ours_[kTrials], mode, nullptr);
     if (!trials.error.empty()) return;
-    double begin = 0;
-    const Json& groups = parts_[kTrials].at("groups");
-    if (!groups.empty()) begin = groups[0].at("arrival_s").get<double>();
-    // A margin, since trials may take longer than they were said to.
-    const double end = begin + trials.result.at("makespan_s").get<double>() * 1.25;
+    const double end = end_of(trials) * (mode.plan ? kMargin : 1);
     for (const Slice& slice : slices[kTrials])
       if (slice.part == 1) slices[kTraining].push_back({slice.device, slice.part, end});
+  }
+
+  double end_of(const Outcome& trials) const {
+    const Json& groups = parts_[kTrials].at("groups");
+    double first = groups.empty() ? 0 : groups[0].at("arrival_s").get<double>();
+    for (const Json& group : groups) first = std::min(first, group.at("arrival_s").get<double>());
+    return first + trials.result.at("makespan_s").get<double>();
   }
 
   const std::vector<Device> devices_;
@@ -422,7 +432,7 @@ const cluster::Kind& mix_kind() {
       "scheduler",
       {"static", "gpushare", "gpushare-whole"},
       {"static", "gpushare"},
-      {"static", "gpushare", "gpushare-whole"},
+      {"static", "gpushare", "gpushare-whole", "oracle"},
       {"static", "gpushare"},
       true,
       [](Fields& document, const std::vector<Device>& devices) -> std::unique_ptr<cluster::Problem> {
