@@ -32,8 +32,17 @@ std::string number_text(double value) {
   return base::format("%.15g", value);
 }
 
-std::string allowed_text(Range range) {
-  if (range.high >= 1e15)
+bool within(Range range, const Json& value) {
+  if (!value.is_number()) return false;
+  const auto number = value.get<double>();
+  return std::isfinite(number) && number <= range.high &&
+         (range.above ? number > range.low : number >= range.low);
+}
+
+// `value` is what was given, null if nothing was. The most that any number may be is said only to who gave more.
+std::string allowed_text(Range range, const Json* value) {
+  const bool beyond = value != nullptr && value->is_number() && value->get<double>() > range.high;
+  if (range.high >= 1e15 && !beyond)
     return base::format("give a number %s %s", range.above ? "above" : "of at least",
                         number_text(range.low).c_str());
   return base::format("give a number %s %s %s %s", range.above ? "above" : "from",
@@ -185,20 +194,15 @@ bool Fields::has(const char* key) {
 }
 
 double Fields::checked(const char* key, const Json& value, Range range, const std::string& where) {
-  if (value.is_number()) {
-    const auto number = value.get<double>();
-    if (std::isfinite(number) && number <= range.high &&
-        (range.above ? number > range.low : number >= range.low))
-      return number;
-  }
-  fail(where.empty() ? path(key) : where, value, allowed_text(range));
+  if (within(range, value)) return value.get<double>();
+  fail(where.empty() ? path(key) : where, value, allowed_text(range, &value));
   return range.above ? std::min(range.high, range.low + 1) : range.low;
 }
 
 double Fields::number(const char* key, Range range) {
   const Json* value = find(key);
   if (value != nullptr) return checked(key, *value, range, "");
-  missing(key, allowed_text(range));
+  missing(key, allowed_text(range, nullptr));
   return range.above ? std::min(range.high, range.low + 1) : range.low;
 }
 
@@ -296,9 +300,11 @@ std::vector<double> Fields::numbers(const char* key, size_t low_count, Range ran
   const Json* list = array(key, low_count);
   if (list == nullptr) return out;
   out.reserve(list->size());
-  for (size_t i = 0; i < list->size() && ok(); ++i)
+  for (size_t i = 0; i < list->size() && ok(); ++i) {
+    const Json& value = (*list)[i];  // the path is made only for what is wrong
     out.push_back(
-        checked(key, (*list)[i], range, (*list)[i].is_number() ? "" : path(key) + base::format("[%zu]", i)));
+        checked(key, value, range, within(range, value) ? "" : path(key) + base::format("[%zu]", i)));
+  }
   return out;
 }
 

@@ -103,9 +103,9 @@ class MixProblem final : public cluster::Problem {
   base::Status decide(std::string_view choice, const Mode& mode, OrderedJson& result,
                       std::vector<cluster::PlaySpan>* spans) {
     GPUSHARE_ASSIGN_OR_RETURN(Slices slices, choice == "static"     ? whole(mode, specialists_)
-                                                   : choice == "gpushare" ? shared(told())
-                                                   : choice == "oracle"   ? shared(mode)
-                                                                          : whole(told(), ours_));
+                                             : choice == "gpushare" ? shared(told())
+                                             : choice == "oracle"   ? shared(mode)
+                                                                    : whole(told(), ours_));
     const auto& schedulers = choice == "static" ? specialists_ : ours_;
     double score = 0;
     OrderedJson shares = OrderedJson::object();

@@ -1,6 +1,8 @@
 // Mixes: parts on their share of the devices, static partitions, errors; guaranteed jobs beside opportunistic ones under gpushare.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include "cluster/plan.hpp"
@@ -77,6 +79,56 @@ TEST_CASE("a run of a mix is deterministic by seed, and has the parts' rows") {
   }
   CHECK(trials);
   CHECK(training);
+}
+
+TEST_CASE("the trials' devices come over when the trials really end, and nobody has a device twice") {
+  const std::string document = mix("3", std::string(kTrials) + "," + kTraining);
+  int handed_over = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    cluster::PlayOptions play;
+    play.noise = 0.5;  // trials that take much longer or shorter than told
+    play.seed = seed;
+    cluster::PlanOptions options;
+    options.schedulers = {"gpushare"};
+    std::vector<cluster::PlaySpan> spans;
+    REQUIRE(cluster::run(document, options, play, sim::all_cluster_kinds(), &spans).ok());
+    std::map<std::string, double> trials_end, training_begin;
+    for (const cluster::PlaySpan& span : spans) {
+      const std::string device = span.row.substr(span.row.find(", ") + 2);
+      if (span.row.rfind("trials, ", 0) == 0)
+        trials_end[device] = std::max(trials_end[device], span.end_s);
+      else
+        training_begin.emplace(device, span.begin_s);  // the first is the earliest
+    }
+    for (const auto& [device, begin_s] : training_begin) {
+      if (trials_end.count(device) == 0) continue;
+      ++handed_over;
+      INFO("seed " << seed << ", device " << device);
+      CHECK(begin_s >= trials_end[device] * (1 - 1e-9));
+    }
+  }
+  CHECK(handed_over > 0);
+}
+
+TEST_CASE("the oracle of a mix knows what really happens") {
+  const std::string document = mix("4", std::string(kServices) + "," + kTrials + "," + kTraining);
+  double best_partition = 0, ours = 0, oracle = 0;  // over the seeds
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    cluster::PlayOptions play;
+    play.noise = 0.5;
+    play.seed = seed;
+    cluster::PlanOptions options;
+    options.schedulers = {"static", "gpushare", "oracle"};
+    const auto result = cluster::run(document, options, play, sim::all_cluster_kinds());
+    REQUIRE(result.ok());
+    const auto score = [&](size_t row) { return std::log((*result)["results"][row]["score"].get<double>()); };
+    best_partition += score(0);
+    ours += score(1);
+    oracle += score(2);
+  }
+  CHECK(oracle >= ours);
+  CHECK(oracle >= best_partition);                  // that, with our schedulers, is one of its divisions
+  CHECK_FALSE(planned(document, {"oracle"}).ok());  // a plan is made before anything happens
 }
 
 TEST_CASE("bad mixes are refused with their path") {
