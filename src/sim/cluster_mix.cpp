@@ -29,9 +29,8 @@ constexpr uint64_t kPlanSeed = 0x6770;
 constexpr double kSlack =
     0.005;                       // of a part's worth: what is below the static partition's by more is avoided
 constexpr double kPerLoss = 10;  // how much more a part's loss weighs than another's gain
-constexpr double kNear = 0.06;   // of the mean worth of the parts: partitions that may be the best afterwards
-constexpr double kMargin = 1.25;  // trials may take so much longer than they are expected to
-constexpr double kWorst = -1e9;   // worth of a part that cannot run
+constexpr double kMargin = 1.1;  // trials may take so much longer than they are expected to
+constexpr double kWorst = -1e9;  // worth of a part that cannot run
 
 const cluster::Kind& kind_of(size_t part) {
   const cluster::Kind* const all[kParts] = {&cluster::services_kind(), &cluster::retraining_kind(),
@@ -197,30 +196,14 @@ class MixProblem final : public cluster::Problem {
     return tables;
   }
 
-  // The most that a part is worth in any partition into whole devices that is expected to be within kNear of the best:
-  // afterwards any of them may turn out to be the best. Who knows what happens has that of the best one.
+  // What each part is worth in the partition into whole devices that is expected to be the best, or, where what really
+  // happens is known, is it: less is a loss.
   std::vector<double> floors(const Mode& mode) const {
-    const double near = mode.plan ? kNear : 0;
     const std::vector<cluster::ValueTable> tables = by_devices(mode, specialists_);
-    const auto count = static_cast<int64_t>(devices_.size());
-    const auto units = cluster::maximise_sum(tables, count);
-    double best = 0;
-    for (size_t i = 0; i < tables.size(); ++i) best += tables[i].value[size_t((*units)[i] - 1)];
+    const auto units = cluster::maximise_sum(tables, static_cast<int64_t>(devices_.size()));
     std::vector<double> floor(kParts, kWorst);
-    for (size_t i = 0; i < tables.size(); ++i)
-      for (size_t n = 1; n <= tables[i].value.size(); ++n) {
-        // With so many devices for this part, the others at their best.
-        std::vector<cluster::ValueTable> others = tables;
-        others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
-        double sum = tables[i].value[n - 1];
-        if (!others.empty()) {
-          const auto rest = cluster::maximise_sum(others, count - static_cast<int64_t>(n));
-          if (!rest) continue;
-          for (size_t k = 0; k < others.size(); ++k) sum += others[k].value[size_t((*rest)[k] - 1)];
-        }
-        if (sum >= best - near * double(tables.size()) - 1e-12)
-          floor[there_[i]] = std::max(floor[there_[i]], tables[i].value[n - 1] - kSlack);
-      }
+    for (size_t i = 0; i < there_.size(); ++i)
+      floor[there_[i]] = tables[i].value[size_t((*units)[i] - 1)] - kSlack;
     return floor;
   }
 
