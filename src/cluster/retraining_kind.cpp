@@ -140,8 +140,16 @@ class RetrainingKindProblem final : public Problem {
 
   void write(const RetrainingPlan& plan, OrderedJson& result) const {
     OrderedJson windows = OrderedJson::array();
+    std::vector<double> accuracy;  // at the window's start
+    for (const Stream& stream : problem_.streams) accuracy.push_back(stream.accuracy);
     for (size_t w = 0; w < plan.windows.size(); ++w) {
       const RetrainingWindow& window = plan.windows[w];
+      OrderedJson beyond = OrderedJson::array();  // whose floor no share keeps
+      for (size_t v = 0; v < problem_.streams.size(); ++v) {
+        const double most = accuracy[v] * inference_factor(problem_.streams[v], problem_.devices);
+        if (most < problem_.accuracy_floor * (1 - 1e-9)) beyond.push_back(problem_.streams[v].name);
+        accuracy[v] = window.end_accuracy[v];
+      }
       OrderedJson shares = OrderedJson::object();
       for (size_t v = 0; v < problem_.streams.size(); ++v) {
         const Stream& stream = problem_.streams[v];
@@ -155,6 +163,7 @@ class RetrainingKindProblem final : public Problem {
       }
       OrderedJson row = {{"accuracy", window.accuracy}, {"shares", std::move(shares)}};
       if (window.below_floor > 1e-9) row["below_floor"] = window.below_floor;
+      if (!beyond.empty()) row["floor_out_of_reach"] = std::move(beyond);
       windows.push_back(std::move(row));
     }
     result["windows"] = std::move(windows);

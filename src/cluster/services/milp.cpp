@@ -29,12 +29,14 @@ Instance instance_of(const std::vector<Service>& services, const std::vector<Dev
   for (size_t s = 0; s < services.size(); ++s) {
     const Service& service = services[s];
     ExactService one{service.rate_rps, {}};
-    bool measured = false, in_time = false;
+    bool measured = false, fits = false, in_time = false;
     for (size_t c = 0; c < service.configurations.size(); ++c) {
       const Configuration& configuration = service.configurations[c];
       const double compute = metric_of(configuration);
-      if (compute < 0 || compute > 100) continue;
+      if (compute < 0) continue;
       measured = true;
+      if (compute > 100) continue;
+      fits = true;
       ExactOption option{c, configuration.throughput_rps, compute / 100, {}, 0};
       bool anywhere = false;
       for (size_t k = 0; k < out.devices.classes.size(); ++k) {
@@ -49,6 +51,7 @@ Instance instance_of(const std::vector<Service>& services, const std::vector<Dev
       placement->unserved.emplace_back(
           s, service.configurations.empty() ? "it has no configurations"
              : !measured ? "no configuration has the metric of compute that this scheduler counts"
+             : !fits     ? "every configuration takes more compute than a device has"
              : !in_time  ? "every configuration is slower than slo_ms on every device"
                          : "every configuration in time needs more memory than a device has");
     out.services.push_back(std::move(one));

@@ -74,18 +74,21 @@ class Usher {
     reasons_.emplace_back();
     largest_.push_back(std::numeric_limits<size_t>::max());
     std::vector<size_t> in_time;
+    bool measured = false;
     for (size_t c = 0; c < service.configurations.size(); ++c) {
       const Configuration& configuration = service.configurations[c];
-      if (configuration.compute_percent[metric_] < 0 ||
-          configuration.latency_ms > service.slo_ms * devices_[0].speed)
-        continue;
+      if (configuration.compute_percent[metric_] < 0) continue;
+      measured = true;
+      if (configuration.latency_ms > service.slo_ms * devices_[0].speed) continue;
       in_time.push_back(c);
       if (largest_[s] >= service.configurations.size() ||
           configuration.batch > service.configurations[largest_[s]].batch)
         largest_[s] = c;
     }
     if (in_time.empty()) {
-      reasons_[s] = "no configuration in time has the metric of compute that this scheduler counts";
+      reasons_[s] = service.configurations.empty() ? "it has no configurations"
+                    : !measured ? "no configuration has the metric of compute that this scheduler counts"
+                                : "every configuration with the metric of compute is slower than slo_ms";
       return;
     }
     const double per_device = service.configurations[largest_[s]].throughput_rps * devices_[0].speed;

@@ -166,12 +166,28 @@ TEST_CASE("infeasible documents: a plan that says what is not served and why", "
       R"({"version": 1, "kind": "services", "devices": 1, "services": [
         {"name": "slow", "rate_rps": 10, "slo_ms": 5, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "wao_percent": 20}]},
         {"name": "big", "rate_rps": 10, "slo_ms": 50, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_bytes": 99000000000, "wao_percent": 20}]},
-        {"name": "unknown", "rate_rps": 10, "slo_ms": 50}]})");
+        {"name": "unknown", "rate_rps": 10, "slo_ms": 50},
+        {"name": "wide", "rate_rps": 10, "slo_ms": 50, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "wao_percent": 130}]}]})");
   CHECK(served["goodput_rps"] == 0);
-  REQUIRE(served["unserved"].size() == 3);
+  REQUIRE(served["unserved"].size() == 4);
+  CHECK(served["unserved"][3]["reason"] == "every configuration takes more compute than a device has");
   CHECK(served["unserved"][0]["reason"] == "every configuration is slower than slo_ms on every device");
   CHECK(served["unserved"][1]["reason"] == "every configuration in time needs more memory than a device has");
   CHECK(served["unserved"][2]["reason"] == "it has no configurations");
+  cluster::PlanOptions usher;
+  usher.schedulers = {"usher-wao"};
+  const auto grouped = plan_of(
+      R"({"version": 1, "kind": "services", "devices": 1, "services": [
+        {"name": "slow", "rate_rps": 10, "slo_ms": 5, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "wao_percent": 20}]},
+        {"name": "other", "rate_rps": 10, "slo_ms": 50, "configurations": [{"batch": 4, "latency_ms": 20, "throughput_rps": 200, "memory_percent": 10, "ao_percent": 20}]},
+        {"name": "unknown", "rate_rps": 10, "slo_ms": 50}]})",
+      usher);
+  REQUIRE(grouped["unserved"].size() == 3);
+  CHECK(grouped["unserved"][0]["reason"] ==
+        "every configuration with the metric of compute is slower than slo_ms");
+  CHECK(grouped["unserved"][1]["reason"] ==
+        "no configuration has the metric of compute that this scheduler counts");
+  CHECK(grouped["unserved"][2]["reason"] == "it has no configurations");
   const auto trials = plan_of(
       R"({"version": 1, "kind": "trials", "devices": 1, "max_packed": 1, "max_workers": 1, "groups": [{"arrival_s": 0, "trials": [
         {"name": "fits", "budget_s": 5}, {"name": "big", "budget_s": 5, "memory_bytes": 99000000000}]}]})");
@@ -184,6 +200,13 @@ TEST_CASE("infeasible documents: a plan that says what is not served and why", "
         {"name": "s", "accuracy": 80, "gpus_needed": 1, "windows": [{"configurations": []}]},
         {"name": "t", "accuracy": 80, "gpus_needed": 1, "windows": [{"configurations": []}]}]})");
   CHECK(retraining["windows"][0]["below_floor"] > 0);
+  CHECK_FALSE(retraining["windows"][0].contains("floor_out_of_reach"));  // one of them alone would keep it
+  // A stream that all devices would not keep above the floor is named.
+  const auto beyond = plan_of(
+      R"({"version": 1, "kind": "retraining", "devices": 1, "window_s": 100, "quantum": 0.5, "accuracy_floor": 60, "streams": [
+        {"name": "s", "accuracy": 80, "gpus_needed": 2, "windows": [{"configurations": []}]}]})");
+  CHECK(beyond["windows"][0]["accuracy"] == Approx(40));
+  CHECK(beyond["windows"][0]["floor_out_of_reach"] == cluster::OrderedJson::array({"s"}));
   // More is wanted than there is: all is divided, and the least utility says what is missed.
   cluster::PlanOptions fair;
   fair.objectives = {"njc"};
