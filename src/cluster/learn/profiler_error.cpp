@@ -6,8 +6,9 @@
 namespace gpushare::cluster {
 namespace {
 
-constexpr double kPriorErrors = 1;     // observations without an error, before there are any
-constexpr double kLeastSpread = 0.05;  // of what is told, that is of the accuracies themselves
+constexpr double kPriorErrors = 1;  // observations without an error, before there are any
+constexpr double kLeastSpread =
+    0.05;  // of the accuracies themselves, as a part of that of what is told or of the errors
 
 }  // namespace
 
@@ -27,7 +28,7 @@ double ProfilerError::believed(size_t stream, const std::string& configuration, 
   if (found == histories_.end() || spread < 0 || errors_ == 0) return told;
   const History& history = found->second;
   const double error = errors_ / (error_count_ + kPriorErrors);
-  const double own = std::max(spread - error, kLeastSpread * spread);
+  const double own = std::max(spread - error, kLeastSpread * std::max(spread, error));
   // The configuration's mean: what was reached counts by its own spread, what was only told by both.
   const double reached_weight = history.reached_count / own,
                told_weight = (history.count - history.reached_count) / (own + error);

@@ -34,6 +34,16 @@ TEST_CASE("a told accuracy is drawn to the mean of its configuration") {
   CHECK(error.believed(0, "c", 120) == Approx(mean + (120 - mean) * before / (before + 200.0 / 3)));
 }
 
+TEST_CASE("a profiler that always says the same is not believed once it was wrong") {
+  // Told 80, reached 60, twice: errors of 800 / 3; what is told does not vary, so the accuracies are taken to vary by a
+  // twentieth of the errors, and the mean is known to within half of that.
+  ProfilerError error;
+  error.reached(0, "c", 80, 60);
+  error.reached(0, "c", 80, 60);
+  const double own = 800.0 / 3 / 20, before = own * 1.5;
+  CHECK(error.believed(0, "c", 80) == Approx(60 + 20 * before / (before + 800.0 / 3)));
+}
+
 TEST_CASE("what is believed is nearer to the truth than what is told") {
   test::Random random(test::seed());
   INFO("seed " << test::seed());
