@@ -43,8 +43,8 @@ extern "C" {
 
 #define GPUSHARE_BACKEND_ABI_MAJOR 1u
 #define GPUSHARE_BACKEND_ABI_MINOR \
-  6u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host; \
-        6: group "runs" */
+  7u /* 1: group "partitions"; 2: group "ipc"; 3: stream_capture_drop; 4: stream_adopt; 5: phys_create_host; \
+        6: group "runs"; 7: context_bytes */
 #define GPUSHARE_BACKEND_ABI_VERSION ((GPUSHARE_BACKEND_ABI_MAJOR << 16) | GPUSHARE_BACKEND_ABI_MINOR)
 
 typedef struct gpushare_backend_device gpushare_backend_device; /* one opened device */
@@ -323,6 +323,13 @@ typedef struct gpushare_backend_ops {
    * *out_count, written on failure too: the first so many are unmapped, the others are not. */
   int32_t (*va_unmap_run)(gpushare_backend_device* device, gpushare_device_address address, uint64_t bytes,
                           uint64_t count, uint64_t* out_count);
+
+  /* ---- since ABI 1.7: devices whose native API takes memory of its own (cuda) ------------------------------ */
+
+  /* The bytes of the device that the calling process has in use beyond what the ops gave it, on all devices of the kind that it
+   * has open: contexts, code, memory of other libraries. Errors: UNSUPPORTED (the system does not say, or it cannot tell them from
+   * memory of phys_import, of which there is some). May block. */
+  int32_t (*context_bytes)(gpushare_backend_device* device, uint64_t* out_bytes);
 } gpushare_backend_ops;
 
 /* `kind` of copy_async. */

@@ -4,6 +4,8 @@
 //   process                                    daemon
 //   Hello                          ->
 //                                  <-          Welcome + the page of leases (lease_page.hpp)
+//   Context                        ->
+//                                  <-          Reply, if it was a question
 //   Arrive, Need, Room             ->
 //                                  <-          Reply, with the request's sequence
 //   Ready, NotReady, Returned, ... ->          (no reply)

@@ -61,6 +61,9 @@ class RemoteAuthority final : public sched::Authority {
   const std::shared_ptr<Images>& images() const { return images_; }
   // P and E are rounded up to this granularity of the process's memory. Set before the first event.
   void set_granularity(uint64_t bytes) { granularity_bytes_ = bytes; }
+  // The process's context takes so much of the device. Errors: DEVICE_OUT_OF_MEMORY (contexts leave no room for it: it must
+  // go again). Before the first event.
+  base::Status claim_context(uint64_t bytes);
 
   base::Status arrive(const sched::SessionSpec& spec, uint64_t now_ns) override;
   void ready(sched::SessionId session, uint64_t now_ns) override;
@@ -74,6 +77,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Status set_need(sched::SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
+  void set_context_bytes(uint64_t bytes, uint64_t now_ns) override;
   base::Status set_coordination(const std::optional<sched::CoordinatorOptions>& options,
                                 uint64_t now_ns) override;
   void set_quota(sched::SessionId session, uint64_t bytes) override;
@@ -179,6 +183,7 @@ class RemoteAuthority final : public sched::Authority {
   base::Status declare(Record& record, bool may_queue);
   base::Result<Reply> call(std::span<const std::byte> request, uint32_t sequence);
   void tell(MessageType type, const Record& record, uint64_t value = 0);
+  void tell_context();
   void tell_worth(const Record& record);
   void tell_ranges(const Record& record);
   void send(std::span<const std::byte> message);
@@ -223,6 +228,7 @@ class RemoteAuthority final : public sched::Authority {
   std::string device_, policy_;
   uint64_t capacity_bytes_ = 0;
   uint64_t granularity_bytes_ = 1;
+  uint64_t context_bytes_ = 0;
   double link_ns_per_byte_ = 0;  // as the driver measured it
 
   // ---- of the driver

@@ -28,9 +28,10 @@ namespace {
 constexpr uint64_t kAnswerNs = 10'000'000'000;  // a daemon that does not answer for so long is taken for gone
 constexpr int kSendMs = 1000;
 constexpr uint64_t kReconnectNs = 100'000'000;
-constexpr uint16_t kImagesMinor = 3;  // since when daemons share images
-constexpr uint16_t kLanesMinor = 6;   // since when daemons share lanes
-constexpr uint16_t kLimitsMinor = 5;  // since when daemons hold the limits of groups of processes
+constexpr uint16_t kImagesMinor = 3;   // since when daemons share images
+constexpr uint16_t kLanesMinor = 6;    // since when daemons share lanes
+constexpr uint16_t kLimitsMinor = 5;   // since when daemons hold the limits of groups of processes
+constexpr uint16_t kContextMinor = 8;  // since when daemons count contexts
 
 base::Status daemon_gone(const std::string& socket, const base::Status& why) {
   return {GPUSHARE_UNAVAILABLE,
@@ -237,6 +238,21 @@ void RemoteAuthority::tell(MessageType type, const Record& record, uint64_t valu
   if (record.declared) send(bytes_of(make_session_message(type, record.spec.id, value)));
 }
 
+base::Status RemoteAuthority::claim_context(uint64_t bytes) {
+  context_bytes_ = bytes;
+  if (bytes == 0 || connection_->welcome.minor < kContextMinor) return {};
+  const uint32_t sequence = next_sequence_++;
+  GPUSHARE_ASSIGN_OR_RETURN(
+      const Reply reply,
+      call(bytes_of(make_session_message(MessageType::kContext, 0, bytes, sequence)), sequence));
+  return reported(reply.code, text_of(reply.text));
+}
+
+void RemoteAuthority::tell_context() {
+  if (connection_->welcome.minor >= kContextMinor)
+    send(bytes_of(make_session_message(MessageType::kContext, 0, context_bytes_)));
+}
+
 base::Result<Reply> RemoteAuthority::call(std::span<const std::byte> request, uint32_t sequence) {
   if (!gone_.ok()) return gone_;
   {
@@ -295,6 +311,7 @@ void RemoteAuthority::adopt(std::shared_ptr<Connection> connection) {
   gone_ = {};
   lost_known_.store(false);
   policy_ = text_of(connection_->welcome.policy);
+  tell_context();  // before sessions are promised its bytes
   std::vector<Record*> all;
   for (auto& [id, record] : sessions_) {
     record->epoch = 0;

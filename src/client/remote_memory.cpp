@@ -118,6 +118,10 @@ base::Status RemoteAuthority::set_capacity(uint64_t, uint64_t) {
           "the capacity of a shared device is its operator's choice (gpushare daemon --set-capacity SIZE)"};
 }
 
+void RemoteAuthority::set_context_bytes(uint64_t bytes, uint64_t) {
+  if (std::exchange(context_bytes_, bytes) != bytes) tell_context();
+}
+
 base::Status RemoteAuthority::set_coordination(const std::optional<sched::CoordinatorOptions>&, uint64_t) {
   return {GPUSHARE_UNSUPPORTED,
           "the coordinator of a shared device is its operator's choice (gpushare daemon --coordinate)"};

@@ -142,7 +142,9 @@ bool RemoteAuthority::wants_drained(LaneId lane) const {
   Lease& mine = lease(*record);
   mine.set_looks(
       false);  // the host's part of the iteration is over, so nobody looks at the lease until the device's is, too
-  return record->evict || mine.look().state == LeaseState::kWanted;
+  // Under another epoch the turn was taken back, and the daemon waits for the iteration's end.
+  const Lease::Word now = mine.look();
+  return record->evict || now.state == LeaseState::kWanted || now.epoch != record->epoch;
 }
 
 std::shared_ptr<base::Bell> RemoteAuthority::bell(SessionId session) const {

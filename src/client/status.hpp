@@ -26,7 +26,8 @@ struct DeviceStatus {
   uint64_t capacity_bytes = 0;            // the target
   uint64_t effective_capacity_bytes = 0;  // what is promised above it still, else the target
   uint64_t promised_bytes = 0;
-  uint64_t images_bytes = 0;  // of them, of images
+  uint64_t images_bytes = 0;   // of them, of images
+  uint64_t context_bytes = 0;  // likewise, of contexts of processes, the daemon's too
   uint64_t lanes = 0;
   uint64_t resident = 0;  // sessions, of all users
   uint64_t waiting = 0;
@@ -41,6 +42,7 @@ struct DeviceStatus {
       std::pair{"effective_capacity_bytes", &DeviceStatus::effective_capacity_bytes},
       std::pair{"promised_bytes", &DeviceStatus::promised_bytes},
       std::pair{"images_bytes", &DeviceStatus::images_bytes},
+      std::pair{"context_bytes", &DeviceStatus::context_bytes},
       std::pair{"lanes", &DeviceStatus::lanes},
       std::pair{"resident", &DeviceStatus::resident},
       std::pair{"waiting", &DeviceStatus::waiting},
@@ -57,10 +59,14 @@ struct ProcessStatus {
   // "connected", or "owing": its connection is closed, and its bytes stay promised until it has ended.
   std::string state;
   uint64_t sessions = 0;
-  static constexpr std::tuple kFields{
-      std::pair{"pid", &ProcessStatus::pid},         std::pair{"uid", &ProcessStatus::uid},
-      std::pair{"program", &ProcessStatus::program}, std::pair{"device", &ProcessStatus::device},
-      std::pair{"state", &ProcessStatus::state},     std::pair{"sessions", &ProcessStatus::sessions}};
+  uint64_t context_bytes = 0;  // of the device, as the process has measured
+  static constexpr std::tuple kFields{std::pair{"pid", &ProcessStatus::pid},
+                                      std::pair{"uid", &ProcessStatus::uid},
+                                      std::pair{"program", &ProcessStatus::program},
+                                      std::pair{"device", &ProcessStatus::device},
+                                      std::pair{"state", &ProcessStatus::state},
+                                      std::pair{"sessions", &ProcessStatus::sessions},
+                                      std::pair{"context_bytes", &ProcessStatus::context_bytes}};
 };
 struct SessionStatus {
   uint64_t pid = 0;

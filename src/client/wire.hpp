@@ -11,7 +11,7 @@ namespace gpushare::client {
 
 inline constexpr uint32_t kProtocolMark = 0x47505353;  // "GPSS"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 7;
+inline constexpr uint16_t kProtocolMinor = 8;
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -70,6 +70,8 @@ enum class MessageType : uint16_t {
   kLimit,
   // Since minor version 7. From the process to the daemon, of one session.
   kSetCap,
+  // Since minor version 8. From the process to the daemon.
+  kContext,
 };
 
 struct Header {
@@ -169,7 +171,9 @@ struct Need {
 // ready again; LaneHere the bytes of the lane's next piece, whose descriptor comes with it; SetPriority the priority;
 // SetClass the class; SetWeight the bits of a double; SetCap likewise, 1: none; SetRemaining nanoseconds; SetSpare the
 // bits of a double, its worth in nanoseconds, below 0: it is not spare any more; SetLink the bits of a double,
-// nanoseconds a byte; CountsAs the class; Limit the bytes, 0: none; else 0. A PageOut of a spare session may be
+// nanoseconds a byte; CountsAs the class; Limit the bytes, 0: none; Context (of the process: `session` is 0) the bytes that
+// its contexts and other libraries have of the device; else 0. A Context with a sequence is a question, which the daemon
+// may refuse: the process then closes its context. A PageOut of a spare session may be
 // answered by Leave.
 struct SessionMessage {
   Header header;

@@ -20,6 +20,7 @@ client::DeviceStatus SharedDevice::status() const {
   out.effective_capacity_bytes = capacity.effective_bytes;
   out.promised_bytes = scheduler_.promised_bytes();
   out.images_bytes = scheduler_.cached_bytes();
+  out.context_bytes = scheduler_.context_bytes();
   out.lanes = scheduler_.lanes_open();
   out.resident = scheduler_.residents();
   out.waiting = scheduler_.waiting();

@@ -10,6 +10,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <list>
@@ -70,7 +71,8 @@ class Images {
   // A disconnected process cannot be told to unmap: its mappings stay until it is dead.
   void disconnected(Process& process);
 
-  bool in_use(const Process& process) const;  // it has images mapped
+  uint64_t context_bytes() const { return context_bytes_.load(); }  // of this process, since the first image
+  bool in_use(const Process& process) const;                        // it has images mapped
   // Processes that were asked `lease_ns` ago or more to unmap an image, each image told once. *next_ns falls to when to
   // look again.
   std::vector<const Process*> overdue(uint64_t now_ns, uint64_t lease_ns, uint64_t* next_ns);
@@ -132,6 +134,7 @@ class Images {
   uint64_t& next_id_;
   const std::function<void()> wake_;
   std::unique_ptr<device::Device> device_;  // with the first image
+  std::atomic<uint64_t> context_bytes_{0};
   device::Stream link_stream_;
   loader::LinkCosts link_{0.010, 12e6, 0.020};  // assumed until a load has been measured
   bool link_measured_ = false;

@@ -27,6 +27,7 @@ class Lanes {
   Lanes& operator=(const Lanes&) = delete;
 
   uint64_t piece_bytes() const { return piece_bytes_; }
+  uint64_t context_bytes() const { return context_bytes_; }  // of this process, since the first piece
   // The lane of `user` has `bytes` from now on, a multiple of piece_bytes(). No process may have the pieces mapped that
   // go. On failure the lane has the pieces that could be made. Errors: the device's.
   base::Status resize(sched::LaneId lane, uint64_t bytes, uint64_t user);
@@ -47,6 +48,7 @@ class Lanes {
   const std::string spec_;
   const uint64_t piece_bytes_;
   std::unique_ptr<device::Device> device_;
+  uint64_t context_bytes_ = 0;
   device::Stream stream_;
   std::vector<std::vector<Piece>> lanes_;
   uint64_t only_user_ = 0;  // that had memory here; 0: none yet

@@ -326,6 +326,11 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
     client::put_text(reply.text, status.ok() ? told : status.message());
     if (!send_to(process, client::bytes_of(reply))) client::shut(process.socket);
   };
+  if (type == MessageType::kContext) {
+    const uint64_t bytes = client::fields_of<client::SessionMessage>(message).value;
+    answer(device.set_context(process, bytes, sequence != 0), 0);
+    return {};
+  }
   if (type == MessageType::kArrive) {
     uint32_t slot = 0;
     base::Status status;
@@ -382,11 +387,19 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
 
 base::Status Service::hello(Process& process, const client::Hello& message) {
   GPUSHARE_ASSIGN_OR_RETURN(SharedDevice* const device, find_device(message));
-  // The same runtime under a new connection declares everything anew.
-  for (const auto& [id, other] : processes_)
-    if (other.get() != &process && !other->socket && !other->dead && other->instance == message.instance &&
-        other->peer.pid == process.peer.pid)
-      died(*other);
+  // The same runtime under a new connection declares everything anew. Of a runtime that was closed the process's context
+  // is left, which may be this one's.
+  for (const auto& [id, other] : processes_) {
+    if (other.get() == &process || other->socket || other->dead || other->peer.pid != process.peer.pid)
+      continue;
+    const bool only_context =
+        other->device == device && other->sessions.empty() && !device->images().in_use(*other);
+    if (other->instance != message.instance && !only_context) continue;
+    if (other->device == device)
+      (void)device->set_context(
+          process, std::max(device->context_bytes(process), device->context_bytes(*other)), false);
+    died(*other);
+  }
   process.passes_turns = (message.flags & client::kPassesTurns) != 0;
   GPUSHARE_ASSIGN_OR_RETURN(process.leases, device->leases_for(process.peer.uid, process.passes_turns));
   process.device = device;
@@ -437,6 +450,7 @@ client::ServiceStatus Service::status(uid_t user) const {
     line.device = process->device->name();
     line.state = process->socket ? "connected" : "owing";
     line.sessions = process->sessions.size();
+    line.context_bytes = process->device->context_bytes(*process);
     out.processes.push_back(std::move(line));
     for (const auto& [number, session] : process->sessions)
       out.sessions.push_back(process->device->status_of(*session));
@@ -481,7 +495,7 @@ void Service::disconnect(Process& process, const std::string& why) {
   for (RemoteSession* session : sessions) process.device->disconnected(*session);
   if (process.device != nullptr && process.device->images().in_use(process))
     process.device->disconnected(process);
-  else if (sessions.empty())
+  else if (sessions.empty() && (process.device == nullptr || process.device->context_bytes(process) == 0))
     process.dead = true;
 }
 

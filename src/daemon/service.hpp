@@ -201,7 +201,11 @@ class SharedDevice {
   void disconnected(RemoteSession& session);
   // The connection of a process is gone, or the process is: after its sessions.
   void disconnected(Process& process) { images_.disconnected(process); }
-  void died(Process& process) { images_.died(process); }
+  void died(Process& process);
+  // contexts.cpp. What the process's contexts have of the device, until it has ended; connections of one process say the
+  // same bytes. Errors, if it `asks`: DEVICE_OUT_OF_MEMORY.
+  base::Status set_context(const Process& process, uint64_t bytes, bool asks);
+  uint64_t context_bytes(const Process& process) const;
   Images& images() { return images_; }
   // 0: all that the device began with. As sched::Authority::set_capacity.
   base::Status set_capacity(uint64_t bytes);
@@ -223,6 +227,12 @@ class SharedDevice {
            scheduler_.promised_bytes() > scheduler_.capacity().target_bytes;
   }
   Claim* find_group(uint64_t group, uid_t user) const;
+  using ContextOwner = std::pair<pid_t, uint64_t>;  // a process, and its connection
+  void count_context(ContextOwner owner, uint64_t bytes);
+  uint64_t contexts_of(pid_t process) const;
+  // That a session can have the bytes beside contexts which stay as long as it does: its process's and the service's.
+  // Errors: EXCEEDS_CAPACITY.
+  base::Status fits_beside_contexts(const Process& process, const std::string& session, uint64_t bytes) const;
   // The limits that an arriving session has with others; null: none.
   std::shared_ptr<GroupLimits> limits_of(const client::Arrive& message);
   // Whether a group may need `more_bytes` more. Its preloaded programs lend bytes that they do not hold. `asks`: the
@@ -350,6 +360,7 @@ class SharedDevice {
   std::unique_ptr<Lanes> lanes_;  // null: none are shared
   uint64_t retry_ns_ = 0;         // when a session that found no place is tried again; 0: all found one
   std::map<uint64_t, std::unique_ptr<Claim>> claims_;  // by the scheduler's number
+  std::map<ContextOwner, uint64_t> contexts_;          // bytes
   std::vector<Claim*> holders_;                        // by lane of turns
   std::vector<Offer> offers_;                          // likewise
   std::vector<uint64_t> last_holders_;                 // likewise: the scheduler's numbers

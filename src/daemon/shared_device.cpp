@@ -112,6 +112,8 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     uint64_t persistent_bytes = message.persistent_bytes;
     if (!own_claim && page != nullptr)
       persistent_bytes = left_for_page(limits.get(), persistent_bytes, *page, now_ns);
+    GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(
+        process, session.name, base::add_saturated(message.persistent_bytes, message.ephemeral_bytes)));
     const base::Status fits = within(limits.get(), nullptr, session.name,
                                      base::add_saturated(persistent_bytes, message.ephemeral_bytes), now_ns);
     if (!fits.ok() && (message.flags & client::kKnownBefore) == 0) return fits;
@@ -198,6 +200,7 @@ base::Status SharedDevice::need(RemoteSession& session, const client::Need& mess
   const uint64_t before_bytes = base::add_saturated(claim.persistent_bytes, claim.ephemeral_bytes);
   const uint64_t wanted_bytes = base::add_saturated(message.persistent_bytes, message.ephemeral_bytes);
   if (wanted_bytes > before_bytes) {
+    GPUSHARE_RETURN_IF_ERROR(fits_beside_contexts(*session.process, session.name, wanted_bytes));
     GPUSHARE_RETURN_IF_ERROR(may_grow(session, wanted_bytes - before_bytes, now_ns));
     GPUSHARE_RETURN_IF_ERROR(
         within(claim.limits.get(), &claim, session.name, wanted_bytes - before_bytes, now_ns));
@@ -633,6 +636,9 @@ void SharedDevice::disconnected(RemoteSession& session) {
 
 void SharedDevice::pump() {
   take_back_offers();
+  // The service has a context of its own once it makes memory for others.
+  count_context({getpid(), 0},
+                std::max(images_.context_bytes(), lanes_ == nullptr ? 0 : lanes_->context_bytes()));
   scheduler_.look(base::host_now_ns());
   for (bool moved = true; moved;) {
     moved = carry_out_all();

@@ -279,6 +279,12 @@ base::Status Device::va_unmap_run(Address address, uint64_t bytes, uint64_t coun
   return {};
 }
 
+base::Result<uint64_t> Device::context_bytes() {
+  uint64_t bytes = 0;
+  GPUSHARE_RETURN_IF_ERROR(status(ops_->context_bytes(device_, &bytes), "context_bytes"));
+  return bytes;
+}
+
 base::Result<gpushare_backend_memory*> Device::phys_create_shared(uint64_t bytes) {
   gpushare_backend_memory* memory = nullptr;
   GPUSHARE_RETURN_IF_ERROR(status(ops_->phys_create_shared(device_, bytes, &memory), "phys_create_shared"));

@@ -113,6 +113,7 @@ base::Status complete(const std::string& name, gpushare_backend_ops& ops) {
   if (ops.fault_set == nullptr) fill_unsupported(ops.fault_set);
   if (ops.stream_capture_drop == nullptr) fill_unsupported(ops.stream_capture_drop);
   if (ops.stream_adopt == nullptr) fill_unsupported(ops.stream_adopt);
+  if (ops.context_bytes == nullptr) fill_unsupported(ops.context_bytes);
   if (ops.phys_create_host != nullptr && !has_virtual_memory)
     return invalid(name, "phys_create_host needs group \"virtual memory\"");
   if (ops.phys_create_host == nullptr) fill_unsupported(ops.phys_create_host);

@@ -130,6 +130,8 @@ base::Status RuntimeImpl::open(RuntimeOptions options) {
   std::unique_ptr<sched::Authority> authority;
   if (remote != nullptr) {
     remote->set_granularity(memory_->granularity_bytes());
+    const auto context_bytes = device_->context_bytes();
+    if (context_bytes.ok()) GPUSHARE_RETURN_IF_ERROR(remote->claim_context(*context_bytes));
     authority = std::move(remote);
   } else {
     authority = std::make_unique<sched::Scheduler>(scheduling, std::move(options.policy));
@@ -388,6 +390,10 @@ base::Result<std::shared_ptr<Session>> RuntimeImpl::place_session(const SessionO
   Outbox outbox(*this);
   Section lock(*this);
   GPUSHARE_RETURN_IF_ERROR(check_open());
+  // Code and other libraries' memory have come since the last session.
+  if (shared_)
+    if (const auto context_bytes = device_->context_bytes(); context_bytes.ok())
+      authority_->set_context_bytes(*context_bytes, now());
   const uint64_t id = sessions_.next_id();
   if (complete.name.empty())
     complete.name = base::format("session-%llu", static_cast<unsigned long long>(id));

@@ -86,7 +86,7 @@ Placement Scheduler::Impl::placement(const SessionRecord& session) const {
     // Admit this session to the lane whose residents were paged out for it; sending it to another lane would
     // put it behind sessions of higher rank.
     if (session.claiming && !runs_next(session, lane)) continue;
-    if (!suits(lane, session) || lane.closing || lane.held_up()) continue;
+    if (!suits(lane, session) || lane.closing || lane.held_up() || lane.is_left()) continue;
     LaneView view{id, lane.held, 0, static_cast<uint32_t>(lane.members.size())};
     if (finder == LaneFinderKind::kBalanced) {
       uint64_t longest = 0, unknown = 0;

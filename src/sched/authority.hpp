@@ -125,6 +125,10 @@ class Authority {
   // fit any more waits until the capacity is raised. Errors: EXCEEDS_CAPACITY (more than there is), UNSUPPORTED
   // (another process decides it).
   virtual base::Status set_capacity(uint64_t bytes, uint64_t now_ns) = 0;
+  // Bytes of the device that what no session has uses: contexts, code in them, other libraries (of the process; of all
+  // processes, where the scheduler itself is called). Nothing refuses them and nobody can take them back: sessions and
+  // caches make room for them at their boundaries, as for a lower capacity.
+  virtual void set_context_bytes(uint64_t bytes, uint64_t now_ns) = 0;
   // Changes how many bytes may be promised to the session (P + E, each rounded up); 0: no limit. If the limit
   // is below the session's need, the need does not grow, and the driver gives back free bytes of it at
   // boundaries, by set_need(). Nobody is paged out for it.

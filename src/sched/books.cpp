@@ -37,6 +37,9 @@ std::string Scheduler::policy_name() const {
 uint64_t Scheduler::promised_bytes() const {
   return impl_->promised();
 }
+uint64_t Scheduler::context_bytes() const {
+  return impl_->context_bytes;
+}
 uint64_t Scheduler::persistent_bytes() const {
   return impl_->persistent_bytes;
 }
@@ -153,10 +156,11 @@ std::string Scheduler::check() const {
     return "a running total is wrong";
   if (units != state.compute_units || units > state.options.compute_units)
     return base::format("lanes have %u compute units of %u", units, state.options.compute_units);
-  if (persistent + lanes + cached > state.capacity.effective_bytes)
-    return base::format("promised %s of %s", base::format_bytes(persistent + lanes + cached).c_str(),
+  const uint64_t promised = persistent + lanes + cached + state.context_bytes;
+  if (promised > state.capacity.effective_bytes)
+    return base::format("promised %s of %s", base::format_bytes(promised).c_str(),
                         base::format_bytes(state.capacity.effective_bytes).c_str());
-  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, persistent + lanes + cached))
+  if (state.capacity.effective_bytes > std::max(state.capacity.target_bytes, promised))
     return "the effective capacity did not fall with the promises";
   return {};
 }

@@ -17,7 +17,7 @@ base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
                                            " is more than there is: at most " + base::format_bytes(most)};
   const bool raised = bytes > impl_->capacity.target_bytes;
   impl_->capacity = {bytes, std::max(bytes, impl_->promised())};
-  if (impl_->coordinator) impl_->coordinator->set_capacity(bytes, now_ns);
+  if (impl_->coordinator) impl_->coordinator->set_capacity(impl_->beside_contexts(), now_ns);
   if (raised) {  // what was to give way and has not begun may stay
     for (LaneRecord& lane : impl_->lanes) lane.closing = false;
     for (SessionRecord* session : impl_->waiting.sessions()) impl_->set_claiming(*session, false);
@@ -26,6 +26,15 @@ base::Status Scheduler::set_capacity(uint64_t bytes, uint64_t now_ns) {
   impl_->coordinate(now_ns);
   impl_->freed(now_ns);
   return {};
+}
+
+void Scheduler::set_context_bytes(uint64_t bytes, uint64_t now_ns) {
+  if (bytes == impl_->context_bytes) return;
+  impl_->context_bytes = bytes;
+  impl_->capacity.effective_bytes = std::max(impl_->capacity.target_bytes, impl_->promised());
+  if (impl_->coordinator) impl_->coordinator->set_capacity(impl_->beside_contexts(), now_ns);
+  impl_->coordinate(now_ns);
+  impl_->freed(now_ns);
 }
 
 Limit Scheduler::capacity() const {

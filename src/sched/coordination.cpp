@@ -29,6 +29,7 @@ std::string Scheduler::coordinated_wait(SessionId id) const {
 
 void Scheduler::look(uint64_t now_ns) {
   impl_->leave_held_up(now_ns);
+  impl_->join_lanes(now_ns);
   if (impl_->coordinator && now_ns >= impl_->coordinate_at_ns) impl_->look_at_limits(now_ns);
 }
 
@@ -39,7 +40,7 @@ CoordinatedJob Scheduler::Impl::job_of(SessionRecord& session) const {
   CoordinatedJob job;
   job.id = session.view.id;
   job.cls = session.spec.cls;
-  job.bytes = std::min(session.wanted_bytes, capacity.target_bytes);
+  job.bytes = std::min(session.wanted_bytes, beside_contexts());
   job.least_bytes = session.spec.least_bytes == 0 || session.rigid
                         ? job.bytes
                         : std::min(rounded(session.spec.least_bytes), job.bytes);
@@ -59,7 +60,7 @@ void Scheduler::Impl::coordinate_anew(const std::optional<CoordinatorOptions>& a
   coordinate_at_ns = kUnknown;
   if (asked) {
     coordinator.emplace(*asked);
-    coordinator->set_capacity(capacity.target_bytes, now_ns);
+    coordinator->set_capacity(beside_contexts(), now_ns);
     for (SessionRecord* session : all) {
       session->rigid = false;
       coordinator->arrive(job_of(*session), now_ns);
@@ -179,7 +180,7 @@ void Scheduler::Impl::set_terms(SessionRecord& session, SessionClass cls, uint64
 void Scheduler::Impl::want(SessionRecord& session, uint64_t need_bytes, uint64_t now_ns) {
   if (session.view.cls == SessionClass::kGuaranteed || !coordinator->knows(session.view.id)) return;
   CoordinatedJob job = job_of(session);
-  job.bytes = session.wanted_bytes = std::min(std::max(job.bytes, need_bytes), capacity.target_bytes);
+  job.bytes = session.wanted_bytes = std::min(std::max(job.bytes, need_bytes), beside_contexts());
   coordinator->change(job, now_ns);
   coordinate(now_ns);
 }

@@ -326,12 +326,19 @@ bool Scheduler::Impl::make_room_at_boundaries(const SessionRecord& session, uint
 
 // The price of changing lanes is P, out and in again: a session maps its lane once, when it is admitted or paged in.
 // Nobody goes who would not come in again at once: when the lane is no longer held up, all have the memory that they
-// had. So those of the largest E stay where they are if the device has no room for another lane of that size.
+// had. So those of the largest E stay where they are if the device has no room for another lane of that size. If there
+// is no room for anybody's, sessions go out until there is: they would have found no place from the start if each had an
+// E of its own. They come in again when the lanes are one (join_lanes).
 void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
   if (overdue == 0 || !options.paging) return;
   for (const LaneRecord& lane : lanes) {
     if (!lane.open || !lane.held_up()) continue;
+    // What is on its way out for good makes the room.
+    if (std::any_of(lane.members.begin(), lane.members.end(),
+                    [](const SessionRecord* member) { return member->evicting && !member->changes_lane; }))
+      continue;
     Victims leaving{};
+    SessionRecord* least = nullptr;
     uint64_t persistent = 0;
     for (SessionRecord* member : lane.members) {
       if (!member->ready || member->busy() || !evictable(*member)) continue;
@@ -343,6 +350,7 @@ void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
         leaving.sessions.begin(), leaving.sessions.end(), [](const SessionRecord* a, const SessionRecord* b) {
           return std::tuple(a->ephemeral_bytes, a->view.id) < std::tuple(b->ephemeral_bytes, b->view.id);
         });
+    if (!leaving.sessions.empty()) least = leaving.sessions.front();
     while (!leaving.sessions.empty()) {
       SessionRecord& largest = *leaving.sessions.back();
       if (room_without(largest, Lanes::kAny, [](const auto& each) {
@@ -358,6 +366,58 @@ void Scheduler::Impl::leave_held_up(uint64_t now_ns) {
       member->changes_lane = true;
     }
     evict(leaving, now_ns);
+    if (leaving.sessions.empty() && least != nullptr && evicting == 0)
+      make_room_to_leave(lane, *least, now_ns);
+  }
+}
+
+void Scheduler::Impl::make_room_to_leave(const LaneRecord& lane, SessionRecord& session, uint64_t now_ns) {
+  const bool others_go_on = std::any_of(lanes.begin(), lanes.end(), [&](const LaneRecord& other) {
+    return other.open && suits(other, session) && !other.held_up();
+  });
+  if (others_go_on) return;
+  Victims candidates{{}, droppable()};
+  for (SessionRecord* member : lane.members)
+    if (member != &session && evictable(*member) && !member->busy()) candidates.sessions.push_back(member);
+  session.victim = true;
+  const auto room = [&] {
+    return room_without(session, Lanes::kAny, [](const auto& each) { return each.victim; });
+  };
+  const uint64_t total = session.persistent_bytes + session.ephemeral_bytes;
+  const auto chosen =
+      choose_victims(std::move(candidates), total - std::min(total, room().total_bytes), now_ns, gives_back(),
+                     [&] { return room().holds(session.persistent_bytes, total); });
+  session.victim = false;
+  if (chosen) evict(*chosen, now_ns);
+}
+
+// The lanes that a trust group has after a hang: each but the largest closes when its E lets somebody in who waits. Its
+// sessions change lanes as those above.
+void Scheduler::Impl::join_lanes(uint64_t now_ns) {
+  if (!options.shared_lanes || !options.paging || lanes_open < 2 || waiting.empty() || evicting > 0) return;
+  const auto may_go = [&](const LaneRecord& lane) {
+    return lane.open && lane.trust_group != 0 && !lane.held_up() &&
+           std::all_of(lane.members.begin(), lane.members.end(),
+                       [this](const SessionRecord* member) { return evictable(*member); });
+  };
+  for (const LaneRecord& lane : lanes) {
+    if (!may_go(lane)) continue;
+    const auto kept = std::find_if(lanes.begin(), lanes.end(), [&](const LaneRecord& other) {
+      return &other != &lane && other.open && other.trust_group == lane.trust_group && !other.held_up() &&
+             other.bytes >= lane.bytes;
+    });
+    if (kept == lanes.end()) continue;
+    const uint64_t room = free_bytes() + lane.held;
+    const auto all = waiting.sessions();
+    if (std::none_of(all.begin(), all.end(), [&](const SessionRecord* waits) {
+          const uint64_t there = suits(lane, *waits) ? std::min(kept->bytes, waits->ephemeral_bytes) : 0;
+          return waits->wants_in() && waits->persistent_bytes + waits->ephemeral_bytes - there <= room;
+        }))
+      continue;
+    const Victims leaving{lane.members, {}};
+    for (SessionRecord* member : leaving.sessions) member->changes_lane = true;
+    evict(leaving, now_ns);
+    return;
   }
 }
 

@@ -77,6 +77,7 @@ class Scheduler final : public Authority {
   base::Status set_need(SessionId session, uint64_t persistent_bytes, uint64_t ephemeral_bytes,
                         uint64_t now_ns) override;
   base::Status set_capacity(uint64_t bytes, uint64_t now_ns) override;
+  void set_context_bytes(uint64_t bytes, uint64_t now_ns) override;
   void set_quota(SessionId session, uint64_t bytes) override;
   base::Status set_coordination(const std::optional<CoordinatorOptions>& options, uint64_t now_ns) override;
   std::optional<CoordinatorOptions> coordination() const;
@@ -155,7 +156,8 @@ class Scheduler final : public Authority {
   uint64_t promised_bytes() const override;
   Limit capacity() const override;
   Limit quota(SessionId session) const;  // of its need; zeros without one
-  uint64_t persistent_bytes() const;     // of promised_bytes, the sum of P
+  uint64_t context_bytes() const;        // of promised_bytes
+  uint64_t persistent_bytes() const;     // likewise, the sum of P
   uint32_t lanes_open() const;
   uint32_t lane_limit() const;  // lane ids are below this
   bool lane_is_open(LaneId lane) const;

@@ -110,6 +110,11 @@ struct LaneRecord {
   bool busy() const { return dispatched != completed; }
   // Nobody of it is picked: a turn in memory that others have, too, may not have ended.
   bool held_up() const { return overdue > 0 && trust_group != 0; }
+  // Each of its sessions is on its way to another lane.
+  bool is_left() const {
+    return !members.empty() &&
+           std::all_of(members.begin(), members.end(), [](const auto* each) { return each->changes_lane; });
+  }
 };
 
 struct CacheRecord {
@@ -162,6 +167,7 @@ struct Scheduler::Impl {
   double link_ns_per_byte = 0;           // 0: not measured
   std::vector<CacheRecord*> cache_line;  // wanted and not held, longest waiting first
   uint64_t cache_bytes = 0;              // held
+  uint64_t context_bytes = 0;
   std::optional<Coordinator> coordinator;
   uint64_t coordinate_at_ns = kUnknown;  // when it is to look again
   uint32_t above_limit = 0;              // sessions that have more than their limit
@@ -174,8 +180,11 @@ struct Scheduler::Impl {
     const auto found = sessions.find(id);
     return found == sessions.end() ? nullptr : found->second.get();
   }
-  uint64_t promised() const { return persistent_bytes + lane_bytes + cache_bytes; }
+  uint64_t promised() const { return persistent_bytes + lane_bytes + cache_bytes + context_bytes; }
   uint64_t free_bytes() const { return capacity.target_bytes - std::min(capacity.target_bytes, promised()); }
+  uint64_t beside_contexts() const {
+    return capacity.target_bytes - std::min(capacity.target_bytes, context_bytes);
+  }
   void gave_back() {  // after promises fell
     capacity.effective_bytes =
         std::max(capacity.target_bytes, std::min(capacity.effective_bytes, promised()));
@@ -273,6 +282,9 @@ struct Scheduler::Impl {
   bool make_room_at_boundaries(const SessionRecord& session, uint64_t bytes, uint64_t now_ns);
   void stay(SessionRecord& session);  // it was to be paged out, and is not
   void leave_held_up(uint64_t now_ns);
+  // So that `session` of the lane can go on in another.
+  void make_room_to_leave(const LaneRecord& lane, SessionRecord& session, uint64_t now_ns);
+  void join_lanes(uint64_t now_ns);
 
   // caches.cpp
   CacheRecord* find_cache(uint64_t id) const;
@@ -366,7 +378,7 @@ struct Scheduler::Impl {
 template <class IsGone>
 WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, Lanes which,
                                                 IsGone is_gone) const {
-  uint64_t used = cache_bytes_without(is_gone), largest = 0;
+  uint64_t used = context_bytes + cache_bytes_without(is_gone), largest = 0;
   uint32_t units = 0, staying_lanes = 0;
   size_t staying = 0;
   bool choice = false;
@@ -403,7 +415,7 @@ WaitingList::Room Scheduler::Impl::room_without(const SessionRecord& session, La
 
 template <class IsGone>
 uint64_t Scheduler::Impl::promised_without(IsGone is_gone) const {
-  uint64_t bytes = cache_bytes_without(is_gone);
+  uint64_t bytes = context_bytes + cache_bytes_without(is_gone);
   for (const LaneRecord& lane : lanes) {
     if (!lane.open) continue;
     uint64_t largest = 0;

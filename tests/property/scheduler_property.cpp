@@ -175,6 +175,15 @@ class Driver {
     carry_out();
   }
 
+  // Processes come, load code, and end: nobody is asked.
+  void set_context_bytes(uint64_t bytes) {
+    scheduler_.set_context_bytes(bytes, now_);
+    REQUIRE(scheduler_.capacity().target_bytes == last_.target_bytes);
+    REQUIRE(scheduler_.context_bytes() == bytes);
+    last_.effective_bytes = std::max(last_.effective_bytes, scheduler_.promised_bytes());
+    carry_out();
+  }
+
   // Memory of shared lanes goes back late, and whoever has a turn may hang in it.
   void step_lanes() {
     if (test::uniform(random_, 0, 3) == 0) apply_lanes();
@@ -217,11 +226,14 @@ class Driver {
       moved = apply_lanes() || moved;
       carry_out();
     }
-    if (options_.paging) REQUIRE(scheduler_.promised_bytes() <= scheduler_.capacity().target_bytes);
+    if (options_.paging)
+      REQUIRE(scheduler_.promised_bytes() <=
+              std::max(scheduler_.capacity().target_bytes, scheduler_.context_bytes()));
   }
 
   // Everybody runs to the end; false if that takes too long.
   bool drain() {
+    set_context_bytes(0);
     set_capacity(options_.capacity_bytes);
     nobody_wants_caches();
     for (uint64_t round = 0; round < 200'000 && !sessions_.empty(); ++round) {
@@ -393,10 +405,11 @@ class Driver {
     REQUIRE(broken == "");
     uint64_t in_lanes = 0;
     for (const auto& [lane, memory] : memory_) in_lanes += memory.bytes;
-    REQUIRE(scheduler_.persistent_bytes() + in_lanes <= scheduler_.promised_bytes());
+    REQUIRE(scheduler_.persistent_bytes() + in_lanes + scheduler_.context_bytes() <=
+            scheduler_.promised_bytes());
     const Limit now = scheduler_.capacity();
     REQUIRE(scheduler_.promised_bytes() <= now.effective_bytes);
-    REQUIRE(now.effective_bytes <= options_.capacity_bytes);
+    REQUIRE(now.effective_bytes <= options_.capacity_bytes + scheduler_.context_bytes());
     REQUIRE(now.target_bytes == last_.target_bytes);
     REQUIRE(now.effective_bytes <= last_.effective_bytes);  // it only falls, until the target is raised
     last_ = now;
@@ -450,6 +463,8 @@ void soak(const std::string& policy, SchedulerOptions options, uint32_t depth, i
     if (options.shared_lanes) driver.step_lanes();
     if (test::uniform(random, 0, 99) == 0)
       driver.set_capacity(test::uniform(random, options.capacity_bytes / 8, options.capacity_bytes));
+    if (test::uniform(random, 0, 49) == 0)
+      driver.set_context_bytes(test::uniform(random, 0, options.capacity_bytes / 4));
     if (test::uniform(random, 0, 499) == 0) driver.rest();
   }
   REQUIRE(driver.drain());

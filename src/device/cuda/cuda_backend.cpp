@@ -57,6 +57,14 @@ int32_t stream_adopt(gpushare_backend_device* device, void* native, gpushare_bac
   });
 }
 
+int32_t context_bytes(gpushare_backend_device* device, uint64_t* out_bytes) {
+  return Table::on_live(device, "context_bytes", [&](cuda::Device& d) -> base::Status {
+    if (out_bytes == nullptr) return null_output();
+    GPUSHARE_ASSIGN_OR_RETURN(*out_bytes, d.context_bytes());
+    return {};
+  });
+}
+
 cuda::Partition* to(gpushare_backend_partition* handle) {
   return reinterpret_cast<cuda::Partition*>(handle);
 }
@@ -106,6 +114,7 @@ const gpushare_backend_ops* cuda_backend() {
     table.fault_set = nullptr;
     table.stream_capture_drop = stream_capture_drop;
     table.stream_adopt = stream_adopt;
+    table.context_bytes = context_bytes;
     Table::add_ipc(table);
     table.partition_info = partition_info;
     table.partition_create = partition_create;

@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "base/units.hpp"
+#include "device/cuda/nvml.hpp"
 #include "device/support/device_options.hpp"
 #include "device/support/ops_guard.hpp"
 #include "device/support/options.hpp"
@@ -135,6 +136,12 @@ base::Status Device::info(gpushare_backend_device_info* out_info) {
   }
   write_device_info(info, out_info);
   return {};
+}
+
+base::Result<uint64_t> Device::context_bytes() const {
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t all, process_bytes(context_->driver().path(), facts_.pci_address));
+  GPUSHARE_ASSIGN_OR_RETURN(const uint64_t own, Memory::bytes_of_all(*context_));
+  return all - std::min(all, own);
 }
 
 uint64_t Device::now_ns() const {

@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_memory.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/round_up.hpp"
 #include "base/units.hpp"
@@ -13,6 +14,16 @@ using base::round_up;
 
 std::string counted(size_t count, const char* what, const char* plural) {
   return std::to_string(count) + " " + (count == 1 ? what : plural);
+}
+
+// The memories of all devices of this process.
+struct All {
+  base::Mutex mutex;
+  std::vector<const Memory*> memories GPUSHARE_GUARDED_BY(mutex);
+};
+All& all() {
+  static All* all = new All;  // devices may close while static destructors run
+  return *all;
 }
 
 }  // namespace
@@ -85,9 +96,16 @@ Memory::Memory(Context& context, const MemoryOptions& options, uint64_t limit_by
       can_share_(can_share),
       host_node_(host_node),
       pool_limit_(options.pool_bytes),
-      pinned_chunk_bytes_(options.pinned_chunk_bytes) {}
+      pinned_chunk_bytes_(options.pinned_chunk_bytes) {
+  base::MutexLock lock(all().mutex);
+  all().memories.push_back(this);
+}
 
 Memory::~Memory() {
+  {
+    base::MutexLock lock(all().mutex);
+    std::erase(all().memories, this);
+  }
   ContextScope scope(context_);
   // A lost context takes its memory with it when the process resets the device or ends; each of these calls
   // would fail.
@@ -106,6 +124,21 @@ Memory::~Memory() {
     if (block.chunk == nullptr) (void)cu.cuMemFreeHost(pointer);
   }
   for (const auto& chunk : chunks_) (void)cu.cuMemFreeHost(chunk->base);
+}
+
+base::Result<uint64_t> Memory::bytes_of_all(const Context& context) {
+  uint64_t bytes = 0;
+  base::MutexLock lock(all().mutex);
+  for (const Memory* memory : all().memories) {
+    if (&memory->driver() != &context.driver() || memory->context_.device() != context.device()) continue;
+    base::MutexLock own(memory->mutex_);
+    for (const auto& [raw, physical] : memory->memories_)
+      if (physical->imported)
+        return base::Status(GPUSHARE_UNSUPPORTED,
+                            "memory of other processes is mapped, which may count or not");
+    bytes += memory->used_bytes_ + memory->pool_.size() * memory->granularity_bytes_;
+  }
+  return bytes;
 }
 
 base::Result<uint64_t> Memory::free_bytes() {

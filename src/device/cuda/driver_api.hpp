@@ -5,6 +5,7 @@
 //   driver.hpp        the opened library: finds the symbols, maps the errors
 //   cuda_context.hpp  the context: made current for an op, and the place that remembers a lost device
 //   cuda_memory.hpp   device memory, pinned memory, virtual memory;  cuda_stream.hpp  streams and events
+//   nvml.hpp          what this process has of a GPU, its contexts too
 //   cuda_partition.hpp  shares of the SMs;  cuda_device.hpp  the device that owns them all
 //
 // driver_api.hpp: declarations of the CUDA driver's public, stable C ABI. tests/unit/device/cuda/abi_test.cpp

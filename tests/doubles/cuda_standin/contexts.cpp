@@ -1,10 +1,12 @@
 // Initialisation, devices, contexts, green contexts, the symbol table.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 
-#include "world.hpp"
+#include "memory.hpp"
 
 using namespace standin;  // NOLINT(google-build-using-namespace): entry points live in the global namespace
 
@@ -432,4 +434,35 @@ STANDIN_API CUresult cuCtxFromGreenCtx(CUcontext* out_context, CUgreenCtx handle
   STANDIN_ENTRY(cuCtxFromGreenCtx);
   *out_context = reinterpret_cast<CUcontext>(handle);
   return CUDA_SUCCESS;
+}
+
+// ---- NVML, which the driver's package brings: its handles are a device's number and 1. -------------------------
+
+STANDIN_API int nvmlInit_v2() {
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** out_device) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  unsigned domain = 0, bus = 0;
+  if (std::sscanf(address, "%x:%x:", &domain, &bus) != 2 || domain != 0 || bus == 0 ||
+      bus > world().devices.size())
+    return 6;  // NVML_ERROR_NOT_FOUND
+  *out_device = reinterpret_cast<void*>(static_cast<uintptr_t>(bus));
+  return 0;
+}
+
+STANDIN_API int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, void* out_processes) {
+  struct Info {
+    unsigned process;
+    unsigned long long used_bytes;
+    unsigned instance, compute_instance;
+  };
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  if (*count < 1) return 7;  // NVML_ERROR_INSUFFICIENT_SIZE
+  *count = 1;
+  const Info info{static_cast<unsigned>(getpid()),
+                  used_here(static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1), 0, 0};
+  std::memcpy(out_processes, &info, sizeof(info));
+  return 0;
 }

@@ -74,6 +74,7 @@ World& world() {
                        {"granularity_bytes", 2ull << 20},
                        {"driver_version", 13000},
                        {"other_user_bytes", 0},
+                       {"context_bytes", 0},
                        {"copy_bytes_per_s", 0},
                        {"pinned_limit_bytes", 0},
                        {"serial_host_functions", 1},

@@ -77,9 +77,18 @@ bool covered(const Clock& clock, const Access& access) {
   return it != clock.end() && it->second >= access.number;
 }
 
+uint64_t used_here(int device) {
+  World& w = world();
+  const auto contexts = std::count_if(w.contexts.begin(), w.contexts.end(), [device](const auto& entry) {
+    return entry.second->device == device && entry.second->parent == nullptr && entry.second->alive();
+  });
+  return w.devices[static_cast<size_t>(device)].used_bytes +
+         static_cast<uint64_t>(contexts) * w.setting("context_bytes");
+}
+
 uint64_t free_on(int device) {
   World& w = world();
-  const uint64_t used = w.devices[static_cast<size_t>(device)].used_bytes + w.setting("other_user_bytes");
+  const uint64_t used = used_here(device) + w.setting("other_user_bytes");
   return w.setting("memory_bytes") > used ? w.setting("memory_bytes") - used : 0;
 }
 

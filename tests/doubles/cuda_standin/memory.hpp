@@ -18,6 +18,8 @@ void unbury(uint64_t address, uint64_t bytes);
 
 // The block or mapping that `address` lies in; null if none.
 Block* block_at(uint64_t address);
+// The bytes of the device that this process has, its contexts' too.
+uint64_t used_here(int device);
 // The bytes of the device that nobody has.
 uint64_t free_on(int device);
 // Whether `clock` knows that `access` has finished.

@@ -22,6 +22,7 @@ extern "C" {
  *   granularity_bytes   2 MiB    of virtual memory; 0 = devices without it
  *   driver_version      13000    symbols that are newer are absent from cuGetProcAddress
  *   other_user_bytes    0        memory of each device that somebody else holds
+ *   context_bytes       0        memory that each context takes beside its blocks
  *   copy_bytes_per_s    0        bandwidth of copies between host and device; 0 = as fast as memory
  *   pinned_limit_bytes  0        how much host memory can be pinned; 0 = no limit
  *   serial_host_functions 1      host functions of all streams of a context run one at a time, as the driver may;

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "client/remote_authority.hpp"
 #include "unit/daemon/raw_daemon.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
@@ -35,6 +36,23 @@ TEST_CASE("a process shares lanes with daemons that know of lanes, the first tha
     REQUIRE_OK(session->close());
     REQUIRE_OK(runtime->close());
     CHECK(daemon.sent_well);
+  }
+}
+
+TEST_CASE("a process tells of its context to daemons that count contexts, and to no others") {
+  for (const uint16_t minor : {uint16_t{7}, uint16_t{8}}) {
+    RawDaemon daemon(minor);
+    client::RemoteOptions options;
+    options.socket = client::default_socket();
+    auto authority = client::RemoteAuthority::open(options);
+    REQUIRE(authority.ok());
+    CHECK_OK((*authority)->claim_context(5 * kMiB));
+    CHECK(daemon.context_bytes == (minor == 8 ? 5 * kMiB : 0));
+    (*authority)->set_context_bytes(7 * kMiB, 0);
+    if (minor == 8) eventually([&] { return daemon.context_bytes == 7 * kMiB; });
+    authority->reset();
+    CHECK(daemon.sent_well);
+    CHECK(daemon.context_bytes == (minor == 8 ? 7 * kMiB : 0));
   }
 }
 

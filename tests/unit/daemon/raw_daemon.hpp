@@ -71,6 +71,7 @@ struct RawDaemon {
                   client::send_message(socket.get(), client::bytes_of(welcome), std::span(&file, 1)).ok();
       return;
     }
+    if (type == client::MessageType::kContext) context_bytes = message.value;
     if (type == client::MessageType::kPageDone) ++page_done;
     if (type == client::MessageType::kUnplaced) ++unplaced;
     if (type == client::MessageType::kArrive) session = message.session;
@@ -97,8 +98,9 @@ struct RawDaemon {
   client::Listener listener;
   client::Descriptor socket;
   std::shared_ptr<client::LeasePage> page;
-  std::atomic<uint64_t> session{0};       // the last one
-  std::atomic<uint32_t> arrive_flags{0};  // of the last session
+  std::atomic<uint64_t> session{0};        // the last one
+  std::atomic<uint32_t> arrive_flags{0};   // of the last session
+  std::atomic<uint64_t> context_bytes{0};  // as the process says
   std::atomic<int> page_done{0}, unplaced{0};
   std::atomic<bool> sent_well{true}, stop{false};
   std::thread thread;

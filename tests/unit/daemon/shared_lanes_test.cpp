@@ -238,6 +238,46 @@ TEST_CASE("sessions whose lane is held up go on in another one, and keep their s
   for (const Job* job : {&hangs, &a, &b}) CHECK(job->runtime->check() == "");
 }
 
+TEST_CASE("without room for a second lane a session goes out so that the others go on, and comes back") {
+  const Shared shared([](auto& options) {
+    options.lease_ns = 200'000'000;
+    options.capacity_bytes = 24 * kMiB;
+  });
+  Job hangs("hangs", 4 * kMiB, 8 * kMiB), a("a", 4 * kMiB, 8 * kMiB), b("b", 4 * kMiB, 8 * kMiB);
+  const auto state = b.session->alloc(memory::Kind::kModel, 4 * kMiB, 0);
+  REQUIRE(state.ok());
+  {
+    const auto iteration = b.begin();
+    REQUIRE_OK((*iteration->stream())->fill(*state, 7, 4 * kMiB));
+    REQUIRE_OK(iteration->end());
+  }
+  CHECK(shared.promised() == 20 * kMiB);
+  {
+    const auto held = hangs.begin();
+    const auto scratch = held->alloc(8 * kMiB, 0);
+    REQUIRE(scratch.ok());
+    REQUIRE_OK((*held->stream())->fill(*scratch, 9, 8 * kMiB));
+    CHECK_OK(a.run(1, 8 * kMiB));
+    CHECK(b.session->info().state == executor::SessionState::kPagedOut);
+    CHECK(shared.promised() == 24 * kMiB);
+    CHECK(b.session->begin(50'000'000).status().code() == GPUSHARE_TIMED_OUT);
+    CHECK_OK(a.run(2, 8 * kMiB));
+    CHECK_OK(Job::is_all(**held->stream(), *scratch, 8 * kMiB, 9));
+    REQUIRE_OK(held->end());
+  }
+  {
+    const auto iteration = b.begin();
+    CHECK_OK(Job::is_all(**iteration->stream(), *state, 4 * kMiB, 7));
+    REQUIRE_OK(iteration->end());
+  }
+  CHECK_OK(b.run(3, 8 * kMiB));
+  CHECK_OK(hangs.run(4, 8 * kMiB));
+  CHECK_OK(a.run(5, 8 * kMiB));
+  eventually([&] { return shared.promised() == 20 * kMiB; });
+  CHECK(shared.status().devices[0].lanes == 1);
+  for (const Job* job : {&hangs, &a, &b}) CHECK(job->runtime->check() == "");
+}
+
 TEST_CASE("nobody has a turn in a lane before its holder is dead") {
   const Shared shared([](auto& options) { options.capacity_bytes = 12 * kMiB; });
   Job waits("waits", 2 * kMiB, 4 * kMiB);
@@ -256,6 +296,60 @@ TEST_CASE("nobody has a turn in a lane before its holder is dead") {
   CHECK_OK(waits.run(2));
   eventually([&] { return shared.promised() == 6 * kMiB; });
 }
+
+#ifdef GPUSHARE_CUDA_STANDIN
+TEST_CASE("contexts of processes are promised, the daemon's own too, until their process has ended") {
+  REQUIRE(standin_configure("context_bytes", 3 * kMiB) == 0);
+  setenv("CUDA_STANDIN", "context_bytes=5242880", 1);  // of processes that begin now
+  {
+    const Shared shared;
+    {
+      Job job("job", 2 * kMiB, 4 * kMiB);
+      CHECK_OK(job.run(1));
+      // This process is the daemon's, too: two devices are open, and there is one context.
+      CHECK(shared.status().devices[0].context_bytes == 3 * kMiB);
+      CHECK(shared.promised() == 9 * kMiB);
+      ChildProcess worker(GPUSHARE_SESSION_WORKER, {"worker", "1", "0", "2", "4", "1000", "0"});
+      REQUIRE(worker.line() == "ready\n");
+      eventually([&] { return shared.promised() == 16 * kMiB; });
+      CHECK(shared.status().devices[0].context_bytes == 8 * kMiB);
+      CHECK_OK(job.run(2));
+      SECTION("that is killed") {
+        worker.kill();
+      }
+      SECTION("that ends") {
+        worker.tell_to_stop();
+        CHECK(worker.wait() == 0);
+      }
+      eventually([&] { return shared.promised() == 9 * kMiB; });
+      Job again("again", 2 * kMiB,
+                4 * kMiB);  // measured anew beside memory that other devices of the process have
+      CHECK_OK(again.run(3));
+      CHECK(shared.promised() == 11 * kMiB);
+    }
+    CHECK(shared.status().devices[0].context_bytes == 3 * kMiB);  // of this process, which lives
+  }
+  unsetenv("CUDA_STANDIN");
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+}
+
+TEST_CASE("a process whose context finds no room is told so when it opens its runtime") {
+  REQUIRE(standin_configure("context_bytes", 16 * kMiB) == 0);
+  {
+    const Shared shared;
+    {
+      const auto runtime = SharedService::open();
+      REQUIRE_OK(runtime->close());
+    }
+    REQUIRE_OK(client::set_service_capacity(shared.options.socket, "", 20 * kMiB));
+    setenv("CUDA_STANDIN", "context_bytes=5242880", 1);
+    ChildProcess refused(GPUSHARE_SESSION_WORKER, {"refused", "1", "0", "2", "4", "1000", "1"});
+    CHECK(refused.wait() == 1);
+    unsetenv("CUDA_STANDIN");
+  }
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+}
+#endif
 
 TEST_CASE("work on other streams ends with an iteration in a shared lane") {
   const Shared shared;

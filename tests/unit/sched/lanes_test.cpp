@@ -208,6 +208,75 @@ TEST_CASE("nobody loses memory by leaving a lane that is held up") {
   CHECK(scheduler.check() == "");
 }
 
+TEST_CASE(
+    "without room for another lane sessions go out until there is, and come back when the lanes are one") {
+  Scheduler scheduler = make("fair", one_shared_lane(75));
+  make_overdue(scheduler, 20);
+  scheduler.ready(2, 11);
+  bool wants = false;
+  SECTION("those that want nothing go first") {}
+  SECTION("also those that want a turn") {
+    scheduler.ready(3, 11);
+    wants = true;
+  }
+  scheduler.look(11);
+  CHECK(actions(scheduler) == Strings{"out 3"});
+  scheduler.look(12);
+  CHECK(actions(scheduler) == Strings{});  // its way out is waited for
+  scheduler.page_done(3, 13);
+  CHECK(actions(scheduler) == Strings{});  // it would need an E of its own, too
+  scheduler.look(13);
+  CHECK(actions(scheduler) == Strings{"out 2"});
+  scheduler.page_done(2, 14);
+  CHECK(actions(scheduler) == Strings{"open 1:10", "in 2@1"});
+  scheduler.lane_applied(1, 10, 14);
+  scheduler.page_done(2, 15);
+  CHECK(scheduler.pick(1, 15) == 2);
+  scheduler.dispatched(2, 1, 15);
+  if (!wants) scheduler.ready(3, 16);
+  scheduler.look(16);
+  CHECK(actions(scheduler) == Strings{});
+  CHECK(scheduler.state(3) == SessionState::kPagedOut);
+  SECTION("when the holder has returned") {
+    scheduler.set_overdue(1, false, 20);
+    scheduler.ready(1, 20);
+    scheduler.look(20);
+    CHECK(actions(scheduler) == Strings{"out 1"});
+    scheduler.page_done(1, 21);
+    CHECK(actions(scheduler) == Strings{"close 0", "in 1@1", "in 3@1"});
+    scheduler.page_done(1, 22);
+    scheduler.page_done(3, 22);
+    CHECK(scheduler.promised_bytes() == 70);
+  }
+  SECTION("when the holder is dead") {
+    scheduler.leave(1, 20);
+    CHECK(actions(scheduler) == Strings{"close 0", "in 3@1"});
+  }
+  scheduler.look(23);
+  CHECK(actions(scheduler) == Strings{});
+  CHECK(scheduler.check() == "");
+}
+
+TEST_CASE("lanes that nobody needs to be one stay two") {
+  Scheduler scheduler = make("fair", one_shared_lane(80));
+  make_overdue(scheduler, 20);
+  scheduler.ready(2, 11);
+  scheduler.look(11);
+  scheduler.page_done(2, 13);
+  scheduler.lane_applied(1, 10, 13);
+  scheduler.page_done(2, 14);
+  (void)actions(scheduler);
+  scheduler.set_overdue(1, false, 15);
+  scheduler.look(15);
+  CHECK(actions(scheduler) == Strings{});
+  SessionSpec large = spec(4, 30, 0);  // another lane less would not let it in
+  large.trust_group = 2;
+  REQUIRE(scheduler.arrive(large, 16).ok());
+  scheduler.look(16);
+  CHECK(actions(scheduler) == Strings{});
+  CHECK(scheduler.lanes_open() == 2);
+}
+
 TEST_CASE("who owes its bytes is not paged out for others until its iteration has ended") {
   Scheduler scheduler = make("priority", one_shared_lane(45));
   SessionSpec above = spec(4, 25, 0);

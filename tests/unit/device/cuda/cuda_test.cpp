@@ -1,5 +1,7 @@
 // The cuda backend's use of a driver: finding it, contexts, capacity, pools, waits.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -42,6 +44,52 @@ TEST_CASE("a driver that cannot start or shows no device is UNAVAILABLE", "[cuda
   const auto missing = Device::open(spec("", "5"));
   CHECK(missing.status().code() == GPUSHARE_UNAVAILABLE);
   CHECK(mentions(missing.status(), "shows 1 device; asked for index 5"));
+  check_clean();
+}
+
+TEST_CASE("what the process's context takes is told apart from the memory of its devices", "[cuda]") {
+  REQUIRE(standin_configure("context_bytes", 5 << 20) == 0);
+  {
+    const auto device = open();
+    const auto context_bytes = [&] {
+      const auto bytes = device->context_bytes();
+      INFO(bytes.status().to_string());
+      return bytes.ok() ? *bytes : 0;
+    };
+    CHECK(context_bytes() == 5 << 20);
+    const auto block = device->alloc(3 << 20);
+    REQUIRE_OK(block.status());
+    const auto memory = device->phys_create(2 << 20);
+    REQUIRE_OK(memory.status());
+    CHECK(context_bytes() == 5 << 20);
+    {
+      const auto second = open();  // of the same GPU, so also of the same context
+      const auto other = second->alloc(1 << 20);
+      REQUIRE_OK(other.status());
+      CHECK(context_bytes() == 5 << 20);
+      CHECK_OK(second->free(*other));
+    }
+    CHECK_OK(device->phys_release(*memory));  // into the pool
+    CHECK(context_bytes() == 5 << 20);
+    // Another process's memory may count for this one or not.
+    const auto shared = device->phys_create_shared(2 << 20);
+    REQUIRE_OK(shared.status());
+    CHECK(context_bytes() == 5 << 20);
+    const auto exported = device->phys_export(*shared, GPUSHARE_ACCESS_READ_WRITE);
+    REQUIRE_OK(exported.status());
+    const auto imported = device->phys_import(*exported, 2 << 20, GPUSHARE_ACCESS_READ_WRITE);
+    REQUIRE_OK(imported.status());
+    CHECK(device->context_bytes().status().code() == GPUSHARE_UNSUPPORTED);
+    CHECK_OK(device->phys_release(*imported));
+    CHECK(context_bytes() == 5 << 20);
+    close(*exported);
+    CHECK_OK(device->phys_release(*shared));
+    CHECK_OK(device->free(*block));
+  }
+  REQUIRE(standin_configure("context_bytes", 0) == 0);
+  const auto host = Device::open("host");
+  REQUIRE_OK(host.status());
+  CHECK((*host)->context_bytes().status().code() == GPUSHARE_UNSUPPORTED);
   check_clean();
 }
 

@@ -1,0 +1,19 @@
+// nvml.hpp: NVML, the library that comes with the driver and tells what each process has of a GPU. Nothing but
+// context_bytes depends on it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.hpp"
+
+namespace gpushare::device::cuda {
+
+// The device memory that this process has in use on the GPU of that PCI address (as gpushare_backend_device_info has it), by
+// whatever means. NVML is loaded at the first call; `driver_path`: a driver that has NVML's functions itself is asked, and
+// libnvidia-ml.so.1 otherwise. Errors: UNSUPPORTED (no NVML; or it does not list this process, as where the process
+// has process numbers of its own). May block. Thread-safe.
+base::Result<uint64_t> process_bytes(const std::string& driver_path, uint32_t pci_address);
+
+}  // namespace gpushare::device::cuda
