@@ -279,11 +279,12 @@ void measure_many(int rounds) {
   };
   std::printf("requests of %.0f ms; 42 models, each one request in %.0f ms: the device is busy for %.0f%%\n",
               kMs, kApartMs, 100 * kMs * kModels / kApartMs);
-  std::vector<double> alone[2], many[2], added[2], ratio[2];
+  std::vector<double> alone[2], rare[2], many[2], added[2], ratio[2];
   for (int round = 0; round < rounds; ++round) {
     for (const int own : {0, 1}) {
       const char* device = own != 0 ? kSmallDevice : "shared";
       alone[own].push_back(play(device, 1, 1, kApartMs / 20, round));
+      rare[own].push_back(play(device, 1, 1, kApartMs, round));
       many[own].push_back(play(device, own != 0 ? 1 : kModels, own != 0 ? kModels : 1, kApartMs, round));
       added[own].push_back(many[own].back() - alone[own].back());
       ratio[own].push_back(many[own].back() / alone[own].back());
@@ -292,6 +293,7 @@ void measure_many(int rounds) {
   for (const int own : {0, 1}) {
     std::printf(own != 0 ? "42 sessions of one process with a device of its own\n" : "42 processes\n");
     print("  mean latency, one model alone", alone[own], "ms");
+    print("  mean latency, one model alone, as rarely as each of 42", rare[own], "ms");
     print("  mean latency, 42 models resident", many[own], "ms");
     print("  added", added[own], "ms");
     print("  ratio", ratio[own], "");

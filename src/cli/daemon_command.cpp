@@ -75,17 +75,22 @@ std::string to_text(const client::ServiceStatus& status) {
                        device.device.c_str(), static_cast<unsigned long long>(device.max_guaranteed),
                        static_cast<unsigned long long>(device.max_opportunistic));
   for (const client::DeviceStatus& device : status.devices)
+    if (device.context_bytes > 0)
+      out += base::format("device %s: contexts of processes have %s of what is promised\n",
+                          device.device.c_str(), base::format_bytes(device.context_bytes).c_str());
+  for (const client::DeviceStatus& device : status.devices)
     if (device.effective_capacity_bytes > device.capacity_bytes)
-      out += base::format("device %s: the capacity was lowered, %s are promised still\n",
+      out += base::format("device %s: %s are promised, more than the capacity, and fall at boundaries\n",
                           device.device.c_str(), base::format_bytes(device.effective_capacity_bytes).c_str());
   if (!status.processes.empty()) {
     Table table;
     for (const char* title : {"pid", "uid"}) table.add_column(title, Table::Align::kRight);
     for (const char* title : {"program", "state"}) table.add_column(title, Table::Align::kLeft);
-    table.add_column("sessions", Table::Align::kRight);
+    for (const char* title : {"sessions", "context"}) table.add_column(title, Table::Align::kRight);
     for (const client::ProcessStatus& process : status.processes)
       table.add_row({std::to_string(process.pid), std::to_string(process.uid), process.program, process.state,
-                     std::to_string(process.sessions)});
+                     std::to_string(process.sessions),
+                     process.context_bytes == 0 ? "-" : base::format_bytes(process.context_bytes)});
     out += '\n' + table.to_string();
   }
   if (!status.sessions.empty()) {
@@ -184,7 +189,10 @@ class DaemonCommand final : public Command {
         ->type_name("N");
     app.add_option("--lease", lease_, "Seconds that a session may keep its turn while another waits [10]")
         ->type_name("S");
-    app.add_flag("--share-lanes", share_lanes_, "Sessions of one user have their ephemeral memory together");
+    app.add_flag(
+        "--private-lanes", private_lanes_,
+        "Each session has ephemeral memory of its own; else the sessions of one user have it together "
+        "where --lanes is 1");
     app.add_flag("--coordinate", coordinate_,
                  "Have a coordinator decide which sessions run, in which class and with how many bytes");
     app.add_option("--max-guaranteed", max_guaranteed_,
@@ -221,7 +229,7 @@ class DaemonCommand final : public Command {
     options.max_lanes = static_cast<uint32_t>(lanes);
     GPUSHARE_ASSIGN_OR_RETURN(const double lease_s, parse_number("--lease", lease_, 0, false, 1e6));
     options.lease_ns = static_cast<uint64_t>(lease_s * 1e9) + 1;
-    options.share_lanes = share_lanes_;
+    options.share_lanes = !private_lanes_ && lanes == 1;
     GPUSHARE_ASSIGN_OR_RETURN(options.coordination, coordination());
     GPUSHARE_ASSIGN_OR_RETURN(const double stay_s, parse_number("--stay", stay_, 0, false, 1e6));
     options.least_stay_ns = static_cast<uint64_t>(stay_s * 1e9) + 1;
@@ -299,7 +307,7 @@ class DaemonCommand final : public Command {
       policy_ = "fair", lanes_ = "1", lease_ = "10", stay_ = "1", max_processes_ = "64",
       max_sessions_ = "1024", for_, max_guaranteed_ = "1", max_opportunistic_ = "4", long_wait_ = "600";
   std::vector<std::string> devices_;
-  bool share_lanes_ = false, kill_ = false, all_users_ = false, coordinate_ = false;
+  bool private_lanes_ = false, kill_ = false, all_users_ = false, coordinate_ = false;
 };
 
 class TopCommand final : public Command {
@@ -327,10 +335,10 @@ class TopCommand final : public Command {
            "\n"
            "JSON: socket, pid, uptime_s, devices[] {device, policy, capacity_bytes, "
            "effective_capacity_bytes,\n"
-           "promised_bytes, images_bytes, lanes, resident, waiting, turns, cut_off,\n"
+           "promised_bytes, images_bytes, context_bytes, lanes, resident, waiting, turns, cut_off,\n"
            "max_guaranteed, max_opportunistic},\n"
            "processes[] {pid, uid, program, device, state, "
-           "sessions}, sessions[] {pid, session, "
+           "sessions, context_bytes}, sessions[] {pid, session, "
            "name, "
            "device, state,\n"
            "waits_for, lane, persistent_bytes, ephemeral_bytes, service_s, iterations, weight, cap, "

@@ -4,6 +4,8 @@
 import json
 import os
 import signal
+import socket
+import struct
 
 import support
 from support import ToolTest
@@ -44,6 +46,34 @@ class Daemon(ToolTest):
         self.tool("daemon", "--socket", "socket", "--set-capacity", "0", code=0)
         self.assertEqual(capacity(), [64 << 20, 64 << 20])
         self.refused(["daemon", "--socket", "none", "--set-capacity", "1MiB"], "none", code=3)
+
+    def shares_lane(self):
+        """Whether a session with ephemeral memory has it together with others, as the daemon answers to its Arrive."""
+        hello, reply, arrive, may_share, shares = 1, 3, 4, 64, 1 << 31
+
+        def header(kind, size, sequence):
+            return struct.pack("<IHHII", 0x47505353, 1, kind, size, sequence)
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+            daemon.settimeout(60)
+            daemon.connect(str(self.folder / "socket"))
+            daemon.send(header(hello, 352, 0) + struct.pack("<HHHHQ256s64s", 6, 0, 0, 0, 1, b"", b"test"))
+            needs = struct.pack("<QQQQQdiIII64s", 1, 0, 8 << 20, 0, 0, 1.0, 0, 0, may_share, 0, b"session")
+            daemon.send(header(arrive, 16 + len(needs), 1) + needs)
+            while True:
+                message = daemon.recv(8192)
+                kind = struct.unpack_from("<IHH", message)[2]
+                if kind == reply:
+                    code, value = struct.unpack_from("<iI", message, 16)
+                    self.assertEqual(code, 0)
+                    return value & shares != 0
+
+    def test_lanes_are_shared_unless_told_otherwise(self):
+        for options, shared in (((), True), (("--private-lanes",), False), (("--lanes", "2"), False)):
+            daemon = self.start(*options)
+            self.assertEqual(self.shares_lane(), shared)
+            daemon.terminate()
+            daemon.wait()
 
     def test_a_killed_daemon_is_replaced(self):
         daemon = self.start()
