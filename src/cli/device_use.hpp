@@ -27,7 +27,6 @@ class DeviceUse {
   void model_arrived(uint64_t job, const std::vector<Block>& blocks, uint64_t apart_bytes);
   // The job's persistent blocks have left the device: freed or paged out. Does nothing if they were not there.
   void model_left(uint64_t job);
-  bool has_model(uint64_t job) const { return models_.contains(job); }
   std::vector<uint64_t> jobs() const;
 
   // The work of an iteration begins; `enqueued_ns` is when its turn was granted. `lane` is any value that names the lane.

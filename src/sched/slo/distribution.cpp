@@ -81,34 +81,6 @@ Distribution Distribution::point(double ns) {
   return result;
 }
 
-Distribution Distribution::from_samples(std::span<const double> samples_ns, size_t bins) {
-  std::vector<double> sorted;
-  sorted.reserve(samples_ns.size());
-  for (double sample : samples_ns)
-    if (std::isfinite(sample) && sample >= 0) sorted.push_back(sample);
-  if (sorted.empty()) return {};
-  std::sort(sorted.begin(), sorted.end());
-  // Sample i of n is the (i + 1/2)/n quantile; ties become a bin of one nanosecond.
-  Distribution fine;
-  const double n = static_cast<double>(sorted.size());
-  fine.edges_.push_back(std::max(0.0, sorted.front() - 1));
-  fine.cumulative_.push_back(0);
-  for (size_t i = 0; i < sorted.size();) {
-    size_t end = i;
-    while (end < sorted.size() && sorted[end] == sorted[i]) ++end;
-    const double below = static_cast<double>(i) / n;
-    if (end - i > 1 && sorted[i] - 1 > fine.edges_.back()) {
-      fine.edges_.push_back(sorted[i] - 1);
-      fine.cumulative_.push_back(below);
-    }
-    const double value = std::max(sorted[i], std::nextafter(fine.edges_.back(), INFINITY));
-    fine.edges_.push_back(value);
-    fine.cumulative_.push_back(end == sorted.size() ? 1.0 : static_cast<double>(end) / n);
-    i = end;
-  }
-  return fine.coarsened(bins);
-}
-
 double Distribution::mean_ns() const {
   double mean = 0;
   for (size_t i = 0; i + 1 < edges_.size(); ++i) mean += probability(i) * 0.5 * (edges_[i] + edges_[i + 1]);

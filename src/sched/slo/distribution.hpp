@@ -33,8 +33,6 @@ class Distribution {
                                               std::span<const double> weights);
   // A constant, held as a bin of one nanosecond that ends at `ns`.
   static Distribution point(double ns);
-  // Equal-probability bins over the samples (not empty, finite, >= 0; others are ignored).
-  static Distribution from_samples(std::span<const double> samples_ns, size_t bins);
 
   bool empty() const { return edges_.size() < 2; }
   size_t bins() const { return empty() ? 0 : edges_.size() - 1; }

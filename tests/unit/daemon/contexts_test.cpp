@@ -6,8 +6,11 @@
 
 #include <atomic>
 #include <csignal>
+#include <memory>
+#include <vector>
 
 #include "client/remote_authority.hpp"
+#include "support/random.hpp"
 #include "unit/daemon/raw_process.hpp"
 #include "unit/daemon/service_sessions.hpp"
 
@@ -133,6 +136,42 @@ TEST_CASE("sessions make room for contexts, and one that cannot be beside its pr
   CHECK(all_are(block, 8 * kMiB, 5));
   REQUIRE_OK(iteration->end());
   CHECK(device_of(shared).promised_bytes == alone + kMiB);
+  REQUIRE_OK(session->close());
+  REQUIRE_OK(runtime->close());
+}
+
+TEST_CASE("whatever processes say of contexts, the books hold and others go on") {
+  const SharedService shared;
+  INFO("seed " << seed());
+  Random random(seed());
+  const auto runtime = SharedService::open();
+  const auto session = open_session(*runtime, "bystander", 8 * kMiB, kMiB);
+  void* const block = alloc(*session, 8 * kMiB);
+  fill(*session, block, 8 * kMiB, 3);
+  std::vector<std::unique_ptr<RawProcess>> raw(4);
+  for (int i = 0; i < 2000; ++i) {
+    std::unique_ptr<RawProcess>& process = raw[uniform(random, 0, 3)];
+    if (process == nullptr) {
+      process = std::make_unique<RawProcess>(shared);
+      REQUIRE(process->hello() == GPUSHARE_OK);
+    }
+    const uint64_t bytes = uniform(random, 0, 3) == 0 ? random() : uniform(random, 0, 20 * kMiB);
+    if (uniform(random, 0, 1) != 0)
+      (void)claim_context(*process, bytes);
+    else
+      process->tell(MessageType::kContext, uniform(random, 0, 1), bytes);
+    if (uniform(random, 0, 9) == 0) process.reset();
+    if (uniform(random, 0, 19) == 0)
+      REQUIRE_OK(client::set_service_capacity(shared.options.socket, "",
+                                              uniform(random, 0, 1) * 32 * kMiB));  // 0: all
+    if (i % 50 != 0) continue;
+    const auto device = device_of(shared);
+    CHECK(device.promised_bytes <= device.effective_capacity_bytes);
+    CHECK(device.context_bytes <= 16 * kMiB);
+    const auto iteration = begin(*session);
+    CHECK(all_are(block, 8 * kMiB, 3));
+    REQUIRE_OK(iteration->end());
+  }
   REQUIRE_OK(session->close());
   REQUIRE_OK(runtime->close());
 }

@@ -292,7 +292,7 @@ TEST_CASE("random and mutated messages harm nobody else") {
       if (raw == nullptr) continue;
     }
     const auto type =
-        static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kLimit)));
+        static_cast<MessageType>(uniform(random, 1, static_cast<uint64_t>(MessageType::kSetCap)));
     std::array<std::byte, sizeof(client::Arrive)> bytes{};
     size_t count = sizeof(client::SessionMessage);
     if (type == MessageType::kArrive) {
