@@ -131,8 +131,10 @@ base::Status SharedDevice::arrive(Process& process, const client::Arrive& messag
     spec.cls = claim->counts_as = static_cast<sched::SessionClass>(message.cls);
     spec.priority = message.priority;
     spec.weight = message.weight;
-    // A session that fits only without the rounding to pieces gets an E of its own.
+    // A session that fits only without the rounding to pieces gets an E of its own. So does one of a group with a limit
+    // on its memory, which counts each E: what the group has is to be as much as its limit says, and no piece more.
     claim->shares_lane = lanes_ != nullptr && claim->group == 0 &&
+                         (limits == nullptr || limits->memory_bytes == 0) &&
                          (message.flags & client::kMayShareLane) != 0 &&
                          base::add_saturated(persistent_bytes, lane_need(message.ephemeral_bytes)) <=
                              scheduler_.capacity().target_bytes;

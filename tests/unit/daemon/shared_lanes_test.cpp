@@ -133,6 +133,21 @@ TEST_CASE("42 models in 42 processes are resident together") {
   for (size_t i = 0; i < jobs.size(); ++i) CHECK_OK(jobs[i]->run(static_cast<uint8_t>(i), kMiB));
 }
 
+TEST_CASE("sessions of a group with a limit on its memory have ephemeral memory of their own") {
+  const Shared shared;
+  Job apart("apart", 2 * kMiB, 8 * kMiB);
+  setenv("GPUSHARE_GROUP", "ab12", 1);
+  setenv("GPUSHARE_MEMORY", "24MiB", 1);
+  Job a("a", 2 * kMiB, 8 * kMiB), b("b", 2 * kMiB, 8 * kMiB);
+  unsetenv("GPUSHARE_MEMORY");
+  setenv("GPUSHARE_GROUP", "cd34", 1);
+  Job other("other", 2 * kMiB, 8 * kMiB);  // a group without one
+  unsetenv("GPUSHARE_GROUP");
+  CHECK(shared.promised() == 32 * kMiB);  // 2 + 8 of apart, 10 each of a and b, 2 of other
+  uint8_t value = 0;
+  for (Job* job : {&a, &other, &apart, &b}) CHECK_OK(job->run(++value, 8 * kMiB));
+}
+
 TEST_CASE("a shared lane grows inside an iteration, and gives back what nobody needs") {
   const Shared shared;
   Job small("small", 2 * kMiB, 2 * kMiB);
