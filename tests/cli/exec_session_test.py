@@ -377,24 +377,41 @@ say('done')
             each.wait()
         return [after[str(number)] - before[str(number)] for number in range(len(programs))], now_ns - began_ns
 
-    def check_shares(self, seconds, *loads):
-        """Programs that always have work get device time by weight, within 2 points over so many seconds of the device."""
+    def shares_of(self, seconds, loads):
+        """Of programs that always have work, over so many seconds of the device: each one's percentage of the time used and the one by weight; the percentage used."""
         used, passed_ns = self.run_programs(seconds, [(("--weight", str(weight)), program) for weight, *program in loads],
                                             lambda session: session["iterations"] > 3)
         weights = sum(weight for weight, *_ in loads)
-        shares = [100 * each / sum(used) for each in used]
-        for share, (weight, *_) in zip(shares, loads):
-            self.assertAlmostEqual(share, 100 * weight / weights, delta=2, msg=f"of {loads}: {shares}")
-        return f"{', '.join(f'{share:.2f}' for share in shares)}%, device busy {100 * sum(used) / passed_ns:.0f}%"
+        return [(100 * each / sum(used), 100 * weight / weights) for each, (weight, *_) in zip(used, loads)], 100 * sum(used) / passed_ns
 
-    def check_caps(self, seconds, *loads):
-        """Programs that always have work get their cap of the device's time and no more, within 2 points over so many seconds of the device."""
+    def parts_of(self, seconds, loads):
+        """The same under caps: each one's percentage of all time, and its cap."""
         used, passed_ns = self.run_programs(seconds, [(("--weight", str(cap), "--cap", f"{cap}%"), program) for cap, *program in loads],
                                             lambda session: session["service_s"] > 0.1)  # the balance that they begin with is used up
-        parts = [100 * each / passed_ns for each in used]
-        for part, (cap, *_) in zip(parts, loads):
-            self.assertAlmostEqual(part, cap, delta=2, msg=f"of {loads}: {parts}")
-        return f"{', '.join(f'{part:.2f}' for part in parts)}% of the device's time"
+        return [(100 * each / passed_ns, cap) for each, (cap, *_) in zip(used, loads)], 100 * sum(used) / passed_ns
+
+    def check_mixes(self, mixes, measure, seconds):
+        """Each program of each mix gets its percentage within 2 points. `scripts/soak shares` makes GPUSHARE_TEST_ROUNDS rounds of all mixes, tells what
+        each round gave, and each must be within the bound. Else a mix that is not gets two more tries, and a line says so: a busy host may be
+        late with a program's next work, and then others rightly have the device."""
+        soaks = seconds > 0
+        told = {mix: [] for mix in mixes}
+        for number in range(int(os.environ.get("GPUSHARE_TEST_ROUNDS", "3")) if soaks else 1):
+            for mix in mixes:
+                with self.subTest(mix=mix, round=number):
+                    for tries_left in (0,) if soaks else (2, 1, 0):
+                        parts, busy = measure(seconds or 2.5, mix)
+                        told[mix].append((parts, busy))
+                        text = f"{mix}: {', '.join(f'{got:.2f}' for got, _ in parts)}%, device busy {busy:.0f}%"
+                        missed = max(abs(got - wanted) for got, wanted in parts) > 2
+                        if soaks or missed:
+                            print(f"{text}{', missed' * missed}, {tries_left} tries left" if not soaks else f"round {number + 1}: {text}{', missed' * missed}", flush=True)
+                        if not missed:
+                            break
+                    self.assertFalse(missed, text)
+        for mix, rounds in told.items() if soaks else ():
+            columns = [sorted(column) for column in zip(*([got for got, _ in parts] for parts, _ in rounds))]
+            print(f"{mix}: {'; '.join(f'{column[len(column) // 2]:.2f} ({column[0]:.2f} to {column[-1]:.2f})' for column in columns)}%", flush=True)
 
     def test_caps_hold_over_seconds_of_the_device(self):
         # That they get no more is in every run, above; how much less they get depends on the host.
@@ -407,21 +424,7 @@ say('done')
                  ((50, "spin_10ms", "0", "0"),), ((10, "spin_100us", "0", "0", "streams"),), ((10, "spin_50us", "0", "0", "ptsz"),), ((25, "copy", "0", "0", "copy"),),
                  ((20, "spin_5ms", "0", "1"), (10, "spin_3ms", "0", "1", "graph"), (10, "spin_2ms", "0", "1", "ptsz")),
                  ((5, "spin_5ms", "0", "1"), (45, "spin_3ms", "0", "0"))]
-        self.try_mixes(mixes, lambda mix: self.check_caps(seconds, *mix), True)
-
-    def try_mixes(self, mixes, check, tells):
-        for mix in mixes:
-            with self.subTest(mix=mix):
-                # A busy host may be late with a program's next work, and then others rightly have the device: such a run says nothing.
-                for attempt in range(3):
-                    try:
-                        result = check(mix)
-                        break
-                    except AssertionError:
-                        if attempt == 2:
-                            raise
-                if tells:
-                    print(f"{mix}: {result}", flush=True)
+        self.check_mixes(mixes, self.parts_of, seconds)
 
     def test_shares_follow_weights(self):
         # All of them for ten seconds of the device: scripts/soak shares.
@@ -435,7 +438,7 @@ say('done')
                       ((2, "spin_200us", "0", "16", "graph"), (1, "spin_100us", "0", "0", "streams"), (1, "spin_50us", "0", "0", "ptsz")),
                       ((1, "spin_10ms", "0", "1"), (9, "spin_20us", "0", "0")), ((9, "spin_10ms", "0", "1"), (1, "spin_20us", "0", "0")),
                       ((1, "spin_200us", "0", "1", "ptsz"), (9, "spin_200us", "0", "1")), ((1, "copy", "0", "0", "copy"), (1, "spin_50us", "0", "0"))]
-        self.try_mixes(mixes, lambda mix: self.check_shares(seconds or 2.5, *mix), seconds > 0)
+        self.check_mixes(mixes, self.shares_of, seconds)
 
     KERNEL = ("module, kernel, a, b, graph = (ctypes.c_void_p() for _ in range(5))\n"
               "def ask(name, *arguments):\n    result = getattr(cuda, name)(*arguments)\n    assert result == 0, (name, result)\n"
