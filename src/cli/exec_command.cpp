@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -350,8 +351,9 @@ class ExecCommand final : public Command {
 
   // The group's page, in memory that this process keeps open while the program runs, and the environment.
   base::Status set_up(const ShimFiles& files) {
-    const int file = ::memfd_create("gpushare-group", MFD_CLOEXEC);
-    if (file < 0 || ::ftruncate(file, sizeof(shim::GroupPage)) != 0)
+    const int file = ::memfd_create("gpushare-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0 || ::ftruncate(file, sizeof(shim::GroupPage)) != 0 ||
+        ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
       return {GPUSHARE_HOST_OUT_OF_MEMORY,
               std::string("no memory for the group's page: ") + std::strerror(errno)};
     void* memory = ::mmap(nullptr, sizeof(shim::GroupPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -390,6 +392,25 @@ class ExecCommand final : public Command {
     ::setenv("GPUSHARE_GROUP", base::format("%016llx", static_cast<unsigned long long>(group)).c_str(), 1);
     put_before("LD_PRELOAD", files.library, ':');
     put_before("LD_LIBRARY_PATH", files.proxy_folder, ':');
+    return leave_settings(*page);
+  }
+
+  // For descendants whose environment is cleared (shim/process.hpp).
+  base::Status leave_settings(shim::GroupPage& page) {
+    std::string text;
+    const auto add = [&text](const char* variable) {
+      if (const char* value = std::getenv(variable); value != nullptr)
+        text += std::string(variable) + '=' + value + '\0';
+    };
+    for (const Setting& each : settings_) add(each.variable);
+    for (const char* variable : {"GPUSHARE_GROUP", "GPUSHARE_CUDA_DRIVER", "XDG_RUNTIME_DIR"}) add(variable);
+    if (text.size() >= sizeof page.environment)
+      return {GPUSHARE_INVALID_ARGUMENT,
+              base::format("the settings take %zu bytes, and there is place for %zu: choose shorter paths",
+                           text.size(), sizeof page.environment)};
+    std::memcpy(page.environment, text.data(), text.size());
+    // Descendants whose own parent has ended come to this process, and so still find the page.
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     return {};
   }
 
@@ -420,8 +441,8 @@ class ExecCommand final : public Command {
     const bool failed = ::read(report[0], &error, sizeof error) == sizeof error;
     ::close(report[0]);
     int status = 0;
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-    }
+    for (pid_t ended = 0; ended != child && (ended >= 0 || errno == EINTR);)
+      ended = ::waitpid(-1, &status, 0);
     g_child = 0;
     if (failed) return base::Status(GPUSHARE_NOT_FOUND, "'" + path + "': " + std::strerror(error));
     return static_cast<ExitCode>(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));

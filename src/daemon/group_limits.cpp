@@ -80,7 +80,7 @@ base::Status SharedDevice::within(const GroupLimits* limits, const Claim* asks, 
 bool SharedDevice::lend(Claim& lender, uint64_t bytes, uint64_t now_ns) {
   const GroupPage::Limit limit = lender.page->limit();
   if (bytes > lender.persistent_bytes || bytes > limit.bytes) return false;
-  if (!lender.page->set_limit({limit.bytes - bytes, limit.lent_bytes + bytes})) return false;
+  if (!lender.page->set_lent(limit.lent_bytes + bytes)) return false;
   lender.persistent_bytes -= bytes;
   (void)scheduler_.set_need(lender.id, need_of(lender), 0, now_ns);  // less is never refused
   return true;
@@ -96,7 +96,7 @@ void SharedDevice::take_back_loan(const GroupLimits* limits, uint64_t now_ns) {
     bytes = std::min(bytes, limits->memory_bytes - std::min(limits->memory_bytes, needed));
   if (bytes == 0 || !scheduler_.set_need(lender->id, need_of(*lender) + bytes, 0, now_ns).ok()) return;
   lender->persistent_bytes += bytes;
-  lender->page->set_limit({limit.bytes + bytes, limit.lent_bytes - bytes});
+  lender->page->set_lent(limit.lent_bytes - bytes);
 }
 
 uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, GroupPage& page,
@@ -109,7 +109,7 @@ uint64_t SharedDevice::left_for_page(const GroupLimits* limits, uint64_t bytes, 
   else if (limits == nullptr && now_ns - began_ns_ < kComeBackNs)
     return bytes;
   if (left == limit.bytes || left == 0) return bytes;
-  return page.set_limit({left, all - left}) ? left : bytes;
+  return page.set_lent(all - left) ? left : bytes;
 }
 
 void SharedDevice::divide_weight(const GroupLimits* limits, uint64_t now_ns) {

@@ -29,6 +29,10 @@ bool read_at(int file, size_t offset, T* out) {
   return pread(file, out, sizeof(T), static_cast<off_t>(offset)) == static_cast<ssize_t>(sizeof(T));
 }
 
+size_t lent_at(int place) {
+  return offsetof(shim::GroupPage, lent_bytes) + static_cast<size_t>(place) * sizeof(uint64_t);
+}
+
 // A process holds the lock of its slot for as long as it lives.
 bool is_alive(int file, uint32_t slot) {
   struct flock lock {};
@@ -41,53 +45,58 @@ bool is_alive(int file, uint32_t slot) {
 
 }  // namespace
 
-std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file) {
+std::unique_ptr<GroupPage> GroupPage::open(client::Descriptor file, uint32_t pci_address) {
   struct stat about {};
   uint32_t mark[2] = {};  // magic, version
   if (fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || !never_blocks(file.get()) ||
       about.st_size != static_cast<off_t>(sizeof(shim::GroupPage)) || !read_at(file.get(), 0, &mark) ||
       mark[0] != shim::kPageMagic || mark[1] != shim::kPageVersion)
     return nullptr;
-  return std::unique_ptr<GroupPage>(new GroupPage(std::move(file)));
+  uint64_t devices[shim::kDevices] = {};
+  if (!read_at(file.get(), offsetof(shim::GroupPage, devices), &devices)) return nullptr;
+  const auto* const found =
+      pci_address == 0 ? std::begin(devices)
+                       : std::find(std::begin(devices), std::end(devices), shim::device_word(pci_address));
+  if (found == std::end(devices)) return nullptr;
+  return std::unique_ptr<GroupPage>(new GroupPage(std::move(file), static_cast<int>(found - devices)));
 }
 
 GroupPage::Limit GroupPage::limit() const {
+  uint64_t all = 0;
   Limit limit;
-  if (!read_at(file_.get(), offsetof(shim::GroupPage, limits), &limit.bytes) ||
-      !read_at(file_.get(), offsetof(shim::GroupPage, lent_bytes), &limit.lent_bytes))
+  if (!read_at(file_.get(), offsetof(shim::GroupPage, limits), &all) ||
+      !read_at(file_.get(), lent_at(place_), &limit.lent_bytes))
     return {};
+  limit.bytes = all == shim::kNoLimit ? all : all - std::min(all, limit.lent_bytes);
   return limit;
 }
 
-bool GroupPage::write(Limit limit) {
-  return pwrite(file_.get(), &limit.bytes, sizeof limit.bytes, offsetof(shim::GroupPage, limits)) ==
-             static_cast<ssize_t>(sizeof limit.bytes) &&
-         pwrite(file_.get(), &limit.lent_bytes, sizeof limit.lent_bytes,
-                offsetof(shim::GroupPage, lent_bytes)) == static_cast<ssize_t>(sizeof limit.lent_bytes);
+bool GroupPage::write_lent(uint64_t bytes) {
+  return pwrite(file_.get(), &bytes, sizeof bytes, static_cast<off_t>(lent_at(place_))) ==
+         static_cast<ssize_t>(sizeof bytes);
 }
 
-bool GroupPage::set_limit(Limit wanted) {
+bool GroupPage::set_lent(uint64_t bytes) {
   const Limit before = limit();
   if (before.bytes == shim::kNoLimit || (before.bytes == 0 && before.lent_bytes == 0)) return false;
-  if (!write(wanted)) return false;
+  if (!write_lent(bytes)) return false;
   // Programs that charged against the limit of before have done so by now, or look at the new one: shim::add().
-  if (wanted.bytes >= before.bytes || held_bytes() <= wanted.bytes) return true;
-  write(before);
+  if (bytes <= before.lent_bytes || held_bytes() <= limit().bytes) return true;
+  write_lent(before.lent_bytes);
   return false;
 }
 
 uint64_t GroupPage::held_bytes() const {
   uint32_t used = 0;
   if (!read_at(file_.get(), offsetof(shim::GroupPage, slots_used), &used)) return UINT64_MAX;
-  uint64_t held[shim::kDevices] = {};
+  uint64_t held = 0;
   for (uint32_t i = 0; i < std::min<uint32_t>(used, shim::kSlots); ++i) {
     shim::Slot slot;
     if (!read_at(file_.get(), offsetof(shim::GroupPage, slots) + i * sizeof slot, &slot)) return UINT64_MAX;
     if (slot.identity == 0 || !is_alive(file_.get(), i)) continue;
-    for (int device = 0; device < shim::kDevices; ++device)
-      held[device] += slot.counted[device] + slot.overhead[device];
+    held += slot.counted[place_] + slot.overhead[place_];
   }
-  return *std::max_element(std::begin(held), std::end(held));
+  return held;
 }
 
 }  // namespace gpushare::daemon

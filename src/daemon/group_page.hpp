@@ -2,7 +2,8 @@
 //
 // The programs check their memory against the limit on the page, without asking anybody. So the daemon can give a part
 // of the group's memory to sessions of programs that use gpushare: it lowers that limit and raises it again. It reads
-// and writes the file and does not map it, because a process that makes the file shorter must not end the daemon.
+// and writes the file and does not map it, because a process that makes the file shorter must not end the daemon. The
+// limits of a page are per device, and each daemon's device looks at its own.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,25 +16,28 @@ namespace gpushare::daemon {
 
 class GroupPage {
  public:
-  // Null: the file is no page of this version, or lies where reading may block (network and user file systems).
-  static std::unique_ptr<GroupPage> open(client::Descriptor file);
+  // Null: the file is no page of this version, lies where reading may block (network and user file systems), or has no
+  // place for the device of that PCI address (as a number, shim/group.hpp). 0: the first device of the page.
+  static std::unique_ptr<GroupPage> open(client::Descriptor file, uint32_t pci_address);
 
-  // The bytes that the programs may have, and the bytes lent to other sessions of the group; both 0 when the file cannot be read.
+  // Of the device: the bytes that the programs may have, and the bytes lent to other sessions of the group; both 0 when the file cannot be read.
   struct Limit {
     uint64_t bytes = 0;
     uint64_t lent_bytes = 0;
   };
   Limit limit() const;
-  // Writes limit and loan. False, and nothing changed: there is no limit, the programs hold more, or the file is gone.
-  bool set_limit(Limit limit);
-  // The bytes that living programs of the group hold on the device where they hold most.
+  // Lends so much of the limit, and leaves the rest to the programs. False, and nothing changed: there is no limit, the programs
+  // hold more than the rest, or the file is gone.
+  bool set_lent(uint64_t bytes);
+  // The bytes that living programs of the group hold on the device.
   uint64_t held_bytes() const;
 
  private:
-  explicit GroupPage(client::Descriptor file) : file_(std::move(file)) {}
-  bool write(Limit limit);
+  GroupPage(client::Descriptor file, int place) : file_(std::move(file)), place_(place) {}
+  bool write_lent(uint64_t bytes);
 
   client::Descriptor file_;
+  int place_;  // of the device on the page
 };
 
 }  // namespace gpushare::daemon

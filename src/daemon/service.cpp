@@ -339,7 +339,9 @@ base::Status Service::handle(Process& process, std::span<const std::byte> messag
                                                   process.peer.uid, options_.max_sessions_per_user)};
     else
       status = device.arrive(process, client::fields_of<client::Arrive>(message),
-                             descriptors.empty() ? nullptr : GroupPage::open(std::move(descriptors.front())),
+                             descriptors.empty()
+                                 ? nullptr
+                                 : GroupPage::open(std::move(descriptors.front()), process.pci_address),
                              &slot);
     answer(status, slot);
     return {};
@@ -406,6 +408,7 @@ base::Status Service::hello(Process& process, const client::Hello& message) {
   process.minor = message.minor;
   process.instance = message.instance;
   process.program = client::text_of(message.program);
+  process.pci_address = static_cast<uint32_t>(message.pci_address);
   process.welcome = true;
   auto welcome = client::make_message<client::Welcome>(MessageType::kWelcome);
   welcome.minor = std::min(message.minor, client::kProtocolMinor);

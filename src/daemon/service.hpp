@@ -84,6 +84,7 @@ struct Process {
   uint16_t minor = 0;    // version of the protocol
   uint64_t instance = 0;
   std::string program;
+  uint32_t pci_address = 0;  // of the device as it was asked for; 0: by name, or any
   SharedDevice* device = nullptr;
   std::shared_ptr<LeaseTable> leases;
   bool passes_turns = false;

@@ -43,14 +43,14 @@ __attribute__((always_inline)) inline bool try_to_add(GroupPage& page, uint64_t&
                                                       const Limit& limit_of, uint64_t bytes) {
   uint64_t before = load(number);
   for (;;) {
-    const uint64_t limit = limit_of(page.limits), held = sum(page, summed);
+    const uint64_t limit = limit_of(page), held = sum(page, summed);
     if (bytes > limit || held > limit - bytes) return false;
     if (__builtin_expect(!__atomic_compare_exchange_n(&number, &before, before + bytes, false,
                                                       __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE),
                          0))
       continue;
     // The daemon may have lowered the limit meanwhile.
-    const uint64_t limit_now = limit_of(page.limits);
+    const uint64_t limit_now = limit_of(page);
     if ((load(page.slots_used) == 1 && limit_now >= limit) || sum(page, summed) <= limit_now) return true;
     __atomic_sub_fetch(&number, bytes, __ATOMIC_ACQ_REL);
     return false;
@@ -72,26 +72,31 @@ __attribute__((always_inline)) inline bool add(GroupPage& page, uint64_t& number
          add_without_the_dead(page, number, summed, limit_of, bytes);
 }
 
-uint64_t device_limit(const Limits& limits) {
-  return load(limits.device_bytes);
+uint64_t spill_limit(const GroupPage& page) {
+  return load(page.limits.spill_bytes);
 }
-uint64_t spill_limit(const Limits& limits) {
-  return load(limits.spill_bytes);
+uint64_t pinned_limit(const GroupPage& page) {
+  return load(page.limits.pinned_bytes);
 }
-uint64_t pinned_limit(const Limits& limits) {
-  return load(limits.pinned_bytes);
+// The limit of a device, with all that is charged against it.
+__attribute__((always_inline)) inline bool add_on_device(GroupPage& page, uint64_t& number, int device,
+                                                         uint64_t bytes) {
+  return add(
+      page, number, OnDevice{device}, [device](const GroupPage& at) { return device_limit(at, device); },
+      bytes);
 }
 
 }  // namespace
 
 bool charge(int device, uint64_t bytes) {
   GroupPage& page = group();
-  if (!is_counted(device)) return device != kUncounted || device_limit(page.limits) == kNoLimit;
-  if (device_limit(page.limits) == kNoLimit) {
+  const bool limited = load(page.limits.device_bytes) != kNoLimit;
+  if (!is_counted(device)) return device != kUncounted || !limited;
+  if (!limited) {
     __atomic_add_fetch(&g_slot->counted[device], bytes, __ATOMIC_RELAXED);
     return true;
   }
-  return add(page, g_slot->counted[device], OnDevice{device}, device_limit, bytes);
+  return add_on_device(page, g_slot->counted[device], device, bytes);
 }
 
 bool note_overhead(int device, uint64_t bytes) {
@@ -103,7 +108,7 @@ bool note_overhead(int device, uint64_t bytes) {
     store(number, bytes);
     return true;
   }
-  return add(page, number, OnDevice{device}, device_limit, bytes - before);
+  return add_on_device(page, number, device, bytes - before);
 }
 
 bool charge_host(int device, uint64_t bytes) {
@@ -168,12 +173,12 @@ uint64_t held_bytes(int device) {
 
 Told tell(int device, uint64_t total, uint64_t free) {
   GroupPage& page = group();
-  const uint64_t limit = device_limit(page.limits), used = held(page, device);
+  const uint64_t limit = device_limit(page, device), used = held(page, device);
   Told told{std::min(total, limit), limit > used ? std::min(free, limit - used) : 0, used};
-  const uint64_t spill = spill_limit(page.limits);
+  const uint64_t spill = spill_limit(page);
   if (__builtin_expect(spill == 0 || !is_counted(device), 1)) return told;
   // Beyond the device there is what may lie on the host, as far as the group may still pin so much.
-  const uint64_t pinned = sum(page, Pinned{}), pinnable = pinned_limit(page.limits);
+  const uint64_t pinned = sum(page, Pinned{}), pinnable = pinned_limit(page);
   const uint64_t spilled = sum(page, Spilled{device});
   told.total += spill;
   told.used += spilled;

@@ -28,15 +28,15 @@ void discharge_host(int device, uint64_t bytes);
 // Bytes on `device` that the group holds, and the part of them that this process has counted as blocks.
 uint64_t held_bytes(int device);
 uint64_t counted_here(int device);
-inline uint64_t limit_bytes() {
-  return load(group().limits.device_bytes);
+inline uint64_t limit_bytes(int device) {
+  return device_limit(group(), device);
 }
 // Whether there is host memory for what does not fit on the device.
 inline bool may_spill() {
   return load(group().limits.spill_bytes) != 0;
 }
 inline bool limited() {
-  return limit_bytes() != kNoLimit;
+  return load(group().limits.device_bytes) != kNoLimit;
 }
 
 // The figures that a program is told about a device of `total` bytes with `free` bytes free: no more than the limits leave.

@@ -120,7 +120,8 @@ void note_event(Session& session, const Incoming& message) {
     log_line("the daemon does not promise %llu bytes, so the limit stays %llu: %.511s",
              static_cast<unsigned long long>(session.asked_bytes),
              static_cast<unsigned long long>(session.told_bytes), reply.text);
-    store(group().limits.device_bytes, session.told_bytes);
+    const uint64_t lent = is_counted(session.seat) ? load(group().lent_bytes[session.seat]) : 0;
+    store(group().limits.device_bytes, session.told_bytes + lent);
   }
 }
 
@@ -207,9 +208,8 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
                                                                      : client::kNeverPages);
   arrive.group = g_options.group;
   std::snprintf(arrive.name, sizeof arrive.name, "%s", program_invocation_short_name);
-  // With the group's page the daemon can give a part of the limit to the group's programs that use gpushare. The limit
-  // is one for all devices, so only the daemon's books of the group's first device do so.
-  if (!say_bytes(session, &arrive, sizeof arrive, session.seat == 0 ? page_file() : -1) ||
+  // With the group's page the daemon can give a part of the device's limit to the group's programs that use gpushare.
+  if (!say_bytes(session, &arrive, sizeof arrive, page_file()) ||
       !await(session, MessageType::kReply, &message, kAnswerNs)) {
     std::snprintf(out_why, size, "it does not answer");
     return Outcome::absent;
@@ -229,7 +229,7 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
 }
 
 uint64_t bytes_to_promise(const Session& session) {
-  return limited() ? limit_bytes() : held_bytes(session.seat);
+  return limited() ? limit_bytes(session.seat) : held_bytes(session.seat);
 }
 
 }  // namespace gpushare::shim

@@ -171,7 +171,8 @@ bool context_fits(int ordinal) {
       "process %d is refused a context on device %d: it needs %llu bytes of its own, the limit is %llu and "
       "the group holds %llu",
       static_cast<int>(getpid()), ordinal, static_cast<unsigned long long>(overhead),
-      static_cast<unsigned long long>(limit_bytes()), static_cast<unsigned long long>(held_bytes(place)));
+      static_cast<unsigned long long>(limit_bytes(place)),
+      static_cast<unsigned long long>(held_bytes(place)));
   return false;
 }
 

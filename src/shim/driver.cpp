@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "shim/process.hpp"
 #include "shim/table.hpp"
 #include "shim/words.hpp"
 
@@ -160,7 +161,7 @@ void* libc_dlopen(const char* path, int flags) {
 void* driver_handle(bool may_load) {
   if (void* handle = load(g_handle)) return handle;
   void* handle = nullptr;
-  if (const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
+  if (const char* named = setting("GPUSHARE_CUDA_DRIVER"); named != nullptr && *named != 0) {
     handle = open_driver(named, may_load);
     static bool told = false;
     if (handle == nullptr && may_load && !__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
@@ -181,7 +182,7 @@ void* driver_handle(bool may_load) {
 
 void adopt_driver(const void* function) {
   if (load(g_handle) != nullptr) return;
-  const char* named = secure_getenv("GPUSHARE_CUDA_DRIVER");
+  const char* named = setting("GPUSHARE_CUDA_DRIVER");
   if (named != nullptr && *named != 0) return;
   Dl_info info;
   if (!libc_dladdr(function, &info) || info.dli_fname == nullptr) return;

@@ -13,6 +13,7 @@
 #include "shim/blocks.hpp"
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/process.hpp"
 #include "shim/ranges.hpp"
 #include "shim/settings.hpp"
 #include "shim/small_heap.hpp"
@@ -32,23 +33,10 @@ int g_page_file = -1;  // of the group's page, open for as long as this process 
 
 // Number and start time of a process; 0: there is none.
 uint64_t identity_of(int process) {
-  char path[40], text[512];
-  std::snprintf(path, sizeof path, "/proc/%d/stat", process);
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  const ssize_t length = read(file, text, sizeof text - 1);
-  close(file);
-  if (length <= 0) return 0;
-  text[length] = 0;
-  // The name of the program is in parentheses and may hold any character; the start time is the 20th word after them.
-  const char* at = std::strrchr(text, ')');
-  if (at == nullptr || at[1] == 0) return 0;
-  if (at[2] == 'Z' || at[2] == 'X') return 0;  // ended, not waited for
-  for (int word = 0; word < 20 && at != nullptr; ++word) at = std::strchr(at + 1, ' ');
-  if (at == nullptr) return 0;
-  uint64_t started = 0;
-  for (++at; *at >= '0' && *at <= '9'; ++at) started = started * 10 + static_cast<uint64_t>(*at - '0');
-  return static_cast<uint64_t>(process) << 40 | (started & ((uint64_t{1} << 40) - 1));
+  ProcessStat stat{};
+  if (!read_stat(process, &stat) || stat.state == 'Z' || stat.state == 'X')
+    return 0;  // ended, not waited for
+  return static_cast<uint64_t>(process) << 40 | (stat.started & ((uint64_t{1} << 40) - 1));
 }
 
 // The namespace of process numbers, the same for all processes of a container.
@@ -152,20 +140,8 @@ GroupPage* map_group(const char* path, const Limits& limits) {
 
 uint32_t g_setup_lock;
 
-// The lock is the number of the process that holds it: a child of fork does not wait for a thread that it has not got.
-void lock_setup() {
-  const auto own = static_cast<uint32_t>(getpid());
-  for (;;) {
-    uint32_t holder = load(g_setup_lock);
-    if (holder != own &&
-        __atomic_compare_exchange_n(&g_setup_lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-      return;
-    sched_yield();
-  }
-}
-
 void set_up() {
-  lock_setup();
+  const LockedByProcess lock(g_setup_lock);
   const bool child = g_page != nullptr && g_mark != nullptr && *g_mark == 0;
   if (g_page == nullptr || child) {
     if (child) {
@@ -211,7 +187,6 @@ void set_up() {
     store(g_page, page);
     if (g_mark != nullptr) *g_mark = 1;
   }
-  store(g_setup_lock, 0);
 }
 
 }  // namespace
@@ -223,7 +198,7 @@ GroupPage& set_up_group() {
 
 bool leave_group() {
   set_up();
-  lock_setup();
+  const LockedByProcess lock(g_setup_lock);
   Slot& slot = *g_slot;
   uint64_t held = load(slot.pinned);
   for (int device = 0; device < kDevices; ++device)
@@ -242,7 +217,6 @@ bool leave_group() {
       g_page_file = -1;
     }
   }
-  store(g_setup_lock, 0);
   return held == 0;
 }
 
@@ -279,7 +253,7 @@ uint32_t pci_number(const char* pci_address) {
 }
 
 int place_of_device(const char* pci_address) {
-  const uint64_t number = pci_number(pci_address) | uint64_t{1} << 63;
+  const uint64_t number = device_word(pci_number(pci_address));
   GroupPage& page = group();
   for (int place = 0; place < kDevices; ++place) {
     uint64_t there = load(page.devices[place]);

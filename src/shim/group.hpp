@@ -23,7 +23,7 @@ inline constexpr int kUncounted =
 inline constexpr int kSlots = 128;  // processes of a group that hold memory at one time
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 inline constexpr uint32_t kPageMagic = 0x67707368;  // "gpsh"
-inline constexpr uint32_t kPageVersion = 6;
+inline constexpr uint32_t kPageVersion = 7;
 
 // One process. `identity` is its number and the time at which it started, so that a number in use again is not taken
 // for it; 0: free. Containers number processes for themselves, so the number means something only to processes of the
@@ -64,11 +64,14 @@ struct GroupPage {
   uint32_t magic;
   uint32_t version;
   Limits limits;
-  uint64_t
-      lent_bytes;  // device memory of the group that the daemon has lent to sessions of programs that use gpushare: `limits` is without it
+  // Memory of each device, a part of the limit, that its daemon has lent to the group's sessions of programs that use
+  // gpushare: what the group may have on a device is its limit less these bytes.
+  uint64_t lent_bytes[kDevices];
   uint32_t slots_used;  // slots beyond were never taken
   uint32_t reserved;
   Share share;
+  // The settings of `gpushare exec` as NAME=VALUE, each with a zero behind it, for programs whose environment was cleared.
+  char environment[2048];
   uint64_t devices[kDevices];  // which device has which place: a number made of its PCI address; 0: free
   Slot slots[kSlots];
 };
@@ -97,8 +100,19 @@ void reap(GroupPage& page);
 inline bool is_counted(int device) {
   return device >= 0 && device < kDevices;
 }
+// What the group may have on the device of that place.
+inline uint64_t device_limit(const GroupPage& page, int device) {
+  const uint64_t limit = load(page.limits.device_bytes);
+  if (!is_counted(device) || limit == kNoLimit) return limit;
+  const uint64_t lent = load(page.lent_bytes[device]);
+  return limit > lent ? limit - lent : 0;
+}
 // A PCI address as a number: domain << 16 | bus << 8 | device << 3. The function is 0 for devices that compute.
 uint32_t pci_number(const char* pci_address);
+// How the page names the device of that number.
+inline uint64_t device_word(uint32_t pci_number) {
+  return pci_number | uint64_t{1} << 63;
+}
 // The place of the device of that PCI address ("0000:3b:00.0", also with a longer domain) on the page; -1 when all are taken.
 int place_of_device(const char* pci_address);
 

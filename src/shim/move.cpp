@@ -159,7 +159,7 @@ void come_back(int place) {
 }
 
 uint64_t room_of(int place) {
-  const uint64_t limit = limit_bytes(), held = held_bytes(place);
+  const uint64_t limit = limit_bytes(place), held = held_bytes(place);
   return limit > held ? limit - held : 0;
 }
 

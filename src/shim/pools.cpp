@@ -47,7 +47,7 @@ bool leaves_room(int place, uint64_t bytes, bool pooled) {
   uint64_t kept = kept_by_pools(place);
   if (pooled) kept -= kept < bytes ? kept : bytes;
   if (__builtin_expect(kept == 0, 1)) return true;
-  const uint64_t limit = limit_bytes(), held = held_bytes(place);
+  const uint64_t limit = limit_bytes(place), held = held_bytes(place);
   return held <= limit && kept <= limit - held;
 }
 

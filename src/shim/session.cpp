@@ -21,6 +21,7 @@
 #include "shim/driver.hpp"
 #include "shim/gate.hpp"
 #include "shim/move.hpp"
+#include "shim/process.hpp"
 #include "shim/settings.hpp"
 #include "shim/words.hpp"
 
@@ -55,10 +56,15 @@ enum Waiter : uint32_t { kWaiterRests, kWaiterWaits, kWaiterDone };
 bool start_thread(void* (*body)(void*), Session& session);
 
 // How the shim came into this process, for messages.
-const char* way_in() {
-  const char* preload = secure_getenv("LD_PRELOAD");
-  return preload != nullptr && std::strstr(preload, "libgpushare_preload") != nullptr ? "by LD_PRELOAD"
-                                                                                      : "as libcuda.so.1";
+const char* text_of_way() {
+  switch (way_in()) {
+    case Way::environment:
+      return "by LD_PRELOAD";
+    case Way::file:
+      return "by /etc/ld.so.preload";
+    default:
+      return "as libcuda.so.1";
+  }
 }
 
 // Work waits from here on.
@@ -427,6 +433,7 @@ void begin_process() {
     std::memset(static_cast<void*>(&session), 0, sizeof session);
   }
   prepare_fork();
+  if (load_settings().aside) stand_aside();
 }
 
 // Waits until the daemon has memory for the process.
@@ -492,7 +499,7 @@ bool join(Session& session) {
     uint32_t mine = first;
     __atomic_compare_exchange_n(&gate().first, &mine, 0U, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     log_line("process %d is refused a context on device %s (preloaded %s): the daemon at %s: %s",
-             session.process, device, way_in(), g_options.socket, why);
+             session.process, device, text_of_way(), g_options.socket, why);
     return false;
   }
   // That there is no daemon is said once, whatever the number of devices.
@@ -500,19 +507,10 @@ bool join(Session& session) {
   if (why[0] != 0 && (outcome == Outcome::unserved ||
                       __atomic_exchange_n(&told, session.process, __ATOMIC_RELAXED) != session.process))
     log_line("process %d works alone on device %s (preloaded %s): the daemon at %s: %s", session.process,
-             device, way_in(), g_options.socket, why);
+             device, text_of_way(), g_options.socket, why);
   change_phase(session.seat, Phase::alone);
   open_gate();
   return true;
-}
-
-// As in the books: a lock is the number of the process that holds it, so a child of fork does not wait for a thread
-// that it has not got.
-bool try_lock(uint32_t& lock) {
-  const auto own = static_cast<uint32_t>(getpid());
-  uint32_t holder = load(lock);
-  return holder != own &&
-         __atomic_compare_exchange_n(&lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 
 }  // namespace
@@ -530,11 +528,11 @@ bool stand_aside() {
 bool join_daemon(int seat) {
   static int begun = 0;  // the process that has begun
   while (phase_now(seat) == Phase::none) {
-    if (!try_lock(g_joining[seat])) {
+    if (!try_lock_by_process(g_joining[seat])) {
       pause_ns(1'000'000);
       continue;
     }
-    while (!try_lock(g_beginning)) pause_ns(1'000'000);
+    while (!try_lock_by_process(g_beginning)) pause_ns(1'000'000);
     if (begun != getpid()) begin_process();
     begun = getpid();
     store(g_beginning, 0);

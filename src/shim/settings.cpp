@@ -9,6 +9,7 @@
 
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/process.hpp"
 #include "shim/small_heap.hpp"
 #include "shim/words.hpp"
 
@@ -81,18 +82,20 @@ bool parse_bytes(const char* text, uint64_t* out_bytes) {
 const Settings& load_settings() {
   if (g_read) return g_settings;
   g_read = true;
-  if (const char* fail = secure_getenv("GPUSHARE_SHIM_FAIL"); fail != nullptr)
+  if (const char* fail = setting("GPUSHARE_SHIM_FAIL"); fail != nullptr)
     g_settings.fails_closed = std::strcmp(fail, "closed") == 0;
-  if (const char* pageable = secure_getenv("GPUSHARE_PAGEABLE"); pageable != nullptr)
+  if (const char* pageable = setting("GPUSHARE_PAGEABLE"); pageable != nullptr)
     g_settings.pageable = std::strcmp(pageable, "1") == 0;
-  if (const char* small = secure_getenv("GPUSHARE_SMALL_HEAP"); small != nullptr)
+  if (const char* small = setting("GPUSHARE_SMALL_HEAP"); small != nullptr)
     g_wants_small = std::strcmp(small, "1") == 0 ? 1 : 0;
-  if (const char* group = secure_getenv("GPUSHARE_SHIM_GROUP"); group != nullptr)
+  if (const char* group = setting("GPUSHARE_SHIM_GROUP"); group != nullptr)
     std::snprintf(g_settings.group, sizeof g_settings.group, "%s", group);
+  g_settings.aside =
+      way_in() == Way::file && g_settings.group[0] == 0 && setting("GPUSHARE_MEMORY") == nullptr;
   const char* const consequence = g_settings.fails_closed ? "no memory is given (GPUSHARE_SHIM_FAIL=closed)"
                                                           : "this process has no such limit";
   const auto size = [consequence](const char* name, uint64_t otherwise) {
-    const char* text = secure_getenv(name);
+    const char* text = setting(name);
     uint64_t bytes = 0;
     if (text == nullptr || *text == 0) return otherwise;
     if (parse_bytes(text, &bytes)) return bytes;
@@ -118,7 +121,7 @@ void read_options() {
   g_options.weight = 1;
   double number = 0;
   const auto given = [](const char* name) {
-    const char* value = secure_getenv(name);
+    const char* value = setting(name);
     return value != nullptr && *value != 0 ? value : nullptr;
   };
   if (const char* value = given("GPUSHARE_WEIGHT")) {

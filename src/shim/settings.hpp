@@ -1,4 +1,5 @@
-// settings.hpp: what the environment says. `gpushare exec` writes these variables; without it they may be set by hand.
+// settings.hpp: what the environment says, or for a program whose environment was cleared the page of its group
+// (process.hpp). `gpushare exec` writes these variables; without it they may be set by hand.
 //   GPUSHARE_MEMORY          limit in bytes of each device, e.g. 8G
 //   GPUSHARE_SOFT            with GPUSHARE_MEMORY: the smaller of the two is for the device, the larger for device and host together
 //   GPUSHARE_PINNED          limit in bytes of pinned host memory; a quarter of the host's memory when there is a limit for the device
@@ -28,6 +29,8 @@ struct Settings {
   bool fails_closed;
   bool pageable;
   bool broken;  // a value that cannot be read; said in the log
+  bool
+      aside;  // a program of no group on a machine whose /etc/ld.so.preload names the library: it is left alone
 };
 
 // Reads the environment, once.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstdint>
 
@@ -34,6 +35,27 @@ class Locked {
   ~Locked() { store(word_, 0); }
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
+
+ private:
+  uint32_t& word_;
+};
+
+// A lock whose word is the number of the process that holds it, so that a child of fork does not wait for a thread that
+// it has not got. It is given back by store(word, 0).
+inline bool try_lock_by_process(uint32_t& word) {
+  const auto own = static_cast<uint32_t>(getpid());
+  uint32_t holder = load(word);
+  return holder != own &&
+         __atomic_compare_exchange_n(&word, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+class LockedByProcess {
+ public:
+  explicit LockedByProcess(uint32_t& word) : word_(word) {
+    while (!try_lock_by_process(word_)) sched_yield();
+  }
+  ~LockedByProcess() { store(word_, 0); }
+  LockedByProcess(const LockedByProcess&) = delete;
+  LockedByProcess& operator=(const LockedByProcess&) = delete;
 
  private:
   uint32_t& word_;

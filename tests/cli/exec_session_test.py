@@ -362,19 +362,23 @@ say('done')
     def run_programs(self, seconds, programs, has_begun):
         """Each program's device time over so many seconds of the device, from when each session has begun, and how long that was, in ns.
         `programs`: for each its options of exec, and what it runs."""
+        os.truncate(self.environment["RECORDER_DEVICE"], 0)  # a new device: one has 32 processes in its time
         running = [self.start("--memory", "8MiB", *options, program=[self.load, *program], RECORDER_LABEL=str(number))
                    for number, (options, program) in enumerate(programs)]
-        for each in running:
-            self.assertEqual(each.stdout.readline(), "ready\n")
-        self.eventually(lambda top: len(top["sessions"]) == len(programs) and all(has_begun(session) for session in top["sessions"]))
-        before, began_ns = self.used_ns()
-        now_ns = began_ns
-        while now_ns - began_ns < seconds * 1e9:
-            time.sleep(0.1)
-            after, now_ns = self.used_ns()
-        for each in running:
-            os.killpg(each.pid, signal.SIGKILL)
-            each.wait()
+        try:
+            for each in running:
+                self.assertEqual(each.stdout.readline(), "ready\n")
+            self.eventually(lambda top: len(top["sessions"]) == len(programs) and all(has_begun(session) for session in top["sessions"]))
+            before, began_ns = self.used_ns()
+            now_ns = began_ns
+            while now_ns - began_ns < seconds * 1e9:
+                time.sleep(0.1)
+                after, now_ns = self.used_ns()
+        finally:
+            for each in running:
+                os.killpg(each.pid, signal.SIGKILL)
+                each.wait()
+            self.eventually(lambda top: not top["sessions"])
         return [after[str(number)] - before[str(number)] for number in range(len(programs))], now_ns - began_ns
 
     def shares_of(self, seconds, loads):

@@ -175,10 +175,57 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(function.value)())
         outcome = self.run_exec("--memory", "64MiB", "--", self.probe, "soname", "65", "64")
         self.assertEqual(outcome.out.split(), ["2", "0"])
 
-    def test_a_stripped_environment_is_not_held(self):
-        # As the page says, the shim comes by the environment and goes with it.
-        lines = self.script("env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path 2000", "--memory", "1GiB")
-        self.assertEqual(lines, ["0"])
+    def test_a_stripped_environment_is_held_where_the_system_preloads_the_library(self):
+        # The shim comes by the environment and goes with it, unless /etc/ld.so.preload names it too.
+        stripped = "env -i PROBE_DRIVER=$PROBE_DRIVER $PROBE path"
+        self.assertEqual(self.script(f"{stripped} 2000", "--memory", "1GiB"), ["0"])
+
+        def lines(text, *options):
+            command = self.preloading_all([OPTIONS.tool, "exec", *options, "--", "sh", "-c", text])
+            done = subprocess.run(command, cwd=self.folder, env={**self.environment, "PROBE": self.probe}, capture_output=True, text=True, timeout=60)
+            return done.stdout.split(), done.stderr
+        limit = ("--memory", "1GiB")
+        self.assertEqual(lines(f"{stripped} info 2000 600 600", *limit)[0], ["1024", "1024", "2", "0", "2"])
+        # One limit with the group's other programs; a driver that only the group's settings name is found.
+        text = f"""
+            $PROBE soname 700 hold > first &
+            while ! [ -s first ]; do sleep 0.02; done
+            env -i $PROBE linked 700 info
+            kill -9 $!
+            wait $! 2>/dev/null
+            {stripped} 700"""
+        self.assertEqual(lines(text, *limit)[0], ["2", "1024", "324", "0"])
+        # A program whose parents have all ended.
+        text = f"""
+            sh -c '(sleep 0.3; {stripped} info 2000 > late; echo > done) & exec true'
+            while ! [ -e done ]; do sleep 0.02; done
+            cat late"""
+        self.assertEqual(lines(text, *limit)[0], ["1024", "1024", "2"])
+        # A value that only the page has.
+        out, err = lines(f"{stripped} 10 2000", "--memory", "1GiB", "--fail-closed")
+        self.assertEqual((out, err), (["0", "2"], ""))
+        # Programs of no group are left alone; a limit by hand holds.
+        for more, expected in ({}, "0"), ({"GPUSHARE_MEMORY": "1G"}, "2"):
+            done = subprocess.run(self.preloading_all([self.probe, "path", "2000"]), env={**self.environment, **more}, capture_output=True, text=True)
+            self.assertEqual(done.stdout.split(), [expected], done.stderr)
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root")
+    def test_a_setuid_program_is_held_where_the_system_preloads_the_library(self):
+        self.folder.chmod(0o755)
+        driver = self.folder / "libcuda.so.1"
+        shutil.copy(self.driver, driver)
+        probe = self.folder / "probe"
+        shutil.copy(self.probe, probe)
+        os.chown(probe, 0, 0)
+        probe.chmod(0o4755)
+        # In a secure program the environment's driver does not count, nor the page's: it opens its own.
+        user = ["setpriv", "--reuid", "65534", "--clear-groups"]
+        if subprocess.run([*user, OPTIONS.tool, "--version"], capture_output=True).returncode != 0:
+            self.skipTest("another user cannot run the tool here")
+        for text in (f"{probe} path info 2000 600", f"env -i PROBE_DRIVER={driver} {probe} path info 2000 600"):
+            command = self.preloading_all([*user, OPTIONS.tool, "exec", "--memory", "1GiB", "--", "sh", "-c", text])
+            done = subprocess.run(command, env={**self.environment, "PROBE_DRIVER": str(driver)}, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.stdout.split(), ["1024", "1024", "2", "0"], done.stderr)
 
     def test_a_driver_that_is_not_there(self):
         outcome = self.run_exec("--memory", "1GiB", "--", self.probe, "soname", "10", GPUSHARE_CUDA_DRIVER="/no/such/driver")

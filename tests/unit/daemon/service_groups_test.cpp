@@ -206,12 +206,14 @@ struct Page {
     page->limits.device_bytes = limit_bytes;
     page->slots_used = 1;
   }
+  // What the programs may have on a device.
+  uint64_t left(int place = 0) const { return shim::device_limit(*page, place); }
   ~Page() {
     if (program > 0) kill();
     munmap(page, sizeof(shim::GroupPage));
   }
-  // A process that holds so much, and the lock of its slot.
-  void hold(uint64_t bytes) {
+  // A process that holds so much of a device, and the lock of its slot.
+  void hold(uint64_t bytes, int place = 0) {
     int ready[2];
     REQUIRE(pipe(ready) == 0);
     program = fork();
@@ -221,7 +223,7 @@ struct Page {
       lock.l_whence = SEEK_SET;
       lock.l_len = 1;
       page->slots[0].identity = 1;
-      page->slots[0].counted[3] = bytes;
+      page->slots[0].counted[place] = bytes;
       if (fcntl(file.get(), F_SETLK, &lock) != 0 || write(ready[1], "x", 1) != 1) _exit(1);
       for (;;) pause();
     }
@@ -260,11 +262,11 @@ TEST_CASE("preloaded programs lend what they do not hold to the other sessions o
 
   // The preloaded programs keep the bytes that they hold. The rest of their limit goes to the first session that asks.
   CHECK(linked.call(limited(1, 30 * kMiB, 7)) == GPUSHARE_QUOTA_EXCEEDED);
-  CHECK(page.page->limits.device_bytes == 40 * kMiB);
-  CHECK(page.page->lent_bytes == 0);
+  CHECK(page.left() == 40 * kMiB);
+  CHECK(page.page->lent_bytes[0] == 0);
   REQUIRE(linked.call(limited(1, 16 * kMiB, 7)) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 24 * kMiB);
-  CHECK(page.page->lent_bytes == 16 * kMiB);
+  CHECK(page.left() == 24 * kMiB);
+  CHECK(page.page->lent_bytes[0] == 16 * kMiB);
   CHECK(promised() == 40 * kMiB);
   auto need = client::make_message<client::Need>(MessageType::kNeed, 1);
   need.session = 1;
@@ -274,31 +276,31 @@ TEST_CASE("preloaded programs lend what they do not hold to the other sessions o
     return client::fields_of<client::Reply>(raw.answer()).code;
   };
   CHECK(need_of(linked, 28 * kMiB) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 12 * kMiB);
+  CHECK(page.left() == 12 * kMiB);
   CHECK(need_of(linked, 29 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
   CHECK(need_of(preloaded, 12 * kMiB) == GPUSHARE_OK);  // it tells the limit that it sees
   CHECK(need_of(preloaded, 13 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
   CHECK(need_of(linked, 20 * kMiB) == GPUSHARE_OK);  // gives back
-  CHECK(page.page->limits.device_bytes == 20 * kMiB);
-  CHECK(page.page->lent_bytes == 20 * kMiB);
+  CHECK(page.left() == 20 * kMiB);
+  CHECK(page.page->lent_bytes[0] == 20 * kMiB);
   CHECK(promised() == 40 * kMiB);
 
   // A program that was killed holds nothing.
   page.kill();
   CHECK(need_of(linked, 36 * kMiB) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 4 * kMiB);
+  CHECK(page.left() == 4 * kMiB);
   linked.tell(MessageType::kLeave, 1);
   while (shared.status().sessions.size() != 1) {
   }
-  CHECK(page.page->limits.device_bytes == 40 * kMiB);
-  CHECK(page.page->lent_bytes == 0);
+  CHECK(page.left() == 40 * kMiB);
+  CHECK(page.page->lent_bytes[0] == 0);
   CHECK(promised() == 40 * kMiB);
 
   // Preloaded programs that come later have what the others leave, or are refused.
   preloaded.tell(MessageType::kLeave, 1);
   REQUIRE(linked.call(limited(1, 30 * kMiB, 8)) == GPUSHARE_OK);
   REQUIRE(late.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 10 * kMiB);
+  CHECK(page.left() == 10 * kMiB);
   CHECK(promised() == 40 * kMiB);
   CHECK(linked.call(limited(2, 11 * kMiB, 8)) == GPUSHARE_QUOTA_EXCEEDED);
   late.tell(MessageType::kLeave, 1);
@@ -309,9 +311,59 @@ TEST_CASE("preloaded programs lend what they do not hold to the other sessions o
   while (!shared.status().sessions.empty()) {
   }
   REQUIRE(linked.call(limited(1, 4 * kMiB, 8)) == GPUSHARE_OK);
-  REQUIRE(late.call(arrive(1, page.page->limits.device_bytes, 8), page.file.get()) == GPUSHARE_OK);
-  CHECK(page.page->limits.device_bytes == 36 * kMiB);
-  CHECK(page.page->lent_bytes == 4 * kMiB);
+  REQUIRE(late.call(arrive(1, page.left(), 8), page.file.get()) == GPUSHARE_OK);
+  CHECK(page.left() == 36 * kMiB);
+  CHECK(page.page->lent_bytes[0] == 4 * kMiB);
+}
+
+TEST_CASE("each device's daemon lends of the group's limit on its own device") {
+  SharedService first, second;
+  RawProcess on_first(first), on_second(second), linked(second), unknown(second);
+  Page page(40 * kMiB);
+  page.page->devices[0] = shim::device_word(0x3b00);
+  page.page->devices[1] = shim::device_word(0x3c00);
+  page.hold(30 * kMiB);  // of the first
+  REQUIRE(on_first.hello(0, 0x3b00) == GPUSHARE_OK);
+  REQUIRE(on_second.hello(0, 0x3c00) == GPUSHARE_OK);
+  REQUIRE(unknown.hello(0, 0x3d00) == GPUSHARE_OK);
+  REQUIRE(linked.hello() == GPUSHARE_OK);
+  RawProcess linked_on_first(first);
+  REQUIRE(linked_on_first.hello() == GPUSHARE_OK);
+  REQUIRE(on_first.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  REQUIRE(on_second.call(arrive(1, 40 * kMiB, 7), page.file.get()) == GPUSHARE_OK);
+  const auto borrows = [](RawProcess& raw, uint64_t session, uint64_t bytes) {
+    auto message = arrive(session, bytes, 7);
+    message.flags |= client::kOwnClaim;
+    message.group_memory_bytes = 40 * kMiB;
+    return raw.call(message);
+  };
+  // What is held of the first device does not matter on the second.
+  CHECK(borrows(linked, 1, 16 * kMiB) == GPUSHARE_OK);
+  CHECK(page.left(0) == 40 * kMiB);
+  CHECK(page.left(1) == 24 * kMiB);
+  CHECK(borrows(linked_on_first, 1, 16 * kMiB) == GPUSHARE_QUOTA_EXCEEDED);
+  CHECK(borrows(linked_on_first, 1, 10 * kMiB) == GPUSHARE_OK);
+  CHECK(page.left(0) == 30 * kMiB);
+  CHECK(page.left(1) == 24 * kMiB);
+  // A lower limit leaves the loans, and less than them leaves nothing.
+  page.page->limits.device_bytes = 12 * kMiB;
+  CHECK(page.left(0) == 2 * kMiB);
+  CHECK(page.left(1) == 0);
+  page.page->limits.device_bytes = 40 * kMiB;
+  linked.tell(MessageType::kLeave, 1);
+  while (second.status().sessions.size() != 1) {
+  }
+  CHECK(page.left(0) == 30 * kMiB);
+  CHECK(page.left(1) == 40 * kMiB);
+  // A device that the page does not name: the programs there lend nothing.
+  on_second.tell(MessageType::kLeave, 1);
+  while (!second.status().sessions.empty()) {
+  }
+  REQUIRE(unknown.call(arrive(1, 40 * kMiB, 8), page.file.get()) == GPUSHARE_OK);
+  auto message = arrive(1, 8 * kMiB, 8);
+  message.flags |= client::kOwnClaim;
+  message.group_memory_bytes = 40 * kMiB;
+  CHECK(linked.call(message) == GPUSHARE_QUOTA_EXCEEDED);
 }
 
 TEST_CASE("a file that is no page of preloaded programs, or is one no more, lends nothing and harms nobody") {

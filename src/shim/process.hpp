@@ -1,0 +1,33 @@
+// process.hpp: what /proc says of processes, and the settings of a program whose environment was cleared.
+//
+// `gpushare exec` gives its settings to programs by the environment. It leaves them in the group's page as well. A program
+// that has the shim by /etc/ld.so.preload and not that environment (`env -i`, sudo, a setuid program) finds the page by
+// its ancestors: `gpushare exec` becomes the parent of every descendant whose own parent has ended.
+//
+// Threads: every function may be called from any thread.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace gpushare::shim {
+
+struct ProcessStat {
+  char state;
+  int parent;
+  uint64_t started;
+};
+// False: there is no such process.
+bool read_stat(int process, ProcessStat* out);
+
+// The environment's value of that name, else the nearest ancestor's that is `gpushare exec`; null: neither has one. A program
+// that runs with more rights than its starter, or whose ancestor is another user's, gets no paths from there.
+const char* setting(const char* name);
+
+enum class Way { environment, file, proxy };
+// How the shim came into this process: by LD_PRELOAD, by /etc/ld.so.preload, or by the proxy of libcuda.so.1.
+Way way_in();
+// Whether /etc/ld.so.preload names the preload library.
+bool file_preloads();
+
+}  // namespace gpushare::shim
