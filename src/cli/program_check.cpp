@@ -12,6 +12,8 @@
 #include <sstream>
 #include <vector>
 
+#include "shim/process.hpp"
+
 namespace gpushare::cli {
 namespace {
 
@@ -25,13 +27,19 @@ base::Status check(const std::string& path, int depth) {
     return {GPUSHARE_NOT_FOUND, "'" + path + "': " + std::strerror(errno)};
   const bool other_user = (info.st_mode & S_ISUID) != 0 && info.st_uid != ::geteuid();
   const bool other_group = (info.st_mode & S_ISGID) != 0 && info.st_gid != ::getegid();
-  if (other_user || other_group)
+  // A library that /etc/ld.so.preload names comes into these too. They find the group's page if they may read it: as this user,
+  // or as root.
+  const bool preloaded = shim::file_preloads() && (!other_user || info.st_uid == 0);
+  if ((other_user || other_group) && !preloaded)
     return cannot_hold(path,
                        std::string("it is ") + (other_user ? "setuid" : "setgid") +
                            ", and the loader preloads nothing into a program that runs as somebody else; "
-                           "start gpushare exec as that user inside it");
-  if (::geteuid() != 0 && ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
-    return cannot_hold(path, "it has file capabilities, and the loader preloads nothing into such a program");
+                           "name libgpushare_preload.so in /etc/ld.so.preload, or start gpushare exec as "
+                           "that user inside it");
+  if (::geteuid() != 0 && !preloaded && ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
+    return cannot_hold(path,
+                       "it has file capabilities, and the loader preloads nothing into such a program; name "
+                       "libgpushare_preload.so in /etc/ld.so.preload");
 
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header{};

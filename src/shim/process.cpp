@@ -18,7 +18,6 @@
 namespace gpushare::shim {
 namespace {
 
-constexpr char kLibrary[] = "libgpushare_preload";
 constexpr int kAncestors = 64;
 
 struct Inherited {
@@ -61,7 +60,8 @@ bool find_page(int process, Inherited* out) {
   DIR* folder = opendir(path);
   if (folder == nullptr) return false;
   bool found = false;
-  while (const dirent* entry = found ? nullptr : readdir(folder)) found = read_page(process, entry->d_name, out);
+  while (const dirent* entry = found ? nullptr : readdir(folder))
+    found = read_page(process, entry->d_name, out);
   closedir(folder);
   return found;
 }
@@ -124,16 +124,6 @@ const char* setting(const char* name) {
   const char* value = secure_getenv(name);
   if (value != nullptr || secure_getenv("GPUSHARE_SHIM_GROUP") != nullptr) return value;
   return inherited(name);
-}
-
-bool file_preloads() {
-  char text[1024];
-  const int file = open("/etc/ld.so.preload", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const ssize_t length = read(file, text, sizeof text - 1);
-  close(file);
-  text[length > 0 ? length : 0] = 0;
-  return std::strstr(text, kLibrary) != nullptr;
 }
 
 Way way_in() {

@@ -8,9 +8,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstring>
 
 namespace gpushare::shim {
+
+inline constexpr char kLibrary[] = "libgpushare_preload";
 
 struct ProcessStat {
   char state;
@@ -28,6 +34,14 @@ enum class Way { environment, file, proxy };
 // How the shim came into this process: by LD_PRELOAD, by /etc/ld.so.preload, or by the proxy of libcuda.so.1.
 Way way_in();
 // Whether /etc/ld.so.preload names the preload library.
-bool file_preloads();
+inline bool file_preloads() {
+  char text[1024];
+  const int file = open("/etc/ld.so.preload", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const ssize_t length = read(file, text, sizeof text - 1);
+  close(file);
+  text[length > 0 ? length : 0] = 0;
+  return std::strstr(text, kLibrary) != nullptr;
+}
 
 }  // namespace gpushare::shim

@@ -5,6 +5,7 @@ import ctypes
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 import support
@@ -74,6 +75,32 @@ while True:
         # One kill takes both.
         os.killpg(running.pid, signal.SIGKILL)
         self.eventually(lambda top: self.promised(top) == [0, 0] and not top["sessions"])
+
+    def test_a_part_of_the_limit_that_is_lent_on_one_device_is_there_on_the_other(self):
+        self.serve()
+        running = self.start("--memory", "8MiB", stdin=subprocess.PIPE, program=self.python(self.ALL + """
+free, total, address = (ctypes.c_uint64() for _ in range(3))
+while True:
+    for device in (0, 1):
+        use(device)
+        ask('cuMemGetInfo_v2', ctypes.byref(free), ctypes.byref(total))
+        refused = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_uint64(6 << 20))
+        if refused == 0: ask('cuMemFree_v2', address)
+        print(total.value >> 20, refused, end=' ', flush=True)
+    say('.')
+    sys.stdin.readline()
+"""))
+        self.assertEqual(running.stdout.readline(), "8 0 8 0 .\n")
+        self.assertEqual(self.promised(self.eventually(lambda top: len(top["sessions"]) == 2)), [8, 8])
+        # As the second device's daemon writes it (group.hpp): the bytes lent of each device follow the mark and three limits.
+        page = next(path for path in pathlib.Path(f"/proc/{running.pid}/fd").iterdir() if os.readlink(path).startswith("/memfd:gpushare-group"))
+        with open(page, "r+b", buffering=0) as file:
+            file.seek(32 + 8)
+            file.write((3 << 20).to_bytes(8, "little"))
+        running.stdin.write("\n")
+        running.stdin.flush()
+        self.assertEqual(running.stdout.readline(), "8 0 5 2 .\n")
+        self.eventually(lambda top: self.promised(top) == [8, 5])
 
     def test_devices_are_found_by_their_address_and_not_by_their_number(self):
         # As with CUDA_VISIBLE_DEVICES=1, or another order of the devices.

@@ -30,6 +30,19 @@ class Session(Recorded):
         self.assertGreater(session["iterations"], 0)
         self.assertIn("shim_load", self.tool("top", "--socket", "socket", code=0).out)
 
+    def test_a_program_with_a_stripped_environment_is_a_session_and_one_of_no_group_is_left_alone(self):
+        self.start_daemon("socket")
+        device = {name: self.environment[name] for name in ("GPUSHARE_CUDA_DRIVER", "GPUSHARE_SOCKET", "RECORDER_DEVICE")}
+        alone = self.preloading_all([self.load, "spin_200us", "20", "1"])
+        subprocess.run(alone, cwd=self.folder, env={**os.environ, **device}, capture_output=True, check=True, timeout=60)
+        self.assertEqual(self.top()["devices"][0]["turns"], 0)
+        # Socket, weight and limit are on the group's page alone.
+        del device["GPUSHARE_SOCKET"]
+        program = ["env", "-i", *(f"{name}={value}" for name, value in device.items()), self.load, "spin_200us", "0", "0"]
+        self.start("--memory", "8MiB", "--weight", "2.5", "--cap", "50%", program=program, preloaded_all=True)
+        top = self.eventually(lambda top: top["sessions"] and top["sessions"][0]["service_s"] > 0)
+        self.assertEqual([top["sessions"][0][key] for key in ("persistent_bytes", "weight", "cap")], [8 << 20, 2.5, 0.5])
+
     def test_a_group_has_one_claim_and_a_child_of_fork_its_own_session(self):
         self.start_daemon("socket")
         program = self.python("cuda.cuInit(0)\nassert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"

@@ -86,10 +86,11 @@ class Recorded(Exec):
         self.addCleanup(device.close)
         self.environment.update(GPUSHARE_SOCKET=str(self.folder / "socket"), RECORDER_DEVICE=device.name)
 
-    def start(self, *arguments, program=None, stdin=None, **more):
+    def start(self, *arguments, program=None, stdin=None, preloaded_all=False, **more):
         """`gpushare exec` in the background, until the test ends."""
         program = program or [self.load, "spin_200us", "0", "0"]
         command = [OPTIONS.tool, "exec", *arguments, "--", *program] if has_shim() else program
+        command = self.preloading_all(command) if preloaded_all else command
         settings = {} if has_shim() else linked_settings(arguments)
         running = subprocess.Popen(command, cwd=self.folder, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env={**self.environment, **settings, **more}, start_new_session=True)
