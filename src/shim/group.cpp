@@ -13,6 +13,7 @@
 #include "shim/blocks.hpp"
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/nvml.hpp"
 #include "shim/process.hpp"
 #include "shim/ranges.hpp"
 #include "shim/settings.hpp"
@@ -150,6 +151,7 @@ void set_up() {
       forget_pools_in_child();
       forget_ranges_in_child();
       forget_small_in_child();
+      forget_nvml_in_child();
       // Places of devices stay as they are known.
       std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
       g_private_page.slots_used = 0;

@@ -2,12 +2,19 @@
 #include "shim/nvml.hpp"
 
 #include <dlfcn.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "shim/books.hpp"
 #include "shim/driver.hpp"
+#include "shim/gate.hpp"
+#include "shim/process.hpp"
 #include "shim/table.hpp"
 #include "shim/words.hpp"
 
@@ -140,7 +147,9 @@ void* nvml_adopt(const char* name, void* function) {
   return hook;
 }
 
-bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
+namespace {
+
+bool ask_process_bytes(const char* pci_address, uint64_t* out_bytes) {
   void* device = nullptr;
   int result = call("nvmlDeviceGetHandleByPciBusId_v2", pci_address, &device);
   if (result == kNvmlUninitialized) {
@@ -158,6 +167,68 @@ bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
     return true;
   }
   return false;
+}
+
+// A question, on a page of its own: the thread may answer long after the one that asked has gone. The last of the two
+// gives the page back.
+struct Question {
+  uint32_t state;  // a futex
+  char address[32];
+  bool known;
+  uint64_t bytes;
+};
+enum : uint32_t { kAsked, kAnswered, kGivenUp };
+constexpr uint64_t kPatienceNs = 3'000'000'000;
+uint32_t g_hang;  // threads of this process that hang in NVML
+
+void* answer(void* argument) {
+  auto* question = static_cast<Question*>(argument);
+  question->known = ask_process_bytes(question->address, &question->bytes);
+  if (__atomic_exchange_n(&question->state, kAnswered, __ATOMIC_ACQ_REL) == kGivenUp) {
+    munmap(question, sizeof *question);
+    __atomic_sub_fetch(&g_hang, 1U, __ATOMIC_ACQ_REL);
+  } else {
+    syscall(SYS_futex, &question->state, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void forget_nvml_in_child() {
+  store(g_hang, 0);
+}
+
+bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes) {
+  group();  // a child of fork forgets first
+  if (load(g_hang) != 0) return false;
+  void* page = mmap(nullptr, sizeof(Question), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  auto* question = static_cast<Question*>(page);
+  std::snprintf(question->address, sizeof question->address, "%s", pci_address);
+  bool known = false;
+  if (start_thread(answer, question)) {
+    const uint64_t until_ns = host_ns() + kPatienceNs;
+    for (uint64_t now_ns = host_ns(); load(question->state) == kAsked && now_ns < until_ns;
+         now_ns = host_ns()) {
+      const uint64_t left_ns = until_ns - now_ns;
+      const timespec left{static_cast<time_t>(left_ns / 1'000'000'000),
+                          static_cast<long>(left_ns % 1'000'000'000)};
+      syscall(SYS_futex, &question->state, FUTEX_WAIT_PRIVATE, kAsked, &left, nullptr, 0);
+    }
+    if (__atomic_exchange_n(&question->state, kGivenUp, __ATOMIC_ACQ_REL) == kAsked) {
+      __atomic_add_fetch(&g_hang, 1U, __ATOMIC_ACQ_REL);
+      log_line("process %d: NVML does not answer: contexts' own memory is not measured until it does",
+               static_cast<int>(getpid()));
+      return false;
+    }
+    known = question->known;
+    *out_bytes = question->bytes;
+  } else {
+    known = ask_process_bytes(pci_address, out_bytes);
+  }
+  munmap(page, sizeof(Question));
+  return known;
 }
 
 }  // namespace gpushare::shim

@@ -13,7 +13,12 @@ namespace gpushare::shim {
 void* nvml_hook(const char* name);
 // The program has found `function` for `name` in a library: NVML's own, from now on behind the hook. The hook.
 void* nvml_adopt(const char* name, void* function);
-// Bytes that this process has in use on the device of that PCI address. False: NVML is not there, or does not know.
+// Bytes that this process has in use on the device of that PCI address. False: NVML is not there, does not know, or does
+// not answer. NVML is asked on a thread of its own, which is waited for a few seconds; while that thread hangs in NVML
+// no other question is asked.
 bool nvml_process_bytes(const char* pci_address, uint64_t* out_bytes);
+
+// A child of fork has no thread that hangs in NVML.
+void forget_nvml_in_child();
 
 }  // namespace gpushare::shim

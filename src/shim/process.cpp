@@ -3,6 +3,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "shim/driver.hpp"
 #include "shim/group.hpp"
 #include "shim/words.hpp"
 
@@ -97,6 +100,25 @@ const char* inherited(const char* name) {
 }
 
 }  // namespace
+
+bool start_thread(void* (*body)(void*), void* argument) {
+#ifdef GPUSHARE_SHIM_LINKED  // the sanitizer has to know of the thread
+  auto* create = &pthread_create;
+#else
+  // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.
+  auto* create = reinterpret_cast<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>(
+      libc_symbol("pthread_create"));
+#endif
+  if (create == nullptr) return false;
+  // The program's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  const bool started = create(&thread, nullptr, body, argument) == 0;
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
 
 bool read_stat(int process, ProcessStat* out) {
   char path[40], text[512];

@@ -1,4 +1,4 @@
-// process.hpp: what /proc says of processes, and the settings of a program whose environment was cleared.
+// process.hpp: what /proc says of processes, threads of the shim, and the settings of a program whose environment was cleared.
 //
 // `gpushare exec` gives its settings to programs by the environment. It leaves them in the group's page as well. A program
 // that has the shim by /etc/ld.so.preload and not that environment (`env -i`, sudo, a setuid program) finds the page by
@@ -29,6 +29,9 @@ bool read_stat(int process, ProcessStat* out);
 // The environment's value of that name, else the nearest ancestor's that is `gpushare exec`; null: neither has one. A program
 // that runs with more rights than its starter, or whose ancestor is another user's, gets no paths from there.
 const char* setting(const char* name);
+
+// Starts a thread that takes none of the program's signals. False: it cannot be started.
+bool start_thread(void* (*body)(void*), void* argument);
 
 enum class Way { environment, file, proxy };
 // How the shim came into this process: by LD_PRELOAD, by /etc/ld.so.preload, or by the proxy of libcuda.so.1.

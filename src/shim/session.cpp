@@ -53,8 +53,6 @@ uint32_t g_beginning;        // the same, of its first thread that joins at all
 
 enum Waiter : uint32_t { kWaiterRests, kWaiterWaits, kWaiterDone };
 
-bool start_thread(void* (*body)(void*), Session& session);
-
 // How the shim came into this process, for messages.
 const char* text_of_way() {
   switch (way_in()) {
@@ -158,7 +156,7 @@ bool contexts_are_done(Session& session, bool* asked) {
     return true;
   }
   if (state == kWaiterWaits || is_capturing_any()) return false;
-  if (!session.waiter_runs && !start_thread(wait_for_contexts, session))
+  if (!session.waiter_runs && !start_thread(wait_for_contexts, &session))
     return synchronize_contexts(session.seat);
   session.waiter_runs = *asked = true;
   store(word, kWaiterWaits);
@@ -402,25 +400,6 @@ void* serve(void* argument) {
   return nullptr;
 }
 
-bool start_thread(void* (*body)(void*), Session& session) {
-#ifdef GPUSHARE_SHIM_LINKED  // the sanitizer has to know of the thread
-  auto* create = &pthread_create;
-#else
-  // By name it would be a symbol of glibc 2.34, where it moved from libpthread to libc.
-  auto* create = reinterpret_cast<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>(
-      libc_symbol("pthread_create"));
-#endif
-  if (create == nullptr) return false;
-  // The program's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  sigprocmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  const bool started = create(&thread, nullptr, body, &session) == 0;
-  sigprocmask(SIG_SETMASK, &before, nullptr);
-  return started;
-}
-
 // In the first thread of the process that joins at all.
 void begin_process() {
   group();  // reads the settings
@@ -479,7 +458,7 @@ bool join(Session& session) {
   if (outcome == Outcome::joined) outcome = await_admission(session, why, sizeof why);
   if (outcome == Outcome::joined) {
     change_phase(session.seat, Phase::resting);
-    if (start_thread(serve, session)) return true;
+    if (start_thread(serve, &session)) return true;
     outcome = Outcome::absent;
     std::snprintf(why, sizeof why, "no thread can be started");
   }

@@ -105,8 +105,8 @@ class Recorded(Exec):
     def top(self):
         return json.loads(self.tool("top", "--socket", "socket", "--json", "-", code=0).out)
 
-    def eventually(self, condition):
-        for _ in range(1200):
+    def eventually(self, condition, tries=1200):
+        for _ in range(tries):
             top = self.top()
             if condition(top):
                 return top

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -408,6 +409,55 @@ TEST_CASE("limits hold while NVML does not answer") {
   CHECK(cu("cuMemAlloc_v2", &address, 2 * kLimit) == kOutOfMemory);
   CHECK(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
   control<decltype(&recorder_set_nvml)>("recorder_set_nvml")(1);
+}
+
+TEST_CASE("an NVML that hangs holds up no program and no limit, and counts again when it answers") {
+  const auto set_nvml = control<decltype(&recorder_set_nvml)>("recorder_set_nvml");
+  const auto overhead = control<decltype(&recorder_set_overhead)>("recorder_set_overhead");
+  void *context = nullptr, *module = nullptr;
+  uint64_t address = 0;
+  const uint64_t at_first = free_bytes();
+  overhead(100 * kMiB, 50 * kMiB);
+  set_nvml(2);
+  // The first context waits for a while; what comes then, in other threads too, asks no more.
+  CHECK(cu("cuDevicePrimaryCtxRetain", &context, 0U) == kSuccess);
+  REQUIRE(cu("cuCtxSetCurrent", context) == kSuccess);
+  CHECK(free_bytes() == at_first);
+  CHECK(cu("cuMemAlloc_v2", &address, 2 * kLimit) == kOutOfMemory);
+  std::vector<std::thread> threads;
+  std::atomic<int> done = 0;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      void* loaded = nullptr;
+      done += static_cast<int>(cu("cuModuleLoadData", &loaded, "image") == kSuccess &&
+                               cu("cuModuleUnload", loaded) == kSuccess);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(done == 4);
+  // A child of fork asks anew.
+  const pid_t child = fork();
+  if (child == 0) {
+    set_nvml(1);
+    void* own = nullptr;
+    // What the double still has from earlier tests may be more than the limit; then the context is refused.
+    const Result result = cu("cuDevicePrimaryCtxRetain", &own, 0U);
+    const bool measured = result == kOutOfMemory || free_bytes() <= kLimit - 100 * kMiB;
+    _exit(measured ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+#ifndef __SANITIZE_THREAD__
+  CHECK(status == 0);
+#endif
+  set_nvml(1);
+  for (bool measured = false; !measured;) {
+    REQUIRE(cu("cuModuleLoadData", &module, "image") == kSuccess);
+    measured = free_bytes() < at_first;
+    REQUIRE(cu("cuModuleUnload", module) == kSuccess);
+  }
+  CHECK(free_bytes() <= at_first - 100 * kMiB);
+  REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0U) == kSuccess);
+  overhead(0, 0);
 }
 
 #ifndef GPUSHARE_SHIM_LINKED  // NVML is found by dlsym, which is not overridden then

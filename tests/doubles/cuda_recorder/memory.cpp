@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -50,7 +51,7 @@ Books& books() {
   return *all;
 }
 int g_capturing = 0;
-bool g_nvml = true;
+std::atomic<int> g_nvml = 1;  // 0: refuses; 1: answers; 2: hangs
 
 // Pools keep memory of the first device only.
 uint64_t in_use(const Books& b, int device) {
@@ -334,17 +335,21 @@ RECORDER_API Result cuGetProcAddress(P a, P b, I c, L d) {
 
 // ---- NVML ---------------------------------------------------------------------------------------------------------------------------
 
-RECORDER_API int nvmlInit_v2() {
-  return g_nvml ? 0 : 9;
-}
 namespace {
+bool nvml_answers() {
+  while (g_nvml == 2) usleep(1000);
+  return g_nvml != 0;
+}
 // A device's handle is its number and 1; no handle: the first.
 int device_of(void* handle) {
   return handle == nullptr ? 0 : static_cast<int>(number(handle)) - 1;
 }
 }  // namespace
+RECORDER_API int nvmlInit_v2() {
+  return nvml_answers() ? 0 : 9;
+}
 RECORDER_API int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** out_device) {
-  for (int device = 0; g_nvml && device < device::count(); ++device)
+  for (int device = 0; nvml_answers() && device < device::count(); ++device)
     if (std::strtoul(address + 5, nullptr, 16) == device::bus_of(device)) {
       *out_device = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
       return 0;
@@ -356,7 +361,7 @@ RECORDER_API int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
   return 0;
 }
 RECORDER_API int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, uint32_t* count, char* processes) {
-  if (!g_nvml || *count < 1) return 9;
+  if (!nvml_answers() || *count < 1) return 9;
   recorder_process all[32] = {};
   int live = 1;
   if (device::on()) {
@@ -420,7 +425,7 @@ RECORDER_API void recorder_set_capturing(int capturing) {
   g_capturing = capturing;
 }
 RECORDER_API void recorder_set_nvml(int answers) {
-  g_nvml = answers != 0;
+  g_nvml = answers;
 }
 RECORDER_API void recorder_set_graph_bytes(uint64_t bytes) {
   books().graph_bytes = bytes;

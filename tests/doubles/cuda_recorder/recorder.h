@@ -46,7 +46,7 @@ void recorder_set_host_offset(uint64_t bytes);
 /* Sets the bytes that each context and each module takes beyond blocks; 0 at first, or RECORDER_CONTEXT_BYTES of the
  * environment. */
 void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes);
-/* Whether streams are being captured; whether NVML answers. */
+/* Whether streams are being captured; whether NVML answers (2: it hangs until this is called again). */
 void recorder_set_capturing(int capturing);
 void recorder_set_nvml(int answers);
 /* Sets how pools treat memory that is freed on a stream: 0 (at first) give it back; 1 keep it until they are trimmed or
