@@ -270,6 +270,10 @@ Result leave_primary(int entry, I ordinal) {
 }
 
 }  // namespace
+void forget_primaries_in_child() {
+  std::memset(g_primary, 0, sizeof g_primary);
+}
+
 }  // namespace gpushare::shim
 
 using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): the functions below have C linkage
@@ -316,12 +320,12 @@ Result gpushare_hook_cuDevicePrimaryCtxRetain(P out_context, I ordinal) {
   if (!join_device(ordinal)) return kOutOfMemory;
   const Result result = real(kEntry_cuDevicePrimaryCtxRetain, out_context, ordinal);
   if (result != kSuccess || out_context == nullptr) return result;
+  group();
   const auto context = reinterpret_cast<uint64_t>(*static_cast<void**>(out_context));
   know_context_of(ordinal, context);
   if (ordinal >= kDevices * 4 ||
       __atomic_exchange_n(&g_primary[ordinal], context, __ATOMIC_ACQ_REL) == context)
     return result;
-  group();
   if (context_fits(static_cast<int>(ordinal))) return result;
   store(g_primary[ordinal], 0);
   forget_gate(context);

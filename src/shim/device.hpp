@@ -52,4 +52,7 @@ class InContext {
   bool is_ = false, pushed_ = false;
 };
 
+// A child of fork has no primary context yet.
+void forget_primaries_in_child();
+
 }  // namespace gpushare::shim

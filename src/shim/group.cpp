@@ -12,6 +12,7 @@
 
 #include "shim/blocks.hpp"
 #include "shim/books.hpp"
+#include "shim/device.hpp"
 #include "shim/driver.hpp"
 #include "shim/nvml.hpp"
 #include "shim/process.hpp"
@@ -152,6 +153,7 @@ void set_up() {
       forget_ranges_in_child();
       forget_small_in_child();
       forget_nvml_in_child();
+      forget_primaries_in_child();
       // Places of devices stay as they are known.
       std::memset(g_private_page.slots, 0, sizeof g_private_page.slots);
       g_private_page.slots_used = 0;

@@ -180,7 +180,8 @@ Piece* reserve(const Work& work, Ring* ring, uint64_t* out_number) {
   if (load(now.used_ns) + in_flight_ns >= load(now.budget_ns) || load(now.over) != 0) return nullptr;
   uint64_t head = load(ring->head);
   do {
-    if (head - load(ring->tail) >= kPieces) return nullptr;
+    // One piece stays free: the last that was counted, whose event is the beginning of the next interval.
+    if (head - load(ring->tail) >= kPieces - 1) return nullptr;
   } while (
       !__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
   __atomic_add_fetch(&now.in_flight_ns, estimate_ns, __ATOMIC_ACQ_REL);

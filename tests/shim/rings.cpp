@@ -1,0 +1,73 @@
+// Device time is billed in full, also for work that is so short that the ring of its events is full all the time. The shim's
+// objects are part of the test; the driver is the recording one, with a device whose work takes time.
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/rings.hpp"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "shim/gate.hpp"
+#include "shim/table.hpp"
+#include "shim/words.hpp"
+#include "support/catch.hpp"
+#include "through_recorder.hpp"
+
+using namespace gpushare::shim;  // NOLINT(google-build-using-namespace): as in gate.cpp
+
+namespace {
+
+// Before the driver is opened, which then finds its device there.
+struct DeviceFile {
+  DeviceFile() {
+    const int file = mkstemp(path);
+    if (file >= 0) close(file);
+    setenv("RECORDER_DEVICE", path, 1);
+  }
+  ~DeviceFile() { unlink(path); }
+  char path[40] = "/dev/shm/gpushare-rings-XXXXXX";
+} g_device;
+
+}  // namespace
+
+TEST_CASE("work that keeps the ring of events full is billed in full") {
+  constexpr int kSeat = 0, kPieces = 3000;
+  void *context = nullptr, *stream = nullptr;
+  uint64_t block = 0;
+  static char bytes[1 << 20];
+  REQUIRE(real(kEntry_cuInit, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuDevicePrimaryCtxRetain, &context, I{0}) == kSuccess);
+  REQUIRE(real(kEntry_cuCtxSetCurrent, context) == kSuccess);
+  REQUIRE(real(kEntry_cuStreamCreate, &stream, I{1}) == kSuccess);
+  REQUIRE(real(kEntry_cuMemAlloc_v2, &block, uint64_t{sizeof bytes}) == kSuccess);
+  Turn& now = turn(kSeat);
+  store(now.budget_ns, UINT64_MAX);
+  store(now.most_ns, UINT64_MAX);
+  restart_clock(kSeat);
+  Ring* const ring = ring_of(reinterpret_cast<uint64_t>(context), kSeat);
+  REQUIRE(ring != nullptr);
+  Work work{};
+  work.stream = reinterpret_cast<uint64_t>(stream);
+  work.signature = 7;
+  for (int i = 0; i < kPieces; ++i) {
+    uint64_t number = 0;
+    Piece* piece = nullptr;
+    while ((piece = reserve(work, ring, &number)) == nullptr) look_at_events(kSeat, true);
+    REQUIRE(begin(*piece, *ring, work, number));
+    const Result result =
+        real(kEntry_cuMemcpyHtoDAsync_v2, block, static_cast<P>(bytes), uint64_t{sizeof bytes}, stream);
+    end(*piece, kSeat, work, result);
+    REQUIRE(result == kSuccess);
+  }
+  REQUIRE(real(kEntry_cuCtxSynchronize) == kSuccess);
+  while (!drained(kSeat)) look_at_events(kSeat, true);
+
+  recorder_device device;
+  recorder_process processes[32];
+  REQUIRE(control<decltype(&recorder_device_read)>("recorder_device_read")(g_device.path, &device, processes, 32) == 1);
+  REQUIRE(processes[0].copies == kPieces);
+  // Each interval is a float of milliseconds.
+  const auto busy_ns = static_cast<double>(processes[0].copy_ns);
+  CHECK(static_cast<double>(load(now.used_ns)) > 0.99 * busy_ns);
+  CHECK(static_cast<double>(load(now.used_ns)) < 1.01 * busy_ns + 1e6);
+}
