@@ -64,7 +64,8 @@ TEST_CASE("work that keeps the ring of events full is billed in full") {
 
   recorder_device device;
   recorder_process processes[32];
-  REQUIRE(control<decltype(&recorder_device_read)>("recorder_device_read")(g_device.path, &device, processes, 32) == 1);
+  REQUIRE(control<decltype(&recorder_device_read)>("recorder_device_read")(g_device.path, &device, processes,
+                                                                           32) == 1);
   REQUIRE(processes[0].copies == kPieces);
   // Each interval is a float of milliseconds.
   const auto busy_ns = static_cast<double>(processes[0].copy_ns);
