@@ -6,10 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -533,6 +535,21 @@ TEST_CASE("a child of fork has books of its own") {
   REQUIRE(cu("cuMemFree_v2", address) == kSuccess);
 }
 #endif
+
+TEST_CASE("100,000 live blocks are each known until they are freed, in any order, and no longer") {
+  const uint64_t at_first = free_bytes();
+  std::vector<uint64_t> live(100'000);
+  for (uint64_t& address : live)
+    if (cu("cuMemAlloc_v2", &address, 4096) != kSuccess) FAIL("no memory");
+  CHECK(free_bytes() == at_first - live.size() * 4096);
+  std::mt19937_64 random(1);
+  std::shuffle(live.begin(), live.end(), random);
+  for (size_t i = 0; i < live.size(); ++i) {
+    if (cu("cuMemFree_v2", live[i]) != kSuccess) FAIL("block " << i);
+    if (i % 10'000 == 0) CHECK(free_bytes() == at_first - (live.size() - i - 1) * 4096);
+  }
+  CHECK(free_bytes() == at_first);
+}
 
 TEST_CASE("threads that allocate at once never get more than the limit, and lose nothing") {
   const uint64_t at_first = free_bytes();

@@ -28,6 +28,8 @@ TEST_CASE("what does not fit on the device lies on the host, up to the hard limi
   // The device's part and as much of the rest as may be pinned.
   const uint64_t all = kDevice + kPinned;
   CHECK(free_bytes() == all);
+  arm("cuMemAllocManaged",
+      kSuccess);  // managed memory is slow, and kernels compiled at run time may break on it
   const uint64_t first = get(1000);
   CHECK(on_host() == 0);
   const uint64_t second = get(1000);  // on the host
@@ -57,6 +59,8 @@ TEST_CASE("what does not fit on the device lies on the host, up to the hard limi
   CHECK(give_back(fourth) == kInvalidValue);
   CHECK(on_host() == 0);
   CHECK(free_bytes() == all);
+  CHECK(control<decltype(&recorder_last)>("recorder_last")()->entry == -1);
+  arm(nullptr, 0);
 }
 
 TEST_CASE("memory that is not plain is not spilled") {
