@@ -115,7 +115,10 @@ bool start_thread(void* (*body)(void*), void* argument) {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);
   pthread_t thread;
-  const bool started = create(&thread, nullptr, body, argument) == 0;
+  pthread_attr_t detached;  // nobody joins it
+  pthread_attr_init(&detached);
+  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  const bool started = create(&thread, &detached, body, argument) == 0;
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return started;
 }

@@ -63,6 +63,12 @@ uint64_t in_use(const Books& b, int device) {
 void tell(const Books& b, int device) {
   if (device::on()) device::set_memory(device, in_use(b, device), false);
 }
+void count_module(int change) {
+  const int here = current_device();
+  const std::lock_guard lock(books().mutex);
+  books().devices[here].modules += static_cast<uint64_t>(change);
+  tell(books(), here);
+}
 uint64_t total_bytes(int device) {
   return device::on() ? device::total_bytes(device) : kTotalBytes;
 }
@@ -201,8 +207,8 @@ void recorder::drop_context(int device, uint64_t context) {
 // clang-format off
 BODY(cuStreamIsCapturing, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, false); return kSuccess; }
 BODY(cuStreamIsCapturing_ptsz, (P a, P b), a, b) *static_cast<int*>(b) = g_capturing || is_capturing(a, true); return kSuccess; }
-BODY(cuModuleLoadData, (P a, P b), a, b) const int here = current_device(); ++books().devices[here].modules; tell(books(), here); *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
-BODY(cuModuleUnload, (P a), a) const int here = current_device(); --books().devices[here].modules; tell(books(), here); return kSuccess; }
+BODY(cuModuleLoadData, (P a, P b), a, b) count_module(1); *static_cast<void**>(a) = reinterpret_cast<void*>(uintptr_t{0x2000}); return kSuccess; }
+BODY(cuModuleUnload, (P a), a) count_module(-1); return kSuccess; }
 
 BODY(cuMemAlloc_v2, (P a, L b), a, b) return get(a, b); }
 BODY(cuMemAllocManaged, (P a, L b, I c), a, b, c) return get(a, b); }
@@ -401,6 +407,7 @@ RECORDER_API int nvmlDeviceGetMemoryInfo_v2(void* device, uint64_t* memory) {
 }
 
 RECORDER_API void recorder_set_overhead(uint64_t context_bytes, uint64_t module_bytes) {
+  const std::lock_guard lock(books().mutex);
   books().context_bytes = context_bytes;
   books().module_bytes = module_bytes;
 }
