@@ -2,6 +2,7 @@
 #include "executor/action_runner.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -199,6 +200,9 @@ void ActionRunner::carry_out(const Action& action, Outbox& outbox) {
       action.session->give_back_above_quota(false);
       break;
     }
+    case Action::Kind::kSendOut:
+      send_out(*action.session, outbox);
+      break;
     case Action::Kind::kTeardown:
       tear_down(*action.session, outbox);
       break;
@@ -341,6 +345,44 @@ void ActionRunner::page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& 
   runtime_.sessions_.refresh_ready(session);
   outbox.memory_changed = true;
   session.state_changed_.notify_all();
+}
+
+bool ActionRunner::send_out_idle(Outbox& outbox) {
+  bool any = false;
+  for (const auto& [id, session] : runtime_.sessions_) {
+    if (session->asked_out_ == 0 || !session->idle()) continue;
+    actions_.push_back({Action::Kind::kSendOut, UINT32_MAX, 0, session->shared_from_this()});
+    any = true;
+  }
+  run(true, outbox);
+  return any;
+}
+
+// As at a boundary of the session. If it begins an iteration meanwhile, that waits for the end of the move.
+void ActionRunner::send_out(SessionImpl& session, Outbox& outbox) {
+  if (session.asked_out_ == 0 || !session.idle()) return;
+  if (runtime_.authority_->state(session.id_) != sched::SessionState::kResident) {
+    session.asked_out_ = 0;
+    return;
+  }
+  const uint64_t bytes = std::min(session.asked_out_.load(), session.movable_bytes());
+  std::unique_lock growing(session.grow_mutex_, std::try_to_lock);
+  if (!growing.owns_lock() || !session.residence_gate_.try_close()) {
+    session.asked_out_ = 0;  // it is not idle
+    return;
+  }
+  session.moves_idle_.store(true);
+  base::Status status;
+  {
+    const Unlocked unlocked(runtime_.mutex_);
+    status = make_paging_stream();
+    if (status.ok()) status = session.send_out(paging_stream_, bytes);
+    session.residence_gate_.open();
+    session.moves_idle_.store(false);
+    growing.unlock();
+  }
+  if (!status.ok() && !runtime_.collapsed_)
+    runtime_.end_session(session, SessionState::kFailed, status, outbox);
 }
 
 base::Status ActionRunner::make_paging_stream() {

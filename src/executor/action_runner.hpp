@@ -31,7 +31,8 @@ struct Action {
     kPageOut,
     kPageIn,
     kDrop,
-    kLimit,  // a limit has come: what the session has free goes back now, what else at its boundaries
+    kLimit,    // a limit has come: what the session has free goes back now, what else at its boundaries
+    kSendOut,  // a guaranteed session has asked for bytes of one that has no boundaries now
     kTeardown
   } kind;
   uint32_t lane = UINT32_MAX;
@@ -60,6 +61,9 @@ class ActionRunner {
   // Carries out the queue in order; stops before a paging action unless `may_page`. Releases the lock
   // meanwhile; returns when nobody is at it.
   void run(bool may_page, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  // Blocks of idle sessions that others have asked for bytes go out, within the limits of one boundary for each. False if
+  // there are none.
+  bool send_out_idle(Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Has the thread carry out what nobody is at.
   void hand_over() GPUSHARE_REQUIRES(books) {
     if (!actions_.empty() && !acting_) wakes_.notify_one();
@@ -102,6 +106,7 @@ class ActionRunner {
   void carry_out(const Action& action, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void admit(SessionImpl& session, LaneSlot& lane, uint64_t bytes, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void page(SessionImpl& session, LaneSlot* lane, bool out, Outbox& outbox) GPUSHARE_REQUIRES(books);
+  void send_out(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void not_placed(SessionImpl& session, const base::Status& status, Outbox& outbox) GPUSHARE_REQUIRES(books);
   void tear_down(SessionImpl& session, Outbox& outbox) GPUSHARE_REQUIRES(books);
   // Called by the thread that acts, without the lock.

@@ -208,7 +208,11 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // At a boundary: its thread is about to begin an iteration. Brings blocks home, or sends them out. Errors:
   // DEVICE_LOST, INTERNAL (bytes of the session are lost); whatever else fails leaves the blocks where they are.
   base::Status move_spilled(LaneSlot& lane);
-  base::Status send_out(LaneSlot& lane, uint64_t bytes);
+  base::Status send_out(const device::Stream& stream, uint64_t bytes);
+  // It has nothing in flight and nothing to begin.
+  bool idle() const GPUSHARE_REQUIRES(books) {
+    return !open_ && in_flight_ == 0 && granted_ == nullptr && !pull_waits_ && pushes_.empty();
+  }
   base::Status come_home(LaneSlot& lane);
   void claim_what_it_has(uint64_t extra);
   // capacity.cpp. The coordinator's decision about the session.
@@ -255,6 +259,7 @@ class SessionImpl final : public Session, public std::enable_shared_from_this<Se
   // Blocks that move. Written by the thread that begins the session's iteration, but for asked_out_.
   std::atomic<uint64_t> home_promise_{0};  // the part of range_promise_ that is for blocks that came home
   std::atomic<uint64_t> asked_out_{0};     // what a guaranteed session has asked for
+  std::atomic<bool> moves_idle_{false};    // another thread moves them, and has grow_mutex_
   std::atomic<uint64_t> spilled_ephemeral_{0};  // what the last iteration spilled, for its lane to grow
   uint32_t home_rest_ = 0, out_rest_ = 0;       // boundaries before it tries to come home, or go out, again
   sched::MoveRest move_rest_;                   // of the thread that begins its iterations

@@ -19,8 +19,8 @@ namespace gpushare::executor {
 namespace {
 
 constexpr uint32_t kSentOutRest = 8, kNoRoomRest = 4;
-// A guaranteed session that waits for others to send bytes out looks again so often, and gives up when those it asked
-// have begun no iteration for so long: they are paged out instead.
+// A guaranteed session that waits for others to send bytes out looks again so often. When those it asked have begun no
+// iteration for so long, their blocks go out without one.
 constexpr uint64_t kLookAgainNs = 1'000'000, kIdleNs = 20'000'000;
 
 // The errors that end the session. Any other error leaves its blocks where they are, and the move is tried again.
@@ -43,6 +43,7 @@ uint64_t SessionImpl::movable_bytes() const {
 }
 
 base::Status SessionImpl::move_spilled(LaneSlot& lane) {
+  if (moves_idle_.load()) const base::MutexLock until_moved(grow_mutex_);
   memory::PersistentHeap& heap = *heap_.load(std::memory_order_relaxed);
   if (home_promise_ == 0 && asked_out_ == 0 && heap.away_bytes() == 0 && spilled_ephemeral_ == 0 &&
       !above_quota_.load(std::memory_order_relaxed))
@@ -69,7 +70,7 @@ base::Status SessionImpl::move_spilled(LaneSlot& lane) {
     const uint64_t promised = persistent_promise_ + ephemeral_promise_;
     above = std::max(above, std::min(movable_bytes(), promised - std::min(promised, quota)));
   }
-  if (above > 0) return out_rest_ == 0 ? send_out(lane, above) : base::Status();
+  if (above > 0) return out_rest_ == 0 ? send_out(lane.stream->device_stream(), above) : base::Status();
   asked_out_ = 0;
   if (const uint64_t missing = spilled_ephemeral_.exchange(0); missing > 0) {
     const uint64_t size =
@@ -102,14 +103,14 @@ void SessionImpl::claim_what_it_has(uint64_t extra) {
   runtime.carry_out(nullptr, outbox);
 }
 
-base::Status SessionImpl::send_out(LaneSlot& lane, uint64_t bytes) {
+base::Status SessionImpl::send_out(const device::Stream& stream, uint64_t bytes) {
   RuntimeImpl& runtime = *runtime_;
   const uint64_t granule = runtime.granularity_bytes_;
   uint64_t moved = 0;
   const uint64_t began_ns = runtime.now();
   const base::Status status = heap_.load()->move_spilled(
       false, std::max(granule, std::min(base::round_up(bytes, granule), runtime.spill_move_bytes_)),
-      runtime.spill_move_ns_, lane.stream->device_stream(), &moved);
+      runtime.spill_move_ns_, stream, &moved);
   if (moved > 0) {
     runtime.ladder_.give_back();
     asked_out_ -= std::min(asked_out_.load(), moved);
@@ -190,6 +191,7 @@ bool SessionImpl::wait_for_others(uint64_t bytes) {
   const uint64_t missing = wanted - std::min(wanted, room);
   if (missing == 0 || runtime.ask_out(*this, missing, true) < missing) return false;
   uint64_t left = UINT64_MAX, since_ns = base::host_now_ns();
+  bool idle = false;
   for (;;) {
     uint64_t asked = 0;
     bool busy = false;
@@ -200,9 +202,11 @@ bool SessionImpl::wait_for_others(uint64_t bytes) {
     }
     if (asked == 0 || !runtime.check_live(*this).ok()) return true;
     const uint64_t now_ns = base::host_now_ns();
-    if (busy || asked < left) since_ns = now_ns;
+    if (busy || (asked < left && !idle)) since_ns = now_ns;
     left = std::min(left, asked);
-    if (now_ns - since_ns > kIdleNs) break;
+    idle = now_ns - since_ns > kIdleNs;
+    if (idle && runtime.actions_.send_out_idle(outbox)) continue;
+    if (idle) break;
     runtime.reaper_.wait(state_changed_, base::Deadline::after(kLookAgainNs), outbox);
   }
   for (const auto& [id, session] : runtime.sessions_) session->asked_out_ = 0;

@@ -235,7 +235,8 @@ LaneImpl* DeviceMemoryImpl::reopen_lane(uint32_t id, uint64_t bytes, const devic
   {
     base::MutexLock lock(mutex_);
     for (LaneImpl* closed : closed_lanes_)
-      if (lane == nullptr || closed->pinned_bytes() > lane->pinned_bytes()) lane = closed;
+      if (closed->fits(bytes) && (lane == nullptr || closed->pinned_bytes() > lane->pinned_bytes()))
+        lane = closed;
     if (lane == nullptr) return nullptr;
     remove(closed_lanes_, lane);
     lane->position = open_lanes_.size();  // always in a list: its sessions may close meanwhile

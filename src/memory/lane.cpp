@@ -187,7 +187,7 @@ base::Status LaneImpl::keep(Address address) {
       shared_.ephemeral_bytes.fetch_sub(counted, std::memory_order_relaxed);
       highest_bytes_ = told - counted;
       set_told(highest_bytes_);
-      if (auto status = owner_->add_promoted(size); !status.ok()) {
+      if (auto status = owner_->add_promoted(size, this); !status.ok()) {
         tell_now();
         return status;
       }
@@ -300,6 +300,15 @@ base::Status LaneImpl::free_planned(uint64_t offset) {
 }
 
 base::Status LaneImpl::free_block(Address address) {
+  for (;;) {
+    bool moving = false;
+    base::Status status = try_free(address, &moving);
+    if (!moving) return status;
+    const base::MutexLock until_moved(control_);
+  }
+}
+
+base::Status LaneImpl::try_free(Address address, bool* out_moving) {
   bool drained = false, unpinned = false;
   {
     ShortLockGuard lock(door_.lock_);
@@ -312,6 +321,8 @@ base::Status LaneImpl::free_block(Address address) {
     if (!handle) return no_such_block(address);
     const uint64_t tag = heap_->tag(handle);
     if (tag & BlockTag::kFreed) return no_such_block(address);
+    *out_moving = moving_ && (tag & BlockTag::kPromoted) != 0;
+    if (*out_moving) return {};
     if (recording_ && owner_->plan().recording()) owner_->plan().freed(offset);
     bool wait = (tag & BlockTag::kUsed) != 0;
     const device::Stream* stream = stream_;
@@ -358,6 +369,7 @@ base::Status LaneImpl::free_block(Address address) {
 
 void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fences) {
   bool drained = false;
+  base::MutexLock control(control_);  // no block of it moves
   {
     ShortLockGuard lock(door_.lock_);
     if (promoted_.empty()) return;
@@ -386,6 +398,7 @@ void LaneImpl::free_promoted_of(PersistentHeapImpl& heap, const FenceList& fence
     }
     drained = promoted_.empty() && !is_open();
   }
+  control.unlock();
   if (drained) drained_(this);
 }
 
@@ -408,20 +421,24 @@ bool LaneImpl::find_block(Address address, BlockInfo* out_info) {
   else if (const BlockHandle handle = heap_->find(offset); handle)
     tag = heap_->tag(handle);
   if (tag == 0 || (tag & BlockTag::kFreed)) return false;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  const size_t first = offset / granularity, last = (offset + BlockTag::bytes(tag) - 1) / granularity;
+  bool away = false;
+  for (size_t i = first; away_bytes_ > 0 && i <= last && i < away_.size(); ++i) away |= away_[i];
   *out_info = {address,
                BlockTag::bytes(tag),
                Kind::kEphemeral,
                session_of(offset, tag),
                id(),
                (tag & BlockTag::kPromoted) != 0,
-               false};
+               away};
   return true;
 }
 
 LaneStats LaneImpl::stats() const {
   ShortLockGuard lock(door_.lock_);
   LaneStats stats;
-  stats.size_bytes = range_.bytes - std::min(range_.bytes, lent_bytes_);
+  stats.size_bytes = range_.bytes - std::min(range_.bytes, lent_bytes_ + away_bytes_ + hollow_bytes_);
   stats.lent_bytes = lent_bytes_;
   stats.tail_bytes = heap_->capacity_bytes() - heap_->floor_bytes();
   stats.live_bytes = live_bytes();
@@ -476,6 +493,9 @@ std::string LaneImpl::check(std::vector<Range>* out_ranges) const {
     loaned += loan.promoted_bytes;
     lent += loan.lent_bytes;
   }
+  const auto away = static_cast<uint64_t>(std::count(away_.begin(), away_.end(), true));
+  if (away * shared_.layout->granularity_bytes() != away_bytes_)
+    return who + ": what is away does not add up";
   if (loaned != promoted_bytes_ || lent != lent_bytes_) return who + ": loans do not add up";
   if (promoted != promoted_bytes_) return who + ": promoted bytes do not add up";
   if (deferred != deferred_bytes_) return who + ": bytes waiting for other streams do not add up";

@@ -14,6 +14,9 @@
 // iteration on a plan has its blocks in one block of the heap, the plan's arena (tag 0); keeping or sharing one of them
 // leaves the plan.
 //
+// Kept blocks of sessions that are paged out go to host memory, a granule at a time, where the device can map that
+// (kept_moves.cpp). The range of an open lane is longer by what is away, so that its iterations find the whole size.
+//
 // Locks: control_ serialises begin, end, resize and close, and may be held across driver calls; the door's lock_ guards
 // the blocks. Order: a persistent heap's control_, control_, lock_, then a persistent heap's lock, then the
 // layout's.
@@ -34,7 +37,7 @@
 
 namespace gpushare::memory {
 
-class LaneImpl final : public Lane, public BlockOwner {
+class LaneImpl final : public Lane, public BlockOwner, private MovingHeap {
  public:
   // `drained` is called, without the lane's locks, when the last promoted block of a closed lane was freed.
   LaneImpl(Shared& shared, std::function<void(LaneImpl*)> drained)
@@ -56,6 +59,12 @@ class LaneImpl final : public Lane, public BlockOwner {
   // Gives back the bytes that `heap` lent, for as long as it is not resident; with `ends`, forgets the heap.
   void return_loan(PersistentHeapImpl& heap, bool ends = false);
   uint64_t lent_bytes() const;
+  // A heap has just been paged out, or `heap` in: its kept blocks here go to host memory, or come home. What cannot move
+  // stays where it is.
+  void send_kept_out(const FenceList& before, const device::Stream& stream);
+  void bring_kept_home(PersistentHeapImpl& heap, const device::Stream& stream);
+  // A closed lane that may be opened with `bytes`: that does not put memory behind more than it needs.
+  bool fits(uint64_t bytes) const;
   // The last promoted block was freed between iterations: a size that it kept from taking effect need not wait for the
   // next one. Does nothing while there are such blocks, an iteration is under way or another thread has control_.
   void resize_unpinned() GPUSHARE_NO_THREAD_SAFETY_ANALYSIS;
@@ -117,9 +126,35 @@ class LaneImpl final : public Lane, public BlockOwner {
   // For the holder of control_: nobody changes them meanwhile.
   Range& range() GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return range_; }
   uint64_t lent() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS { return lent_bytes_; }
+  // Moves kept blocks. MovingHeap:
+  void begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) override;
+  void moved(const MovableGranule& granule, bool home, bool lost) override;
+  // Returns how many bytes have moved.
+  uint64_t move_kept(bool home, const PersistentHeapImpl* heap, const FenceList& before,
+                     const device::Stream& stream) GPUSHARE_REQUIRES(control_);
+  void send_kept_out_here(const FenceList& before, const device::Stream& stream) GPUSHARE_REQUIRES(control_);
+  // What lies in each granule.
+  struct Held {
+    uint64_t live_bytes = 0;
+    bool of_heap = false, of_others = false;  // of_others: of whoever may use it now
+  };
+  std::vector<Held> held(const PersistentHeapImpl* heap) const GPUSHARE_REQUIRES(door_.lock_);
+  bool comes_home(const Held& granule) const GPUSHARE_REQUIRES(door_.lock_);
+  size_t coming_home() const GPUSHARE_REQUIRES(door_.lock_);
+  // Granules without blocks give their memory back while the lane is closed, and have some again when it opens.
+  void hollow_out() GPUSHARE_REQUIRES(control_);
+  base::Status fill_hollows() GPUSHARE_REQUIRES(control_);
+  // At a boundary: granules that are away and have room for blocks of iterations come home.
+  void renew_away() GPUSHARE_REQUIRES(control_);
+  void extend_to_target() GPUSHARE_REQUIRES(control_);
+  base::Status try_free(Address address, bool* out_moving);
   bool is_idle() const;  // open, no iteration under way and nothing kept
+  // In the range beside its size.
+  uint64_t beyond() const GPUSHARE_REQUIRES(control_) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    return lent_bytes_ + away_bytes_;
+  }
   // The range's size when nothing is pinned beyond it.
-  uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + lent(); }
+  uint64_t target() const GPUSHARE_REQUIRES(control_) { return size_bytes_ + beyond(); }
   void drop_ahead() GPUSHARE_REQUIRES(control_);
   base::Status take_own();
   base::Status leave_shared() GPUSHARE_REQUIRES(control_);
@@ -179,6 +214,13 @@ class LaneImpl final : public Lane, public BlockOwner {
   uint64_t lent_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;  // of all loans; changed under control_ as well
   base::FlatHashMap<PersistentHeapImpl*, Loan> loans_ GPUSHARE_GUARDED_BY(door_.lock_);
   bool loans_changed_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // or some could not be balanced yet
+  std::vector<bool> away_ GPUSHARE_GUARDED_BY(door_.lock_);      // by granule of the range: in host memory
+  uint64_t away_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) =
+      0;  // changed under control_ as well; so the next two
+  uint64_t hollow_bytes_ GPUSHARE_GUARDED_BY(door_.lock_) = 0;
+  bool moving_ GPUSHARE_GUARDED_BY(door_.lock_) = false;  // who would free a kept block waits for control_
+  const PersistentHeapImpl* moves_for_ GPUSHARE_GUARDED_BY(door_.lock_) =
+      nullptr;  // null: everybody paged out
   std::optional<Heap> heap_
       GPUSHARE_GUARDED_BY(door_.lock_);  // offsets in range_; capacity = range_.bytes; made by the first open
   PersistentHeapImpl* owner_ GPUSHARE_GUARDED_BY(door_.lock_) = nullptr;  // of the iteration under way

@@ -39,12 +39,16 @@ base::Status LaneImpl::open(uint32_t id, uint64_t bytes, const device::Stream& s
   const bool pinned = range().bytes > 0;  // by blocks kept before it was closed
   order_all(closing_fences_, stream);
   const uint64_t size = round_up(bytes, shared_.layout->granularity_bytes());
-  base::Status status = grow(size + lent());
+  base::Status status = fill_hollows();
+  if (status.ok()) status = grow(size + beyond());
   if (status.ok() && ahead_.bytes > 0) {
     drop_ahead();
     status = {GPUSHARE_DEVICE_OUT_OF_MEMORY, "its kept blocks pin it where it cannot grow"};
   }
-  if (!status.ok()) return status.with_context("lane " + std::to_string(id));
+  if (!status.ok()) {
+    hollow_out();
+    return status.with_context("lane " + std::to_string(id));
+  }
   size_bytes_ = size;
   closing_fences_.clear();
   id_.store(id);
@@ -83,6 +87,8 @@ base::Status LaneImpl::close() {
   if (floor > 0) closing_fences_ = own_fence();
   shrink(round_up(floor, shared_.layout->granularity_bytes()));
   pieces_ = nullptr;
+  send_kept_out_here({}, *stream_);
+  hollow_out();
   return {};
 }
 
@@ -105,6 +111,8 @@ bool LaneImpl::reclaim_closed() {
     heap_->reset();
     heap_->resize(0);
     std::swap(range, range_);
+    away_.clear();
+    away_bytes_ = hollow_bytes_ = 0;
   }
   if (range.bytes > 0) {
     for (const FencePtr& fence : closing_fences_) fences.push_back(fence);
@@ -161,8 +169,8 @@ base::Status LaneImpl::grow(uint64_t bytes) {
   else if (range().bytes == 0)
     GPUSHARE_RETURN_IF_ERROR(shared_.layout->take(RangeUse::kLane, bytes, &grown, &fences));
   else if (!shared_.layout->extend(grown, missing, true, &fences).ok()) {
-    // Without what is lent: it is gone over to only when nothing is pinned here.
-    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_ahead(range(), bytes - lent(), &ahead_, &ahead_fences_));
+    // Without what is lent or away: it is gone over to only when nothing is pinned here.
+    GPUSHARE_RETURN_IF_ERROR(shared_.layout->take_ahead(range(), bytes - beyond(), &ahead_, &ahead_fences_));
     if (auto status = shared_.index.set(ahead_.base, ahead_.bytes, this); !status.ok()) {
       shared_.layout->give(ahead_, ahead_fences_);
       ahead_fences_.clear();
@@ -193,6 +201,9 @@ bool LaneImpl::shrink(uint64_t bytes) {
     if (heap_->resize(bytes) != HeapStatus::kOk) return false;
     before = range_;
     range_.bytes = bytes;
+    const uint64_t granularity = shared_.layout->granularity_bytes();
+    for (; away_.size() > bytes / granularity; away_.pop_back())
+      away_bytes_ -= away_.back() ? granularity : 0;
     if (bytes == 0) range_ = {};
   }
   shared_.index.clear(before.base + bytes, before.bytes - bytes);
@@ -218,7 +229,7 @@ bool LaneImpl::adopt_ahead() {
   {
     // From here on blocks are placed in the new range: nothing of the old one may be live.
     ShortLockGuard lock(door_.lock_);
-    if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0) return false;
+    if (heap_->live_blocks() > 0 || replaying_ || lent_bytes_ > 0 || away_bytes_ > 0) return false;
     before = range_;
     range_ = ahead_;
     if (joins) range_.bytes += before.bytes;
@@ -248,6 +259,7 @@ void LaneImpl::boundary() {
   }
   balance_loans(Balance::kAll);
   if (ahead_.bytes > 0) adopt_ahead();
+  renew_away();
   shrink_to_target();
   const uint64_t epoch = shared_.layout->epoch();
   if (is_pinned || epoch == seen_epoch_) return;
@@ -308,15 +320,15 @@ base::Status LaneImpl::set_size(uint64_t bytes) {
   bytes = round_up(bytes, shared_.layout->granularity_bytes());
   drop_ahead();
   // Until a lane has grown it has the size it had: what was lent and goes back now must not stay in it.
-  size_bytes_ = std::min(bytes, range().bytes - lent());
+  size_bytes_ = std::min(bytes, range().bytes - std::min(range().bytes, beyond()));
   balance_loans(Balance::kAllAndWait);
   bool idle = false;
   {
     ShortLockGuard lock(door_.lock_);
     idle = owner_ == nullptr;
   }
-  if (bytes + lent() > range().bytes) {
-    if (auto status = grow(bytes + lent()); !status.ok())
+  if (bytes + beyond() > range().bytes) {
+    if (auto status = grow(bytes + beyond()); !status.ok())
       return status.with_context("lane " + std::to_string(id()));
     if (ahead_.bytes == 0) size_bytes_ = bytes;
   } else {

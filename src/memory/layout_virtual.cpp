@@ -127,6 +127,15 @@ base::Status VirtualLayout::back(Range& range, uint64_t* out_valid_bytes) {
   return {};
 }
 
+void VirtualLayout::hollow(const Range& range, const std::vector<size_t>& granules, const FenceList& fences) {
+  base::MutexLock lock(mutex_);
+  Region& region = *regions_[range.slot];
+  const auto shared = std::make_shared<FenceList>(fences);
+  for (size_t i = granules.size(); i-- > 0;) decommit_cells(region, granules[i], 1, shared, true);
+  region.backed = false;
+  region.intact = 0;
+}
+
 base::Status VirtualLayout::open_sparse(uint64_t bytes, Range* out_range) {
   base::MutexLock lock(mutex_);
   Region* region = nullptr;

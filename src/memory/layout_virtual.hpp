@@ -50,6 +50,7 @@ class VirtualLayout final : public RangeLayout {
   bool can_page() const override { return true; }
   base::Status unback(Range& range, uint64_t valid_bytes) override;
   base::Status back(Range& range, uint64_t* out_valid_bytes) override;
+  void hollow(const Range& range, const std::vector<size_t>& granules, const FenceList& fences) override;
 
   base::Status open_sparse(uint64_t bytes, Range* out_range) override;
   base::Status commit(const Range& range, size_t first, size_t count, FenceList* out_fences,
@@ -100,7 +101,7 @@ class VirtualLayout final : public RangeLayout {
     uint64_t limit = 0;  // addresses from base on
     uint64_t bytes = 0;  // that whoever has taken it has; not of a sparse one
     bool taken = false;
-    bool backed = true;       // not paged out
+    bool backed = true;       // not paged out, and not hollow
     size_t intact = 0;        // while not backed: more than these cells hold nothing of use
     size_t mapped = 0;        // cells with memory
     std::vector<Cell> cells;  // as many as were ever used

@@ -57,7 +57,7 @@ void LaneImpl::balance_loans(Balance how) {
 }
 
 void LaneImpl::borrow(PersistentHeapImpl* heap, uint64_t bytes, bool may_wait) {
-  const uint64_t lent = heap->lend(this, bytes);
+  const uint64_t lent = heap->lend(bytes);
   bool added = true;
   // A closed lane needs no room, only that what it holds is somebody's.
   if (lent > 0 && is_open()) {
@@ -117,7 +117,7 @@ uint64_t LaneImpl::lent_bytes() const {
 
 uint64_t LaneImpl::pinned_bytes() const {
   ShortLockGuard lock(door_.lock_);
-  return is_open() ? 0 : range_.bytes - std::min(range_.bytes, lent_bytes_);
+  return is_open() ? 0 : range_.bytes - std::min(range_.bytes, lent_bytes_ + away_bytes_ + hollow_bytes_);
 }
 
 std::vector<LaneImpl*> PersistentHeapImpl::borrowers() const {
@@ -130,15 +130,18 @@ uint64_t PersistentHeapImpl::on_loan() const {
   return lent_ - owed_;
 }
 
-uint64_t PersistentHeapImpl::lend(LaneImpl* to, uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+uint64_t PersistentHeapImpl::lend(uint64_t bytes) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_lock<base::Mutex> control(control_, std::try_to_lock);
-  if (!control || residency_.load() != Residency::kResident) return 0;
+  return control ? lend_now(bytes) : 0;
+}
+
+uint64_t PersistentHeapImpl::lend_now(uint64_t bytes) {
+  if (residency_.load() != Residency::kResident) return 0;
   uint64_t lent = 0;
   {
     ShortLockGuard lock(lock_);
     lent = std::min(owed_, bytes);
     owed_ -= lent;
-    if (std::find(borrowers_.begin(), borrowers_.end(), to) == borrowers_.end()) borrowers_.push_back(to);
   }
   if (lent == bytes) return lent;
   const uint64_t more = cut(bytes - lent, false);

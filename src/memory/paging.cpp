@@ -3,7 +3,7 @@
 //
 // While it is out, blocks can be freed but not placed, so the runs of live bytes that were saved cover all
 // that must come back. Every failure leaves the heap as it was: resident with all its bytes, or paged out
-// with all its bytes in host memory.
+// with all its bytes in host memory. Blocks that it kept lie in lanes; they go and come after it (kept_moves.cpp).
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "base/units.hpp"
@@ -96,6 +96,8 @@ base::Status PersistentHeapImpl::page_out(const device::Stream& stream) {
   }
   residency_.store(Residency::kPagedOut);
   shared_.paged_out_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  // The page-out is made whatever becomes of the kept blocks.
+  for (LaneImpl* lane : borrowers()) lane->send_kept_out(own_fences(), stream);
   return {};
 }
 
@@ -103,6 +105,10 @@ base::Status PersistentHeapImpl::page_in(const device::Stream& stream) {
   base::MutexLock control(control_);
   if (residency_.load() != Residency::kPagedOut)
     return {GPUSHARE_INVALID_STATE, "the session is not paged out"};
+  const auto lost = [this] {
+    return base::Status(GPUSHARE_INTERNAL, "session '" + name() + "': the device lost blocks that it kept");
+  };
+  if (kept_lost_.load()) return lost();
   std::vector<Extent>& extents = this->extents();
   std::vector<uint64_t> valid(extents.size(), 0);
   size_t backed = 0;
@@ -126,7 +132,8 @@ base::Status PersistentHeapImpl::page_in(const device::Stream& stream) {
   saved_runs_.clear();
   residency_.store(Residency::kResident);
   shared_.paged_in_bytes.fetch_add(bytes, std::memory_order_relaxed);
-  return {};
+  for (LaneImpl* lane : borrowers()) lane->bring_kept_home(*this, stream);
+  return kept_lost_.load() ? lost() : base::Status();
 }
 
 }  // namespace gpushare::memory

@@ -46,6 +46,7 @@ base::Status PersistentHeapImpl::open(SessionId session, std::string name, uint6
   spill_owner_.session.store(session);
   spill_owner_.set_stream(nullptr);
   plan_.reset();
+  kept_lost_.store(false);
   {
     ShortLockGuard lock(lock_);
     name_ = std::move(name);
@@ -512,7 +513,7 @@ bool PersistentHeapImpl::find_block(Address address, BlockInfo* out_info) {
   return true;
 }
 
-base::Status PersistentHeapImpl::add_promoted(uint64_t bytes) {
+base::Status PersistentHeapImpl::add_promoted(uint64_t bytes, LaneImpl* in) {
   ShortLockGuard lock(lock_);
   if (!is_open()) return {GPUSHARE_INVALID_STATE, "the persistent heap is closed"};
   if (device_live() + promoted_ + bytes > promised_)
@@ -520,6 +521,7 @@ base::Status PersistentHeapImpl::add_promoted(uint64_t bytes) {
                                                base::format_bytes(bytes) + ": " +
                                                base::format_bytes(device_live() + promoted_) +
                                                " of the promised " + base::format_bytes(promised_) + " live"};
+  if (std::find(borrowers_.begin(), borrowers_.end(), in) == borrowers_.end()) borrowers_.push_back(in);
   promoted_ += bytes;
   peak_ = std::max(peak_, device_live() + promoted_);
   shared_.persistent_bytes.fetch_add(bytes, std::memory_order_relaxed);

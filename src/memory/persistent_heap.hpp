@@ -76,11 +76,14 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
 
   // For lanes, which hold the session's promoted blocks. DEVICE_OUT_OF_MEMORY when the promise does not cover
   // `bytes` more.
-  base::Status add_promoted(uint64_t bytes);
+  base::Status add_promoted(uint64_t bytes, LaneImpl* in);
   void remove_promoted(uint64_t bytes);
+  // The device has neither memory of a granule with kept blocks any more: no page-in succeeds.
+  void lose_kept() { kept_lost_.store(true); }
   // Lends up to `bytes`, whole granules of the layout, off the ends of the extents; returns how much. Never
   // waits: less, or 0, when it would have to.
-  uint64_t lend(LaneImpl* to, uint64_t bytes);
+  uint64_t lend(uint64_t bytes);
+  uint64_t lend_now(uint64_t bytes) GPUSHARE_REQUIRES(control_);  // for who is called with control_ held
   void take_back(uint64_t bytes);
   // Gives the bytes taken back from lanes to the extents if that needs no wait.
   void try_restore();
@@ -165,6 +168,7 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   SpillOwner spill_owner_;  // session, stream, spilled bytes
   LanePlan plan_;
   std::atomic<Residency> residency_{Residency::kClosed};
+  std::atomic<bool> kept_lost_{false};
 
   mutable base::Mutex control_;
   std::vector<std::unique_ptr<Heap>> spare_heaps_ GPUSHARE_GUARDED_BY(control_);
@@ -181,9 +185,10 @@ class PersistentHeapImpl final : public PersistentHeap, public BlockOwner, priva
   bool moving_ GPUSHARE_GUARDED_BY(lock_) = false;  // who would place a block waits for control_
   uint64_t lent_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t owed_ GPUSHARE_GUARDED_BY(lock_) = 0;
-  std::vector<LaneImpl*> borrowers_ GPUSHARE_GUARDED_BY(lock_);  // lent to since it was opened
-  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;                 // without promoted, with what is away
-  std::atomic<uint64_t> away_live_bytes_{0};                     // written under lock_
+  std::vector<LaneImpl*> borrowers_
+      GPUSHARE_GUARDED_BY(lock_);                 // with blocks that it kept since it was opened
+  uint64_t live_ GPUSHARE_GUARDED_BY(lock_) = 0;  // without promoted, with what is away
+  std::atomic<uint64_t> away_live_bytes_{0};      // written under lock_
   uint64_t promoted_ GPUSHARE_GUARDED_BY(lock_) = 0;
   uint64_t peak_ GPUSHARE_GUARDED_BY(lock_) = 0;
 };

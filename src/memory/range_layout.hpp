@@ -77,6 +77,10 @@ class RangeLayout {
   virtual base::Status unback(Range& range, uint64_t valid_bytes) = 0;
   virtual base::Status back(Range& range, uint64_t* out_valid_bytes) = 0;
 
+  // For the range of a closed lane: takes the memory from granules that hold nothing, until the next back(); after `fences` the
+  // device is done with them.
+  virtual void hollow(const Range&, const std::vector<size_t>& /*granules*/, const FenceList&) {}
+
   // Sparse ranges: addresses with granules mapped anywhere behind them, for elastic ranges (elastic_range.hpp). UNSUPPORTED
   // unless the layout maps granules. A sparse range's memory counts as promised from commit to decommit; decommitted granules
   // stay mapped until others need them. One call at a time for each range; granules are counted from its start.

@@ -117,6 +117,7 @@ base::Status SpillStore::move(SpillOwner& tenant, MovingHeap* heap, bool home, u
     sweep();
     choose(tenant, home, most_bytes, &chosen, &uses);
   }
+  if (chosen.empty()) return {};
   wait_all(uses);
   base::Status status;
   const uint64_t start_ns = shared_.device.now_ns();

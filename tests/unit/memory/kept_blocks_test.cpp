@@ -1,7 +1,12 @@
 // Blocks that outlive what they were made in: used on another stream, or kept beyond their iteration.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <vector>
+
+#include "support/bytes.hpp"
 #include "support/gate.hpp"
+#include "support/random.hpp"
 #include "unit/memory/device_memory_fixture.hpp"
 
 using namespace gpushare;        // NOLINT
@@ -330,4 +335,91 @@ TEST_CASE("on the contiguous layout a kept block counts in the promise and in th
   must(heap->alloc(Kind::kModel, 9 * kMiB, 0));
   CHECK_OK(lane->end_iteration(nullptr));
   CHECK_OK(f.memory->free(block));
+}
+
+// Sessions with kept blocks go out and come in, their lanes close and open, and calls of the device fail.
+TEST_CASE("kept blocks of sessions that are paged out and in keep their bytes and addresses") {
+  Fixture f(GENERATE(host(), sim()), Layout::kVirtual, 96 * kMiB);
+  const uint64_t from = seed();
+  CAPTURE(from);
+  Random random(from);
+  auto stream = f.stream(), paging = f.stream();
+  struct Block {
+    uint64_t bytes;
+    uint8_t value;
+  };
+  struct One {
+    PersistentHeap* heap;
+    std::map<Address, Block> kept;
+  };
+  std::vector<One> sessions;
+  for (memory::SessionId id = 1; id <= 3; ++id) sessions.push_back({f.heap(id, 12 * kMiB), {}});
+  for (One& one : sessions) one.heap->set_stream(&stream);
+  Lane* lanes[2] = {};
+  const auto fail_sometimes = [&](bool on) {
+    gpushare_backend_fault fault{};
+    fault.struct_size = sizeof fault;
+    fault.kind = !on                          ? GPUSHARE_FAULT_NONE
+                 : uniform(random, 0, 1) == 0 ? GPUSHARE_FAULT_MAP_FAILS
+                                              : GPUSHARE_FAULT_LAUNCH_FAILS;
+    fault.at_call = uniform(random, 1, 12);
+    CHECK(f.device->ops().fault_set(f.device->get(), &fault) == GPUSHARE_OK);
+  };
+  const auto check = [&](const One& one) {
+    for (const auto& [address, block] : one.kept) {
+      std::vector<uint8_t> read(block.bytes);
+      CHECK_OK(stream.copy(reinterpret_cast<uintptr_t>(read.data()), address, block.bytes,
+                           GPUSHARE_COPY_DEVICE_TO_HOST));
+      CHECK_OK(stream.synchronize());
+      CHECK(all_are(read.data(), read.size(), block.value));
+    }
+  };
+  uint8_t next = 0;
+  bool went_out = false;
+  for (int step = 0; step < 500; ++step) {
+    CAPTURE(step);
+    One& one = sessions[uniform(random, 0, sessions.size() - 1)];
+    Lane*& lane = lanes[uniform(random, 0, 1)];
+    const uint64_t what = uniform(random, 0, 9);
+    if (what == 0 && lane != nullptr) {
+      CHECK_OK(f.memory->close_lane(lane));
+      lane = nullptr;
+    } else if (what < 3) {
+      const bool out = !one.heap->paged_out();
+      fail_sometimes(uniform(random, 0, 3) == 0);
+      const base::Status status = out ? one.heap->page_out(paging) : one.heap->page_in(paging);
+      CHECK(status.code() != GPUSHARE_INTERNAL);
+      fail_sometimes(false);
+      for (const auto& [address, block] : one.kept)
+        went_out |= out && status.ok() && f.memory->find(address)->spilled;
+    } else if (what == 3 && !one.kept.empty()) {
+      auto block = one.kept.begin();
+      std::advance(block, static_cast<ptrdiff_t>(uniform(random, 0, one.kept.size() - 1)));
+      CHECK_OK(f.memory->free(block->first));
+      one.kept.erase(block);
+    } else if (!one.heap->paged_out()) {
+      if (lane == nullptr) {
+        auto opened = f.memory->open_lane(0, 16 * kMiB, stream);
+        if (!opened.ok()) continue;
+        lane = *opened;
+      }
+      CHECK_OK(lane->begin_iteration(*one.heap, false));
+      for (uint64_t i = uniform(random, 1, 6); i > 0; --i) {
+        const Block block = {uniform(random, 1, 5 * kMiB), static_cast<uint8_t>(1 + next++ % 250)};
+        const auto address = lane->alloc(block.bytes, 0);
+        if (!address.ok()) continue;
+        CHECK_OK(stream.fill(*address, block.value, block.bytes));
+        if (uniform(random, 0, 3) == 0 && lane->keep(*address).ok()) one.kept[*address] = block;
+      }
+      CHECK_OK(lane->end_iteration(nullptr));
+    }
+    CHECK(f.memory->check() == "");
+    if (step % 10 == 0)
+      for (const One& each : sessions) check(each);
+  }
+  CHECK(went_out);
+  for (One& each : sessions) {
+    check(each);
+    CHECK_OK(f.memory->close_heap(each.heap));
+  }
 }

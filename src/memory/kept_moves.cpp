@@ -1,0 +1,201 @@
+// Kept blocks of sessions that are paged out, which lie in lanes. A granule goes to host memory and comes home as those of heaps do
+// (spill_moves.cpp), when its session is paged out and in. Only granules move whose blocks nobody uses meanwhile: in an
+// open lane, where other sessions place blocks, those that such blocks fill; in a closed one, all in which nothing else
+// lies. What is left of a closed lane without any blocks gives its memory back.
+//
+// A granule that cannot move stays where it is; its session reads and writes it there, and it is tried again at the
+// next page-out or page-in.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "memory/lane.hpp"
+
+namespace gpushare::memory {
+
+std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const {
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  std::vector<Held> granules(range_.bytes / granularity);
+  heap_->for_each_block([&](const HeapBlock& block) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+    if (!block.live) return;
+    const PersistentHeapImpl* of = nullptr;
+    if ((block.tag & BlockTag::kPromoted) && !(block.tag & BlockTag::kFreed))
+      of = promoted_.find(block.offset_bytes)->second;
+    for (uint64_t at = block.offset_bytes; at < block.offset_bytes + block.size_bytes;) {
+      const uint64_t end =
+          std::min(block.offset_bytes + block.size_bytes, (at / granularity + 1) * granularity);
+      Held& granule = granules[at / granularity];
+      granule.live_bytes += end - at;
+      granule.of_heap |= of != nullptr && of == heap;
+      granule.of_others |= of == nullptr || (of != heap && !of->paged_out());
+      at = end;
+    }
+  });
+  return granules;
+}
+
+// For moves_for_, granules with blocks of it. For nobody, those with room for blocks of iterations.
+bool LaneImpl::comes_home(const Held& granule) const {
+  return !granule.of_others && (moves_for_ != nullptr ? granule.of_heap
+                                                      : granule.live_bytes < shared_.layout->granularity_bytes());
+}
+
+size_t LaneImpl::coming_home() const {
+  if (away_bytes_ == 0) return 0;
+  const std::vector<Held> granules = held(moves_for_);
+  size_t count = 0;
+  for (size_t i = 0; i < std::min(granules.size(), away_.size()); ++i)
+    count += away_[i] && comes_home(granules[i]) ? 1 : 0;
+  return count;
+}
+
+void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules, FenceList* out_uses) {
+  ShortLockGuard lock(door_.lock_);
+  moving_ = true;
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  const std::vector<Held> granules = held(moves_for_);
+  away_.resize(granules.size(), false);
+  for (size_t i = 0; i < granules.size(); ++i) {
+    const Held& each = granules[i];
+    const bool goes_out = !each.of_others && each.live_bytes > 0 && (each.live_bytes == granularity || !is_open());
+    if (away_[i] == home && (home ? comes_home(each) : goes_out))
+      out_granules->push_back({range_, i, 0, each.live_bytes, nullptr});
+  }
+  const FenceList uses = uses_.outstanding();
+  out_uses->insert(out_uses->end(), uses.begin(), uses.end());
+}
+
+void LaneImpl::moved(const MovableGranule& which, bool home, bool lost) {
+  ShortLockGuard lock(door_.lock_);
+  const uint64_t granularity = shared_.layout->granularity_bytes();
+  const uint64_t begin = which.granule * granularity;
+  for (const auto& [offset, heap] : promoted_)
+    if (lost && offset < begin + granularity && offset + heap_->size_bytes(heap_->find(offset)) > begin)
+      heap->lose_kept();
+  const bool away = !home || lost;
+  if (away_[which.granule] == away) return;
+  away_[which.granule] = away;
+  away_bytes_ = away ? away_bytes_ + granularity : away_bytes_ - granularity;
+}
+
+uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, const FenceList& before,
+                             const device::Stream& stream) {
+  {
+    ShortLockGuard lock(door_.lock_);
+    moves_for_ = heap;
+  }
+  uint64_t bytes = 0;
+  const base::Status status =
+      shared_.spill->move(spill_owner_, this, home, UINT64_MAX, UINT64_MAX, before, stream, &bytes);
+  {
+    ShortLockGuard lock(door_.lock_);
+    moving_ = false;
+    moves_for_ = nullptr;
+  }
+  if (!status.ok())
+    base::log(base::kInfo, status.with_context("moving kept blocks of lane " + std::to_string(id())).to_string());
+  return bytes;
+}
+
+void LaneImpl::send_kept_out(const FenceList& before, const device::Stream& stream) {
+  base::MutexLock control(control_);
+  send_kept_out_here(before, stream);
+}
+
+void LaneImpl::send_kept_out_here(const FenceList& before, const device::Stream& stream) {
+  if (!shared_.layout->has_host_tier() || is_shared() || range().bytes == 0) return;
+  {
+    ShortLockGuard lock(door_.lock_);
+    if (promoted_.empty()) return;
+  }
+  FenceList fences = before;
+  if (!is_open()) fences.insert(fences.end(), closing_fences_.begin(), closing_fences_.end());
+  if (move_kept(false, nullptr, fences, stream) > 0) extend_to_target();
+}
+
+void LaneImpl::bring_kept_home(PersistentHeapImpl& heap,
+                               const device::Stream& stream) GPUSHARE_NO_THREAD_SAFETY_ANALYSIS {
+  base::MutexLock control(control_);
+  size_t granules = 0;
+  {
+    ShortLockGuard lock(door_.lock_);
+    moves_for_ = &heap;
+    granules = coming_home();
+    moves_for_ = nullptr;
+  }
+  if (granules == 0) return;
+  // The heap lends what the lane needs for them. Without that they come if the device has room all the same.
+  const uint64_t lent = heap.lend_now(granules * shared_.layout->granularity_bytes());
+  {
+    ShortLockGuard lock(door_.lock_);
+    loans_[&heap].lent_bytes += lent;
+    lent_bytes_ += lent;
+    loans_changed_ = true;
+  }
+  (void)move_kept(true, &heap, is_open() ? own_fence() : closing_fences_, stream);
+}
+
+bool LaneImpl::fits(uint64_t bytes) const {
+  ShortLockGuard lock(door_.lock_);
+  return hollow_bytes_ == 0 || range_.bytes <= bytes + lent_bytes_ + away_bytes_;
+}
+
+void LaneImpl::hollow_out() {
+  if (range().bytes == 0 || !shared_.layout->can_page()) return;
+  std::vector<size_t> empty;
+  {
+    ShortLockGuard lock(door_.lock_);
+    const std::vector<Held> granules = held(nullptr);
+    away_.resize(granules.size(), false);
+    for (size_t i = 0; i < granules.size(); ++i)
+      if (granules[i].live_bytes == 0 && !away_[i]) empty.push_back(i);
+    hollow_bytes_ = empty.size() * shared_.layout->granularity_bytes();
+  }
+  if (!empty.empty()) shared_.layout->hollow(range(), empty, closing_fences_);
+}
+
+base::Status LaneImpl::fill_hollows() {
+  {
+    ShortLockGuard lock(door_.lock_);
+    if (hollow_bytes_ == 0) return {};
+  }
+  uint64_t ignored = 0;
+  GPUSHARE_RETURN_IF_ERROR(shared_.layout->back(range(), &ignored));
+  ShortLockGuard lock(door_.lock_);
+  hollow_bytes_ = 0;
+  return {};
+}
+
+// Waits for the lane's stream, since iterations may have used the granules. It is rare: such granules went out while the lane was
+// closed, or a block was freed while it was away.
+void LaneImpl::renew_away() {
+  uint64_t bytes = 0;
+  {
+    ShortLockGuard lock(door_.lock_);
+    bytes = coming_home() * shared_.layout->granularity_bytes();
+  }
+  // As many granules go off the range's end as get memory of the device.
+  if (bytes > 0 && bytes < range().bytes && shrink(range().bytes - bytes))
+    (void)move_kept(true, nullptr, own_fence(), *stream_);
+  extend_to_target();
+}
+
+// If the device has no room, the lane is short of what kept blocks hold, and grows at a later boundary.
+void LaneImpl::extend_to_target() {
+  if (!is_open() || ahead_.bytes > 0 || own_.bytes > 0 || target() <= range().bytes) return;
+  Range grown = range();
+  const uint64_t missing = target() - grown.bytes;
+  FenceList fences;
+  if (!shared_.layout->extend(grown, missing, false, &fences).ok()) return;
+  if (!shared_.index.set(grown.base + range().bytes, missing, this).ok()) {
+    shared_.layout->shrink(grown, range().bytes, fences);
+    return;
+  }
+  order_all(fences, *stream_);
+  ShortLockGuard lock(door_.lock_);
+  range_ = grown;
+  heap_->resize(grown.bytes);
+}
+
+}  // namespace gpushare::memory
