@@ -375,8 +375,10 @@ void ActionRunner::send_out(SessionImpl& session, Outbox& outbox) {
   base::Status status;
   {
     const Unlocked unlocked(runtime_.mutex_);
-    status = make_paging_stream();
-    if (status.ok()) status = session.send_out(paging_stream_, bytes);
+    if (make_paging_stream().ok())
+      status = session.send_out(paging_stream_, bytes);
+    else
+      session.asked_out_ = 0;
     session.residence_gate_.open();
     session.moves_idle_.store(false);
     growing.unlock();

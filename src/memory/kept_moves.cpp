@@ -37,8 +37,8 @@ std::vector<LaneImpl::Held> LaneImpl::held(const PersistentHeapImpl* heap) const
 
 // For moves_for_, granules with blocks of it. For nobody, those with room for blocks of iterations.
 bool LaneImpl::comes_home(const Held& granule) const {
-  return !granule.of_others && (moves_for_ != nullptr ? granule.of_heap
-                                                      : granule.live_bytes < shared_.layout->granularity_bytes());
+  return !granule.of_others &&
+         (moves_for_ != nullptr ? granule.of_heap : granule.live_bytes < shared_.layout->granularity_bytes());
 }
 
 size_t LaneImpl::coming_home() const {
@@ -58,7 +58,8 @@ void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
   away_.resize(granules.size(), false);
   for (size_t i = 0; i < granules.size(); ++i) {
     const Held& each = granules[i];
-    const bool goes_out = !each.of_others && each.live_bytes > 0 && (each.live_bytes == granularity || !is_open());
+    const bool goes_out =
+        !each.of_others && each.live_bytes > 0 && (each.live_bytes == granularity || !is_open());
     if (away_[i] == home && (home ? comes_home(each) : goes_out))
       out_granules->push_back({range_, i, 0, each.live_bytes, nullptr});
   }
@@ -94,7 +95,8 @@ uint64_t LaneImpl::move_kept(bool home, const PersistentHeapImpl* heap, const Fe
     moves_for_ = nullptr;
   }
   if (!status.ok())
-    base::log(base::kInfo, status.with_context("moving kept blocks of lane " + std::to_string(id())).to_string());
+    base::log(base::kInfo,
+              status.with_context("moving kept blocks of lane " + std::to_string(id())).to_string());
   return bytes;
 }
 
