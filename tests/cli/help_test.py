@@ -6,7 +6,7 @@ import re
 import shlex
 
 import support
-from support import ToolTest, commands
+from support import OPTIONS, ToolTest, commands
 
 
 class Help(ToolTest):
@@ -89,6 +89,27 @@ class Help(ToolTest):
         self.assertEqual(self.tool("help", code=0).out, self.tool("--help", code=0).out)
         self.assertEqual(self.tool("help", "run", code=0).out, self.tool("run", "--help", code=0).out)
         self.refused(["help", "rnu"], "did you mean 'run'?")
+
+
+class Page(ToolTest):
+    """docs/cli.md shows what the tool prints."""
+
+    # What is measured on a page differs from run to run.
+    MEASURED = {"serve": r" +[\d.]+$", "replay": r"(?<=576) +[\d.]+ +\d+ ", "plan": r"planned in \d+ us"}
+
+    def test_the_page_shows_what_the_tool_prints(self):
+        compared = set()
+        for block in re.findall(r"^```\n(\$ gpushare .*?)^```$", (OPTIONS.source / "docs" / "cli.md").read_text(), re.M | re.S):
+            line, _, printed = block.replace("\\\n", "").partition("\n")
+            command, *arguments = shlex.split(line)[2:]
+            if not printed or command not in ("run", "replay", "serve", "plan") or not any(a.startswith(("examples/", "modes:")) for a in arguments):
+                continue
+            with self.subTest(command=line):
+                out = self.tool(command, *arguments, code=0).out
+                unmeasured = re.compile(self.MEASURED.get(command, r"$^"), re.M)
+                self.assertEqual(unmeasured.sub("", printed), unmeasured.sub("", out))
+                compared.add(command)
+        self.assertEqual(compared, {"run", "replay", "serve", "plan"})
 
 
 if __name__ == "__main__":
