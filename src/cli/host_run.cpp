@@ -222,8 +222,10 @@ void HostRun::work_through(Running& running) {
       outcome.reason = "another job wrote into its memory: please report this";
     }
   } catch (const Error& error) {
-    outcome.state = JobOutcome::State::kFailed;
-    outcome.reason = error.what();
+    // Nobody but stop() cancels a session.
+    const bool interrupted = error.status() == GPUSHARE_CANCELLED;
+    outcome.state = interrupted ? JobOutcome::State::kInterrupted : JobOutcome::State::kFailed;
+    outcome.reason = interrupted ? "interrupted" : error.what();
     const std::lock_guard lock(mutex_);
     if (is_out_of_memory(error.status())) ++oom_;
   } catch (const std::exception& error) {
@@ -434,7 +436,7 @@ void HostRun::run(const std::string& snapshot_path, const Progress& progress) {
   for (size_t index = running_.size(); index < plan_.jobs.size(); ++index) {
     running_.push_back(std::make_unique<Running>());
     running_.back()->outcome.name = plan_.jobs[index].name;
-    running_.back()->outcome.state = JobOutcome::State::kFailed;
+    running_.back()->outcome.state = JobOutcome::State::kInterrupted;
     running_.back()->outcome.reason = "interrupted before it arrived";
   }
   sample();
@@ -605,13 +607,14 @@ base::Result<RunResult> run_measured(const RunOptions& options, const sim::JobFi
                      "%.0f GB/s).",
                      fill));
   result.notes.insert(result.notes.end(), plan.notes.begin(), plan.notes.end());
-  result.notes.push_back(base::format(
-      "the same simulated: mean completion of the same jobs, sizes and arrivals on virtual time. "
-      "Iterations take as long as they did on average in the fifo run, where each job was alone, if "
-      "fifo was run, else as long as the file says; %s. Needs that jobs do not declare are simulated "
-      "as if they had been.",
-      result.label == "host" ? base::format("a lane keeps one of %u cores busy", cores).c_str()
-                             : "lanes share the device in equal parts"));
+  if (!result.interrupted)
+    result.notes.push_back(base::format(
+        "the same simulated: mean completion of the same jobs, sizes and arrivals on virtual time. "
+        "Iterations take as long as they did on average in the fifo run, where each job was alone, if "
+        "fifo was run, else as long as the file says; %s. Needs that jobs do not declare are simulated "
+        "as if they had been.",
+        result.label == "host" ? base::format("a lane keeps one of %u cores busy", cores).c_str()
+                               : "lanes share the device in equal parts"));
   if (!options.snapshot_path.empty())
     result.notes.emplace_back(
         "--snapshot: all blocks in use at the moment when they were most: models of the jobs on the device, "

@@ -396,9 +396,8 @@ void not_completed(Page& page) {
     for (const JobOutcome& job : run.jobs) {
       if (job.state == JobOutcome::State::kCompleted || ++count > kMost) continue;
       rows += "<tr><th scope=\"row\">" + escape_html(run.policy) + "</th><td class=\"text\">" +
-              escape_html(job.name) + "</td><td class=\"text\">" +
-              (job.state == JobOutcome::State::kRefused ? "refused" : "failed") + "</td><td class=\"text\">" +
-              escape_html(job.reason) + "</td></tr>";
+              escape_html(job.name) + "</td><td class=\"text\">" + name_of(job.state) +
+              "</td><td class=\"text\">" + escape_html(job.reason) + "</td></tr>";
     }
   if (count == 0) return;
   page.out +=

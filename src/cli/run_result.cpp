@@ -12,18 +12,6 @@
 namespace gpushare::cli {
 namespace {
 
-const char* name_of(JobOutcome::State state) {
-  switch (state) {
-    case JobOutcome::State::kCompleted:
-      return "completed";
-    case JobOutcome::State::kRefused:
-      return "refused";
-    case JobOutcome::State::kFailed:
-      return "failed";
-  }
-  return "";
-}
-
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
@@ -41,6 +29,20 @@ nlohmann::ordered_json or_null(double seconds) {
 }
 
 }  // namespace
+
+const char* name_of(JobOutcome::State state) {
+  switch (state) {
+    case JobOutcome::State::kCompleted:
+      return "completed";
+    case JobOutcome::State::kRefused:
+      return "refused";
+    case JobOutcome::State::kFailed:
+      return "failed";
+    case JobOutcome::State::kInterrupted:
+      return "interrupted";
+  }
+  return "";
+}
 
 double percentile(const std::vector<double>& sorted, double p) {
   if (sorted.empty()) return 0;

@@ -13,7 +13,7 @@
 namespace gpushare::cli {
 
 struct JobOutcome {
-  enum class State { kCompleted, kRefused, kFailed };
+  enum class State { kCompleted, kRefused, kFailed, kInterrupted };
   std::string name;
   State state = State::kCompleted;
   double arrival_s = 0;
@@ -27,7 +27,9 @@ struct JobOutcome {
   double queue_s() const { return start_s - arrival_s; }
 };
 
-// One policy's run.
+// As results name it: "completed", "refused", "failed", "interrupted".
+const char* name_of(JobOutcome::State state);
+
 // A measurement: device ns of an iteration alone (`beside` is empty), or how many times as long it takes beside another session.
 struct MeasuredBeside {
   std::string name, beside;
@@ -35,6 +37,7 @@ struct MeasuredBeside {
   double confidence = 0;
 };
 
+// One policy's run.
 struct PolicyRun {
   std::string policy;
   std::vector<JobOutcome> jobs;  // in file order

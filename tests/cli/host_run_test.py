@@ -105,7 +105,11 @@ class RunMeasured(ToolTest):
         result = json.loads((self.folder / "r.json").read_text())
         self.assertTrue(result["interrupted"])
         self.assertEqual([policy["policy"] for policy in result["policies"]], ["fair"])
-        self.assertIn("late", [job["name"] for job in result["policies"][0]["not_completed"]])
+        fair = result["policies"][0]
+        self.assertEqual(fair["failed"], 0)
+        self.assertEqual({job["state"] for job in fair["not_completed"]}, {"interrupted"})
+        self.assertTrue({"long", "late"} <= {job["name"] for job in fair["not_completed"]})
+        self.assertNotIn("the same simulated", out.decode())
 
     def test_sizes_are_scaled_to_the_memory_there_is(self):
         path = self.jobs("large,guaranteed,0,2,4,100,8000,0", "small,guaranteed,0,2,4,10,500,0")
