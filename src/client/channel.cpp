@@ -173,6 +173,11 @@ base::Status send_message(int socket, std::span<const std::byte> message, std::s
   return system_error(GPUSHARE_IO_ERROR, "cannot send a message");
 }
 
+base::Status send_first_message(int socket, std::span<const std::byte> message) {
+  const base::Status sent = send_message(socket, message);
+  return sent.code() == GPUSHARE_UNAVAILABLE ? base::Status() : sent;
+}
+
 base::Result<std::span<const std::byte>> receive_message(int socket, std::span<std::byte> buffer,
                                                          std::vector<Descriptor>* out_descriptors) {
   iovec part{buffer.data(), buffer.size()};

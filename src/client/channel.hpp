@@ -89,6 +89,10 @@ std::span<const std::byte> bytes_of(const T& message) {
   return std::as_bytes(std::span<const T, 1>(&message, 1));
 }
 
+// For the first message on a connection: a peer that refuses it may say why and go before the message is sent, so that it is
+// gone is no error here. receive_message() tells.
+base::Status send_first_message(int socket, std::span<const std::byte> message);
+
 // Receives one message into `buffer` and returns the part that it fills. The kernel truncates longer messages, so give a
 // buffer that is one byte larger than the longest valid message: a full buffer means that the message was too long.
 // Without `out_descriptors` the descriptors that come with it are closed. Does not block. Errors: NOT_READY,

@@ -71,7 +71,7 @@ base::Result<std::shared_ptr<RemoteAuthority::Connection>> RemoteAuthority::conn
     return base::Status(GPUSHARE_INVALID_ARGUMENT, "the name of the device is too long");
   put_text(hello.device, options.device);
   put_text(hello.program, program_name());
-  GPUSHARE_RETURN_IF_ERROR(send_message(connection->socket.get(), bytes_of(hello)));
+  GPUSHARE_RETURN_IF_ERROR(send_first_message(connection->socket.get(), bytes_of(hello)));
   const base::Deadline deadline = base::Deadline::after(kAnswerNs);
   std::vector<std::byte> buffer(4096);
   std::vector<Descriptor> descriptors;

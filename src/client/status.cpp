@@ -115,7 +115,7 @@ template <class Request>
 base::Status ask(const std::string& socket, const Request& request,
                  std::vector<Descriptor>* out_descriptors) {
   GPUSHARE_ASSIGN_OR_RETURN(const Descriptor connection, connect_to(socket));
-  GPUSHARE_RETURN_IF_ERROR(send_message(connection.get(), bytes_of(request)));
+  GPUSHARE_RETURN_IF_ERROR(send_first_message(connection.get(), bytes_of(request)));
   const base::Deadline deadline = base::Deadline::after(10'000'000'000);
   std::byte buffer[kMaxMessageBytes + 64];
   for (;;) {
@@ -124,6 +124,10 @@ base::Status ask(const std::string& socket, const Request& request,
     if (message.status().code() == GPUSHARE_NOT_READY) continue;
     if (!message.ok()) return message.status();
     GPUSHARE_ASSIGN_OR_RETURN(const MessageType type, check_message(*message));
+    if (type == MessageType::kWelcome) {  // the daemon refuses the connection
+      const Welcome refused = fields_of<Welcome>(*message);
+      if (refused.code != GPUSHARE_OK) return reported(refused.code, text_of(refused.text));
+    }
     if (type != MessageType::kReply)
       return {GPUSHARE_MALFORMED_INPUT, "the daemon answers with something else than a Reply"};
     const Reply reply = fields_of<Reply>(*message);

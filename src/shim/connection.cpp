@@ -83,7 +83,8 @@ int receive(int socket, Incoming* out) {
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  // A peer that has gone without reading what it was sent shows as ECONNRESET once; then come its messages, and the end.
+  if (got < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNRESET)) return 0;
   if (got <= 0) return -1;
   out->size = static_cast<size_t>(got);
   out->descriptor = -1;
@@ -183,7 +184,8 @@ Outcome connect_daemon(Session& session, char* out_why, size_t size) {
   hello.pci_address = pci_number(session.address);
   std::snprintf(hello.program, sizeof hello.program, "%s", program_invocation_short_name);
   Incoming message{};
-  if (!say(session, hello) || !await(session, MessageType::kWelcome, &message, kAnswerNs)) {
+  (void)say(session, hello);  // a daemon that refuses has perhaps said so already, and gone
+  if (!await(session, MessageType::kWelcome, &message, kAnswerNs)) {
     std::snprintf(out_why, size, "it does not answer");
     return Outcome::absent;
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "client/remote_authority.hpp"
 #include "support/random.hpp"
 #include "unit/daemon/raw_process.hpp"
 
@@ -179,6 +180,23 @@ TEST_CASE("limits of one user") {
   // Connections that say nothing do not stay.
   RawProcess idle(shared);
   CHECK(idle.answer().empty());
+}
+
+TEST_CASE("who is beyond the limit of processes is told so") {
+  SharedService shared([](auto& options) { options.max_processes_per_user = 3; });
+  RawProcess a(shared), b(shared), c(shared);
+  for (RawProcess* each : {&a, &b, &c}) CHECK(each->hello() == GPUSHARE_OK);
+  client::RemoteOptions options;
+  options.socket = shared.options.socket;
+  // The daemon has closed many of these connections before it is sent anything.
+  for (int i = 0; i < 30; ++i) {
+    const base::Status asked = client::query_service(shared.options.socket).status();
+    const base::Status opened = client::RemoteAuthority::open(options).status();
+    for (const base::Status& refused : {asked, opened}) {
+      CHECK(refused.code() == GPUSHARE_QUEUE_FULL);
+      CHECK(refused.message().find("as many as allowed") != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("a session that is paged out for room comes back though who asked for the room has gone") {
