@@ -72,8 +72,8 @@ function(gpushare_add_core name)
   set_property(GLOBAL APPEND PROPERTY GPUSHARE_CORE_TARGETS gpushare_${name})
 endfunction()
 
-# For folders whose speed is that of the device, the disk or the socket behind them: half the size of -O3. HOT names the files
-# that decide or compute, and stay as they are.
+# For folders most of whose files are as fast as the device, the disk or the socket behind them, or run seldom: half the size of -O3.
+# HOT names the files that decide or compute, or that each iteration and allocation passes; they stay as they are.
 function(gpushare_for_size target)
   cmake_parse_arguments(ARG "" "" "HOT" ${ARGN})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
