@@ -1,7 +1,8 @@
 // The traces of heap_benchmark.cpp through the C ABI, as a framework reaches a lane: an iteration a replay, blocks from
 // gpushare_iteration_alloc, freed by gpushare_memory_free. Float bins beside it, in the same run, are the yardstick;
-// `planned` is the same session with plan_iterations, once its plan is in use. begin_end is an empty iteration, which
-// every replay of a lane has too.
+// `planned` is the same session with plan_iterations, once its plan is in use; `bulk` allocates and frees neighbours in the
+// trace by one call of bulk.h. begin_end is an empty iteration, which every replay of a lane has too.
+// Counters: ns_per_op; p99_ns (allocations, each one's calm mean over replays), but for bulk.
 //
 //   memory_c_abi_benchmark --benchmark_min_time=0.1 --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true
 //
@@ -22,13 +23,17 @@ namespace {
 
 using namespace gpushare;
 
+constexpr uint64_t kSinglesNs = 200'000'000;  // for p99_ns
+
 // Empty where the shared data folder is not there.
 memory::Trace trace_named(const std::string& name) {
   auto loaded = memory::read_trace(std::string(GPUSHARE_SHARED_DATA) + "/alloc/" + name + ".csv");
   return loaded.ok() ? std::move(loaded->trace) : memory::Trace();
 }
 
-void report(benchmark::State& state, const memory::Trace& trace) {
+// `p99_ns`: below 0 where single allocations are not timed.
+void report(benchmark::State& state, const memory::Trace& trace, double p99_ns) {
+  if (p99_ns >= 0) state.counters["p99_ns"] = p99_ns;
   state.counters["ns_per_op"] =
       benchmark::Counter(static_cast<double>(trace.ops.size()) * 1e-9,
                          benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
@@ -48,7 +53,7 @@ void BM_Alone(benchmark::State& state, const std::string& name) {
         blocks[op.block] = allocator.allocate(op.block, op.size_bytes);
     }
   }
-  report(state, trace);
+  report(state, trace, memory::time_trace(trace, allocator, kSinglesNs).alloc_p99_ns);
 }
 
 // A runtime with one session, on a device of no real memory.
@@ -90,6 +95,80 @@ struct Job {
   }
 };
 
+// Blocks of an iteration, a replay each, in the shape that memory::time_trace() takes.
+class LaneBlocks {
+ public:
+  explicit LaneBlocks(const Job& job) : job_(job) { begin(); }
+  ~LaneBlocks() { note(gpushare_iteration_end(iteration_)); }
+  LaneBlocks(const LaneBlocks&) = delete;
+  LaneBlocks& operator=(const LaneBlocks&) = delete;
+  gpushare_device_address allocate(uint32_t, uint64_t bytes) {
+    gpushare_device_address address = 0;
+    note(gpushare_iteration_alloc(iteration_, bytes, 0, &address));
+    return address;
+  }
+  void free(gpushare_device_address address) { note(gpushare_memory_free(job_.runtime, address)); }
+  void finish() {
+    note(gpushare_iteration_end(iteration_));
+    begin();
+  }
+  bool good() const { return status_ == GPUSHARE_OK; }
+
+ private:
+  void begin() { note(gpushare_iteration_begin(job_.session, GPUSHARE_NO_TIMEOUT, &iteration_)); }
+  void note(int32_t status) { status_ |= status; }
+
+  const Job& job_;
+  gpushare_iteration iteration_ = nullptr;
+  int32_t status_ = GPUSHARE_OK;
+};
+
+// Neighbours in a trace that are all allocations, or all frees: one call of bulk.h each.
+struct BulkCall {
+  bool is_free = false;
+  std::vector<uint32_t> blocks;
+  std::vector<uint64_t> bytes;
+};
+
+std::vector<BulkCall> bulk_calls(const memory::Trace& trace) {
+  std::vector<BulkCall> calls;
+  for (const memory::TraceOp& op : trace.ops) {
+    if (calls.empty() || calls.back().is_free != op.is_free) calls.push_back({op.is_free, {}, {}});
+    calls.back().blocks.push_back(op.block);
+    calls.back().bytes.push_back(op.size_bytes);
+  }
+  return calls;
+}
+
+void BM_Bulk(benchmark::State& state, const std::string& name) {
+  const memory::Trace trace = trace_named(name);
+  if (trace.ops.empty()) return state.SkipWithError("the trace is not there");
+  const Job job(static_cast<uint64_t>(1.3 * static_cast<double>(trace.peak_live_bytes)) + (8 << 20), false);
+  if (job.session == nullptr) return state.SkipWithError(gpushare_last_error_message());
+  const std::vector<BulkCall> calls = bulk_calls(trace);
+  std::vector<gpushare_device_address> addresses(trace.block_count), together(trace.block_count);
+  int32_t status = GPUSHARE_OK;
+  for (auto _ : state) {
+    gpushare_iteration iteration = nullptr;
+    status |= gpushare_iteration_begin(job.session, GPUSHARE_NO_TIMEOUT, &iteration);
+    for (const BulkCall& call : calls) {
+      const size_t count = call.blocks.size();
+      if (call.is_free) {
+        for (size_t i = 0; i < count; ++i) together[i] = addresses[call.blocks[i]];
+        status |= gpushare_memory_free_many(job.runtime, count, together.data(), nullptr);
+      } else {
+        status |= gpushare_iteration_alloc_many(iteration, count, call.bytes.data(), 0, together.data());
+        for (size_t i = 0; i < count; ++i) addresses[call.blocks[i]] = together[i];
+      }
+    }
+    status |= gpushare_iteration_end(iteration);
+  }
+  if (status != GPUSHARE_OK) return state.SkipWithError(gpushare_last_error_message());
+  state.counters["blocks_per_call"] =
+      static_cast<double>(trace.ops.size()) / static_cast<double>(calls.size());
+  report(state, trace, -1);
+}
+
 // `room`: the lane's size over the peak of live bytes.
 void BM_Lane(benchmark::State& state, const std::string& name, bool plan, double room) {
   const memory::Trace trace = name.empty() ? memory::Trace() : trace_named(name);
@@ -101,7 +180,11 @@ void BM_Lane(benchmark::State& state, const std::string& name, bool plan, double
     if (!job.replay(trace, addresses)) return state.SkipWithError(gpushare_last_error_message());
   for (auto _ : state)
     if (!job.replay(trace, addresses)) return state.SkipWithError(gpushare_last_error_message());
-  if (!trace.ops.empty()) report(state, trace);
+  if (trace.ops.empty()) return;
+  LaneBlocks blocks(job);
+  const double p99_ns = memory::time_trace(trace, blocks, kSinglesNs).alloc_p99_ns;
+  if (!blocks.good()) return state.SkipWithError(gpushare_last_error_message());
+  report(state, trace, p99_ns);
 }
 
 }  // namespace
@@ -124,6 +207,8 @@ int main(int argc, char** argv) {
       benchmark::RegisterBenchmark(
           ((plan ? "planned/" : "lane/") + name).c_str(),
           [name, plan](benchmark::State& state) { BM_Lane(state, name, plan, 1.3); });
+    benchmark::RegisterBenchmark(("bulk/" + name).c_str(),
+                                 [name](benchmark::State& state) { BM_Bulk(state, name); });
   }
   benchmark::RegisterBenchmark("begin_end", [](benchmark::State& state) { BM_Lane(state, "", false, 0); });
   benchmark::Initialize(&argc, argv);

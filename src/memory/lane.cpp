@@ -581,12 +581,14 @@ size_t LaneDoor::alloc_many(uint64_t key, const uint64_t* bytes, size_t count, u
     const size_t until = std::min(count, done + kBulk);
     const ShortLockGuard lock(lock_);
     if (key_.load(std::memory_order_relaxed) != key) return done;
+    LaneImpl& lane = *lane_;
+    const Address base = lane.range_.base;
     for (; done < until; ++done) {
       if (bytes[done] - 1 >= kMaxBlockBytes - kMaxAlignmentBytes) return done;
       const BlockHandle handle =
-          lane_->is_plain() ? lane_->alloc_plain(bytes[done]) : lane_->alloc_here(bytes[done], alignment);
+          lane.is_plain() ? lane.alloc_plain(bytes[done]) : lane.alloc_here(bytes[done], alignment);
       if (!handle) return done;
-      out[done] = lane_->range_.base + handle.offset_bytes;
+      out[done] = base + handle.offset_bytes;
     }
   }
   return done;
@@ -599,8 +601,10 @@ size_t LaneDoor::free_many(uint64_t key, const Address* addresses,
     const size_t until = std::min(count, done + kBulk);
     const ShortLockGuard lock(lock_);
     if (key_.load(std::memory_order_relaxed) != key) return done;
+    LaneImpl& lane = *lane_;
     for (; done < until; ++done)
-      if (!lane_->free_here(addresses[done])) return done;
+      if (!(lane.is_plain() ? lane.free_plain(addresses[done]) : lane.free_here(addresses[done])))
+        return done;
   }
   return done;
 }
