@@ -99,10 +99,26 @@ TEST_CASE("group ipc is all or none and needs virtual memory", "[registry]") {
 TEST_CASE("an op of a later minor version is filled in for a table without it", "[registry]") {
   gpushare_backend_ops ops = fake_backend("captures");
   set_ok(ops.stream_capture_drop);
+  set_ok(ops.stream_adopt);
   REQUIRE(register_backend(&ops).ok());
+  CHECK(find_backend("captures")->stream_adopt == ops.stream_adopt);
+  CHECK(find_backend("bare")->stream_adopt(nullptr, nullptr, nullptr) == GPUSHARE_UNSUPPORTED);
   uint32_t dropped = 0;
   CHECK(find_backend("captures")->stream_capture_drop(nullptr, &dropped) == GPUSHARE_OK);
   CHECK(find_backend("bare")->stream_capture_drop(nullptr, &dropped) == GPUSHARE_UNSUPPORTED);
+}
+
+TEST_CASE("a call of an op that the backend lacks says so", "[registry]") {
+  gpushare_backend_ops ops = *find_backend("host");
+  ops.name = "without-faults";
+  ops.fault_set = nullptr;
+  REQUIRE(register_backend(&ops).ok());
+  const auto device = Device::open("without-faults?total_bytes=67108864");
+  REQUIRE(device.ok());
+  const Status status = (*device)->set_fault({});
+  CHECK(status.code() == GPUSHARE_UNSUPPORTED);
+  CHECK(mentions(status, "backend 'without-faults' does not have this operation"));
+  CHECK((*device)->close().ok());
 }
 
 TEST_CASE("phys_create_host needs virtual memory", "[registry]") {
@@ -199,6 +215,11 @@ TEST_CASE("names are checked", "[registry]") {
     INFO(name);
     const gpushare_backend_ops ops = fake_backend(name);
     CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);
+  }
+  for (const char* name : {"a-0", "z_9"}) {
+    INFO(name);
+    const gpushare_backend_ops ops = fake_backend(name);
+    CHECK(register_backend(&ops).ok());
   }
   const gpushare_backend_ops ops = fake_backend(nullptr);
   CHECK(register_backend(&ops).code() == GPUSHARE_INVALID_ARGUMENT);

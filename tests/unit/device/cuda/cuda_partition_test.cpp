@@ -90,6 +90,25 @@ TEST_CASE("without green contexts the group is UNSUPPORTED and all else works", 
   check_clean();
 }
 
+TEST_CASE("a driver that counts groups of SMs and then refuses to make them has no partitions", "[cuda]") {
+  standin_fail_call("cuDevSmResourceSplitByCount", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  auto device = open();
+  CHECK_FALSE(device->can(GPUSHARE_DEVICE_CAP_PARTITIONS));
+  CHECK(mentions(device->partition_info().status(), "cannot be split"));
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
+TEST_CASE("a device that is one group of SMs has one partition", "[cuda]") {
+  REQUIRE(standin_configure("sm_granularity", 128) == 0);
+  auto device = open();
+  REQUIRE(standin_configure("sm_granularity", 8) == 0);
+  CHECK(device->can(GPUSHARE_DEVICE_CAP_PARTITIONS));
+  CHECK(device->partition_info()->partitionable_units == 128);
+  REQUIRE_OK(device->close());
+  check_clean();
+}
+
 TEST_CASE("a green context that the driver refuses leaves its SMs free", "[cuda]") {
   auto device = open();
   for (const char* call : {"cuDevResourceGenerateDesc", "cuGreenCtxCreate"}) {
