@@ -65,6 +65,14 @@ void LaneImpl::begin_moves(bool home, std::vector<MovableGranule>* out_granules,
   }
   const FenceList uses = uses_.outstanding();
   out_uses->insert(out_uses->end(), uses.begin(), uses.end());
+  // A session may have used its kept blocks on its own stream since it was paged out, which nobody records.
+  std::vector<const device::Stream*> streams;
+  for (const auto& [offset, heap] : promoted_) {
+    const device::Stream* own = heap == moves_for_ || heap->paged_out() ? heap->stream() : nullptr;
+    if (own == nullptr || std::find(streams.begin(), streams.end(), own) != streams.end()) continue;
+    streams.push_back(own);
+    out_uses->push_back(shared_.fences.at_end_of(*own));
+  }
 }
 
 void LaneImpl::moved(const MovableGranule& which, bool home, bool lost) {

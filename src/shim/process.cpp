@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -40,11 +41,12 @@ bool read_page(int process, const char* descriptor, Inherited* out) {
     return false;
   const int file = open(path, O_RDWR | O_CLOEXEC);
   if (file < 0) return false;
-  struct statx about {};  // fstat is a symbol of glibc 2.33
+  struct stat about {};
   uint32_t mark[2] = {};
   // Another user's file must not become shorter: this process would end at the next touch.
-  const bool good = statx(file, "", AT_EMPTY_PATH, STATX_UID | STATX_SIZE, &about) == 0 &&
-                    about.stx_size == sizeof(GroupPage) && (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
+  const bool good = syscall(SYS_fstat, file, &about) == 0 &&  // glibc's fstat is a symbol of 2.33
+                    about.st_size == static_cast<off_t>(sizeof(GroupPage)) &&
+                    (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
                     pread(file, &mark, sizeof mark, 0) == static_cast<ssize_t>(sizeof mark) &&
                     mark[0] == kPageMagic && mark[1] == kPageVersion &&
                     pread(file, out->text, sizeof out->text, offsetof(GroupPage, environment)) ==
@@ -52,7 +54,7 @@ bool read_page(int process, const char* descriptor, Inherited* out) {
   close(file);
   if (!good) return false;
   out->text[sizeof out->text - 1] = 0;
-  out->paths = getauxval(AT_SECURE) == 0 && (about.stx_uid == geteuid() || about.stx_uid == 0);
+  out->paths = getauxval(AT_SECURE) == 0 && (about.st_uid == geteuid() || about.st_uid == 0);
   std::memcpy(out->page, path, sizeof path);
   return true;
 }

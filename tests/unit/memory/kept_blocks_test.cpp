@@ -1,7 +1,10 @@
 // Blocks that outlive what they were made in: used on another stream, or kept beyond their iteration.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <chrono>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "support/bytes.hpp"
@@ -422,4 +425,40 @@ TEST_CASE("kept blocks of sessions that are paged out and in keep their bytes an
     check(each);
     CHECK_OK(f.memory->close_heap(each.heap));
   }
+}
+
+TEST_CASE("a kept block that its paged-out session uses comes home after that use") {
+  Fixture f(host(), Layout::kVirtual, 64 * kMiB);
+  auto own = f.stream(), of_lane = f.stream(), paging = f.stream();
+  PersistentHeap *heap = f.heap(1, 8 * kMiB), *other = f.heap(2, 8 * kMiB);
+  heap->set_stream(&own);
+  Lane* lane = f.lane(0, 16 * kMiB, of_lane);
+  CHECK_OK(lane->begin_iteration(*heap, false));
+  const Address freed = must(lane->alloc(kMiB, 0)), used = must(lane->alloc(kMiB, 0));
+  REQUIRE(freed / (2 * kMiB) == used / (2 * kMiB));  // one granule, which they fill
+  CHECK_OK(lane->keep(freed));
+  CHECK_OK(lane->keep(used));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK_OK(heap->page_out(paging));
+  REQUIRE(f.memory->find(used)->spilled);
+  CHECK_OK(
+      f.memory->free(freed));  // the granule has room for iterations now: it comes home at the next boundary
+  Gate gate;
+  CHECK_OK(own.launch_host(Gate::block, &gate));
+  CHECK_OK(own.fill(used, 7, kMiB));
+  std::atomic<bool> opened{false};
+  std::thread opener([&] {
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(50));  // meanwhile a move that does not wait goes through
+    opened = true;
+    gate.open();
+  });
+  CHECK_OK(lane->begin_iteration(*other, false));
+  CHECK_OK(lane->end_iteration(nullptr));
+  CHECK(opened);
+  CHECK_FALSE(f.memory->find(used)->spilled);
+  opener.join();
+  CHECK_OK(own.synchronize());
+  CHECK(all_are(reinterpret_cast<const uint8_t*>(used), kMiB, 7));
+  CHECK_OK(f.memory->close_heap(heap));
 }
