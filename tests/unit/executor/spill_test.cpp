@@ -167,7 +167,10 @@ TEST_CASE("a session that came home is paged out and in with all its bytes") {
   iterate(*session, 40);
   CHECK(session->info().home_bytes == 30 * kMiB);
   REQUIRE(runtime->set_capacity(8 * kMiB).ok());
-  while (session->info().state != executor::SessionState::kPagedOut) std::this_thread::yield();
+  // The state tells the decision; nobody may read until the bytes have moved too.
+  while (session->info().state != executor::SessionState::kPagedOut || session->info().home_bytes > 0)
+    std::this_thread::yield();
+  CHECK(runtime->find(block)->spilled);
   CHECK(is_filled(block, 30 * kMiB, 0x77));
   REQUIRE(runtime->set_capacity(0).ok());
   iterate(*session, 40);
