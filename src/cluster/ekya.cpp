@@ -563,7 +563,7 @@ base::Result<RetrainingPlan> run_retraining(const RetrainingProblem& truth, cons
                                             RetrainingScheduler scheduler, const Profiling& profiling) {
   GPUSHARE_RETURN_IF_ERROR(check(truth, scheduler));
   if (truth.streams.empty()) return RetrainingPlan{};
-  // What kGpushare believes of the accuracies that it is told.
+  // kGpushare does not take the accuracies that it is told as they are: it corrects them by the error that it has seen.
   RetrainingProblem believed = told;
   ProfilerError error;
   Planner planner(truth), decides(scheduler == RetrainingScheduler::kGpushare ? believed : told);

@@ -496,7 +496,7 @@ class Planner final : public TrialPolicy {
       if (width < -1 || width > 0) items.push_back({trial, width, part * duration(told, width)});
     return items;
   }
-  // Of a trial's widths the one of least area that ends within T, or the fastest.
+  // The width of least area that ends within T, or the fastest width if none does.
   static Item within(const std::vector<Item>& widths, double T) {
     Item best = widths[0];
     for (const Item& item : widths) {
