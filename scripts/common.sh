@@ -4,6 +4,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 jobs=${GPUSHARE_JOBS:-$(nproc)}
+test_jobs=$((2 * jobs))  # more than half of the tests' time is spent waiting: for a device, a turn, a process
 
 say() { printf '\n==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
